@@ -42,7 +42,7 @@ from labinfer.native import compiler
 from labinfer.observe.progress_line import compile_progress
 from labinfer.observe.recorder import CAPACITY, Recorder
 from labinfer.rank_stats import StepTimes
-from labinfer.spmd.machine import keep_freed_memory
+from labinfer.spmd.machine import keep_freed_memory, return_freed_memory
 from labinfer.spmd.topology import Place
 from labinfer.weights.checkpoint import open_checkpoint
 from labinfer.weights.loader import check_checkpoint, load_weights, weight_bytes
@@ -252,6 +252,7 @@ def build_placed(
     if draft_model is not None:
         draft_room = DraftRoom(draft_model.block_bytes(options.cache.block_size), draft_model.state_bytes)
     capture = next(filter(None, (provider.capture() for provider in providers)), None)
+    return_freed_memory()  # of tuning, decoding and packing, which the cache could not have otherwise
     captured_bytes = 0 if capture is None else CAPTURED_BYTES * (1 if draft_model is None else 2)
     capacity = agree_on_blocks(group, options, layout, place, draft=draft_room, captured_bytes=captured_bytes)
     if group.rank == 0 and (shortfall := capacity.describe_shortfall(layout.topology.places, options.cache.block_size)):

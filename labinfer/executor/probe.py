@@ -61,6 +61,9 @@ logger = logging.getLogger(__name__)
 
 CACHE_FRACTION = 0.25
 """Part of the free memory that the KV cache takes at most."""
+STARTED_BYTES = 16 << 20
+"""Memory of a CPU that a start takes beside weights until it counts its blocks: for modules, buffers, tables of pages, and pieces of
+freed memory too small to be given back."""
 FILL_TOKENS = 128
 """Tokens of the prompt whose keys and values fill it."""
 FEW_SEQUENCES = 16
@@ -96,8 +99,8 @@ def probe_cluster(
     folder, begin, is_known, own = cache_folder(), time.perf_counter(), True, []
     here, device = group.everyone[group.rank], layouts[0].devices[group.rank]
     with group.together():
-        swapped = swap_bytes(group, options, layouts[0], 0) if device.type == "cpu" else 0
-    memory = max(0, memory_share(group, device) - swapped)
+        taken = STARTED_BYTES + swap_bytes(group, options, layouts[0], 0) if device.type == "cpu" else 0
+    memory = max(0, memory_share(group, device) - taken)
     if any(provider.capture() is not None for provider in providers):
         memory = max(0, memory - CAPTURED_BYTES)
         drafting = [  # the draft model captures its own steps

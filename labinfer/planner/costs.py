@@ -139,7 +139,8 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "none"
     tp_size: int = 1
     memory: int
-    """Bytes that are free for each rank before it loads anything, less those of captured steps and of sequences that are swapped out."""
+    """Bytes that are free for each rank before it loads anything, less what it takes beside weights and cache: for captured steps, for
+    sequences that are swapped out, and to start."""
     sharing: int = 1
     """Ranks of the machine whose ``memory`` are parts of the same; 1 where each has its own."""
     layers: list[str]

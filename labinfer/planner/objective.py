@@ -27,9 +27,9 @@ from labinfer.planner.workload import MeanRequest
 SEQUENCE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Numbers of sequences at once that are tried, beside ``max_num_seqs`` itself."""
 
-RESERVE = 0.02
-"""Part of the room for a cache on which a plan does not count: other programs take memory until the start has it, a rank's own
-modules and buffers do, and weights whose implementation is chosen anew may take more. What a plan tells can then be kept."""
+RESERVE = 0.015
+"""Part of the room for a cache on which a plan does not count, so that a start can keep what it tells: other programs take memory until
+then, and weights whose implementation is chosen anew may take more."""
 
 
 @dataclass(frozen=True, kw_only=True)
