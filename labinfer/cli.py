@@ -88,10 +88,9 @@ def run_program() -> typing.NoReturn:
     """Run a command, and end the process. Taking torch's modules apart, which goes with the process anyway, would take a tenth of a
     second."""
     status = main()
-    waits = any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
-    if waits or "mpi4py.MPI" in sys.modules:  # Python waits for threads, and MPI ends with the interpreter
-        raise SystemExit(status)
-    atexit._run_exitfuncs()
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        raise SystemExit(status)  # Python waits for them
+    atexit._run_exitfuncs()  # MPI's end is among them
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
             stream.flush()
