@@ -39,7 +39,6 @@ def run_here(session: Session, own: PlanOptions) -> int:
         AgreedError: as ``run``, or these machines cannot measure; on every rank.
     """
     from labinfer.commands.measuring import measuring
-    from labinfer.commands.prompt_lengths import PromptLengths
     from labinfer.executor.build import find_model
     from labinfer.executor.probe import probe_cluster
 
@@ -53,6 +52,11 @@ def run_here(session: Session, own: PlanOptions) -> int:
         cluster = probe_cluster(group, options, on_progress, for_plan=True)
     with group.together():
         if group.rank == 0:
+            count_tokens = None
+            if own.workload:
+                from labinfer.commands.prompt_lengths import PromptLengths
+
+                count_tokens = PromptLengths(directory)
             problem = make_problem(
                 cluster,
                 options,
@@ -60,7 +64,7 @@ def run_here(session: Session, own: PlanOptions) -> int:
                 workload=own.workload,
                 first=group.everyone[0].node,
                 max_position=config.max_position,
-                count_tokens=PromptLengths(directory),
+                count_tokens=count_tokens,
             )
             _report(problem, own, file)
     group.close()
