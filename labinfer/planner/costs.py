@@ -122,6 +122,17 @@ class DraftBytes(msgspec.Struct, frozen=True, kw_only=True):
     """KV cache of a token in it."""
 
 
+class MeanBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of tensor-parallel ranks on average, rounded up, which in one memory count together; for the fields see ``HostCosts``."""
+
+    layer_bytes: dict[str, int]
+    kv_bytes: dict[str, int]
+    state_bytes: dict[str, int]
+    embedding_bytes: int
+    head_bytes: int
+    shared_bytes: int
+
+
 class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Costs of one stage of a model on one kind of host: tp_size ranks, in one dtype and quantization.
 
@@ -174,10 +185,19 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     skipped: Points = Points([], [])
     """Seconds that the model's last layer saves in a step with chunks, by rows of which no token is sampled: it computes them no
     further than their keys and values."""
+    mean: MeanBytes | None = None
+    """None where ranks have equal parts, or theirs are not known."""
     overheads: Overheads = Overheads()
     drafting: DraftBytes = DraftBytes()
     measured: bool = True
     """Whether all of this was measured, not estimated; of the overheads it says nothing."""
+
+    @property
+    def on_average(self) -> HostCosts:
+        """The same with the bytes of a rank on average."""
+        return (
+            self if self.mean is None else msgspec.structs.replace(self, mean=None, **msgspec.structs.asdict(self.mean))
+        )
 
     def step_seconds(self, shape: StepShape, layers: Mapping[str, int], *, is_first: bool, is_last: bool) -> float:
         """Seconds of a step.
@@ -278,6 +298,8 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(f"tp_size in the {owner} is {self.tp_size}; give at least 1")
         if self.sharing < 1:
             raise UserError(f"sharing in the {owner} is {self.sharing}; give at least 1")
+        if self.mean is not None:
+            self.on_average.check()
 
 
 def _check_number(number: float, name: str) -> None:

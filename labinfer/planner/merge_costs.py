@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from labinfer.planner.costs import DraftBytes, HostCosts, LayerCosts, Points
+from labinfer.planner.costs import DraftBytes, HostCosts, LayerCosts, MeanBytes, Points
 from labinfer.planner.overheads import Overheads
 
 SECONDS = ("head", "embed", "all_reduce")
@@ -15,7 +15,7 @@ BYTES_BY_KIND = ("layer_bytes", "kv_bytes", "state_bytes")
 
 
 def merge_ranks(ranks: Sequence[HostCosts]) -> HostCosts:
-    """The most seconds and bytes of any rank, the least memory and savings; all else is the first one's.
+    """The most seconds and bytes of any rank, beside the bytes on average, the least memory and savings; all else is the first one's.
 
     Args:
         ranks: of one machine, all with the same layers.
@@ -24,14 +24,24 @@ def merge_ranks(ranks: Sequence[HostCosts]) -> HostCosts:
     def most_by_kind(name: str) -> dict[str, int]:
         return {kind: max(getattr(costs, name)[kind] for costs in ranks) for kind in getattr(ranks[0], name)}
 
+    def mean(values: Sequence[int]) -> int:
+        return -(-sum(values) // len(values))
+
+    def mean_by_kind(name: str) -> dict[str, int]:
+        return {kind: mean([getattr(costs, name)[kind] for costs in ranks]) for kind in getattr(ranks[0], name)}
+
     changes = {name: merge_points([getattr(costs, name) for costs in ranks]) for name in SECONDS}
     changes |= {name: max(getattr(costs, name) for costs in ranks) for name in BYTES}
     changes |= {name: most_by_kind(name) for name in BYTES_BY_KIND}
     overheads = {name: max(getattr(costs.overheads, name) for costs in ranks) for name in Overheads.__struct_fields__}
     drafting = {name: max(getattr(costs.drafting, name) for costs in ranks) for name in DraftBytes.__struct_fields__}
+    means = {name: mean([getattr(costs, name) for costs in ranks]) for name in (*BYTES[1:], "shared_bytes")}
+    means |= {name: mean_by_kind(name) for name in BYTES_BY_KIND}
+    are_equal = all(getattr(costs, name) == getattr(ranks[0], name) for costs in ranks for name in means)
     return msgspec.structs.replace(
         ranks[0],
         **changes,
+        mean=None if are_equal else MeanBytes(**means),
         memory=min(costs.memory for costs in ranks),
         shared_bytes=min(costs.shared_bytes for costs in ranks),
         fixed=max(costs.fixed for costs in ranks),

@@ -124,7 +124,8 @@ def stage_rooms(stages: Sequence[Stage], limits: Limits) -> list[CacheRoom]:
     for number, stage in enumerate(stages):
         costs, shares = stage.costs, stage.costs.sharing > 1
         if shares:
-            costs = msgspec.structs.replace(costs, memory=costs.memory * costs.sharing // used[stage.machine])
+            memory = costs.memory * costs.sharing // used[stage.machine]
+            costs = msgspec.structs.replace(costs.on_average, memory=memory)
         room = cache_room(costs, stage.layers, limits, is_first=number == 0, is_last=number == last)
         rooms.append(CacheRoom.sum([room] * costs.tp_size) if shares else room)
         memories.append(stage.machine if shares else number)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from random_clusters import make_costs
 
+from labinfer.planner.merge_costs import merge_ranks
 from labinfer.planner.objective import RESERVE, Limits, Stage, kv_blocks, kv_tokens
 
 MIB = 1 << 20
@@ -58,6 +60,17 @@ def test_each_machine_has_its_own_memory():
 def test_tensor_parallel_ranks_take_as_much_each():
     costs = {"tp_size": 2, "sharing": 2}
     assert kv_blocks(make_stages((8,), "a", **costs), LIMITS).of_rank == (count(180 * MIB, 16),)
+
+
+def test_unequal_parts_of_ranks_in_one_memory_count_on_average():
+    """As with heads that do not divide by the ranks."""
+    small, large = (make_costs(memory=100 * MIB, tp_size=2, sharing=2, kv_bytes={"dense": size}) for size in (0, 2048))
+    costs = merge_ranks([small, large])
+    assert costs.kv_bytes == {"dense": 2048}
+    for sharing, num_blocks in ((2, count(180 * MIB, 16)), (1, count(90 * MIB, 16))):
+        own = msgspec.structs.replace(costs, sharing=sharing)
+        stage = Stage(machine="a", costs=own, begin=0, end=8)
+        assert kv_blocks([stage], LIMITS).num_blocks == num_blocks
 
 
 def test_no_more_blocks_are_told_than_can_be_filled_or_are_asked_for():
