@@ -175,7 +175,9 @@ def _describe_value(problem: Problem, solution: Solution) -> str:
     if solution.criterion.adds:
         return f"{format_seconds(solution.value)} an answer"
     rate, criterion = problem.request.output / solution.value, solution.criterion
-    return f"{rate:.4g} tokens/s with {criterion.num_seqs} sequences at once in {criterion.num_batches} micro-batches"
+    batches = f"{criterion.num_batches} micro-batch{'es' * (criterion.num_batches != 1)}"
+    sequences = f"{criterion.num_seqs} sequence{'s' * (criterion.num_seqs != 1)}"
+    return f"{rate:.4g} tokens/s with {sequences} at once in {batches}"
 
 
 def _forms(solution: Solution) -> set[str]:
