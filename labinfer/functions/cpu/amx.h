@@ -141,6 +141,9 @@ struct PanelInMemory {
   // Comes before the panel's bytes up to that end of each row are read for the first time.
   void ready(int64_t) const {}
 
+  // Where its bytes from there on of each row are, as many as a step takes.
+  const char* step(int64_t from) const { return data + from * PANEL; }
+
   // Lines that are fetched ahead with a step, and the first of them. Where there are many rows, a step of the panel is far from the next
   // one in time: what is fetched is read when all rows have been multiplied with the bytes that are near.
   int64_t lines() const { return stream.is_near ? 0 : STEP_BYTES / 64; }
@@ -168,13 +171,13 @@ void multiply_tiles(TileShape& shape, int rows, const char* x, int64_t stride, S
     else clear_sums(has_second);
     for (int64_t from = begin; from < end; from += TILE_BYTES) {
       if (row == 0) source.ready(from + TILE_BYTES);
-      const char* weights = source.data + from * PANEL;
+      const char* weights = source.step(from);
       add_step<NUMBERS>(has_second, at + from, stride, weights, weights + TILE_BYTES, OUT);
       const char* ahead = source.ahead(from, blocks > 1);
       for (int64_t line = first_line; line < end_line; ++line) __builtin_prefetch(ahead + line * 64, 0, 2);
     }
     if (rest && end == whole) {
-      if (row == 0) source.ready(bytes), last.take_weights(source.data + whole * PANEL, rest);
+      if (row == 0) source.ready(bytes), last.take_weights(source.step(whole), rest);
       last.take_rows(at + whole, stride, count, rest);
       add_step<NUMBERS>(has_second, last.rows, TILE_BYTES, last.weights, last.weights + TILE_BYTES, OUT);
     }

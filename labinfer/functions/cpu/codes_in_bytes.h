@@ -25,11 +25,9 @@ namespace {
 // A panel whose codes become bytes a little before tiles read them, see PanelInMemory.
 class BytePanel {
  public:
-  const char* data;
-
   BytePanel(const ByteCoding& coding, const uint8_t* weight, int64_t groups, int64_t group, int64_t group_bytes, const float* factors,
             char* to)
-      : data(to), coding(coding), weight(weight), groups(groups), group(group), group_bytes(group_bytes), factors(factors), to(to) {}
+      : coding(coding), weight(weight), groups(groups), group(group), group_bytes(group_bytes), factors(factors), to(to) {}
 
   void ready(int64_t end) {
     for (; next < groups && next * group < end + LEAD; ++next) {
@@ -40,6 +38,7 @@ class BytePanel {
     }
   }
 
+  const char* step(int64_t from) const { return to + from * PANEL; }
   int64_t lines() const { return (group_bytes + group - 1) / group; }
   const char* ahead(int64_t from, bool) const { return (const char*)weight + from * group_bytes / group + AHEAD; }
 

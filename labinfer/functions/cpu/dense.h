@@ -50,7 +50,8 @@ struct Packed12 : Matrix12 {
     if (is_first) {
       Panel12 panel = Matrix12::panel(number);
       if constexpr (IN_TILES<Kernel>) {
-        return Kernel::panel(state, rows, x, inputs, DecodedPanel(panel, groups, whole.data()), inputs / 2, memory, done);
+        bool is_read_again = !is_last || (rows > TILE_ROWS && rows % TILE_ROWS);
+        return Kernel::panel(state, rows, x, inputs, DecodedPanel(panel, groups, whole.data(), is_read_again), inputs / 2, memory, done);
       } else {
         panel12_of<Kernel>(rows)(x, inputs, panel, inputs / 2, is_kept ? whole.data() : nullptr, memory);
         return done(0, rows, FloatSums{memory});

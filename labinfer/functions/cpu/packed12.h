@@ -106,27 +106,29 @@ inline void decode_group(const uint8_t* from, uint8_t base, const uint32_t* patc
 // A panel that is decoded a little before tiles read it, which have to wait for what was just written; see PanelInMemory.
 class DecodedPanel {
  public:
-  const char* data;
-
-  // As panel.h has it, its last group filled up.
-  DecodedPanel(const Panel12& panel, int64_t groups, bf16* to) : data((const char*)to), panel(panel), groups(groups), patches(panel.patches), to(to) {}
+  // To memory as panel.h has it, its last group filled up. Where rows after whole tiles, or others, do not read it again, all
+  // goes to the first RING weights of that, in turn: they stay in the first-level cache, and what is near stands there until all rows have
+  // been multiplied with it.
+  DecodedPanel(const Panel12& panel, int64_t groups, bf16* to, bool is_kept)
+      : panel(panel), groups(groups), mask(is_kept ? -1 : RING - 1), patches(panel.patches), to(to) {}
 
   void ready(int64_t end) {
     int64_t soon = std::min(groups, (end + LEAD + GROUP_ROW - 1) / GROUP_ROW);
     for (; next < soon; ++next) {
-      decode_group(panel.planes + next * GROUP_BYTES, panel.base, patches, panel.counts[next], to + next * GROUP_WEIGHTS);
+      decode_group(panel.planes + next * GROUP_BYTES, panel.base, patches, panel.counts[next], to + (next * GROUP_WEIGHTS & mask));
       patches += panel.counts[next];
     }
   }
 
+  const char* step(int64_t from) const { return (const char*)(to + (from / int64_t(sizeof(bf16)) * PANEL & mask)); }
   int64_t lines() const { return 2 * GROUP_BYTES / 64; }  // a step of a tile is two groups
   const char* ahead(int64_t from, bool) const { return (const char*)panel.planes + from / GROUP_ROW * GROUP_BYTES + AHEAD; }
 
  private:
-  static constexpr int64_t GROUP_ROW = GROUP_INPUTS * sizeof(bf16), LEAD = 4 * GROUP_ROW;  // bytes of a row
+  static constexpr int64_t GROUP_ROW = GROUP_INPUTS * sizeof(bf16), LEAD = 4 * GROUP_ROW, RING = 1 << 14;  // the first two: bytes of a row
 
   Panel12 panel;
-  int64_t groups, next = 0;
+  int64_t groups, mask, next = 0;
   const uint32_t* patches;
   bf16* to;
 };
