@@ -118,12 +118,14 @@ void multiply_keys(PanelState<Kernel>& state, int rows, const typename Kernel::I
   }
 }
 
-// Sums (rows, out_size) of so many units of values, of width numbers, by weights (rows, SPAN).
+// Sums (rows, out_size) of so many units of a span's values by weights (rows, SPAN).
 template <typename Kernel>
-void multiply_values(PanelState<Kernel>& state, int rows, const typename Kernel::Input* weights, const typename Kernel::Element* const* values, int64_t units,
-                     int64_t width, float* out, int64_t out_size) {
+void multiply_values(PanelState<Kernel>& state, int rows, const typename Kernel::Input* weights, const Span<typename Kernel::Element>& span,
+                     int64_t units, float* out, int64_t out_size) {
+  const typename Kernel::Element* const* values = span.values();
+  int64_t width = span.width;
   if constexpr (IN_TILES<Kernel>) {
-    Kernel::multiply_values(state, rows, weights, values, units, width, out, out_size);
+    Kernel::multiply_values(state, rows, weights, values[0], units, width, out, out_size);
   } else {
     int64_t pairs = units * UNIT / 2, i = 0;
     if (rows <= Kernel::FEW)
@@ -153,7 +155,7 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
   PanelState<Kernel> state;
   for (int64_t index = tile.first_span; index < tile.end_span; ++index) {
     int64_t begin = std::max(index * SPAN, tile.begin / UNIT * UNIT), end = std::min((index + 1) * SPAN, tile.end);
-    span.find(batch, tile, begin, end, scratch.units);
+    span.find(batch, tile, begin, end, IN_TILES<Kernel>, scratch.units);
     for (int64_t row = 0; row < rows; row += at_once) {
       int some = int(std::min(at_once, rows - row));
       int64_t seen = position + (row + some - 1) / group + 1 - begin;  // by the last of these rows
@@ -162,11 +164,11 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
       for (int r = 0; r < some; ++r) {
         int64_t own = position + (row + r) / group - begin;  // the last key it sees, from here
         int64_t from = batch.window ? std::max<int64_t>(0, own - batch.window + 1) : 0;
-        soften<Kernel>(scores + r * SPAN, weights + r * SPAN, units * UNIT, from, std::min(end - begin, own + 1),
+        soften<Kernel>(scores + r * SPAN, weights + r * SPAN, up_to(units, 2) * UNIT, from, std::min(end - begin, own + 1),
                batch.scale * LOG2_E, batch.has_scales() ? span.key_scales : nullptr,
                batch.has_scales() ? span.value_scales : nullptr, top[r], mass[r]);
       }
-      multiply_values<Kernel>(state, some, weights, span.values(), units, span.width, part, width);
+      multiply_values<Kernel>(state, some, weights, span, units, part, width);
       for (int r = 0; r < some; ++r) take(index, row + r, part + r * width, top[r], mass[r]);
     }
   }

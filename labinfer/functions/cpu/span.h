@@ -180,8 +180,9 @@ struct Span {
   float key_scales[SPAN], value_scales[SPAN];
   int64_t count, width;  // units, and numbers of a row of values
 
-  // The units of keys begin ... end; begin is the first of one, what is past the end is zero among the values.
-  void find(const Batch& batch, const Tile& tile, int64_t begin, int64_t end, UnitMemory<Element>& memory) {
+  // The units of keys begin ... end; begin is the first of one, what is past the end is zero among the values. With gathers these stand one
+  // after another, an even number of units.
+  void find(const Batch& batch, const Tile& tile, int64_t begin, int64_t end, bool gathers, UnitMemory<Element>& memory) {
     int64_t first = begin / UNIT, last = (tile.end - 1) / UNIT, even = up_to(end - begin, 2 * UNIT) / UNIT;
     int64_t size = batch.even_size();
     count = up_to(end - begin, UNIT) / UNIT, width = up_to(batch.value_size, WIDTH);
@@ -195,7 +196,7 @@ struct Span {
       Element *to_keys = own_keys + i * UNIT * size, *to_values = own_values + i * UNIT * width;
       if (in_place) {
         key_unit = keys.in_place(first + i), value_unit = values.in_place(first + i);
-        if (here == UNIT) continue;
+        if (here == UNIT && !gathers) continue;
         std::memcpy(to_values, value_unit, UNIT * width * sizeof(Element));
       } else if (batch.tiled) {
         keys.convert_unit(first + i, next, to_keys, key_scales + i * UNIT);
@@ -217,6 +218,7 @@ struct Span {
       }
     }
     if (count < even) units[count] = units[count - 1];
+    if (count < even && gathers) std::fill_n(own_values + count * UNIT * width, UNIT * width, Element(0));
     for (int64_t i = 0; i < AHEAD_UNITS; ++i)
       units[even + count + i] = in_place ? keys.in_place(std::min(last, first + count + i)) : own_keys;
   }

@@ -249,18 +249,18 @@ struct AmxUnits {
     }
   }
 
-  // Sums (rows, out_size) of so many units of values, of width numbers, by weights (rows, SPAN).
-  static void multiply_values(TileShape& shape, int rows, const bf16* weights, const bf16* const* values, int64_t units,
-                              int64_t width, float* out, int64_t out_size) {
-    shape.set(rows, UNIT * sizeof(bf16));
+  // Sums (rows, out_size) of so many units of values, of width numbers, by weights (rows, SPAN). Units stand one after another and are
+  // multiplied two at once, as half a tile takes as long as a whole one: behind an odd number of them are weights of zero.
+  static void multiply_values(TileShape& shape, int rows, const bf16* weights, const bf16* values, int64_t units, int64_t width,
+                              float* out, int64_t out_size) {
+    shape.set(rows, TILE_BYTES);
     for (int64_t i = 0; i < width; i += PANEL) {
       int64_t second = i + WIDTH < width ? i + WIDTH : i;
       clear_sums(rows > WIDTH);
-      for (int64_t unit = 0; unit < units; ++unit) {
-        add_step<Numbers::BFLOAT16>(rows > WIDTH, (const char*)(weights + unit * UNIT), SPAN * sizeof(bf16), (const char*)(values[unit] + 2 * i),
-                       (const char*)(values[unit] + 2 * second), 2 * width * sizeof(bf16));
-        for (int64_t pair = 0; pair < UNIT / 2; ++pair)
-          for (int64_t at : {i, second}) __builtin_prefetch(values[unit + AHEAD_UNITS] + pair * 2 * width + 2 * at, 0, 2);
+      for (int64_t unit = 0; unit < units; unit += 2) {
+        const bf16* pairs = values + unit * UNIT * width;
+        add_step<Numbers::BFLOAT16>(rows > WIDTH, (const char*)(weights + unit * UNIT), SPAN * sizeof(bf16), (const char*)(pairs + 2 * i),
+                                    (const char*)(pairs + 2 * second), 2 * width * sizeof(bf16));
       }
       store_sums(rows > WIDTH, out + i, out_size * sizeof(float));
     }
