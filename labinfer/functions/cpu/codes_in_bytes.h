@@ -8,13 +8,12 @@
 // How weights of a form in groups become bytes. Functions take a panel or group where its scales begin.
 struct ByteCoding {
   int64_t head, bits;  // of a group: bytes before its codes; of a code
-  int most;            // the largest number, without its sign, that is multiplied with a scale
 
-  // The largest scales of outputs, without signs, over groups so many bytes apart.
-  void (*largest_scales)(const uint8_t* panel, int64_t groups, int64_t group_bytes, float* largest);
+  // The largest weight, without its sign, that each output can have; groups are so many bytes apart. Not finite where a scale is not.
+  void (*largest_weights)(const uint8_t* panel, int64_t groups, int64_t group_bytes, float* largest);
 
-  // A group's numbers times its scales and, for each output, a factor; rounded, to tiles.
-  void (*decode_group)(const uint8_t* weight, int64_t group, const float* factors, char* to);
+  // A group's weights times a factor for each output, rounded, to tiles.
+  void (*decode_codes)(const uint8_t* weight, int64_t group, const float* factors, char* to);
 };
 
 // Null for forms that keep their groups: those of 8 bits, which would lose more than they have lost, and those with minima.
@@ -34,7 +33,7 @@ class BytePanel {
       const uint8_t* at = weight + next * group_bytes;
       // scales of the next panel, all of which are looked at before it is multiplied
       for (int64_t byte = 0; byte < coding.head; byte += 64) __builtin_prefetch(at + groups * group_bytes + byte, 0, 2);
-      coding.decode_group(at, group, factors, to + next * group * PANEL);
+      coding.decode_codes(at, group, factors, to + next * group * PANEL);
     }
   }
 
@@ -61,6 +60,16 @@ struct ScaledSums {
   }
 };
 
+// A thread's panel in bytes, for further rows, and kept from call to call, so that nothing is allocated.
+struct DecodedBytes {
+  LineVector<char> bytes;
+  float scales[PANEL];
+};
+inline DecodedBytes& decoded_bytes() {
+  static thread_local DecodedBytes decoded;
+  return decoded;
+}
+
 // A form in groups whose weights become bytes for all rows of a pass.
 struct CodesInBytes {
   static constexpr int ROWS = Amx::ROWS, MIDDLE = 0;
@@ -80,22 +89,21 @@ struct CodesInBytes {
   template <typename Done>
   void panel(TileShape& shape, int rows, const int8_t* x, const uint8_t* weight, const int32_t*, float* memory, const Stream& stream,
              Done done) const {
-    static thread_local LineVector<char> decoded;  // kept for further rows, and so that nothing is allocated
-    static thread_local float scales[PANEL];
+    DecodedBytes& decoded = decoded_bytes();
+    float *scales = decoded.scales, factors[PANEL];
     auto multiply = [&](auto&& source) {
       multiply_tiles<Numbers::SIGNED_WEIGHTS>(
           shape, rows, (const char*)x, group, source, group, (char*)memory,
           [&](int row, int count, const char* sums) { done(row, count, ScaledSums{(const int32_t*)sums, scales}); });
     };
-    if (stream.is_near) return multiply(PanelInMemory{decoded.data(), stream});
-    if (int64_t(decoded.size()) < group * PANEL) decoded.resize(group * PANEL);
-    float factors[PANEL];
-    coding.largest_scales(weight, group / code_group, group_bytes(), scales);
+    if (stream.is_near) return multiply(PanelInMemory{decoded.bytes.data(), stream});
+    if (int64_t(decoded.bytes.size()) < group * PANEL) decoded.bytes.resize(group * PANEL);
+    coding.largest_weights(weight, group / code_group, group_bytes(), scales);
     for (int i = 0; i < PANEL; ++i) {
-      scales[i] *= coding.most / 127.0f;
+      scales[i] /= 127.0f;
       factors[i] = scales[i] > 0 ? std::min(1.0f / scales[i], FLT_MAX) : 0.0f;
     }
-    multiply(BytePanel(coding, weight, group / code_group, code_group, group_bytes(), factors, decoded.data()));
+    multiply(BytePanel(coding, weight, group / code_group, code_group, group_bytes(), factors, decoded.bytes.data()));
   }
 };
 

@@ -106,9 +106,8 @@ inline void decode_group(const uint8_t* from, uint8_t base, const uint32_t* patc
 // A panel that is decoded a little before tiles read it, which have to wait for what was just written; see PanelInMemory.
 class DecodedPanel {
  public:
-  // To memory as panel.h has it, its last group filled up. Where rows after whole tiles, or others, do not read it again, all
-  // goes to the first RING weights of that, in turn: they stay in the first-level cache, and what is near stands there until all rows have
-  // been multiplied with it.
+  // To memory as panel.h has it, its last group filled up; is_kept where it is read again, by other rows or those after whole tiles. Else
+  // the first RING weights of memory take turns: they stay in the first-level cache, and are two times what is near.
   DecodedPanel(const Panel12& panel, int64_t groups, bf16* to, bool is_kept)
       : panel(panel), groups(groups), mask(is_kept ? -1 : RING - 1), patches(panel.patches), to(to) {}
 

@@ -167,7 +167,7 @@ inline void pack_values(const Element* rows, int64_t length, int64_t size, int64
   }
 }
 
-// Units that cannot be read where they are.
+// Units that are laid out anew.
 template <typename Element>
 struct UnitMemory {
   LineVector<Element> rows, keys, values;

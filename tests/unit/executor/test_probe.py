@@ -90,7 +90,7 @@ def test_costs_can_be_read_from_the_file_that_is_saved(probed, tmp_path):
     assert costs.measured and costs.memory > 0 and costs.fixed > 0 and costs.hardware
     assert 0 < costs.overheads.broadcast < 0.1 and 0 < costs.overheads.decode < 0.1
     for kind in set(costs.layers):
-        shape = StepShape(num_decodes=2, decode_context=40, num_samples=2)
+        shape = StepShape(chunks=((128, 0),), num_samples=1)  # a layer of two decodes may take less than noise does
         assert 0 < costs.layer_seconds(kind, shape) < costs.step_seconds(shape, {kind: 2}, is_first=True, is_last=True)
 
 

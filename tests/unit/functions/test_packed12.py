@@ -74,6 +74,21 @@ def test_products_have_the_bits_of_the_plain_form(compiled_functions: Library, o
     assert torch.equal(packed12.embedding(ids_T + 7, other, 7), plain.embedding(ids_T, table, 0))
 
 
+@pytest.mark.parametrize("inputs", [896, 4100])
+def test_panels_that_are_read_once_or_again_have_the_bits_of_the_plain_form(
+    compiled_functions: Library, inputs: int, kernel: str
+):
+    """Rows in whole tiles, with some left, and in several passes and blocks; patches all along a panel."""
+    plain, packed12 = CpuFunctions(compiled_functions, kernel), CpuPacked12(compiled_functions, kernel)
+    weight_OI = normal(64, inputs, seed=inputs)
+    weight_OI[::7, ::90] = 3.0
+    other, table = packed12.pack_weight(weight_OI.clone()), plain.pack_weight(weight_OI.clone())
+    assert isinstance(other, CpuPacked12Weight)
+    for rows in (32, 64, 96, 512, 544, 1100):
+        x_TI = normal(rows, inputs, seed=rows) * 50
+        assert torch.equal(bits(packed12.linear(x_TI, other)), bits(plain.linear(x_TI, table))), rows
+
+
 def test_a_packed_matrix_takes_three_quarters(compiled_functions: Library):
     weight_OI = normal(1024, 896)
     packed = CpuPacked12(compiled_functions).pack_weight(weight_OI.clone())

@@ -214,14 +214,14 @@ def in_bytes(compiled_functions) -> CpuQuantized:
 
 
 def assert_within_half_a_byte(got_IO: torch.Tensor, exact_IO: torch.Tensor, margin: float) -> None:
-    """Weights that were rounded to a 127th of what an output's scales can come to, then to bfloat16.
+    """Weights that were rounded to a 127th of the largest that an output's can be, then to bfloat16.
 
     Args:
-        margin: the largest number that a code can stand for, by the largest that one does.
+        margin: the largest weight that an output's scales allow, by the largest that it has.
     """
     half = exact_IO.abs().amax(0) * margin / 127 * 0.51
     assert ((got_IO - exact_IO).abs() <= half + exact_IO.abs() * 2**-7).all()
-    assert (got_IO != exact_IO).any()
+    assert got_IO.numel() < 1000 or (got_IO != exact_IO).any()  # few may be whole bytes by chance
 
 
 @compiled
@@ -231,9 +231,7 @@ def test_int4_in_bytes_is_within_half_a_byte(in_bytes, outputs, inputs, group):
     """What a product of unit vectors gives are the weights."""
     packed = in_bytes.quantize_int4(torch.randn(outputs, inputs).bfloat16(), group)
     exact = in_bytes.embedding(torch.arange(outputs), packed, 0).float().T
-    got = in_bytes.linear(torch.eye(inputs).bfloat16(), packed).float()
-    half = exact.abs().amax(0) * 8 / 7 / 127 * 0.51
-    assert ((got - exact).abs() <= half + exact.abs() * 2**-7).all()
+    assert_within_half_a_byte(in_bytes.linear(torch.eye(inputs).bfloat16(), packed).float(), exact, 8 / 7)
 
 
 @compiled
@@ -244,9 +242,20 @@ def test_codes_in_bytes_are_within_half_a_byte_or_exact(compiled_functions, in_b
         if bits == 8 or kind == "minima":
             assert torch.equal(got, wanted), (bits, kind)
         else:
-            assert_within_half_a_byte(got.float(), wanted.float(), 3 if kind == "zeros" else 1.2)
+            assert_within_half_a_byte(got.float(), wanted.float(), 1.2)
         wide = torch.randn(40, 192)
         assert torch.equal(in_bytes.linear(wide, packed), exact.linear(wide, packed)), (bits, kind, table)
+
+
+@compiled
+def test_codes_in_bytes_may_begin_within_a_group(in_bytes):
+    """The 30 inputs before the first are not of this rank."""
+    words, scales = torch.randint(-(2**31), 2**31, (70, 24), dtype=torch.int32), torch.rand(70, 6)
+    form = {"bits": 4, "group": 32, "dtype": torch.bfloat16}
+    whole = in_bytes.pack_codes(words, scales, None, inputs=192, lead=0, **form)
+    part = in_bytes.pack_codes(words, scales, None, inputs=162, lead=30, **form)
+    x = torch.randn(50, 162).bfloat16()
+    assert torch.equal(in_bytes.linear(x, part), in_bytes.linear(torch.nn.functional.pad(x, (30, 0)), whole))
 
 
 @compiled
@@ -260,7 +269,7 @@ def test_rows_in_bytes_do_not_depend_on_others(in_bytes, inputs):
     x[7] = 0
     whole = in_bytes.linear(x, packed, bias)
     exact = in_bytes.linear(x.float(), packed, bias.float())  # in float32 weights keep their groups
-    assert (whole.float() - exact).norm() < 0.015 * exact.norm()
+    assert 0.003 * exact.norm() < (whole.float() - exact).norm() < 0.015 * exact.norm()
     for first, end in ((0, 1), (5, 12), (0, 16), (3, 36), (100, 700)):
         assert torch.equal(in_bytes.linear(x[first:end], packed, bias), whole[first:end]), (first, end)
 
