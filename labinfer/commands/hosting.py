@@ -268,7 +268,7 @@ def _machine_links(links: Sequence[PairLink]) -> list[MachineLink]:
 
 
 def changed_options(options: EngineOptions, change: LayoutChange, nodes: Sequence[str]) -> EngineOptions:
-    """Options with what a change says.
+    """Options with what a change says, with as many KV blocks as fit.
 
     Args:
         nodes: machine of each rank that was started.
@@ -276,6 +276,7 @@ def changed_options(options: EngineOptions, change: LayoutChange, nodes: Sequenc
     Raises:
         UserError: a value is wrong by itself.
     """
+    options = replace(options, planned_blocks=0)  # a plan's are for the layout of the start
     parallel, model = options.parallel, options.model
     if change.plan is not None:
         if change.moves or change.dtype is not None or change.quantization is not None:

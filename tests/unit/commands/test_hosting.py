@@ -17,6 +17,8 @@ from labinfer.link.layout_change import LayoutChange
 from labinfer.link.stats import Drift
 from labinfer.planner.saved_plan import SavedPlan, SavedStage
 
+STAGE = SavedStage(machine="node", layers=6, tp_size=1, dtype="bfloat16", quantization="none")
+
 
 def changed(before: dict[str, Any], change: dict[str, Any], num_ranks: int) -> EngineOptions:
     return changed_options(EngineOptions.from_flat(before), LayoutChange(**change), ["node"] * num_ranks)
@@ -65,6 +67,19 @@ def test_plan_says_all():
     assert (options.model.dtype, options.model.quantization) == (("bfloat16", "float32"), ("none", "int8"))
     with pytest.raises(UserError, match="plan says what all other fields say"):
         changed({}, {"plan": plan, "layers": [4, 2]}, 3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layers": [4, 2]},
+        {"quantization": "int8"},
+        {"plan": SavedPlan(model="digest", stages=[STAGE], num_blocks=3)},
+    ],
+)
+def test_kv_blocks_of_the_plan_of_a_start_are_not_those_of_another_layout(change):
+    before = replace(EngineOptions(), planned_blocks=7)
+    assert changed_options(before, LayoutChange(model="demo", **change), ["node"] * 2).planned_blocks == 0
 
 
 def test_values_that_do_not_go_together_are_refused():
