@@ -102,11 +102,15 @@ class Hosting:
                     plan_change=self._plan,
                     plan_split=self._plan_split if self._own.replan == "auto" else lambda model, drift: None,
                     outcome=outcome,
-                    on_ready=self._on_ready if outcome is None else lambda: None,
+                    on_ready=self._tell_ready,
                     plan=self._plan_text,
                     machine_links=_machine_links(self._session.links),
                 )
                 announce(self.llms)
+
+    def _tell_ready(self) -> None:
+        on_ready, self._on_ready = self._on_ready, lambda: None
+        on_ready()
 
     def _run_host(self) -> Layouts | None:
         """Host the models until the end, or until other layouts are to be served, which are returned."""

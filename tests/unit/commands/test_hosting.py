@@ -82,6 +82,16 @@ def test_kv_blocks_of_the_plan_of_a_start_are_not_those_of_another_layout(change
     assert changed_options(before, LayoutChange(model="demo", **change), ["node"] * 2).planned_blocks == 0
 
 
+def test_address_is_told_once_by_whichever_host_hears_that_requests_are_taken():
+    told: list[str] = []
+    hosting = Hosting(
+        SimpleNamespace(group=None, plan_text=""), {}, None, ServerOptions(), lambda: told.append("address")
+    )
+    for _ in range(2):
+        hosting._tell_ready()
+    assert told == ["address"]
+
+
 def test_values_that_do_not_go_together_are_refused():
     for quantization in ("int8", ["none", "int8"]):
         with pytest.raises(UserError, match="packed12"):
