@@ -248,11 +248,12 @@ def build_placed(
                 providers=providers,
                 weight_cache=cache,
             )
+        # Memory of tuning, decoding and packing, on all ranks before any of them looks how much is free.
+        return_freed_memory()
     draft_room = DraftRoom()
     if draft_model is not None:
         draft_room = DraftRoom(draft_model.block_bytes(options.cache.block_size), draft_model.state_bytes)
     capture = next(filter(None, (provider.capture() for provider in providers)), None)
-    return_freed_memory()  # of tuning, decoding and packing, which the cache could not have otherwise
     captured_bytes = 0 if capture is None else CAPTURED_BYTES * (1 if draft_model is None else 2)
     capacity = agree_on_blocks(group, options, layout, place, draft=draft_room, captured_bytes=captured_bytes)
     if group.rank == 0 and (shortfall := capacity.describe_shortfall(layout.topology.places, options.cache.block_size)):
