@@ -58,14 +58,17 @@ class LoadOptions:
             raise UserError(f"--dataset {self.dataset} and --workload {self.workload} both say what is asked; give one")
 
     def check_files(self) -> None:
-        """Raises:
-        UserError: the file of the requests is not there, which need not be found out after the model is loaded.
+        """Look for the file of the requests, before the model is loaded, which takes long. It is not opened: a pipe is read once.
+
+        Raises:
+            UserError: it is not there.
         """
         for flag, path in (("--dataset", self.dataset), ("--workload", self.workload)):
-            try:
-                os.stat(path or os.curdir)
-            except OSError as error:
-                raise UserError(f"cannot read {flag} {path}: {error.strerror}") from None
+            if path:
+                try:
+                    os.stat(path)
+                except OSError as error:
+                    raise UserError(f"cannot read {flag} {path}: {error.strerror}") from None
 
 
 @dataclass(frozen=True)
