@@ -137,7 +137,7 @@ def join_world(
     world_size: int,
     leaving: Callable[[], AbstractContextManager] = nullcontext,
 ) -> MpiCommunicator:
-    """Initialize MPI, to be finalized when the process ends, and make a communicator over a copy of its world.
+    """Initialize MPI where nobody has, and make a communicator over a copy of its world. MPI is finalized when the process ends.
 
     Args:
         leaving: a context in which to finalize, which waits for all ranks without a limit.
@@ -145,13 +145,15 @@ def join_world(
     Raises:
         UserError: the library is not the launcher's, or sees another number of ranks.
     """
+    library = ctypes.CDLL(MPI.__file__)
     if not MPI.Is_initialized():
         check_library(launcher)
         # Past mpi4py, which would hold the interpreter's lock until all ranks have come: a thread watches the time.
-        library = ctypes.CDLL(MPI.__file__)
         if library.MPI_Init_thread(None, None, MPI.THREAD_SERIALIZED, ctypes.byref(ctypes.c_int())) != MPI.SUCCESS:
             raise UserError(f"the MPI library of this Python's mpi4py cannot start under {launcher}")
-        atexit.register(_finalize, library, leaving)
+    atexit.register(
+        _finalize, library, leaving
+    )  # the command line ends a process right after these, whoever initialized MPI
     if MPI.COMM_WORLD.Get_size() != world_size:
         raise UserError(
             f"mpirun started {world_size} ranks, but this Python's MPI sees {MPI.COMM_WORLD.Get_size()}; "
