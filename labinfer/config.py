@@ -253,7 +253,7 @@ class RuntimeOptions:
     threads: int = option(0, "CPU threads of a rank (default: its share of the node's cores)", metavar="N")
     log_level: str = option(
         "info",
-        "what rank 0 says on standard error; debug has a line for every step (default: info; for --prompt, chat and plan without --auto warning)",
+        "what rank 0 says on standard error; debug adds every step (default: info; for --prompt, chat, plan without --auto warning)",
         choices=LOG_LEVELS,
     )
     timeout: float = option(300.0, "seconds a rank waits for a peer before it gives up and names it", metavar="S")
@@ -299,8 +299,7 @@ class EngineOptions:
     runtime: RuntimeOptions = RuntimeOptions()
     observe: ObserveOptions = ObserveOptions()
     planned_blocks: int = 0
-    """KV blocks of the plan that ``--layout`` follows, of which a start has no more; 0 without a plan, or where it was made for other
-    options of the cache."""
+    """KV blocks of the plan that ``--layout`` follows, the most of a start; 0 without a plan, or where other options are given."""
 
     @classmethod
     def from_flat(cls, values: dict[str, Any]) -> EngineOptions:
@@ -315,7 +314,8 @@ class EngineOptions:
                 if name in remaining:
                     raise UserError(f"--layout {layout} says what {flag_name(name)} is; leave one of them out")
         sections = {}
-        for name, section in zip((f.name for f in dataclasses.fields(cls)), SECTIONS, strict=False):
+        names = [f.name for f in dataclasses.fields(cls) if isinstance(f.default, SECTIONS)]
+        for name, section in zip(names, SECTIONS, strict=True):
             chosen = {f.name: remaining.pop(f.name) for f in dataclasses.fields(section) if f.name in remaining}
             sections[name] = convert_section(section, chosen)
         if remaining:
