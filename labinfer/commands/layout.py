@@ -258,7 +258,7 @@ def _estimate_rooms(
                 state_bytes=meta.bytes_per_sequence,
             )
         )
-    return pool_rooms(rooms, [(everyone[rank].node, layout.devices[rank]) for rank in of_rank])
+    return pool_rooms(rooms, [layout.memory(rank, everyone) for rank in of_rank])
 
 
 def _count_blocks(

@@ -25,14 +25,16 @@ def describe_hardware(group: RankGroup) -> str:
     return f"{(names or ['CPU'])[0]}, {count} thread{'s' * (count > 1)}{quota}"
 
 
-def num_on_node(group: RankGroup) -> int:
-    """Ranks on this one's machine."""
-    return sum(info.node == group.everyone[group.rank].node for info in group.everyone)
+def num_sharing_memory(group: RankGroup) -> int:
+    """Ranks that draw on the same host memory as this one, itself included."""
+    return sum(info.memory == group.everyone[group.rank].memory for info in group.everyone)
 
 
 def memory_share(group: RankGroup, device: torch.device) -> int:
     """Bytes that are free for this rank, where the ranks of its node share them out."""
-    here, sharing = group.everyone[group.rank], num_on_node(group)
+    sharing = num_sharing_memory(group)
     if device.type != "cpu":
-        sharing = -(-sharing // max(1, here.num_accelerators))
+        here = group.everyone[group.rank]
+        on_node = sum(info.node == here.node for info in group.everyone)
+        sharing = -(-on_node // max(1, here.num_accelerators))
     return free_memory(device) // sharing

@@ -187,7 +187,7 @@ def agree_on_blocks(
     )
     gathered = group.comm.all_gather(torch.tensor(astuple(mine)))
     of_rank = [RankRoom(**dict(zip(asdict(mine), numbers.tolist(), strict=True))) for numbers in gathered]
-    memories = [(group.everyone[rank].node, layout.devices[rank]) for rank in group.ranks]
+    memories = [layout.memory(rank, group.everyone) for rank in group.ranks]
     max_num_seqs = options.scheduler.max_num_seqs
     rooms = pool_rooms([each.for_cache() for each in of_rank], memories)
     needs = layout.window_needs(options, max(each.window for each in of_rank))
@@ -260,8 +260,8 @@ def swap_bytes(group: RankGroup, options: EngineOptions, layout: Layout, per_blo
         UserError: more is asked for than there is, or less than a block.
     """
     mode, gib = options.scheduler.preemption_mode, options.cache.swap_space
-    on_node = sum(info.node == group.everyone[group.rank].node for info in group.everyone)
-    free = free_memory(torch.device("cpu")) // on_node
+    num_sharing = sum(info.memory == group.everyone[group.rank].memory for info in group.everyone)
+    free = free_memory(torch.device("cpu")) // num_sharing
     if gib:
         if gib * GIB > free:
             raise UserError(f"--swap-space {gib:g} GiB is more than the {free / GIB:.1f} GiB that are free for a rank")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -120,12 +120,14 @@ class Layout:
         """Devices of the ranks that have a place, and of the one that drafts for them."""
         return {**self.devices, **self.draft_devices}
 
+    def memory(self, rank: int, everyone: Sequence[RankInfo]) -> Hashable:
+        """Name of the memory of a rank's device, equal for ranks that draw on the same."""
+        info, device = everyone[rank], self.all_devices[rank]
+        return info.memory if device.type == "cpu" else (info.node, device)
+
     def sharing_device(self, rank: int, everyone: Sequence[RankInfo]) -> int:
         """Ranks that draw on the same memory as this one."""
-        devices = self.all_devices
-        return sum(
-            everyone[other].node == everyone[rank].node and device == devices[rank] for other, device in devices.items()
-        )
+        return sum(self.memory(other, everyone) == self.memory(rank, everyone) for other in self.all_devices)
 
     def carrier(self, ranks: Sequence[int], everyone: Sequence[RankInfo]) -> str:
         """The device type whose library can move tensors between these ranks; ``cpu`` where they must use host memory.

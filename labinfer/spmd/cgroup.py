@@ -14,6 +14,8 @@ CGROUP_V2 = "cgroup2"
 """Name of version 2 as a type of file system."""
 THROTTLED = {"throttled_usec": 1e-6, "throttled_time": 1e-9}
 """Counters of stopped time in ``cpu.stat`` of versions 2 and 1, in seconds."""
+UNLIMITED = 1 << 62
+"""Bytes from which on a limit is none: version 1 has a number there, too."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,13 @@ class Cgroup:
         """Bytes that the process's group may use; infinity without a limit."""
         limits = [_limit(folder) for folder in self._folders("memory")]
         return min(limits, default=math.inf)
+
+    def memory_group(self) -> int:
+        """Number (inode) of the group with the least limit, equal for processes under the same one; 0 without a limit."""
+        limits = [(_limit(folder), folder) for folder in self._folders("memory")]
+        # Of equal limits the outermost counts: batch systems give a job and its steps the same.
+        least, folder = min(reversed(limits), key=lambda item: item[0], default=(math.inf, Path()))
+        return folder.stat().st_ino if least < UNLIMITED else 0
 
     def memory_left(self) -> float:
         """Bytes below the nearest limit, with file pages that the kernel can drop; infinity without a limit."""

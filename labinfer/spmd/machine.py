@@ -43,6 +43,13 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     pid_space: str = ""
     """Equal for ranks that can see each other's processes."""
+    memory_group: int = 0
+    """See ``Cgroup.memory_group``."""
+
+    @property
+    def memory(self) -> tuple[str, int]:
+        """Name of the machine's memory, or of a container's or a task's part of it, that the rank draws on."""
+        return self.node, self.memory_group
 
     @property
     def cpus(self) -> set[int]:
@@ -67,6 +74,7 @@ def describe_rank(rank: int, local_rank: int, node: str, addresses: Sequence[str
         addresses=list(addresses),
         pid=os.getpid(),
         pid_space=pid_space(),
+        memory_group=Cgroup().memory_group(),
     )
 
 

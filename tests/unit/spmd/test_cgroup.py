@@ -120,6 +120,27 @@ def test_memory_is_what_is_left_with_pages_that_can_be_dropped(tmp_path, mount, 
     assert group.memory_limit() > 2**60 and group.memory_left() > 2**60
 
 
+@pytest.mark.parametrize("outer", ["max\n", f"{8 * GIB}\n"])
+def test_memory_group_is_that_of_the_least_limit(tmp_path, outer):
+    names = ("m/memory.max", "m/job/memory.max", "m/job/a/memory.max", "m/job/b/memory.max")
+    limits = dict(zip(names, ("max\n", outer, f"{GIB}\n", f"{GIB}\n"), strict=True))
+    first = make(tmp_path, "0::/job/a\n", {"m": "/ cgroup2 rw"}, limits)
+
+    def groups() -> list[int]:
+        numbers = [first.memory_group()]
+        (tmp_path / "process/cgroup").write_text("0::/job/b\n")
+        numbers.append(first.memory_group())
+        (tmp_path / "process/cgroup").write_text("0::/job/a\n")
+        return numbers
+
+    a, b = groups()
+    assert 0 not in (a, b) and a != b
+    for name in names[2:]:
+        (tmp_path / name).write_text(outer)
+    a, b = groups()
+    assert a == b and bool(a) == (outer != "max\n")
+
+
 V1_CPU = Path("/sys/fs/cgroup/cpu")
 
 
