@@ -118,6 +118,11 @@ class CacheRoom:
             window_block_bytes=self.window_block_bytes,
         )
 
+    def used_bytes(self, blocks: BlockCounts) -> int:
+        """Bytes that so many blocks take of it."""
+        num_windowed = blocks.num_window_blocks or blocks.num_blocks
+        return blocks.num_blocks * self.block_bytes + num_windowed * self.window_block_bytes
+
 
 def pool_rooms(rooms: Sequence[CacheRoom], memories: Sequence[Hashable]) -> list[CacheRoom]:
     """The room that each has together with all others in the same memory: how they share it out is left to them, as all have the

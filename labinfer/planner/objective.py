@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -18,6 +18,7 @@ from labinfer.cache_capacity import (
     draft_states_that_fit,
     pool_rooms,
 )
+from labinfer.errors import UserError
 from labinfer.planner.cluster import Cluster, Link
 from labinfer.planner.costs import HostCosts
 from labinfer.planner.prompt_chunks import prompt_chunks
@@ -133,9 +134,29 @@ def stage_rooms(stages: Sequence[Stage], limits: Limits) -> list[CacheRoom]:
 
 
 def kv_blocks(stages: Sequence[Stage], limits: Limits) -> BlockCounts:
-    """KV blocks of a layout, with the room of each stage for them, as a start of it has them."""
-    rooms = [room.for_blocks(limits.max_num_seqs) for room in stage_rooms(stages, limits)]
-    return count_blocks(rooms, limits.useful_blocks, window_needs(stages[0].costs, limits), fixed=limits.num_kv_blocks)
+    """KV blocks of a layout, with the room of each stage for them, as a start of it has them.
+
+    Raises:
+        UserError: a stage has no room for the blocks that the user asks for.
+    """
+    rooms, needs = stage_rooms(stages, limits), window_needs(stages[0].costs, limits)
+    blocks = count_blocks(
+        [room.for_blocks(limits.max_num_seqs) for room in rooms],
+        limits.useful_blocks,
+        needs,
+        fixed=limits.num_kv_blocks,
+    )
+    if limits.num_kv_blocks:
+        in_all_memory = stage_rooms(stages, replace(limits, memory_utilization=1.0))  # which they may take in a start
+        for stage, room, most in zip(stages, rooms, in_all_memory, strict=True):
+            needed = room.used_bytes(blocks)
+            left = most.num_bytes - room.num_states(limits.max_num_seqs) * room.state_bytes
+            if needed > left:
+                raise UserError(
+                    f"--num-kv-blocks {limits.num_kv_blocks} needs {needed >> 20} MiB on {stage.machine}, but {max(0, left) >> 20} MiB are "
+                    "free beside the weights; give less, or leave it out"
+                )
+    return blocks
 
 
 def window_needs(costs: HostCosts, limits: Limits) -> WindowNeeds | None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
-from random_clusters import make_costs
+from random_clusters import make_cluster, make_costs, make_problem
 
+from labinfer.errors import UserError
 from labinfer.planner.merge_costs import merge_ranks
 from labinfer.planner.objective import RESERVE, Limits, Stage, kv_blocks, kv_tokens
+from labinfer.planner.saved_plan import SavedPlan
 
 MIB = 1 << 20
 LIMITS = Limits(max_model_len=1 << 20, max_num_seqs=64, block_size=16)
@@ -79,3 +82,24 @@ def test_no_more_blocks_are_told_than_can_be_filled_or_are_asked_for():
     assert kv_blocks(stages, short).num_blocks == 40
     assert kv_blocks(stages, Limits(max_model_len=160, max_context=320, max_num_seqs=4)).num_blocks == 80
     assert kv_blocks(stages, Limits(max_model_len=160, max_num_seqs=4, num_kv_blocks=7)).num_blocks == 7
+
+
+@pytest.mark.parametrize(("sizes", "sharing", "room"), [((8,), 1, 90), ((6, 2), 1, 93), ((6, 2), 2, 190)])
+def test_blocks_that_are_asked_for_have_room_or_are_refused(sizes, sharing, room):
+    """They may take all memory, whatever --memory-utilization says."""
+    stages = make_stages(sizes, "a" * len(sizes), sharing=sharing)
+    most = count(room * MIB, 8 if sharing > 1 else sizes[0])
+    limits = Limits(max_model_len=160, num_kv_blocks=most, memory_utilization=0.5)
+    assert kv_blocks(stages, limits).num_blocks == most
+    told = int(room * (1 - RESERVE))
+    with pytest.raises(UserError, match=f"--num-kv-blocks 10000000 needs [0-9]+ MiB on a, but {told} MiB are free"):
+        kv_blocks(stages, replace(limits, num_kv_blocks=10_000_000))
+    with pytest.raises(UserError, match=f"needs {told} MiB on a, but {told} MiB"):
+        kv_blocks(stages, replace(limits, num_kv_blocks=most + 1))
+
+
+def test_plan_with_more_blocks_than_fit_is_refused():
+    problem = make_problem(make_cluster(1.0, memory=1 << 30), limits=replace(LIMITS, num_kv_blocks=10_000_000))
+    stage = Stage(machine="a", costs=problem.cluster.machines[0].costs[0], begin=0, end=8)
+    with pytest.raises(UserError, match="--num-kv-blocks 10000000 needs"):
+        SavedPlan.make([stage], problem)
