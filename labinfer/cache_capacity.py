@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 
 STATES_EACH = 2
 """Slots for each sequence that may run at once: its own, and one for snapshots that are shared."""
@@ -158,6 +158,17 @@ class BlockCounts:
     def gain(self) -> float:
         """Tokens that fit, by those that would if all layers held all tokens."""
         return self.num_blocks / max(1, self.whole)
+
+    def capped(self, planned: int) -> BlockCounts:
+        """The counts with no more than the blocks of a plan; 0 for no plan. Windowed layers need none of their own where all layers
+        have room for so many."""
+        if not planned or planned >= self.num_blocks:
+            return self
+        return replace(
+            self,
+            of_rank=tuple(min(count, planned) for count in self.of_rank),
+            num_window_blocks=self.num_window_blocks if planned > self.whole else 0,
+        )
 
 
 def count_blocks(rooms: Sequence[BlockRoom], useful: int, needs: WindowNeeds | None, fixed: int = 0) -> BlockCounts:

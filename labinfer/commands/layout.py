@@ -268,11 +268,10 @@ def _count_blocks(
     window = max(layout.meta(place).window for place in layout.topology.places)
     needs, num_seqs = layout.window_needs(options, window), options.scheduler.max_num_seqs
     useful = layout.useful_blocks(num_seqs, options.cache.block_size)
-    if options.planned_blocks:
-        useful = min(useful, options.planned_blocks)
-    return count_blocks(
+    blocks = count_blocks(
         [room.for_blocks(num_seqs) for room in rooms], useful, needs, fixed=options.cache.num_kv_blocks
-    ), needs
+    )
+    return blocks.capped(options.planned_blocks), needs
 
 
 def _least_bytes(session: Session, layout: Layout, rank: int, own: RankBytes, blocks: BlockCounts) -> int:

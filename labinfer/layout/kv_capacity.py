@@ -8,6 +8,7 @@ from dataclasses import asdict, astuple, dataclass
 import torch
 
 from labinfer.cache_capacity import BlockCounts, BlockRoom, CacheRoom, count_blocks, pool_rooms, states_that_fit
+from labinfer.comm.communicator import name_ranks
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError
 from labinfer.group.rank_group import RankGroup
@@ -73,7 +74,7 @@ class KVCapacity:
         """A text that names the stages with the least room; empty where all have the same."""
         least, most = min(self.blocks_of_rank), max(self.blocks_of_rank)
         if self.num_blocks == self.planned_blocks:
-            return f"as many as the plan says; {least} would fit" if least > self.num_blocks else ""
+            return f"as many blocks as the plan says; {least} would fit" if least > self.num_blocks else ""
         if most == self.num_blocks:
             return ""
         stages = sorted(
@@ -191,26 +192,26 @@ def agree_on_blocks(
     max_num_seqs = options.scheduler.max_num_seqs
     rooms = pool_rooms([each.for_cache() for each in of_rank], memories)
     needs = layout.window_needs(options, max(each.window for each in of_rank))
-    blocks = count_blocks([room.for_blocks(max_num_seqs) for room in rooms], useful, needs, fixed=cache.num_kv_blocks)
-    num_blocks, num_window_blocks = blocks.num_blocks, blocks.num_window_blocks
-    if options.planned_blocks:
-        num_blocks = min(num_blocks, options.planned_blocks)
+    fitting = count_blocks([room.for_blocks(max_num_seqs) for room in rooms], useful, needs, fixed=cache.num_kv_blocks)
+    blocks = fitting.capped(options.planned_blocks)
     num_host, num_host_window_blocks = _host_blocks(of_rank, blocks, useful)
     largest = max(each.state_bytes for each in of_rank)
     num_states = num_host_states = 0
     if largest:
         num_states = min(room.num_states(max_num_seqs) for room in rooms)
         num_host_states = min(each.num_host_states for each in of_rank)
+    free_of_rank = [
+        sum(each.free for each, other in zip(of_rank, memories, strict=True) if other == name) for name in memories
+    ]
     own, memory = rooms[group.comm.rank], memories[group.comm.rank]
-    needed = num_blocks * own.block_bytes + (num_window_blocks or num_blocks) * own.window_block_bytes
-    shared = sum(each.free for each, name in zip(of_rank, memories, strict=True) if name == memory)
-    left = shared - own.num_states(max_num_seqs) * own.state_bytes
+    needed = own.used_bytes(blocks)
+    left = free_of_rank[group.comm.rank] - own.num_states(max_num_seqs) * own.state_bytes
     with group.together():
-        if blocks.num_blocks * size < 2:
-            least = group.ranks[blocks.of_rank.index(blocks.num_blocks)]
+        if fitting.num_blocks * size < 2:
+            least = fitting.of_rank.index(fitting.num_blocks)
             raise UserError(
-                f"{layout.topology.place(least)} has no room for KV cache ({max(0, shared) >> 20} MiB free for it here); raise "
-                "--memory-utilization or use more ranks"
+                f"{layout.topology.place(group.ranks[least])} has no room for KV cache ({max(0, free_of_rank[least]) >> 20} MiB free "
+                "for it and all that share its memory); raise --memory-utilization or use more ranks"
             )
         if largest and num_states < 1:
             least = group.ranks[[room.num_states(max_num_seqs) for room in rooms].index(num_states)]
@@ -219,17 +220,19 @@ def agree_on_blocks(
                 "raise --memory-utilization or use more ranks"
             )
         if cache.num_kv_blocks and needed > left:
+            sharing = [rank for rank, name in zip(group.ranks, memories, strict=True) if name == memory]
             raise UserError(
-                f"--num-kv-blocks {cache.num_kv_blocks} needs {needed >> 20} MiB on {place}, but {max(0, left) >> 20} MiB are free"
+                f"--num-kv-blocks {cache.num_kv_blocks} needs {needed >> 20} MiB on {name_ranks(sharing)}, but {max(0, left) >> 20} MiB "
+                f"are free{' for them together' * (len(sharing) > 1)}"
             )
-    fits = min(layout.max_model_len, num_blocks * size)
+    fits = min(layout.max_model_len, blocks.num_blocks * size)
     return KVCapacity(
-        num_blocks=num_blocks,
+        num_blocks=blocks.num_blocks,
         num_host_blocks=num_host,
         max_model_len=fits,
-        blocks_of_rank=blocks.of_rank,
-        window=needs.window if num_window_blocks else 0,
-        num_window_blocks=num_window_blocks,
+        blocks_of_rank=fitting.of_rank,
+        window=needs.window if blocks.num_window_blocks else 0,
+        num_window_blocks=blocks.num_window_blocks,
         num_host_window_blocks=num_host_window_blocks,
         gain=blocks.gain,
         num_states=num_states,

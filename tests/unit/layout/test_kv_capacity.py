@@ -32,7 +32,7 @@ def test_stage_that_limits_is_named(of_rank, said):
 @pytest.mark.parametrize(
     ("planned", "limit", "shortfall"),
     [
-        (70, "as many as the plan says; 80 would fit", ""),
+        (70, "as many blocks as the plan says; 80 would fit", ""),
         (80, "", ""),
         (85, "limited by stage 0", "1280 tokens fit, not the 1360 of the plan: stage 0 has less memory free"),
         (95, "limited by stage 0", "1280 tokens fit, not the 1520 of the plan: stage 0, 1 has less memory free"),

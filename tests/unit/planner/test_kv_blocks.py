@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from random_clusters import make_cluster, make_costs, make_problem
 
+from labinfer.cache_capacity import BlockCounts
 from labinfer.errors import UserError
 from labinfer.planner.merge_costs import merge_ranks
 from labinfer.planner.objective import RESERVE, Limits, Stage, kv_blocks, kv_tokens
@@ -103,3 +104,17 @@ def test_plan_with_more_blocks_than_fit_is_refused():
     stage = Stage(machine="a", costs=problem.cluster.machines[0].costs[0], begin=0, end=8)
     with pytest.raises(UserError, match="--num-kv-blocks 10000000 needs"):
         SavedPlan.make([stage], problem)
+
+
+@pytest.mark.parametrize(
+    ("planned", "num_blocks", "num_window_blocks", "gain"),
+    [(0, 200, 60, 2.0), (150, 150, 60, 1.5), (90, 90, 0, 0.9), (300, 200, 60, 2.0)],
+)
+def test_counts_are_capped_with_the_blocks_of_windowed_layers(planned, num_blocks, num_window_blocks, gain):
+    blocks = BlockCounts(of_rank=(200, 240), num_window_blocks=60, whole=100).capped(planned)
+    assert (blocks.num_blocks, blocks.num_window_blocks, blocks.gain) == (num_blocks, num_window_blocks, gain)
+
+
+def test_blocks_that_are_asked_for_are_not_capped_by_a_plan_of_as_many():
+    blocks = BlockCounts(of_rank=(100, 100), num_window_blocks=60, whole=100)
+    assert blocks.capped(100) == blocks
