@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
 
 import msgspec
 import torch
 
 from labinfer.cache_capacity import BlockCounts, CacheRoom, WindowNeeds, count_blocks, pool_rooms
+from labinfer.comm.communicator import name_ranks
 from labinfer.commands.session import Session
 from labinfer.errors import ExitStatus
 from labinfer.executor.build import find_model
@@ -116,8 +117,15 @@ def run(session: Session, own: PlanOptions) -> int:
                 of_rank[rank] = RankBytes.make_drafting(session, layout, everyone, rank, free=free[rank], draft=draft)
                 least_bytes[rank] = _least_draft_bytes(session, of_rank[rank], draft)
             complaints = [
-                _describe_shortfall(session, layout, everyone, rank, own, least=least_bytes[rank])
-                for rank, own in of_rank.items()
+                _describe_shortfall(
+                    session,
+                    layout,
+                    everyone,
+                    ranks,
+                    RankBytes.sum(of_rank[rank] for rank in ranks),
+                    least=sum(least_bytes[rank] for rank in ranks),
+                )
+                for ranks in _ranks_by_memory(layout, everyone, of_rank)
             ]
             OutputFile(STANDARD).write(
                 "\n".join([title, "", table, "", least, *notes, *filter(None, complaints)]) + "\n"
@@ -202,6 +210,12 @@ class RankBytes:
         return self.free - self.weights - self.captured
 
     @classmethod
+    def sum(cls, ranks: Iterable[RankBytes]) -> RankBytes:
+        """The bytes of ranks that share a memory."""
+        columns = zip(*map(astuple, ranks), strict=True)
+        return cls(**dict(zip((f.name for f in fields(cls)), map(sum, columns), strict=True)))
+
+    @classmethod
     def make(
         cls, session: Session, layout: Layout, everyone: list[RankInfo], rank: int, *, free: int, draft: Layout | None
     ) -> RankBytes:
@@ -261,6 +275,15 @@ def _estimate_rooms(
     return pool_rooms(rooms, [layout.memory(rank, everyone) for rank in of_rank])
 
 
+def _ranks_by_memory(layout: Layout, everyone: list[RankInfo], ranks: Iterable[int]) -> list[list[int]]:
+    """Ranks that pool their room, together; one that only drafts has its share alone."""
+    by_memory: dict[Hashable, list[int]] = {}
+    for rank in ranks:
+        name = rank if rank in layout.draft_devices else layout.memory(rank, everyone)
+        by_memory.setdefault(name, []).append(rank)
+    return list(by_memory.values())
+
+
 def _count_blocks(
     session: Session, layout: Layout, rooms: Sequence[CacheRoom]
 ) -> tuple[BlockCounts, WindowNeeds | None]:
@@ -292,26 +315,32 @@ def _least_draft_bytes(session: Session, own: RankBytes, draft: Layout) -> int:
 
 
 def _describe_shortfall(
-    session: Session, layout: Layout, everyone: list[RankInfo], rank: int, own: RankBytes, *, least: int
+    session: Session, layout: Layout, everyone: list[RankInfo], ranks: Sequence[int], own: RankBytes, *, least: int
 ) -> str:
-    """The sums of a rank that has no room for what it has to hold; empty for one that has.
+    """The sums of ranks that have no room for what they have to hold; empty for those that have.
 
     Args:
-        least: bytes of KV cache and states that it needs.
+        ranks: all that pool their room in a memory.
+        own: their sums.
+        least: bytes of KV cache and states that they need.
     """
-    cache, num_sharing = session.options.cache, layout.sharing_device(rank, everyone)
+    cache, num_sharing = session.options.cache, layout.sharing_device(ranks[0], everyone)
     used = 1.0 if cache.num_kv_blocks else cache.memory_utilization
     if int(max(0, own.room) * used) >= least:
         return ""
-    shared = f", its part of {format_bytes(own.free * num_sharing)} for {num_sharing} ranks" if num_sharing > 1 else ""
+    who, whose = (f"{name_ranks(ranks)} have", "their") if len(ranks) > 1 else (f"{name_ranks(ranks)} has", "its")
+    shared = ""
+    if num_sharing > len(ranks):
+        total = format_bytes(own.free * num_sharing // len(ranks))
+        shared = f", {whose} part of {total} for {num_sharing} ranks"
     hint = "use more ranks, a smaller --dtype or --quantization"
-    if rank in layout.draft_devices:
+    if ranks[0] in layout.draft_devices:
         hint = "choose another draft_rank, or a smaller draft model"
     if cache.num_kv_blocks:
         hint = f"give less than --num-kv-blocks {cache.num_kv_blocks}, or leave it out"
     least += own.captured
     return (
-        f"rank {rank} has no room: {format_bytes(own.weights)} of weights and at least {format_bytes(least)} of KV cache, states and "
-        f"captured steps make {format_bytes(own.weights + least)}, but {format_bytes(own.free)} are free on {layout.all_devices[rank]}{shared}; "
+        f"{who} no room: {format_bytes(own.weights)} of weights and at least {format_bytes(least)} of KV cache, states and "
+        f"captured steps make {format_bytes(own.weights + least)}, but {format_bytes(own.free)} are free on {layout.all_devices[ranks[0]]}{shared}; "
         f"{hint}"
     )

@@ -1,4 +1,4 @@
-"""``plan`` of a layout whose draft model has a rank of its own."""
+"""``plan`` of layouts that just have room or just have none: stages in one memory, and a draft model on a rank of its own."""
 
 from __future__ import annotations
 
@@ -25,3 +25,16 @@ def test_draft_model_that_is_too_large_for_its_rank_is_told(free, status, monkey
         assert line.startswith("rank 2 has no room: ") and line.endswith(
             "choose another draft_rank, or a smaller draft model"
         )
+
+
+@pytest.mark.parametrize(("free", "status"), [(CAPTURED + (7 << 19), 0), (CAPTURED + (2 << 20), 1)])
+def test_stages_in_one_memory_have_room_together(free, status, monkeypatch, capfd):
+    """Five layers take more than half of the memory, one takes less."""
+    monkeypatch.setattr(layout, "free_memory", lambda device: 2 * free)
+    assert main(["plan", "--model", "demo", "--layers", "5,1", "--threads", "1"]) == status
+    lines = capfd.readouterr().out.splitlines()
+    (num_blocks,) = (int(line.split()[7]) for line in lines if line.startswith("KV cache: all ranks use the least: "))
+    complaints = [line for line in lines if " no room: " in line]
+    assert bool(num_blocks) == (not status) and len(complaints) == status
+    for line in complaints:
+        assert line.startswith("ranks 0-1 have no room: ") and "its part" not in line and "their part" not in line
