@@ -80,9 +80,15 @@ def choose_layout(
     difference = describe_difference(plan, own)
     if group.rank == 0:
         logger.info("--layout %s: %s", layout, describe_plan(plan, nodes))
-        if plan.num_blocks:
-            for_others = f" is for {difference}, so all that fit are taken" * bool(difference)
-            logger.info("--layout %s: room for %d KV tokens%s", layout, plan.num_tokens, for_others)
+        if plan.num_blocks and not difference:
+            logger.info("--layout %s: room for %d KV tokens", layout, plan.num_tokens)
+        elif plan.num_blocks:
+            logger.info(
+                "--layout %s: the %d KV tokens of the plan are for other options, so all that fit are taken: %s",
+                layout,
+                plan.num_tokens,
+                difference,
+            )
     return dataclasses.replace(chosen, planned_blocks=0 if difference else plan.num_blocks)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -21,7 +21,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 ROUNDINGS = ("int8", "int4")
 """Values of --quantization that round weights; see ``HostCosts.quantization``, which also names a checkpoint's own."""
 ROOM_OPTIONS = (
-    *("weights", "quantization_group_size", "head_preview", "sliding_window"),
+    *("functions", "autotune", "weights", "quantization_group_size", "head_preview", "sliding_window"),
     *("experts", "device"),
     *("block_size", "num_kv_blocks", "kv_cache_dtype", "swap_space", "expert_offload", "memory_utilization"),
     *("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size", "preemption_mode", "context_shift", "keep"),
@@ -141,28 +141,28 @@ def plan_options(plan: SavedPlan, options: EngineOptions, nodes: Sequence[str]) 
 
 
 def room_options(options: EngineOptions, context: int) -> dict[str, str]:
-    """Values of ``ROOM_OPTIONS`` that are not their defaults, and the context.
+    """Values of ``ROOM_OPTIONS``, and the context.
 
     Args:
         context: longest one of a start.
     """
-    chosen = {"max_model_len": str(context)}
-    for section in (options.model, options.parallel, options.cache, options.scheduler):
-        for field in fields(section):
-            value = getattr(section, field.name)
-            if field.name in ROOM_OPTIONS and value != field.default:
-                chosen[field.name] = join(value) if isinstance(value, tuple) else str(value)
-    return chosen
+    values = {"max_model_len": str(context)}
+    for section in (*options.weight_options, options.cache, options.scheduler):
+        values |= {f.name: _text(getattr(section, f.name)) for f in fields(section) if f.name in ROOM_OPTIONS}
+    return values
 
 
 def describe_difference(plan: SavedPlan, options: Mapping[str, str]) -> str:
-    """The options that a plan's KV blocks are for and a start does not have; empty where it has the same.
+    """The options with which a start differs from those that a plan's KV blocks are for; empty where it has the same.
 
     Args:
         options: those of the start; see ``room_options``.
     """
     names = [name for name in {**plan.options, **options} if plan.options.get(name) != options.get(name)]
-    return ", ".join(f"{flag_name(name)} {plan.options.get(name, '(its default)')}" for name in names)
+    return "; ".join(
+        f"{flag_name(name)} {plan.options.get(name, 'not named')} in the plan, {options.get(name, 'not named')} here"
+        for name in names
+    )
 
 
 def place_stages(plan: SavedPlan, nodes: Sequence[str]) -> tuple[int, ...]:
@@ -216,6 +216,12 @@ def rounding(name: str) -> str:
 def merge_equal(values: tuple[str, ...]) -> tuple[str, ...]:
     """One value in place of a value for each stage where all have the same."""
     return values[:1] if len(set(values)) == 1 else values
+
+
+def _text(value: Any) -> str:
+    if is_dataclass(value):
+        return msgspec.json.encode(value).decode()
+    return join(value) if isinstance(value, tuple) else str(value)
 
 
 def _name_ranks(ranks: Sequence[int]) -> str:

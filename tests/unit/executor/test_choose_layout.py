@@ -79,7 +79,8 @@ def test_start_by_a_plan_has_its_kv_tokens(tmp_path, monkeypatch, capfd):
     assert had < told and f"KV cache: {had} tokens fit, not the {told} of the plan: stage 0 has less memory" in text
     free = memory
     had, text = start(max_num_seqs=511)
-    assert had > told and f"room for {told} KV tokens is for --max-num-seqs 512, so all that fit" in text
+    assert had > told and f"the {told} KV tokens of the plan are for other options, so all that fit are taken" in text
+    assert ": --max-num-seqs 512 in the plan, 511 here\n" in text
     assert start(num_kv_blocks=100)[0] == 400
 
 

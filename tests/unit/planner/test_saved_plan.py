@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import msgspec
 import pytest
 from random_clusters import make_cluster, make_problem
 
-from labinfer.config import EngineOptions
+from labinfer.config import PLANNED, SECTIONS, EngineOptions
 from labinfer.errors import UserError
 from labinfer.planner.report import PlanReport
 from labinfer.planner.saved_plan import (
+    ROOM_OPTIONS,
     SavedPlan,
     SavedStage,
     describe_difference,
@@ -18,6 +21,14 @@ from labinfer.planner.saved_plan import (
     room_options,
     rounding,
 )
+
+PLAN_OPTIONS = (*PLANNED, "layout", "dtype", "quantization")
+OTHER_OPTIONS = (
+    *("model", "tokenizer", "chat_template", "response_template"),
+    *("transport", "enable_prefix_caching", "snapshot_interval", "weight_cache_size"),
+    *("max_queued_requests", "scheduling_policy", "batch_policy", "pipeline_schedule", "max_inflight"),
+)
+"""Options that change nothing of the room for a cache."""
 
 
 def make_plan(*stages: tuple[str, int, int], dtypes: tuple[str, ...] = ("float32",), names=("none",)) -> SavedPlan:
@@ -145,15 +156,18 @@ def test_plan_has_the_kv_blocks_of_its_report():
         ({}, {}, ""),
         ({"max_num_seqs": 5}, {"max_num_seqs": 5, "enable_prefix_caching": False, "threads": 3}, ""),
         ({"max_model_len": 4096}, {}, ""),
-        ({"max_model_len": 100}, {}, "--max-model-len 100"),
-        ({"max_num_seqs": 5}, {}, "--max-num-seqs 5"),
-        ({}, {"kv_cache_dtype": "int8"}, "--kv-cache-dtype (its default)"),
+        ({"autotune": "again"}, {"weight_cache_size": 0}, ""),
+        ({"max_model_len": 100}, {}, "--max-model-len 100 in the plan, 4096 here"),
+        ({"max_num_seqs": 5}, {}, "--max-num-seqs 5 in the plan, 64 here"),
+        ({}, {"kv_cache_dtype": "int8"}, "--kv-cache-dtype auto in the plan, int8 here"),
+        ({"functions": "reference"}, {}, "--functions reference in the plan, auto here"),
+        ({}, {"autotune": "off"}, "--autotune on in the plan, off here"),
         (
             {"memory_utilization": 0.5, "experts": "whole"},
             {"memory_utilization": 0.6},
-            "--memory-utilization 0.5, --experts whole",
+            "--memory-utilization 0.5 in the plan, 0.6 here; --experts whole in the plan, columns here",
         ),
-        ({}, {"speculative_config": {"method": "ngram"}}, "--speculative-config (its default)"),
+        ({}, {"swap_space": 2}, "--swap-space 0.0 in the plan, 2.0 here"),
     ],
 )
 def test_options_that_change_the_room_are_told_from_those_that_do_not(planned, started, text):
@@ -162,7 +176,19 @@ def test_options_that_change_the_room_are_told_from_those_that_do_not(planned, s
         for flat in (planned, started)
     )
     plan = msgspec.structs.replace(make_plan(("a", 1, 4)), options=own)
-    assert set(describe_difference(plan, other).split(", ")) == set(text.split(", "))
+    assert set(describe_difference(plan, other).split("; ")) == set(text.split("; "))
+
+
+def test_speculation_is_told_as_users_write_it():
+    options = EngineOptions.from_flat({"speculative_config": {"method": "ngram"}})
+    plan = msgspec.structs.replace(make_plan(("a", 1, 4)), options=room_options(EngineOptions(), 4096))
+    text = describe_difference(plan, room_options(options, 4096))
+    assert text.startswith('--speculative-config None in the plan, {"method":"ngram",') and text.endswith("} here")
+
+
+def test_options_are_known_to_change_the_room_or_not_to():
+    names = [f.name for section in SECTIONS[:4] for f in fields(section)]
+    assert sorted(names) == sorted((*ROOM_OPTIONS, "max_model_len", *PLAN_OPTIONS, *OTHER_OPTIONS))
 
 
 @pytest.mark.parametrize(
