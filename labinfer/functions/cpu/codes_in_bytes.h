@@ -25,21 +25,22 @@ namespace {
 class BytePanel {
  public:
   BytePanel(const ByteCoding& coding, const uint8_t* weight, int64_t groups, int64_t group, int64_t group_bytes, const float* factors,
-            char* to)
-      : coding(coding), weight(weight), groups(groups), group(group), group_bytes(group_bytes), factors(factors), to(to) {}
+            const Stream& stream, char* to)
+      : coding(coding), weight(weight), groups(groups), group(group), group_bytes(group_bytes), factors(factors), stream(stream), to(to) {}
 
   void ready(int64_t end) {
     for (; next < groups && next * group < end + LEAD; ++next) {
       const uint8_t* at = weight + next * group_bytes;
       // scales of the next panel, all of which are looked at before it is multiplied
-      for (int64_t byte = 0; byte < coding.head; byte += 64) __builtin_prefetch(at + groups * group_bytes + byte, 0, 2);
+      const uint8_t* soon = at + groups * group_bytes + stream.jump;
+      for (int64_t byte = 0; byte < coding.head; byte += 64) __builtin_prefetch(soon + byte, 0, 2);
       coding.decode_codes(at, group, factors, to + next * group * PANEL);
     }
   }
 
   const char* step(int64_t from) const { return to + from * PANEL; }
   int64_t lines() const { return (group_bytes + group - 1) / group; }
-  const char* ahead(int64_t from, bool) const { return (const char*)weight + from * group_bytes / group + AHEAD; }
+  const char* ahead(int64_t from, bool) const { return stream.ahead(weight + from * group_bytes / group); }
 
  private:
   static constexpr int64_t LEAD = 2 * TILE_BYTES;
@@ -48,6 +49,7 @@ class BytePanel {
   const uint8_t* weight;
   int64_t groups, group, group_bytes, next = 0;
   const float* factors;
+  const Stream& stream;
   char* to;
 };
 
@@ -103,7 +105,7 @@ struct CodesInBytes {
       scales[i] /= 127.0f;
       factors[i] = scales[i] > 0 ? std::min(1.0f / scales[i], FLT_MAX) : 0.0f;
     }
-    multiply(BytePanel(coding, weight, group / code_group, code_group, group_bytes(), factors, decoded.bytes.data()));
+    multiply(BytePanel(coding, weight, group / code_group, code_group, group_bytes(), factors, stream, decoded.bytes.data()));
   }
 };
 

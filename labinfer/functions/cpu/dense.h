@@ -16,11 +16,11 @@ struct Plain {
   const bf16* rest(int64_t panels) const { return weight + panels * PANEL * inputs; }
 
   // The product of so many rows with a panel, see multiply_panel; is_first and is_last in a series of products of one thread with that
-  // panel.
+  // panel. next is the panel after it.
   template <typename Kernel, typename Done>
-  void panel(PanelState<Kernel>& state, int64_t number, const typename Kernel::Input* x, int rows, bool is_first, bool, float* memory,
-             Done done) const {
-    Stream stream;
+  void panel(PanelState<Kernel>& state, int64_t number, int64_t next, const typename Kernel::Input* x, int rows, bool is_first, bool,
+             float* memory, Done done) const {
+    Stream stream = panel_stream(weight, PANEL * inputs * sizeof(bf16), number, next);
     stream.is_near = !is_first;
     multiply_panel<Kernel>(state, rows, x, inputs, weight + number * PANEL * inputs, inputs / 2, memory, stream, done);
   }
@@ -42,13 +42,13 @@ struct Packed12 : Matrix12 {
   const bf16* rest(int64_t) const { return last_rows; }
 
   template <typename Kernel, typename Done>
-  void panel(PanelState<Kernel>& state, int64_t number, const typename Kernel::Input* x, int rows, bool is_first, bool is_last,
-             float* memory, Done done) const {
+  void panel(PanelState<Kernel>& state, int64_t number, int64_t next, const typename Kernel::Input* x, int rows, bool is_first,
+             bool is_last, float* memory, Done done) const {
     LineVector<bf16>& whole = decoded_panel();
     bool is_kept = IN_TILES<Kernel> || !is_last;
     if (is_first && is_kept && int64_t(whole.size()) < groups * GROUP_WEIGHTS) whole.resize(groups * GROUP_WEIGHTS);
     if (is_first) {
-      Panel12 panel = Matrix12::panel(number);
+      Panel12 panel = Matrix12::panel(number, next);
       if constexpr (IN_TILES<Kernel>) {
         bool is_read_again = !is_last || (rows > TILE_ROWS && rows % TILE_ROWS);
         return Kernel::panel(state, rows, x, inputs, DecodedPanel(panel, groups, whole.data(), is_read_again), inputs / 2, memory, done);

@@ -13,9 +13,9 @@ class Products {
   Products(const bf16* x, const Weights& weight, const bf16* bias, int64_t tokens, int64_t inputs, int64_t together)
       : x(x), weight(weight), bias(bias), tokens(tokens), inputs(inputs), together(together) {}
 
-  // write(token, low, high) with 16 outputs and 16 more of each row of a block that begins with that one.
+  // write(token, low, high) with 16 outputs and 16 more of each row of a block that begins with that one; next is the panel after it.
   template <typename Write>
-  void multiply(int64_t first, int64_t panel, Write write) {
+  void multiply(int64_t first, int64_t panel, int64_t next, Write write) {
     int64_t count = std::min(together, tokens - first), step = pass_rows<Kernel>(count);
     if (first != taken) rows_in = Kernel::inputs(x + first * inputs, count * inputs), taken = first;
     floats add_low{}, add_high{};
@@ -24,7 +24,7 @@ class Products {
       add_high = widen(load<halves>(bias + panel * PANEL + WIDTH));
     }
     for (int64_t begin = 0; begin < count; begin += step)
-      weight.template panel<Kernel>(state, panel, rows_in + begin * inputs, int(std::min(step, count - begin)), begin == 0,
+      weight.template panel<Kernel>(state, panel, next, rows_in + begin * inputs, int(std::min(step, count - begin)), begin == 0,
                                     begin + step >= count, memory, [&](int row, int some, auto sums) {
                                       for (int i = 0; i < some; ++i)
                                         write(first + begin + row + i, sums(i, 0) + add_low, sums(i, 1) + add_high);
@@ -52,7 +52,7 @@ void multiply(const bf16* x, const Weights& weight, const bf16* bias, bf16* out,
     for (int64_t piece; pieces.next(piece);) {
       int64_t block = piece / parts, number = piece % parts;
       if (number < panels) {
-        products.multiply(block * together, number, [&](int64_t token, floats low, floats high) {
+        products.multiply(block * together, number, number + 1, [&](int64_t token, floats low, floats high) {
           writer.write(out + token * outputs + number * PANEL, low, high);
         });
         continue;

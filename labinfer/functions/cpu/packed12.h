@@ -24,6 +24,7 @@ struct Panel12 {
   const uint16_t* counts;   // of the patches of each group
   const uint32_t* patches;  // of the first group on: the place in the group's weights as panel.h has them, then the weight
   uint8_t base;
+  Stream stream;  // of planes
 };
 
 // A matrix in one stretch of memory: the panels' planes, where the patches of each panel begin, rows that are less than a panel
@@ -48,9 +49,12 @@ struct Matrix12 {
 
   int64_t bytes(int64_t count) const { return (const uint8_t*)(patches + count) - planes; }
 
-  Panel12 panel(int64_t number) const {
-    return {planes + number * groups * GROUP_BYTES, counts + number * groups, patches + begin[number], bases[number]};
+  // next is the panel that is read after it.
+  Panel12 panel(int64_t number, int64_t next) const {
+    int64_t bytes = groups * GROUP_BYTES;
+    return {planes + number * bytes, counts + number * groups, patches + begin[number], bases[number], panel_stream(planes, bytes, number, next)};
   }
+  Panel12 panel(int64_t number) const { return panel(number, number + 1); }
 };
 
 // The bytes of two registers in turn: of every 16 the first 8, or the last.
@@ -121,7 +125,7 @@ class DecodedPanel {
 
   const char* step(int64_t from) const { return (const char*)(to + (from / int64_t(sizeof(bf16)) * PANEL & mask)); }
   int64_t lines() const { return 2 * GROUP_BYTES / 64; }  // a step of a tile is two groups
-  const char* ahead(int64_t from, bool) const { return (const char*)panel.planes + from / GROUP_ROW * GROUP_BYTES + AHEAD; }
+  const char* ahead(int64_t from, bool) const { return panel.stream.ahead(panel.planes + from / GROUP_ROW * GROUP_BYTES); }
 
  private:
   static constexpr int64_t GROUP_ROW = GROUP_INPUTS * sizeof(bf16), LEAD = 4 * GROUP_ROW, RING = 1 << 14;  // the first two: bytes of a row
@@ -145,12 +149,14 @@ inline void for_groups(const Panel12& panel, int64_t pairs, bf16* kept, bool is_
     if (count == 0 && !kept && first + PAIRS <= pairs) {
       for (int64_t i = 0; i < PAIRS / 2; ++i) {
         const uint8_t* now = at + i * QUAD_BYTES;
-        for (int line = 0; line < QUAD_BYTES; line += 64) __builtin_prefetch(now + AHEAD + line, 0, 2);
+        const char* ahead = panel.stream.ahead(now);
+        for (int line = 0; line < QUAD_BYTES; line += 64) __builtin_prefetch(ahead + line, 0, 2);
         from_quad(first + 2 * i, now);
       }
       continue;
     }
-    for (int64_t line = 0; line < GROUP_BYTES; line += 64) __builtin_prefetch(at + AHEAD + line, 0, 2);
+    const char* ahead = panel.stream.ahead(at);
+    for (int64_t line = 0; line < GROUP_BYTES; line += 64) __builtin_prefetch(ahead + line, 0, 2);
     bf16* whole = kept ? kept + group * GROUP_WEIGHTS : own;
     if (!is_there) decode_group(at, panel.base, patches, count, whole);
     patches += count;

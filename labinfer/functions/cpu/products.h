@@ -9,8 +9,8 @@ namespace {
 
 // out (tokens, columns) = activate(gate) * up, of which columns outputs each are gates and ups. A thread multiplies some rows with a panel
 // of gates and with the ups that go with them; all is rounded as by linear and an activation after it. make() gives what makes a thread's
-// products: its multiply(first, panel, write) calls write(token, low, high) with 16 outputs and 16 more of each row from that one on, of
-// as many as are multiplied together.
+// products: its multiply(first, panel, next, write) calls write(token, low, high) with 16 outputs and 16 more of each row from that one on,
+// of as many as are multiplied together; next is the panel after it, whose beginning is fetched ahead.
 template <typename Activate, typename Kernel, typename T, typename Make>
 void write_gated(T* out, int64_t tokens, int64_t columns, int64_t together, int threads, Make make) {
   int64_t panels = columns / PANEL;
@@ -22,11 +22,11 @@ void write_gated(T* out, int64_t tokens, int64_t columns, int64_t together, int 
     auto products = make();
     for (int64_t piece; pieces.next(piece);) {
       int64_t first = piece / panels * together, number = piece % panels;
-      products.multiply(first, number, [&](int64_t token, floats low, floats high) {
+      products.multiply(first, number, panels + number, [&](int64_t token, floats low, floats high) {
         T* gate = &gates[(token - first) * PANEL];
         store_floats(gate, low), store_floats(gate + WIDTH, high);
       });
-      products.multiply(first, panels + number, [&](int64_t token, floats low, floats high) {
+      products.multiply(first, panels + number, number + 1, [&](int64_t token, floats low, floats high) {
         const T* gate = &gates[(token - first) * PANEL];
         writer.write(out + token * columns + number * PANEL, gated<Activate>(load_floats(gate), rounded<T>(low), gate),
                      gated<Activate>(load_floats(gate + WIDTH), rounded<T>(high), gate));

@@ -27,15 +27,15 @@ class RoundedProducts {
   explicit RoundedProducts(const Operands<Form, T>& operands) : all(operands) {}
 
   // write(token, low, high) with 16 outputs and 16 more of each row of a block that begins with that one; those after the last are not
-  // defined.
+  // defined. next is the panel after it.
   template <typename Write>
-  void multiply(int64_t first, int64_t panel, Write write) {
+  void multiply(int64_t first, int64_t panel, int64_t next, Write write) {
     int64_t count = std::min(all.together(), all.tokens - first), step = pass_rows<Form>(count), output = panel * PANEL;
     const float* scales = all.scales ? all.scales + output : nullptr;
     T some_bias[PANEL] = {};
     if (all.bias) std::memcpy(some_bias, all.bias + output, std::min<int64_t>(PANEL, all.outputs - output) * sizeof(T));
     floats add_low = load_floats(some_bias), add_high = load_floats(some_bias + WIDTH);
-    Stream stream;
+    Stream stream = panel_stream(all.weight, all.form.panel_bytes(), panel, next);
     for (int64_t token = first; token < first + count; token += step) {
       multiply_panel(state, all.form, int(std::min(step, first + count - token)), all.rows.q + token * all.form.padded(),
                      all.weight + panel * all.form.panel_bytes(), all.rows.start + token * all.form.groups(), memory, stream,
@@ -73,7 +73,7 @@ void multiply(const Operands<Form, T>& operands, T* out, int threads) {
     RoundedProducts<Form, T> products(operands);
     for (int64_t piece; pieces.next(piece);) {
       int64_t number = piece % panels, output = number * PANEL;
-      products.multiply(piece / panels * together, number, [&](int64_t token, floats low, floats high) {
+      products.multiply(piece / panels * together, number, number + 1, [&](int64_t token, floats low, floats high) {
         T* to = out + token * outputs + output;
         if (output + PANEL <= outputs) return writer.write(to, low, high);
         T rest[PANEL];
