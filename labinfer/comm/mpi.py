@@ -151,9 +151,8 @@ def join_world(
         # Past mpi4py, which would hold the interpreter's lock until all ranks have come: a thread watches the time.
         if library.MPI_Init_thread(None, None, MPI.THREAD_SERIALIZED, ctypes.byref(ctypes.c_int())) != MPI.SUCCESS:
             raise UserError(f"the MPI library of this Python's mpi4py cannot start under {launcher}")
-    atexit.register(
-        _finalize, library, leaving
-    )  # the command line ends a process right after these, whoever initialized MPI
+    # The command line ends a process right after these, whoever initialized MPI.
+    atexit.register(_finalize, library, leaving)
     if MPI.COMM_WORLD.Get_size() != world_size:
         raise UserError(
             f"mpirun started {world_size} ranks, but this Python's MPI sees {MPI.COMM_WORLD.Get_size()}; "

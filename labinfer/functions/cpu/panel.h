@@ -60,6 +60,11 @@ inline void transpose_rows(const uint32_t* from, int64_t stride, int64_t rows, i
                     [&](int64_t i, words column) { put(word + i, column); });
 }
 
+// The stream of one of a matrix's panels, of so many bytes each, after which the next one is read.
+inline Stream panel_stream(const void* panels, int64_t bytes, int64_t number, int64_t next) {
+  return {(const char*)panels + (number + 1) * bytes, (next - number - 1) * bytes};
+}
+
 // 32 rows of an even size to a panel.
 inline void pack_panel(const bf16* const* rows, int64_t size, bf16* to) {
   for (int first = 0; first < PANEL; first += WIDTH, to += 2 * WIDTH) {

@@ -62,11 +62,6 @@ struct Stream {
   }
 };
 
-// That of one of a matrix's panels, of so many bytes each, after which the next one is read.
-inline Stream panel_stream(const void* panels, int64_t bytes, int64_t number, int64_t next) {
-  return {(const char*)panels + (number + 1) * bytes, (next - number - 1) * bytes};
-}
-
 typedef float floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t words __attribute__((vector_size(4 * WIDTH)));
