@@ -25,14 +25,9 @@ def describe_hardware(group: RankGroup) -> str:
     return f"{(names or ['CPU'])[0]}, {count} thread{'s' * (count > 1)}{quota}"
 
 
-def num_sharing_memory(group: RankGroup) -> int:
-    """Ranks that draw on the same host memory as this one, itself included."""
-    return sum(info.memory == group.everyone[group.rank].memory for info in group.everyone)
-
-
 def memory_share(group: RankGroup, device: torch.device) -> int:
     """Bytes that are free for this rank, where the ranks of its node share them out."""
-    sharing = num_sharing_memory(group)
+    sharing = group.num_sharing_memory
     if device.type != "cpu":
         here = group.everyone[group.rank]
         on_node = sum(info.node == here.node for info in group.everyone)

@@ -24,7 +24,7 @@ from labinfer.executor.cost_file import file_name, read_costs, write_costs
 from labinfer.executor.draft_model import plan_draft_model
 from labinfer.executor.layer_fit import CHUNK_ROWS, CONTEXTS, DECODE_ROWS, FEW_TOKENS, HEAD_ROWS, fit_layer, make_points
 from labinfer.executor.links import Links
-from labinfer.executor.machine_share import cpu_share, describe_hardware, memory_share, num_sharing_memory
+from labinfer.executor.machine_share import cpu_share, describe_hardware, memory_share
 from labinfer.executor.probe_layout import (
     MIN_LAYERS,
     Units,
@@ -126,7 +126,7 @@ def probe_cluster(
                 hardware=describe_hardware(group),
                 memory=memory,
                 drafting=draft,
-                sharing=num_sharing_memory(group) if device.type == "cpu" else 1,
+                sharing=group.num_sharing_memory if device.type == "cpu" else 1,
             )
         )
     gathered = {

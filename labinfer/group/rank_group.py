@@ -72,6 +72,11 @@ class RankGroup:
         return self.comm.size
 
     @property
+    def num_sharing_memory(self) -> int:
+        """Ranks that draw on the same host memory as this one, itself included."""
+        return sum(info.memory == self.everyone[self.rank].memory for info in self.everyone)
+
+    @property
     def is_first_on_node(self) -> bool:
         """Whether this rank does what is to be done once on every node."""
         before = self.ranks[: self.comm.rank]

@@ -263,8 +263,7 @@ def swap_bytes(group: RankGroup, options: EngineOptions, layout: Layout, per_blo
         UserError: more is asked for than there is, or less than a block.
     """
     mode, gib = options.scheduler.preemption_mode, options.cache.swap_space
-    num_sharing = sum(info.memory == group.everyone[group.rank].memory for info in group.everyone)
-    free = free_memory(torch.device("cpu")) // num_sharing
+    free = free_memory(torch.device("cpu")) // group.num_sharing_memory
     if gib:
         if gib * GIB > free:
             raise UserError(f"--swap-space {gib:g} GiB is more than the {free / GIB:.1f} GiB that are free for a rank")
