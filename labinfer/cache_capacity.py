@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 STATES_EACH = 2
 """Slots for each sequence that may run at once: its own, and one for snapshots that are shared."""
@@ -87,6 +88,12 @@ class BlockRoom:
         return min(needs.useful, max(needs.least, share))
 
 
+def sum_fields(items: Iterable[Any]) -> dict[str, int]:
+    """The sum of each field of dataclasses of one type, of which there is at least one."""
+    items = list(items)
+    return {f.name: sum(getattr(item, f.name) for item in items) for f in fields(items[0])}
+
+
 @dataclass(frozen=True, kw_only=True)
 class CacheRoom:
     """Memory for a cache, and what a block and a sequence take of it: of a rank, or the sums of ranks that share a memory."""
@@ -103,8 +110,7 @@ class CacheRoom:
     @classmethod
     def sum(cls, rooms: Iterable[CacheRoom]) -> CacheRoom:
         """The room of ranks that share a memory."""
-        columns = zip(*map(astuple, rooms), strict=True)
-        return cls(**dict(zip((f.name for f in fields(cls)), map(sum, columns), strict=True)))
+        return cls(**sum_fields(rooms))
 
     def num_states(self, max_num_seqs: int) -> int:
         """Slots for states."""

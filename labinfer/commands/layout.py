@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 
 import msgspec
 import torch
 
-from labinfer.cache_capacity import BlockCounts, CacheRoom, WindowNeeds, count_blocks, pool_rooms
+from labinfer.cache_capacity import BlockCounts, CacheRoom, WindowNeeds, count_blocks, pool_rooms, sum_fields
 from labinfer.comm.communicator import name_ranks
 from labinfer.commands.session import Session
 from labinfer.errors import ExitStatus
@@ -212,8 +212,7 @@ class RankBytes:
     @classmethod
     def sum(cls, ranks: Iterable[RankBytes]) -> RankBytes:
         """The bytes of ranks that share a memory."""
-        columns = zip(*map(astuple, ranks), strict=True)
-        return cls(**dict(zip((f.name for f in fields(cls)), map(sum, columns), strict=True)))
+        return cls(**sum_fields(ranks))
 
     @classmethod
     def make(
