@@ -166,6 +166,7 @@ examples:
   mpirun -n 3 {alone} --model DIR -tp 2,1 --layers 14,10 --input prompts.jsonl
   {alone} chat --url http://127.0.0.1:8000
   {alone} plan --model DIR -tp 2 -pp 2
+
 exit status: 0 all done, 1 some requests failed, 2 wrong usage, 70 a rank failed, 130 Ctrl-C, 143 SIGTERM"""
 
 
@@ -266,10 +267,10 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
                 f"there is no command {command!r:.80}; a text to answer is given as --prompt {command!r:.80}"
             )
         names = [name for name in COMMANDS if name != "generate"]
-        known, near = ", ".join(names), difflib.get_close_matches(command, names, n=1, cutoff=NEAR_COMMAND)
-        hint = f" (did you mean {near[0]}?)" if near else ""
+        if near := difflib.get_close_matches(command, names, n=1, cutoff=NEAR_COMMAND):
+            raise UsageError(f"there is no command {command!r}; did you mean {near[0]}?")
         raise UsageError(
-            f"there is no command {command!r}{hint}; commands are {known}, and without one --prompt or --input is run"
+            f"there is no command {command!r}; commands are {', '.join(names)}, and without one --prompt or --input is run"
         )
     return command, arguments[len(words) :]
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 
 from labinfer.config import FLOAT_DTYPES
 from labinfer.errors import UserError
 from labinfer.option_fields import option
+
+GOALS = ("ttft", "tpot", "e2el")
+"""Names that ``--goodput`` takes."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,33 @@ class ServeOptions:
         "milliseconds that a good request keeps, of ttft, tpot and e2el, such as ttft:500,tpot:50",
         metavar="NAME:MS[,…]",
     )
+
+    def __post_init__(self) -> None:
+        if not self.request_rate > 0:
+            raise UserError(f"--request-rate must be above 0, not {self.request_rate:g}")
+        if not self.burstiness > 0:
+            raise UserError(f"--burstiness must be above 0, not {self.burstiness:g}")
+        _ = self.goals  # wrong ones are refused before anything is loaded
+
+    @property
+    def goals(self) -> dict[str, float]:
+        """``--goodput`` in seconds, by name: ``{"ttft": 0.5}`` of ``ttft:500``.
+
+        Raises:
+            UserError: a name or a number is none.
+        """
+        goals = {}
+        for text in self.goodput:
+            name, _, milliseconds = text.partition(":")
+            try:
+                goals[name] = float(milliseconds) / 1000
+            except ValueError:
+                goals[name] = math.nan
+            if name not in GOALS or not goals[name] > 0:
+                raise UserError(
+                    f"--goodput {text!r}: write a name of {', '.join(GOALS)} and milliseconds, such as ttft:500"
+                )
+        return goals
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from labinfer.bench.model import BenchModel
 from labinfer.bench.options import BenchOptions, LoadOptions, ServeOptions
 from labinfer.bench.spread import spread_keys, spread_table
 from labinfer.bench.throughput import rates_table
-from labinfer.errors import UserError
 
-GOALS: dict[str, Callable[[RequestTimes], float]] = {
+MEASURES: dict[str, Callable[[RequestTimes], float]] = {
     "ttft": lambda times: times.first_token,
     "tpot": lambda times: times.per_output_token,
     "e2el": lambda times: times.end,
 }
+"""Seconds of a request by the names of its goals."""
 
 
 class ServeBenchmark:
@@ -26,18 +26,10 @@ class ServeBenchmark:
 
     Times count from when a request was sent: when the process of arrivals says, or, where ``--max-concurrency`` holds it
     back, when another one was done. Goodput (Zhong et al. 2024, DistServe) counts the requests that keep all goals.
-
-    Raises:
-        UserError: a rate or a goal makes no sense.
     """
 
     def __init__(self, options: BenchOptions, load: LoadOptions, serve: ServeOptions):
-        if not serve.request_rate > 0:
-            raise UserError(f"--request-rate must be above 0, not {serve.request_rate:g}")
-        if not serve.burstiness > 0:
-            raise UserError(f"--burstiness must be above 0, not {serve.burstiness:g}")
         self._options, self._load_options, self._serve = options, load, serve
-        self._goals = parse_goals(serve.goodput)
         self._load: Load | None = None
 
     def prepare(self, llm: BenchModel) -> None:
@@ -67,8 +59,8 @@ class ServeBenchmark:
             "total_token_throughput": (times.prompt_tokens + times.output_tokens) / times.duration,
         }
         text = rates_table(times) + "\n\n" + spread_table({name.upper(): of_one for name, of_one in seconds.items()})
-        if self._goals:
-            num_good = sum(is_good(request, self._goals) for request in times.requests)
+        if goals := serve.goals:
+            num_good = sum(is_good(request, goals) for request in times.requests)
             values["request_goodput"] = num_good / times.duration
             text += (
                 f"\n\ngoodput: {num_good} of {len(times.requests)} requests, {num_good / times.duration:.2f} a second"
@@ -85,26 +77,6 @@ class ServeBenchmark:
         return arrival_times(len(load.requests), serve.request_rate, self._options.seed, serve.burstiness)
 
 
-def parse_goals(texts: tuple[str, ...]) -> dict[str, float]:
-    """``("ttft:500",)`` → ``{"ttft": 0.5}``, seconds by name.
-
-    Raises:
-        UserError: a name or a number is none.
-    """
-    goals = {}
-    for text in texts:
-        name, _, milliseconds = text.partition(":")
-        try:
-            goals[name] = float(milliseconds) / 1000
-        except ValueError:
-            goals[name] = math.nan
-        if name not in GOALS or not goals[name] > 0:
-            raise UserError(
-                f"--goodput {text!r}: write a name of {', '.join(GOALS)} and milliseconds, such as ttft:500"
-            )
-    return goals
-
-
 def is_good(times: RequestTimes, goals: dict[str, float]) -> bool:
     """Whether a request keeps all of ``goals`` (seconds by name)."""
-    return all(GOALS[name](times) <= goal for name, goal in goals.items())
+    return all(MEASURES[name](times) <= goal for name, goal in goals.items())

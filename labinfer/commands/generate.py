@@ -18,6 +18,7 @@ from labinfer.commands.session import Session
 from labinfer.engine.request import Request
 from labinfer.errors import ExitStatus, Interrupted
 from labinfer.llm import LLM
+from labinfer.observe.output_file import STANDARD
 from labinfer.prompts import ChatPrompt, Prompt, TextPrompt
 from labinfer.sampling_params import SamplingParams
 
@@ -84,7 +85,7 @@ class Rank0Job:
         output.begin(model_fingerprint(self.llm.directory, self.session.options.model.tokenizer))
         if output.digests:
             logger.info("%d lines are done already; going on with the others", len(output.digests))
-        job, model, end = None, self.session.options.model.model, ""
+        job, model, is_interrupted = None, self.session.options.model.model, False
         try:
             if self.files.reader is not None:
                 from labinfer.batch.job import BatchJob
@@ -100,19 +101,24 @@ class Rank0Job:
         except Interrupted:
             hint = "; --resume goes on from there" if self.files.output.is_journaled else ""
             logger.info("interrupted; what was finished is written%s", hint)
-            end = "; interrupted"
+            is_interrupted = True
         report = self.llm.report
-        has_run = report.num_finished or (job is not None and job.num_failed)
-        shows_all = has_run and logger.isEnabledFor(logging.INFO)
+        has_run, is_told = (
+            report.num_finished or (job is not None and job.num_failed),
+            logger.isEnabledFor(logging.INFO),
+        )
         if has_run:
             summary = report.summary()
-        elif end:
+        elif is_interrupted:
             summary = "no answer was finished"
         elif output.digests:
             summary = f"nothing was left to do: all {len(output.digests)} lines were answered before"
         else:
             summary = f"--input {self.job.input} has no lines; nothing was done"
-        sys.stderr.write("\n" + report.format() + "\n" if shows_all else f"labinfer: {summary}{end}\n")
+        end = "; interrupted" if is_interrupted and not is_told else ""
+        sys.stderr.write("\n" + report.format() + "\n" if has_run and is_told else f"labinfer: {summary}{end}\n")
+        if has_run and self.job.output not in ("", STANDARD):
+            logger.info("the answers are in %s", self.job.output)
         if self.files.report is not None:
             self.files.report.begin()
             self.files.report.write(json.dumps(report.as_dict(), indent=2) + "\n")

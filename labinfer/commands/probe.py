@@ -16,10 +16,11 @@ from labinfer.planner.options import ProbeOptions
 
 ROWS = (1, 8, 64, 512)
 """Tokens of the steps that the table shows."""
-HEADER = (
-    *("host", "ranks", "hardware", "tp", "dtype", "memory", "a layer"),
+HOST_HEADER = ("host", "ranks", "tp", "dtype", "memory", "hardware")
+COST_HEADER = (
+    *("host", "tp", "dtype", "a layer"),
     *(f"{rows} row{'s' * (rows > 1)} ms" for rows in ROWS),
-    *("1,000 tokens seen ms", "head ms", "a step ms"),
+    *("1,000 seen ms", "head ms", "a step ms"),
 )
 """Times: of a layer by rows, more for 1,000 tokens that decodes see, of the head for one row, and of a step
 beside these."""
@@ -28,7 +29,7 @@ LINK_HEADER = ("link", "latency ms", "Mbit/s")
 
 
 def run(session: Session, own: ProbeOptions) -> int:
-    """Measure on all hosts at once, or take what was measured before; rank 0 prints a table, and writes ``--save``."""
+    """Measure on all hosts at once, or take what was measured before; rank 0 prints tables, and writes ``--save``."""
     group = session.join()
     file = None
     with group.together():
@@ -39,7 +40,10 @@ def run(session: Session, own: ProbeOptions) -> int:
         cluster = probe_cluster(group, session.options, on_progress)
     if group.rank == 0:
         hosts = [(machine, costs) for machine in cluster.machines for costs in machine.costs]
-        tables = [format_table(HEADER, [row for machine, costs in hosts for row in cost_rows(machine, costs)])]
+        tables = [
+            format_table(HOST_HEADER, [host_row(machine, costs) for machine, costs in hosts]),
+            format_table(COST_HEADER, [row for machine, costs in hosts for row in cost_rows(machine, costs)]),
+        ]
         if cluster.links:
             rows = [
                 (f"{pair.a} - {pair.b}", round(1e3 * pair.link.latency, 3), round(pair.link.bytes_per_second / 125e3))
@@ -55,11 +59,16 @@ def run(session: Session, own: ProbeOptions) -> int:
     return ExitStatus.OK
 
 
+def host_row(machine: Machine, host: HostCosts) -> tuple:
+    """A row of the first table."""
+    return (machine.name, machine.ranks, host.tp_size, host.dtype, format_bytes(host.memory), host.hardware)
+
+
 def cost_rows(machine: Machine, host: HostCosts) -> list[tuple]:
-    """Rows of the table: one for each kind of layers."""
+    """Rows of the second table: one for each kind of layers."""
     return [
         (
-            *(machine.name, machine.ranks, host.hardware, host.tp_size, host.dtype, format_bytes(host.memory)),
+            *(machine.name, host.tp_size, host.dtype),
             format_bytes(host.layer_bytes[kind]),
             *(round(1e3 * (costs.linear.at(rows) + costs.small.at(rows)), 3) for rows in ROWS),
             round(1e6 * costs.decode[2], 3),

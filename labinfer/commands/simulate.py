@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from labinfer.bench.options import BenchOptions, LoadOptions, ServeOptions
-from labinfer.bench.serve import ServeBenchmark, parse_goals
+from labinfer.bench.serve import ServeBenchmark
 from labinfer.commands.gantt import draw_gantt
 from labinfer.commands.plot_file import check_plot
 from labinfer.config import EngineOptions
@@ -95,7 +95,7 @@ def _find_rate(
     Raises:
         UserError: no rate keeps them.
     """
-    goals = parse_goals(serve.goodput)
+    goals = serve.goals
     tried: list[tuple] = []
 
     def is_kept(rate: float) -> bool:

@@ -182,11 +182,11 @@ def test_command_is_the_words_before_the_flags(arguments, command, rest):
 def test_command_that_is_misspelt_is_told_what_is_near(words, near):
     with pytest.raises(UserError) as caught:
         split_command(words.split())
-    hint = f" (did you mean {near}?)" if near else ""
-    assert str(caught.value).startswith(f"there is no command {words!r}{hint}; commands are serve, ")
+    hint = f"did you mean {near}?" if near else "commands are serve, "
+    assert str(caught.value).startswith(f"there is no command {words!r}; {hint}")
 
 
-@pytest.mark.parametrize("words", [["bench"], ["serves"], ["comm", "plan"]])
+@pytest.mark.parametrize("words", [["bench"], ["hello"], ["comm", "plan"]])
 def test_words_that_are_no_command_are_refused(words):
     with pytest.raises(UserError) as caught:
         split_command([*words, "--threads", "1"])
