@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 import statistics
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -85,21 +86,24 @@ class Steps:
 
     def prompt(self, rows: int) -> float:
         """A step of a prompt of so many tokens, from the request to its token."""
-        return self._median(lambda: self._run([rows], 1).time_to_first_token[0])
+        return self._median(f"{rows} rows", lambda: self._run([rows], 1).time_to_first_token[0])
 
     def decode(self, sequences: int, context: int) -> float:
         """A step of one token for each of so many sequences, behind that context: the fastest answer waits for no prompts of others."""
         rounds = self._rounds if sequences * context < 8000 else 1  # reading a long prompt takes a minute
-        return self._median(lambda: min(self._run([context] * sequences, DECODED).time_per_output_token), rounds)
+        name = f"{sequences} sequence{'s' * (sequences > 1)} behind {context} tokens"
+        return self._median(name, lambda: min(self._run([context] * sequences, DECODED).time_per_output_token), rounds)
 
     def _run(self, lengths: Iterable[int], num_tokens: int):
         prompts = [[10 + (7 * i + number) % 3000 for i in range(length)] for number, length in enumerate(lengths)]
         self._llm.generate(prompts, SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=0.0))
         return self._llm.report
 
-    def _median(self, seconds: Callable[[], float], rounds: int = 0) -> float:
+    def _median(self, name: str, seconds: Callable[[], float], rounds: int = 0) -> float:
         taken = [seconds() for _ in range((rounds or self._rounds) + 1)]
-        return 1e3 * statistics.median(taken[1:] if rounds != 1 else taken)  # the first warms up
+        median = 1e3 * statistics.median(taken[1:] if rounds != 1 else taken)  # the first warms up
+        print(f"{name}: {median:.1f} ms", file=sys.stderr, flush=True)
+        return median
 
 
 def exponents(curve: Curve) -> dict[int, float]:
