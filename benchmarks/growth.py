@@ -47,6 +47,7 @@ def main() -> None:
         name = f"{threads} thread{'s' * (threads > 1)}"
         layers: dict[str, Curve] = {"layers, 1 row": {}, "layers, 256 rows": {}}
         for model in args.models:
+            print(f"{model}, {name}:", file=sys.stderr)
             with launch(model, threads, args.quantization) as llm:
                 steps = Steps(llm, args.rounds)
                 layers["layers, 1 row"][llm.layout.config.num_layers] = steps.decode(1, CONTEXT)
@@ -86,7 +87,7 @@ class Steps:
 
     def prompt(self, rows: int) -> float:
         """A step of a prompt of so many tokens, from the request to its token."""
-        return self._median(f"{rows} rows", lambda: self._run([rows], 1).time_to_first_token[0])
+        return self._median(f"{rows} row{'s' * (rows > 1)}", lambda: self._run([rows], 1).time_to_first_token[0])
 
     def decode(self, sequences: int, context: int) -> float:
         """A step of one token for each of so many sequences, behind that context: the fastest answer waits for no prompts of others."""

@@ -49,7 +49,7 @@ its share, which no slow machine does."""
 def hosts(
     directory: Path, quotas: Sequence[float], *, delays: Sequence[float], mbit: float, memories: Sequence[float] = ()
 ) -> Iterator[list[str]]:
-    """The hosts, and the beginning of a command that starts a rank on each.
+    """The hosts, and the beginning of a command that starts a rank on each. SIGTERM ends this process in order from here on.
 
     Args:
         directory: for files that the hosts need; empty.
@@ -58,7 +58,9 @@ def hosts(
         mbit: rate of each host's device.
         memories: GiB of each; empty for no limit.
     """
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # they are taken away in the end
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+    )  # so that SIGTERM leaves the context, too
     name, groups, idlers, cores = _prefix(), [], [], _share_cores(quotas)
     (directory / "hosts").write_text("127.0.0.1 localhost\n")
     (directory / "cgroup").mkdir()

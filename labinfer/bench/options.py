@@ -110,7 +110,7 @@ class ServeOptions:
         """``--goodput`` in seconds, by name: ``{"ttft": 0.5}`` of ``ttft:500``.
 
         Raises:
-            UserError: a name or a number is none.
+            UserError: a name is unknown, or milliseconds are not above 0.
         """
         goals = {}
         for text in self.goodput:

@@ -18,7 +18,7 @@ MEASURES: dict[str, Callable[[RequestTimes], float]] = {
     "tpot": lambda times: times.per_output_token,
     "e2el": lambda times: times.end,
 }
-"""Seconds of a request by the names of its goals."""
+"""Seconds of each goal, from the times of a request."""
 
 
 class ServeBenchmark:

@@ -17,10 +17,11 @@ from labinfer.planner.options import ProbeOptions
 ROWS = (1, 8, 64, 512)
 """Tokens of the steps that the table shows."""
 HOST_HEADER = ("host", "ranks", "tp", "dtype", "memory", "hardware")
+"""Memory: free for one rank."""
 COST_HEADER = (
     *("host", "tp", "dtype", "a layer"),
     *(f"{rows} row{'s' * (rows > 1)} ms" for rows in ROWS),
-    *("1,000 seen ms", "head ms", "a step ms"),
+    *("1,000 context ms", "head ms", "a step ms"),
 )
 """Times: of a layer by rows, more for 1,000 tokens that decodes see, of the head for one row, and of a step
 beside these."""
@@ -60,12 +61,12 @@ def run(session: Session, own: ProbeOptions) -> int:
 
 
 def host_row(machine: Machine, host: HostCosts) -> tuple:
-    """A row of the first table."""
+    """Cells under ``HOST_HEADER``."""
     return (machine.name, machine.ranks, host.tp_size, host.dtype, format_bytes(host.memory), host.hardware)
 
 
 def cost_rows(machine: Machine, host: HostCosts) -> list[tuple]:
-    """Rows of the second table: one for each kind of layers."""
+    """Cells under ``COST_HEADER``, a row for each kind of layers."""
     return [
         (
             *(machine.name, host.tp_size, host.dtype),

@@ -152,6 +152,15 @@ def test_help_is_printed_without_importing_torch():
         assert flag in done.stdout
 
 
+def test_goal_that_makes_no_sense_is_refused_without_importing_torch():
+    code = (
+        "import sys\nfrom labinfer.cli import main\n"
+        "assert main(['bench', 'serve', '--goodput', 'ttft:fast']) == 2 and 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.startswith("labinfer: error: --goodput 'ttft:fast': ")
+
+
 @pytest.mark.timing
 def test_help_is_there_in_half_a_second():
     times = []

@@ -14,9 +14,9 @@ from fake_clock import FakeClock
 from labinfer.bench.arrivals import Arrivals, arrival_times, stretch_times
 from labinfer.bench.latency import LatencyBenchmark
 from labinfer.bench.load import RequestTimes
-from labinfer.bench.options import BenchOptions, LatencyOptions, LoadOptions, ServeOptions
+from labinfer.bench.options import GOALS, BenchOptions, LatencyOptions, LoadOptions, ServeOptions
 from labinfer.bench.requests import WARM_UP, RequestMaker
-from labinfer.bench.serve import ServeBenchmark, is_good
+from labinfer.bench.serve import MEASURES, ServeBenchmark, is_good
 from labinfer.bench.spread import spread, spread_keys, spread_table
 from labinfer.bench.throughput import ThroughputBenchmark
 from labinfer.errors import Interrupted, UserError
@@ -134,6 +134,10 @@ def test_table_leaves_out_what_has_no_values():
     assert len(lines) == 3 and lines[2].split() == ["TTFT", *["500.0"] * 4]
 
 
+def test_goals_have_measures():
+    assert tuple(MEASURES) == GOALS
+
+
 def test_goals_are_read_in_milliseconds():
     assert ServeOptions(goodput=("ttft:500", "e2el:2000")).goals == {"ttft": 0.5, "e2el": 2.0}
 
@@ -152,10 +156,11 @@ def test_good_request_keeps_all_goals():
     assert not is_good(times, {"e2el": 1.4})
 
 
-@pytest.mark.parametrize("rate", ["0", "-1", "nan"])
-def test_rates_that_make_no_sense_are_refused(rate):
-    with pytest.raises(UserError, match="--request-rate"):
-        convert_section(ServeOptions, {"request_rate": rate})
+@pytest.mark.parametrize("name", ["request_rate", "burstiness"])
+@pytest.mark.parametrize("value", ["0", "-1", "nan"])
+def test_rates_and_bursts_that_make_no_sense_are_refused(name, value):
+    with pytest.raises(UserError, match="--" + name.replace("_", "-")):
+        convert_section(ServeOptions, {name: value})
 
 
 @pytest.mark.parametrize(
