@@ -58,9 +58,8 @@ def hosts(
         mbit: rate of each host's device.
         memories: GiB of each; empty for no limit.
     """
-    signal.signal(
-        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
-    )  # so that SIGTERM leaves the context, too
+    # So that SIGTERM leaves the context, too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     name, groups, idlers, cores = _prefix(), [], [], _share_cores(quotas)
     (directory / "hosts").write_text("127.0.0.1 localhost\n")
     (directory / "cgroup").mkdir()
