@@ -32,6 +32,7 @@ def work(seconds: float) -> None:
         pass
 
 
+@pytest.mark.timing
 def test_burst_counts_as_the_quota_would_have_it_go_on():
     assert Stopwatch(0.25, StoppingGroup()).time(lambda: work(0.01)) == pytest.approx(0.04, rel=0.1)
 
@@ -65,6 +66,7 @@ print(*(watch.time(work) for _ in range(40)))
 """
 
 
+@pytest.mark.timing
 @pytest.mark.skipif(
     not os.access(V1_CPU / "cpu.cfs_quota_us", os.W_OK) and not os.access(V1_CPU / "cgroup.procs", os.W_OK),
     reason="needs root and a cgroup v1 file system of the cpu controller that can be written",
