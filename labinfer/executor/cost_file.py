@@ -23,7 +23,7 @@ from labinfer.weights.weight_cache import digest
 
 logger = logging.getLogger(__name__)
 
-FORM = 3
+FORM = 4
 """Counts the ways in which costs were measured: files of an earlier one are not found."""
 
 Costs = TypeVar("Costs")

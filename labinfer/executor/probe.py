@@ -26,7 +26,6 @@ from labinfer.executor.layer_fit import CHUNK_ROWS, CONTEXTS, DECODE_ROWS, FEW_T
 from labinfer.executor.links import Links
 from labinfer.executor.machine_share import cpu_share, describe_hardware, memory_share
 from labinfer.executor.probe_layout import (
-    MIN_LAYERS,
     Units,
     all_degrees,
     kind_name,
@@ -350,8 +349,8 @@ def _layer_timer(timer: StepTimer, numbers: Sequence[int], before: Points) -> Ca
         numbers: of the layers that are measured, all of a kind.
         before: seconds before the first of them, by rows: the embedding, and the inputs of all layers.
     """
-    runners = {False: timer.runner.part(numbers), True: timer.runner.part(numbers[:MIN_LAYERS])}
-    counts = {False: len(numbers), True: len(numbers[:MIN_LAYERS])}
+    runners = {False: timer.runner.part(numbers), True: timer.runner.part(numbers[:1])}
+    counts = {False: len(numbers), True: 1}
 
     @cache
     def seconds(shape: StepShape) -> float:
@@ -372,12 +371,11 @@ def _measure_skipped(
         seconds: of such a layer that computes all rows.
         before: see ``_layer_timer``.
     """
-    runner, count, saved = timer.runner.part(numbers[:MIN_LAYERS]), len(numbers[:MIN_LAYERS]), {0: 0.0}
+    runner, saved = timer.runner.part(numbers[:1]), {0: 0.0}
     for size in rows:
         shape = StepShape(chunks=((size, 0),))
         less = timer.time_layers(timer.plan(shape), runner, all_rows=False) - before.at(size)
-        most = seconds(shape)  # a layer saves no more than it takes, though of noise it may seem so
-        saved[size - 1] = min(most, count * most - less)
+        saved[size - 1] = seconds(shape) - max(0.0, less)  # a layer saves no more than it takes
     return make_points(saved) if len(saved) > 1 else Points([], [])
 
 

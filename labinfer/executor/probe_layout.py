@@ -19,7 +19,7 @@ LEAST_BYTES = 64 << 20
 CACHES = 2
 """… and as many as this many times the machine's last-level caches hold: a stage reads its weights from memory."""
 MIN_LAYERS = 2
-"""Layers of a kind at least, where the model has them; chunks, which hardly wait for weights, run through no more."""
+"""Layers of a kind at least, where the model has them; chunks, which hardly wait for weights, run through one."""
 
 Units = list[tuple[int, ...]]
 """Ranks of each stage that could be; every rank is in one."""

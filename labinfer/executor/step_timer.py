@@ -27,7 +27,9 @@ NUM_BATCHES = 3
 INPUT_STEPS = 5
 """Steps whose inputs are timed, each after the layers of another, which leave little of them in a processor's caches, as in a run."""
 SLOW_SECONDS = 0.3
-"""Time of a step; of those that take longer only two are measured."""
+"""Time of a step; those that take longer are run twice, the first run included …"""
+SAME = 1.05
+"""… unless that took more than this many times the second: then a third is run, and the first one does not count."""
 
 _decode_command = msgspec.msgpack.Decoder(Command)
 
@@ -200,13 +202,18 @@ class StepTimer:
 
     def _time(self, step: Callable[[], object]) -> float:
         """Seconds of a step: the median of a few batches' means."""
-        self._time_batch(step, 1)  # small steps are captured
+        first = self._time_batch(step, 1)  # small steps are captured
         estimate = self._time_batch(step, 1)
+        slowest = torch.tensor([first, estimate])
         if self.comm.size > 1:  # all ranks of the stage repeat it as often
-            estimate = max(float(seconds) for seconds in self.comm.all_gather(torch.tensor([estimate])))
-        count = min(MAX_STEPS, max(1, round(BATCH_SECONDS / estimate)))
+            slowest = torch.stack(self.comm.all_gather(slowest)).amax(0)
+        first_slowest, slowest_estimate = slowest.tolist()
+        if slowest_estimate > SLOW_SECONDS:
+            is_same = first_slowest <= SAME * slowest_estimate
+            return statistics.mean((estimate, first if is_same else self._time_batch(step, 1)))
+        count = min(MAX_STEPS, max(1, round(BATCH_SECONDS / slowest_estimate)))
         batches = [estimate] if count == 1 else []
-        while len(batches) < (2 if estimate > SLOW_SECONDS else NUM_BATCHES):
+        while len(batches) < NUM_BATCHES:
             batches.append(self._time_batch(step, count))
         return statistics.median(batches)
 
