@@ -107,21 +107,21 @@ typename Kernel::Input* pack_query(const Batch& batch, const Tile& tile, int64_t
 // Scores (rows, SPAN) of queries with so many units of keys.
 template <typename Kernel>
 void multiply_keys(PanelState<Kernel>& state, int rows, const typename Kernel::Input* query, int64_t size, const typename Kernel::Element* const* keys,
-                   int64_t units, float* scores) {
+                   int64_t units, int64_t ahead, float* scores) {
   if constexpr (IN_TILES<Kernel>) {
     Kernel::multiply_keys(state, rows, query, size, keys, units, scores);
   } else {
     bool few = rows <= Kernel::FEW;
     Multiply<Kernel> multiply = few ? straight_of<Kernel, Rows::QUERIES, 1>(rows) : multiply_of<Kernel, Rows::QUERIES>(rows);
     for (int64_t unit = 0; unit < units; unit += few ? 1 : 2)
-      multiply(query, {keys + unit, keys + unit + 1, 0, 0, size / 2, size / 2, 2 * UNIT}, scores + unit * UNIT, SPAN);
+      multiply(query, {keys + unit, keys + unit + 1, 0, 0, size / 2, size / 2, 2 * UNIT, ahead}, scores + unit * UNIT, SPAN);
   }
 }
 
 // Sums (rows, out_size) of so many units of a span's values by weights (rows, SPAN).
 template <typename Kernel>
 void multiply_values(PanelState<Kernel>& state, int rows, const typename Kernel::Input* weights, const Span<typename Kernel::Element>& span,
-                     int64_t units, float* out, int64_t out_size) {
+                     int64_t units, int64_t ahead, float* out, int64_t out_size) {
   const typename Kernel::Element* const* values = span.values();
   int64_t width = span.width;
   if constexpr (IN_TILES<Kernel>) {
@@ -130,10 +130,10 @@ void multiply_values(PanelState<Kernel>& state, int rows, const typename Kernel:
     int64_t pairs = units * UNIT / 2, i = 0;
     if (rows <= Kernel::FEW)
       for (; i + 4 * UNIT <= width; i += 4 * UNIT)
-        straight_of<Kernel, Rows::WEIGHTS, 4>(rows)(weights, {values, nullptr, 2 * i, 0, pairs, UNIT / 2, 2 * width}, out + i, out_size);
+        straight_of<Kernel, Rows::WEIGHTS, 4>(rows)(weights, {values, nullptr, 2 * i, 0, pairs, UNIT / 2, 2 * width, ahead}, out + i, out_size);
     for (; i < width; i += PANEL) {
       int64_t second = i + WIDTH < width ? i + WIDTH : i;
-      multiply_of<Kernel, Rows::WEIGHTS>(rows)(weights, {values, values, 2 * i, 2 * second, pairs, UNIT / 2, 2 * width}, out + i, out_size);
+      multiply_of<Kernel, Rows::WEIGHTS>(rows)(weights, {values, values, 2 * i, 2 * second, pairs, UNIT / 2, 2 * width, ahead}, out + i, out_size);
     }
   }
 }
@@ -155,12 +155,12 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
   PanelState<Kernel> state;
   for (int64_t index = tile.first_span; index < tile.end_span; ++index) {
     int64_t begin = std::max(index * SPAN, tile.begin / UNIT * UNIT), end = std::min((index + 1) * SPAN, tile.end);
-    span.find(batch, tile, begin, end, IN_TILES<Kernel>, scratch.units);
+    span.find(batch, tile, begin, end, IN_TILES<Kernel>, at_once >= rows, scratch.units);
     for (int64_t row = 0; row < rows; row += at_once) {
       int some = int(std::min(at_once, rows - row));
       int64_t seen = position + (row + some - 1) / group + 1 - begin;  // by the last of these rows
       int64_t units = std::min(span.count, up_to(std::max<int64_t>(0, seen), UNIT) / UNIT);
-      multiply_keys<Kernel>(state, some, query + row * size, size, span.keys(), units, scores);
+      multiply_keys<Kernel>(state, some, query + row * size, size, span.keys(), units, span.ahead_of_keys(row == 0), scores);
       for (int r = 0; r < some; ++r) {
         int64_t own = position + (row + r) / group - begin;  // the last key it sees, from here
         int64_t from = batch.window ? std::max<int64_t>(0, own - batch.window + 1) : 0;
@@ -168,7 +168,7 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
                batch.scale * LOG2_E, batch.has_scales() ? span.key_scales : nullptr,
                batch.has_scales() ? span.value_scales : nullptr, top[r], mass[r]);
       }
-      multiply_values<Kernel>(state, some, weights, span, units, part, width);
+      multiply_values<Kernel>(state, some, weights, span, units, span.ahead_of_values(row == 0), part, width);
       for (int r = 0; r < some; ++r) take(index, row + r, part + r * width, top[r], mass[r]);
     }
   }

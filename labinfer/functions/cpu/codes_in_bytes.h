@@ -58,7 +58,7 @@ struct ScaledSums {
   const int32_t* sums;
   const float* scales;
   floats operator()(int row, int half) const {
-    return __builtin_convertvector(load<ints>(sums + row * PANEL + half * WIDTH), floats) * load<floats>(scales + half * WIDTH);
+    return to_floats(load<ints>(sums + row * PANEL + half * WIDTH)) * load<floats>(scales + half * WIDTH);
   }
 };
 

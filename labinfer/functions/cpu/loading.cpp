@@ -11,22 +11,22 @@ constexpr int64_t BLOCK = 1 << 18;  // bytes of one system call: an expert's mat
 
 // Numbers of a byte each: whole ones, and e4m3.
 struct Whole {
-  static floats many(const uint8_t* from) { return __builtin_convertvector(widen_bytes(load<few_bytes>(from)) & 0xff, floats); }
+  static floats many(const uint8_t* from) { return to_floats(widen_bytes(load<few_bytes>(from)) & 0xff); }
   static float one(uint8_t number) { return number; }
 };
 
-// The bits of e4m3 are those of a float16 that is 2^8 times smaller, seven places further left; only what is no number is
-// beyond LARGEST then.
+// The bits of e4m3 are those of a float16 that is 2^8 times smaller, seven places further left; only what is no number comes to
+// NO_NUMBER then.
 struct Float8 {
-  static constexpr float LARGEST = 448;
+  static constexpr float NO_NUMBER = 480;
   static floats many(const uint8_t* from) {
     words wide = (words)widen_bytes(load<few_bytes>(from));
     floats value = widen_float16(low_halves(wide << 7 & 0xbf80)) * 256.0f;
-    return (value > LARGEST) | (value < -LARGEST) ? same(NAN) : value;
+    return (floats)((words)value | ((words)(magnitude(value) >= NO_NUMBER) & 0x7fc00000));
   }
   static float one(uint8_t number) {
     float value = widen_float16(uint16_t((number & 0x80) << 8 | (number & 0x7f) << 7)) * 256.0f;
-    return std::fabs(value) > LARGEST ? NAN : value;
+    return std::fabs(value) >= NO_NUMBER ? NAN : value;
   }
 };
 
@@ -209,7 +209,7 @@ void round_groups(const float* values, int64_t stride, uint8_t* codes, int64_t c
       float scale = (peak + zero) / 127.0f;
       uint32_t rounded;
       std::memcpy(&rounded, &scale, 4);
-      rounded = (rounded + 0x1fff) & ~0x1fffu;
+      if (std::isfinite(scale)) rounded = (rounded + 0x1fff) & ~0x1fffu;  // the bits of what is no number may all be set
       std::memcpy(&scale, &rounded, 4);
       scales[row * scale_stride + number] = scale;
       float factor = scale > 0 ? 1.0f / scale : 0.0f;

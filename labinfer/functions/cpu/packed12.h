@@ -196,7 +196,7 @@ inline void add_pair(const Dot*, const bf16* x, int64_t stride, const lane_short
 // x (COUNT, stride) times one panel to out (COUNT, 32); see for_groups.
 template <typename Kernel, int COUNT>
 void multiply12(const typename Kernel::Input* x, int64_t stride, const Panel12& weight, int64_t pairs, bf16* kept, float* out) {
-  constexpr int ACROSS = PANEL / LANES, TOGETHER = Kernel::template together<COUNT>();
+  constexpr int ACROSS = PANEL / LANES, TOGETHER = together(COUNT, ACROSS);
 #pragma GCC unroll 8
   for (int column = 0; column < ACROSS; column += TOGETHER) {
     lanes total[COUNT][TOGETHER] = {};

@@ -118,6 +118,12 @@ struct Float32 {
   static lanes widen(const float* at, int) { return load<lanes>(at); }
 };
 
+// Registers of outputs, of so many at most, that are summed at once: there is room for their sums with each row, for what is multiplied, a
+// register of each, and for an input. With one register too many the compiler keeps sums in memory.
+constexpr int together(int rows, int most) {
+  return most == 1 || (rows + 1) * most < REGISTERS ? most : together(rows, most / 2);
+}
+
 // Weights become float32 on the way in; any processor can do that.
 template <typename Dtype>
 struct FloatKernel {
@@ -139,16 +145,9 @@ struct FloatKernel {
     return wide.data();
   }
 
-  // Registers of outputs that are summed at once: as many as there is room for with the sums of so many rows.
-  template <int COUNT>
-  static constexpr int together() {
-    constexpr int ACROSS = PANEL / LANES, HELD = REGISTERS == 32 ? 26 : 12;
-    return COUNT * ACROSS <= HELD ? ACROSS : COUNT * ACROSS / 2 <= HELD ? ACROSS / 2 : ACROSS / 4;
-  }
-
   template <int COUNT>
   static void panel(const float* x, int64_t stride, const Stored* weight, int64_t steps, float* out, const Stream& stream) {
-    constexpr int ACROSS = PANEL / LANES, TOGETHER = together<COUNT>();
+    constexpr int ACROSS = PANEL / LANES, TOGETHER = together(COUNT, ACROSS);
     for (int column = 0; column < ACROSS; column += TOGETHER) {
       lanes total[COUNT][TOGETHER] = {};
       for (int64_t step = 0; step < steps; ++step) {
@@ -200,13 +199,8 @@ struct Dot {
   }
 
   template <int COUNT>
-  static constexpr int together() {
-    return COUNT * PANEL / LANES <= 26 ? PANEL / LANES : PANEL / LANES / 2;
-  }
-
-  template <int COUNT>
   static void panel(const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* out, const Stream& stream) {
-    constexpr int ACROSS = PANEL / LANES, TOGETHER = together<COUNT>();
+    constexpr int ACROSS = PANEL / LANES, TOGETHER = together(COUNT, ACROSS);
     for (int column = 0; column < ACROSS; column += TOGETHER) {
       lanes total[COUNT][TOGETHER] = {};
       for (int64_t pair = 0; pair < pairs; ++pair) {

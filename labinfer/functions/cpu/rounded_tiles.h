@@ -24,7 +24,7 @@ using FormBeside = std::conditional_t<IN_TILES<Kernel>, InTiles<Form>, Form>;
 struct WholeSums {
   const int32_t *sums, *start;
   floats operator()(int row, int half) const {
-    return __builtin_convertvector(load<ints>(sums + row * PANEL + half * WIDTH) + start[row], floats);
+    return to_floats(load<ints>(sums + row * PANEL + half * WIDTH) + start[row]);
   }
 };
 

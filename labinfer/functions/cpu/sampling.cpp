@@ -10,6 +10,8 @@
 namespace {
 
 // Wider than any register: arithmetic is split well by compilers, comparisons are not and are left to floats.
+typedef float wide_floats __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t wide_ints __attribute__((vector_size(4 * WIDTH)));
 typedef double doubles __attribute__((vector_size(8 * WIDTH)));
 typedef int64_t longs __attribute__((vector_size(8 * WIDTH)));
 typedef uint64_t hashes __attribute__((vector_size(8 * WIDTH)));
@@ -25,7 +27,7 @@ constexpr int64_t SHARED = 1 << 18;  // logits that take longer to read than ano
 
 constexpr int64_t SEARCHED = 256;  // logits that are searched for the largest one, once it is known that it is there
 
-const ints PLACES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+constexpr int32_t PLACES[WIDTH] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // As functions/draw.py has it; log_min_p is the logarithm of min_p.
 struct Draw {
@@ -102,6 +104,13 @@ Top largest_of(const T* row, int64_t begin, int64_t end) {
   return found;
 }
 
+inline doubles to_doubles(const floats& x) { return __builtin_convertvector(load<wide_floats>(&x), doubles); }
+inline floats to_floats(doubles x) {
+  wide_floats narrowed = __builtin_convertvector(x, wide_floats);
+  return load<floats>(&narrowed);
+}
+inline longs to_longs(const ints& x) { return __builtin_convertvector(load<wide_ints>(&x), longs); }
+
 inline doubles exponential(doubles x) {  // of -700 to 700, to about one unit in the last place
   doubles scaled = x * 1.4426950408889634 + 6755399441055744.0;  // adding 1.5 * 2^52 rounds to a whole number
   longs power = (longs)scaled << 52;
@@ -116,7 +125,7 @@ inline doubles exponential(doubles x) {  // of -700 to 700, to about one unit in
 
 // Probabilities as whole numbers, whose sum is the same in any order; the largest logit comes over the temperature.
 inline longs weigh(floats x, double temperature, double largest, float far) {
-  doubles scaled = __builtin_convertvector(x < far ? same(far) : x, doubles) / temperature;
+  doubles scaled = to_doubles(::larger(same(far), x)) / temperature;
   return __builtin_convertvector(exponential(scaled - largest) * LIKELIEST, longs);
 }
 
@@ -240,7 +249,7 @@ struct Row {
         floats x = read(logits + i, end - i);
         if (!any(x >= bounds[BOUNDS - 1])) continue;
         longs weights = weigh(x, temperature, largest, bounds[BOUNDS - 1]);
-        for (int n = 0; n < BOUNDS; ++n) within[n] += weights & __builtin_convertvector(x >= bounds[n], longs);
+        for (int n = 0; n < BOUNDS; ++n) within[n] += weights & to_longs(x >= bounds[n]);
       }
       for (int n = 0; n < BOUNDS; ++n)
         for (int lane = 0; lane < WIDTH; ++lane) sums[n] += within[n][lane];
@@ -307,11 +316,12 @@ struct Row {
       floats x = read(logits + i, end - i);
       ints may_win = x >= cut.logit;
       if (!any(may_win)) continue;
-      hashes bits = split_mix(key + __builtin_convertvector(PLACES + int32_t(i), hashes) * GAMMA);
-      floats rest = __builtin_convertvector(__builtin_convertvector(~bits >> 33, ints), floats) * 0x1p-31f;
+      hashes bits = split_mix(key + __builtin_convertvector(load<wide_ints>(PLACES) + int32_t(i), hashes) * GAMMA);
+      wide_ints upper = __builtin_convertvector(~bits >> 33, wide_ints);
+      floats rest = ::to_floats(load<ints>(&upper)) * 0x1p-31f;
       double bound = best.score - 1e-3 - 1e-14 * std::abs(best.score);  // more than float32's exponential is off
-      doubles ahead = __builtin_convertvector(x, doubles) * inverse - bound;
-      may_win &= rest <= exponential(__builtin_convertvector(ahead, floats));
+      doubles ahead = to_doubles(x) * inverse - bound;
+      may_win &= rest <= exponential(to_floats(ahead));
       if (!any(may_win)) continue;
       for (int64_t lane = 0; lane < std::min<int64_t>(WIDTH, end - i); ++lane) {
         if (!may_win[lane] || !is_in(x[lane], i + lane, cut)) continue;

@@ -39,14 +39,15 @@ struct Distance {
   static constexpr int64_t ROW = ROWS == Rows::QUERIES ? 2 : SPAN, PAIR = ROWS == Rows::QUERIES ? 2 * COUNT : 2;
 };
 
-// What is multiplied: groups of pairs, of which each has its first 16 columns and its second 16 somewhere. Entries of first
-// and second go on for AHEAD_UNITS past the end, to what is read next.
+// What is multiplied: groups of pairs, of which each has its first 16 columns and its second 16 somewhere. Meanwhile the groups that are
+// so many entries further on in first and second are fetched.
 template <typename Element>
 struct Columns {
   const Element *const *first, *const *second;
   int64_t first_offset, second_offset;  // of the columns from there, in numbers
   int64_t pairs, group;                 // in all, and of each group but the last
   int64_t stride;                       // numbers from pair to pair
+  int64_t ahead;
 };
 
 // Up to so many rows are multiplied with one straight stream, by processors that have the registers.
@@ -80,16 +81,15 @@ struct FmaUnits {
   template <Rows KIND, int COUNT>
   static void multiply(const float* x, const Columns<bf16>& columns, float* out, int64_t out_stride) {
     using At = Distance<KIND, COUNT>;
-    constexpr int ACROSS = PANEL / LANES, HELD = REGISTERS == 32 ? 26 : 12;  // registers of a row, and for sums
-    constexpr int TOGETHER = COUNT * ACROSS <= HELD ? ACROSS : COUNT * ACROSS / 2 <= HELD ? ACROSS / 2 : ACROSS / 4;
+    constexpr int ACROSS = PANEL / LANES, TOGETHER = together(COUNT, ACROSS);
     for (int column = 0; column < ACROSS; column += TOGETHER) {
       lanes total[COUNT][TOGETHER] = {};
       const float* input = x;
       int64_t left = columns.pairs;
       for (int64_t i = 0; left > 0; ++i, left -= columns.group) {
         const bf16 *at[2] = {columns.first[i] + columns.first_offset, columns.second[i] + columns.second_offset};
-        const bf16 *soon[2] = {columns.first[i + AHEAD_UNITS] + columns.first_offset,
-                               columns.second[i + AHEAD_UNITS] + columns.second_offset};
+        const bf16 *soon[2] = {columns.first[i + columns.ahead] + columns.first_offset,
+                               columns.second[i + columns.ahead] + columns.second_offset};
         int64_t pairs = std::min(left, columns.group);
         for (int64_t pair = 0, from = 0; pair < pairs; ++pair, from += columns.stride, input += At::PAIR) {
           if (column == 0) {
@@ -133,9 +133,7 @@ struct FloatUnits {
   template <Rows KIND, int COUNT>
   static void multiply(const float* x, const Columns<float>& columns, float* out, int64_t out_stride) {
     using At = Distance<KIND, COUNT>;
-    constexpr int ACROSS = 2 * PANEL / LANES, HELD = REGISTERS == 32 ? 26 : 12;  // registers of a row, and for sums
-    constexpr int MOST = std::min(4, 2 * UNIT / LANES);  // those of one unit
-    constexpr int TOGETHER = COUNT * MOST <= HELD ? MOST : COUNT * 2 <= HELD ? 2 : 1;
+    constexpr int ACROSS = 2 * PANEL / LANES, TOGETHER = together(COUNT, std::min(4, 2 * UNIT / LANES));  // those of one unit at most
     for (int column = 0; column < ACROSS; column += TOGETHER) {
       lanes total[COUNT][TOGETHER] = {};
       const float* input = x;
@@ -144,7 +142,7 @@ struct FloatUnits {
       const float* const* units = is_first ? columns.first : columns.second;
       from += is_first ? columns.first_offset : columns.second_offset;
       for (int64_t i = 0; left > 0; ++i, left -= columns.group) {
-        const float *at = units[i] + from, *soon = units[i + AHEAD_UNITS] + from;
+        const float *at = units[i] + from, *soon = units[i + columns.ahead] + from;
         int64_t pairs = std::min(left, columns.group);
         for (int64_t pair = 0; pair < pairs; ++pair, at += columns.stride, soon += columns.stride, input += At::PAIR) {
           for (int byte = 0; byte < TOGETHER * REGISTER; byte += 64) __builtin_prefetch((const char*)soon + byte, 0, 2);
@@ -185,16 +183,15 @@ struct DotUnits {
   template <Rows KIND, int COUNT>
   static void multiply(const bf16* x, const Columns<bf16>& columns, float* out, int64_t out_stride) {
     using At = Distance<KIND, COUNT>;
-    constexpr int ACROSS = PANEL / LANES, HELD = 26;  // registers of a row, and for sums
-    constexpr int TOGETHER = COUNT * ACROSS <= HELD ? ACROSS : ACROSS / 2;
+    constexpr int ACROSS = PANEL / LANES, TOGETHER = together(COUNT, ACROSS);
     for (int column = 0; column < ACROSS; column += TOGETHER) {
       lanes total[COUNT][TOGETHER] = {};
       const bf16* input = x;
       int64_t left = columns.pairs;
       for (int64_t i = 0; left > 0; ++i, left -= columns.group) {
         const bf16 *at[2] = {columns.first[i] + columns.first_offset, columns.second[i] + columns.second_offset};
-        const bf16 *soon[2] = {columns.first[i + AHEAD_UNITS] + columns.first_offset,
-                               columns.second[i + AHEAD_UNITS] + columns.second_offset};
+        const bf16 *soon[2] = {columns.first[i + columns.ahead] + columns.first_offset,
+                               columns.second[i + columns.ahead] + columns.second_offset};
         int64_t pairs = std::min(left, columns.group);
         for (int64_t pair = 0, from = 0; pair < pairs; ++pair, from += columns.stride, input += At::PAIR) {
           lane_words both[TOGETHER];
@@ -283,7 +280,7 @@ void multiply_straight(const typename Kernel::Input* x, const Columns<bf16>& col
   int64_t left = columns.pairs;
   for (int64_t i = 0; left > 0; ++i, left -= columns.group) {
     const bf16* at = columns.first[i] + columns.first_offset;
-    const bf16* soon = columns.first[i + AHEAD_UNITS] + columns.first_offset;
+    const bf16* soon = columns.first[i + columns.ahead] + columns.first_offset;
     int64_t pairs = std::min(left, columns.group);
     for (int64_t pair = 0; pair < pairs; ++pair, at += columns.stride, soon += columns.stride, input += At::PAIR) {
       lane_words both[ACROSS];

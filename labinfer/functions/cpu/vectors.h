@@ -1,4 +1,4 @@
-// Vectors of 16 numbers, whatever the registers are: the compiler's own type, with operators.
+// What is done with vectors of 16 numbers, whatever the registers are.
 #pragma once
 
 #include <algorithm>
@@ -7,32 +7,15 @@
 #include <cstring>
 #include <new>
 #include <vector>
-#if defined(__SSE2__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
+
+#include "registers.h"
 
 namespace {
 
 using bf16 = uint16_t;
-constexpr int WIDTH = 16;           // floats in a vector
-constexpr int PANEL = 2 * WIDTH;    // outputs of a product that are computed together
+constexpr int PANEL = 2 * WIDTH;       // outputs of a product that are computed together
 constexpr int64_t CACHE = 512 * 1024;  // bytes of the second-level cache that a block of inputs may take
-constexpr int64_t AHEAD = 8192;     // bytes that are fetched ahead of a stream: the hardware alone does not look so far
-
-// The processor's own vectors: bytes of one, and how many there are. Loops that keep sums in registers are written over
-// them, since compilers keep wider vectors in memory.
-#if defined(__AVX512F__)
-constexpr int REGISTER = 64, REGISTERS = 32;
-#elif defined(__AVX__)
-constexpr int REGISTER = 32, REGISTERS = 16;
-#elif defined(__aarch64__)
-constexpr int REGISTER = 16, REGISTERS = 32;
-#else
-constexpr int REGISTER = 16, REGISTERS = 16;
-#endif
-constexpr int LANES = REGISTER / 4;  // floats in a register
+constexpr int64_t AHEAD = 8192;        // bytes that are fetched ahead of a stream: the hardware alone does not look so far
 
 // Memory that begins at a cache line, as what is read a line at a time should.
 template <typename T>
@@ -62,28 +45,6 @@ struct Stream {
   }
 };
 
-typedef float floats __attribute__((vector_size(4 * WIDTH)));
-typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
-typedef uint32_t words __attribute__((vector_size(4 * WIDTH)));
-typedef uint16_t halves __attribute__((vector_size(2 * WIDTH)));
-typedef float lanes __attribute__((vector_size(REGISTER)));
-typedef uint32_t lane_words __attribute__((vector_size(REGISTER)));
-typedef uint16_t lane_halves __attribute__((vector_size(REGISTER / 2)));
-
-typedef int8_t few_bytes __attribute__((vector_size(WIDTH)));
-
-template <typename V>
-inline V load(const void* from) {
-  V value;
-  std::memcpy(&value, from, sizeof(V));
-  return value;
-}
-
-template <typename V>
-inline void store(void* to, V value) {
-  std::memcpy(to, &value, sizeof(V));
-}
-
 // The same address, of which the compiler knows nothing: it reads again what is there instead of keeping it in a register, of which
 // sums need all.
 template <typename T>
@@ -106,64 +67,24 @@ inline bf16 narrow(float value) {  // to the nearest, ties to even, as torch doe
   return bf16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// Whole numbers of other sizes: the compilers' own conversions take numbers one by one where a vector is several registers or
-// changes its size by more than two.
-#if defined(__AVX512F__)
-inline words widen_words(halves value) { return (words)_mm512_cvtepu16_epi32((__m256i)value); }
-inline ints widen_bytes(few_bytes value) { return (ints)_mm512_cvtepi8_epi32((__m128i)value); }
-inline halves low_halves(words value) { return (halves)_mm512_cvtepi32_epi16((__m512i)value); }
-inline few_bytes low_bytes(words value) { return (few_bytes)_mm512_cvtepi32_epi8((__m512i)value); }
-#elif defined(__AVX2__)
-template <typename Wide, typename Narrow, typename Convert>
-inline Wide in_registers(Narrow value, Convert convert) {
-  __m128i part[2] = {};
-  std::memcpy(&part[0], &value, sizeof(value) / 2);
-  std::memcpy(&part[1], (const char*)&value + sizeof(value) / 2, sizeof(value) / 2);
-  __m256i wide[2] = {convert(part[0]), convert(part[1])};
-  return load<Wide>(wide);
-}
-inline words widen_words(halves value) { return in_registers<words>(value, [](__m128i part) { return _mm256_cvtepu16_epi32(part); }); }
-inline ints widen_bytes(few_bytes value) { return in_registers<ints>(value, [](__m128i part) { return _mm256_cvtepi8_epi32(part); }); }
-inline halves join_halves(__m256i a, __m256i b) { return (halves)_mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8); }
-inline halves low_halves(words value) {
-  value &= 0xffff;
-  __m256i part[2];
-  std::memcpy(part, &value, sizeof(value));
-  return join_halves(part[0], part[1]);
-}
-inline few_bytes low_bytes(words value) {
-  halves low = low_halves(value & 0xff);
-  __m128i part[2];
-  std::memcpy(part, &low, sizeof(low));
-  return (few_bytes)_mm_packus_epi16(part[0], part[1]);
-}
-#else
-inline words widen_words(halves value) { return __builtin_convertvector(value, words); }
-inline ints widen_bytes(few_bytes value) { return __builtin_convertvector(value, ints); }
-inline halves low_halves(words value) { return __builtin_convertvector(value, halves); }
-inline few_bytes low_bytes(words value) { return __builtin_convertvector(value, few_bytes); }
-#endif
-
 inline floats widen(halves value) { return (floats)(widen_words(value) << 16); }
 
 inline halves narrow(floats value) {
 #if defined(__AVX512BF16__)  // numbers too small for a normal float become 0
   return (halves)_mm512_cvtneps_pbh((__m512)value);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
-  __m256 part[2];
-  std::memcpy(part, &value, sizeof(value));
   __m256i narrowed[2];
   for (int i = 0; i < 2; ++i) {
-    __m256i bits = _mm256_castps_si256(part[i]), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i bits = (__m256i)value.part[i], odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     bits = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, odd), _mm256_set1_epi32(0x7fff)), 16);
-    __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(part[i], part[i], _CMP_UNORD_Q));
+    __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps((__m256)value.part[i], (__m256)value.part[i], _CMP_UNORD_Q));
     narrowed[i] = _mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7fc0), is_nan);
   }
   return join_halves(narrowed[0], narrowed[1]);
 #else
   words bits = (words)value;
   words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  words nan = (words)((bits & 0x7fffffff) > 0x7f800000);
+  words nan = words{} - (0x7f800000 - (bits & 0x7fffffff) >> 31);
   return low_halves((rounded & ~nan) | (nan & 0x7fc0));
 #endif
 }
@@ -243,7 +164,11 @@ inline ints nearest(floats value) {
   return (ints)_mm512_cvtps_epi32((__m512)value);
 #else
   ints whole;
+#if defined(__AVX2__)
+  for (int i = 0; i < ints::COUNT; ++i) whole.part[i] = (ints::Part)_mm256_cvtps_epi32((__m256)value.part[i]);
+#else
   for (int i = 0; i < WIDTH; ++i) whole[i] = int32_t(std::nearbyint(value[i]));
+#endif
   return whole;
 #endif
 }
@@ -253,12 +178,13 @@ inline floats load_floats(const half* from) {
 #if defined(__AVX512F__)
   return (floats)_mm512_cvtph_ps(load<__m256i>(from));
 #elif defined(__F16C__)
-  __m256 wide[2] = {_mm256_cvtph_ps(load<__m128i>(from)), _mm256_cvtph_ps(load<__m128i>(from + 8))};
-  return load<floats>(wide);
+  floats wide;
+  for (int i = 0; i < 2; ++i) wide.part[i] = (lanes)_mm256_cvtph_ps(load<__m128i>(from + 8 * i));
+  return wide;
 #elif defined(__aarch64__)
-  float32x4_t wide[4];
-  for (int i = 0; i < 4; ++i) wide[i] = vcvt_f32_f16(vreinterpret_f16_u16(load<uint16x4_t>(from + 4 * i)));
-  return load<floats>(wide);
+  floats wide;
+  for (int i = 0; i < 4; ++i) wide.part[i] = (lanes)vcvt_f32_f16(vreinterpret_f16_u16(load<uint16x4_t>(from + 4 * i)));
+  return wide;
 #else
   floats wide;
   for (int i = 0; i < WIDTH; ++i) wide[i] = widen(from[i]);
@@ -269,13 +195,9 @@ inline void store_floats(half* to, floats value) {
 #if defined(__AVX512F__)
   store(to, _mm512_cvtps_ph((__m512)value, 0));
 #elif defined(__F16C__)
-  __m256 part[2];
-  std::memcpy(part, &value, sizeof(value));
-  for (int i = 0; i < 2; ++i) store(to + 8 * i, _mm256_cvtps_ph(part[i], 0));
+  for (int i = 0; i < 2; ++i) store(to + 8 * i, _mm256_cvtps_ph((__m256)value.part[i], 0));
 #elif defined(__aarch64__)
-  float32x4_t part[4];
-  std::memcpy(part, &value, sizeof(value));
-  for (int i = 0; i < 4; ++i) store(to + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(part[i])));
+  for (int i = 0; i < 4; ++i) store(to + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)value.part[i])));
 #else
   for (int i = 0; i < WIDTH; ++i) to[i] = narrow_half(value[i]);
 #endif
@@ -286,12 +208,12 @@ inline void set(half& to, float value) { to = narrow_half(value); }
 inline floats load_floats(const bf16* from) { return widen(load<halves>(from)); }
 inline floats load_floats(const int8_t* from) {
 #if defined(__AVX2__) && !defined(__AVX512F__)  // straight from memory: a vector of bytes in two parts would go through it once more
-  __m256 wide[2];
+  floats wide;
   for (int i = 0; i < 2; ++i)
-    wide[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + 8 * i))));
-  return load<floats>(wide);
+    wide.part[i] = (lanes)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + 8 * i))));
+  return wide;
 #else
-  return __builtin_convertvector(widen_bytes(load<few_bytes>(from)), floats);
+  return to_floats(widen_bytes(load<few_bytes>(from)));
 #endif
 }
 inline floats load_floats(const float* from) { return load<floats>(from); }
@@ -302,84 +224,126 @@ inline float as_float(float value) { return value; }
 inline void set(bf16& to, float value) { to = narrow(value); }
 inline void set(float& to, float value) { to = value; }
 
-// Each number in the place of the one whose index differs by STEP's bit.
-template <int STEP>
-inline floats exchanged(floats value) {
-#define AT(i) (i) ^ STEP
-#define EACH AT(0), AT(1), AT(2), AT(3), AT(4), AT(5), AT(6), AT(7), AT(8), AT(9), AT(10), AT(11), AT(12), AT(13), AT(14), AT(15)
+// Of two vectors, a before b in a matrix: lanes without STEP's bit come from those of a and b without it, or, with SECOND, from those
+// with it. In stages of 8, 4, 2, 1 this transposes. Words of SIZE bytes.
+template <int STEP, bool SECOND, typename V>
+inline V woven(V a, V b) {
+  constexpr int SIZE = sizeof(V) / 4;
+#define AT(i) ((i) & STEP ? (SECOND ? SIZE + (i) : SIZE + (i) - STEP) : (SECOND ? (i) + STEP : (i)))
+#define FOUR(i) AT(i), AT(i + 1), AT(i + 2), AT(i + 3)
 #ifdef __clang__
-  return __builtin_shufflevector(value, value, EACH);
-#else  // gcc has the other one from version 12 on
-  return __builtin_shuffle(value, words{EACH});
+#define SHUFFLED(...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else  // gcc has that one from version 12 on
+  typedef uint32_t Places __attribute__((vector_size(sizeof(V))));
+#define SHUFFLED(...) __builtin_shuffle(a, b, Places{__VA_ARGS__})
 #endif
-#undef EACH
+  if constexpr (SIZE == 16) return SHUFFLED(FOUR(0), FOUR(4), FOUR(8), FOUR(12));
+  else if constexpr (SIZE == 8) return SHUFFLED(FOUR(0), FOUR(4));
+  else return SHUFFLED(FOUR(0));
+#undef SHUFFLED
+#undef FOUR
 #undef AT
 }
 
-// Of two vectors, a before b in a matrix: its lanes without STEP's bit come from those of a and b without it, or, with
-// SECOND, from those with it. In stages of 8, 4, 2, 1 this transposes.
 template <int STEP, bool SECOND>
-inline words both(words a, words b) {
-#define AT(i) ((i) & STEP ? (SECOND ? 16 + (i) : 16 + (i) - STEP) : (SECOND ? (i) + STEP : (i)))
-#define EACH AT(0), AT(1), AT(2), AT(3), AT(4), AT(5), AT(6), AT(7), AT(8), AT(9), AT(10), AT(11), AT(12), AT(13), AT(14), AT(15)
-#ifdef __clang__
-  return __builtin_shufflevector(a, b, EACH);
+inline words both(const words& a, const words& b) {
+#ifdef __AVX512F__
+  return woven<STEP, SECOND>(a, b);
 #else
-  return __builtin_shuffle(a, b, words{EACH});
+  constexpr int APART = STEP / LANES;  // registers
+  words found;
+  for (int i = 0; i < words::COUNT; ++i)
+    if constexpr (APART == 0) found.part[i] = woven<STEP % LANES, SECOND>(a.part[i], b.part[i]);
+    else if (i & APART) found.part[i] = SECOND ? b.part[i] : b.part[i - APART];
+    else found.part[i] = SECOND ? a.part[i + APART] : a.part[i];
+  return found;
 #endif
-#undef EACH
+}
+
+// Each number in the place of the one whose index differs by STEP's bit.
+template <int STEP, typename V>
+inline V swapped(V value) {
+  constexpr int SIZE = sizeof(V) / 4;
+#define AT(i) (i) ^ STEP
+#define FOUR(i) AT(i), AT(i + 1), AT(i + 2), AT(i + 3)
+#ifdef __clang__
+#define SHUFFLED(...) __builtin_shufflevector(value, value, __VA_ARGS__)
+#else
+  typedef uint32_t Places __attribute__((vector_size(sizeof(V))));
+#define SHUFFLED(...) __builtin_shuffle(value, Places{__VA_ARGS__})
+#endif
+  if constexpr (SIZE == 16) return SHUFFLED(FOUR(0), FOUR(4), FOUR(8), FOUR(12));
+  else if constexpr (SIZE == 8) return SHUFFLED(FOUR(0), FOUR(4));
+  else return SHUFFLED(FOUR(0));
+#undef SHUFFLED
+#undef FOUR
 #undef AT
 }
 
-// a > b ? a : b, a < b ? a : b, and what is where x is not below a bound, else 0; compilers take the choices one by one where a
-// vector is several registers. Of a number and none the second comes out.
-#if defined(__AVX2__) && !defined(__AVX512F__)
-#define BY_REGISTERS(OPERATION)                                                                                          \
-  __m256 one[2], other[2];                                                                                               \
-  std::memcpy(one, &a, sizeof(a)), std::memcpy(other, &b, sizeof(b));                                                    \
-  for (int i = 0; i < 2; ++i) one[i] = OPERATION;                                                                        \
-  return load<floats>(one);
-inline floats larger(floats a, floats b) { BY_REGISTERS(_mm256_max_ps(one[i], other[i])) }
-inline floats smaller(floats a, floats b) { BY_REGISTERS(_mm256_min_ps(one[i], other[i])) }
-inline floats from_on(float bound, floats a, floats b) {
-  BY_REGISTERS(_mm256_andnot_ps(_mm256_cmp_ps(one[i], _mm256_set1_ps(bound), _CMP_LT_OQ), other[i]))
-}
-#elif defined(__aarch64__)
-#define BY_REGISTERS(OPERATION)                                                                                          \
-  float32x4_t one[4], other[4];                                                                                          \
-  std::memcpy(one, &a, sizeof(a)), std::memcpy(other, &b, sizeof(b));                                                    \
-  for (int i = 0; i < 4; ++i) one[i] = OPERATION;                                                                        \
-  return load<floats>(one);
-inline floats larger(floats a, floats b) { BY_REGISTERS(vbslq_f32(vcgtq_f32(one[i], other[i]), one[i], other[i])) }
-inline floats smaller(floats a, floats b) { BY_REGISTERS(vbslq_f32(vcltq_f32(one[i], other[i]), one[i], other[i])) }
-inline floats from_on(float bound, floats a, floats b) {
-  BY_REGISTERS(vbslq_f32(vcltq_f32(one[i], vdupq_n_f32(bound)), vdupq_n_f32(0.0f), other[i]))
-}
+template <int STEP>
+inline floats exchanged(const floats& value) {
+#ifdef __AVX512F__
+  return swapped<STEP>(value);
 #else
+  floats found;
+  for (int i = 0; i < floats::COUNT; ++i)
+    if constexpr (STEP < LANES) found.part[i] = swapped<STEP>(value.part[i]);
+    else found.part[i] = value.part[i ^ STEP / LANES];
+  return found;
+#endif
+}
+
+// a > b ? a : b, a < b ? a : b, what is where x is not below a bound, else 0, and a * b + c, rounded once where the processor can: in
+// compilers' own words these become one instruction at some places and not at others. Of a number and none the second comes out.
+#if defined(__AVX512F__)
 inline floats larger(floats a, floats b) { return a > b ? a : b; }
 inline floats smaller(floats a, floats b) { return a < b ? a : b; }
 inline floats from_on(float bound, floats x, floats value) { return x < bound ? floats{} : value; }
-#endif
-#undef BY_REGISTERS
-
-// a * b + c, rounded once where the processor can. Compilers do so on their own at some places and not at others.
-inline floats multiply_add(floats a, floats b, floats c) {
-#if defined(__AVX512F__)
-  return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-  __m256 part[3][2];
-  std::memcpy(part[0], &a, sizeof(a)), std::memcpy(part[1], &b, sizeof(b)), std::memcpy(part[2], &c, sizeof(c));
-  for (int i = 0; i < 2; ++i) part[0][i] = _mm256_fmadd_ps(part[0][i], part[1][i], part[2][i]);
-  return load<floats>(part[0]);
+inline floats multiply_add(floats a, floats b, floats c) { return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+#else
+#if defined(__AVX__)
+inline lanes larger(lanes a, lanes b) { return (lanes)_mm256_max_ps((__m256)a, (__m256)b); }
+inline lanes smaller(lanes a, lanes b) { return (lanes)_mm256_min_ps((__m256)a, (__m256)b); }
+inline lanes from_on(lanes bound, lanes x, lanes value) {
+  return (lanes)_mm256_andnot_ps(_mm256_cmp_ps((__m256)x, (__m256)bound, _CMP_LT_OQ), (__m256)value);
+}
 #elif defined(__aarch64__)
-  float32x4_t part[3][4];
-  std::memcpy(part[0], &a, sizeof(a)), std::memcpy(part[1], &b, sizeof(b)), std::memcpy(part[2], &c, sizeof(c));
-  for (int i = 0; i < 4; ++i) part[0][i] = vfmaq_f32(part[2][i], part[0][i], part[1][i]);
-  return load<floats>(part[0]);
+inline lanes larger(lanes a, lanes b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+inline lanes smaller(lanes a, lanes b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
+inline lanes from_on(lanes bound, lanes x, lanes value) { return vbslq_f32(vcltq_f32(x, bound), vdupq_n_f32(0.0f), value); }
+#else
+inline lanes larger(lanes a, lanes b) { return (lanes)_mm_max_ps((__m128)a, (__m128)b); }
+inline lanes smaller(lanes a, lanes b) { return (lanes)_mm_min_ps((__m128)a, (__m128)b); }
+inline lanes from_on(lanes bound, lanes x, lanes value) {
+  return (lanes)_mm_andnot_ps(_mm_cmplt_ps((__m128)x, (__m128)bound), (__m128)value);
+}
+#endif
+inline lanes multiply_add(lanes a, lanes b, lanes c) {
+#if defined(__FMA__)
+  return (lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return vfmaq_f32(c, a, b);
 #else
   return a * b + c;
 #endif
 }
+inline floats larger(floats a, const floats& b) {
+  for (int i = 0; i < floats::COUNT; ++i) a.part[i] = larger(a.part[i], b.part[i]);
+  return a;
+}
+inline floats smaller(floats a, const floats& b) {
+  for (int i = 0; i < floats::COUNT; ++i) a.part[i] = smaller(a.part[i], b.part[i]);
+  return a;
+}
+inline floats from_on(float bound, const floats& x, floats value) {
+  for (int i = 0; i < floats::COUNT; ++i) value.part[i] = from_on(bound - lanes{}, x.part[i], value.part[i]);
+  return value;
+}
+inline floats multiply_add(floats a, const floats& b, const floats& c) {
+  for (int i = 0; i < floats::COUNT; ++i) a.part[i] = multiply_add(a.part[i], b.part[i], c.part[i]);
+  return a;
+}
+#endif
 
 inline floats magnitude(floats value) { return (floats)((words)value & 0x7fffffff); }
 

@@ -112,6 +112,16 @@ def test_what_is_no_number_in_float8_stays_none_in_values_and_scales(cpu, is_com
     assert scales.isfinite().tolist() == [[True, True], [place >= 128, place < 128]]
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("bits", [0x7FC00000, -1])
+def test_groups_with_what_is_no_number_have_no_scale_whatever_its_bits(cpu, is_compiled, bits):
+    values = torch.ones(1, 256)
+    values.view(torch.int32)[0, 3] = bits
+    codes, scales = torch.empty(1, 256, dtype=torch.uint8), torch.empty(1, 2)
+    (cpu if is_compiled else TORCH).round_groups(values, codes, scales, group=128, lead=0)
+    assert scales.isfinite().tolist() == [[False, True]]
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_rows_are_read_from_where_they_stand(tmp_path, cpu, threads, is_compiled):
