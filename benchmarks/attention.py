@@ -3,7 +3,8 @@
     python benchmarks/attention.py --threads 2
 
 Decode: bytes of keys, values and scales that one sequence's token sees, by the time of the call, beside the rate at which the same
-threads read memory; as many caches take turns as no processor's cache holds. Blocks stand in the order of their tokens, or anywhere.
+threads read memory. As many caches as no processor's cache holds take turns, in calls that are replayed one after another, as those of
+a small step's layers are. Blocks stand in the order of their tokens, or anywhere.
 Prompt: operations of both products beside the rate of the processor's dense products. Figures are medians over rounds in which all
 take turns, with the ceilings before and after them; sizes are by default those of a layer of Qwen2.5-0.5B.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from experts import CACHE, compiled_function, seconds
 
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.ceilings import Ceilings
+from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.native.memory import use_huge_pages
 from labinfer.observe.table import format_table
@@ -36,14 +38,23 @@ class Case:
     context: int
     num_new: int
     is_shuffled: bool
-    calls: tuple[Callable[[], object], ...]
+    calls: tuple[Callable[[], torch.Tensor], ...]
+    run: Callable[[], object]
+    """Makes all of them, which have to stay: it reads their batches."""
     num_bytes: int
     """Bytes of the cache that a call needs."""
     operations: int
 
 
 def make_case(
-    function: Callable, args: argparse.Namespace, dtype: str, context: int, *, num_new: int, is_shuffled: bool
+    function: Callable,
+    provider: CpuProvider,
+    args: argparse.Namespace,
+    dtype: str,
+    context: int,
+    *,
+    num_new: int,
+    is_shuffled: bool,
 ) -> Case:
     heads = (args.kv_heads, args.size)
     num_blocks = -(-context // args.block_size)
@@ -62,15 +73,23 @@ def make_case(
         batch = AttentionBatch.build([0, num_new], [context], [table.tolist()], CPU)
         return lambda: function(q_THP, cache, batch, head_ptr, args.size**-0.5)
 
+    calls = tuple(bind(table) for table in order.split(num_blocks))
     return Case(
         dtype=dtype,
         context=context,
         num_new=num_new,
         is_shuffled=is_shuffled,
-        calls=tuple(bind(table) for table in order.split(num_blocks)),
+        calls=calls,
+        run=replayed(provider, calls) if num_new == 1 else calls[0],
         num_bytes=context * bytes_per_token,
         operations=4 * args.heads * args.size * sum(range(context - num_new + 1, context + 1)),
     )
+
+
+def replayed(provider: CpuProvider, calls: Sequence[Callable[[], torch.Tensor]]) -> Callable[[], object]:
+    """What makes these calls as a captured step does."""
+    _, graph = provider.capture()(lambda: [call() for call in calls][-1])
+    return graph.replay
 
 
 def main() -> None:
@@ -92,13 +111,13 @@ def main() -> None:
     torch.manual_seed(0)
     function, provider = compiled_function("paged_attention", args.threads, args.implementation)
     cases = [
-        make_case(function, args, dtype, context, num_new=1, is_shuffled=is_shuffled)
+        make_case(function, provider, args, dtype, context, num_new=1, is_shuffled=is_shuffled)
         for dtype in args.dtypes
         for context in args.contexts
         for is_shuffled in (False, True)
     ]
     cases += [
-        make_case(function, args, dtype, prompt, num_new=prompt, is_shuffled=False)
+        make_case(function, provider, args, dtype, prompt, num_new=prompt, is_shuffled=False)
         for dtype in args.dtypes
         for prompt in args.prompts
     ]
@@ -106,7 +125,7 @@ def main() -> None:
     times: list[list[float]] = [[] for _ in cases]
     for number in range(args.rounds + 1):
         for case, measured in zip(cases, times, strict=True):
-            taken = seconds(lambda case=case: [call() for call in case.calls]) / len(case.calls)
+            taken = seconds(case.run) / len(case.calls)
             if number > 0:  # the first round warms up
                 measured.append(taken)
     print_figures(cases, [statistics.median(measured) for measured in times], (before, provider.ceilings()))
