@@ -87,7 +87,7 @@ def make_case(
 
 
 def replayed(provider: CpuProvider, calls: Sequence[Callable[[], torch.Tensor]]) -> Callable[[], object]:
-    """What makes these calls as a captured step does."""
+    """A function that makes these calls as a captured step does."""
     _, graph = provider.capture()(lambda: [call() for call in calls][-1])
     return graph.replay
 
