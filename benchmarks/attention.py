@@ -69,7 +69,7 @@ def make_case(
     q_THP = torch.randn(num_new, args.heads, args.size).bfloat16()
     head_ptr = torch.arange(args.kv_heads + 1) * (args.heads // args.kv_heads)
 
-    def bind(table: torch.Tensor) -> Callable[[], object]:
+    def bind(table: torch.Tensor) -> Callable[[], torch.Tensor]:
         batch = AttentionBatch.build([0, num_new], [context], [table.tolist()], CPU)
         return lambda: function(q_THP, cache, batch, head_ptr, args.size**-0.5)
 
@@ -89,6 +89,8 @@ def make_case(
 def replayed(provider: CpuProvider, calls: Sequence[Callable[[], torch.Tensor]]) -> Callable[[], object]:
     """A function that makes these calls as a captured step does."""
     _, graph = provider.capture()(lambda: [call() for call in calls][-1])
+    if graph is None:
+        raise SystemExit("calls of this implementation cannot be captured; choose another --implementation")
     return graph.replay
 
 

@@ -343,7 +343,8 @@ def _measure_inputs(timer: StepTimer, few: int, most: int) -> tuple[float, Overh
 
 
 def _layer_timer(timer: StepTimer, numbers: Sequence[int], before: Points) -> Callable[[StepShape], float]:
-    """A function of a layer's seconds in a step, sums included; each step is measured once.
+    """A function of a layer's seconds in a step, sums included; each step is measured once. What a step takes beside its layers
+    counts as theirs: all of it as one layer's in chunks, which take much longer.
 
     Args:
         numbers: of the layers that are measured, all of a kind.

@@ -28,8 +28,8 @@ INPUT_STEPS = 5
 """Steps whose inputs are timed, each after the layers of another, which leave little of them in a processor's caches, as in a run."""
 SLOW_SECONDS = 0.3
 """Time of a step; those that take longer are run twice, the first run included …"""
-SAME = 1.05
-"""… unless that took more than this many times the second: then a third is run, and the first one does not count."""
+MAX_FIRST_RATIO = 1.05
+"""… unless that took more than this many times as long as the second: then a third is run, and the first one does not count."""
 
 _decode_command = msgspec.msgpack.Decoder(Command)
 
@@ -201,7 +201,7 @@ class StepTimer:
         self.runner.forget([start.seq_id for start in plan.starts])
 
     def _time(self, step: Callable[[], object]) -> float:
-        """Seconds of a step: the median of a few batches' means."""
+        """Seconds of a step: the median of a few batches' means, or of a slow step the mean of two runs."""
         first = self._time_batch(step, 1)  # small steps are captured
         estimate = self._time_batch(step, 1)
         slowest = torch.tensor([first, estimate])
@@ -209,8 +209,8 @@ class StepTimer:
             slowest = torch.stack(self.comm.all_gather(slowest)).amax(0)
         first_slowest, slowest_estimate = slowest.tolist()
         if slowest_estimate > SLOW_SECONDS:
-            is_same = first_slowest <= SAME * slowest_estimate
-            return statistics.mean((estimate, first if is_same else self._time_batch(step, 1)))
+            first_counts = first_slowest <= MAX_FIRST_RATIO * slowest_estimate
+            return statistics.mean((estimate, first if first_counts else self._time_batch(step, 1)))
         count = min(MAX_STEPS, max(1, round(BATCH_SECONDS / slowest_estimate)))
         batches = [estimate] if count == 1 else []
         while len(batches) < NUM_BATCHES:

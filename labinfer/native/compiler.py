@@ -19,7 +19,7 @@ from labinfer.native.targets import TARGETS, Target
 
 logger = logging.getLogger(__name__)
 
-FLAGS = ("-O3", "-std=c++17", "-fPIC", "-Wno-psabi")
+FLAGS = ("-O3", "-std=c++17", "-ffp-contract=fast", "-fPIC", "-Wno-psabi")
 COMPILERS = ("g++", "c++", "clang++")
 PREBUILT = Path(__file__).parent / "prebuilt"
 """Libraries that came with the package; there are some in a wheel that ``make wheel`` made."""

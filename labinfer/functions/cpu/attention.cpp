@@ -147,6 +147,8 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
   int64_t num_new = batch.row_ptr[tile.sequence + 1] - batch.row_ptr[tile.sequence];
   int64_t position = batch.context_lens[tile.sequence] - num_new + tile.first;
   int64_t at_once = pass_rows<Kernel>(rows);
+  // The second pass over a span finds it in the second-level cache and fetches the next one, where there is room for both.
+  bool looks_further = !IN_TILES<Kernel> && at_once < rows && 2 * SPAN * (size + width) * int64_t(sizeof(typename Kernel::Element)) < CACHE;
   const Input* query = pack_query(batch, tile, at_once, scratch);
   Input* weights = room(scratch.weights, Kernel::ROWS * SPAN);
   float *scores = room(scratch.scores, Kernel::ROWS * SPAN), *part = room(scratch.part, Kernel::ROWS * width);
@@ -155,12 +157,12 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
   PanelState<Kernel> state;
   for (int64_t index = tile.first_span; index < tile.end_span; ++index) {
     int64_t begin = std::max(index * SPAN, tile.begin / UNIT * UNIT), end = std::min((index + 1) * SPAN, tile.end);
-    span.find(batch, tile, begin, end, IN_TILES<Kernel>, at_once >= rows, scratch.units);
+    span.find(batch, tile, begin, end, IN_TILES<Kernel>, looks_further, scratch.units);
     for (int64_t row = 0; row < rows; row += at_once) {
       int some = int(std::min(at_once, rows - row));
       int64_t seen = position + (row + some - 1) / group + 1 - begin;  // by the last of these rows
       int64_t units = std::min(span.count, up_to(std::max<int64_t>(0, seen), UNIT) / UNIT);
-      multiply_keys<Kernel>(state, some, query + row * size, size, span.keys(), units, span.ahead_of_keys(row == 0), scores);
+      multiply_keys<Kernel>(state, some, query + row * size, size, span.keys(), units, span.ahead_of_keys(looks_further && row == at_once), scores);
       for (int r = 0; r < some; ++r) {
         int64_t own = position + (row + r) / group - begin;  // the last key it sees, from here
         int64_t from = batch.window ? std::max<int64_t>(0, own - batch.window + 1) : 0;
@@ -168,7 +170,7 @@ void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take ta
                batch.scale * LOG2_E, batch.has_scales() ? span.key_scales : nullptr,
                batch.has_scales() ? span.value_scales : nullptr, top[r], mass[r]);
       }
-      multiply_values<Kernel>(state, some, weights, span, units, span.ahead_of_values(row == 0), part, width);
+      multiply_values<Kernel>(state, some, weights, span, units, span.ahead_of_values(looks_further && row == at_once), part, width);
       for (int r = 0; r < some; ++r) take(index, row + r, part + r * width, top[r], mass[r]);
     }
   }

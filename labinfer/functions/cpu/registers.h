@@ -85,14 +85,14 @@ using few_bytes = Registers<int8_t>;
 
 // All bits where a number is not less than a bound, else none.
 inline ints operator>=(const floats& a, float b) {
-  ints found;
-  for (int i = 0; i < floats::COUNT; ++i) found.part[i] = a.part[i] >= b;
-  return found;
+  ints mask;
+  for (int i = 0; i < floats::COUNT; ++i) mask.part[i] = a.part[i] >= b;
+  return mask;
 }
 inline ints operator<=(const floats& a, const floats& b) {
-  ints found;
-  for (int i = 0; i < floats::COUNT; ++i) found.part[i] = a.part[i] <= b.part[i];
-  return found;
+  ints mask;
+  for (int i = 0; i < floats::COUNT; ++i) mask.part[i] = a.part[i] <= b.part[i];
+  return mask;
 }
 #endif
 
@@ -123,9 +123,9 @@ inline few_bytes low_bytes(words value) { return (few_bytes)_mm512_cvtepi32_epi8
 inline floats to_floats(ints value) { return __builtin_convertvector(value, floats); }
 #else
 inline floats to_floats(ints value) {
-  floats found;
-  for (int i = 0; i < floats::COUNT; ++i) found.part[i] = __builtin_convertvector(value.part[i], lanes);
-  return found;
+  floats numbers;
+  for (int i = 0; i < floats::COUNT; ++i) numbers.part[i] = __builtin_convertvector(value.part[i], lanes);
+  return numbers;
 }
 #if defined(__AVX2__)
 inline words widen_words(halves value) {
@@ -188,9 +188,9 @@ inline few_bytes low_bytes(words value) {
 #else
 template <typename To, typename From>
 inline Registers<To> converted(const Registers<From>& value) {
-  Registers<To> found;
-  for (int i = 0; i < WIDTH; ++i) found[i] = To(value[i]);
-  return found;
+  Registers<To> numbers;
+  for (int i = 0; i < WIDTH; ++i) numbers[i] = To(value[i]);
+  return numbers;
 }
 inline words widen_words(halves value) { return converted<uint32_t>(value); }
 inline ints widen_bytes(few_bytes value) { return converted<int32_t>(value); }

@@ -10,11 +10,12 @@
 namespace {
 
 // Wider than any register: arithmetic is split well by compilers, comparisons are not and are left to floats.
-typedef float wide_floats __attribute__((vector_size(4 * WIDTH)));
-typedef int32_t wide_ints __attribute__((vector_size(4 * WIDTH)));
 typedef double doubles __attribute__((vector_size(8 * WIDTH)));
 typedef int64_t longs __attribute__((vector_size(8 * WIDTH)));
 typedef uint64_t hashes __attribute__((vector_size(8 * WIDTH)));
+// As compilers convert them from and to these.
+typedef float wide_floats __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t wide_ints __attribute__((vector_size(4 * WIDTH)));
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 constexpr double LIKELIEST = 1099511627776.0;  // weight of the largest logit, 2^40
 constexpr double FAR = 40;                      // below the largest logit, over the temperature, there is no weight

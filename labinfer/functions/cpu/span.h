@@ -181,8 +181,8 @@ struct Span {
   int64_t count, width;  // units, and numbers of a row of values
 
   // The units of keys begin ... end; begin is the first of one, what is past the end is zero among the values. With gathers these stand one
-  // after another, an even number of units. Of the next span only the first keys are found where this one is gone through once.
-  void find(const Batch& batch, const Tile& tile, int64_t begin, int64_t end, bool gathers, bool is_once, UnitMemory<Element>& memory) {
+  // after another, an even number of units. Of the next span only the first keys are found unless it looks further.
+  void find(const Batch& batch, const Tile& tile, int64_t begin, int64_t end, bool gathers, bool looks_further, UnitMemory<Element>& memory) {
     int64_t first = begin / UNIT, last = (tile.end - 1) / UNIT, even = up_to(end - begin, 2 * UNIT) / UNIT;
     int64_t size = batch.even_size();
     count = up_to(end - begin, UNIT) / UNIT, width = up_to(batch.value_size, WIDTH);
@@ -220,7 +220,7 @@ struct Span {
     if (count < even) units[count] = units[count - 1];
     if (count < even && gathers) std::fill_n(own_values + count * UNIT * width, UNIT * width, Element(0));
     auto next = [&](const Units<Element>& of, int64_t i) { return in_place ? of.in_place(std::min(last, first + count + i)) : own_keys; };
-    int64_t further = is_once ? 0 : count;
+    int64_t further = looks_further ? count : 0;
     for (int64_t i = 0; i < further; ++i) units[even + count + i] = next(keys, i), units[even + 2 * count + i] = next(values, i);
     for (int64_t i = 0; i < AHEAD_UNITS; ++i) units[even + count + 2 * further + i] = next(keys, i);
   }
@@ -228,10 +228,9 @@ struct Span {
   const Element* const* keys() const { return units; }
   const Element* const* values() const { return units + up_to(count, 2); }
 
-  // How far in units what is to be fetched is behind keys, and behind values, that are read: in the first pass over the span what
-  // comes soon, later what the next span has.
-  int64_t ahead_of_keys(bool is_first) const { return is_first ? AHEAD_UNITS : up_to(count, 2) + count; }
-  int64_t ahead_of_values(bool is_first) const { return is_first ? AHEAD_UNITS : 2 * count; }
+  // Units from keys, and from values, that are read to what is fetched meanwhile: what comes soon, or the same of the next span.
+  int64_t ahead_of_keys(bool looks_further) const { return looks_further ? up_to(count, 2) + count : AHEAD_UNITS; }
+  int64_t ahead_of_values(bool looks_further) const { return looks_further ? 2 * count : AHEAD_UNITS; }
 };
 
 }  // namespace

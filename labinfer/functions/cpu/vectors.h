@@ -207,7 +207,7 @@ inline float as_float(int8_t value) { return value; }
 inline void set(half& to, float value) { to = narrow_half(value); }
 inline floats load_floats(const bf16* from) { return widen(load<halves>(from)); }
 inline floats load_floats(const int8_t* from) {
-#if defined(__AVX2__) && !defined(__AVX512F__)  // straight from memory: a vector of bytes in two parts would go through it once more
+#if defined(__AVX2__) && !defined(__AVX512F__)  // each half straight from memory
   floats wide;
   for (int i = 0; i < 2; ++i)
     wide.part[i] = (lanes)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + 8 * i))));
@@ -225,7 +225,7 @@ inline void set(bf16& to, float value) { to = narrow(value); }
 inline void set(float& to, float value) { to = value; }
 
 // Of two vectors, a before b in a matrix: lanes without STEP's bit come from those of a and b without it, or, with SECOND, from those
-// with it. In stages of 8, 4, 2, 1 this transposes. Words of SIZE bytes.
+// with it. In stages of 8, 4, 2, 1 this transposes. V has SIZE words.
 template <int STEP, bool SECOND, typename V>
 inline V woven(V a, V b) {
   constexpr int SIZE = sizeof(V) / 4;
@@ -251,12 +251,12 @@ inline words both(const words& a, const words& b) {
   return woven<STEP, SECOND>(a, b);
 #else
   constexpr int APART = STEP / LANES;  // registers
-  words found;
+  words chosen;
   for (int i = 0; i < words::COUNT; ++i)
-    if constexpr (APART == 0) found.part[i] = woven<STEP % LANES, SECOND>(a.part[i], b.part[i]);
-    else if (i & APART) found.part[i] = SECOND ? b.part[i] : b.part[i - APART];
-    else found.part[i] = SECOND ? a.part[i + APART] : a.part[i];
-  return found;
+    if constexpr (APART == 0) chosen.part[i] = woven<STEP % LANES, SECOND>(a.part[i], b.part[i]);
+    else if (i & APART) chosen.part[i] = SECOND ? b.part[i] : b.part[i - APART];
+    else chosen.part[i] = SECOND ? a.part[i + APART] : a.part[i];
+  return chosen;
 #endif
 }
 
@@ -285,11 +285,11 @@ inline floats exchanged(const floats& value) {
 #ifdef __AVX512F__
   return swapped<STEP>(value);
 #else
-  floats found;
+  floats changed;
   for (int i = 0; i < floats::COUNT; ++i)
-    if constexpr (STEP < LANES) found.part[i] = swapped<STEP>(value.part[i]);
-    else found.part[i] = value.part[i ^ STEP / LANES];
-  return found;
+    if constexpr (STEP < LANES) changed.part[i] = swapped<STEP>(value.part[i]);
+    else changed.part[i] = value.part[i ^ STEP / LANES];
+  return changed;
 #endif
 }
 
@@ -311,12 +311,16 @@ inline lanes from_on(lanes bound, lanes x, lanes value) {
 inline lanes larger(lanes a, lanes b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 inline lanes smaller(lanes a, lanes b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 inline lanes from_on(lanes bound, lanes x, lanes value) { return vbslq_f32(vcltq_f32(x, bound), vdupq_n_f32(0.0f), value); }
-#else
+#elif defined(__SSE2__)
 inline lanes larger(lanes a, lanes b) { return (lanes)_mm_max_ps((__m128)a, (__m128)b); }
 inline lanes smaller(lanes a, lanes b) { return (lanes)_mm_min_ps((__m128)a, (__m128)b); }
 inline lanes from_on(lanes bound, lanes x, lanes value) {
   return (lanes)_mm_andnot_ps(_mm_cmplt_ps((__m128)x, (__m128)bound), (__m128)value);
 }
+#else
+inline lanes larger(lanes a, lanes b) { return a > b ? a : b; }
+inline lanes smaller(lanes a, lanes b) { return a < b ? a : b; }
+inline lanes from_on(lanes bound, lanes x, lanes value) { return x < bound ? lanes{} : value; }
 #endif
 inline lanes multiply_add(lanes a, lanes b, lanes c) {
 #if defined(__FMA__)

@@ -70,8 +70,8 @@ def test_quick_steps_fill_batches_of_which_the_median_counts():
     assert steps.num_run == 2 + NUM_BATCHES * round(BATCH_SECONDS / 0.001)
 
 
-@pytest.mark.parametrize("own", [[0.2, 0.2], [0.2, 0.4], [0.4, 0.4], [0.4, 0.2]])
-@pytest.mark.parametrize("other", [[0.2, 0.2], [0.2, 0.4], [0.4, 0.4], [0.4, 0.2]])
+@pytest.mark.parametrize("own", [[0.2, 0.2], [0.2, 0.4], [0.4, 0.4], [0.4, 0.2], [0.6, 0.4]])
+@pytest.mark.parametrize("other", [[0.2, 0.2], [0.2, 0.4], [0.4, 0.4], [0.4, 0.2], [0.6, 0.4]])
 def test_ranks_of_a_stage_run_a_step_equally_often(own, other):
     here, there = Steps(own), Steps(other)
     time_steps(here, [other])
