@@ -104,7 +104,7 @@ class Rank0Job:
             is_interrupted = True
         report = self.llm.report
         has_run = report.num_finished or (job is not None and job.num_failed)
-        shows_all = has_run and logger.isEnabledFor(logging.INFO)
+        is_informed = logger.isEnabledFor(logging.INFO)
         if has_run:
             summary = report.summary()
         elif is_interrupted:
@@ -113,8 +113,8 @@ class Rank0Job:
             summary = f"nothing was left to do: all {len(output.digests)} lines were answered before"
         else:
             summary = f"--input {self.job.input} has no lines; nothing was done"
-        end = "; interrupted" if is_interrupted and not logger.isEnabledFor(logging.INFO) else ""
-        sys.stderr.write("\n" + report.format() + "\n" if shows_all else f"labinfer: {summary}{end}\n")
+        end = "; interrupted" if is_interrupted and not is_informed else ""
+        sys.stderr.write("\n" + report.format() + "\n" if has_run and is_informed else f"labinfer: {summary}{end}\n")
         if (has_run or output.digests) and self.job.output not in ("", STANDARD):
             logger.info("the answers are in %s", self.job.output)
         if self.files.report is not None:

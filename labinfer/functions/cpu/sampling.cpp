@@ -4,18 +4,12 @@
 #include <limits>
 #include <vector>
 
+#include "doubles.h"
 #include "exponentials.h"
 #include "team.h"
 
 namespace {
 
-// Wider than any register: arithmetic is split well by compilers, comparisons are not and are left to floats.
-typedef double doubles __attribute__((vector_size(8 * WIDTH)));
-typedef int64_t longs __attribute__((vector_size(8 * WIDTH)));
-typedef uint64_t hashes __attribute__((vector_size(8 * WIDTH)));
-// As compilers convert them from and to these.
-typedef float wide_floats __attribute__((vector_size(4 * WIDTH)));
-typedef int32_t wide_ints __attribute__((vector_size(4 * WIDTH)));
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 constexpr double LIKELIEST = 1099511627776.0;  // weight of the largest logit, 2^40
 constexpr double FAR = 40;                      // below the largest logit, over the temperature, there is no weight
@@ -103,25 +97,6 @@ Top largest_of(const T* row, int64_t begin, int64_t end) {
   if (found.value != NOTHING)
     while (as_float(row[found.id]) != found.value) ++found.id;
   return found;
-}
-
-inline doubles to_doubles(const floats& x) { return __builtin_convertvector(load<wide_floats>(&x), doubles); }
-inline floats to_floats(doubles x) {
-  wide_floats narrowed = __builtin_convertvector(x, wide_floats);
-  return load<floats>(&narrowed);
-}
-inline longs to_longs(const ints& x) { return __builtin_convertvector(load<wide_ints>(&x), longs); }
-
-inline doubles exponential(doubles x) {  // of -700 to 700, to about one unit in the last place
-  doubles scaled = x * 1.4426950408889634 + 6755399441055744.0;  // adding 1.5 * 2^52 rounds to a whole number
-  longs power = (longs)scaled << 52;
-  doubles whole = scaled - 6755399441055744.0;
-  doubles rest = x - whole * 6.93145751953125e-1 - whole * 1.42860682030941723212e-6;
-  doubles value = doubles{} + 1.0 / 6227020800.0;
-  for (double factor : {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
-                        1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0})
-    value = value * rest + factor;
-  return (doubles)((longs)value + power);
 }
 
 // Probabilities as whole numbers, whose sum is the same in any order; the largest logit comes over the temperature.

@@ -206,16 +206,7 @@ inline float as_float(half value) { return widen(value); }
 inline float as_float(int8_t value) { return value; }
 inline void set(half& to, float value) { to = narrow_half(value); }
 inline floats load_floats(const bf16* from) { return widen(load<halves>(from)); }
-inline floats load_floats(const int8_t* from) {
-#if defined(__AVX2__) && !defined(__AVX512F__)  // each half straight from memory
-  floats wide;
-  for (int i = 0; i < 2; ++i)
-    wide.part[i] = (lanes)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + 8 * i))));
-  return wide;
-#else
-  return to_floats(widen_bytes(load<few_bytes>(from)));
-#endif
-}
+inline floats load_floats(const int8_t* from) { return to_floats(widen_bytes(load<few_bytes>(from))); }
 inline floats load_floats(const float* from) { return load<floats>(from); }
 inline void store_floats(bf16* to, floats value) { store(to, narrow(value)); }
 inline void store_floats(float* to, floats value) { store(to, value); }
@@ -224,36 +215,41 @@ inline float as_float(float value) { return value; }
 inline void set(bf16& to, float value) { to = narrow(value); }
 inline void set(float& to, float value) { to = value; }
 
-// Of two vectors, a before b in a matrix: lanes without STEP's bit come from those of a and b without it, or, with SECOND, from those
-// with it. In stages of 8, 4, 2, 1 this transposes. V has SIZE words.
-template <int STEP, bool SECOND, typename V>
-inline V woven(V a, V b) {
+// A vector whose i-th number is that of a at Places::of(i, SIZE), or, from SIZE on, what follows there in b. V has SIZE numbers of 4
+// bytes.
+template <typename Places, typename V>
+inline V shuffled(V a, V b) {
   constexpr int SIZE = sizeof(V) / 4;
-#define AT(i) ((i) & STEP ? (SECOND ? SIZE + (i) : SIZE + (i) - STEP) : (SECOND ? (i) + STEP : (i)))
-#define FOUR(i) AT(i), AT(i + 1), AT(i + 2), AT(i + 3)
+#define FOUR(i) Places::of(i, SIZE), Places::of(i + 1, SIZE), Places::of(i + 2, SIZE), Places::of(i + 3, SIZE)
 #ifdef __clang__
 #define SHUFFLED(...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else  // gcc has that one from version 12 on
-  typedef uint32_t Places __attribute__((vector_size(sizeof(V))));
-#define SHUFFLED(...) __builtin_shuffle(a, b, Places{__VA_ARGS__})
+  typedef uint32_t Indices __attribute__((vector_size(sizeof(V))));
+#define SHUFFLED(...) __builtin_shuffle(a, b, Indices{__VA_ARGS__})
 #endif
   if constexpr (SIZE == 16) return SHUFFLED(FOUR(0), FOUR(4), FOUR(8), FOUR(12));
   else if constexpr (SIZE == 8) return SHUFFLED(FOUR(0), FOUR(4));
   else return SHUFFLED(FOUR(0));
 #undef SHUFFLED
 #undef FOUR
-#undef AT
 }
+
+// Of two vectors, a before b in a matrix: lanes without STEP's bit come from those of a and b without it, or, with SECOND, from those
+// with it. In stages of 8, 4, 2, 1 this transposes.
+template <int STEP, bool SECOND>
+struct Woven {
+  static constexpr int of(int i, int size) { return i & STEP ? (SECOND ? size + i : size + i - STEP) : (SECOND ? i + STEP : i); }
+};
 
 template <int STEP, bool SECOND>
 inline words both(const words& a, const words& b) {
 #ifdef __AVX512F__
-  return woven<STEP, SECOND>(a, b);
+  return shuffled<Woven<STEP, SECOND>>(a, b);
 #else
   constexpr int APART = STEP / LANES;  // registers
   words chosen;
   for (int i = 0; i < words::COUNT; ++i)
-    if constexpr (APART == 0) chosen.part[i] = woven<STEP % LANES, SECOND>(a.part[i], b.part[i]);
+    if constexpr (APART == 0) chosen.part[i] = shuffled<Woven<STEP % LANES, SECOND>>(a.part[i], b.part[i]);
     else if (i & APART) chosen.part[i] = SECOND ? b.part[i] : b.part[i - APART];
     else chosen.part[i] = SECOND ? a.part[i + APART] : a.part[i];
   return chosen;
@@ -261,33 +257,19 @@ inline words both(const words& a, const words& b) {
 }
 
 // Each number in the place of the one whose index differs by STEP's bit.
-template <int STEP, typename V>
-inline V swapped(V value) {
-  constexpr int SIZE = sizeof(V) / 4;
-#define AT(i) (i) ^ STEP
-#define FOUR(i) AT(i), AT(i + 1), AT(i + 2), AT(i + 3)
-#ifdef __clang__
-#define SHUFFLED(...) __builtin_shufflevector(value, value, __VA_ARGS__)
-#else
-  typedef uint32_t Places __attribute__((vector_size(sizeof(V))));
-#define SHUFFLED(...) __builtin_shuffle(value, Places{__VA_ARGS__})
-#endif
-  if constexpr (SIZE == 16) return SHUFFLED(FOUR(0), FOUR(4), FOUR(8), FOUR(12));
-  else if constexpr (SIZE == 8) return SHUFFLED(FOUR(0), FOUR(4));
-  else return SHUFFLED(FOUR(0));
-#undef SHUFFLED
-#undef FOUR
-#undef AT
-}
+template <int STEP>
+struct Swapped {
+  static constexpr int of(int i, int) { return i ^ STEP; }
+};
 
 template <int STEP>
 inline floats exchanged(const floats& value) {
 #ifdef __AVX512F__
-  return swapped<STEP>(value);
+  return shuffled<Swapped<STEP>>(value, value);
 #else
   floats changed;
   for (int i = 0; i < floats::COUNT; ++i)
-    if constexpr (STEP < LANES) changed.part[i] = swapped<STEP>(value.part[i]);
+    if constexpr (STEP < LANES) changed.part[i] = shuffled<Swapped<STEP>>(value.part[i], value.part[i]);
     else changed.part[i] = value.part[i ^ STEP / LANES];
   return changed;
 #endif
