@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import itertools
 import os
+import re
 import typing
 from typing import Any
 
@@ -144,6 +145,9 @@ QUOTES, DASHES = "“”‘’＂＇„«»", "—–―－‐−"
 """Characters that keyboards and word processors put in place of quotes and hyphens."""
 QUOTES_HINT = "to a shell only \" and ' are quotes, not “ and ”"
 
+NEAR = 0.8
+"""Likeness of a word to an option or a command (``difflib``) that is taken for a slip; all benchmarks have their first word in common."""
+
 PROGRAM = "launch.py"
 """Name by which this program calls itself where it was started by no other."""
 PROGRAMS = {PROGRAM: ("python launch.py", "launch.py"), "labinfer": ("labinfer", "-m labinfer")}
@@ -194,7 +198,9 @@ class Parser(argparse.ArgumentParser):
             near = OTHER_ENGINES.get(flag, "")
             if near.partition(" ")[0] not in self._option_string_actions:
                 known = {name.lstrip("-"): name for name in self._option_string_actions}  # dashes make all look alike
-                near = next((known[name] for name in difflib.get_close_matches(flag.lstrip("-"), known, n=1)), "")
+                word = flag.lstrip("-")
+                longer = [name for name in known if len(word) > 2 and name.startswith(word)]
+                near = next((known[name] for name in longer or difflib.get_close_matches(word, known, 1, NEAR)), "")
             self.error(f"unknown option {flag}" + (f" (did you mean {near}?)" if near else ""))
         return args
 
@@ -243,10 +249,6 @@ def build_bench_parser(program: str = PROGRAM) -> Parser:
     )
 
 
-NEAR_COMMAND = 0.8
-"""Likeness of a word to a command (``difflib``) that is taken for a slip; all benchmarks have their first word in common."""
-
-
 def split_command(arguments: list[str]) -> tuple[str, list[str]]:
     """The command's name and the arguments after it.
 
@@ -267,7 +269,7 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
                 f"there is no command {command!r:.80}; a text to answer is given as --prompt {command!r:.80}"
             )
         names = [name for name in COMMANDS if name != "generate"]
-        if near := difflib.get_close_matches(command, names, n=1, cutoff=NEAR_COMMAND):
+        if near := difflib.get_close_matches(command, names, n=1, cutoff=NEAR):
             raise UsageError(f"there is no command {command!r}; did you mean {near[0]}?")
         raise UsageError(
             f"there is no command {command!r}; commands are {', '.join(names)}, and without one --prompt or --input is run"
@@ -297,9 +299,8 @@ def add_options(
         defaults: defaults that differ from the dataclass's.
         left_out: fields that are no flags.
     """
-    group = parser.add_argument_group(
-        section.__name__.removesuffix("Options").lower(), section.__doc__.replace("``", "")
-    )
+    words = re.findall("[A-Z][a-z]+", section.__name__.removesuffix("Options"))
+    group = parser.add_argument_group(" ".join(words).lower(), section.__doc__.replace("``", ""))
     hints = typing.get_type_hints(section)
     for f in dataclasses.fields(section):
         if f.name in left_out:

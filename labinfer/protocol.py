@@ -290,12 +290,15 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
         """``logprobs`` and ``top_logprobs`` as the one count that ``SamplingParams`` has.
 
         Raises:
-            UserError: ``logprobs`` is neither true nor false, or ``top_logprobs`` stands alone.
+            UserError: ``logprobs`` is neither true nor false, or ``top_logprobs`` stands alone or is out of bounds.
         """
         if type(self.logprobs) is int:
             raise UserError(f"logprobs must be true or false in a chat request, not {self.logprobs!r:.60}")
         if self.top_logprobs and not self.logprobs:
             raise UserError("top_logprobs needs logprobs: true")
+        if self.top_logprobs is not None:
+            kind, bounds = NUMBERS["logprobs"]
+            bounds.check("top_logprobs", kind, self.top_logprobs)
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

@@ -173,11 +173,12 @@ def _refuse_change(output: str, kind: str, before: dict[str, Any], now: dict[str
     """Raises:
     UserError: the values differ; the text names the first that does.
     """
+    another = "other" if kind.endswith("s") else "another"
     for name in before.keys() | now.keys():
         old, new = before.get(name), now.get(name)
         if old != new:
             raise UserError(
-                f"--resume: {output} was begun with another {kind}: {name} was {_shown(old)} and is {_shown(new)}; "
+                f"--resume: {output} was begun with {another} {kind}: {name} was {_shown(old)} and is {_shown(new)}; "
                 "give what it was, or --overwrite to begin anew"
             )
 

@@ -19,6 +19,7 @@ from labinfer.engine.request import Request
 from labinfer.errors import ExitStatus, Interrupted
 from labinfer.llm import LLM
 from labinfer.observe.output_file import STANDARD
+from labinfer.outputs import Completion
 from labinfer.prompts import ChatPrompt, Prompt, TextPrompt
 from labinfer.sampling_params import SamplingParams
 
@@ -133,6 +134,7 @@ class Rank0Job:
         answers = PromptAnswers(titles, self.files.output.write_text)
         streams = not self.job.output and self.sampling.can_stream and self.sampling.n == 1
         on_delta = answers.grow if streams else None
+        cut: list[Completion] = []
         with (
             contextlib.closing(answers),
             contextlib.closing(self.llm.run(requests, self.session.signals.check, on_delta)) as outputs,
@@ -140,6 +142,7 @@ class Rank0Job:
             for output in outputs:
                 if not self.job.output:
                     answers.end(output, has_grown=streams)
+                    cut.extend(answer for answer in output.completions if answer.finish_reason == "length")
                 else:
                     from labinfer.batch.records import result_record
                     from labinfer.jsonl import ParsedLine
@@ -149,6 +152,14 @@ class Rank0Job:
                         output.key + 1, line, output, self.session.options.model.model, self.llm.tokenizer
                     )
                     self.files.output.write(record, output.key + 1)
+        if cut:
+            limit, most = self.sampling.max_tokens, max(len(answer.token_ids) for answer in cut)
+            why = (
+                f"--max-tokens {limit} is reached"
+                if most == limit
+                else f"the context of {self.llm.facts.max_model_len} tokens is full"
+            )
+            logger.warning("%s cut off: %s", "the answer is" if len(cut) == 1 else f"{len(cut)} answers are", why)
 
 
 def _read_prompts(llm: LLM, job: JobOptions) -> list[Prompt]:

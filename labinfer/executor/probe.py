@@ -96,6 +96,7 @@ def probe_cluster(
         drafting = [_draft_bytes(group, options, layout, mtp) for layout in layouts]
     providers = prepare_providers(group, layouts[0].devices[group.rank])
     folder, begin, is_known, own = cache_folder(), time.perf_counter(), True, []
+    is_anew = options.model.autotune == "again"
     here, device = group.everyone[group.rank], layouts[0].devices[group.rank]
     with group.together():
         taken = STARTED_BYTES + swap_bytes(group, options, layouts[0], 0) if device.type == "cpu" else 0
@@ -107,7 +108,7 @@ def probe_cluster(
         ]
     for units, layout, draft in zip(rounds, layouts, drafting, strict=True):
         path = folder / file_name(group, options, layout, config, providers) if folder is not None else None
-        costs = read_costs(path, HostCosts)
+        costs = None if is_anew else read_costs(path, HostCosts)
         if not all(group.comm.all_gather_bytes(b"" if costs is None else b"known")):
             on_progress("loading some layers" + f", tp {layout.topology.tp_sizes[0]}" * (len(rounds) > 1))
             timer = _make_timer(group, options, layout, directory, units)
@@ -140,7 +141,8 @@ def probe_cluster(
     on_progress("links")
     links = _find_links(group, folder, may_remember=is_known and for_plan)
     if group.rank == 0:
-        how = "as measured before" if is_known else f"measured in {time.perf_counter() - begin:.1f} s"
+        known = "as measured before; --autotune again measures them anew"
+        how = known if is_known else f"measured in {time.perf_counter() - begin:.1f} s"
         logger.info("costs of %d machine%s: %s", len(machines), "s" * (len(machines) > 1), how)
     return Cluster(machines=machines, links=links)
 

@@ -47,6 +47,25 @@ class StoredBatch(msgspec.Struct, frozen=True):
     batch: Batch
 
 
+def lock_folder(folder: Path) -> int:
+    """The folder of ``--files-dir`` with its parts, made where they are missing, for one server alone until the descriptor is closed.
+
+    Raises:
+        UserError: it cannot be used, or another server uses it.
+    """
+    try:
+        for name in ("files", "batches", "uploads"):
+            (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise UserError(f"--files-dir {folder}: another server uses it; give each a folder of its own") from None
+    except OSError as error:
+        raise UserError(f"--files-dir {folder} cannot be used: {error.strerror}") from None
+    return lock
+
+
 class FileStore:
     """The folder of ``--files-dir``.
 
@@ -63,11 +82,8 @@ class FileStore:
         self._files: dict[str, StoredFile] = {}
         self._batches: dict[str, StoredBatch] = {}
         self._num_bytes: Counter[str] = Counter()  # of the files of each owner, those that come in included
+        self._lock = lock_folder(self._folder)
         try:
-            for name in ("files", "batches", "uploads"):
-                (self._folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.secret = self._load_secret()
             """Secret with which owners are derived, so that they are the same after a restart."""
             for path in sorted((self._folder / "files").glob("*.json")):
@@ -77,10 +93,6 @@ class FileStore:
             for path in sorted((self._folder / "batches").glob("*.json")):
                 self._batches[path.stem] = _load(path, StoredBatch)
             self._remove_orphans()
-        except BlockingIOError:
-            raise UserError(
-                f"--files-dir {self._folder}: another server uses it; give each a folder of its own"
-            ) from None
         except OSError as error:
             raise UserError(f"--files-dir {self._folder} cannot be used: {error.strerror}") from None
 

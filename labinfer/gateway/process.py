@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import socket
@@ -29,8 +30,13 @@ def listen(options: ServerOptions) -> socket.socket:
     """The socket on which clients come.
 
     Raises:
-        UserError: the address is taken, or none of this machine's.
+        UserError: the address is taken, or none of this machine's; or the folder of files cannot be used, which the gateway would
+            find only when the models are loaded.
     """
+    if options.files_dir:
+        from labinfer.gateway.file_store import lock_folder  # most servers have none
+
+        os.close(lock_folder(Path(options.files_dir)))
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
         return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)

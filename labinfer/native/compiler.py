@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import logging
@@ -11,6 +12,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -29,6 +31,11 @@ TIME_LIMIT = 120
 """Seconds of one compilation."""
 LOOK_SECONDS = 0.2
 """Between two reports of how far it is."""
+
+UNFINISHED = "compiling-"
+"""Begins the names of directories that hold what is compiled, in the cache."""
+ABANDONED_SECONDS = 3600
+"""After so long without a new file nobody compiles in such a directory."""
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of files that are compiled and of all: before the first, and now and then until the last."""
@@ -159,7 +166,8 @@ def _compile(
         NoCompiler: the compiler failed.
     """
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        _remove_abandoned(path.parent)
+        with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=path.parent) as directory:
             unfinished = Path(directory) / path.name
             files = sorted(sources.glob("*.cpp"), key=lambda file: -file.stat().st_size)  # the longest first
             objects = [str(Path(directory) / f"{file.stem}.o") for file in files]
@@ -170,6 +178,14 @@ def _compile(
             os.replace(unfinished, path)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoCompiler(f"{command[0]}: {error}") from None
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what compilations left that were killed."""
+    for path in folder.glob(f"{UNFINISHED}*"):
+        with contextlib.suppress(OSError):  # another process removes it, too
+            if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+                shutil.rmtree(path)
 
 
 def _run_all(commands: list[list[str]], on_progress: OnProgress) -> None:

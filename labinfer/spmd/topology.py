@@ -159,7 +159,13 @@ def check_ranks(ranks: Sequence[int], world_size: int) -> None:
 
 
 def stage_sizes(
-    tp: tuple[int, ...], pp: int, layers: tuple[int, ...], world_size: int, *, ranks: tuple[int, ...] = ()
+    tp: tuple[int, ...],
+    pp: int,
+    layers: tuple[int, ...],
+    world_size: int,
+    *,
+    ranks: tuple[int, ...] = (),
+    remedy: str = "",
 ) -> tuple[int, ...]:
     """The tensor-parallel degree of each stage, which does not depend on the model. For the arguments see ``make_topology``.
 
@@ -182,9 +188,9 @@ def stage_sizes(
         needs = f"the layout {shape} needs {_ranks(sum(tp))}, but "
         if ranks:
             raise UserError(f"{needs}--ranks names {num_ranks}; change one of them")
+        remedy = remedy or f"start {sum(tp)} (torchrun --nproc-per-node {sum(tp)} or mpirun -n {sum(tp)})"
         raise UserError(
-            f"{needs}there {'is' if world_size == 1 else 'are'} {world_size}; "
-            f"start {sum(tp)} (torchrun --nproc-per-node {sum(tp)} or mpirun -n {sum(tp)}) or change -tp and -pp"
+            f"{needs}there {'is' if world_size == 1 else 'are'} {world_size}; {remedy} or change -tp and -pp"
         )
     return tp
 
@@ -198,17 +204,19 @@ def make_topology(
     *,
     ranks: tuple[int, ...] = (),
     last_cut: int | None = None,
+    remedy: str = "",
 ) -> Topology:
     """Build the layout from the flags; ``pp`` 0 means as many stages as the ranks allow.
 
     Args:
         ranks: see ``Topology.ranks``; all ``world_size`` ranks where it is empty.
         last_cut: the last layer with which a stage may begin; None for any.
+        remedy: what to do for another number of ranks; by default to start as many.
 
     Raises:
         UserError: the flags contradict each other, the model or the number of ranks.
     """
-    tp = stage_sizes(tp, pp, layers, world_size, ranks=ranks)
+    tp = stage_sizes(tp, pp, layers, world_size, ranks=ranks, remedy=remedy)
     pp = len(tp)
     if pp > num_layers:
         raise UserError(
@@ -216,7 +224,9 @@ def make_topology(
         )
     if layers:
         if len(layers) != pp:
-            raise UserError(f"--layers {','.join(map(str, layers))} names {len(layers)} stages, but there are {pp}")
+            raise UserError(
+                f"--layers {','.join(map(str, layers))} names the layers of {len(layers)} stage{'s' * (len(layers) != 1)}, but there are {pp}"
+            )
         if sum(layers) != num_layers:
             raise UserError(
                 f"--layers {','.join(map(str, layers))} adds up to {sum(layers)}, but the model has {num_layers} layers"

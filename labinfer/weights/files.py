@@ -34,6 +34,6 @@ def weight_files(directory: Path) -> list[Path]:
     paths = sorted(directory.glob("*.safetensors"))
     if not paths:
         raise UserError(
-            f"{directory} holds no {SINGLE_FILE} and no {INDEX_FILE}; only safetensors checkpoints are read"
+            f"{directory} holds no {SINGLE_FILE} and no {INDEX_FILE}; a checkpoint is safetensors files, or GGUF, of which --model names the file"
         )
     return paths

@@ -41,6 +41,14 @@ def test_it_answers_on_every_layout(launcher, ranks, flags, launches, tmp_path):
     assert {answer["id"]: answer["text"] for answer in answers} == QUESTIONS
 
 
+def test_answer_that_is_cut_off_says_why(launches):
+    done = launches.run("single", 1, "--prompt", "17 + 25 = ?", "--prompt", "Hello", "--max-tokens", "1")
+    assert done.returncode == 0, done.text
+    assert "labinfer: 2 answers are cut off: --max-tokens 1 is reached" in done.text
+    done = launches.run("single", 1, "--prompt", "Hello", "--ignore-eos", "--max-tokens", "99", "--max-model-len", "32")
+    assert "labinfer: the answer is cut off: the context of 32 tokens is full" in done.text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("per_task", [100, 200])
 def test_it_reaches_its_goals_through_both_engines(per_task):

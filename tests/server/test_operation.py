@@ -120,6 +120,7 @@ class TestStart:
                 "cannot listen on 192.0.2.1": ["--host", "192.0.2.1", "--port", "0"],
                 "cannot listen on no.such.host.invalid": ["--host", "no.such.host.invalid", "--port", "0"],
                 f"cannot read --api-key-file {none}": ["--api-key-file", none],
+                f"--files-dir {short} cannot be used: Not a directory": ["--files-dir", short, "--port", "0"],
                 "line 1: the key has 5 characters": ["--api-key-file", short, "--host", "0.0.0.0"],
                 "no-such-model": ["--model", "no-such-model", "--port", "0"],
                 "there is a model a already": ["--model", "a=demo", "--model", "a=demo-draft"],

@@ -206,6 +206,10 @@ def test_words_that_are_no_command_are_refused(words):
     ("command", "arguments", "complaint"),
     [
         ("generate", ["-m", "DIR"], "unknown option -m (did you mean --model?)"),
+        ("generate", ["--modle", "DIR"], "unknown option --modle (did you mean --model?)"),
+        ("generate", ["--spec", "DIR"], "unknown option --spec (did you mean --speculative-config?)"),
+        ("generate", ["--stream"], "unknown option --stream;"),  # nothing is near
+        ("simulate", ["--layout", "plan.json"], "unknown option --layout;"),
         ("serve", ["-c", "2048"], "unknown option -c (did you mean --max-model-len?)"),
         ("serve", ["-np=4"], "unknown option -np (did you mean --max-num-seqs?)"),
         ("generate", ["-t", "4"], "unknown option -t (did you mean --threads?)"),  # no abbreviation of -tp

@@ -176,7 +176,7 @@ def test_chat_logprobs_are_a_flag_and_a_count(fields, count):
     [
         ({"logprobs": 3}, "logprobs must be true or false"),
         ({"top_logprobs": 3}, "top_logprobs needs logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "logprobs must be from 0 to 20"),
+        ({"logprobs": True, "top_logprobs": 21}, "^top_logprobs must be from 0 to 20"),
         ({"echo": True}, "echo is for completions"),
     ],
 )

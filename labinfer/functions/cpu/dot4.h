@@ -111,7 +111,7 @@ struct SmallDot {
   using Weights = lane_words;
   typedef int16_t Sums __attribute__((vector_size(REGISTER)));
   static constexpr int64_t RUN = 32767 / (127 * MOST) / 8 * 16;
-  static constexpr int ROWS = PairDot::ROWS, HELD = PairDot::HELD, SHIFT = 0;
+  static constexpr int ROWS = PairDot::ROWS, HELD = 2 * ROWS, SHIFT = 0;
 
   static Inputs inputs(const int8_t* x) { return load<int32_t>(x) - lane_ints{}; }
   template <int BITS>

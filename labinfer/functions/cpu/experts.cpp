@@ -27,8 +27,8 @@ struct Call {
   int64_t bias_columns, bias_outputs;               // numbers of an expert in these, filled up to 32
 };
 
-// What goes to down, from the products of 16 columns of an expert with gate and up.
-inline floats activate(const Call& call, int64_t expert, int64_t column, floats gate, floats up) {
+// What goes to down, from the products of 16 columns of an expert with gate and up. Not inlined, as compilers take long over many copies.
+__attribute__((noinline)) floats activate(const Call& call, int64_t expert, int64_t column, floats gate, floats up) {
   if (!call.gate_bias) return (call.gelu ? Gelu::many(gate) : Silu::many(gate)) * up;
   int64_t at = expert * call.bias_columns + column;
   floats most = same(call.limit), bound_gate = gate + load<floats>(call.gate_bias + at);
@@ -249,12 +249,23 @@ void multiply_gates(const Layout<Form>& layout, const uint8_t* const* experts, c
   });
 }
 
+// Some sums as numbers of out, from that one on.
+using GiveOut = void (*)(void* out, int64_t first, const float* sums, int64_t count);
+
+template <typename T>
+void give_out(void* out, int64_t first, const float* sums, int64_t count) {
+  T* to = (T*)out + first;
+  int64_t i = 0;
+  for (; i + WIDTH <= count; i += WIDTH) store_floats(to + i, load<floats>(sums + i));
+  for (; i < count; ++i) set(to[i], sums[i]);
+}
+
 // out (tokens, hidden): the weighted sums of the products with down, in float32 and in the order of the experts. A piece is some
 // columns of some tokens, so a token's numbers depend neither on the others nor on the threads. Few rows take as long as reading
 // the panels, which is fastest where each core reads one stretch of an expert; many are dealt in more pieces.
-template <typename Form, typename T>
+template <typename Form>
 void multiply_downs(const Layout<Form>& layout, const uint8_t* const* experts, const Routing& routing,
-                    const Rows<Form>& rows_in, float* sums, T* out, const Call& call, int threads) {
+                    const Rows<Form>& rows_in, float* sums, GiveOut give_out, const Call& call, int threads) {
   int64_t panels = layout.down_panels, width = panels * PANEL, active = routing.experts.size();
   int64_t cores = team_size(threads), most = routing.rows() / std::max<int64_t>(1, active * MANY);
   int64_t parts = most ? std::clamp(panels / TOGETHER, cores, cores * PARTS) : cores;
@@ -284,13 +295,8 @@ void multiply_downs(const Layout<Form>& layout, const uint8_t* const* experts, c
                  }
                });
     }
-    for (int64_t token = from; call.is_last && token < to; ++token) {
-      const float* sum = sums + token * width + column;
-      T* row = out + token * layout.hidden + column;
-      int64_t i = 0;
-      for (; i + WIDTH <= columns; i += WIDTH) store_floats(row + i, load<floats>(sum + i));
-      for (; i < columns; ++i) set(row[i], sum[i]);
-    }
+    for (int64_t token = from; call.is_last && token < to; ++token)
+      give_out(call.out, token * layout.hidden + column, sums + token * width + column, columns);
   });
 }
 
@@ -305,7 +311,7 @@ void run(const Layout<Form>& layout, const uint8_t* const* experts, const Routin
   inputs.set(layout.gate_up, (const T*)call.x, call.tokens, layout.hidden, threads);
   multiply_gates(layout, experts, routing, inputs, activations.data(), call, threads);
   hidden.set(layout.down, activations.data(), routing.rows(), columns, threads);
-  multiply_downs(layout, experts, routing, hidden, call.sums ? call.sums : own_sums.data(), (T*)call.out, call, threads);
+  multiply_downs(layout, experts, routing, hidden, call.sums ? call.sums : own_sums.data(), give_out<T>, call, threads);
 }
 
 template <typename Form>

@@ -66,12 +66,12 @@ void multiply(const bf16* x, const Weights& weight, const bf16* bias, bf16* out,
   });
 }
 
-template <typename Activate, typename Kernel, typename Weights>
-void multiply_gated(const bf16* x, const Weights& weight, const bf16* bias, bf16* out, int64_t tokens, int64_t columns,
+template <typename Kernel, typename Weights>
+void multiply_gated(Finish finish, const bf16* x, const Weights& weight, const bf16* bias, bf16* out, int64_t tokens, int64_t columns,
                     int64_t inputs, int threads) {
   int64_t together = rows_together<Kernel>(tokens, inputs * sizeof(typename Kernel::Input));
-  write_gated<Activate, Kernel>(out, tokens, columns, together, threads,
-                                [&] { return Products<Kernel, Weights>(x, weight, bias, tokens, inputs, together); });
+  write_gated<Kernel>(finish, out, tokens, columns, together, threads,
+                      [&] { return Products<Kernel, Weights>(x, weight, bias, tokens, inputs, together); });
 }
 
 }  // namespace
@@ -97,9 +97,7 @@ void pack_weight(bf16* weight, int64_t outputs, int64_t inputs, int threads) {
     using Weights = decltype(weights);                                                                                          \
     if (Finish(finish) == Finish::NOTHING)                                                                                      \
       multiply<KERNEL, Weights>(x, weights, bias, out, tokens, outputs, inputs, threads);                                       \
-    else if (Finish(finish) == Finish::SILU)                                                                                    \
-      multiply_gated<Silu, KERNEL, Weights>(x, weights, bias, out, tokens, outputs / 2, inputs, threads);                       \
-    else multiply_gated<Gelu, KERNEL, Weights>(x, weights, bias, out, tokens, outputs / 2, inputs, threads);                    \
+    else multiply_gated<KERNEL, Weights>(Finish(finish), x, weights, bias, out, tokens, outputs / 2, inputs, threads);          \
   }                                                                                                                             \
   REPLAYABLE(NAME)
 

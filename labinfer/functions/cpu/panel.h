@@ -37,19 +37,21 @@ inline void store_some(void* to, words value, int64_t count) {
   else std::memcpy(to, &value, 4 * count);
 }
 
-// 16 rows of 16 words or fewer, stride words apart: put(i, word i of all rows), with zeros for rows that are missing.
-template <typename Put>
-inline void transpose_block(const uint32_t* from, int64_t stride, int64_t rows, int64_t columns, Put put) {
-  words block[WIDTH];
+// 16 rows of 16 words or fewer, stride words apart, to 16 columns, with zeros for what is missing.
+inline void load_transposed(const uint32_t* from, int64_t stride, int64_t rows, int64_t columns, words* block) {
   if (rows == WIDTH && columns == WIDTH)
     for (int row = 0; row < WIDTH; ++row) block[row] = load<words>(from + row * stride);
   else
     for (int row = 0; row < WIDTH; ++row) block[row] = row < rows ? load_some(from + row * stride, columns) : words{};
   transpose(block);
-  if (columns == WIDTH)
-    for (int i = 0; i < WIDTH; ++i) put(i, block[i]);
-  else
-    for (int64_t i = 0; i < columns; ++i) put(i, block[i]);
+}
+
+// The same: put(i, word i of all rows).
+template <typename Put>
+inline void transpose_block(const uint32_t* from, int64_t stride, int64_t rows, int64_t columns, Put put) {
+  words block[WIDTH];
+  load_transposed(from, stride, rows, columns, block);
+  for (int64_t i = 0; i < columns; ++i) put(i, block[i]);
 }
 
 // 16 rows or fewer of so many words, stride words apart: put(i, word i of all rows).

@@ -11,8 +11,8 @@ namespace {
 // of gates and with the ups that go with them; all is rounded as by linear and an activation after it. make() gives what makes a thread's
 // products: its multiply(first, panel, next, write) calls write(token, low, high) with 16 outputs and 16 more of each row from that one on,
 // of as many as are multiplied together; next is the panel after it, whose beginning is fetched ahead.
-template <typename Activate, typename Kernel, typename T, typename Make>
-void write_gated(T* out, int64_t tokens, int64_t columns, int64_t together, int threads, Make make) {
+template <typename Kernel, typename T, typename Make>
+void write_gated(Finish finish, T* out, int64_t tokens, int64_t columns, int64_t together, int threads, Make make) {
   int64_t panels = columns / PANEL;
   RowWriter<Kernel> writer(out, tokens, columns);
   in_parallel(threads, (tokens + together - 1) / together * panels, [&](Pieces& pieces) {
@@ -28,8 +28,8 @@ void write_gated(T* out, int64_t tokens, int64_t columns, int64_t together, int 
       });
       products.multiply(first, panels + number, number + 1, [&](int64_t token, floats low, floats high) {
         const T* gate = &gates[(token - first) * PANEL];
-        writer.write(out + token * columns + number * PANEL, gated<Activate>(load_floats(gate), rounded<T>(low), gate),
-                     gated<Activate>(load_floats(gate + WIDTH), rounded<T>(high), gate));
+        writer.write(out + token * columns + number * PANEL, gated(finish, load_floats(gate), rounded<T>(low), gate),
+                     gated(finish, load_floats(gate + WIDTH), rounded<T>(high), gate));
       });
     }
     writer.finish();

@@ -114,21 +114,30 @@ struct RoundedRows {
   const int32_t* start;  // (rows, groups): minus MIDDLE times the sum of the group's q
 };
 
+// What of a form such rows depend on.
+struct RowShape {
+  int64_t inputs, padded, lead, groups, group;
+  int middle;
+
+  template <typename Form>
+  RowShape(const Form& form)
+      : inputs(form.inputs), padded(form.padded()), lead(form.lead), groups(form.groups()), group(form.group), middle(Form::MIDDLE) {}
+};
+
 // The memory of such rows.
 class Rounded {
  public:
   // Each row of x, which are a stride apart, by all threads together; a few are not worth a barrier.
-  template <typename Form, typename T>
-  void round(const Form& form, const T* x, int64_t rows, int64_t stride, int threads) {
-    resize(form, rows);
-    for_each(rows * form.inputs >= SHARED ? threads : 1, rows, [&](int64_t row) { round_row(form, x + row * stride, row); });
+  template <typename T>
+  void round(const RowShape& shape, const T* x, int64_t rows, int64_t stride, int threads) {
+    resize(shape, rows);
+    for_each(rows * shape.inputs >= SHARED ? threads : 1, rows, [&](int64_t row) { round_row(shape, x + row * stride, row); });
   }
 
   // Some rows of others, next to each other.
-  template <typename Form>
-  void gather(const Form& form, const RoundedRows& from, const int64_t* numbers, int64_t rows) {
-    resize(form, rows);
-    int64_t padded = form.padded(), groups = form.groups();
+  void gather(const RowShape& shape, const RoundedRows& from, const int64_t* numbers, int64_t rows) {
+    resize(shape, rows);
+    int64_t padded = shape.padded, groups = shape.groups;
     for (int64_t row = 0; row < rows; ++row) {
       std::memcpy(&q[row * padded], from.q + numbers[row] * padded, padded);
       scale[row] = from.scale[numbers[row]];
@@ -145,17 +154,16 @@ class Rounded {
 
   static constexpr int64_t SHARED = 1 << 13;  // numbers that take longer to round than threads to meet
 
-  template <typename Form>
-  void resize(const Form& form, int64_t rows) {
-    int64_t size = rows * form.padded() + TILE_BYTES;  // products in tiles may read past the end, and multiply that with zeros
+  void resize(const RowShape& shape, int64_t rows) {
+    int64_t size = rows * shape.padded + TILE_BYTES;  // products in tiles may read past the end, and multiply that with zeros
     if (int64_t(q.size()) < size) q.resize(size);
     if (int64_t(scale.size()) < rows) scale.resize(rows);
-    if (int64_t(start.size()) < rows * form.groups()) start.resize(rows * form.groups());
+    if (int64_t(start.size()) < rows * shape.groups) start.resize(rows * shape.groups);
   }
 
-  template <typename Form, typename T>
-  void round_row(const Form& form, const T* x, int64_t row) {
-    int64_t inputs = form.inputs, padded = form.padded(), groups = form.groups();
+  template <typename T>
+  void round_row(const RowShape& shape, const T* x, int64_t row) {
+    int64_t inputs = shape.inputs, padded = shape.padded, groups = shape.groups;
     floats most{}, zeros{};  // zeros become none where a number is not finite, and so does the row
     int64_t i = 0;
     for (; i + WIDTH <= inputs; i += WIDTH) {
@@ -171,17 +179,17 @@ class Rounded {
     peak += zero;
     float factor = peak > 0 ? 127.0f / peak : 0.0f;
     scale[row] = peak / 127.0f;
-    int8_t *all = &q[row * padded], *to = all + form.lead;
-    std::memset(all, 0, form.lead);
+    int8_t *all = &q[row * padded], *to = all + shape.lead;
+    std::memset(all, 0, shape.lead);
     for (i = 0; i + WIDTH <= inputs; i += WIDTH) {
       words bits = (words)(load_floats(x + i) * factor + 12582912.0f);  // fused, so one rounding; 1.5 * 2^23 leaves the whole number in the low bits
       store(to + i, low_bytes(bits));
     }
-    for (; i < padded - form.lead; ++i) to[i] = i < inputs ? int8_t(std::nearbyint(double(as_float(x[i])) * factor)) : 0;
+    for (; i < padded - shape.lead; ++i) to[i] = i < inputs ? int8_t(std::nearbyint(double(as_float(x[i])) * factor)) : 0;
     for (int64_t number = 0; number < groups; ++number) {
       int32_t sum = 0;
-      for (int64_t j = number * form.group; j < (number + 1) * form.group; ++j) sum += all[j];
-      start[row * groups + number] = -Form::MIDDLE * sum;
+      for (int64_t j = number * shape.group; j < (number + 1) * shape.group; ++j) sum += all[j];
+      start[row * groups + number] = -shape.middle * sum;
     }
   }
 };

@@ -89,13 +89,9 @@ template <typename Form, typename T>
 void multiply(const Form& form, const T* x, const uint8_t* weight, const float* scales, const T* bias, T* out, int64_t tokens,
               int64_t outputs, float unit, Finish finish, int threads) {
   Operands<Form, T> operands{form, round_rows(form, x, tokens, threads), weight, scales, bias, tokens, outputs, unit};
-  auto gate = [&](auto activate) {
-    write_gated<decltype(activate), Form>(out, tokens, outputs / 2, operands.together(), threads,
-                                          [&] { return RoundedProducts<Form, T>(operands); });
-  };
-  if (finish == Finish::NOTHING) multiply(operands, out, threads);
-  else if (finish == Finish::SILU) gate(Silu());
-  else gate(Gelu());
+  if (finish == Finish::NOTHING) return multiply(operands, out, threads);
+  write_gated<Form>(finish, out, tokens, outputs / 2, operands.together(), threads,
+                    [&] { return RoundedProducts<Form, T>(operands); });
 }
 
 }  // namespace

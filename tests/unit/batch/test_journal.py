@@ -113,7 +113,7 @@ def test_output_of_an_earlier_run_is_not_destroyed(out, open_output):
     [
         ({**GIVEN, "input": {"bytes": 4, "digest": "x"}}, MODEL, "another input: .* was .* and is"),
         ({**GIVEN, "input": {}}, MODEL, "another input: .* is not there"),
-        ({**GIVEN, "options": {"--temperature": 0.5, "--seed": 2}}, MODEL, "another options: --seed was 1 and is 2"),
+        ({**GIVEN, "options": {"--temperature": 0.5, "--seed": 2}}, MODEL, "other options: --seed was 1 and is 2"),
         (GIVEN, MODEL | {"model.safetensors": "3"}, "another model: model.safetensors was 2 and is 3"),
     ],
 )

@@ -30,7 +30,7 @@ def show(form: str, num_lines: int | None, num_done: int = 4) -> str:
 
 def test_line_says_how_long_the_rest_will_take():
     assert show("auto", 34) == (
-        "labinfer: 14 of 34 lines done, 3 running, 2 waiting, KV 26 %, 40.0 tokens/s, 0:01:40 left\n"
+        "labinfer: 14 of 34 lines done, 3 running, 2 waiting, KV 26 %, 40.0 tokens/s, 0:00:55 left\n"
     )
     assert "left" not in show("auto", 34, num_done=0)
     assert show("auto", None).startswith("labinfer: 14 done, ")
@@ -39,7 +39,7 @@ def test_line_says_how_long_the_rest_will_take():
 def test_machines_get_json_lines():
     assert json.loads(show("jsonl", 34)) == {
         "lines_done": 14, "lines_failed": 1, "lines": 34, "running": 3, "waiting": 2, "kv_cache_usage": 0.256,
-        "output_tokens": 500, "tokens_per_second": 40.0, "seconds": 20.0, "seconds_left": 100.0,
+        "output_tokens": 500, "tokens_per_second": 40.0, "seconds": 20.0, "seconds_left": 55.0,
     }  # fmt: skip
     record = json.loads(show("jsonl", None))
     assert record["lines"] is record["seconds_left"] is None

@@ -68,6 +68,15 @@ def test_costs_are_measured_once(probed):
     assert "loading some layers" not in probed.texts
 
 
+def test_costs_are_measured_anew_where_that_is_asked_for(probed, monkeypatch):
+    monkeypatch.setattr(probe, "cache_folder", lambda: probed.directory)
+    monkeypatch.setattr("labinfer.executor.step_timer.BATCH_SECONDS", 0.001)
+    told: list[str] = []
+    options = EngineOptions.from_flat({"model": str(probed.directory), "autotune": "again"})
+    assert probe_cluster(probed.group, options, told.append).machines[0].costs[0].layer_kinds
+    assert "loading some layers" in told
+
+
 def test_communicators_of_a_probe_end_with_it(probed):
     assert probed.group.made == []
 

@@ -37,6 +37,16 @@ def test_library_is_built_once_and_another_source_makes_another(tmp_path, source
     assert [found.suffix for found in cache.iterdir()] == [".so"] * 3  # nothing unfinished is left
 
 
+def test_what_killed_compilations_left_is_removed_when_it_is_old(tmp_path, sources):
+    old, young = (tmp_path / f"{compiler.UNFINISHED}{name}" for name in ("old", "young"))
+    for folder in (old, young):
+        folder.mkdir()
+        (folder / "answer.o").touch()
+    os.utime(old, (0, 0))
+    compiler.build("answer", sources, tmp_path)
+    assert young.exists() and not old.exists()
+
+
 def test_progress_is_told_from_none_to_all_files_and_only_while_something_is_compiled(tmp_path, sources):
     (sources / "question.cpp").write_text('extern "C" int question() { return 6 * 7; }\n')
     told: list[tuple[int, int]] = []

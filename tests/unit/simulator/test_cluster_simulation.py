@@ -203,7 +203,10 @@ def test_stages_are_simulated_in_precisions_of_their_own():
             "machine a has no costs for -tp 1 --quantization int8; it has those of tp 1 in float32",
         ),
         ({"layers": "1,1,1"}, "--layers 1,1,1 adds up to 3"),
-        ({"pipeline_parallel_size": 2}, "needs 2 ranks"),
+        (
+            {"pipeline_parallel_size": 2},
+            "needs 2 ranks, but there are 3; probe machines with as many or change -tp and -pp",
+        ),
     ],
 )
 def test_layout_that_does_not_go_with_the_cluster_is_refused(uneven, engine, expected):

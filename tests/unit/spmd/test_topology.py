@@ -221,7 +221,7 @@ def test_cut_between_layers_that_share_a_cache_is_refused(pp, layers, says):
         ((2, 1), 0, (), 4, "-tp 2,1 needs 3 ranks, .* 4\\b"),
         ((2, 1), 3, (), 3, "names 2 stages, but --pipeline-parallel-size is 3"),
         ((1,), 25, (), 25, "--pipeline-parallel-size 25 is more than the model's 24 layers"),
-        ((1,), 2, (8, 8, 8), 2, "names 3 stages, but there are 2"),
+        ((1,), 2, (8, 8, 8), 2, "names the layers of 3 stages, but there are 2"),
         ((1,), 2, (14, 11), 2, "--layers 14,11 adds up to 25, but the model has 24 layers"),
     ],
 )

@@ -23,7 +23,7 @@ from labinfer.weights.slices import TensorSlice
 
 def test_directory_without_safetensors_is_refused(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(UserError, match="only safetensors"):
+    with pytest.raises(UserError, match="or GGUF, of which --model names the file"):
         Checkpoint(tmp_path)
 
 
