@@ -69,7 +69,7 @@ def test_killed_job_goes_on_with_another_layout(launcher, model, work, undisturb
     refused = launches.run("single", 1, *flags)
     assert refused.returncode == 2 and "--resume goes on with them" in refused.our_errors[0]
     refused = launches.run("single", 1, *flags, "--resume", "--seed", "1")
-    assert refused.returncode == 2 and "another options: --seed was 0 and is 1" in refused.our_errors[0]
+    assert refused.returncode == 2 and "other options: --seed was 0 and is 1" in refused.our_errors[0]
     done = launches.run(launcher, 2, *flags, "-tp", "2", "--resume", "--progress", "jsonl")
     assert done.returncode == 1 and "2 of 40 lines failed" in done.stderr, done.text
     assert "lines are done already" in done.stderr
