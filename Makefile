@@ -15,9 +15,8 @@ ALOUD = $(PYTHON) tools/aloud.py
 PIP_INSTALL = $(ALOUD) $(BIN)/pip --disable-pip-version-check install --no-compile $(if $(WHEELS),--no-index --find-links $(WHEELS))
 TORCH_HINT = $(if $(WHEELS)$(TORCH_INDEX),,echo "$(TORCH) comes from pip's own index, which may bring gigabytes for GPUs; TORCH_INDEX=URL takes it from another (see README.md)")
 MODEL ?= demo
-# Parts of the tests that "make test" runs at the same time, of those that are of one process at a time or mostly wait: one more
-# than most machines of this kind have cores. Of what launches several ranks, only what mostly waits runs beside something else,
-# and at most two parts at the same time.
+# Parts of the tests that "make test" runs at the same time, of those that are of one process at a time: one more than most machines
+# of this kind have cores. Beside what launches several ranks only one part runs, of those that mostly wait.
 JOBS ?= 3
 LAUNCHED_JOBS = $(if $(filter 1,$(JOBS)),1,2)
 # The tests that a part runs: all but those of the full matrices, unless another choice is given.
@@ -85,6 +84,7 @@ test-online: $(VENV)/.setup-test ## what users see of a job and of a chat
 test-server: $(VENV)/.setup-test ## the gateway, and servers on one rank
 	$(LIMIT) 1800 $(BIN)/python -m pytest tests/server $(SAMPLE)
 
+test-browser: export OMP_NUM_THREADS = 1
 test-browser: $(VENV)/.setup-test ## the pages in Chromium, which the system has to have
 	$(LIMIT) 900 $(BIN)/python -m pytest tests/browser $(SAMPLE)
 

@@ -238,7 +238,7 @@ def _open(name: str, environment: LaunchEnvironment, options: EngineOptions, own
     """Arguments for a command's ``run``: files and sockets, opened before torch is imported.
 
     Raises:
-        UserError: a file cannot be read or written, or the server's address is taken.
+        UserError: a file cannot be read or written, or the server's address is taken or its folder cannot be used.
     """
     if options.parallel.layout not in ("", AUTO_LAYOUT):
         from labinfer.planner.saved_plan import SavedPlan
@@ -376,6 +376,12 @@ def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
     else:
         raise UserError("supervise starts serve again, or a job with --input FILE and --output FILE; give one of them")
     options = EngineOptions.from_flat(_given(args, *SECTIONS))
+    if options.model.autotune == "again":
+        again = [
+            *again,
+            "--autotune",
+            "on",
+        ]  # once is enough: who has waited for a dead rank does not wait for measurements
     from labinfer.commands.supervise import run
 
     return run(

@@ -74,7 +74,7 @@ class ModelOptions:
     autotune: str = option(
         "on",
         "measure at the start which implementations are the fastest on these ranks (16-bit models; remembered in "
-        "~/.cache/labinfer, and measured once more where the machine was busy); again measures everything anew; with off the "
+        "~/.cache/labinfer, and measured once more where the machine was busy); again measures everything anew, costs of machines included; with off the "
         "preferred ones are taken, which are the compiled ones where there are any",
         choices=AUTOTUNE,
     )

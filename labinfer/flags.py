@@ -148,6 +148,9 @@ QUOTES_HINT = "to a shell only \" and ' are quotes, not “ and ”"
 NEAR = 0.8
 """Likeness of a word to an option or a command (``difflib``) that is taken for a slip; all benchmarks have their first word in common."""
 
+SHORTEST = 3
+"""Letters of an abbreviation at least; slips in words as short are like too many options."""
+
 PROGRAM = "launch.py"
 """Name by which this program calls itself where it was started by no other."""
 PROGRAMS = {PROGRAM: ("python launch.py", "launch.py"), "labinfer": ("labinfer", "-m labinfer")}
@@ -199,8 +202,10 @@ class Parser(argparse.ArgumentParser):
             if near.partition(" ")[0] not in self._option_string_actions:
                 known = {name.lstrip("-"): name for name in self._option_string_actions}  # dashes make all look alike
                 word = flag.lstrip("-")
-                longer = [name for name in known if len(word) > 2 and name.startswith(word)]
-                near = next((known[name] for name in longer or difflib.get_close_matches(word, known, 1, NEAR)), "")
+                names = [name for name in known if name.startswith(word)]  # which it abbreviates
+                if len(names) != 1 or len(word) < SHORTEST:
+                    names = difflib.get_close_matches(word, known, 1, NEAR) if len(word) > SHORTEST else []
+                near = known[names[0]] if names else ""
             self.error(f"unknown option {flag}" + (f" (did you mean {near}?)" if near else ""))
         return args
 

@@ -63,8 +63,9 @@ class JobProgress:
         seconds_left = None
         if self._num_lines is not None and num_done:
             # Lines that run count by their tokens: many of like length end at once, and then none for long.
-            done = num_done * max(1.0, generated_tokens / output_tokens if output_tokens else 1.0)
-            seconds_left = max(0.0, (self._num_lines - self._num_done_before) / done - 1) * seconds
+            begun = (num_done - num_failed) * (generated_tokens / output_tokens - 1) if output_tokens else 0.0
+            lines = num_done + min(max(0.0, begun), load.num_running)
+            seconds_left = max(0.0, (self._num_lines - self._num_done_before) / lines - 1) * seconds
         if self.is_for_machines:
             record = {
                 "lines_done": total,

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import sys
+from collections import Counter
 from dataclasses import dataclass
 
 from labinfer.batch.fingerprint import model_fingerprint
@@ -134,7 +135,7 @@ class Rank0Job:
         answers = PromptAnswers(titles, self.files.output.write_text)
         streams = not self.job.output and self.sampling.can_stream and self.sampling.n == 1
         on_delta = answers.grow if streams else None
-        cut: list[Completion] = []
+        cut: Counter[str] = Counter()
         with (
             contextlib.closing(answers),
             contextlib.closing(self.llm.run(requests, self.session.signals.check, on_delta)) as outputs,
@@ -142,7 +143,7 @@ class Rank0Job:
             for output in outputs:
                 if not self.job.output:
                     answers.end(output, has_grown=streams)
-                    cut.extend(answer for answer in output.completions if answer.finish_reason == "length")
+                    cut.update(self._limit(answer) for answer in output.completions if answer.finish_reason == "length")
                 else:
                     from labinfer.batch.records import result_record
                     from labinfer.jsonl import ParsedLine
@@ -152,14 +153,14 @@ class Rank0Job:
                         output.key + 1, line, output, self.session.options.model.model, self.llm.tokenizer
                     )
                     self.files.output.write(record, output.key + 1)
-        if cut:
-            limit, most = self.sampling.max_tokens, max(len(answer.token_ids) for answer in cut)
-            why = (
-                f"--max-tokens {limit} is reached"
-                if most == limit
-                else f"the context of {self.llm.facts.max_model_len} tokens is full"
-            )
-            logger.warning("%s cut off: %s", "the answer is" if len(cut) == 1 else f"{len(cut)} answers are", why)
+        for limit, count in sorted(cut.items()):
+            logger.warning("%s cut off: %s", "an answer is" if count == 1 else f"{count} answers are", limit)
+
+    def _limit(self, answer: Completion) -> str:
+        """Say which limit an answer has reached that is cut off."""
+        if len(answer.token_ids) == self.sampling.max_tokens:
+            return f"--max-tokens {self.sampling.max_tokens} is reached"
+        return f"the context of {self.llm.facts.max_model_len} tokens is full"
 
 
 def _read_prompts(llm: LLM, job: JobOptions) -> list[Prompt]:

@@ -141,8 +141,9 @@ def probe_cluster(
     on_progress("links")
     links = _find_links(group, folder, may_remember=is_known and for_plan)
     if group.rank == 0:
-        known = "as measured before; --autotune again measures them anew"
-        how = known if is_known else f"measured in {time.perf_counter() - begin:.1f} s"
+        how = f"measured in {time.perf_counter() - begin:.1f} s"
+        if is_known:
+            how = "as measured before; --autotune again measures them anew"
         logger.info("costs of %d machine%s: %s", len(machines), "s" * (len(machines) > 1), how)
     return Cluster(machines=machines, links=links)
 

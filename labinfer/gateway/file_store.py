@@ -12,6 +12,7 @@ import fcntl
 import os
 import re
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,8 @@ MAX_FILES = 10_000
 UPLOAD_NAME, FILE_NAME = re.compile("[0-9a-f]{16}"), re.compile("file-[0-9a-f]{24}")
 ANSWERS_NAME = re.compile(r"(batch_[0-9a-f]{24})\.answers.*")
 """Names that are given here: what others have put into the folder is left alone."""
+LOOK_SECONDS = 0.1
+"""Between two looks at a folder that another server uses."""
 Record = TypeVar("Record")
 
 
@@ -47,23 +50,38 @@ class StoredBatch(msgspec.Struct, frozen=True):
     batch: Batch
 
 
-def lock_folder(folder: Path) -> int:
-    """The folder of ``--files-dir`` with its parts, made where they are missing, for one server alone until the descriptor is closed.
+def lock_folder(folder: Path, seconds: float = 0.0) -> int:
+    """Make the folder of ``--files-dir`` and its parts, and lock it; returns the descriptor that holds the lock until it is closed.
+
+    Args:
+        seconds: for which another server's lock is waited for.
 
     Raises:
         UserError: it cannot be used, or another server uses it.
     """
+    end = time.monotonic() + seconds
     try:
         for name in ("files", "batches", "uploads"):
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise UserError(f"--files-dir {folder}: another server uses it; give each a folder of its own") from None
+        with contextlib.ExitStack() as on_failure:
+            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            on_failure.callback(os.close, lock)
+            while not _try_lock(lock):
+                if time.monotonic() > end:
+                    raise UserError(f"--files-dir {folder}: another server uses it; give each a folder of its own")
+                time.sleep(LOOK_SECONDS)
+            on_failure.pop_all()
     except OSError as error:
         raise UserError(f"--files-dir {folder} cannot be used: {error.strerror}") from None
     return lock
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class FileStore:

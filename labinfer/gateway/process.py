@@ -27,24 +27,29 @@ DEATH_SECONDS = 0.5
 
 
 def listen(options: ServerOptions) -> socket.socket:
-    """The socket on which clients come.
+    """The socket on which clients come. The folder of files is tried too, as ranks would learn of it only after loading.
 
     Raises:
-        UserError: the address is taken, or none of this machine's; or the folder of files cannot be used, which the gateway would
-            find only when the models are loaded.
+        UserError: the address is taken, or none of this machine's; or the folder cannot be used.
     """
-    if options.files_dir:
-        from labinfer.gateway.file_store import lock_folder  # most servers have none
-
-        os.close(lock_folder(Path(options.files_dir)))
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
-        return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
     except OSError as error:
         reason = str(error.strerror or error).partition(" (while attempting")[0]  # Python adds the address once more
         raise UserError(
             f"cannot listen on {options.host} port {options.port}: {reason}; choose another --port or --host"
         ) from None
+    if options.files_dir:
+        from labinfer.gateway.file_store import lock_folder  # most servers have none
+
+        try:
+            # The gateway of a server that died may still be at its last words.
+            os.close(lock_folder(Path(options.files_dir), END_SECONDS))
+        except UserError:
+            listener.close()
+            raise
+    return listener
 
 
 class GatewayProcess:

@@ -12,7 +12,6 @@ import shutil
 import stat
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -166,8 +165,8 @@ def _compile(
         NoCompiler: the compiler failed.
     """
     try:
-        _remove_abandoned(path.parent)
         with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=path.parent) as directory:
+            _remove_abandoned(path.parent, os.stat(directory).st_mtime)
             unfinished = Path(directory) / path.name
             files = sorted(sources.glob("*.cpp"), key=lambda file: -file.stat().st_size)  # the longest first
             objects = [str(Path(directory) / f"{file.stem}.o") for file in files]
@@ -180,11 +179,15 @@ def _compile(
         raise NoCompiler(f"{command[0]}: {error}") from None
 
 
-def _remove_abandoned(folder: Path) -> None:
-    """Remove what compilations left that were killed."""
+def _remove_abandoned(folder: Path, now: float) -> None:
+    """Remove what compilations left that were killed.
+
+    Args:
+        now: by the clock of the file system, which may be another machine's.
+    """
     for path in folder.glob(f"{UNFINISHED}*"):
         with contextlib.suppress(OSError):  # another process removes it, too
-            if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+            if now - path.stat().st_mtime > ABANDONED_SECONDS:
                 shutil.rmtree(path)
 
 

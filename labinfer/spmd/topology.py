@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from labinfer.errors import UserError
 
+START_RANKS = "start {0} (torchrun --nproc-per-node {0} or mpirun -n {0})"
+"""Advice that gives so many ranks."""
+
 
 def shard_range(total: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
     """Cut ``range(total)`` into ``parts`` contiguous (begin, end) ranges, as even as they go.
@@ -165,7 +168,7 @@ def stage_sizes(
     world_size: int,
     *,
     ranks: tuple[int, ...] = (),
-    remedy: str = "",
+    remedy: str = START_RANKS,
 ) -> tuple[int, ...]:
     """The tensor-parallel degree of each stage, which does not depend on the model. For the arguments see ``make_topology``.
 
@@ -188,10 +191,8 @@ def stage_sizes(
         needs = f"the layout {shape} needs {_ranks(sum(tp))}, but "
         if ranks:
             raise UserError(f"{needs}--ranks names {num_ranks}; change one of them")
-        remedy = remedy or f"start {sum(tp)} (torchrun --nproc-per-node {sum(tp)} or mpirun -n {sum(tp)})"
-        raise UserError(
-            f"{needs}there {'is' if world_size == 1 else 'are'} {world_size}; {remedy} or change -tp and -pp"
-        )
+        there = "there is 1" if world_size == 1 else f"there are {world_size}"
+        raise UserError(f"{needs}{there}; {remedy.format(sum(tp))} or change -tp and -pp")
     return tp
 
 
@@ -204,14 +205,14 @@ def make_topology(
     *,
     ranks: tuple[int, ...] = (),
     last_cut: int | None = None,
-    remedy: str = "",
+    remedy: str = START_RANKS,
 ) -> Topology:
     """Build the layout from the flags; ``pp`` 0 means as many stages as the ranks allow.
 
     Args:
         ranks: see ``Topology.ranks``; all ``world_size`` ranks where it is empty.
         last_cut: the last layer with which a stage may begin; None for any.
-        remedy: what to do for another number of ranks; by default to start as many.
+        remedy: advice like ``START_RANKS``.
 
     Raises:
         UserError: the flags contradict each other, the model or the number of ranks.

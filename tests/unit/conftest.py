@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 QUICKLY = ("-O1", "-fexpensive-optimizations")
-"""Flags that compile in 0.7 of the time. The last one fuses products and sums, as -O3 does: rows are rounded to 8 bits with one
+"""Flags that compile faster. The last one fuses products and sums, as -O3 does: rows are rounded to 8 bits with one
 rounding then, as the reference does it."""
 
 

@@ -106,7 +106,9 @@ def test_set_of_commands_is_frozen():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_flag_has_help(command):
-    for action in build_parser(command)._actions:
+    parser = build_parser(command)
+    assert ("\nweight cache:\n" in parser.format_help()) == (command == "cache")
+    for action in parser._actions:
         assert action.help, action.option_strings
         assert "default" in action.help or action.dest in ("help", "version"), action.option_strings
 
@@ -209,6 +211,8 @@ def test_words_that_are_no_command_are_refused(words):
         ("generate", ["--modle", "DIR"], "unknown option --modle (did you mean --model?)"),
         ("generate", ["--spec", "DIR"], "unknown option --spec (did you mean --speculative-config?)"),
         ("generate", ["--stream"], "unknown option --stream;"),  # nothing is near
+        ("serve", ["--max", "5"], "unknown option --max;"),  # many are
+        ("serve", ["--top", "5"], "unknown option --top;"),
         ("simulate", ["--layout", "plan.json"], "unknown option --layout;"),
         ("serve", ["-c", "2048"], "unknown option -c (did you mean --max-model-len?)"),
         ("serve", ["-np=4"], "unknown option -np (did you mean --max-num-seqs?)"),

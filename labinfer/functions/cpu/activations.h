@@ -49,7 +49,7 @@ inline floats rounded<bf16>(floats value) { return widen(narrow(value)); }
 template <>
 inline floats rounded<float>(floats value) { return value; }
 
-// The activation of gate, times up, of numbers of a type. Not inlined, as compilers take long over many copies of it.
+// The activation of gate, times up, of numbers of a type.
 template <typename Number>
 inline floats gated(Finish finish, floats gate, floats up, const Number* kind) {
   return rounded<Number>(finish == Finish::SILU ? Silu::many(gate, kind) : Gelu::many(gate, kind)) * up;

@@ -83,8 +83,8 @@ struct PairDot {
   };
   using Sums = lane_ints;
   static constexpr int64_t RUN = NO_LIMIT;
-  // Of 16 registers 4 x 4 sums leave none: in memory they are still faster than two passes that spread each input again.
-  static constexpr int ROWS = REGISTERS == 32 ? 10 : 5, HELD = REGISTERS == 32 ? 20 : 16, SHIFT = 0;
+  // With AVX2 4 x 4 sums leave no register: in memory they are still faster than two passes that spread each input again.
+  static constexpr int ROWS = REGISTERS == 32 ? 10 : 5, HELD = REGISTER == 32 ? 16 : 2 * ROWS, SHIFT = 0;
 
   static void widen(const int8_t* x, int64_t count, int16_t* to) {
     for (int64_t i = 0; i < count; i += 4) {

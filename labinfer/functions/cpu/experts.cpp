@@ -249,7 +249,7 @@ void multiply_gates(const Layout<Form>& layout, const uint8_t* const* experts, c
   });
 }
 
-// Some sums as numbers of out, from that one on.
+// Writes count sums to out, from number first on.
 using GiveOut = void (*)(void* out, int64_t first, const float* sums, int64_t count);
 
 template <typename T>

@@ -46,7 +46,7 @@ inline void load_transposed(const uint32_t* from, int64_t stride, int64_t rows, 
   transpose(block);
 }
 
-// The same: put(i, word i of all rows).
+// 16 rows of 16 words or fewer, stride words apart: put(i, word i of all rows), with zeros for rows that are missing.
 template <typename Put>
 inline void transpose_block(const uint32_t* from, int64_t stride, int64_t rows, int64_t columns, Put put) {
   words block[WIDTH];

@@ -114,7 +114,7 @@ struct RoundedRows {
   const int32_t* start;  // (rows, groups): minus MIDDLE times the sum of the group's q
 };
 
-// What of a form such rows depend on.
+// The sizes of a form that rounded rows depend on.
 struct RowShape {
   int64_t inputs, padded, lead, groups, group;
   int middle;

@@ -71,10 +71,16 @@ def test_costs_are_measured_once(probed):
 def test_costs_are_measured_anew_where_that_is_asked_for(probed, monkeypatch):
     monkeypatch.setattr(probe, "cache_folder", lambda: probed.directory)
     monkeypatch.setattr("labinfer.executor.step_timer.BATCH_SECONDS", 0.001)
-    told: list[str] = []
-    options = EngineOptions.from_flat({"model": str(probed.directory), "autotune": "again"})
-    assert probe_cluster(probed.group, options, told.append).machines[0].costs[0].layer_kinds
-    assert "loading some layers" in told
+    links = []
+    monkeypatch.setattr(probe, "measure_links", lambda *given: links.append(given) or {})
+    for autotune, is_anew in (("on", True), ("on", False), ("again", True)):
+        told: list[str] = []
+        links.clear()
+        options = EngineOptions.from_flat({"model": str(probed.directory), "autotune": autotune})
+        probe_cluster(probed.group, options, told.append, for_plan=True)
+        assert (any(text.startswith("loading some layers") for text in told), bool(links)) == (is_anew, is_anew), (
+            autotune
+        )
 
 
 def test_communicators_of_a_probe_end_with_it(probed):

@@ -205,7 +205,7 @@ def test_stages_are_simulated_in_precisions_of_their_own():
         ({"layers": "1,1,1"}, "--layers 1,1,1 adds up to 3"),
         (
             {"pipeline_parallel_size": 2},
-            "needs 2 ranks, but there are 3; probe machines with as many or change -tp and -pp",
+            "needs 2 ranks, but there are 3; probe machines with 2 ranks or change -tp and -pp",
         ),
     ],
 )

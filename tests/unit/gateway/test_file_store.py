@@ -1,0 +1,40 @@
+"""The folder of ``--files-dir``: for one server at a time, and tried before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from labinfer.errors import UserError
+from labinfer.gateway import process
+from labinfer.gateway.file_store import FileStore, lock_folder
+from labinfer.gateway.options import ServerOptions
+
+
+def test_folder_of_another_server_is_refused_and_the_port_is_free_again(tmp_path, monkeypatch):
+    options = ServerOptions(port=0, files_dir=str(tmp_path / "made" / "here"))
+    process.listen(options).close()
+    monkeypatch.setattr(process, "END_SECONDS", 0.0)
+    held = lock_folder(tmp_path / "made" / "here")
+    opened = len(os.listdir("/proc/self/fd"))
+    for begin in (process.listen, lambda given: FileStore(given, time.time)):
+        with pytest.raises(UserError, match="another server uses it"):
+            begin(options)
+    assert len(os.listdir("/proc/self/fd")) == opened
+    os.close(held)
+    FileStore(options, time.time)
+
+
+def test_server_that_is_at_its_last_words_is_waited_for(tmp_path):
+    held = lock_folder(tmp_path)
+    threading.Timer(0.3, os.close, [held]).start()
+    os.close(lock_folder(tmp_path, 30))
+
+
+def test_place_that_cannot_be_used_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="file cannot be used: Not a directory"):
+        process.listen(ServerOptions(port=0, files_dir=str(tmp_path / "file")))
