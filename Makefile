@@ -15,10 +15,9 @@ ALOUD = $(PYTHON) tools/aloud.py
 PIP_INSTALL = $(ALOUD) $(BIN)/pip --disable-pip-version-check install --no-compile $(if $(WHEELS),--no-index --find-links $(WHEELS))
 TORCH_HINT = $(if $(WHEELS)$(TORCH_INDEX),,echo "$(TORCH) comes from pip's own index, which may bring gigabytes for GPUs; TORCH_INDEX=URL takes it from another (see README.md)")
 MODEL ?= demo
-# Parts of the tests that "make test" runs at the same time, of those that are of one process at a time: one more than most machines
-# of this kind have cores. Beside what launches several ranks only one part runs, of those that mostly wait.
+# Parts of the tests that "make test" runs at the same time, of those that are of one process at a time or mostly wait: one more
+# than most machines of this kind have cores. Of what launches several ranks, only what mostly waits runs beside something else.
 JOBS ?= 3
-LAUNCHED_JOBS = $(if $(filter 1,$(JOBS)),1,2)
 # The tests that a part runs: all but those of the full matrices, unless another choice is given.
 SAMPLE ?= -m "not slow"
 ARGS ?=
@@ -53,8 +52,8 @@ $(VENV)/.setup-test: $(VENV)/.setup
 run: $(VENV)/.setup ## answer examples/prompts.jsonl (MODEL=DIR takes another model)
 	$(BIN)/python launch.py --model $(MODEL) --input examples/prompts.jsonl --output-format text --log-level warning $(ARGS)
 
-LAUNCHED := test-cluster test-failures test-browser
-PAIRED := test-features test-unit test-server test-functions test-online
+LAUNCHED := test-cluster test-failures
+PAIRED := test-features test-unit test-server test-functions test-browser test-online
 FUNCTIONS := tests/unit/functions tests/unit/weights
 LAUNCHING := tests/test_chat.py tests/test_chat_other_servers.py tests/test_offline.py tests/test_signals.py
 FAILURES := $(patsubst %,tests/cluster/test_%.py,failing layout_change serving stopped supervise three_hosts two_hosts)
@@ -62,7 +61,7 @@ UNTIMED := -m "not slow and not timing"
 
 test: lint ## everything a change must pass: lint, the parts, and alone what measures times
 	@$(MAKE) --no-print-directory test-mpi-3
-	@$(MAKE) --no-print-directory -j $(LAUNCHED_JOBS) --output-sync=target SAMPLE='$(UNTIMED)' $(LAUNCHED)
+	@$(MAKE) --no-print-directory -j $(JOBS) --output-sync=target SAMPLE='$(UNTIMED)' $(LAUNCHED)
 	@OMP_NUM_THREADS=1 $(MAKE) --no-print-directory -j $(JOBS) --output-sync=target SAMPLE='$(UNTIMED)' $(PAIRED)
 	@$(MAKE) --no-print-directory test-timing
 
@@ -84,7 +83,6 @@ test-online: $(VENV)/.setup-test ## what users see of a job and of a chat
 test-server: $(VENV)/.setup-test ## the gateway, and servers on one rank
 	$(LIMIT) 1800 $(BIN)/python -m pytest tests/server $(SAMPLE)
 
-test-browser: export OMP_NUM_THREADS = 1
 test-browser: $(VENV)/.setup-test ## the pages in Chromium, which the system has to have
 	$(LIMIT) 900 $(BIN)/python -m pytest tests/browser $(SAMPLE)
 

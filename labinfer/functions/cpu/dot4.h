@@ -3,163 +3,10 @@
 #pragma once
 
 #include <algorithm>
-#include <limits>
-#include <type_traits>
 
-#include "vectors.h"
+#include "dots.h"
 
 namespace {
-
-typedef int32_t lane_ints __attribute__((vector_size(REGISTER)));
-
-// How a processor multiplies 4 codes of each output, a register of them, with 4 inputs of a row. It reads inputs as Input, and
-// holds them for all outputs as Inputs. Sums take the products of at most RUN inputs and then become whole() numbers. SHIFT is
-// what codes of 8 bits lose on the way to Weights. ROWS rows are multiplied at a time, with at most HELD registers of sums.
-constexpr int64_t NO_LIMIT = std::numeric_limits<int64_t>::max();
-
-#if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__)) || \
-    defined(__ARM_FEATURE_MATMUL_INT8) || defined(__ARM_FEATURE_DOTPROD)
-#define HAS_BYTE_DOT
-// Dot products of bytes.
-struct ByteDot {
-  using Input = int8_t;
-  using Inputs = lane_ints;
-  using Weights = lane_words;
-  using Sums = lane_ints;
-  static constexpr int64_t RUN = NO_LIMIT;
-  static constexpr int ROWS = REGISTER == 64 ? 13 : 6, HELD = REGISTERS == 32 ? 26 : 12;
-#if defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
-  static constexpr int SHIFT = 128;  // both factors have signs
-#else
-  static constexpr int SHIFT = 0;
-#endif
-
-  static Inputs inputs(const int8_t* x) { return load<int32_t>(x) - lane_ints{}; }
-  template <int BITS>
-  static Weights weights(lane_words codes) { return BITS == 8 && SHIFT ? codes ^ 0x80808080 : codes; }
-  static lane_ints whole(Sums sums) { return sums; }
-
-  static Sums add(Sums sums, Weights weights, Inputs x) {
-#if defined(__AVX512VNNI__)
-    return (lane_ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, (__m512i)x);
-#elif defined(__AVXVNNI__)
-    return (lane_ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, (__m256i)x);
-#elif defined(__ARM_FEATURE_MATMUL_INT8)
-    return (lane_ints)vusdotq_s32((int32x4_t)sums, (uint8x16_t)weights, (int8x16_t)x);
-#else
-    return (lane_ints)vdotq_s32((int32x4_t)sums, (int8x16_t)weights, (int8x16_t)x);
-#endif
-  }
-};
-template <int BITS>
-using CodeDot = ByteDot;
-
-#elif defined(__SSE2__)
-// One instruction of the processor on all of a register.
-#if defined(__AVX512BW__)
-#define WHOLE_REGISTER(NAME, a, b) (lane_ints) _mm512_##NAME((__m512i)(a), (__m512i)(b))
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-#define WHOLE_REGISTER(NAME, a, b) (lane_ints) _mm256_##NAME((__m256i)(a), (__m256i)(b))
-#else
-#define WHOLE_REGISTER(NAME, a, b) in_parts((lane_ints)(a), (lane_ints)(b), [](__m128i one, __m128i other) { return _mm_##NAME(one, other); })
-template <typename Operation>
-inline lane_ints in_parts(lane_ints a, lane_ints b, Operation operation) {
-  constexpr int PARTS = REGISTER / 16;
-  __m128i one[PARTS], other[PARTS];
-  std::memcpy(one, &a, REGISTER), std::memcpy(other, &b, REGISTER);
-  for (int i = 0; i < PARTS; ++i) one[i] = operation(one[i], other[i]);
-  return load<lane_ints>(one);
-}
-#endif
-
-// Products of pairs in 16 bits: the first and third input of each 4, then the second and fourth, so that an output has one sum.
-struct PairDot {
-  using Input = int16_t;
-  struct Inputs {
-    lane_ints even, odd;
-  };
-  struct Weights {
-    lane_words even, odd;
-  };
-  using Sums = lane_ints;
-  static constexpr int64_t RUN = NO_LIMIT;
-  // With AVX2 4 x 4 sums leave no register: in memory they are still faster than two passes that spread each input again.
-  static constexpr int ROWS = REGISTERS == 32 ? 10 : 5, HELD = REGISTER == 32 ? 16 : 2 * ROWS, SHIFT = 0;
-
-  static void widen(const int8_t* x, int64_t count, int16_t* to) {
-    for (int64_t i = 0; i < count; i += 4) {
-      to[i] = x[i], to[i + 1] = x[i + 2];
-      to[i + 2] = x[i + 1], to[i + 3] = x[i + 3];
-    }
-  }
-
-  static Inputs inputs(const int16_t* x) { return {load<int32_t>(x) - lane_ints{}, load<int32_t>(x + 2) - lane_ints{}}; }
-  template <int BITS>
-  static Weights weights(lane_words codes) { return {codes & 0x00ff00ff, codes >> 8 & 0x00ff00ff}; }
-  static lane_ints whole(Sums sums) { return sums; }
-  static Sums add(Sums sums, Weights weights, Inputs x) {
-    return sums + WHOLE_REGISTER(madd_epi16, weights.even, x.even) + WHOLE_REGISTER(madd_epi16, weights.odd, x.odd);
-  }
-};
-
-#ifdef __SSSE3__
-// Products of codes up to MOST, as many as fit into 16 bits: for codes of 4 bits 16, as 16 * 15 * 127 < 2^15, for those of 5 bits 8.
-template <int MOST>
-struct SmallDot {
-  using Input = int8_t;
-  using Inputs = lane_ints;
-  using Weights = lane_words;
-  typedef int16_t Sums __attribute__((vector_size(REGISTER)));
-  static constexpr int64_t RUN = 32767 / (127 * MOST) / 8 * 16;
-  static constexpr int ROWS = PairDot::ROWS, HELD = 2 * ROWS, SHIFT = 0;
-
-  static Inputs inputs(const int8_t* x) { return load<int32_t>(x) - lane_ints{}; }
-  template <int BITS>
-  static Weights weights(lane_words codes) { return codes; }
-  static lane_ints whole(Sums sums) { return WHOLE_REGISTER(madd_epi16, sums, Sums{} + 1); }
-  static Sums add(Sums sums, Weights weights, Inputs x) { return sums + (Sums)WHOLE_REGISTER(maddubs_epi16, weights, x); }
-};
-template <int BITS>
-using CodeDot = std::conditional_t<BITS < 8, SmallDot<(1 << BITS) - 1>, PairDot>;
-#define HAS_SMALL_DOT
-#else
-template <int BITS>
-using CodeDot = PairDot;
-#endif
-#undef WHOLE_REGISTER
-
-#else
-// Any processor: each of the 4 inputs by itself.
-struct SingleDot {
-  using Input = int32_t;
-  struct Inputs {
-    int32_t each[4];
-  };
-  struct Weights {
-    lane_ints each[4];
-  };
-  using Sums = lane_ints;
-  static constexpr int64_t RUN = NO_LIMIT;
-  static constexpr int ROWS = 6, HELD = REGISTERS / 2, SHIFT = 0;
-
-  static void widen(const int8_t* x, int64_t count, int32_t* to) {
-    for (int64_t i = 0; i < count; ++i) to[i] = x[i];
-  }
-
-  static Inputs inputs(const int32_t* x) { return {{x[0], x[1], x[2], x[3]}}; }
-  template <int BITS>
-  static Weights weights(lane_words codes) {
-    return {{(lane_ints)(codes & 0xff), (lane_ints)(codes >> 8 & 0xff), (lane_ints)(codes >> 16 & 0xff), (lane_ints)(codes >> 24)}};
-  }
-  static lane_ints whole(Sums sums) { return sums; }
-  static Sums add(Sums sums, const Weights& weights, const Inputs& x) {
-    for (int i = 0; i < 4; ++i) sums += weights.each[i] * x.each[i];
-    return sums;
-  }
-};
-template <int BITS>
-using CodeDot = SingleDot;
-#endif
 
 // For each byte of a register, of which the upper halves are zeros, the entry of a table of 16; the table is there four times.
 inline lane_words look_up(const uint8_t* table, lane_words codes) {
@@ -308,9 +155,12 @@ __attribute__((always_inline)) inline void multiply_codes(const int8_t* x, int64
           for (int row = 0; row < ROWS; ++row) {
 #pragma GCC unroll 2
             for (int part = 0; part < STEP / 4; ++part) {
-              typename Dot::Inputs given = Dot::inputs(rows + row * apart + step * STEP + 4 * part);
+#pragma GCC unroll 4
+              for (int turn = 0; turn < Dot::TURNS; ++turn) {
+                typename Dot::Inputs given = Dot::inputs(rows + row * apart + step * STEP + 4 * part, turn);
 #pragma GCC unroll 8
-              for (int i = 0; i < TOGETHER; ++i) sums[row][i] = Dot::add(sums[row][i], weights[part][i], given);
+                for (int i = 0; i < TOGETHER; ++i) sums[row][i] = Dot::add(sums[row][i], weights[part][i], given, turn);
+              }
             }
           }
         }
