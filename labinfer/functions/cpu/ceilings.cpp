@@ -91,7 +91,7 @@ int64_t ceiling_dot(int64_t rounds, int threads) {
 int64_t ceiling_int8(int64_t rounds, int threads) {
   volatile uint32_t four = 0x01010101;
   lane_words one = four - lane_words{};
-  keep_busy<int32_t, lane_ints>(rounds, threads, [=](lane_ints total) { return ByteDot::add(total, one, (lane_ints)one); });
+  keep_busy<int32_t, lane_ints>(rounds, threads, [=](lane_ints total) { return ByteDot::add(total, one, (lane_ints)one, 0); });
   return rounds * threads * CHAINS * LANES * 8;
 }
 #endif

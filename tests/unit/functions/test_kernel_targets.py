@@ -3,8 +3,10 @@ of 8 floats."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -39,10 +41,7 @@ def compile_check(target: Target, folder: Path, name: str = "kernel_check", *, l
     Raises:
         Skipped: there is no compiler for it.
     """
-    try:
-        found = compiler.find_compiler(target)
-    except compiler.NoCompiler as error:
-        pytest.skip(str(error))
+    found = find_compiler(target)
     folder.mkdir(exist_ok=True)
     sources = [Path(__file__).with_name(f"{name}.cpp"), *(library.SOURCES / f"{part}.cpp" for part in CHECKS[name])]
     flags = [*compiler.FLAGS, *target.flags, *library.FLAGS, level, f"-I{library.SOURCES}"]
@@ -56,6 +55,18 @@ def compile_check(target: Target, folder: Path, name: str = "kernel_check", *, l
     program = folder / name
     run([found, *flags, "-static", *map(str, assembly), "-o", str(program)])
     return program
+
+
+def find_compiler(target: Target) -> str:
+    """The compiler for a target.
+
+    Raises:
+        Skipped: there is none.
+    """
+    try:
+        return compiler.find_compiler(target)
+    except compiler.NoCompiler as error:
+        pytest.skip(str(error))
 
 
 def recode(assembly: Path) -> None:
@@ -111,6 +122,21 @@ def test_functions_are_right_on_every_kind_of_processor(target, tmp_path):
     """In every run of the tests on ARM, where there is an emulator: on this machine's own processor other tests run them."""
     start = starter(target)
     assert run([*start, str(compile_check(target, tmp_path, "functions_check"))]) == "0 wrong\n"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(target, id=target.name, marks=pytest.mark.slow if target is not TARGETS[0] else ())
+        for target in (*TARGETS, *OTHERS)
+    ],
+)
+def test_library_compiles_for_every_kind_of_processor(target):
+    """Also for processors with more instructions than this one has: no other test sees what is only for those."""
+    command = [find_compiler(target), *compiler.FLAGS, *target.flags, *library.FLAGS, "-fsyntax-only"]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        said = threads.map(run, ([*command, str(source)] for source in sorted(library.SOURCES.glob("*.cpp"))))
+        assert len(list(said)) > 20
 
 
 @pytest.mark.timing
