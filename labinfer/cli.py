@@ -377,11 +377,7 @@ def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
         raise UserError("supervise starts serve again, or a job with --input FILE and --output FILE; give one of them")
     options = EngineOptions.from_flat(_given(args, *SECTIONS))
     if options.model.autotune == "again":
-        again = [
-            *again,
-            "--autotune",
-            "on",
-        ]  # once is enough: who has waited for a dead rank does not wait for measurements
+        again = [*again, "--autotune", "on"]  # a restart takes what the first start has measured
     from labinfer.commands.supervise import run
 
     return run(

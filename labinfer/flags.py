@@ -149,7 +149,7 @@ NEAR = 0.8
 """Likeness of a word to an option or a command (``difflib``) that is taken for a slip; all benchmarks have their first word in common."""
 
 SHORTEST = 3
-"""Letters of an abbreviation at least; slips in words as short are like too many options."""
+"""Fewest letters of an abbreviation. In words of so many or fewer no slip is guessed: too many options are alike."""
 
 PROGRAM = "launch.py"
 """Name by which this program calls itself where it was started by no other."""
@@ -202,9 +202,11 @@ class Parser(argparse.ArgumentParser):
             if near.partition(" ")[0] not in self._option_string_actions:
                 known = {name.lstrip("-"): name for name in self._option_string_actions}  # dashes make all look alike
                 word = flag.lstrip("-")
-                names = [name for name in known if name.startswith(word)]  # which it abbreviates
-                if len(names) != 1 or len(word) < SHORTEST:
-                    names = difflib.get_close_matches(word, known, 1, NEAR) if len(word) > SHORTEST else []
+                names = sorted((name for name in known if name.startswith(word)), key=len)  # which it may abbreviate
+                if len(word) < SHORTEST or not all(name.startswith(names[0]) for name in names):
+                    names = []
+                if not names and len(word) > SHORTEST:
+                    names = difflib.get_close_matches(word, known, 1, NEAR)
                 near = known[names[0]] if names else ""
             self.error(f"unknown option {flag}" + (f" (did you mean {near}?)" if near else ""))
         return args

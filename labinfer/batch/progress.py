@@ -64,7 +64,7 @@ class JobProgress:
         if self._num_lines is not None and num_done:
             # Lines that run count by their tokens: many of like length end at once, and then none for long.
             begun = (num_done - num_failed) * (generated_tokens / output_tokens - 1) if output_tokens else 0.0
-            lines = num_done + min(max(0.0, begun), load.num_running)
+            lines = num_done + min(max(0.0, begun), load.num_running)  # sequences: with n a line has several
             seconds_left = max(0.0, (self._num_lines - self._num_done_before) / lines - 1) * seconds
         if self.is_for_machines:
             record = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -24,6 +25,8 @@ from labinfer.errors import UserError
 from labinfer.gateway.options import MIB, ServerOptions
 from labinfer.openai import api_errors
 from labinfer.openai.files import Batch, FileObject
+
+logger = logging.getLogger(__name__)
 
 SECRET_BYTES = 32
 MAX_FILES = 10_000
@@ -66,9 +69,13 @@ def lock_folder(folder: Path, seconds: float = 0.0) -> int:
         with contextlib.ExitStack() as on_failure:
             lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             on_failure.callback(os.close, lock)
+            is_told = False
             while not _try_lock(lock):
                 if time.monotonic() > end:
                     raise UserError(f"--files-dir {folder}: another server uses it; give each a folder of its own")
+                if not is_told:
+                    logger.warning("--files-dir %s: another server uses it; waiting %g s for its end", folder, seconds)
+                    is_told = True
                 time.sleep(LOOK_SECONDS)
             on_failure.pop_all()
     except OSError as error:

@@ -108,7 +108,7 @@ def cluster_simulation(cluster: Cluster, options: EngineOptions) -> Simulation:
         len(nodes),
         ranks=parallel.ranks,
         last_cut=cluster.machines[0].costs[0].last_cut,
-        remedy="probe machines with {0} ranks",
+        remedy="probe machines with {ranks} in all",
     )
     topology.check_nodes(nodes)
     machines = {machine.name: machine for machine in cluster.machines}

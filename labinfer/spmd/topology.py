@@ -192,7 +192,7 @@ def stage_sizes(
         if ranks:
             raise UserError(f"{needs}--ranks names {num_ranks}; change one of them")
         there = "there is 1" if world_size == 1 else f"there are {world_size}"
-        raise UserError(f"{needs}{there}; {remedy.format(sum(tp))} or change -tp and -pp")
+        raise UserError(f"{needs}{there}; {remedy.format(sum(tp), ranks=_ranks(sum(tp)))} or change -tp and -pp")
     return tp
 
 

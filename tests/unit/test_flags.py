@@ -211,6 +211,7 @@ def test_words_that_are_no_command_are_refused(words):
         ("generate", ["--modle", "DIR"], "unknown option --modle (did you mean --model?)"),
         ("generate", ["--spec", "DIR"], "unknown option --spec (did you mean --speculative-config?)"),
         ("generate", ["--stream"], "unknown option --stream;"),  # nothing is near
+        ("serve", ["--quant", "int8"], "unknown option --quant (did you mean --quantization?)"),
         ("serve", ["--max", "5"], "unknown option --max;"),  # many are
         ("serve", ["--top", "5"], "unknown option --top;"),
         ("simulate", ["--layout", "plan.json"], "unknown option --layout;"),

@@ -205,8 +205,9 @@ def test_stages_are_simulated_in_precisions_of_their_own():
         ({"layers": "1,1,1"}, "--layers 1,1,1 adds up to 3"),
         (
             {"pipeline_parallel_size": 2},
-            "needs 2 ranks, but there are 3; probe machines with 2 ranks or change -tp and -pp",
+            "needs 2 ranks, but there are 3; probe machines with 2 ranks in all or change -tp and -pp",
         ),
+        ({"pipeline_parallel_size": 1}, "needs 1 rank, but there are 3; probe machines with 1 rank in all or change"),
     ],
 )
 def test_layout_that_does_not_go_with_the_cluster_is_refused(uneven, engine, expected):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from labinfer.cli import main
 from labinfer.supervisor.launch_command import QUESTION, LaunchCommand
 
 PROGRAM = ["numactl", "-l", "/opt/bin/python3", "-u", "launch.py", "serve", "-n", "7"]
@@ -48,3 +50,13 @@ def test_host_file_is_written_anew(tmp_path):
 )
 def test_launcher_whose_hosts_are_not_known_has_none(launcher, tmp_path):
     assert read(launcher, tmp_path).hosts == ()
+
+
+def test_restart_takes_what_the_first_start_has_measured(monkeypatch):
+    given: list[list[str]] = []
+    monkeypatch.setattr("labinfer.commands.supervise.run", lambda *_, again, **__: given.append(again) or 0)
+    command = [sys.executable, "launch.py", "serve", "--port", "0"]
+    for flags in ([], ["--autotune", "again"], ["--autotune", "off"]):
+        assert main(["supervise", "--", *command, *flags]) == 0
+    restarts = [[], ["--autotune", "again", "--autotune", "on"], ["--autotune", "off"]]
+    assert given == [[*command, *flags] for flags in restarts]
