@@ -49,10 +49,14 @@ inline floats rounded<bf16>(floats value) { return widen(narrow(value)); }
 template <>
 inline floats rounded<float>(floats value) { return value; }
 
-// The activation of gate, times up, of numbers of a type.
+// activate(gate) * up of numbers of a type.
+template <typename Activate, typename Number>
+inline floats gated(floats gate, floats up, const Number* kind) {
+  return rounded<Number>(Activate::many(gate, kind)) * up;
+}
 template <typename Number>
 inline floats gated(Finish finish, floats gate, floats up, const Number* kind) {
-  return rounded<Number>(finish == Finish::SILU ? Silu::many(gate, kind) : Gelu::many(gate, kind)) * up;
+  return finish == Finish::SILU ? gated<Silu>(gate, up, kind) : gated<Gelu>(gate, up, kind);
 }
 
 }  // namespace

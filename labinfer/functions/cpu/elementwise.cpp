@@ -162,7 +162,7 @@ void gate_by(const Number* gate_up, Number* out, int64_t tokens, int64_t size, i
     Number* to = out + token * size;
     int64_t i = 0;
     for (; i + WIDTH <= size; i += WIDTH)
-      store_floats(to + i, rounded<Number>(Activate::many(load_floats(gate + i), gate)) * load_floats(up + i));
+      store_floats(to + i, gated<Activate>(load_floats(gate + i), load_floats(up + i), gate));
     for (; i < size; ++i) set(to[i], rounded<Number>(Activate::one(as_float(gate[i]))) * as_float(up[i]));
   });
 }
