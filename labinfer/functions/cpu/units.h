@@ -82,28 +82,32 @@ struct FmaUnits {
   static void multiply(const float* x, const Columns<bf16>& columns, float* out, int64_t out_stride) {
     using At = Distance<KIND, COUNT>;
     constexpr int ACROSS = PANEL / LANES, TOGETHER = together(COUNT, ACROSS);
+    constexpr int OF_UNIT = UNIT / LANES, AT_ONCE = std::max(1, TOGETHER / OF_UNIT);  // registers of a unit, units that are read together
+    constexpr bool STAYS = (COUNT + 2) * TOGETHER + 2 <= REGISTERS;                 // what is read, until both of its halves are multiplied
     for (int column = 0; column < ACROSS; column += TOGETHER) {
       lanes total[COUNT][TOGETHER] = {};
       const float* input = x;
       int64_t left = columns.pairs;
       for (int64_t i = 0; left > 0; ++i, left -= columns.group) {
-        const bf16 *at[2] = {columns.first[i] + columns.first_offset, columns.second[i] + columns.second_offset};
-        const bf16 *soon[2] = {columns.first[i + columns.ahead] + columns.first_offset,
-                               columns.second[i + columns.ahead] + columns.second_offset};
+        const bf16 *at[AT_ONCE], *soon[AT_ONCE];
+        for (int unit = 0; unit < AT_ONCE; ++unit) {
+          bool is_first = column / OF_UNIT + unit == 0;
+          const bf16* const* units = is_first ? columns.first : columns.second;
+          int64_t from = column % OF_UNIT * LANES * 2 + (is_first ? columns.first_offset : columns.second_offset);
+          at[unit] = units[i] + from, soon[unit] = units[i + columns.ahead] + from;
+        }
         int64_t pairs = std::min(left, columns.group);
-        for (int64_t pair = 0, from = 0; pair < pairs; ++pair, from += columns.stride, input += At::PAIR) {
-          if (column == 0) {
-            __builtin_prefetch(soon[0] + from, 0, 2);
-            __builtin_prefetch(soon[1] + from, 0, 2);
-          }
+        for (int64_t pair = 0; pair < pairs; ++pair, input += At::PAIR) {
+#pragma GCC unroll 2
+          for (int unit = 0; unit < AT_ONCE; soon[unit++] += columns.stride)
+            if (TOGETHER >= OF_UNIT || column % OF_UNIT == 0) __builtin_prefetch(soon[unit], 0, 2);
 #pragma GCC unroll 2
           for (int odd = 0; odd < 2; ++odd) {
             lanes wide[TOGETHER];
 #pragma GCC unroll 8
             for (int j = 0; j < TOGETHER; ++j) {
-              int lane = (column + j) * LANES;
-              const bf16* numbers = at[lane / UNIT] + from + lane % UNIT * 2;
-              lane_words both = load<lane_words>(REGISTERS == 16 ? opaque(numbers) : numbers);
+              const bf16* numbers = at[j / OF_UNIT] + j % OF_UNIT * LANES * 2;
+              lane_words both = load<lane_words>(STAYS ? numbers : opaque(numbers));
               wide[j] = (lanes)(odd ? both & 0xffff0000 : both << 16);
             }
 #pragma GCC unroll 16
@@ -113,6 +117,8 @@ struct FmaUnits {
               for (int j = 0; j < TOGETHER; ++j) total[row][j] += wide[j] * factor;
             }
           }
+#pragma GCC unroll 2
+          for (int unit = 0; unit < AT_ONCE; ++unit) at[unit] += columns.stride;
         }
       }
       for (int row = 0; row < COUNT; ++row)
