@@ -173,7 +173,7 @@ def test_job_answers_each_line_of_inputs_with_one_line(checkpoint, states, tmp_p
     assert worst_vector_error([one["embedding"] for one in found["all"]["data"]], unit, "last") < TOLERANCE
     num_tokens = sum(map(len, PROMPTS))
     assert found["all"]["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    assert (found["all"]["model"], found["one"]["model"]) == ("asked", "name")
+    assert (found["all"]["model"], found["one"]["model"]) == ("name", "name")
     last = torch.nn.functional.normalize(states[2][-1:], dim=1)
     assert worst_vector_error([found["one"]["data"][0]["embedding"]], [last], "last") < TOLERANCE
     assert [one["embedding"] for one in found["text"]["data"]] == [pytest.approx(text, abs=1e-5) for text in texts]

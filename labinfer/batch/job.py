@@ -7,6 +7,7 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from labinfer.batch.job_output import JobOutput
@@ -48,7 +49,7 @@ class BatchJob:
 
     Args:
         defaults: sampling of lines that do not say otherwise.
-        model_name: for the ``model`` field of batch results.
+        model_name: for the ``model`` field of batch results; the model that answers, whichever a line asks for.
         as_text: show questions and answers for people instead of output lines.
     """
 
@@ -66,6 +67,7 @@ class BatchJob:
         self._reader, self._output, self._progress = reader, output, progress
         self._defaults, self._model_name = defaults, model_name
         self._custom_ids: dict[str, int] = {}  # lines by them
+        self._ids: set[str | int] = set()  # of simple lines
         self._warnings: set[str] = set()  # that were given
         self.num_answered = self.num_failed = 0  # lines
 
@@ -129,11 +131,20 @@ class BatchJob:
                 logger.error("line %d fails\n%s", number, traceback.format_exc().rstrip())
                 self._refuse(number, digest, ids, f"it fails with {type(error).__name__}: {str(error)[:MAX_REASON]}")
             else:
-                self._warn(number, parsed.warnings)
+                self._warn(number, (*parsed.warnings, *self._doubts(parsed)))
                 yield from requests
 
+    def _doubts(self, parsed: ParsedLine) -> Iterator[str]:
+        """Ways in which an answer may not be what the line was meant to ask for, in words."""
+        if parsed.model not in (None, self._model_name, Path(self._model_name).name):
+            yield f"it asks for the model {parsed.model!r:.80}, and {self._model_name!r:.80} answers it"
+        if parsed.id is not None:
+            if parsed.id in self._ids:
+                yield "it has the id of an earlier line, so that their answers look alike"
+            self._ids.add(parsed.id)
+
     def _warn(self, number: int, warnings: tuple[str, ...]) -> None:
-        """Say what was left out of a line, once for all lines of which the same is true."""
+        """Say what is doubtful in a line, once for all lines of which the same is true."""
         for text in warnings:
             if text not in self._warnings and len(self._warnings) < MAX_WARNINGS:
                 self._warnings.add(text)

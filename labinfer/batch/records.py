@@ -46,7 +46,7 @@ def result_record(
         body = ChatCompletion(
             id=f"{CHAT_PREFIX}{number}",
             created=int(time.time()),
-            model=line.model or model,
+            model=model,
             choices=[
                 chat_choice(completion, message, output, tokenizer, line.return_drafted)
                 for completion, message in answers
@@ -58,7 +58,7 @@ def result_record(
         body = TextCompletion(
             id=f"{COMPLETION_PREFIX}{number}",
             created=int(time.time()),
-            model=line.model or model,
+            model=model,
             choices=[
                 text_choice(completion, output, tokenizer, echo, completion.index) for completion in output.completions
             ],
@@ -69,7 +69,7 @@ def result_record(
 
 def embedding_record(number: int, line: ParsedLine, outputs: list[EmbeddingOutput], model: str) -> dict[str, Any]:
     """The output line of a line with inputs to embed, of which these came, in order."""
-    body = embedding_list(outputs, line.model or model, line.embedding.encoding_format)
+    body = embedding_list(outputs, model, line.embedding.encoding_format)
     return _batch_record(number, line.custom_id, 200, body)
 
 

@@ -107,8 +107,10 @@ class Rank0Job:
         report = self.llm.report
         has_run = report.num_finished or (job is not None and job.num_failed)
         is_informed = logger.isEnabledFor(logging.INFO)
-        if has_run:
+        if report.num_finished:
             summary = report.summary()
+        elif has_run:
+            summary = "no line was answered"
         elif is_interrupted:
             summary = "no answer was finished"
         elif output.digests:

@@ -30,8 +30,6 @@ from labinfer.openai.api_errors import ApiError
 
 logger = logging.getLogger(__name__)
 
-NO_ROUTE = "none"
-
 
 def make_app(service: Service) -> Starlette:
     """The application over one service."""
@@ -45,7 +43,7 @@ def make_app(service: Service) -> Starlette:
 
     def refuse(http: Request, error: ApiError) -> HttpResponse:
         form = forms.get(_matching_path(http, routes), OPENAI_ERRORS)
-        return _answer_error(Call(service, http, NO_ROUTE, form), error, logged=True)
+        return _answer_error(Call(service, http, "", form), error, logged=True)
 
     async def on_http_exception(http: Request, error: Exception) -> HttpResponse:
         return refuse(http, _routing_error(http, error, routes))

@@ -26,6 +26,8 @@ from labinfer.openai.answer import Answer
 
 ID_HEADER = "x-request-id"
 WARNING_HEADER = "x-warning"
+NO_ROUTE = "none"
+"""Stands in metrics for all paths at which nothing is served."""
 MAX_WARNING = 1000
 """Characters of that header."""
 JSON = "application/json"
@@ -39,7 +41,7 @@ class Call:
     """An HTTP request as handlers work with it.
 
     Args:
-        route: the pattern of its path.
+        route: the pattern of its path; empty where nothing is served at it.
         error_form: how its errors are told.
     """
 
@@ -183,12 +185,12 @@ class Call:
         self._ended = True
         self.free_body()
         seconds = self.service.clock() - self.begin
-        self.service.metrics.http(self.route, status, seconds)
+        self.service.metrics.http(self.route or NO_ROUTE, status, seconds)
         if log:
             finished = FinishedRequest(
                 id=self.id,
                 caller=self.caller.name,
-                route=self.route,
+                route=self.route or self.http.scope["path"],
                 status=status,
                 total_seconds=seconds,
                 **self.facts,

@@ -27,6 +27,7 @@ class FinishedRequest:
     caller: str
     """``Caller.name``."""
     route: str
+    """The pattern of its path; the path itself where nothing is served at it."""
     status: int
     total_seconds: float
     """From the request's head to the end of its answer."""
@@ -43,7 +44,7 @@ class FinishedRequest:
 class RequestLog:
     """Writes such lines, each at once.
 
-    What callers may choose (an id, a model's name) is quoted where it holds anything but visible ASCII, so that a line
+    What callers may choose (an id, a path, a model's name) is quoted where it holds anything but visible ASCII, so that a line
     is always one line, and one ``key=value`` never looks like two. All of it is ASCII.
 
     Args:

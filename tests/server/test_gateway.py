@@ -107,18 +107,20 @@ class TestKeys:
 
     def test_each_line_of_the_log_has_all_fields(self, guarded):
         sent = guarded.complete(CAROL, max_tokens=4, ignore_eos=True)
-        refused = guarded.complete("wrong-key")
+        refused, nowhere = guarded.complete("wrong-key"), guarded.ask("GET", "/v1/modles?key=secret")
 
         def found() -> dict[str, dict]:
             whole = (line for line in guarded.lines if line.startswith("{") and line.endswith("}"))
             return {line["id"]: line for line in map(json.loads, whole)}
 
-        ids = {reply.headers["x-request-id"] for reply in (sent, refused)}
+        ids = {reply.headers["x-request-id"] for reply in (sent, refused, nowhere)}
         wait_for(lambda: ids <= found().keys(), 5.0)  # lines are written after the answers
         line = found()[sent.headers["x-request-id"]]
         assert (line["caller"], line["status"], line["route"]) == ("carol", 200, "/v1/completions")
         assert (line["model"], line["generated_tokens"], line["finish_reason"]) == ("demo", 4, "length")
         assert 0 < line["ttft_seconds"] <= line["total_seconds"] < 20
+        lost = found()[nowhere.headers["x-request-id"]]
+        assert (lost["status"], lost["route"]) == (404, "/v1/modles")
         assert all(each.keys() == line.keys() for each in found().values())
         assert {"alice", "anonymous", "carol", "key-1"} >= {each["caller"] for each in found().values()} - {"key-2"}
 

@@ -51,3 +51,33 @@ def test_names_of_unknown_fields_are_told_in_one_short_printable_line(name):
 def test_broken_body_is_one_error(data):
     with pytest.raises(WrongBody):
         read_body(data, ChatBody, [])
+
+
+@pytest.mark.parametrize(
+    ("body", "place", "values"),
+    [
+        (
+            {"reasoning_effort": "huge"},
+            "$.reasoning_effort",
+            '"high", "low", "max", "medium", "minimal", "none", "xhigh"',
+        ),
+        ({"response_format": {"type": "xml"}}, "$.response_format.type", '"text", "json_object", "json_schema"'),
+        ({"tool_choice": "any"}, "$.tool_choice", '"auto", "none", "required"'),
+        (
+            {"messages": [{"role": "usr", "content": "hi"}]},
+            "$.messages[0].role",
+            '"assistant", "developer", "function", "system", "tool", "user"',
+        ),
+    ],
+)
+def test_value_that_is_none_of_those_listed_is_refused_with_the_list(body, place, values):
+    with pytest.raises(WrongBody) as caught:
+        read(BODY | body)
+    assert str(caught.value).endswith(f" - at `{place}`; use one of {values}")
+
+
+@pytest.mark.parametrize("value", ["x" * 1000, "a` - at `$.messages`", "\n", 5, None])
+def test_no_value_breaks_the_list(value):
+    with pytest.raises(WrongBody) as caught:
+        read(BODY | {"response_format": {"type": value}})
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 1000

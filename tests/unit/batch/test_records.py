@@ -69,7 +69,7 @@ def test_completion_result_has_openais_batch_output_shape():
     assert body == {
         "id": "cmpl-7",
         "object": "text_completion",
-        "model": "asked",
+        "model": "m",  # that answers, not that which was asked for
         "choices": [{"index": 0, "text": "ho", "logprobs": None, "finish_reason": "length"}],
         "usage": USAGE,
     }
