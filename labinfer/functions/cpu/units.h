@@ -82,31 +82,35 @@ struct FmaUnits {
   static void multiply(const float* x, const Columns<bf16>& columns, float* out, int64_t out_stride) {
     using At = Distance<KIND, COUNT>;
     constexpr int ACROSS = PANEL / LANES, TOGETHER = together(COUNT, ACROSS);
-    constexpr int OF_UNIT = UNIT / LANES, AT_ONCE = std::max(1, TOGETHER / OF_UNIT);  // registers of a unit, units that are read together
-    constexpr bool STAYS = (COUNT + 2) * TOGETHER + 2 <= REGISTERS;                 // what is read, until both of its halves are multiplied
+    constexpr int UNIT_REGISTERS = UNIT / LANES, AT_ONCE = std::max(1, TOGETHER / UNIT_REGISTERS);  // units that are read together
+    // What is read stays until both of its halves are multiplied, where there are registers for that.
+    constexpr bool STAYS = REGISTERS == 32 || (COUNT + 2) * TOGETHER + 2 <= REGISTERS;
     for (int column = 0; column < ACROSS; column += TOGETHER) {
       lanes total[COUNT][TOGETHER] = {};
       const float* input = x;
       int64_t left = columns.pairs;
       for (int64_t i = 0; left > 0; ++i, left -= columns.group) {
         const bf16 *at[AT_ONCE], *soon[AT_ONCE];
+#pragma GCC unroll 2
         for (int unit = 0; unit < AT_ONCE; ++unit) {
-          bool is_first = column / OF_UNIT + unit == 0;
+          bool is_first = column / UNIT_REGISTERS + unit == 0;
           const bf16* const* units = is_first ? columns.first : columns.second;
-          int64_t from = column % OF_UNIT * LANES * 2 + (is_first ? columns.first_offset : columns.second_offset);
+          int64_t from = column % UNIT_REGISTERS * LANES * 2 + (is_first ? columns.first_offset : columns.second_offset);
           at[unit] = units[i] + from, soon[unit] = units[i + columns.ahead] + from;
         }
         int64_t pairs = std::min(left, columns.group);
         for (int64_t pair = 0; pair < pairs; ++pair, input += At::PAIR) {
 #pragma GCC unroll 2
-          for (int unit = 0; unit < AT_ONCE; soon[unit++] += columns.stride)
-            if (TOGETHER >= OF_UNIT || column % OF_UNIT == 0) __builtin_prefetch(soon[unit], 0, 2);
+          for (int unit = 0; unit < AT_ONCE; ++unit) {
+            if (TOGETHER >= UNIT_REGISTERS || column % UNIT_REGISTERS == 0) __builtin_prefetch(soon[unit], 0, 2);
+            soon[unit] += columns.stride;
+          }
 #pragma GCC unroll 2
           for (int odd = 0; odd < 2; ++odd) {
             lanes wide[TOGETHER];
 #pragma GCC unroll 8
             for (int j = 0; j < TOGETHER; ++j) {
-              const bf16* numbers = at[j / OF_UNIT] + j % OF_UNIT * LANES * 2;
+              const bf16* numbers = at[j / UNIT_REGISTERS] + j % UNIT_REGISTERS * LANES * 2;
               lane_words both = load<lane_words>(STAYS ? numbers : opaque(numbers));
               wide[j] = (lanes)(odd ? both & 0xffff0000 : both << 16);
             }
