@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,7 +15,7 @@ from labinfer.errors import UserError
 FIELD = re.compile(r"(?:at|in) `\$\.([A-Za-z_][A-Za-z0-9_]*)")
 """Place of a wrong field in msgspec's texts."""
 UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`(?: - at `\$([^`]*)`)?")
-PLACE_OF_VALUE = re.compile(r"Invalid (?:enum )?value .* - at `\$([^`]*)`$", re.DOTALL)
+WRONG_VALUE = re.compile(r"Invalid (?:enum )?value .* - at `\$([^`]*)`$")
 """Text about a value that is none of those that may stand in its place."""
 STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]+)\]")
 """Step of a place in them."""
@@ -77,15 +78,15 @@ def _describe(text: str, kind: type) -> WrongBody:
         name, place = unknown.groups()
         near = [] if place else difflib.get_close_matches(name[:100], kind.__struct_fields__, 1)
         return WrongBody(f"{text}; did you mean {near[0]!r}?" if near else text, name)
-    field, place = FIELD.search(text), PLACE_OF_VALUE.match(text)
+    field, place = FIELD.search(text), WRONG_VALUE.match(text)
     if place and (values := _listed_values(kind, place[1])):
-        text += f"; use one of {', '.join(values)}"
+        text += f"; use {'one of ' * (len(values) > 1)}{', '.join(values)}"
     return WrongBody(text, field and field[1])
 
 
 def _listed_values(kind: type, place: str) -> list[str]:
     """The values that may stand in a place of a request, as JSON, if its schema lists them."""
-    schema = msgspec.json.schema(kind)
+    schema = _schema(kind)
 
     def forms(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if reference := node.get("$ref"):
@@ -102,6 +103,11 @@ def _listed_values(kind: type, place: str) -> list[str]:
         nodes = [node for node in inner if isinstance(node, dict)]
     values = [value for node in nodes for form in forms(node) for value in form.get("enum", ())]
     return [msgspec.json.encode(value).decode() for value in dict.fromkeys(values) if value is not None]
+
+
+@lru_cache(32)
+def _schema(kind: type) -> dict[str, Any]:
+    return msgspec.json.schema(kind)
 
 
 def _leave_out(value: Any, unknown: re.Match) -> bool:

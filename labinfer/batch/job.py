@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from labinfer.batch.job_output import JobOutput
@@ -29,6 +29,8 @@ MAX_REASON = 200
 """Characters of what a library says of its own failure."""
 MAX_WARNINGS = 20
 """Warnings of a job; those that follow are not given."""
+MAX_IDS = 1 << 20
+"""Ids of simple lines that are kept, to find one that comes twice."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,10 @@ class BatchJob:
         self._as_text = as_text
         self._reader, self._output, self._progress = reader, output, progress
         self._defaults, self._model_name = defaults, model_name
+        self._base_name = os.path.basename(os.path.abspath(model_name))
         self._custom_ids: dict[str, int] = {}  # lines by them
         self._ids: set[str | int] = set()  # of simple lines
-        self._warnings: set[str] = set()  # that were given
+        self._warnings: set[str] = set()  # kinds of those that were given
         self.num_answered = self.num_failed = 0  # lines
 
     def run(self, llm: LLM, check: Callable[[], None]) -> None:
@@ -111,9 +114,13 @@ class BatchJob:
             number, text = line
             digest = line_digest(b"%d" % text.num_bytes if isinstance(text, LongLine) else text)
             ids = (None, None) if isinstance(text, LongLine) else read_ids(text)
-            first = self._first_line(number, ids[0])
+            first, comes_again = self._first_line(number, ids[0]), self._comes_again(ids[1])
             if self._is_done(number, digest):
                 continue
+            if comes_again:
+                self._warn(
+                    number, f"its id {ids[1]!r:.40} is that of an earlier line; give each line one of its own", "id"
+                )
             if isinstance(text, LongLine):
                 message = f"the line has {text.num_bytes} bytes, more than --max-line-size; shorten it"
                 self._refuse(number, digest, ids, message)
@@ -131,25 +138,30 @@ class BatchJob:
                 logger.error("line %d fails\n%s", number, traceback.format_exc().rstrip())
                 self._refuse(number, digest, ids, f"it fails with {type(error).__name__}: {str(error)[:MAX_REASON]}")
             else:
-                self._warn(number, (*parsed.warnings, *self._doubts(parsed)))
+                self._check_model(number, parsed.model)
+                for text in parsed.warnings:
+                    self._warn(number, text, text)
                 yield from requests
 
-    def _doubts(self, parsed: ParsedLine) -> Iterator[str]:
-        """Ways in which an answer may not be what the line was meant to ask for, in words."""
-        if parsed.model not in (None, self._model_name, Path(self._model_name).name):
-            yield f"it asks for the model {parsed.model!r:.80}, and {self._model_name!r:.80} answers it"
-        if parsed.id is not None:
-            if parsed.id in self._ids:
-                yield "it has the id of an earlier line, so that their answers look alike"
-            self._ids.add(parsed.id)
+    def _check_model(self, number: int, asked: str | None) -> None:
+        """Say so where a line asks for another model than the one that runs."""
+        if asked not in (None, self._model_name) and os.path.basename(asked) != self._base_name:
+            self._warn(number, f"it asks for the model {asked!r:.80}, and {self._model_name!r} answers", "model")
 
-    def _warn(self, number: int, warnings: tuple[str, ...]) -> None:
-        """Say what is doubtful in a line, once for all lines of which the same is true."""
-        for text in warnings:
-            if text not in self._warnings and len(self._warnings) < MAX_WARNINGS:
-                self._warnings.add(text)
-                self._progress.close()
-                logger.warning("line %d: %s; other lines of which this is true are not named", number, text)
+    def _comes_again(self, own_id: str | int | None) -> bool:
+        """Whether an earlier line had the ``id`` of a simple line; of the first ``MAX_IDS``."""
+        if own_id in self._ids:
+            return True
+        if own_id is not None and len(self._ids) < MAX_IDS:
+            self._ids.add(own_id)
+        return False
+
+    def _warn(self, number: int, text: str, kind: str) -> None:
+        """Say what may not be as it was meant in a line, once for all lines of which the same kind of thing is true."""
+        if kind not in self._warnings and len(self._warnings) < MAX_WARNINGS:
+            self._warnings.add(kind)
+            self._progress.close()
+            logger.warning("line %d: %s; other lines of which this is true are not named", number, text)
 
     def _refuse(self, number: int, digest: bytes, ids: tuple[str | None, str | int | None], message: str) -> None:
         """Answer a line with an error; for the ids see ``read_ids``."""

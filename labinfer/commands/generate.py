@@ -110,7 +110,7 @@ class Rank0Job:
         if report.num_finished:
             summary = report.summary()
         elif has_run:
-            summary = "no line was answered"
+            summary = "no further line was answered" if output.digests else "no line was answered"
         elif is_interrupted:
             summary = "no answer was finished"
         elif output.digests:

@@ -103,6 +103,12 @@ class ApiKeys:
         """Whether a request needs a key."""
         return bool(self._callers)
 
+    def mask(self, path: str) -> str:
+        """A path with ``***`` for each part of it that is a key: somebody may have put it in the wrong place."""
+        parts = re.split("([/?&=])", path)
+        digests = {digest for digest, _ in self._callers}
+        return "".join("***" if self._digest(part, b"labinfer key") in digests else part for part in parts)
+
     def authenticate(self, authorization_header: str | None, key_header: str | None = None) -> Caller:
         """The caller whose key a request has in its ``Authorization: Bearer KEY`` (RFC 6750), or else in ``x-api-key``.
 

@@ -19,7 +19,6 @@ from labinfer.gateway.access import Denied
 from labinfer.gateway.batch_runner import BatchRunner
 from labinfer.gateway.call import ID_HEADER, WARNING_HEADER, Call
 from labinfer.gateway.endpoints import API, PAGES
-from labinfer.gateway.error_form import OPENAI_ERRORS
 from labinfer.gateway.host_check import AllowedHosts, HostCheck
 from labinfer.gateway.limits import LimitReached, ServerFull
 from labinfer.gateway.openapi import Endpoint
@@ -35,15 +34,16 @@ def make_app(service: Service) -> Starlette:
     """The application over one service."""
     if service.files is not None:
         service.batches = BatchRunner(service, service.files, batches.HANDLERS)
-    routes, forms = [], {}
+    routes, endpoints = [], {}
     for endpoint in (*API, *PAGES):
         for path in (endpoint.path, *endpoint.aliases):
             routes.append(Route(path, _guard(service, endpoint), methods=[endpoint.method]))
-            forms[path] = endpoint.error_form
+            endpoints[path] = endpoint
 
     def refuse(http: Request, error: ApiError) -> HttpResponse:
-        form = forms.get(_matching_path(http, routes), OPENAI_ERRORS)
-        return _answer_error(Call(service, http, "", form), error, logged=True)
+        endpoint = endpoints.get(_matching_path(http, routes))
+        call = Call(service, http, endpoint.path, endpoint.error_form) if endpoint else Call(service, http, "")
+        return _answer_error(call, error, logged=True)
 
     async def on_http_exception(http: Request, error: Exception) -> HttpResponse:
         return refuse(http, _routing_error(http, error, routes))

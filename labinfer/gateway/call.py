@@ -190,7 +190,7 @@ class Call:
             finished = FinishedRequest(
                 id=self.id,
                 caller=self.caller.name,
-                route=self.route or self.http.scope["path"],
+                route=self.route or self.service.keys.mask(self.http.scope["path"]),
                 status=status,
                 total_seconds=seconds,
                 **self.facts,

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from labinfer.observe.line_writer import LineWriter
 
 MAX_TEXT = 256
-"""Characters of an id or a name that are written."""
+"""Characters of an id, a path or a name that are written."""
 PLAIN = re.compile(r"[!#-<>-~]+")
 """Visible ASCII that cannot be mistaken for the line's own signs: no space, no " and no =."""
 

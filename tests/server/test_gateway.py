@@ -99,7 +99,10 @@ class TestKeys:
 
     def test_keys_are_in_no_log_and_not_on_the_gateways_command_line(self, guarded):
         guarded.complete("sk-mallory-0123456789")
-        guarded.ask("GET", f"/v1/models/{ALICE}", key=ALICE)
+        for method in ("GET", "POST"):
+            guarded.ask(method, f"/v1/models/{ALICE}", key=ALICE)
+        for path in (f"/v1/{ALICE}", f"/{ALICE}/v1/models", f"/v1/modles%3Fkey={ALICE}&a=b"):
+            assert guarded.ask("GET", path, key=ALICE).status == 404
         arguments = Path(f"/proc/{guarded.gateway_pid}/cmdline").read_text()
         for secret in (ALICE, BOB, CAROL, "sk-mallory"):
             assert secret not in guarded.text
