@@ -49,7 +49,7 @@ ANONYMOUS = Caller("anonymous")
 class ApiKeys:
     """The keys that open the server; without any, everyone is ``ANONYMOUS``.
 
-    The keys themselves are not kept, only digests under a secret of this process. Salts for the KV cache are such
+    The keys themselves are not kept, only their lengths, and digests under a secret of this process. Salts for the KV cache are such
     digests too: who learns one can neither find the key nor try keys against it.
 
     Args:
@@ -59,7 +59,9 @@ class ApiKeys:
 
     def __init__(self, keys: dict[str, str], secret: bytes = b""):
         self._secret = secret or secrets.token_bytes(32)
-        self._callers = [(self._digest(key, b"labinfer key"), self._caller(key, name)) for key, name in keys.items()]
+        self._callers = [(self._key_digest(key), self._caller(key, name)) for key, name in keys.items()]
+        self._digests = {digest for digest, _ in self._callers}
+        self._lengths = sorted({len(key) for key in keys}, reverse=True)
 
     @classmethod
     def load(
@@ -103,11 +105,16 @@ class ApiKeys:
         """Whether a request needs a key."""
         return bool(self._callers)
 
-    def mask(self, path: str) -> str:
-        """A path with ``***`` for each part of it that is a key: somebody may have put it in the wrong place."""
-        parts = re.split("([/?&=])", path)
-        digests = {digest for digest, _ in self._callers}
-        return "".join("***" if self._digest(part, b"labinfer key") in digests else part for part in parts)
+    def mask(self, text: str, size: int) -> str:
+        """The first ``size`` characters of a text, with ``***`` for each key that begins in them: somebody may have put it in the
+        wrong place. Keys may have any signs in them, so each place is looked at."""
+        shown, place = [], 0
+        while place < min(size, len(text)):
+            fitting = (length for length in self._lengths if place + length <= len(text))
+            length = next((n for n in fitting if self._key_digest(text[place : place + n]) in self._digests), 0)
+            shown.append("***" if length else text[place])
+            place += length or 1
+        return "".join(shown)
 
     def authenticate(self, authorization_header: str | None, key_header: str | None = None) -> Caller:
         """The caller whose key a request has in its ``Authorization: Bearer KEY`` (RFC 6750), or else in ``x-api-key``.
@@ -125,7 +132,7 @@ class ApiKeys:
         key = key.strip()
         if scheme.lower() != "bearer" or not key:
             raise Denied("this server needs an API key; send it in the header Authorization: Bearer KEY")
-        sent = self._digest(key, b"labinfer key")
+        sent = self._key_digest(key)
         match = None
         for digest, caller in self._callers:  # all of them, wherever the right one stands
             if hmac.compare_digest(digest, sent):
@@ -149,6 +156,9 @@ class ApiKeys:
     def _caller(self, key: str, name: str) -> Caller:
         salt, owner = (self._digest(key, purpose).hex() for purpose in (b"labinfer salt", b"labinfer owner"))
         return Caller(name, salt, owner)
+
+    def _key_digest(self, key: str) -> bytes:
+        return self._digest(key, b"labinfer key")
 
     def _digest(self, key: str, purpose: bytes) -> bytes:
         data = key.encode("utf-8", "surrogatepass")  # headers may hold anything

@@ -19,7 +19,7 @@ from labinfer.gateway.body_memory import BodyLease
 from labinfer.gateway.error_form import OPENAI_ERRORS, ErrorForm
 from labinfer.gateway.options import MIB
 from labinfer.gateway.packed_body import body_decoder
-from labinfer.gateway.request_log import FinishedRequest
+from labinfer.gateway.request_log import MAX_TEXT, FinishedRequest
 from labinfer.gateway.service import Service
 from labinfer.openai import api_errors
 from labinfer.openai.answer import Answer
@@ -190,7 +190,7 @@ class Call:
             finished = FinishedRequest(
                 id=self.id,
                 caller=self.caller.name,
-                route=self.route or self.service.keys.mask(self.http.scope["path"]),
+                route=self.route or self.service.keys.mask(self.http.scope["path"], MAX_TEXT),
                 status=status,
                 total_seconds=seconds,
                 **self.facts,

@@ -192,3 +192,22 @@ def test_keys_of_the_command_line_are_checked_too(keys, what):
 def test_key_is_there_once_in_file_and_flags_together(key_file):
     with pytest.raises(UserError, match="line 1: this is the key of --api-key no. 1 again"):
         ApiKeys.load((FIRST,), key_file(FIRST))
+
+
+@pytest.mark.parametrize("key", [FIRST, "aB3/xY+z0=/9Q==", "with?every&sign=/"])
+def test_key_in_a_text_is_masked_wherever_it_stands(key):
+    keys = ApiKeys.load((SECOND, key))
+    for before, after in (("/v1/", ""), ("/", "/v1/models"), ("/v1/modles?key=", "&a=b"), ("x", "x"), ("", "")):
+        assert keys.mask(before + key + after, 256) == f"{before}***{after}"
+    assert keys.mask(f"/{key}{SECOND}{key[:-1]}", 256) == f"/******{key[:-1]}"
+    assert keys.mask("é/\udcff/plain", 256) == "é/\udcff/plain"
+    assert ApiKeys.load().mask(key, 256) == key
+
+
+def test_key_across_the_end_of_what_is_shown_is_masked():
+    keys = ApiKeys.load((FIRST, SECOND))
+    for begin in range(90, 100):
+        assert keys.mask("/" * begin + FIRST + "/" * 70000, 100) == "/" * begin + "***" + "/" * max(
+            0, 100 - begin - len(FIRST)
+        )
+    assert keys.mask("/" * 100 + FIRST, 100) == "/" * 100
