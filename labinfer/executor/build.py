@@ -253,7 +253,9 @@ def build_placed(
     draft_room = DraftRoom()
     if draft_model is not None:
         draft_room = DraftRoom(draft_model.block_bytes(options.cache.block_size), draft_model.state_bytes)
-    capture = next(filter(None, (provider.capture() for provider in providers)), None)
+    capture = None
+    if device.type == "cpu" or tp.size == 1:  # sums over several accelerators are not captured
+        capture = next(filter(None, (provider.capture() for provider in providers)), None)
     captured_bytes = 0 if capture is None else CAPTURED_BYTES * (1 if draft_model is None else 2)
     capacity = agree_on_blocks(group, options, layout, place, draft=draft_room, captured_bytes=captured_bytes)
     if group.rank == 0 and (shortfall := capacity.describe_shortfall(layout.topology.places, options.cache.block_size)):

@@ -94,7 +94,11 @@ def _gather(pool: torch.Tensor, layout: PoolLayout, blocks: torch.Tensor) -> tor
 
 def _scatter(x: torch.Tensor, pool: torch.Tensor, layout: PoolLayout, slots_T: torch.Tensor) -> None:
     view, sizes = layout.by_token(pool)
-    view[torch.unravel_index(slots_T, (pool.shape[0], *sizes))] = x.to(pool.dtype)
+    places = []
+    for size in reversed(sizes):  # as torch.unravel_index, which waits for an accelerator
+        places.append(slots_T % size)
+        slots_T = slots_T // size
+    view[(slots_T, *reversed(places))] = x.to(pool.dtype)
 
 
 @dataclass(frozen=True)

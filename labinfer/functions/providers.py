@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from labinfer.functions.cpu.provider import CpuProvider
+from labinfer.functions.cuda.provider import CudaProvider
 from labinfer.functions.provider import Provider
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.functions.registry import FunctionRegistry, WeightChoice
 
-PROVIDERS: tuple[type[Provider], ...] = (ReferenceProvider, CpuProvider)
+PROVIDERS: tuple[type[Provider], ...] = (ReferenceProvider, CpuProvider, CudaProvider)
 """Implementations of later ones are preferred."""
 GROUP_SIZE = 64
 

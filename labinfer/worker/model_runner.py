@@ -22,7 +22,14 @@ from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.logits_processors.registry import SampledRow, find_processors
 from labinfer.worker.mtp_drafter import MTPDrafter
 from labinfer.worker.sampler import Sampler, measure
-from labinfer.worker.step_graphs import HEAD_BYTES, LAYERS_BYTES, MAX_ROWS, StepGraphs
+from labinfer.worker.step_graphs import (
+    HEAD_BYTES,
+    LAYERS_BYTES,
+    MAX_CARD_SEQUENCES,
+    MAX_ROWS,
+    MAX_SEQUENCES,
+    StepGraphs,
+)
 
 LOGITS_ROWS = 64
 """Prompt rows whose logits are in memory at a time: a row of a large vocabulary takes more than half a megabyte."""
@@ -71,10 +78,12 @@ class ModelRunner:
         functions: Functions,
         capture: Capture | None = None,
     ):
-        self.model, self._cache, self._capture = model, cache, capture
-        self._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, cache.layers), capture, LAYERS_BYTES)
+        self.model, self._cache = model, cache
+        most = MAX_SEQUENCES if device.type == "cpu" else MAX_CARD_SEQUENCES
+        self._graphs = partial(StepGraphs, capture=capture, max_sequences=most)
+        self._layers = self._graphs(lambda batch, hidden: model(batch, hidden, cache.layers), kept_bytes=LAYERS_BYTES)
         self._heads = {
-            largest_only: StepGraphs(partial(sampled_logits, model, largest_only=largest_only), capture, HEAD_BYTES)
+            largest_only: self._graphs(partial(sampled_logits, model, largest_only=largest_only), kept_bytes=HEAD_BYTES)
             for largest_only in (False, True)
         }
         self._dtype, self._indices = dtype, IndexBuffer(device)
@@ -96,7 +105,7 @@ class ModelRunner:
         """
         part, model = copy(self), self.model.part(indices)
         caches = self._cache.layers
-        part._layers = StepGraphs(lambda batch, hidden_TD: model(batch, hidden_TD, caches), self._capture, LAYERS_BYTES)
+        part._layers = self._graphs(lambda batch, hidden: model(batch, hidden, caches), kept_bytes=LAYERS_BYTES)
         return part
 
     def prepare(self, plan: BatchPlan, all_rows: bool = False) -> ModelInputBatch:

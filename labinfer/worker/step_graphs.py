@@ -11,7 +11,9 @@ from labinfer.functions.graph import Capture, Graph
 from labinfer.layers.input_batch import ModelInputBatch
 
 MAX_SEQUENCES = 4
-"""Sequences of a step that is captured, at most: with more, calls take long enough for Python to keep up."""
+"""Sequences of a step that is captured, at most: with more, calls take long enough for Python to keep up, …"""
+MAX_CARD_SEQUENCES = 128
+"""… but on an accelerator."""
 MAX_ROWS = 17
 """Rows of a step that is captured, at most, where they are of one sequence: a token with drafts to be verified."""
 LAYERS_BYTES = 96 << 20
@@ -45,12 +47,14 @@ class StepGraphs:
 
     Args:
         capture: None where nothing is captured. It must be able to see all that the part does, see ``functions.graph``.
+        max_sequences: of a step that is captured.
         kept_bytes: memory of all graphs, at most. Steps are captured up to the number of rows for which all smaller ones have room,
             too: so none makes room for another again and again. A graph that is larger alone is not kept.
     """
 
-    def __init__(self, part: StepPart, capture: Capture | None, kept_bytes: int):
+    def __init__(self, part: StepPart, capture: Capture | None, kept_bytes: int, *, max_sequences: int = MAX_SEQUENCES):
         self._part, self._capture, self._kept_bytes = part, capture, kept_bytes
+        self._max_sequences = max_sequences
         self._row_bytes = 0.0  # of a graph, for each row: the most so far
         self._seen: set[tuple[int, ...]] = set()  # places of steps with several rows of a sequence
         self._steps: dict[tuple[int, ...], CapturedStep | None] = {}
@@ -59,7 +63,7 @@ class StepGraphs:
     def __call__(self, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
         num_sequences, num_rows = len(batch.attention.context_lens), len(batch.token_ids_T)
         is_chunk = num_sequences == 1 < num_rows <= MAX_ROWS and batch.output_rows is None
-        is_small = is_chunk or num_sequences == num_rows <= MAX_SEQUENCES
+        is_small = is_chunk or num_sequences == num_rows <= self._max_sequences
         if self._capture is None or not (is_small and self._has_room(num_rows)):
             return self._part(batch, hidden_TD)
         places = batch.places
@@ -80,7 +84,7 @@ class StepGraphs:
         self, places: tuple[int, ...], batch: ModelInputBatch, hidden_TD: torch.Tensor | None
     ) -> torch.Tensor:
         own_TD = None if hidden_TD is None else hidden_TD.clone()
-        out, graph = self._capture(lambda: self._part(batch, own_TD))
+        out, graph = self._capture(lambda: self._part(batch, own_TD), lambda: self._part(batch.rehearsed(), own_TD))
         step = self._steps[places] = None if graph is None else CapturedStep(graph, own_TD, out)
         if step is not None:
             self._row_bytes = max(self._row_bytes, step.num_bytes / len(batch.token_ids_T))

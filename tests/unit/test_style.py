@@ -67,7 +67,8 @@ def wide_calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             arguments = [*node.args.posonlyargs, *node.args.args]
             count = len(arguments) - (bool(arguments) and arguments[0].arg in ("self", "cls"))
-            if count > MOST_BY_POSITION:
+            is_kernel = any(ast.unparse(decorator).startswith("triton.jit") for decorator in node.decorator_list)
+            if count > MOST_BY_POSITION and not is_kernel:  # Triton compiles no function with a *
                 yield node.lineno, f"{node.name} takes {count} arguments by position: put a * before the last of them"
 
 

@@ -67,8 +67,10 @@ class CpuGraph:
             step()
 
 
-def capture(library: Library, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, CpuGraph | None]:
-    """See ``functions.graph.Capture``; what ``run`` calls of this library is captured."""
+def capture(
+    library: Library, run: Callable[[], torch.Tensor], rehearse: Callable[[], torch.Tensor] | None = None
+) -> tuple[torch.Tensor, CpuGraph | None]:
+    """See ``functions.graph.Capture``; what ``run`` calls of this library is captured, and nothing is rehearsed."""
     recording = _Recording()
     library.observer = recording
     try:

@@ -82,18 +82,20 @@ def _largest(scaled_V: torch.Tensor, count: int) -> torch.Tensor:
 def _top_p(scaled_V: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
     """Ids of those among the ``top_k`` largest before which there is less than ``top_p`` of their probability."""
     largest, whole = float(scaled_V.max()), top_k == scaled_V.shape[0]
-    weights_V = _weights(scaled_V, largest) if whole else _weights(scaled_V[_largest(scaled_V, top_k)], largest)
+    weights_V = (
+        integer_weights(scaled_V, largest) if whole else integer_weights(scaled_V[_largest(scaled_V, top_k)], largest)
+    )
     limit, count = top_p * float(weights_V.sum()), min(top_k, FIRST_LOOK)
     while True:
         ids_N = _largest(scaled_V, count)
-        weights_N = _weights(scaled_V[ids_N], largest)
+        weights_N = integer_weights(scaled_V[ids_N], largest)
         sums_N = weights_N.cumsum(dim=-1)
         if count == top_k or float(sums_N[-1]) >= limit:
             return ids_N[(sums_N - weights_N).double() < limit]
         count = top_k
 
 
-def _weights(scaled_N: torch.Tensor, largest: float) -> torch.Tensor:
+def integer_weights(scaled_N: torch.Tensor, largest: float | torch.Tensor) -> torch.Tensor:
     """Probabilities as whole numbers, int64: ``LIKELIEST`` for the largest logit."""
     return ((scaled_N - largest).exp() * LIKELIEST).long()
 
@@ -108,9 +110,9 @@ def _typical(scaled_N: torch.Tensor, typical_p: float) -> torch.Tensor:
     return order_N[before_N < typical_p]
 
 
-def gumbel_noise(seed: int, position: int, token_ids_N: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel noise for each token id, float64, a pure function of its arguments."""
-    key = split_mix(split_mix(torch.tensor(seed)) + torch.tensor(position))
+def gumbel_noise(seed: int | torch.Tensor, position: int | torch.Tensor, token_ids_N: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise for each token id, float64, a pure function of its arguments; of several draws, if these are tensors."""
+    key = split_mix(split_mix(torch.as_tensor(seed)) + torch.as_tensor(position))
     bits_N = split_mix(key.to(token_ids_N.device) + token_ids_N * GAMMA)
     uniform_N = (_shift_right(bits_N, 11).double() + 0.5) * 2.0**-53  # in (0, 1), never 0 or 1
     return -torch.log(-torch.log(uniform_N))

@@ -1,8 +1,10 @@
-"""The compiled functions that choose tokens: the very tokens of the reference, over odd sizes, ties and broken rows."""
+"""Functions that choose tokens, compiled and for several rows at once: the very tokens of the reference, over odd sizes, ties and
+broken rows."""
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labinfer.functions.cpu.sampling import CpuSampling
+from labinfer.functions.cuda import sampling as by_rows
 from labinfer.functions.reference import sampling
 from labinfer.functions.sample_params import SampleParams
 from labinfer.native import compiler
@@ -74,6 +77,40 @@ def test_draws_are_the_references(cpu, num_examples):
         assert cpu.sample(logits_BV, draws) == sampling.sample(logits_BV, draws)
 
     check()
+
+
+@pytest.mark.parametrize("num_examples", [150, pytest.param(500, marks=pytest.mark.slow)])
+def test_draws_of_several_rows_are_the_references(monkeypatch, num_examples):
+    monkeypatch.setattr(by_rows, "ROWS", 3)
+
+    @settings(max_examples=num_examples, derandomize=True)
+    @given(
+        kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=6),
+        size=st.sampled_from(SIZES),
+        likeliest=st.sampled_from([1, 20, 1024]),
+        dtype=st.sampled_from(DTYPES),
+        logits_seed=st.integers(0, 20),
+        draws=st.lists(DRAWS, min_size=6, max_size=6),
+        broken=st.sampled_from([None, INF, -INF, NAN]),
+    )
+    def check(kinds, size, likeliest, dtype, logits_seed, draws, broken):
+        monkeypatch.setattr(by_rows, "LIKELIEST", likeliest)
+        logits_BV = torch.stack([row_of(kind, size, logits_seed) for kind in kinds]).to(dtype)
+        if broken is not None:
+            logits_BV[0, size // 2 :] = broken
+        draws = [replace(draw, row=row) for row, draw in zip(range(len(kinds)), draws, strict=False)]
+        assert by_rows.sample(logits_BV, draws) == sampling.sample(logits_BV, draws)
+
+    check()
+
+
+def test_most_draws_are_made_without_the_reference(monkeypatch):
+    """Those of usual settings."""
+    monkeypatch.setattr(by_rows, "sample_one_by_one", lambda logits_BV, draws: [] if not draws else 1 / 0)
+    logits_BV = torch.stack([row_of("normal", 40_000, seed) for seed in range(4)])
+    settings = ({"top_k": 20, "top_p": 0.8}, {"top_p": 0.5}, {"min_p": 0.1}, {})
+    draws = [SampleParams(row=row, position=9, temperature=0.7, **own) for row, own in enumerate(settings)]
+    assert by_rows.sample(logits_BV, draws) == sampling.sample(logits_BV, draws)
 
 
 @pytest.mark.each_value

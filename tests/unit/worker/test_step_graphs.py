@@ -30,8 +30,8 @@ class Captures:
         self._library = library
         self.made = self.failed = 0
 
-    def __call__(self, run):
-        out, graph = capture(self._library, run)
+    def __call__(self, run, rehearse):
+        out, graph = capture(self._library, run, rehearse)
         self.made, self.failed = self.made + (graph is not None), self.failed + (graph is None)
         return out, graph
 

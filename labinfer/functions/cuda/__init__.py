@@ -1,0 +1,1 @@
+"""Functions for NVIDIA's cards, and for those that torch drives as such."""

@@ -1,0 +1,224 @@
+"""Paged attention in Triton: tiles of queries over tiles of keys with a running softmax (Dao 2023, arXiv:2307.08691), and keys
+in parts where there are few queries (Dao et al. 2023, "Flash-Decoding").
+
+All that a program needs of the batch it reads from the card's memory, so that a captured step goes on as contexts grow.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.layer_cache import LayerCache
+from labinfer.functions.reference import attention
+
+PROGRAMS = 256
+"""Programs that keep a large card busy."""
+MAX_SPLITS = 32
+"""Parts of a sequence's keys, at most."""
+QUERIES = 64
+"""Query heads of one program, over several tokens, where there are many."""
+TILE_BYTES = 16 << 10
+"""Keys of a tile, at most: several tiles are in a multiprocessor's shared memory at once, of which small cards have 100 KiB."""
+
+
+def paged_attention(
+    q_THP: torch.Tensor,
+    cache: LayerCache,
+    batch: AttentionBatch,
+    head_ptr: torch.Tensor,
+    scale: float,
+    *,
+    window: int = 0,
+    sinks_H: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Causal attention over the cache, as ``PagedAttention`` has it; of any batch in one call."""
+    rows, heads, size = q_THP.shape
+    num_kv = len(head_ptr) - 1
+    group = heads // num_kv
+    if cache.is_tiled or head_ptr.tolist() != list(range(0, heads + 1, group)):
+        return attention.paged_attention(q_THP, cache, batch, head_ptr, scale, window=window, sinks_H=sinks_H)
+    q_THP, num_sequences = q_THP.contiguous(), batch.context_lens_B.shape[0]
+    out_THP = torch.empty_like(q_THP)
+    if not rows:
+        return out_THP
+    block_head = max(16, triton.next_power_of_2(size))
+    one_row = rows == num_sequences
+    rows_each = 1 if one_row else max(1, (QUERIES if block_head * q_THP.itemsize <= 256 else 16) // group)
+    query_blocks = num_sequences if one_row else rows // rows_each + num_sequences
+    splits = max(1, min(MAX_SPLITS, PROGRAMS // (query_blocks * num_kv)))
+    splits = 1 << (splits.bit_length() - 1)
+    parts = stats = out_THP
+    if splits > 1:
+        parts = torch.empty(rows, heads, splits, size, dtype=torch.float32, device=q_THP.device)
+        stats = torch.empty(rows, heads, 2, splits, dtype=torch.float32, device=q_THP.device)
+    tile = min(64, max(16, TILE_BYTES // (block_head * q_THP.itemsize)))
+    _attend[(query_blocks, num_kv, splits)](
+        out_THP,
+        q_THP,
+        cache.k,
+        cache.v,
+        out_THP if cache.k_scale is None else cache.k_scale,
+        out_THP if cache.v_scale is None else cache.v_scale,
+        batch.tables_N,
+        batch.table_ptr_B,
+        batch.row_ptr_B,
+        batch.context_lens_B,
+        out_THP if sinks_H is None else sinks_H,
+        parts,
+        stats,
+        num_sequences,
+        num_kv,
+        scale,
+        GROUP=group,
+        SIZE=size,
+        BLOCK_HEAD=block_head,
+        PAGE=cache.block_size,
+        ROWS=rows_each,
+        QUERIES=max(16, triton.next_power_of_2(rows_each * group)),
+        TILE=tile,
+        SPLITS=splits,
+        WINDOW=window,
+        IS_INT8=cache.k_scale is not None,
+        HAS_SINKS=sinks_H is not None,
+        ONE_ROW=one_row,
+        PRECISION="ieee",
+        num_warps=4,
+        num_stages=2,
+    )
+    if splits > 1:
+        _join[(rows * heads,)](out_THP, parts, stats, SIZE=size, BLOCK_HEAD=block_head, SPLITS=splits, num_warps=1)
+    return out_THP
+
+
+@triton.jit(do_not_specialize=["num_sequences"])
+def _attend(
+    out,
+    queries,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    tables,
+    table_ptr,
+    row_ptr,
+    context_lens,
+    sinks,
+    parts,
+    stats,
+    num_sequences,
+    num_kv,
+    scale,
+    GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_HEAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    ROWS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    IS_INT8: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    ONE_ROW: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # a program for the query heads of ROWS tokens of a sequence that read one KV head, and a part of its keys
+    block, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    sequence = block
+    number = 0
+    if not ONE_ROW:
+        sequence = _find_sequence(row_ptr, num_sequences, block, ROWS)
+        number = block - (tl.load(row_ptr + sequence) // ROWS + sequence).to(tl.int32)
+    begin = tl.load(row_ptr + sequence)
+    num_new = (tl.load(row_ptr + sequence + 1) - begin).to(tl.int32)
+    if number * ROWS >= num_new:
+        return
+    earlier = tl.load(context_lens + sequence).to(tl.int32) - num_new
+    query = tl.arange(0, QUERIES)
+    row = number * ROWS + query // GROUP
+    head = kv_head * GROUP + query % GROUP
+    is_query = (query < ROWS * GROUP) & (row < num_new)
+    position = earlier + row
+    p = tl.arange(0, BLOCK_HEAD)
+    inside = p < SIZE
+    place = (begin + row) * (num_kv * GROUP) + head
+    q = tl.load(queries + place[:, None] * SIZE + p[None, :], mask=is_query[:, None] & inside[None, :], other=0.0)
+    end = earlier + tl.minimum(number * ROWS + ROWS, num_new)
+    start = 0
+    if WINDOW > 0:
+        start = tl.maximum(earlier + number * ROWS - WINDOW + 1, 0)
+    first_tile = start // TILE
+    last_tile = tl.cdiv(end, TILE)
+    tiles_each = tl.cdiv(last_tile - first_tile, SPLITS)
+    begin_tile = first_tile + split * tiles_each
+    end_tile = tl.minimum(begin_tile + tiles_each, last_tile)
+
+    largest = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    sums = tl.zeros([QUERIES, BLOCK_HEAD], tl.float32)
+    if HAS_SINKS:
+        sink = tl.load(sinks + head, mask=is_query, other=0.0).to(tl.float32)
+        largest = tl.where(split == 0, sink, largest)
+        total = tl.where(split == 0, total + 1.0, total)
+    table = tables + tl.load(table_ptr + sequence)
+    for tile in range(begin_tile, end_tile):
+        key = tile * TILE + tl.arange(0, TILE)
+        is_key = (key >= start) & (key < end)  # others may be no numbers
+        slot = tl.load(table + key // PAGE, mask=is_key, other=0) * PAGE + key % PAGE
+        entry = slot * num_kv + kv_head
+        k = tl.load(keys + entry[None, :] * SIZE + p[:, None], mask=inside[:, None] & is_key[None, :], other=0)
+        v = tl.load(values + entry[:, None] * SIZE + p[None, :], mask=is_key[:, None] & inside[None, :], other=0)
+        if IS_INT8:
+            k = k.to(tl.float32) * tl.load(key_scales + entry, mask=is_key, other=0.0)[None, :]
+            v = v.to(tl.float32) * tl.load(value_scales + entry, mask=is_key, other=0.0)[:, None]
+        scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION) * scale
+        sees = is_key[None, :] & (key[None, :] <= position[:, None])
+        if WINDOW > 0:
+            sees = sees & (key[None, :] > position[:, None] - WINDOW)
+        scores = tl.where(sees, scores, float("-inf"))
+        larger = tl.maximum(largest, tl.max(scores, 1))
+        base = tl.where(larger == float("-inf"), 0.0, larger)
+        weights = tl.exp(scores - base[:, None])
+        shrink = tl.exp(largest - base)
+        total = total * shrink + tl.sum(weights, 1)
+        sums = sums * shrink[:, None] + tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision=PRECISION)
+        largest = larger
+    is_written = is_query[:, None] & inside[None, :]
+    if SPLITS == 1:
+        total = tl.where(is_query, total, 1.0)
+        tl.store(out + place[:, None] * SIZE + p[None, :], (sums / total[:, None]).to(q.dtype), mask=is_written)
+    else:
+        tl.store(parts + (place[:, None] * SPLITS + split) * SIZE + p[None, :], sums, mask=is_written)
+        tl.store(stats + place * 2 * SPLITS + split, largest, mask=is_query)
+        tl.store(stats + place * 2 * SPLITS + SPLITS + split, total, mask=is_query)
+
+
+@triton.jit
+def _find_sequence(row_ptr, num_sequences, block, ROWS: tl.constexpr):
+    """The sequence that a block of queries belongs to: that of rows ``row_ptr[b]`` begins with block ``row_ptr[b] // ROWS + b``."""
+    low = tl.full([], 0, tl.int32)
+    high = tl.full([], 0, tl.int32) + num_sequences
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_behind = tl.load(row_ptr + middle) // ROWS + middle <= block
+        low = tl.where(is_behind, middle, low)
+        high = tl.where(is_behind, high, middle)
+    return low
+
+
+@triton.jit
+def _join(
+    out, parts, stats, SIZE: tl.constexpr, BLOCK_HEAD: tl.constexpr, SPLITS: tl.constexpr
+):  # a program for each head
+    place = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, SPLITS)
+    p = tl.arange(0, BLOCK_HEAD)
+    inside = p < SIZE
+    largest = tl.load(stats + place * 2 * SPLITS + split)
+    total = tl.load(stats + place * 2 * SPLITS + SPLITS + split)
+    weights = tl.exp(largest - tl.max(largest, 0))
+    sums = tl.load(parts + (place * SPLITS + split[:, None]) * SIZE + p[None, :], mask=inside[None, :], other=0.0)
+    joined = tl.sum(sums * weights[:, None], 0) / tl.sum(total * weights, 0)
+    tl.store(out + place * SIZE + p, joined.to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,101 @@
+"""Graphs of a card's kernels: a step is hundreds of short ones, and starting them one by one takes longer than all of them."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from labinfer.errors import first_line
+from labinfer.functions.graph import NotReplayable
+
+logger = logging.getLogger(__name__)
+
+SYNCHRONIZES = "called a synchronizing CUDA operation"
+"""Warning of torch, where it is to watch for such operations."""
+
+
+class CudaGraph:
+    """Kernels that a card starts by itself, one after another.
+
+    Args:
+        out: what they compute.
+    """
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, out: torch.Tensor):
+        self._graph, self._out = graph, out
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the result: all graphs share the memory of what is computed in between."""
+        return self._out.untyped_storage().nbytes()
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+class CudaCapture:
+    """Capture of a step's kernels, see ``functions.graph.Capture``.
+
+    Args:
+        device: the card.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._first: torch.cuda.CUDAGraph | None = None
+        """Graph that keeps the pool: it ends with the last of its graphs, and some are not kept."""
+        self._is_broken = False
+
+    def __call__(
+        self, run: Callable[[], torch.Tensor], rehearse: Callable[[], torch.Tensor]
+    ) -> tuple[torch.Tensor, CudaGraph | None]:
+        if self._is_broken:
+            return run(), None
+        out, waits = _watch(run)
+        if waits:
+            logger.debug("a step is run in Python: something in it waits for the card")
+            return out, None
+        try:
+            if self._first is None:
+                _, self._first = self._rehearse(lambda: torch.zeros(1, device=self._device))
+            captured, graph = self._rehearse(rehearse)
+        except NotReplayable as error:
+            logger.debug("a step is run in Python: %s", error)
+            return out, None
+        except RuntimeError as error:
+            self._is_broken = True
+            logger.warning("steps are not captured on this card, which makes them slower: %s", first_line(error))
+            return out, None
+        captured.copy_(out)
+        return captured, CudaGraph(graph, captured)
+
+    def _rehearse(self, rehearse: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, torch.cuda.CUDAGraph]:
+        """Go through a step without carrying it out; what it will give, and its graph."""
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            # Other threads may copy and allocate meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                captured = rehearse()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return captured, graph
+
+
+def _watch(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, bool]:
+    """Run something; its result, and whether the host waited for the card in it: a captured step cannot."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")  # which itself warns of being young
+        try:
+            out = run()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    return out, any(SYNCHRONIZES in str(warning.message) for warning in heard)

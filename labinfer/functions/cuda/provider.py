@@ -1,0 +1,64 @@
+"""The kernels of this folder as a provider."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from labinfer.errors import first_line
+from labinfer.functions.cuda.graph import CudaCapture
+from labinfer.functions.graph import Capture
+from labinfer.functions.provider import Provider
+from labinfer.functions.registry import FunctionRegistry
+from labinfer.native.compiler import OnProgress
+
+logger = logging.getLogger(__name__)
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class CudaProvider(Provider):
+    """Kernels in Triton, which comes with torch where torch has such a card, and captured steps."""
+
+    def __init__(self):
+        self._device: torch.device | None = None
+        self._version = ""
+
+    def prepare(self, device: torch.device, on_progress: OnProgress = lambda done, total: None) -> None:
+        if device.type != "cuda":
+            return
+        try:
+            # It is not everywhere, and takes a second.
+            import triton
+
+            from labinfer.functions.cuda import elementwise
+
+            elementwise.silu_and_mul(torch.ones(1, 2, device=device)).tolist()
+        except Exception as error:  # noqa: BLE001 - Triton's own, those of its compilers, and those of the card
+            logger.warning(
+                "no kernel of Triton runs here: %s; torch's functions are used, which are slower", first_line(error)
+            )
+            return
+        self._device, self._version = device, triton.__version__
+
+    def register(self, registry: FunctionRegistry, group_size: int) -> None:
+        if self._device is None:
+            return
+        from labinfer.functions.cuda import attention, elementwise, sampling
+
+        calls = {
+            "add_rms_norm": elementwise.add_rms_norm,
+            "silu_and_mul": elementwise.silu_and_mul,
+            "gelu_and_mul": elementwise.gelu_and_mul,
+            "rotate_and_write": elementwise.rotate_and_write,
+            "paged_attention": attention.paged_attention,
+        }
+        registry.add_all(calls, name="triton", devices=("cuda",), dtypes=DTYPES)
+        registry.add_all({"sample": sampling.sample}, name="rows", devices=("cuda",), autotuned=False)
+
+    def fingerprint(self) -> tuple[object, ...]:
+        return (self._version,)
+
+    def capture(self) -> Capture | None:
+        return None if self._device is None else CudaCapture(self._device)

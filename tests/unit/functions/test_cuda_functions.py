@@ -1,0 +1,248 @@
+"""Kernels in Triton against the reference, and captured steps: where torch has a card of this kind. With ``TRITON_INTERPRET=1``
+and Triton installed the kernels are tested on any machine."""
+
+from __future__ import annotations
+
+import os
+from itertools import accumulate
+
+import pytest
+import torch
+
+from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.graph import NotReplayable
+from labinfer.functions.head_norms import HeadNorms
+from labinfer.functions.layer_cache import LayerCache
+from labinfer.functions.reference import attention as reference_attention
+from labinfer.functions.reference import elementwise as reference
+
+HAS_CARD = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if HAS_CARD else "cpu")
+pytestmark = pytest.mark.skipif(
+    not (HAS_CARD or os.environ.get("TRITON_INTERPRET")), reason="torch has no card of this kind here"
+)
+needs_card = pytest.mark.skipif(not HAS_CARD, reason="torch has no card of this kind here")
+BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+"""Largest error, of the largest number: some roundings of the dtype."""
+DTYPES = pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+
+
+@pytest.fixture(scope="module")
+def elementwise():
+    from labinfer.functions.cuda import elementwise
+
+    return elementwise
+
+
+@pytest.fixture(scope="module")
+def paged_attention():
+    from labinfer.functions.cuda.attention import paged_attention
+
+    return paged_attention
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def randn(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def assert_near(result: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    assert result.dtype == expected.dtype and result.shape == expected.shape
+    error = (result.float() - expected.float()).abs().max()
+    assert error <= BOUNDS[dtype] * expected.float().abs().max().clamp(min=1e-6), error
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [1, 48, 896, 3000])
+@pytest.mark.parametrize("wide_weight", [False, True])
+def test_add_rms_norm(elementwise, dtype, size, wide_weight):
+    weight = randn(size, dtype=torch.float32 if wide_weight else dtype)
+    for rows in (1, 5):
+        hidden, delta = randn(rows, size, dtype=dtype), randn(rows, size, dtype=dtype)
+        for more in (None, delta):
+            expected = reference.add_rms_norm(hidden.clone(), more, weight, 1e-6)
+            for result, exact in zip(
+                elementwise.add_rms_norm(hidden.clone(), more, weight, 1e-6), expected, strict=True
+            ):
+                assert_near(result, exact, dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("name", ["silu_and_mul", "gelu_and_mul"])
+def test_activations(elementwise, dtype, name):
+    for rows, columns in ((1, 7), (3, 1024), (2, 2500), (0, 8)):
+        gate_up = randn(rows, 2 * columns, dtype=dtype)
+        expected = getattr(reference, name)(gate_up)
+        if rows:
+            assert_near(getattr(elementwise, name)(gate_up), expected, dtype)
+        else:
+            assert getattr(elementwise, name)(gate_up).shape == expected.shape
+
+
+def make_norms(kind: str, size: int, dtype: torch.dtype) -> HeadNorms | None:
+    if kind == "none":
+        return None
+    q, k = (randn(size, dtype=torch.float32 if kind == "wide" else dtype) for _ in range(2))
+    return HeadNorms(q, k, 1e-6, after_rotation=kind == "after", values=kind == "values")
+
+
+@pytest.mark.pairwise
+@DTYPES
+@pytest.mark.parametrize("norms", ["none", "before", "after", "values", "wide"])
+@pytest.mark.parametrize(
+    ("size", "rotated", "interleaved"),
+    [(64, 64, False), (64, 32, True), (80, 20, False), (8, 8, True), (256, 0, False)],
+)
+@pytest.mark.parametrize("kv_dtype", ["same", "int8", "tiles"])
+def test_rotate_and_write(elementwise, dtype, norms, size, rotated, interleaved, kv_dtype):
+    rows, num_queries, block = 6, 6, 16
+    slots = torch.randperm(4 * block, device=DEVICE)[:rows]
+    for num_kv in (2, 0):
+        qkv = randn(rows, num_queries + 2 * num_kv, size, dtype=dtype)
+        angles = torch.rand(rows, rotated, device=DEVICE) * 6 if rotated else None
+        cos, sin = (None, None) if angles is None else (angles.cos().to(dtype), angles.sin().to(dtype))
+        arguments = {
+            "num_kv": num_kv,
+            "interleaved": interleaved,
+            "norms": make_norms(norms, size, dtype),
+        }
+        caches = [
+            LayerCache.zeros(
+                4,
+                block,
+                (2, size),
+                torch.int8 if kv_dtype == "int8" else dtype,
+                device=DEVICE,
+                tiled=kv_dtype == "tiles",
+            )
+            for _ in range(2)
+        ]
+        exact = reference_attention.rotate_and_write(qkv.clone(), caches[0], slots, cos, sin, **arguments)
+        assert_near(elementwise.rotate_and_write(qkv, caches[1], slots, cos, sin, **arguments), exact, dtype)
+        blocks = torch.arange(4, device=DEVICE)
+        for expected, pool in zip(*((cache.keys, cache.values) for cache in caches), strict=True):
+            bound = torch.bfloat16 if kv_dtype == "int8" else dtype
+            assert_near(pool.load(blocks, torch.float32), expected.load(blocks, torch.float32), bound)
+
+
+class Case:
+    """Sequences in a cache whose other slots hold what is no number.
+
+    Args:
+        lengths: of each sequence, all its tokens and the new ones among them.
+    """
+
+    def __init__(self, lengths: list[tuple[int, int]], heads: tuple[int, int], block: int, kv_dtype: torch.dtype):
+        counts = [-(-context // block) for context, _ in lengths]
+        order = torch.randperm(sum(counts) + 1)[:-1]
+        tables = [table.tolist() for table in order.split(counts)]
+        row_ptr = list(accumulate((new for _, new in lengths), initial=0))
+        self.batch = AttentionBatch.build(row_ptr, [context for context, _ in lengths], tables, DEVICE)
+        self.cache = LayerCache.zeros(sum(counts) + 1, block, heads, kv_dtype, device=DEVICE)
+        for tensor in self.cache.tensors():
+            tensor.fill_(127 if tensor.dtype == torch.int8 else float("nan"))
+        for table, (context, _) in zip(tables, lengths, strict=True):
+            slots = torch.tensor([table[p // block] * block + p % block for p in range(context)], device=DEVICE)
+            k, v = (torch.randn(context, *heads, device=DEVICE) for _ in range(2))
+            reference_attention.write_kv(k, v, self.cache, slots)
+        self.rows = row_ptr[-1]
+
+
+DECODES = [(7, 1), (1, 1), (130, 1)]
+MIXED = [(40, 40), (9, 1), (300, 21), (65, 65), (5, 2)]
+LONG = [(3000, 1)]
+
+
+@pytest.mark.pairwise
+@pytest.mark.parametrize("lengths", [DECODES, MIXED, LONG, [(700, 6)]], ids=["decodes", "mixed", "long", "drafts"])
+@pytest.mark.parametrize(
+    ("heads", "num_kv", "size"), [(14, 2, 64), (4, 4, 8), (6, 2, 80), (8, 1, 128), (2, 1, 256), (40, 1, 16)]
+)
+@pytest.mark.parametrize(("window", "sinks"), [(0, False), (5, False), (64, True), (0, True)])
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "block"),
+    [
+        (torch.float32, torch.float32, 4),
+        (torch.bfloat16, torch.bfloat16, 16),
+        (torch.float16, torch.int8, 32),
+        (torch.float32, torch.bfloat16, 16),
+    ],
+    ids=str,
+)
+def test_paged_attention(paged_attention, lengths, heads, num_kv, size, window, sinks, dtype, kv_dtype, block):
+    if dtype == torch.bfloat16 and not HAS_CARD:
+        pytest.skip("Triton's interpreter does not multiply bfloat16")
+    case = Case(lengths, (num_kv, size), block, kv_dtype)
+    q = randn(case.rows, heads, size, dtype=dtype)
+    head_ptr = torch.arange(num_kv + 1) * (heads // num_kv)
+    options = {"window": window, "sinks_H": torch.randn(heads, device=DEVICE) if sinks else None}
+    exact = reference_attention.paged_attention(q, case.cache, case.batch, head_ptr, size**-0.5, **options)
+    assert_near(paged_attention(q, case.cache, case.batch, head_ptr, size**-0.5, **options), exact, dtype)
+
+
+def test_heads_that_read_unevenly_are_the_references(paged_attention):
+    case = Case(MIXED, (2, 16), 4, torch.float32)
+    q, head_ptr = randn(case.rows, 5, 16, dtype=torch.float32), torch.tensor([0, 2, 5])
+    exact = reference_attention.paged_attention(q, case.cache, case.batch, head_ptr, 0.25)
+    assert torch.equal(paged_attention(q, case.cache, case.batch, head_ptr, 0.25), exact)
+
+
+@needs_card
+def test_captured_attention_goes_on_as_contexts_grow(paged_attention):
+    from labinfer.functions.cuda.graph import CudaCapture
+
+    case = Case([(900, 1), (40, 1)], (2, 64), 16, torch.bfloat16)
+    q, head_ptr, batch = randn(2, 14, 64, dtype=torch.bfloat16), torch.arange(3) * 7, case.batch
+    lengths = batch.context_lens_B.clone()
+    batch.context_lens_B.copy_(torch.tensor([3, 40]))
+
+    def run(batch):
+        return paged_attention(q, case.cache, batch, head_ptr, 0.125) * 2
+
+    out, graph = CudaCapture(DEVICE)(lambda: run(batch), lambda: run(batch.rehearsed()))
+    for contexts in (torch.tensor([3, 40], device=DEVICE), lengths):
+        batch.context_lens_B.copy_(contexts)
+        q.normal_()
+        graph.replay()
+        assert torch.equal(out, run(batch))
+
+
+@needs_card
+def test_steps_that_read_lists_or_wait_are_not_captured():
+    from labinfer.functions.cuda.graph import CudaCapture
+
+    capture, x = CudaCapture(DEVICE), torch.ones(3, device=DEVICE)
+    case = Case(DECODES, (2, 16), 4, torch.float32)
+    q, head_ptr = randn(3, 4, 16, dtype=torch.float32), torch.arange(3) * 2
+
+    def attend(batch):
+        return reference_attention.paged_attention(q, case.cache, batch, head_ptr, 0.25)
+
+    out, graph = capture(lambda: attend(case.batch), lambda: attend(case.batch.rehearsed()))
+    assert graph is None and torch.equal(out, attend(case.batch))
+
+    def wait():
+        return x * x.sum().item()
+
+    out, graph = capture(wait, wait)
+    assert graph is None and out.tolist() == [3, 3, 3]
+    out, graph = capture(lambda: x + 1, lambda: x + 1)
+    x.add_(1)
+    graph.replay()
+    assert out.tolist() == [3, 3, 3]
+
+
+def test_rehearsed_batch_has_no_lists():
+    batch = Case(DECODES, (1, 16), 4, torch.float32).batch.rehearsed()
+    for read in (
+        lambda: batch.context_lens[0],
+        lambda: len(batch.row_ptr),
+        lambda: list(batch.table_ptr),
+        lambda: batch.part([0]),
+    ):
+        with pytest.raises(NotReplayable, match="is read in Python"):
+            read()
