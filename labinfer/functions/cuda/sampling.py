@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
@@ -23,7 +23,8 @@ UNDECIDED = -1
 """In the place of a token, where candidates may be missing."""
 
 
-class DrawTensors(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class DrawTensors:
     """Numbers of some draws as columns, (R, 1); see ``SampleParams``."""
 
     seed: torch.Tensor
@@ -38,8 +39,16 @@ class DrawTensors(NamedTuple):
     def make(cls, draws: Sequence[SampleParams], vocab_size: int, device: torch.device) -> DrawTensors:
         whole = [(d.seed, d.position, d.top_k if 0 < d.top_k < vocab_size else vocab_size) for d in draws]
         parts = [(d.temperature, d.top_p, math.log(d.min_p) if d.min_p > 0.0 else -math.inf) for d in draws]
-        tensors = (torch.tensor(whole, device=device), torch.tensor(parts, dtype=torch.float64, device=device))
-        return cls(*(column.unsqueeze(1) for tensor in tensors for column in tensor.unbind(1)))
+        seed, position, top_k = torch.tensor(whole, device=device).split(1, dim=1)
+        temperature, top_p, log_min_p = torch.tensor(parts, dtype=torch.float64, device=device).split(1, dim=1)
+        return cls(
+            seed=seed,
+            position=position,
+            top_k=top_k,
+            temperature=temperature,
+            top_p=top_p,
+            log_min_p=log_min_p,
+        )
 
 
 def sample(logits_BV: torch.Tensor, draws: Sequence[SampleParams]) -> list[int]:
