@@ -24,8 +24,8 @@ class ClampedGate:
     down_ED: torch.Tensor
     """Bias of each expert's output, float32, with zeros up to a multiple of 32."""
 
-    def activate(self, gate_up_TF: torch.Tensor, expert: int) -> torch.Tensor:
-        """Activations of one expert from its products without biases: (T, 2F) → (T, F) in their dtype."""
+    def activate(self, gate_up_TF: torch.Tensor, expert: int | torch.Tensor) -> torch.Tensor:
+        """Activations of one expert, or of each row's, from products without biases: (T, 2F) → (T, F) in their dtype."""
         gate_TF, up_TF = gate_up_TF.float().chunk(2, dim=1)
         columns = gate_TF.shape[1]
         gate_TF = (gate_TF + self.gate_EF[expert, :columns]).clamp(max=self.limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import torch
 
@@ -10,7 +11,8 @@ from labinfer.errors import first_line
 from labinfer.functions.cuda.graph import CudaCapture
 from labinfer.functions.graph import Capture
 from labinfer.functions.provider import Provider
-from labinfer.functions.registry import FunctionRegistry
+from labinfer.functions.reference import linear, quantized
+from labinfer.functions.registry import VOCABULARY_INT4, FunctionRegistry
 from labinfer.native.compiler import OnProgress
 
 logger = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ class CudaProvider(Provider):
     def register(self, registry: FunctionRegistry, group_size: int) -> None:
         if self._device is None:
             return
-        from labinfer.functions.cuda import attention, elementwise, sampling
+        from labinfer.functions.cuda import attention, elementwise, experts, products, sampling
 
         calls = {
             "add_rms_norm": elementwise.add_rms_norm,
@@ -54,7 +56,20 @@ class CudaProvider(Provider):
             "rotate_and_write": elementwise.rotate_and_write,
             "paged_attention": attention.paged_attention,
         }
-        registry.add_all(calls, name="triton", devices=("cuda",), dtypes=DTYPES)
+        kernels = {"name": "triton", "devices": ("cuda",), "dtypes": DTYPES}
+        registry.add_all(calls, **kernels)
+        multiplier = products.CudaProducts(self._device)
+        matrices = {
+            "none": (linear.pack_weight, linear.linear),
+            "int8": (quantized.quantize_int8, quantized.linear, quantized.pack_codes),
+            "int4": (partial(quantized.quantize_int4, group=group_size), quantized.linear, quantized.pack_codes),
+        }
+        for quantization, of_matrices in matrices.items():
+            make = partial(experts.CudaExperts, *of_matrices)
+            mixture = {"make_experts": make, "experts": partial(experts.experts, multiplier)}
+            registry.add_all(mixture, quantization=quantization, layout="stacks", **kernels)
+        for quantization in ("int8", "int4", VOCABULARY_INT4):
+            registry.add_all({"linear": multiplier.linear}, quantization=quantization, **kernels)
         registry.add_all({"sample": sampling.sample}, name="rows", devices=("cuda",), autotuned=False)
 
     def fingerprint(self) -> tuple[object, ...]:

@@ -10,11 +10,15 @@ import pytest
 import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.graph import NotReplayable
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference import attention as reference_attention
 from labinfer.functions.reference import elementwise as reference
+from labinfer.functions.reference import experts as reference_experts
+from labinfer.functions.reference import linear as dense
+from labinfer.functions.reference import quantized
 
 HAS_CARD = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_CARD else "cpu")
@@ -39,6 +43,13 @@ def paged_attention():
     from labinfer.functions.cuda.attention import paged_attention
 
     return paged_attention
+
+
+@pytest.fixture(scope="module")
+def products():
+    from labinfer.functions.cuda.products import CudaProducts
+
+    return CudaProducts(DEVICE)
 
 
 @pytest.fixture(autouse=True)
@@ -189,6 +200,97 @@ def test_heads_that_read_unevenly_are_the_references(paged_attention):
     q, head_ptr = randn(case.rows, 5, 16, dtype=torch.float32), torch.tensor([0, 2, 5])
     exact = reference_attention.paged_attention(q, case.cache, case.batch, head_ptr, 0.25)
     assert torch.equal(paged_attention(q, case.cache, case.batch, head_ptr, 0.25), exact)
+
+
+def make_weight(kind: str, outputs: int, inputs: int, dtype: torch.dtype):
+    """A matrix rounded here, or as a checkpoint may hold it."""
+    matrix = torch.randn(outputs, inputs, device=DEVICE).to(dtype)
+    if kind == "dense":
+        return dense.pack_weight(matrix)
+    if kind == "int8":
+        return quantized.quantize_int8(matrix)
+    name, _, group = kind.partition("/")
+    if name == "int4":
+        return quantized.quantize_int4(matrix, int(group))
+    bits, groups = (8 if name == "codes8" else 4), -(-inputs // int(group))
+    words = torch.randint(-(1 << 31), (1 << 31) - 1, (outputs, groups * int(group) * bits // 32), device=DEVICE)
+    scales = torch.rand(outputs, groups, device=DEVICE) * 0.02 + 0.01
+    zeros = torch.randint(0, 1 << bits, (outputs, groups), device=DEVICE).to(torch.uint8) if name != "iq4" else None
+    minima = -torch.rand(outputs, groups, device=DEVICE) if name == "minima" else None
+    return quantized.pack_codes(
+        words.to(torch.int32),
+        scales,
+        None if minima is not None else zeros,
+        minima,
+        bits=bits,
+        table="iq4" if name == "iq4" else "",
+        inputs=inputs,
+        group=int(group),
+        lead=0,
+        dtype=dtype,
+    )
+
+
+WEIGHTS = ["int8", "int4/64", "int4/32", "codes8/128", "codes4/128", "minima/32", "iq4/32", "codes4/256"]
+
+
+@pytest.mark.pairwise
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 5, 33, 100])
+@pytest.mark.parametrize(("outputs", "inputs"), [(40, 256), (200, 1000), (64, 96), (1000, 2304)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_products_with_codes(products, kind, dtype, rows, outputs, inputs, has_bias):
+    """Beside those with the matrix that they stand for."""
+    if dtype == torch.bfloat16 and not HAS_CARD:
+        pytest.skip("Triton's interpreter does not multiply bfloat16")
+    weight = make_weight(kind, outputs, inputs, dtype)
+    x, bias = randn(rows, inputs, dtype=dtype), randn(outputs, dtype=dtype) if has_bias else None
+    exact = torch.nn.functional.linear(x.float(), quantized.dequantize(weight), None if bias is None else bias.float())
+    assert_near(products.linear(x, weight, bias), exact.to(dtype), dtype)
+
+
+@pytest.mark.pairwise
+@pytest.mark.parametrize("kind", ["dense", "int8", "int4/64"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 9, 150])
+@pytest.mark.parametrize(("num_experts", "first"), [(8, 0), (3, 2)])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "clamped"])
+@pytest.mark.parametrize("most", [512, 0], ids=["one by one", "sorted"])
+def test_experts(products, monkeypatch, kind, dtype, rows, num_experts, first, activation, most):
+    from labinfer.functions.cuda import experts as cuda_experts
+
+    if dtype == torch.bfloat16 and not HAS_CARD:
+        pytest.skip("Triton's interpreter does not multiply bfloat16")
+    monkeypatch.setattr(cuda_experts, "MAX_PAIRS", most)
+    size, columns, each = 96, 160, 3
+    packers = {"dense": dense.pack_weight, "int8": quantized.quantize_int8}
+    pack = packers.get(kind, lambda matrix: quantized.quantize_int4(matrix, 64))
+    held = cuda_experts.CudaExperts(
+        *(pack, dense.linear if kind == "dense" else exact_linear),
+        num_experts=num_experts,
+        hidden_size=size,
+        columns=columns,
+        dtype=dtype,
+        device=DEVICE,
+    )
+    for index in range(num_experts):
+        held.pack(index, randn(2 * columns, size, dtype=dtype), randn(size, columns, dtype=dtype))
+    x = randn(rows, size, dtype=dtype)
+    ids = torch.stack([torch.randperm(8, device=DEVICE)[:each] for _ in range(rows)])
+    options = {"first": first, "gelu": activation == "gelu", "gate": None}
+    if activation == "clamped":
+        gate, up, down = (torch.randn(num_experts, n, device=DEVICE) for n in (columns, columns, size))
+        options["gate"] = ClampedGate(alpha=1.7, limit=7.0, gate_EF=gate, up_EF=up, down_ED=down)
+    weights = torch.rand(rows, each, device=DEVICE)
+    exact = reference_experts.experts(x, ids, weights, held, **options)
+    for mine in (held, held.clone()):
+        assert_near(cuda_experts.experts(products, x, ids, weights, mine, **options), exact, dtype)
+
+
+def exact_linear(x, weight):
+    """Without the inputs' rounding to 8 bits."""
+    return torch.nn.functional.linear(x.float(), quantized.dequantize(weight)).to(x.dtype)
 
 
 @needs_card

@@ -1,0 +1,153 @@
+"""``CudaExperts``: the experts that a rank holds of a layer, one after another in memory, and their gated MLPs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from labinfer.functions.clamped_gate import ClampedGate
+from labinfer.functions.cuda.elementwise import gelu_and_mul, silu_and_mul
+from labinfer.functions.cuda.products import CudaProducts, ExpertRows, can_multiply
+from labinfer.functions.packed_experts import MatrixCodes
+from labinfer.functions.packed_weight import PackedWeight
+from labinfer.functions.reference import experts as reference
+
+MAX_PAIRS = 512
+"""Pairs of a token and an expert, at most, of which each reads its expert's weights by itself; more are sorted by expert."""
+ROWS = 64
+"""Rows of an expert that are multiplied at a time, where pairs are sorted."""
+
+
+class MatrixStack:
+    """The same matrix of all experts; tensors have a first dimension for the expert.
+
+    Args:
+        count: experts.
+    """
+
+    def __init__(self, count: int):
+        self._count = count
+        self._stacked: PackedWeight | None = None
+        self.units_E: torch.Tensor | None = None
+
+    def put(self, index: int, weight: PackedWeight) -> PackedWeight:
+        """Bring an expert's matrix in; the same matrix in the memory of the stack."""
+        tensors = {name: value for name, value in _fields(weight).items() if isinstance(value, torch.Tensor)}
+        if self._stacked is None:
+            stacked = {name: x.new_zeros(self._count, *x.shape) for name, x in tensors.items()}
+            self._stacked = dataclasses.replace(weight, **stacked)
+            if hasattr(weight, "unit"):
+                self.units_E = torch.ones(self._count, dtype=torch.float32, device=weight.device)
+        views = {name: getattr(self._stacked, name)[index] for name in tensors}
+        for name, view in views.items():
+            view.copy_(tensors[name])
+        if self.units_E is not None:
+            self.units_E[index] = weight.unit
+        return dataclasses.replace(weight, **views)
+
+    @property
+    def weight(self) -> PackedWeight | None:
+        """All of them; None before the first, or where the kernel does not take them."""
+        return self._stacked if self._stacked is not None and can_multiply(self._stacked) else None
+
+
+class CudaExperts(reference.ReferenceExperts):
+    """Experts as the reference has them, each with its matrices in stacks."""
+
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self.gate_up, self.down = MatrixStack(self.num_experts), MatrixStack(self.num_experts)
+
+    def pack(self, index: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
+        super().pack(index, gate_up_FD, down_DF)
+        self._stack(index)
+
+    def pack_codes(self, index: int, gate_up: MatrixCodes, down: MatrixCodes) -> None:
+        super().pack_codes(index, gate_up, down)
+        self._stack(index)
+
+    def clone(self) -> CudaExperts:
+        same = super().clone()
+        same.gate_up, same.down = MatrixStack(self.num_experts), MatrixStack(self.num_experts)
+        for index, pair in enumerate(same.pairs):
+            if pair is not None:
+                same._stack(index)
+        return same
+
+    def _stack(self, index: int) -> None:
+        gate_up, down = self.pairs[index]
+        self.pairs[index] = self.gate_up.put(index, gate_up), self.down.put(index, down)
+
+
+def experts(
+    products: CudaProducts,
+    x_TD: torch.Tensor,
+    expert_ids_TA: torch.Tensor,
+    weights_TA: torch.Tensor,
+    experts: CudaExperts,
+    *,
+    first: int = 0,
+    gate: ClampedGate | None = None,
+    gelu: bool = False,
+) -> torch.Tensor:
+    """Weighted sum of the chosen experts' gated MLPs, as ``Experts`` has it."""
+    gate_up, down = experts.gate_up.weight, experts.down.weight
+    if gate_up is None or down is None:
+        options = {"first": first, "gate": gate, "gelu": gelu}
+        return reference.experts(x_TD, expert_ids_TA, weights_TA, experts, **options)
+    local_TA = expert_ids_TA - first
+    is_here_TA = (local_TA >= 0) & (local_TA < experts.num_experts)
+    num_tokens, each = local_TA.shape
+    local_P = torch.where(is_here_TA, local_TA, -1).flatten()
+    rows = sort_pairs(local_P, experts.num_experts) if len(local_P) > MAX_PAIRS else make_single_rows(local_P)
+    middle_PF = products.multiply(
+        x_TD.contiguous(), gate_up, rows=rows, pairs_each=each, units_E=experts.gate_up.units_E
+    )
+    known_P = local_P.clamp(min=0)
+    if gate is not None:
+        middle_PF = gate.activate(middle_PF, known_P)
+    else:
+        middle_PF = (gelu_and_mul if gelu else silu_and_mul)(middle_PF)
+    parts_PD = products.multiply(middle_PF, down, rows=rows, units_E=experts.down.units_E).float()
+    if gate is not None:
+        parts_PD = parts_PD + gate.down_ED[known_P, : parts_PD.shape[1]]
+    parts_TAD = parts_PD.view(num_tokens, each, -1) * weights_TA.unsqueeze(2)
+    return parts_TAD.masked_fill_(~is_here_TA.unsqueeze(2), 0).sum(1).to(x_TD.dtype)
+
+
+def make_single_rows(local_P: torch.Tensor) -> ExpertRows:
+    """Each pair as a group by itself."""
+    order_P = torch.arange(len(local_P), device=local_P.device)
+    return ExpertRows(expert_G=local_P, begin_G=order_P, end_G=order_P + 1, order_P=order_P, rows_each=16)
+
+
+def sort_pairs(local_P: torch.Tensor, num_experts: int) -> ExpertRows:
+    """Pairs of each expert in groups of ``ROWS``. Nothing is read of the tensor in Python, so that there are as many groups as there
+    may have to be.
+
+    Args:
+        local_P: the expert of each pair, -1 for none.
+    """
+    keys_P = torch.where(local_P < 0, num_experts, local_P)
+    sorted_P, order_P = keys_P.sort(stable=True)
+    borders_E = torch.searchsorted(sorted_P, torch.arange(num_experts + 1, device=keys_P.device))
+    begins_E, ends_E = borders_E[:-1], borders_E[1:]
+    groups_E = (ends_E - begins_E + ROWS - 1) // ROWS
+    last_E = groups_E.cumsum(0)
+    most = min(len(local_P), len(local_P) // ROWS + num_experts)
+    group_G = torch.arange(most, device=keys_P.device)
+    expert_G = torch.searchsorted(last_E, group_G, right=True)
+    known_G = expert_G.clamp(max=num_experts - 1)
+    begin_G = begins_E[known_G] + (group_G - (last_E - groups_E)[known_G]) * ROWS
+    return ExpertRows(
+        expert_G=torch.where(expert_G < num_experts, expert_G, -1),
+        begin_G=begin_G,
+        end_G=torch.minimum(begin_G + ROWS, ends_E[known_G]),
+        order_P=order_P,
+        rows_each=ROWS,
+    )
+
+
+def _fields(weight: PackedWeight) -> dict[str, object]:
+    return {field.name: getattr(weight, field.name) for field in dataclasses.fields(weight)}
