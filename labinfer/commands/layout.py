@@ -24,7 +24,7 @@ from labinfer.observe.table import format_bytes, format_table
 from labinfer.planner.options import PlanOptions
 from labinfer.spmd.machine import RankInfo, free_memory
 from labinfer.weights.checkpoint import open_checkpoint
-from labinfer.worker.model_runner import CAPTURED_BYTES
+from labinfer.worker.model_runner import CAPTURED_BYTES, captures_steps
 
 HEADER = (
     *("rank", "host", "device", "stage", "tp", "layers", "dtype", "weights"),
@@ -225,7 +225,8 @@ class RankBytes:
             draft: the layout of a draft model that the rank holds, too.
         """
         weights = layout.weight_bytes(layout.topology.place(rank))
-        captured, more = CAPTURED_BYTES * (layout.devices[rank].type == "cpu"), {}
+        tp_size = layout.topology.place(rank).tp_size
+        captured, more = CAPTURED_BYTES * captures_steps(layout.devices[rank], tp_size), {}
         if draft is not None:
             weights += draft.weight_bytes(draft.topology.place(0))
             captured *= 2
@@ -240,7 +241,7 @@ class RankBytes:
         return cls(
             free=free // layout.sharing_device(rank, everyone),
             weights=draft.weight_bytes(draft.topology.place(0)),
-            captured=CAPTURED_BYTES * (layout.draft_devices[rank].type == "cpu"),
+            captured=CAPTURED_BYTES * captures_steps(layout.draft_devices[rank], 1),
             **_draft_bytes(session, draft),
         )
 

@@ -50,7 +50,7 @@ from labinfer.weights.model_files import config_path
 from labinfer.weights.resolve import resolve_model
 from labinfer.weights.weight_cache import WeightCache, checkpoint_digest
 from labinfer.worker.kv_cache import KVCacheManager
-from labinfer.worker.model_runner import CAPTURED_BYTES, ModelRunner
+from labinfer.worker.model_runner import CAPTURED_BYTES, ModelRunner, captures_steps
 from labinfer.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -254,7 +254,7 @@ def build_placed(
     if draft_model is not None:
         draft_room = DraftRoom(draft_model.block_bytes(options.cache.block_size), draft_model.state_bytes)
     capture = None
-    if device.type == "cpu" or tp.size == 1:  # sums over several accelerators are not captured
+    if captures_steps(device, tp.size):
         capture = next(filter(None, (provider.capture() for provider in providers)), None)
     captured_bytes = 0 if capture is None else CAPTURED_BYTES * (1 if draft_model is None else 2)
     capacity = agree_on_blocks(group, options, layout, place, draft=draft_room, captured_bytes=captured_bytes)

@@ -51,6 +51,10 @@ class AttentionBatch:
             table_ptr_B=int64_tensor(table_ptr, device),
         )
 
+    def has_single_rows(self, rows_T: torch.Tensor) -> bool:
+        """Whether each sequence has one row of these; known by their numbers, as none has no row."""
+        return rows_T.shape[0] == self.context_lens_B.shape[0]
+
     def with_tables(self, tables_N: torch.Tensor) -> AttentionBatch:
         """The same tokens in other blocks, as many of each sequence."""
         return replace(self, tables_N=tables_N, _parts={})

@@ -21,6 +21,8 @@ class BySequence:
         self._choose = choose
 
     def __call__(self, rows_T: torch.Tensor, cache: object, batch: AttentionBatch, *others: object) -> torch.Tensor:
+        if batch.has_single_rows(rows_T):
+            return self._choose(1, *others)(rows_T, cache, batch, *others)
         choices: dict[Callable[..., torch.Tensor], list[int]] = {}
         for index in range(len(batch.context_lens)):
             count = batch.row_ptr[index + 1] - batch.row_ptr[index]

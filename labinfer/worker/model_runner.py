@@ -35,10 +35,15 @@ LOGITS_ROWS = 64
 """Prompt rows whose logits are in memory at a time: a row of a large vocabulary takes more than half a megabyte."""
 
 CAPTURED_BYTES = LAYERS_BYTES + 2 * HEAD_BYTES
-"""Memory that captured steps of a ``ModelRunner`` keep, at most."""
+"""Memory that captured steps of a ``ModelRunner`` keep, at most, where steps are captured."""
 
 PREVIEW_ROWS = 1
 """Rows of which a head's preview is asked, at most: each row reads the copy, and all together read the head once."""
+
+
+def captures_steps(device: torch.device, tp_size: int) -> bool:
+    """Whether steps of a rank may be captured: on CPUs, and on one card; sums over several cards are not."""
+    return device.type == "cpu" or device.type == "cuda" and tp_size == 1
 
 
 @dataclass(kw_only=True)

@@ -45,7 +45,7 @@ def paged_attention(
     if not rows:
         return out_THP
     block_head = max(16, triton.next_power_of_2(size))
-    one_row = rows == num_sequences
+    one_row = batch.has_single_rows(q_THP)
     rows_each = 1 if one_row else max(1, (QUERIES if block_head * q_THP.itemsize <= 256 else 16) // group)
     query_blocks = num_sequences if one_row else rows // rows_each + num_sequences
     splits = max(1, min(MAX_SPLITS, PROGRAMS // (query_blocks * num_kv)))
@@ -89,8 +89,22 @@ def paged_attention(
         num_stages=2,
     )
     if splits > 1:
-        _join[(rows * heads,)](out_THP, parts, stats, SIZE=size, BLOCK_HEAD=block_head, SPLITS=splits, num_warps=1)
+        join_parts(out_THP, parts, stats)
     return out_THP
+
+
+def join_parts(out_THP: torch.Tensor, parts: torch.Tensor, stats: torch.Tensor) -> None:
+    """Write what parts of the keys come to together.
+
+    Args:
+        parts: (T, H, splits, P), sums of values weighted by exponentials of scores less the largest one; float32.
+        stats: (T, H, 2, splits), these largest scores, and the sums of the weights; float32.
+    """
+    rows, heads, splits, size = parts.shape
+    block = triton.next_power_of_2(size)
+    _join[(rows * heads,)](
+        out_THP, parts, stats, SIZE=size, BLOCK_HEAD=block, SPLITS=splits, num_warps=1 if block <= 256 else 4
+    )
 
 
 @triton.jit(do_not_specialize=["num_sequences"])

@@ -47,7 +47,7 @@ class CudaProvider(Provider):
     def register(self, registry: FunctionRegistry, group_size: int) -> None:
         if self._device is None:
             return
-        from labinfer.functions.cuda import attention, elementwise, experts, products, sampling
+        from labinfer.functions.cuda import attention, delta_rule, elementwise, experts, latent, products, sampling
 
         calls = {
             "add_rms_norm": elementwise.add_rms_norm,
@@ -55,6 +55,9 @@ class CudaProvider(Provider):
             "gelu_and_mul": elementwise.gelu_and_mul,
             "rotate_and_write": elementwise.rotate_and_write,
             "paged_attention": attention.paged_attention,
+            "latent_attention": latent.latent_attention,
+            "causal_conv": delta_rule.causal_conv,
+            "delta_rule": delta_rule.delta_rule,
         }
         kernels = {"name": "triton", "devices": ("cuda",), "dtypes": DTYPES}
         registry.add_all(calls, **kernels)

@@ -13,10 +13,13 @@ from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.graph import NotReplayable
 from labinfer.functions.head_norms import HeadNorms
+from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference import attention as reference_attention
+from labinfer.functions.reference import delta_rule as reference_delta
 from labinfer.functions.reference import elementwise as reference
 from labinfer.functions.reference import experts as reference_experts
+from labinfer.functions.reference import latent_attention as reference_latent
 from labinfer.functions.reference import linear as dense
 from labinfer.functions.reference import quantized
 
@@ -200,6 +203,73 @@ def test_heads_that_read_unevenly_are_the_references(paged_attention):
     q, head_ptr = randn(case.rows, 5, 16, dtype=torch.float32), torch.tensor([0, 2, 5])
     exact = reference_attention.paged_attention(q, case.cache, case.batch, head_ptr, 0.25)
     assert torch.equal(paged_attention(q, case.cache, case.batch, head_ptr, 0.25), exact)
+
+
+def make_places(contexts: list[int], new: list[int], block: int) -> tuple[AttentionBatch, list[torch.Tensor]]:
+    """A batch, and the slots of all tokens of each sequence; the last of all blocks is nobody's."""
+    counts = [-(-context // block) for context in contexts]
+    tables = [table.tolist() for table in torch.randperm(sum(counts)).split(counts)]
+    batch = AttentionBatch.build(list(accumulate(new, initial=0)), contexts, tables, DEVICE)
+    places = zip(tables, contexts, strict=True)
+    slots = [[table[p // block] * block + p % block for p in range(context)] for table, context in places]
+    return batch, [torch.tensor(each, device=DEVICE) for each in slots]
+
+
+@pytest.mark.pairwise
+@pytest.mark.parametrize("contexts", [[1, 70, 300], [2500], [5] * 20], ids=["few", "long", "many"])
+@pytest.mark.parametrize("num_new", [1, 3])
+@pytest.mark.parametrize(("heads", "rank", "rotated", "nope"), [(16, 512, 64, 128), (5, 32, 8, 16), (40, 96, 16, 24)])
+@pytest.mark.parametrize(("dtype", "kv_dtype"), [("float32", "same"), ("bfloat16", "same"), ("float16", "int8")])
+def test_latent_attention(contexts, num_new, heads, rank, rotated, nope, dtype, kv_dtype):
+    from labinfer.functions.cuda.latent import latent_attention
+
+    dtype = getattr(torch, dtype)
+    if dtype == torch.bfloat16 and not HAS_CARD:
+        pytest.skip("Triton's interpreter does not multiply bfloat16")
+    contexts = [context + num_new - 1 for context in contexts]
+    batch, slots = make_places(contexts, [num_new] * len(contexts), 16)
+    pool = torch.full((len(batch.tables_N) + 1, 16, rank + rotated), float("nan"), device=DEVICE).to(dtype)
+    cache = LatentCache(latent=pool, rank=rank)
+    if kv_dtype == "int8":
+        scales = torch.zeros(len(pool), 16, 2, device=DEVICE)
+        cache = LatentCache(latent=torch.zeros_like(pool, dtype=torch.int8), latent_scale=scales, rank=rank)
+    for each in slots:
+        cache.latents.store(torch.randn(len(each), rank, device=DEVICE), each)
+        cache.keys.store(torch.randn(len(each), rotated, device=DEVICE), each)
+    q = randn(num_new * len(contexts), heads, nope + rotated, dtype=dtype)
+    weight = (torch.randn(heads, nope + 48, rank, device=DEVICE) * rank**-0.5).to(dtype)
+    arguments = (q, cache, batch, weight, (nope + rotated) ** -0.5)
+    assert_near(latent_attention(*arguments), reference_latent.latent_attention(*arguments), dtype)
+
+
+@pytest.mark.parametrize("new", [[1, 1, 1], [1, 3, 2]], ids=str)
+@pytest.mark.parametrize(("key_heads", "group", "key_size", "value_size"), [(2, 2, 128, 128), (3, 1, 16, 24)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_delta_rule(new, key_heads, group, key_size, value_size, dtype):
+    from labinfer.functions.cuda import delta_rule
+
+    contexts = [new[0], 9, 20]  # the first sequence has no earlier tokens
+    batch, _ = make_places(contexts, new, 16)
+    heads, slots = key_heads * group, torch.tensor([4, 0, 2], device=DEVICE)
+    channels = 2 * key_heads * key_size + heads * value_size
+    wide = randn(sum(new), channels + 5, dtype=dtype)
+    x, weight = wide[:, :channels], torch.randn(4, channels, device=DEVICE)
+    before = torch.randn(6, 3, channels, device=DEVICE).to(dtype)
+    states = [before.clone(), before.clone()]
+    mixed = reference_delta.causal_conv(x, weight, states[0], batch, slots)
+    assert_near(delta_rule.causal_conv(x, weight, states[1], batch, slots), mixed, dtype)
+    assert torch.equal(*states)
+    before = torch.randn(6, heads, key_size, value_size, device=DEVICE)
+    states = [before.clone(), before.clone()]
+    weights = {
+        "rate_H": torch.rand(heads, device=DEVICE),
+        "bias_H": torch.randn(heads, device=DEVICE) * 10,
+        "key_heads_H": torch.arange(heads) // group,
+    }
+    gates = randn(sum(new), 2 * heads, dtype=dtype)
+    exact = reference_delta.delta_rule(mixed, gates, states[0], batch, slots, **weights)
+    assert_near(delta_rule.delta_rule(mixed, gates, states[1], batch, slots, **weights), exact, dtype)
+    assert_near(states[1], states[0], torch.float32)
 
 
 def make_weight(kind: str, outputs: int, inputs: int, dtype: torch.dtype):
