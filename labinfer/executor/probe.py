@@ -54,7 +54,7 @@ from labinfer.rank_stats import WorkerStats
 from labinfer.spmd.machine import return_freed_memory
 from labinfer.weights.loader import weight_bytes
 from labinfer.weights.weight_cache import digest
-from labinfer.worker.model_runner import CAPTURED_BYTES
+from labinfer.worker.model_runner import CAPTURED_BYTES, captures_steps
 
 logger = logging.getLogger(__name__)
 
@@ -100,13 +100,10 @@ def probe_cluster(
     here, device = group.everyone[group.rank], layouts[0].devices[group.rank]
     with group.together():
         taken = STARTED_BYTES + swap_bytes(group, options, layouts[0], 0) if device.type == "cpu" else 0
-    memory = max(0, memory_share(group, device) - taken)
-    if any(provider.capture() is not None for provider in providers):
-        memory = max(0, memory - CAPTURED_BYTES)
-        drafting = [  # the draft model captures its own steps
-            msgspec.structs.replace(draft, first=draft.first + CAPTURED_BYTES * (draft.first > 0)) for draft in drafting
-        ]
+    free = max(0, memory_share(group, device) - taken)
+    can_capture = any(provider.capture() is not None for provider in providers)
     for units, layout, draft in zip(rounds, layouts, drafting, strict=True):
+        captured = CAPTURED_BYTES * (can_capture and captures_steps(device, layout.topology.tp_sizes[0]))
         path = folder / file_name(group, options, layout, config, providers) if folder is not None else None
         costs = None if is_anew else read_costs(path, HostCosts)
         if not all(group.comm.all_gather_bytes(b"" if costs is None else b"known")):
@@ -124,8 +121,8 @@ def probe_cluster(
                 costs,
                 name=here.node,
                 hardware=describe_hardware(group),
-                memory=memory,
-                drafting=draft,
+                memory=max(0, free - captured),
+                drafting=msgspec.structs.replace(draft, first=draft.first + captured * (draft.first > 0)),
                 sharing=group.num_sharing_memory if device.type == "cpu" else 1,
             )
         )

@@ -55,4 +55,4 @@ class Unreadable(Sequence[int]):
     def _refuse(self, *_: object) -> NoReturn:
         raise NotReplayable(f"{self._name} is read in Python")
 
-    __getitem__ = __len__ = __iter__ = __contains__ = __eq__ = _refuse
+    __getitem__ = __len__ = __iter__ = __contains__ = __eq__ = __hash__ = __add__ = __radd__ = _refuse

@@ -11,13 +11,14 @@ from labinfer.functions.graph import Capture, Graph
 from labinfer.layers.input_batch import ModelInputBatch
 
 MAX_SEQUENCES = 4
-"""Sequences of a step that is captured, at most: with more, calls take long enough for Python to keep up, …"""
+"""Sequences of a step that is captured on CPUs, at most: with more, calls take long enough for Python to keep up."""
 MAX_CARD_SEQUENCES = 128
-"""… but on an accelerator."""
+"""Sequences of a step that is captured on a card, at most."""
 MAX_ROWS = 17
 """Rows of a step that is captured, at most, where they are of one sequence: a token with drafts to be verified."""
 LAYERS_BYTES = 96 << 20
-"""Memory that captured steps of a stage's layers keep, at most: a graph has its activations, …"""
+"""Memory that captured steps of a stage's layers keep, at most: a graph has its activations (on a card its result alone: graphs there
+share the rest), …"""
 HEAD_BYTES = 16 << 20
 """… and one of the head its logits."""
 
@@ -39,7 +40,7 @@ class CapturedStep:
 
 
 class StepGraphs:
-    """Runs a part of each step. A step of one token for each of a few sequences is captured, and its likes are replayed; so is one
+    """Runs a part of each step. A step of one token for each of so many sequences is captured, and its likes are replayed; so is one
     of a few tokens of one sequence, when the second one like it comes.
 
     Steps are alike if their numbers stand in the same places, which those of ``IndexBuffer`` do. What a step gives holds until

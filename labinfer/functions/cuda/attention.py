@@ -48,8 +48,7 @@ def paged_attention(
     one_row = batch.has_single_rows(q_THP)
     rows_each = 1 if one_row else max(1, (QUERIES if block_head * q_THP.itemsize <= 256 else 16) // group)
     query_blocks = num_sequences if one_row else rows // rows_each + num_sequences
-    splits = max(1, min(MAX_SPLITS, PROGRAMS // (query_blocks * num_kv)))
-    splits = 1 << (splits.bit_length() - 1)
+    splits = count_splits(query_blocks * num_kv, MAX_SPLITS)
     parts = stats = out_THP
     if splits > 1:
         parts = torch.empty(rows, heads, splits, size, dtype=torch.float32, device=q_THP.device)
@@ -93,6 +92,12 @@ def paged_attention(
     return out_THP
 
 
+def count_splits(programs: int, most: int) -> int:
+    """Parts of what each of so many programs reads, for programs of their own; a power of two, as each number is compiled for."""
+    splits = max(1, min(most, PROGRAMS // programs))
+    return 1 << (splits.bit_length() - 1)
+
+
 def join_parts(out_THP: torch.Tensor, parts: torch.Tensor, stats: torch.Tensor) -> None:
     """Write what parts of the keys come to together.
 
@@ -107,7 +112,11 @@ def join_parts(out_THP: torch.Tensor, parts: torch.Tensor, stats: torch.Tensor) 
     )
 
 
-@triton.jit(do_not_specialize=["num_sequences"])
+@triton.jit(
+    do_not_specialize=["num_sequences"],
+    # Parts of one buffer of numbers, whose places depend on how many sequences and rows there are.
+    do_not_specialize_on_alignment=["tables", "table_ptr", "row_ptr", "context_lens"],
+)
 def _attend(
     out,
     queries,

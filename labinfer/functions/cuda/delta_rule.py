@@ -86,7 +86,7 @@ def delta_rule(
     return out_THP
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["context_lens", "slots"])
 def _convolve(
     out, x, weight, state, context_lens, slots, x_stride, channels, WIDTH: tl.constexpr, CHANNELS: tl.constexpr
 ):  # a program for CHANNELS channels of a sequence
@@ -107,7 +107,7 @@ def _convolve(
     tl.store(out + row * channels + channel, (total * tl.sigmoid(total)).to(own.dtype), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["context_lens", "slots"])
 def _step(
     out,
     qkv,

@@ -153,7 +153,7 @@ def _gate(gate_up, out, columns, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):  #
     tl.store(out + row * columns + column, (x.to(gate.dtype).to(tl.float32) * up).to(gate.dtype), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _rotate_and_write(
     qkv,
     queries,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from copy import copy
 
 import torch
 
@@ -10,7 +11,7 @@ from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.cuda.elementwise import gelu_and_mul, silu_and_mul
 from labinfer.functions.cuda.products import CudaProducts, ExpertRows, can_multiply
 from labinfer.functions.packed_experts import MatrixCodes
-from labinfer.functions.packed_weight import PackedWeight
+from labinfer.functions.packed_weight import PackedWeight, QuantizedWeight
 from labinfer.functions.reference import experts as reference
 
 MAX_PAIRS = 512
@@ -19,7 +20,7 @@ ROWS = 64
 """Rows of an expert that are multiplied at a time, where pairs are sorted."""
 
 
-class MatrixStack:
+class StackedMatrix:
     """The same matrix of all experts; tensors have a first dimension for the expert.
 
     Args:
@@ -37,7 +38,7 @@ class MatrixStack:
         if self._stacked is None:
             stacked = {name: x.new_zeros(self._count, *x.shape) for name, x in tensors.items()}
             self._stacked = dataclasses.replace(weight, **stacked)
-            if hasattr(weight, "unit"):
+            if isinstance(weight, QuantizedWeight):
                 self.units_E = torch.ones(self._count, dtype=torch.float32, device=weight.device)
         views = {name: getattr(self._stacked, name)[index] for name in tensors}
         for name, view in views.items():
@@ -48,7 +49,7 @@ class MatrixStack:
 
     @property
     def weight(self) -> PackedWeight | None:
-        """All of them; None before the first, or where the kernel does not take them."""
+        """Matrices of all experts; None before the first, or where the kernel does not take them."""
         return self._stacked if self._stacked is not None and can_multiply(self._stacked) else None
 
 
@@ -57,7 +58,7 @@ class CudaExperts(reference.ReferenceExperts):
 
     def __init__(self, *arguments, **named):
         super().__init__(*arguments, **named)
-        self.gate_up, self.down = MatrixStack(self.num_experts), MatrixStack(self.num_experts)
+        self.gate_up, self.down = StackedMatrix(self.num_experts), StackedMatrix(self.num_experts)
 
     def pack(self, index: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
         super().pack(index, gate_up_FD, down_DF)
@@ -68,8 +69,9 @@ class CudaExperts(reference.ReferenceExperts):
         self._stack(index)
 
     def clone(self) -> CudaExperts:
-        same = super().clone()
-        same.gate_up, same.down = MatrixStack(self.num_experts), MatrixStack(self.num_experts)
+        same = copy(self)
+        same.pairs = list(self.pairs)
+        same.gate_up, same.down = StackedMatrix(self.num_experts), StackedMatrix(self.num_experts)
         for index, pair in enumerate(same.pairs):
             if pair is not None:
                 same._stack(index)
@@ -96,6 +98,8 @@ def experts(
     if gate_up is None or down is None:
         options = {"first": first, "gate": gate, "gelu": gelu}
         return reference.experts(x_TD, expert_ids_TA, weights_TA, experts, **options)
+    expert_ids_TA, order_TA = expert_ids_TA.sort(dim=1)  # they are added in this order, whoever is in the batch
+    weights_TA = weights_TA.gather(1, order_TA)
     local_TA = expert_ids_TA - first
     is_here_TA = (local_TA >= 0) & (local_TA < experts.num_experts)
     num_tokens, each = local_TA.shape
@@ -104,15 +108,15 @@ def experts(
     middle_PF = products.multiply(
         x_TD.contiguous(), gate_up, rows=rows, pairs_each=each, units_E=experts.gate_up.units_E
     )
-    known_P = local_P.clamp(min=0)
+    clamped_P = local_P.clamp(min=0)
     if gate is not None:
-        middle_PF = gate.activate(middle_PF, known_P)
+        middle_PF = gate.activate(middle_PF, clamped_P)
     else:
         middle_PF = (gelu_and_mul if gelu else silu_and_mul)(middle_PF)
     parts_PD = products.multiply(middle_PF, down, rows=rows, units_E=experts.down.units_E).float()
     if gate is not None:
-        parts_PD = parts_PD + gate.down_ED[known_P, : parts_PD.shape[1]]
-    parts_TAD = parts_PD.view(num_tokens, each, -1) * weights_TA.unsqueeze(2)
+        parts_PD += gate.down_ED[clamped_P, : parts_PD.shape[1]]
+    parts_TAD = parts_PD.view(num_tokens, each, down.outputs).mul_(weights_TA.unsqueeze(2))
     return parts_TAD.masked_fill_(~is_here_TA.unsqueeze(2), 0).sum(1).to(x_TD.dtype)
 
 
@@ -138,12 +142,12 @@ def sort_pairs(local_P: torch.Tensor, num_experts: int) -> ExpertRows:
     most = min(len(local_P), len(local_P) // ROWS + num_experts)
     group_G = torch.arange(most, device=keys_P.device)
     expert_G = torch.searchsorted(last_E, group_G, right=True)
-    known_G = expert_G.clamp(max=num_experts - 1)
-    begin_G = begins_E[known_G] + (group_G - (last_E - groups_E)[known_G]) * ROWS
+    clamped_G = expert_G.clamp(max=num_experts - 1)
+    begin_G = begins_E[clamped_G] + (group_G - (last_E - groups_E)[clamped_G]) * ROWS
     return ExpertRows(
         expert_G=torch.where(expert_G < num_experts, expert_G, -1),
         begin_G=begin_G,
-        end_G=torch.minimum(begin_G + ROWS, ends_E[known_G]),
+        end_G=torch.minimum(begin_G + ROWS, ends_E[clamped_G]),
         order_P=order_P,
         rows_each=ROWS,
     )

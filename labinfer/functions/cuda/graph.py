@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import warnings
 from collections.abc import Callable
 
@@ -59,43 +60,50 @@ class CudaCapture:
         if waits:
             logger.debug("a step is run in Python: something in it waits for the card")
             return out, None
+        # Graphs use the same memory for what they compute in between, so that a result has to be elsewhere.
+        kept = out.clone()
         try:
             if self._first is None:
-                _, self._first = self._rehearse(lambda: torch.zeros(1, device=self._device))
-            captured, graph = self._rehearse(rehearse)
+                self._first = self._rehearse(lambda: torch.zeros(1, device=self._device))
+            graph = self._rehearse(lambda: kept.copy_(rehearse()))
         except NotReplayable as error:
             logger.debug("a step is run in Python: %s", error)
             return out, None
-        except RuntimeError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the step itself has been run
             self._is_broken = True
             logger.warning("steps are not captured on this card, which makes them slower: %s", first_line(error))
             return out, None
-        captured.copy_(out)
-        return captured, CudaGraph(graph, captured)
+        return kept, CudaGraph(graph, kept)
 
-    def _rehearse(self, rehearse: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, torch.cuda.CUDAGraph]:
-        """Go through a step without carrying it out; what it will give, and its graph."""
+    def _rehearse(self, rehearse: Callable[[], torch.Tensor]) -> torch.cuda.CUDAGraph:
+        """Go through a step without carrying it out; its graph."""
         graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             # Other threads may copy and allocate meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                captured = rehearse()
+                rehearse()
             finally:
                 graph.capture_end()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return captured, graph
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        return graph
 
 
 def _watch(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, bool]:
     """Run something; its result, and whether the host waited for the card in it: a captured step cannot."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as heard:
+    before, thread, waits = torch.cuda.get_sync_debug_mode(), threading.get_ident(), []
+
+    def hear(message: Warning | str, *others: object) -> None:
+        if SYNCHRONIZES in str(message) and threading.get_ident() == thread:  # other threads may wait
+            waits.append(message)
+
+    with warnings.catch_warnings():
         warnings.simplefilter("always")
+        warnings.showwarning = hear
         torch.cuda.set_sync_debug_mode("warn")  # which itself warns of being young
         try:
             out = run()
         finally:
             torch.cuda.set_sync_debug_mode(before)
-    return out, any(SYNCHRONIZES in str(warning.message) for warning in heard)
+    return out, bool(waits)

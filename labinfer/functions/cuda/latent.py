@@ -11,14 +11,10 @@ import triton
 import triton.language as tl
 
 from labinfer.functions.attention_batch import AttentionBatch
-from labinfer.functions.cuda.attention import join_parts
+from labinfer.functions.cuda.attention import MAX_SPLITS, count_splits, join_parts
 from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.reference import latent_attention as reference
 
-PROGRAMS = 256
-"""Programs that keep a large card busy."""
-MAX_SPLITS = 32
-"""Parts of a sequence's keys, at most."""
 HEADS = 16
 """Heads of one program."""
 TILE = 32
@@ -39,8 +35,7 @@ def latent_attention(
     q_THC[..., :rank] = torch.bmm(q_THQ[..., :nope].transpose(0, 1), weight_HUL[:, :nope]).transpose(0, 1)
     sums_THL = q_THC.new_empty(num_rows, heads, rank)
     head_blocks = triton.cdiv(heads, HEADS)
-    splits = max(1, min(MAX_SPLITS, PROGRAMS // (num_rows * head_blocks)))
-    splits = 1 << (splits.bit_length() - 1)
+    splits = count_splits(max(1, num_rows) * head_blocks, MAX_SPLITS)
     parts = stats = sums_THL
     if splits > 1:
         parts = torch.empty(num_rows, heads, splits, rank, dtype=torch.float32, device=q_THC.device)
@@ -72,7 +67,7 @@ def latent_attention(
     return torch.bmm(sums_THL.transpose(0, 1), weight_HUL[:, nope:].transpose(1, 2)).transpose(0, 1).contiguous()
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tables", "table_ptr", "context_lens"])
 def _attend_latents(
     out,
     queries,

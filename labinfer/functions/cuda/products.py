@@ -13,17 +13,18 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from labinfer.functions.cuda.attention import count_splits
 from labinfer.functions.packed_weight import TABLES, DenseWeight, PackedWeight, QuantizedWeight
 from labinfer.functions.reference import quantized
 
-PROGRAMS = 256
-"""Programs that keep a large card busy."""
 OUTPUTS = 64
 """Outputs of one program."""
 INPUTS = 128
 """Inputs of a tile, at most."""
 MAX_ROWS = 64
-"""Rows of one program, at most, and of a product that reads codes: for more a matrix is first turned into the inputs' dtype."""
+"""Rows of one program, at most."""
+CODED_ROWS = 128
+"""Rows of a product that reads codes, at most: for more a matrix is first turned into the inputs' dtype."""
 MAX_SPLITS = 8
 """Parts of the inputs, at most."""
 COLUMNS = 256
@@ -71,7 +72,7 @@ class CudaProducts:
         """``x @ dequantized(weight).T + bias``: (T, I) → (T, O) in x's dtype."""
         if not can_multiply(weight):
             return quantized.linear(x_TI, weight, bias_O)
-        if x_TI.shape[0] <= MAX_ROWS:
+        if x_TI.shape[0] <= CODED_ROWS:
             return self.multiply(x_TI.contiguous(), weight, bias_O)
         rows_each = max(OUTPUTS, WIDE_BYTES // (weight.inputs * x_TI.itemsize))
         parts = [
@@ -110,7 +111,7 @@ class CudaProducts:
         rows_each = min(MAX_ROWS, max(16, triton.next_power_of_2(num_rows))) if rows is None else rows.rows_each
         row_blocks = triton.cdiv(num_rows, rows_each) if rows is None else rows.expert_G.shape[0]
         blocks = triton.cdiv(weight.outputs, OUTPUTS)
-        splits = max(1, min(MAX_SPLITS, PROGRAMS // (blocks * row_blocks), triton.cdiv(weight.inputs, tile)))
+        splits = count_splits(blocks * row_blocks, min(MAX_SPLITS, triton.cdiv(weight.inputs, tile)))
         parts = out_TO
         if splits > 1:
             parts = torch.empty(splits, num_rows, weight.outputs, dtype=torch.float32, device=x_TI.device)

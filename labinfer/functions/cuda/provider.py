@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
 
 import torch
 
@@ -25,7 +26,8 @@ class CudaProvider(Provider):
 
     def __init__(self):
         self._device: torch.device | None = None
-        self._version = ""
+        self._fingerprint: tuple[object, ...] = ()
+        self._capture: CudaCapture | None = None
 
     def prepare(self, device: torch.device, on_progress: OnProgress = lambda done, total: None) -> None:
         if device.type != "cuda":
@@ -36,13 +38,15 @@ class CudaProvider(Provider):
 
             from labinfer.functions.cuda import elementwise
 
-            elementwise.silu_and_mul(torch.ones(1, 2, device=device)).tolist()
+            with torch.cuda.device(device):
+                elementwise.silu_and_mul(torch.ones(1, 2, device=device)).tolist()
         except Exception as error:  # noqa: BLE001 - Triton's own, those of its compilers, and those of the card
             logger.warning(
                 "no kernel of Triton runs here: %s; torch's functions are used, which are slower", first_line(error)
             )
             return
-        self._device, self._version = device, triton.__version__
+        self._device, self._capture = device, CudaCapture(device)
+        self._fingerprint = (triton.__version__, torch.version.cuda, torch.cuda.get_device_name(device))
 
     def register(self, registry: FunctionRegistry, group_size: int) -> None:
         if self._device is None:
@@ -60,7 +64,12 @@ class CudaProvider(Provider):
             "delta_rule": delta_rule.delta_rule,
         }
         kernels = {"name": "triton", "devices": ("cuda",), "dtypes": DTYPES}
-        registry.add_all(calls, **kernels)
+
+        def add_all(calls: Mapping[str, Callable], **description) -> None:
+            on_card = calls if torch.cuda.device_count() == 1 else {f: self._on_card(call) for f, call in calls.items()}
+            registry.add_all(on_card, **description)
+
+        add_all(calls, **kernels)
         multiplier = products.CudaProducts(self._device)
         matrices = {
             "none": (linear.pack_weight, linear.linear),
@@ -70,13 +79,23 @@ class CudaProvider(Provider):
         for quantization, of_matrices in matrices.items():
             make = partial(experts.CudaExperts, *of_matrices)
             mixture = {"make_experts": make, "experts": partial(experts.experts, multiplier)}
-            registry.add_all(mixture, quantization=quantization, layout="stacks", **kernels)
+            add_all(mixture, quantization=quantization, layout="stacks", **kernels)
         for quantization in ("int8", "int4", VOCABULARY_INT4):
-            registry.add_all({"linear": multiplier.linear}, quantization=quantization, **kernels)
+            add_all({"linear": multiplier.linear}, quantization=quantization, **kernels)
         registry.add_all({"sample": sampling.sample}, name="rows", devices=("cuda",), autotuned=False)
 
+    def _on_card(self, function: Callable) -> Callable:
+        """The same on this card: Triton starts kernels on the thread's current one, whichever tensors they have."""
+
+        @wraps(function)
+        def call(*arguments, **named):
+            with torch.cuda.device(self._device):
+                return function(*arguments, **named)
+
+        return call
+
     def fingerprint(self) -> tuple[object, ...]:
-        return (self._version,)
+        return self._fingerprint
 
     def capture(self) -> Capture | None:
-        return None if self._device is None else CudaCapture(self._device)
+        return self._capture

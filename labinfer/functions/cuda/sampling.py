@@ -17,10 +17,10 @@ from labinfer.functions.sample_params import SampleParams
 
 LIKELIEST = 1024
 """Tokens among which candidates are looked for: nearly always they are all there."""
-ROWS = 32
-"""Rows at a time: one of a large vocabulary takes a megabyte in float64, and some copies of it are there at once."""
+ROW_BYTES = 16 << 20
+"""Logits of rows at a time, in float64, of which some copies are there at once."""
 UNDECIDED = -1
-"""In the place of a token, where candidates may be missing."""
+"""Placeholder for a token, where candidates may be missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +53,17 @@ class DrawTensors:
 
 def sample(logits_BV: torch.Tensor, draws: Sequence[SampleParams]) -> list[int]:
     """The token of each draw, as ``Sample`` has it."""
-    vocab_size, undecided = logits_BV.shape[1], [i for i, draw in enumerate(draws) if draw.typical_p < 1.0]
-    cut = [i for i, draw in enumerate(draws) if has_candidate_set(draw, vocab_size)]
-    uncut = sorted({*range(len(draws))} - {*cut, *undecided})
+    vocab_size, cut, uncut, undecided = logits_BV.shape[1], [], [], []
+    rows_each = max(1, ROW_BYTES // (vocab_size * torch.float64.itemsize))
+    for i, draw in enumerate(draws):
+        is_cut = 0 < draw.top_k < vocab_size or draw.top_p < 1.0 or draw.min_p > 0.0
+        # The sum over the k largest, which top-p is a part of, takes all of them.
+        is_wide = draw.top_p < 1.0 and LIKELIEST < draw.top_k < vocab_size
+        (undecided if draw.typical_p < 1.0 or is_wide else cut if is_cut else uncut).append(i)
     tokens: dict[int, int] = {}
     for indices, draw_rows in ((cut, draw_from_likeliest), (uncut, draw_from_all)):
-        for begin in range(0, len(indices), ROWS):
-            chosen = indices[begin : begin + ROWS]
+        for begin in range(0, len(indices), rows_each):
+            chosen = indices[begin : begin + rows_each]
             logits_RV = logits_BV[[draws[i].row for i in chosen]]
             tensors = DrawTensors.make([draws[i] for i in chosen], vocab_size, logits_BV.device)
             drawn_R = draw_rows(logits_RV.double() / tensors.temperature, tensors)
@@ -69,11 +73,6 @@ def sample(logits_BV: torch.Tensor, draws: Sequence[SampleParams]) -> list[int]:
     undecided += [i for i, token in tokens.items() if token == UNDECIDED]
     tokens |= zip(undecided, sample_one_by_one(logits_BV, [draws[i] for i in undecided]), strict=True)
     return [tokens[i] for i in range(len(draws))]
-
-
-def has_candidate_set(draw: SampleParams, vocab_size: int) -> bool:
-    """Whether only some tokens may be drawn, which the largest logits begin with."""
-    return draw.typical_p >= 1.0 and (0 < draw.top_k < vocab_size or draw.top_p < 1.0 or draw.min_p > 0.0)
 
 
 def draw_from_all(scaled_RV: torch.Tensor, draws: DrawTensors) -> torch.Tensor:
@@ -103,5 +102,6 @@ def draw_from_likeliest(scaled_RV: torch.Tensor, draws: DrawTensors) -> torch.Te
     if count == scaled_RV.shape[1]:
         return tokens_R
     # Candidates are the first in this order, and none is missing if those behind them are there with all their equals.
-    least_R1 = values_RN.gather(1, is_candidate_RN.sum(1, keepdim=True) - 1)
+    last_R1 = (is_candidate_RN.sum(1, keepdim=True) - 1).clamp(min=0)  # there are none where the largest is no number
+    least_R1 = values_RN.gather(1, last_R1)
     return tokens_R.masked_fill((least_R1 <= values_RN[:, -1:]).squeeze(1), UNDECIDED)

@@ -81,8 +81,6 @@ def test_draws_are_the_references(cpu, num_examples):
 
 @pytest.mark.parametrize("num_examples", [150, pytest.param(500, marks=pytest.mark.slow)])
 def test_draws_of_several_rows_are_the_references(monkeypatch, num_examples):
-    monkeypatch.setattr(by_rows, "ROWS", 3)
-
     @settings(max_examples=num_examples, derandomize=True)
     @given(
         kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=6),
@@ -95,6 +93,7 @@ def test_draws_of_several_rows_are_the_references(monkeypatch, num_examples):
     )
     def check(kinds, size, likeliest, dtype, logits_seed, draws, broken):
         monkeypatch.setattr(by_rows, "LIKELIEST", likeliest)
+        monkeypatch.setattr(by_rows, "ROW_BYTES", 3 * 8 * size)
         logits_BV = torch.stack([row_of(kind, size, logits_seed) for kind in kinds]).to(dtype)
         if broken is not None:
             logits_BV[0, size // 2 :] = broken
@@ -102,6 +101,20 @@ def test_draws_of_several_rows_are_the_references(monkeypatch, num_examples):
         assert by_rows.sample(logits_BV, draws) == sampling.sample(logits_BV, draws)
 
     check()
+
+
+@pytest.mark.parametrize("broken", [INF, NAN])
+def test_rows_of_no_numbers_are_the_references(broken):
+    logits_BV = row_of("normal", 3000, 1).repeat(2, 1)
+    logits_BV[1, 2000] = broken
+    draws = [SampleParams(row=row, position=1, top_k=20, top_p=0.9, min_p=0.01) for row in (0, 1)]
+    assert by_rows.sample(logits_BV, draws) == sampling.sample(logits_BV, draws)
+
+
+def test_top_p_of_many_largest_is_a_part_of_all_of_them():
+    logits_BV = row_of("flat", 5000, 1)[None]
+    draws = [SampleParams(row=0, position=p, top_k=3000, top_p=0.3) for p in range(40)]
+    assert by_rows.sample(logits_BV, draws) == sampling.sample(logits_BV, draws)
 
 
 def test_most_draws_are_made_without_the_reference(monkeypatch):

@@ -4,6 +4,8 @@ and Triton installed the kernels are tested on any machine."""
 from __future__ import annotations
 
 import os
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 
 import pytest
@@ -25,9 +27,6 @@ from labinfer.functions.reference import quantized
 
 HAS_CARD = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_CARD else "cpu")
-pytestmark = pytest.mark.skipif(
-    not (HAS_CARD or os.environ.get("TRITON_INTERPRET")), reason="torch has no card of this kind here"
-)
 needs_card = pytest.mark.skipif(not HAS_CARD, reason="torch has no card of this kind here")
 BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """Largest error, of the largest number: some roundings of the dtype."""
@@ -35,21 +34,28 @@ DTYPES = pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 
 
 @pytest.fixture(scope="module")
-def elementwise():
+def kernels():
+    """Skips where no kernel runs."""
+    if not (HAS_CARD or os.environ.get("TRITON_INTERPRET")):
+        pytest.skip("torch has no card of this kind here")
+
+
+@pytest.fixture(scope="module")
+def elementwise(kernels):
     from labinfer.functions.cuda import elementwise
 
     return elementwise
 
 
 @pytest.fixture(scope="module")
-def paged_attention():
+def paged_attention(kernels):
     from labinfer.functions.cuda.attention import paged_attention
 
     return paged_attention
 
 
 @pytest.fixture(scope="module")
-def products():
+def products(kernels):
     from labinfer.functions.cuda.products import CudaProducts
 
     return CudaProducts(DEVICE)
@@ -220,7 +226,7 @@ def make_places(contexts: list[int], new: list[int], block: int) -> tuple[Attent
 @pytest.mark.parametrize("num_new", [1, 3])
 @pytest.mark.parametrize(("heads", "rank", "rotated", "nope"), [(16, 512, 64, 128), (5, 32, 8, 16), (40, 96, 16, 24)])
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [("float32", "same"), ("bfloat16", "same"), ("float16", "int8")])
-def test_latent_attention(contexts, num_new, heads, rank, rotated, nope, dtype, kv_dtype):
+def test_latent_attention(kernels, contexts, num_new, heads, rank, rotated, nope, dtype, kv_dtype):
     from labinfer.functions.cuda.latent import latent_attention
 
     dtype = getattr(torch, dtype)
@@ -245,7 +251,7 @@ def test_latent_attention(contexts, num_new, heads, rank, rotated, nope, dtype, 
 @pytest.mark.parametrize("new", [[1, 1, 1], [1, 3, 2]], ids=str)
 @pytest.mark.parametrize(("key_heads", "group", "key_size", "value_size"), [(2, 2, 128, 128), (3, 1, 16, 24)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_delta_rule(new, key_heads, group, key_size, value_size, dtype):
+def test_delta_rule(kernels, new, key_heads, group, key_size, value_size, dtype):
     from labinfer.functions.cuda import delta_rule
 
     contexts = [new[0], 9, 20]  # the first sequence has no earlier tokens
@@ -307,7 +313,7 @@ WEIGHTS = ["int8", "int4/64", "int4/32", "codes8/128", "codes4/128", "minima/32"
 @pytest.mark.pairwise
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("rows", [1, 5, 33, 100])
+@pytest.mark.parametrize("rows", [1, 5, 33, 100, 200])
 @pytest.mark.parametrize(("outputs", "inputs"), [(40, 256), (200, 1000), (64, 96), (1000, 2304)])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_products_with_codes(products, kind, dtype, rows, outputs, inputs, has_bias):
@@ -406,6 +412,40 @@ def test_steps_that_read_lists_or_wait_are_not_captured():
     x.add_(1)
     graph.replay()
     assert out.tolist() == [3, 3, 3]
+
+
+@needs_card
+def test_result_outlives_the_replay_of_a_graph_that_was_captured_before():
+    """Whatever that computes in between."""
+    from labinfer.functions.cuda.graph import CudaCapture
+
+    capture, x = CudaCapture(DEVICE), torch.ones(1000, device=DEVICE)
+    head, head_graph = capture(
+        lambda: ((x + 1) * 2 + x).sum(0, keepdim=True), lambda: ((x + 1) * 2 + x).sum(0, keepdim=True)
+    )
+    layers, layers_graph = capture(lambda: x * 3, lambda: x * 3)
+    x.add_(1)
+    layers_graph.replay()
+    head_graph.replay()
+    assert head.item() == 8000 and bool((layers == 6).all())
+
+
+def test_waits_of_this_thread_are_heard(monkeypatch):
+    from labinfer.functions.cuda import graph
+
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: warnings.warn("is young", stacklevel=2))
+
+    def wait() -> int:
+        warnings.warn(graph.SYNCHRONIZES, stacklevel=2)
+        return 3
+
+    def wait_elsewhere() -> int:
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(wait).result()
+
+    for run, waits in ((wait, True), (wait, True), (wait_elsewhere, False), (lambda: 3, False)):
+        assert graph._watch(run) == (3, waits)
 
 
 def test_rehearsed_batch_has_no_lists():
