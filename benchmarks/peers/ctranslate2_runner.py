@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import ctranslate2
-from harness import Generate, run
+from harness import Generate, OnToken, run
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -23,7 +23,7 @@ def load(args: argparse.Namespace) -> Generate:
     generator = ctranslate2.Generator(str(args.model), compute_type="int8", inter_threads=1, intra_threads=args.threads)
     vocabulary = json.loads((args.model / "vocabulary.json").read_text())
 
-    def generate(prompts: list[list[int]], lengths: list[int]) -> list[int]:
+    def generate(prompts: list[list[int]], lengths: list[int], on_token: OnToken) -> list[int]:
         most = max(lengths)
         results = generator.generate_batch(
             [[vocabulary[token] for token in prompt] for prompt in prompts],

@@ -15,9 +15,11 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-Generate = Callable[[list[list[int]], list[int]], list[int]]
-"""Answers prompts greedily, without any end token. Takes the prompts and the length of each answer; returns the number of tokens
-of each."""
+OnToken = Callable[[], None]
+"""Called when tokens have come."""
+Generate = Callable[[list[list[int]], list[int], OnToken], list[int]]
+"""Answers prompts greedily, without any end token. Takes the prompts and the length of each answer, and what an engine that tells of
+tokens as they come calls then; returns the number of tokens of each."""
 
 
 LEAST_CONTEXT = 4096
@@ -82,13 +84,13 @@ def measure(generate: Generate, workloads: dict[str, dict]) -> dict[str, float]:
     for name, work in workloads.items():
         prompts, lengths = work["prompts"], work["output_lens"]
         timed(generate, prompts, lengths if work["figure"] == "decode" else [2] * len(prompts))
+        seconds, first = timed(generate, prompts, lengths)
         if work["figure"] == "decode":  # all but the first token, as the time to it is that of the prompt
-            whole, first = timed(generate, prompts, lengths), timed(generate, prompts, [1] * len(prompts))
-            speeds[name] = (sum(lengths) - len(prompts)) / (whole - first)
-        elif work["figure"] == "prefill":
-            speeds[name] = sum(map(len, prompts)) / timed(generate, prompts, lengths)
+            if first is None:  # a difference of two long times, where the prompt is long
+                first, _ = timed(generate, prompts, [1] * len(prompts))
+            speeds[name] = (sum(lengths) - len(prompts)) / (seconds - first)
         else:
-            speeds[name] = sum(lengths) / timed(generate, prompts, lengths)
+            speeds[name] = sum(map(len, prompts) if work["figure"] == "prefill" else lengths) / seconds
     return speeds
 
 
@@ -97,14 +99,16 @@ def longest(work: dict) -> int:
     return max(len(prompt) + out for prompt, out in zip(work["prompts"], work["output_lens"], strict=True))
 
 
-def timed(generate: Generate, prompts: list[list[int]], lengths: list[int]) -> float:
-    """Seconds of a call that must answer as long as it was asked to."""
+def timed(generate: Generate, prompts: list[list[int]], lengths: list[int]) -> tuple[float, float | None]:
+    """Seconds of a call that must answer as long as it was asked to, and seconds to the first token; None where the engine does not
+    tell."""
+    times: list[float] = []
     begin = time.perf_counter()
-    got = generate(prompts, lengths)
+    got = generate(prompts, lengths, lambda: times.append(time.perf_counter()))
     seconds = time.perf_counter() - begin
     if got != lengths:
         raise RuntimeError(f"answers of {got} tokens came, not of {lengths}")
-    return seconds
+    return seconds, times[0] - begin if times else None
 
 
 def _converted(args: argparse.Namespace, prepare: Callable[[argparse.Namespace], None]) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from harness import Generate, Unavailable, run
+from harness import Generate, OnToken, Unavailable, run
 
 from labinfer import LLM, SamplingParams
 from labinfer.config import SECTIONS
@@ -33,9 +33,10 @@ def load(args: argparse.Namespace) -> Generate:
         **options,
     )
 
-    def generate(prompts: list[list[int]], lengths: list[int]) -> list[int]:
+    def generate(prompts: list[list[int]], lengths: list[int], on_token: OnToken) -> list[int]:
         params = [SamplingParams(max_tokens=length, ignore_eos=True) for length in lengths]
-        return [output.num_output_tokens for output in llm.generate(prompts, params)]
+        hear = (lambda delta: on_token()) if len(prompts) == 1 else None
+        return [output.num_output_tokens for output in llm.generate(prompts, params, hear)]
 
     return generate
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import llama_cpp as lib
 import numpy as np
-from harness import Generate, run
+from harness import Generate, OnToken, run
 from llamacpp_gguf import write_gguf
 
 FILE_TYPES = {
@@ -66,7 +66,7 @@ def make_batching(context: ctypes.c_void_p, vocabulary: int) -> Generate:
     """All sequences at once."""
     batch = lib.llama_batch_init(BATCH_TOKENS, 0, 1)
 
-    def generate(prompts: list[list[int]], lengths: list[int]) -> list[int]:
+    def generate(prompts: list[list[int]], lengths: list[int], on_token: OnToken) -> list[int]:
         lib.llama_memory_clear(lib.llama_get_memory(context), True)
         waiting = deque(
             (sequence, position, token)
@@ -94,6 +94,7 @@ def make_batching(context: ctypes.c_void_p, vocabulary: int) -> Generate:
                 if position >= len(prompts[sequence]) - 1:
                     logits_V = np.ctypeslib.as_array(lib.llama_get_logits_ith(context, row), shape=(vocabulary,))
                     answers[sequence].append(int(logits_V.argmax()))
+                    on_token()
                     if len(answers[sequence]) < lengths[sequence]:
                         running.append(sequence)
         return [len(answer) for answer in answers]
@@ -134,7 +135,7 @@ def make_drafting(context: ctypes.c_void_p, draft: ctypes.c_void_p, vocabulary: 
             seen = min(seen, len(ids) - 1)
         return len(ids) - len(prompt)
 
-    def generate(prompts: list[list[int]], lengths: list[int]) -> list[int]:
+    def generate(prompts: list[list[int]], lengths: list[int], on_token: OnToken) -> list[int]:
         return [answer(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
 
     return generate

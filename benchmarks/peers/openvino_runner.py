@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import openvino
 import openvino_genai
-from harness import Generate, Unavailable, run
+from harness import Generate, OnToken, Unavailable, run
 
 WEIGHTS = {
     "16-bit": ["--weight-format", "fp16"],
@@ -44,12 +44,32 @@ def load(args: argparse.Namespace) -> Generate:
     properties = {"INFERENCE_NUM_THREADS": args.threads, "INFERENCE_PRECISION_HINT": args.arithmetic or "f32"}
     pipeline = openvino_genai.ContinuousBatchingPipeline(str(args.model), scheduler, "CPU", properties)
 
-    def generate(prompts: list[list[int]], lengths: list[int]) -> list[int]:
+    def generate(prompts: list[list[int]], lengths: list[int], on_token: OnToken) -> list[int]:
         ids = [openvino.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
         configs = [_config(length) for length in lengths]
-        return [len(result.m_generation_ids[0]) for result in pipeline.generate(ids, configs)]
+        streamer = _Streamer(on_token) if len(prompts) == 1 else None
+        return [len(result.m_generation_ids[0]) for result in pipeline.generate(ids, configs, streamer)]
 
     return generate
+
+
+class _Streamer(openvino_genai.StreamerBase):
+    """Tells of each token.
+
+    Args:
+        on_token: called then.
+    """
+
+    def __init__(self, on_token: OnToken):
+        super().__init__()
+        self._on_token = on_token
+
+    def write(self, token: int | list[int]) -> openvino_genai.StreamingStatus:
+        self._on_token()
+        return openvino_genai.StreamingStatus.RUNNING
+
+    def end(self) -> None:
+        pass
 
 
 def _config(length: int) -> openvino_genai.GenerationConfig:

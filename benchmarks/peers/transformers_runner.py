@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import torch
-from harness import Generate, run
+from harness import Generate, OnToken, run
 from transformers import AutoModelForCausalLM
 
 
@@ -14,7 +14,7 @@ def load(args: argparse.Namespace) -> Generate:
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16)
 
     @torch.inference_mode()
-    def generate(prompts: list[list[int]], lengths: list[int]) -> list[int]:
+    def generate(prompts: list[list[int]], lengths: list[int], on_token: OnToken) -> list[int]:
         longest = max(map(len, prompts))
         ids_BS = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
         mask_BS = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])

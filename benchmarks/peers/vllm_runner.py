@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from harness import Generate, run
+from harness import Generate, OnToken, run
 
 QUANTIZATION = {
     "quant_method": "compressed-tensors",
@@ -80,7 +80,7 @@ def load(args: argparse.Namespace) -> Generate:
         speculative_config=drafts,
     )
 
-    def generate(prompts: list[list[int]], lengths: list[int]) -> list[int]:
+    def generate(prompts: list[list[int]], lengths: list[int], on_token: OnToken) -> list[int]:
         params = [
             SamplingParams(max_tokens=length, ignore_eos=True, temperature=0, detokenize=False) for length in lengths
         ]

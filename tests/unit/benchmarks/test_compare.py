@@ -49,21 +49,30 @@ def test_workloads_are_the_same_in_every_process_and_as_documented():
 
 
 class Clocked:
-    """An engine that takes a second for each 100 tokens read and for each 10 written, on a clock of its own."""
+    """An engine that takes a second for each 100 tokens read and for each 10 written, on a clock of its own.
 
-    def __init__(self, monkeypatch):
-        self.now = 0.0
+    Args:
+        tells: whether it tells of tokens as they come.
+    """
+
+    def __init__(self, monkeypatch, tells: bool):
+        self.now, self._tells = 0.0, tells
         self.calls: list[list[int]] = []
         monkeypatch.setattr(harness.time, "perf_counter", lambda: self.now)
 
-    def __call__(self, prompts, lengths):
+    def __call__(self, prompts, lengths, on_token):
         self.calls.append(lengths)
-        self.now += sum(map(len, prompts)) / 100 + sum(lengths) / 10
+        self.now += sum(map(len, prompts)) / 100
+        for _ in range(sum(lengths)):
+            self.now += 0.1
+            if self._tells:
+                on_token()
         return list(lengths)
 
 
-def test_figures_are_taken_from_the_outside(monkeypatch):
-    engine = Clocked(monkeypatch)
+@pytest.mark.parametrize("tells", [False, True])
+def test_figures_are_taken_from_the_outside(monkeypatch, tells):
+    engine = Clocked(monkeypatch, tells)
     work = {
         "W1": {"figure": "decode", "prompts": [[1] * 100], "output_lens": [21]},
         "W2": {"figure": "batch", "prompts": [[1] * 100, [1] * 200], "output_lens": [10, 20]},
@@ -71,13 +80,14 @@ def test_figures_are_taken_from_the_outside(monkeypatch):
     }
     found = harness.measure(engine, work)
     assert found == pytest.approx({"W1": 10.0, "W2": 30 / 6, "W3": 390 / 4})
-    assert engine.calls == [[21], [21], [1], [2, 2], [10, 20], [2], [1]]  # each after a warm-up
+    decode = [[21], [21]] if tells else [[21], [21], [1]]
+    assert engine.calls == [*decode, [2, 2], [10, 20], [2], [1]]  # each after a warm-up
 
 
 def test_engine_that_answers_less_is_caught():
     work = {"W1": {"figure": "batch", "prompts": [[1]], "output_lens": [5]}}
     with pytest.raises(RuntimeError, match=r"\[1\] tokens came, not of \[2\]"):
-        harness.measure(lambda prompts, lengths: [1], work)
+        harness.measure(lambda prompts, lengths, on_token: [1], work)
 
 
 def runner_arguments(tmp_path, *more):
@@ -113,7 +123,7 @@ def test_engine_has_room_for_the_longest_request(monkeypatch, tmp_path):
 
     def load(args: argparse.Namespace):
         rooms.append(args.context)
-        return lambda prompts, lengths: list(lengths)
+        return lambda prompts, lengths, on_token: list(lengths)
 
     for tokens in (100, 5000):
         monkeypatch.setattr(sys, "argv", runner_arguments(tmp_path))
