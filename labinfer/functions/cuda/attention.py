@@ -49,10 +49,7 @@ def paged_attention(
     rows_each = 1 if one_row else max(1, (QUERIES if block_head * q_THP.itemsize <= 256 else 16) // group)
     query_blocks = num_sequences if one_row else rows // rows_each + num_sequences
     splits = count_splits(query_blocks * num_kv, MAX_SPLITS)
-    parts = stats = out_THP
-    if splits > 1:
-        parts = torch.empty(rows, heads, splits, size, dtype=torch.float32, device=q_THP.device)
-        stats = torch.empty(rows, heads, 2, splits, dtype=torch.float32, device=q_THP.device)
+    parts, stats = make_parts(out_THP, splits)
     tile = min(64, max(16, TILE_BYTES // (block_head * q_THP.itemsize)))
     _attend[(query_blocks, num_kv, splits)](
         out_THP,
@@ -96,6 +93,15 @@ def count_splits(programs: int, most: int) -> int:
     """Parts of what each of so many programs reads, for programs of their own; a power of two, as each number is compiled for."""
     splits = max(1, min(most, PROGRAMS // programs))
     return 1 << (splits.bit_length() - 1)
+
+
+def make_parts(out_THP: torch.Tensor, splits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for what ``join_parts`` reads; where there is one part, the result's stands in its place."""
+    if splits == 1:
+        return out_THP, out_THP
+    rows, heads, size = out_THP.shape
+    shapes = ((rows, heads, splits, size), (rows, heads, 2, splits))
+    return tuple(out_THP.new_empty(shape, dtype=torch.float32) for shape in shapes)
 
 
 def join_parts(out_THP: torch.Tensor, parts: torch.Tensor, stats: torch.Tensor) -> None:

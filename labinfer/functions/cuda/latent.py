@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from labinfer.functions.attention_batch import AttentionBatch
-from labinfer.functions.cuda.attention import MAX_SPLITS, count_splits, join_parts
+from labinfer.functions.cuda.attention import MAX_SPLITS, count_splits, join_parts, make_parts
 from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.reference import latent_attention as reference
 
@@ -36,10 +36,7 @@ def latent_attention(
     sums_THL = q_THC.new_empty(num_rows, heads, rank)
     head_blocks = triton.cdiv(heads, HEADS)
     splits = count_splits(max(1, num_rows) * head_blocks, MAX_SPLITS)
-    parts = stats = sums_THL
-    if splits > 1:
-        parts = torch.empty(num_rows, heads, splits, rank, dtype=torch.float32, device=q_THC.device)
-        stats = torch.empty(num_rows, heads, 2, splits, dtype=torch.float32, device=q_THC.device)
+    parts, stats = make_parts(sums_THL, splits)
     _attend_latents[(num_rows, head_blocks, splits)](
         sums_THL,
         q_THC,

@@ -1,19 +1,15 @@
-"""Kernels in Triton against the reference, and captured steps: where torch has a card of this kind. With ``TRITON_INTERPRET=1``
+"""Kernels in Triton against the reference: where torch has a card of this kind. With ``TRITON_INTERPRET=1``
 and Triton installed the kernels are tested on any machine."""
 
 from __future__ import annotations
 
 import os
-import warnings
-from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
 
 import pytest
 import torch
+from cuda_cases import BOUNDS, DECODES, DEVICE, HAS_CARD, Case, assert_near, make_places, randn
 
-from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.clamped_gate import ClampedGate
-from labinfer.functions.graph import NotReplayable
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.layer_cache import LayerCache
@@ -25,11 +21,6 @@ from labinfer.functions.reference import latent_attention as reference_latent
 from labinfer.functions.reference import linear as dense
 from labinfer.functions.reference import quantized
 
-HAS_CARD = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if HAS_CARD else "cpu")
-needs_card = pytest.mark.skipif(not HAS_CARD, reason="torch has no card of this kind here")
-BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-"""Largest error, of the largest number: some roundings of the dtype."""
 DTYPES = pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 
 
@@ -64,16 +55,6 @@ def products(kernels):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
-
-
-def randn(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(*shape, device=DEVICE).to(dtype)
-
-
-def assert_near(result: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
-    assert result.dtype == expected.dtype and result.shape == expected.shape
-    error = (result.float() - expected.float()).abs().max()
-    assert error <= BOUNDS[dtype] * expected.float().abs().max().clamp(min=1e-6), error
 
 
 @DTYPES
@@ -149,30 +130,6 @@ def test_rotate_and_write(elementwise, dtype, norms, size, rotated, interleaved,
             assert_near(pool.load(blocks, torch.float32), expected.load(blocks, torch.float32), bound)
 
 
-class Case:
-    """Sequences in a cache whose other slots hold what is no number.
-
-    Args:
-        lengths: of each sequence, all its tokens and the new ones among them.
-    """
-
-    def __init__(self, lengths: list[tuple[int, int]], heads: tuple[int, int], block: int, kv_dtype: torch.dtype):
-        counts = [-(-context // block) for context, _ in lengths]
-        order = torch.randperm(sum(counts) + 1)[:-1]
-        tables = [table.tolist() for table in order.split(counts)]
-        row_ptr = list(accumulate((new for _, new in lengths), initial=0))
-        self.batch = AttentionBatch.build(row_ptr, [context for context, _ in lengths], tables, DEVICE)
-        self.cache = LayerCache.zeros(sum(counts) + 1, block, heads, kv_dtype, device=DEVICE)
-        for tensor in self.cache.tensors():
-            tensor.fill_(127 if tensor.dtype == torch.int8 else float("nan"))
-        for table, (context, _) in zip(tables, lengths, strict=True):
-            slots = torch.tensor([table[p // block] * block + p % block for p in range(context)], device=DEVICE)
-            k, v = (torch.randn(context, *heads, device=DEVICE) for _ in range(2))
-            reference_attention.write_kv(k, v, self.cache, slots)
-        self.rows = row_ptr[-1]
-
-
-DECODES = [(7, 1), (1, 1), (130, 1)]
 MIXED = [(40, 40), (9, 1), (300, 21), (65, 65), (5, 2)]
 LONG = [(3000, 1)]
 
@@ -209,16 +166,6 @@ def test_heads_that_read_unevenly_are_the_references(paged_attention):
     q, head_ptr = randn(case.rows, 5, 16, dtype=torch.float32), torch.tensor([0, 2, 5])
     exact = reference_attention.paged_attention(q, case.cache, case.batch, head_ptr, 0.25)
     assert torch.equal(paged_attention(q, case.cache, case.batch, head_ptr, 0.25), exact)
-
-
-def make_places(contexts: list[int], new: list[int], block: int) -> tuple[AttentionBatch, list[torch.Tensor]]:
-    """A batch, and the slots of all tokens of each sequence; the last of all blocks is nobody's."""
-    counts = [-(-context // block) for context in contexts]
-    tables = [table.tolist() for table in torch.randperm(sum(counts)).split(counts)]
-    batch = AttentionBatch.build(list(accumulate(new, initial=0)), contexts, tables, DEVICE)
-    places = zip(tables, contexts, strict=True)
-    slots = [[table[p // block] * block + p % block for p in range(context)] for table, context in places]
-    return batch, [torch.tensor(each, device=DEVICE) for each in slots]
 
 
 @pytest.mark.pairwise
@@ -367,94 +314,3 @@ def test_experts(products, monkeypatch, kind, dtype, rows, num_experts, first, a
 def exact_linear(x, weight):
     """Without the inputs' rounding to 8 bits."""
     return torch.nn.functional.linear(x.float(), quantized.dequantize(weight)).to(x.dtype)
-
-
-@needs_card
-def test_captured_attention_goes_on_as_contexts_grow(paged_attention):
-    from labinfer.functions.cuda.graph import CudaCapture
-
-    case = Case([(900, 1), (40, 1)], (2, 64), 16, torch.bfloat16)
-    q, head_ptr, batch = randn(2, 14, 64, dtype=torch.bfloat16), torch.arange(3) * 7, case.batch
-    lengths = batch.context_lens_B.clone()
-    batch.context_lens_B.copy_(torch.tensor([3, 40]))
-
-    def run(batch):
-        return paged_attention(q, case.cache, batch, head_ptr, 0.125) * 2
-
-    out, graph = CudaCapture(DEVICE)(lambda: run(batch), lambda: run(batch.rehearsed()))
-    for contexts in (torch.tensor([3, 40], device=DEVICE), lengths):
-        batch.context_lens_B.copy_(contexts)
-        q.normal_()
-        graph.replay()
-        assert torch.equal(out, run(batch))
-
-
-@needs_card
-def test_steps_that_read_lists_or_wait_are_not_captured():
-    from labinfer.functions.cuda.graph import CudaCapture
-
-    capture, x = CudaCapture(DEVICE), torch.ones(3, device=DEVICE)
-    case = Case(DECODES, (2, 16), 4, torch.float32)
-    q, head_ptr = randn(3, 4, 16, dtype=torch.float32), torch.arange(3) * 2
-
-    def attend(batch):
-        return reference_attention.paged_attention(q, case.cache, batch, head_ptr, 0.25)
-
-    out, graph = capture(lambda: attend(case.batch), lambda: attend(case.batch.rehearsed()))
-    assert graph is None and torch.equal(out, attend(case.batch))
-
-    def wait():
-        return x * x.sum().item()
-
-    out, graph = capture(wait, wait)
-    assert graph is None and out.tolist() == [3, 3, 3]
-    out, graph = capture(lambda: x + 1, lambda: x + 1)
-    x.add_(1)
-    graph.replay()
-    assert out.tolist() == [3, 3, 3]
-
-
-@needs_card
-def test_result_outlives_the_replay_of_a_graph_that_was_captured_before():
-    """Whatever that computes in between."""
-    from labinfer.functions.cuda.graph import CudaCapture
-
-    capture, x = CudaCapture(DEVICE), torch.ones(1000, device=DEVICE)
-    head, head_graph = capture(
-        lambda: ((x + 1) * 2 + x).sum(0, keepdim=True), lambda: ((x + 1) * 2 + x).sum(0, keepdim=True)
-    )
-    layers, layers_graph = capture(lambda: x * 3, lambda: x * 3)
-    x.add_(1)
-    layers_graph.replay()
-    head_graph.replay()
-    assert head.item() == 8000 and bool((layers == 6).all())
-
-
-def test_waits_of_this_thread_are_heard(monkeypatch):
-    from labinfer.functions.cuda import graph
-
-    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: warnings.warn("is young", stacklevel=2))
-
-    def wait() -> int:
-        warnings.warn(graph.SYNCHRONIZES, stacklevel=2)
-        return 3
-
-    def wait_elsewhere() -> int:
-        with ThreadPoolExecutor(1) as threads:
-            return threads.submit(wait).result()
-
-    for run, waits in ((wait, True), (wait, True), (wait_elsewhere, False), (lambda: 3, False)):
-        assert graph._watch(run) == (3, waits)
-
-
-def test_rehearsed_batch_has_no_lists():
-    batch = Case(DECODES, (1, 16), 4, torch.float32).batch.rehearsed()
-    for read in (
-        lambda: batch.context_lens[0],
-        lambda: len(batch.row_ptr),
-        lambda: list(batch.table_ptr),
-        lambda: batch.part([0]),
-    ):
-        with pytest.raises(NotReplayable, match="is read in Python"):
-            read()
