@@ -22,14 +22,7 @@ from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.logits_processors.registry import SampledRow, find_processors
 from labinfer.worker.mtp_drafter import MTPDrafter
 from labinfer.worker.sampler import Sampler, measure
-from labinfer.worker.step_graphs import (
-    HEAD_BYTES,
-    LAYERS_BYTES,
-    MAX_CARD_SEQUENCES,
-    MAX_ROWS,
-    MAX_SEQUENCES,
-    StepGraphs,
-)
+from labinfer.worker.step_graphs import HEAD_BYTES, LAYERS_BYTES, MAX_ROWS, StepGraphs
 
 LOGITS_ROWS = 64
 """Prompt rows whose logits are in memory at a time: a row of a large vocabulary takes more than half a megabyte."""
@@ -84,8 +77,7 @@ class ModelRunner:
         capture: Capture | None = None,
     ):
         self.model, self._cache = model, cache
-        most = MAX_SEQUENCES if device.type == "cpu" else MAX_CARD_SEQUENCES
-        self._graphs = partial(StepGraphs, capture=capture, max_sequences=most)
+        self._graphs = partial(StepGraphs, capture=capture)
         self._layers = self._graphs(lambda batch, hidden: model(batch, hidden, cache.layers), kept_bytes=LAYERS_BYTES)
         self._heads = {
             largest_only: self._graphs(partial(sampled_logits, model, largest_only=largest_only), kept_bytes=HEAD_BYTES)

@@ -10,15 +10,16 @@ import torch
 from labinfer.functions.graph import Capture, Graph
 from labinfer.layers.input_batch import ModelInputBatch
 
-MAX_SEQUENCES = 4
-"""Sequences of a step that is captured on CPUs, at most: with more, calls take long enough for Python to keep up."""
-MAX_CARD_SEQUENCES = 128
-"""Sequences of a step that is captured on a card, at most."""
+MAX_SEQUENCES = 128
+"""Sequences of a step that is captured, at most."""
+FEW_SEQUENCES = 4
+"""Sequences of a step that is captured when it comes for the first time, at most. Batches of more are of many sizes, and capturing a step
+takes as long as running it twice."""
 MAX_ROWS = 17
 """Rows of a step that is captured, at most, where they are of one sequence: a token with drafts to be verified."""
 LAYERS_BYTES = 96 << 20
-"""Memory that captured steps of a stage's layers keep, at most: a graph has its activations (on a card its result alone: graphs there
-share the rest), …"""
+"""Memory that captured steps of a stage's layers keep, at most: a graph has its result, and what torch's operations give on CPUs; the
+rest they share, …"""
 HEAD_BYTES = 16 << 20
 """… and one of the head its logits."""
 
@@ -40,36 +41,34 @@ class CapturedStep:
 
 
 class StepGraphs:
-    """Runs a part of each step. A step of one token for each of so many sequences is captured, and its likes are replayed; so is one
-    of a few tokens of one sequence, when the second one like it comes.
+    """Runs a part of each step. A step of one token for each of a few sequences is captured, and its likes are replayed; so is one
+    of more sequences, or of a few tokens of one, when the second one like it comes.
 
     Steps are alike if their numbers stand in the same places, which those of ``IndexBuffer`` do. What a step gives holds until
     the next one.
 
     Args:
         capture: None where nothing is captured. It must be able to see all that the part does, see ``functions.graph``.
-        max_sequences: of a step that is captured.
         kept_bytes: memory of all graphs, at most. Steps are captured up to the number of rows for which all smaller ones have room,
             too: so none makes room for another again and again. A graph that is larger alone is not kept.
     """
 
-    def __init__(self, part: StepPart, capture: Capture | None, kept_bytes: int, *, max_sequences: int = MAX_SEQUENCES):
+    def __init__(self, part: StepPart, capture: Capture | None, kept_bytes: int):
         self._part, self._capture, self._kept_bytes = part, capture, kept_bytes
-        self._max_sequences = max_sequences
         self._row_bytes = 0.0  # of a graph, for each row: the most so far
-        self._seen: set[tuple[int, ...]] = set()  # places of steps with several rows of a sequence
+        self._seen: set[tuple[int, ...]] = set()  # places of steps that are captured when they come again
         self._steps: dict[tuple[int, ...], CapturedStep | None] = {}
         """By ``places``; None for those that cannot be captured."""
 
     def __call__(self, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
         num_sequences, num_rows = len(batch.attention.context_lens), len(batch.token_ids_T)
         is_chunk = num_sequences == 1 < num_rows <= MAX_ROWS and batch.output_rows is None
-        is_small = is_chunk or num_sequences == num_rows <= self._max_sequences
+        is_small = is_chunk or num_sequences == num_rows <= MAX_SEQUENCES
         if self._capture is None or not (is_small and self._has_room(num_rows)):
             return self._part(batch, hidden_TD)
         places = batch.places
         if places not in self._steps:
-            if is_chunk and places not in self._seen:
+            if (is_chunk or num_sequences > FEW_SEQUENCES) and places not in self._seen:
                 self._seen.add(places)
                 return self._part(batch, hidden_TD)
             return self._capture_step(places, batch, hidden_TD)

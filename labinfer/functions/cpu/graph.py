@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from labinfer.functions.cpu.library import Library
+from labinfer.functions.cpu.step_memory import StepMemory
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ REPEATED = {
 FIXED = {"dim", "approximate"}
 """Named arguments of these that are the same in every step."""
 # An operation that is not torch's has the attribute ``repeats_in_place`` where a second call with the same tensors is the way.
+WORD = ctypes.sizeof(ctypes.c_int64)
+"""Bytes of an argument, see ``replay.h``."""
 FACTS = {"data_ptr", "stride", "dim", "size", "__len__", "__get__"}
 """Methods that give no tensor, nor what is in one; the last are properties, such as shapes."""
 
@@ -67,32 +70,47 @@ class CpuGraph:
             step()
 
 
-def capture(
-    library: Library, run: Callable[[], torch.Tensor], rehearse: Callable[[], torch.Tensor] | None = None
-) -> tuple[torch.Tensor, CpuGraph | None]:
-    """See ``functions.graph.Capture``; what ``run`` calls of this library is captured, and nothing is rehearsed."""
-    recording = _Recording()
-    library.observer = recording
-    try:
-        with recording:
-            out = run()
-    finally:
-        library.observer = None
-    if recording.obstacle:
-        logger.debug("a step is run in Python: %s cannot be captured", recording.obstacle)
-        return out, None
-    return out, recording.graph(library)
+class CpuCapture:
+    """Capture of compiled calls, see ``functions.graph.Capture``; nothing is rehearsed.
+
+    Args:
+        library: what it captures the calls of.
+    """
+
+    def __init__(self, library: Library):
+        self._library, self.memory = library, StepMemory()
+
+    def __call__(
+        self, run: Callable[[], torch.Tensor], rehearse: Callable[[], torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, CpuGraph | None]:
+        recording = _Recording(self.memory)
+        self._library.observer = recording
+        try:
+            with recording:
+                out = run()
+        finally:
+            self._library.observer = None
+        if recording.obstacle:
+            logger.debug("a step is run in Python: %s cannot be captured", recording.obstacle)
+            return out, None
+        return out, recording.graph(self._library, out)
 
 
 class _Recording(TorchFunctionMode):
-    """Writes down what is called while it is entered."""
+    """Writes down what is called while it is entered.
 
-    def __init__(self):
+    Args:
+        memory: of what is computed meanwhile.
+    """
+
+    def __init__(self, memory: StepMemory):
         super().__init__()
         self.obstacle = ""
         """The first thing that cannot be done again."""
-        self._steps: list[CompiledCall | Callable[[], object]] = []
-        self._kept: list[object] = []
+        self._memory = memory
+        self._steps: list[tuple[int, ctypes.Array] | Callable[[], object]] = []
+        """Compiled calls as the addresses of functions with their arguments, and others."""
+        self._kept: list[object] = [memory]
         self._pauses = False
 
     def run(self, step: Callable[[], None]) -> None:
@@ -103,7 +121,7 @@ class _Recording(TorchFunctionMode):
         finally:
             self._pauses = False
 
-    def add_call(self, again: Callable | None, types: Sequence[type], arguments: Sequence[Any]) -> None:
+    def add_call(self, again: int | None, types: Sequence[type], arguments: Sequence[Any]) -> None:
         if self._pauses:
             return
         if again is None:
@@ -111,10 +129,11 @@ class _Recording(TorchFunctionMode):
             return
         words = (ctypes.c_int64 * len(arguments))()
         for index, (kind, argument) in enumerate(zip(types, arguments, strict=True)):
-            value = ctypes.addressof(argument._obj) if hasattr(argument, "_obj") else argument  # that is, by reference
-            kind.from_buffer(words, index * ctypes.sizeof(ctypes.c_int64)).value = value
-        self._kept += [words, arguments]
-        self._steps.append(CompiledCall(ctypes.cast(again, ctypes.c_void_p), ctypes.addressof(words)))
+            if hasattr(argument, "_obj"):  # that is, by reference
+                self._kept.append(argument)
+                argument = ctypes.addressof(argument._obj)
+            kind.from_buffer(words, index * WORD).value = argument
+        self._steps.append((again, words))
 
     def __torch_function__(self, operation, types, arguments=(), named=None):
         out = operation(*arguments, **(named or {}))
@@ -127,6 +146,8 @@ class _Recording(TorchFunctionMode):
             self._kept.append(arguments)
             self._steps.append(partial(operation, *arguments))
         elif operation in NEW_MEMORY:
+            if out.numel() and out.is_contiguous():
+                return self._memory.like(out)
             self._kept.append(out)
         elif _is_view(operation, out, arguments):
             pass
@@ -140,17 +161,23 @@ class _Recording(TorchFunctionMode):
     def _stop_at(self, obstacle: str) -> None:
         self.obstacle = self.obstacle or obstacle
 
-    def graph(self, library: Library) -> CpuGraph:
+    def graph(self, library: Library, out: torch.Tensor) -> CpuGraph:
+        """Graph of what was done, which gives ``out`` again."""
         steps: list[Callable[[], object]] = []
-        for is_compiled, run in groupby(self._steps, key=lambda step: isinstance(step, CompiledCall)):
+        for is_compiled, run in groupby(self._steps, key=lambda step: isinstance(step, tuple)):
             if is_compiled:
                 calls = list(run)
-                array = (CompiledCall * len(calls))(*calls)
-                self._kept.append(array)
+                words = (ctypes.c_int64 * sum(len(each) for _, each in calls))()
+                array, at = (CompiledCall * len(calls))(), ctypes.addressof(words)
+                for index, (function, each) in enumerate(calls):
+                    ctypes.memmove(at, each, ctypes.sizeof(each))
+                    array[index] = CompiledCall(function, at)
+                    at += ctypes.sizeof(each)
+                self._kept += [array, words]
                 steps.append(partial(library.replay, ctypes.addressof(array), len(array)))
             else:
                 steps += run
-        return CpuGraph(steps, self._kept)
+        return CpuGraph(steps, [*self._kept, out])
 
 
 def _repeats(operation: Callable, arguments: Sequence[Any]) -> bool:

@@ -48,9 +48,9 @@ PRODUCTS = (
 class Observer(Protocol):
     """Is told of what runs, so that it can be done again."""
 
-    def add_call(self, again: Callable | None, types: Sequence[type], arguments: Sequence[Any]) -> None:
-        """A call, by the function that makes it again with arguments from memory (``replay.h``), or None where there is none,
-        and by the arguments with their types."""
+    def add_call(self, again: int | None, types: Sequence[type], arguments: Sequence[Any]) -> None:
+        """A call, by the address of the function that makes it again with arguments from memory (``replay.h``), or None where
+        there is none, and by the arguments with their types."""
 
     def run(self, step: Callable[[], None]) -> None:
         """Run a step in Python, now and with each replay, without a look at what it calls."""
@@ -76,10 +76,11 @@ class Library:
 
     def add(self, name: str, function: ctypes._CFuncPtr, again: Callable | None) -> None:
         """Make a function without result an attribute."""
+        address = None if again is None else ctypes.cast(again, ctypes.c_void_p).value
 
         def call(*arguments):
             if self.observer is not None:
-                self.observer.add_call(again, function.argtypes, arguments)
+                self.observer.add_call(address, function.argtypes, arguments)
             function(*arguments)
 
         setattr(self, name, call)

@@ -15,7 +15,7 @@ from labinfer.functions.cpu.delta_rule import CpuDeltaRule
 from labinfer.functions.cpu.expert_arena import ExpertArena
 from labinfer.functions.cpu.experts import CpuExperts
 from labinfer.functions.cpu.floats import CpuFunctions
-from labinfer.functions.cpu.graph import capture
+from labinfer.functions.cpu.graph import CpuCapture
 from labinfer.functions.cpu.head_preview import CpuHeadPreview
 from labinfer.functions.cpu.latent import CpuLatent
 from labinfer.functions.cpu.loading import CpuLoading
@@ -148,7 +148,7 @@ class CpuProvider(Provider):
             self._library.borrow_cores(lent)
 
     def capture(self) -> Capture | None:
-        return partial(capture, self._library) if self._library is not None else None
+        return CpuCapture(self._library) if self._library is not None else None
 
     def expert_offload(self, num_bytes: int, folder: Path) -> ExpertArena | None:
         return ExpertArena(self._library, num_bytes, folder) if self._library is not None else None

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.functions.cpu.floats import CpuFunctions
-from labinfer.functions.cpu.graph import capture
+from labinfer.functions.cpu.graph import CpuCapture
 from labinfer.functions.cpu.routing import CpuRouting
 from labinfer.functions.cpu.sampling import CpuSampling
 from labinfer.functions.reference import linear as reference
@@ -46,7 +46,7 @@ def numbers(rows: int = 2) -> list[torch.Tensor]:
 @torch.inference_mode()
 def test_graph_does_the_same_for_other_numbers_in_the_same_places(compiled_functions, step):
     places = numbers()
-    out, graph = capture(compiled_functions, lambda: step(*places))
+    out, graph = CpuCapture(compiled_functions)(lambda: step(*places))
     assert torch.equal(out, step(*places))
     for _ in range(3):
         for place, new in zip(places, numbers(), strict=True):
@@ -64,7 +64,7 @@ def test_graph_does_the_same_for_other_numbers_in_the_same_places(compiled_funct
 def test_graph_keeps_structures_that_calls_are_given_alive(compiled_functions):
     x, weight, counts = torch.randn(1, SIZE), torch.randn(16, SIZE), torch.zeros(16, dtype=torch.int64)
     route = CpuRouting(compiled_functions).route
-    out, graph = capture(compiled_functions, lambda: route(x, weight, None, RoutingRule(num_chosen=3), counts)[0])
+    out, graph = CpuCapture(compiled_functions)(lambda: route(x, weight, None, RoutingRule(num_chosen=3), counts)[0])
     for _ in range(3):
         x.normal_()
         graph.replay()
@@ -88,7 +88,7 @@ def test_sums_with_other_ranks_are_done_again(compiled_functions):
     functions, tp = CpuFunctions(compiled_functions), TensorParallelCommunicator(Doubling())
     x, weight = torch.randn(1, SIZE).bfloat16(), torch.randn(OUTPUTS, SIZE).bfloat16()
     packed = functions.pack_weight(weight.clone())
-    out, graph = capture(compiled_functions, lambda: tp.all_reduce(functions.linear(x, packed)).view(-1))
+    out, graph = CpuCapture(compiled_functions)(lambda: tp.all_reduce(functions.linear(x, packed)).view(-1))
     for _ in range(3):
         x.normal_()
         graph.replay()
@@ -107,7 +107,7 @@ def test_products_of_torch_are_captured(compiled_functions):
     def run() -> torch.Tensor:
         return F.linear(F.linear(x, weight, None), weight.t(), bias)
 
-    out, graph = capture(compiled_functions, run)
+    out, graph = CpuCapture(compiled_functions)(run)
     for _ in range(2):
         x.normal_()
         graph.replay()
@@ -118,7 +118,7 @@ def test_products_of_torch_are_captured(compiled_functions):
 def test_embedding_of_torch_is_captured(compiled_functions):
     """It goes with torch's product for the head, where that is chosen; a vocabulary may be cut, so that a rank has no row of some tokens."""
     table, token_ids = reference.pack_weight(torch.randn(9, SIZE)), torch.tensor([4, 12, 3])
-    out, graph = capture(compiled_functions, lambda: reference.embedding(token_ids, table, 4).clone())
+    out, graph = CpuCapture(compiled_functions)(lambda: reference.embedding(token_ids, table, 4).clone())
     for ids in ([5, 4, 13], [12, 0, 7]):
         token_ids.copy_(torch.tensor(ids))
         graph.replay()
@@ -132,7 +132,7 @@ def test_joined_activations_are_captured(compiled_functions):
     def run() -> torch.Tensor:
         return torch.cat((F.gelu(x, approximate="tanh"), y), dim=1)
 
-    out, graph = capture(compiled_functions, run)
+    out, graph = CpuCapture(compiled_functions)(run)
     for _ in range(2):
         x.normal_(), y.normal_()
         graph.replay()
@@ -151,7 +151,7 @@ def test_what_python_decides_is_decided_again(compiled_functions):
         compiled_functions.run(choose)
         return larger.add(larger)
 
-    out, graph = capture(compiled_functions, run)
+    out, graph = CpuCapture(compiled_functions)(run)
     assert out.tolist() == [2]
     for new, expected in (([5, 4], 0), ([-5, -4], 8)):
         x.copy_(torch.tensor(new))
@@ -177,19 +177,19 @@ def test_what_python_decides_is_decided_again(compiled_functions):
 def test_what_cannot_be_captured_runs_without_a_graph(compiled_functions, run):
     x = torch.arange(12.0).view(3, 4)
     expected = run(compiled_functions, x.clone())
-    out, graph = capture(compiled_functions, lambda: run(compiled_functions, x))
+    out, graph = CpuCapture(compiled_functions)(lambda: run(compiled_functions, x))
     assert graph is None and torch.equal(out, expected)
 
 
 @torch.inference_mode()
 def test_log_names_what_cannot_be_captured(compiled_functions, caplog):
     caplog.set_level(logging.DEBUG)
-    capture(compiled_functions, lambda: torch.ones(2).cumsum(0).exp())
+    CpuCapture(compiled_functions)(lambda: torch.ones(2).cumsum(0).exp())
     assert "ones cannot be captured" in caplog.text
 
 
 @torch.inference_mode()
 def test_error_ends_the_capture(compiled_functions):
     with pytest.raises(ZeroDivisionError):
-        capture(compiled_functions, lambda: 1 / 0)
+        CpuCapture(compiled_functions)(lambda: 1 / 0)
     assert compiled_functions.observer is None

@@ -7,7 +7,7 @@ import torch
 from checkpoints import make_checkpoint
 from tiny_llama import load, write
 
-from labinfer.functions.cpu.graph import capture
+from labinfer.functions.cpu.graph import CpuCapture
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.providers import make_registry
 from labinfer.functions.reference.provider import ReferenceProvider
@@ -27,11 +27,11 @@ class Captures:
     """Counts the graphs that are made and replayed."""
 
     def __init__(self, library):
-        self._library = library
+        self.capture = CpuCapture(library)
         self.made = self.failed = 0
 
     def __call__(self, run, rehearse):
-        out, graph = capture(self._library, run, rehearse)
+        out, graph = self.capture(run, rehearse)
         self.made, self.failed = self.made + (graph is not None), self.failed + (graph is None)
         return out, graph
 
@@ -41,12 +41,12 @@ def directory(tmp_path_factory):
     return write(tmp_path_factory.mktemp("graphs"), intermediate_size=96)[0]
 
 
-def make_runner(directory, registry, captures, layers=None, dtype=DTYPE) -> ModelRunner:
+def make_runner(directory, registry, captures, layers=None, dtype=DTYPE, *, num_blocks=32) -> ModelRunner:
     names = model_class(load_config(directory)).names
     model, _ = load(directory, dtype=dtype, registry=registry, layers=layers, names=names)
     specs = model.cache_specs()
     cache = KVCacheManager(
-        specs, num_blocks=32, block_size=BLOCK, dtype=dtype, device=CPU, rotary_table=model.rotary_table
+        specs, num_blocks=num_blocks, block_size=BLOCK, dtype=dtype, device=CPU, rotary_table=model.rotary_table
     )
     model.make_rotary_tables(64, CPU)
     functions = registry.select(CPU, dtype)
@@ -183,7 +183,7 @@ def test_graphs_keep_within_their_memory(directory, compiled_functions):
         return made
 
     assert captures_made(3, 3) == [0, 1]
-    assert graphs.num_bytes > sum(tensor.nbytes for step in graphs._steps.values() for tensor in (step.out,))
+    assert graphs.num_bytes > sum(step.out.nbytes for step in graphs._steps.values())
     graphs._kept_bytes = 10 * (graphs.num_bytes // 3 + 1)
     assert captures_made(4, 4, 3, 5, 5) == [1, 2, 2, 2, 2]  # of steps up to five rows not all have room
     first = captured._indices
@@ -223,13 +223,31 @@ def test_graphs_of_several_sequences_keep_within_their_memory(directory, compile
 def test_prompts_and_large_batches_are_not_captured(directory, compiled_functions):
     registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
     captures = Captures(compiled_functions)
-    runner = make_runner(directory, registry, captures)
     many = range(MAX_SEQUENCES + 1)
+    runner = make_runner(directory, registry, captures, num_blocks=BLOCKS_EACH * len(many))
     run(runner, plan(dict.fromkeys(many, (0, 2)), True))
-    run(runner, plan(dict.fromkeys(many, (2, 3)), False))
+    for token in range(2, 5):
+        run(runner, plan(dict.fromkeys(many, (token, token + 1)), False))
     run(runner, plan({0: (3, 5), 1: (3, 5)}, False))
     run(runner, plan({0: (5, 7), 1: (5, 7)}, False))
     assert captures.made == captures.failed == 0
+
+
+def test_batches_are_captured_when_they_come_again_and_share_memory(directory, compiled_functions):
+    registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
+    captures = Captures(compiled_functions)
+    plain, captured = (make_runner(directory, registry, each, num_blocks=BLOCKS_EACH * 40) for each in (None, captures))
+    prompt = plan(dict.fromkeys(range(40), (0, 2)), True)
+    assert torch.equal(run(captured, prompt), run(plain, prompt))
+    made, sizes, lengths = [], [], [2] * 40
+    for count in (40, 40, 5, 40, 5, 17, 17, 5, 40):
+        step = plan({seq: (lengths[seq], lengths[seq] + 1) for seq in range(count)}, False)
+        assert torch.equal(run(captured, step), run(plain, step))
+        made.append(captures.made)
+        sizes.append(captures.capture.memory.num_bytes)
+        lengths[:count] = [length + 1 for length in lengths[:count]]
+    assert made == [0, 1, 1, 1, 2, 2, 3, 3, 3] and not captures.failed
+    assert sizes[0] == 0 < sizes[1] and sizes[-1] < 1.5 * sizes[1]
 
 
 def test_layers_that_cannot_be_captured_are_tried_once(directory, compiled_functions):
