@@ -202,7 +202,7 @@ class StepTimer:
 
     def _time(self, step: Callable[[], object]) -> float:
         """Seconds of a step: the median of a few batches' means, or of a slow step the mean of two runs."""
-        first = self._time_batch(step, 1)  # a step that only decodes is captured here or in the next one
+        first = self._time_batch(step, 1)  # small steps are captured
         estimate = self._time_batch(step, 1)
         slowest = torch.tensor([first, estimate])
         if self.comm.size > 1:  # all ranks of the stage repeat it as often

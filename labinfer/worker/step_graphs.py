@@ -12,9 +12,6 @@ from labinfer.layers.input_batch import ModelInputBatch
 
 MAX_SEQUENCES = 128
 """Sequences of a step that is captured, at most."""
-FEW_SEQUENCES = 4
-"""Sequences of a step that is captured when it comes for the first time, at most. Batches of more are of many sizes, and capturing a step
-takes as long as running it twice."""
 MAX_ROWS = 17
 """Rows of a step that is captured, at most, where they are of one sequence: a token with drafts to be verified."""
 LAYERS_BYTES = 96 << 20
@@ -41,8 +38,8 @@ class CapturedStep:
 
 
 class StepGraphs:
-    """Runs a part of each step. A step of one token for each of a few sequences is captured, and its likes are replayed; so is one
-    of more sequences, or of a few tokens of one, when the second one like it comes.
+    """Runs a part of each step. A step of one token for each of so many sequences is captured, and its likes are replayed; so is one
+    of a few tokens of one sequence, when the second one like it comes.
 
     Steps are alike if their numbers stand in the same places, which those of ``IndexBuffer`` do. What a step gives holds until
     the next one.
@@ -56,7 +53,7 @@ class StepGraphs:
     def __init__(self, part: StepPart, capture: Capture | None, kept_bytes: int):
         self._part, self._capture, self._kept_bytes = part, capture, kept_bytes
         self._row_bytes = 0.0  # of a graph, for each row: the most so far
-        self._seen: set[tuple[int, ...]] = set()  # places of steps that are captured when they come again
+        self._seen: set[tuple[int, ...]] = set()  # places of steps with several rows of a sequence
         self._steps: dict[tuple[int, ...], CapturedStep | None] = {}
         """By ``places``; None for those that cannot be captured."""
 
@@ -68,7 +65,7 @@ class StepGraphs:
             return self._part(batch, hidden_TD)
         places = batch.places
         if places not in self._steps:
-            if (is_chunk or num_sequences > FEW_SEQUENCES) and places not in self._seen:
+            if is_chunk and places not in self._seen:
                 self._seen.add(places)
                 return self._part(batch, hidden_TD)
             return self._capture_step(places, batch, hidden_TD)

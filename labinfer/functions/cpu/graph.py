@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
+from struct import Struct
 from typing import Any
 
 import torch
@@ -38,8 +39,6 @@ REPEATED = {
 FIXED = {"dim", "approximate"}
 """Named arguments of these that are the same in every step."""
 # An operation that is not torch's has the attribute ``repeats_in_place`` where a second call with the same tensors is the way.
-WORD = ctypes.sizeof(ctypes.c_int64)
-"""Bytes of an argument, see ``replay.h``."""
 FACTS = {"data_ptr", "stride", "dim", "size", "__len__", "__get__"}
 """Methods that give no tensor, nor what is in one; the last are properties, such as shapes."""
 
@@ -108,8 +107,8 @@ class _Recording(TorchFunctionMode):
         self.obstacle = ""
         """The first thing that cannot be done again."""
         self._memory = memory
-        self._steps: list[tuple[int, ctypes.Array] | Callable[[], object]] = []
-        """Compiled calls as the addresses of functions with their arguments, and others."""
+        self._steps: list[tuple[int, bytes] | Callable[[], object]] = []
+        """Compiled calls, as the addresses of functions with their arguments as ``replay.h`` reads them, and others."""
         self._kept: list[object] = [memory]
         self._pauses = False
 
@@ -121,19 +120,19 @@ class _Recording(TorchFunctionMode):
         finally:
             self._pauses = False
 
-    def add_call(self, again: int | None, types: Sequence[type], arguments: Sequence[Any]) -> None:
+    def add_call(self, again: int | None, form: Struct, arguments: Sequence[Any]) -> None:
         if self._pauses:
             return
         if again is None:
             self._stop_at("a call that is not REPLAYABLE")
             return
-        words = (ctypes.c_int64 * len(arguments))()
-        for index, (kind, argument) in enumerate(zip(types, arguments, strict=True)):
+        numbers = []
+        for argument in arguments:
             if hasattr(argument, "_obj"):  # that is, by reference
                 self._kept.append(argument)
                 argument = ctypes.addressof(argument._obj)
-            kind.from_buffer(words, index * WORD).value = argument
-        self._steps.append((again, words))
+            numbers.append(argument or 0)  # None is a null pointer
+        self._steps.append((again, form.pack(*numbers)))
 
     def __torch_function__(self, operation, types, arguments=(), named=None):
         out = operation(*arguments, **(named or {}))
@@ -167,12 +166,11 @@ class _Recording(TorchFunctionMode):
         for is_compiled, run in groupby(self._steps, key=lambda step: isinstance(step, tuple)):
             if is_compiled:
                 calls = list(run)
-                words = (ctypes.c_int64 * sum(len(each) for _, each in calls))()
+                words = ctypes.create_string_buffer(b"".join(each for _, each in calls))
                 array, at = (CompiledCall * len(calls))(), ctypes.addressof(words)
                 for index, (function, each) in enumerate(calls):
-                    ctypes.memmove(at, each, ctypes.sizeof(each))
                     array[index] = CompiledCall(function, at)
-                    at += ctypes.sizeof(each)
+                    at += len(each)
                 self._kept += [array, words]
                 steps.append(partial(library.replay, ctypes.addressof(array), len(array)))
             else:

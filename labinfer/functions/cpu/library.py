@@ -6,6 +6,7 @@ import ctypes
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from struct import Struct
 from typing import Any, Protocol
 
 import torch
@@ -45,12 +46,16 @@ PRODUCTS = (
 """Names of functions that have variants for some kernels."""
 
 
+WORDS = {ctypes.c_void_p: "Q", ctypes.c_int64: "q", ctypes.c_int: "i4x", ctypes.c_float: "f4x"}
+"""Arguments as ``struct`` writes them, each of which fills a word."""
+
+
 class Observer(Protocol):
     """Is told of what runs, so that it can be done again."""
 
-    def add_call(self, again: int | None, types: Sequence[type], arguments: Sequence[Any]) -> None:
-        """A call, by the address of the function that makes it again with arguments from memory (``replay.h``), or None where
-        there is none, and by the arguments with their types."""
+    def add_call(self, again: int | None, form: Struct, arguments: Sequence[Any]) -> None:
+        """A call, by the address of the function that makes it again with arguments from memory, or None where there is none, and
+        by the arguments with the form that they have there (``replay.h``)."""
 
     def run(self, step: Callable[[], None]) -> None:
         """Run a step in Python, now and with each replay, without a look at what it calls."""
@@ -77,10 +82,11 @@ class Library:
     def add(self, name: str, function: ctypes._CFuncPtr, again: Callable | None) -> None:
         """Make a function without result an attribute."""
         address = None if again is None else ctypes.cast(again, ctypes.c_void_p).value
+        form = Struct("=" + "".join(map(WORDS.__getitem__, function.argtypes)))
 
         def call(*arguments):
             if self.observer is not None:
-                self.observer.add_call(address, function.argtypes, arguments)
+                self.observer.add_call(address, form, arguments)
             function(*arguments)
 
         setattr(self, name, call)

@@ -5,11 +5,21 @@ from __future__ import annotations
 import bisect
 import ctypes
 import weakref
+from dataclasses import dataclass
 
 import torch
 
 SMALLEST = 4096
 """Bytes of a block, at least."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Memory for one tensor at a time."""
+
+    data: torch.Tensor
+    kind: type[ctypes.Array]
+    """All of it as an array: to make a type takes longer than all else."""
 
 
 class StepMemory:
@@ -20,25 +30,34 @@ class StepMemory:
     """
 
     def __init__(self):
-        self._blocks: list[torch.Tensor] = []
-        self._free: list[torch.Tensor] = []  # the smallest first
+        self._blocks: list[Block] = []
+        self._free: list[Block] = []  # the smallest first
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all blocks."""
-        return sum(map(len, self._blocks))
+        return sum(map(_size, self._blocks))
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the shape and dtype of one on the CPU that is contiguous and not empty; its numbers are not defined."""
-        index = bisect.bisect_left(self._free, tensor.nbytes, key=len)
+        index = bisect.bisect_left(self._free, tensor.nbytes, key=_size)
         if index == len(self._free):
-            self._free.append(torch.empty(_block_size(tensor.nbytes), dtype=torch.uint8))
-            self._blocks.append(self._free[index])
-        block = self._free.pop(index)
+            size = _block_size(tensor.nbytes)
+            block = Block(torch.empty(size, dtype=torch.uint8), ctypes.c_char * size)
+            self._blocks.append(block)
+        else:
+            block = self._free.pop(index)
         # torch holds the array for as long as any tensor has its memory.
-        array = (ctypes.c_char * tensor.nbytes).from_address(block.data_ptr())
-        weakref.finalize(array, bisect.insort, self._free, block, key=len).atexit = False
-        return torch.frombuffer(array, dtype=tensor.dtype).view(tensor.shape)
+        array = block.kind.from_address(block.data.data_ptr())
+        weakref.finalize(array, self._give_back, block).atexit = False
+        return torch.frombuffer(array, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape)
+
+    def _give_back(self, block: Block) -> None:
+        bisect.insort(self._free, block, key=_size)
+
+
+def _size(block: Block) -> int:
+    return ctypes.sizeof(block.kind)
 
 
 def _block_size(num_bytes: int) -> int:
