@@ -13,7 +13,12 @@ class Graph(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all that is computed in between, and of the result."""
+        """Bytes of what is computed in between, where no other graph computes."""
+        ...
+
+    @property
+    def program_bytes(self) -> int:
+        """Bytes of the calls, whatever they compute."""
         ...
 
     def replay(self) -> None:
@@ -26,7 +31,7 @@ class Capture(Protocol):
     def __call__(
         self, run: Callable[[], torch.Tensor], rehearse: Callable[[], torch.Tensor]
     ) -> tuple[torch.Tensor, Graph | None]:
-        """Call ``run``; its result, in memory that the graph writes again, and the graph. None where something in it cannot be captured.
+        """Call ``run``; its result, in memory that this graph alone writes again, and the graph. None where something in it cannot be captured.
 
         What runs must do the same again for other numbers in the same places: nothing in it may depend on what it reads from
         tensors in Python, nor go past functions and torch, but for operations that show themselves to torch as its own.

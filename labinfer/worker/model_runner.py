@@ -27,8 +27,10 @@ from labinfer.worker.step_graphs import HEAD_BYTES, LAYERS_BYTES, MAX_ROWS, Step
 LOGITS_ROWS = 64
 """Prompt rows whose logits are in memory at a time: a row of a large vocabulary takes more than half a megabyte."""
 
-CAPTURED_BYTES = LAYERS_BYTES + 2 * HEAD_BYTES
-"""Memory that captured steps of a ``ModelRunner`` keep, at most, where steps are captured."""
+SHARED_BYTES = 32 << 20
+"""Memory that captured steps of a ``ModelRunner`` share on CPUs, at most, …"""
+CAPTURED_BYTES = SHARED_BYTES + LAYERS_BYTES + 2 * HEAD_BYTES
+"""… with what they keep, where steps are captured."""
 
 PREVIEW_ROWS = 1
 """Rows of which a head's preview is asked, at most: each row reads the copy, and all together read the head once."""

@@ -1,4 +1,4 @@
-"""StepGraphs: a part of a stage's step, which is captured where a step is small, and replayed."""
+"""StepGraphs: a part of a stage's step, which is captured where a step only decodes, and replayed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ MAX_SEQUENCES = 128
 """Sequences of a step that is captured, at most."""
 MAX_ROWS = 17
 """Rows of a step that is captured, at most, where they are of one sequence: a token with drafts to be verified."""
-LAYERS_BYTES = 96 << 20
-"""Memory that captured steps of a stage's layers keep, at most: a graph has its result, and what torch's operations give on CPUs; the
-rest they share, …"""
+MAX_FAILURES = 8
+"""Steps that cannot be captured, after which no other one is tried: mostly what stands in the way is in all of them."""
+LAYERS_BYTES = 64 << 20
+"""Memory that captured steps of a stage's layers keep, at most, …"""
 HEAD_BYTES = 16 << 20
-"""… and one of the head its logits."""
+"""… and those of the head, of which each has logits. What they compute in between stands in memory that they share."""
 
 StepPart = Callable[[ModelInputBatch, torch.Tensor | None], torch.Tensor]
 """The layers, or the head, on a batch and hidden states."""
@@ -34,7 +35,12 @@ class CapturedStep:
 
     @property
     def num_bytes(self) -> int:
-        return self.graph.num_bytes + (0 if self.hidden_TD is None else self.hidden_TD.nbytes)
+        return self.graph.program_bytes + self.data_bytes
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of all that is larger with more rows."""
+        return self.graph.num_bytes + self.out.nbytes + (0 if self.hidden_TD is None else self.hidden_TD.nbytes)
 
 
 class StepGraphs:
@@ -47,12 +53,13 @@ class StepGraphs:
     Args:
         capture: None where nothing is captured. It must be able to see all that the part does, see ``functions.graph``.
         kept_bytes: memory of all graphs, at most. Steps are captured up to the number of rows for which all smaller ones have room,
-            too: so none makes room for another again and again. A graph that is larger alone is not kept.
+            too: so none makes room for another again and again. A graph of more rows is not kept.
     """
 
     def __init__(self, part: StepPart, capture: Capture | None, kept_bytes: int):
         self._part, self._capture, self._kept_bytes = part, capture, kept_bytes
-        self._row_bytes = 0.0  # of a graph, for each row: the most so far
+        self._row_bytes, self._program_bytes = 0.0, 0  # of a graph, for each row and whatever its rows: the most so far
+        self._num_failures = 0
         self._seen: set[tuple[int, ...]] = set()  # places of steps with several rows of a sequence
         self._steps: dict[tuple[int, ...], CapturedStep | None] = {}
         """By ``places``; None for those that cannot be captured."""
@@ -60,11 +67,13 @@ class StepGraphs:
     def __call__(self, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
         num_sequences, num_rows = len(batch.attention.context_lens), len(batch.token_ids_T)
         is_chunk = num_sequences == 1 < num_rows <= MAX_ROWS and batch.output_rows is None
-        is_small = is_chunk or num_sequences == num_rows <= MAX_SEQUENCES
-        if self._capture is None or not (is_small and self._has_room(num_rows)):
+        only_decodes = is_chunk or num_sequences == num_rows <= MAX_SEQUENCES
+        if self._capture is None or not (only_decodes and self._has_room(num_rows)):
             return self._part(batch, hidden_TD)
         places = batch.places
         if places not in self._steps:
+            if self._num_failures == MAX_FAILURES:
+                return self._part(batch, hidden_TD)
             if is_chunk and places not in self._seen:
                 self._seen.add(places)
                 return self._part(batch, hidden_TD)
@@ -83,17 +92,22 @@ class StepGraphs:
         own_TD = None if hidden_TD is None else hidden_TD.clone()
         out, graph = self._capture(lambda: self._part(batch, own_TD), lambda: self._part(batch.rehearsed(), own_TD))
         step = self._steps[places] = None if graph is None else CapturedStep(graph, own_TD, out)
-        if step is not None:
-            self._row_bytes = max(self._row_bytes, step.num_bytes / len(batch.token_ids_T))
-        # Those that were not used for the longest time go first. A graph that is too large alone goes, too, and is not captured again,
-        # as the bytes of its rows are known from now on.
-        while self.num_bytes > self._kept_bytes:
+        if step is None:
+            self._num_failures += 1
+            return out
+        num_rows = len(batch.token_ids_T)
+        self._row_bytes = max(self._row_bytes, step.data_bytes / num_rows)
+        self._program_bytes = max(self._program_bytes, graph.program_bytes)
+        if not self._has_room(num_rows):
+            del self._steps[places]
+        while self.num_bytes > self._kept_bytes:  # those that were not used for the longest time go first
             del self._steps[next(iter(self._steps))]
             self._seen.clear()
         return out
 
     def _has_room(self, num_rows: int) -> bool:
-        return num_rows * (num_rows + 1) // 2 * self._row_bytes <= self._kept_bytes
+        rows_of_all = num_rows * (num_rows + 1) // 2
+        return num_rows * self._program_bytes + rows_of_all * self._row_bytes <= self._kept_bytes
 
     @property
     def num_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Graphs of compiled calls: a step on one sequence makes a hundred short ones, and Python takes as long as many of them."""
+"""Graphs of compiled calls: a step makes hundreds of short ones, and Python takes as long as many of them."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ REPEATED = {
 FIXED = {"dim", "approximate"}
 """Named arguments of these that are the same in every step."""
 # An operation that is not torch's has the attribute ``repeats_in_place`` where a second call with the same tensors is the way.
+LARGE_BYTES = 1 << 16
+"""Bytes of a result from which on it stays where it was computed, if no other step computes there; copying others takes no time."""
 FACTS = {"data_ptr", "stride", "dim", "size", "__len__", "__get__"}
 """Methods that give no tensor, nor what is in one; the last are properties, such as shapes."""
 
@@ -54,15 +56,15 @@ class CpuGraph:
 
     Args:
         kept: objects whose memory the steps use.
+        num_bytes: see ``functions.graph.Graph``.
+        program_bytes: see there.
     """
 
-    def __init__(self, steps: Iterable[Callable[[], object]], kept: Sequence[object]):
+    def __init__(
+        self, steps: Iterable[Callable[[], object]], *, kept: Sequence[object], num_bytes: int, program_bytes: int
+    ):
         self._steps, self._kept = tuple(steps), kept
-
-    @property
-    def num_bytes(self) -> int:
-        storages = (item.untyped_storage() for item in self._kept if isinstance(item, torch.Tensor))
-        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        self.num_bytes, self.program_bytes = num_bytes, program_bytes
 
     def replay(self) -> None:
         for step in self._steps:
@@ -82,6 +84,7 @@ class CpuCapture:
     def __call__(
         self, run: Callable[[], torch.Tensor], rehearse: Callable[[], torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, CpuGraph | None]:
+        self.memory.begin_step()
         recording = _Recording(self.memory)
         self._library.observer = recording
         try:
@@ -91,15 +94,16 @@ class CpuCapture:
             self._library.observer = None
         if recording.obstacle:
             logger.debug("a step is run in Python: %s cannot be captured", recording.obstacle)
-            return out, None
-        return out, recording.graph(self._library, out)
+            return (out.clone() if self.memory.take(out) is None else out), None
+        out = recording.keep(out)
+        return out, recording.graph(self._library)
 
 
 class _Recording(TorchFunctionMode):
     """Writes down what is called while it is entered.
 
     Args:
-        memory: of what is computed meanwhile.
+        memory: blocks for tensors that are allocated meanwhile.
     """
 
     def __init__(self, memory: StepMemory):
@@ -110,6 +114,7 @@ class _Recording(TorchFunctionMode):
         self._steps: list[tuple[int, bytes] | Callable[[], object]] = []
         """Compiled calls, as the addresses of functions with their arguments as ``replay.h`` reads them, and others."""
         self._kept: list[object] = [memory]
+        self._kept_bytes = 0
         self._pauses = False
 
     def run(self, step: Callable[[], None]) -> None:
@@ -142,27 +147,58 @@ class _Recording(TorchFunctionMode):
             if operation.__name__ not in FACTS:
                 self._stop_at(operation.__name__)
         elif getattr(operation, "repeats_in_place", False):
-            self._kept.append(arguments)
-            self._steps.append(partial(operation, *arguments))
+            self._steps.append(partial(operation, *self._aliases(arguments)))
         elif operation in NEW_MEMORY:
-            if out.numel() and out.is_contiguous():
-                return self._memory.like(out)
-            self._kept.append(out)
+            return self._place(out)
         elif _is_view(operation, out, arguments):
             pass
         elif operation in REPEATED and _repeats(operation, arguments) and (named or {}).keys() <= FIXED:
-            self._kept.append(out)
-            self._steps.append(partial(REPEATED[operation], *arguments, **(named or {}), out=out))
+            placed = self._place(out)
+            if placed is not out:
+                placed.copy_(out)
+            repeated = partial(REPEATED[operation], *self._aliases(arguments), **(named or {}))
+            self._steps.append(partial(repeated, out=self._memory.alias(placed)))
+            return placed
         else:
             self._stop_at(operation.__name__)
         return out
 
+    def _place(self, out: torch.Tensor) -> torch.Tensor:
+        """A tensor like ``out`` in the memory of steps, or ``out`` itself where that is not for its like."""
+        if out.numel() and out.is_contiguous():
+            placed = self._memory.empty_like(out)
+            if placed is not None:
+                return placed
+            self._stop_at("more memory than is left to steps")
+        self._kept.append(out)
+        self._kept_bytes += out.nbytes
+        return out
+
+    def _aliases(self, arguments: Iterable[Any]) -> Iterable[Any]:
+        for argument in arguments:
+            if isinstance(argument, torch.Tensor):
+                yield self._memory.alias(argument)
+            else:
+                yield list(self._aliases(argument)) if isinstance(argument, tuple | list) else argument
+
     def _stop_at(self, obstacle: str) -> None:
         self.obstacle = self.obstacle or obstacle
 
-    def graph(self, library: Library, out: torch.Tensor) -> CpuGraph:
-        """Graph of what was done, which gives ``out`` again."""
+    def keep(self, out: torch.Tensor) -> torch.Tensor:
+        """The result, where no other step writes to it."""
+        own = self._memory.take(out) if out.nbytes >= LARGE_BYTES else None
+        if own is None:
+            own, computed = out.clone(), self._memory.alias(out)
+            self._steps.append(partial(own.copy_, computed))
+            out = own
+        self._kept += [own, out]
+        self._kept_bytes += own.nbytes - out.nbytes
+        return out
+
+    def graph(self, library: Library) -> CpuGraph:
+        """Graph of what was done."""
         steps: list[Callable[[], object]] = []
+        program_bytes = 0
         for is_compiled, run in groupby(self._steps, key=lambda step: isinstance(step, tuple)):
             if is_compiled:
                 calls = list(run)
@@ -172,10 +208,12 @@ class _Recording(TorchFunctionMode):
                     array[index] = CompiledCall(function, at)
                     at += len(each)
                 self._kept += [array, words]
+                program_bytes += ctypes.sizeof(array) + ctypes.sizeof(words)
                 steps.append(partial(library.replay, ctypes.addressof(array), len(array)))
             else:
                 steps += run
-        return CpuGraph(steps, [*self._kept, out])
+        num_bytes = self._kept_bytes + self._memory.held_bytes()
+        return CpuGraph(steps, kept=self._kept, num_bytes=num_bytes, program_bytes=program_bytes)
 
 
 def _repeats(operation: Callable, arguments: Sequence[Any]) -> bool:

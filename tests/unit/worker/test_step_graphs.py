@@ -17,7 +17,7 @@ from labinfer.plan import BatchEntry, BatchPlan, SequenceStart, TokenSampling
 from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
-from labinfer.worker.step_graphs import MAX_SEQUENCES
+from labinfer.worker.step_graphs import MAX_FAILURES, MAX_SEQUENCES, StepGraphs
 
 CPU, BLOCK, DTYPE = torch.device("cpu"), 4, torch.bfloat16
 BLOCKS_EACH = 6
@@ -166,6 +166,11 @@ def test_drafts_of_one_sequence_are_captured_when_they_come_again(directory, com
     assert made == [0, 1, 1, 1, 1, 1, 2, 2, 3, 3, 3] and not captures.failed  # eighteen rows are too many
 
 
+def bytes_up_to(graphs: StepGraphs, rows: float) -> int:
+    """Memory of graphs of up to so many rows."""
+    return int(rows * graphs._program_bytes + rows * (rows + 1) / 2 * graphs._row_bytes)
+
+
 def test_graphs_keep_within_their_memory(directory, compiled_functions):
     registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
     captures = Captures(compiled_functions)
@@ -184,7 +189,7 @@ def test_graphs_keep_within_their_memory(directory, compiled_functions):
 
     assert captures_made(3, 3) == [0, 1]
     assert graphs.num_bytes > sum(step.out.nbytes for step in graphs._steps.values())
-    graphs._kept_bytes = 10 * (graphs.num_bytes // 3 + 1)
+    graphs._kept_bytes = bytes_up_to(graphs, 4) + 1
     assert captures_made(4, 4, 3, 5, 5) == [1, 2, 2, 2, 2]  # of steps up to five rows not all have room
     first = captured._indices
     captured._indices = IndexBuffer(CPU)  # as where their memory becomes too small: steps stand elsewhere
@@ -215,9 +220,10 @@ def test_graphs_of_several_sequences_keep_within_their_memory(directory, compile
 
     ample = start(1 << 30)
     assert captures_made(ample, 1, 2, 3, 4, 1) == [1, 2, 3, 4, 4]
-    row_bytes = ample._layers._row_bytes
-    assert captures_made(start(int(3.5 * row_bytes)), 4, 4, 3, 2, 1, 2) == [1, 1, 1, 2, 3, 3]  # the first is not kept
-    assert captures_made(start(int(6.5 * row_bytes)), 1, 2, 3, 4, 1, 2, 3) == [1, 2, 3, 3, 3, 3, 3]
+    two, three = (start(bytes_up_to(ample._layers, rows)) for rows in (2.5, 3.5))
+    assert captures_made(three, 1, 2, 3, 4, 1, 2, 3) == [1, 2, 3, 3, 3, 3, 3]
+    captures.made = 0
+    assert captures_made(two, 4, 4, 3, 2, 1, 2) == [1, 1, 1, 2, 3, 3]  # the first is not kept
 
 
 def test_prompts_and_large_batches_are_not_captured(directory, compiled_functions):
@@ -258,3 +264,29 @@ def test_layers_that_cannot_be_captured_are_tried_once(directory, compiled_funct
         step = plan({0: (end - 1 if end > 2 else 0, end)}, end == 2)
         assert torch.equal(run(runner, step), run(plain, step))
     assert (captures.made, captures.failed) == (0, 1)
+
+
+def test_runners_share_a_capture(directory, compiled_functions):
+    """As a model and one that drafts for it do, on batches that end one after the other."""
+    registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
+    captures = Captures(compiled_functions)
+    plain, first, second = (make_runner(directory, registry, each) for each in (None, captures, captures))
+    prompt = plan(dict.fromkeys(range(5), (0, 2)), True)
+    for runner in (plain, first, second):
+        run(runner, prompt)
+    for token in range(2, 7):
+        step = plan(dict.fromkeys(range(7 - token), (token, token + 1)), False)
+        expected, out = run(plain, step).clone(), run(first, step)
+        assert torch.equal(run(second, step), expected) and torch.equal(out, expected)
+        again = run(second, step)
+        assert torch.equal(again, expected) and torch.equal(out, expected)
+    assert captures.made == 10 and not captures.failed
+
+
+def test_no_step_is_tried_after_many_that_cannot_be_captured(directory, compiled_functions):
+    captures, count = Captures(compiled_functions), MAX_FAILURES + 3
+    runner = make_runner(directory, make_registry([ReferenceProvider()]), captures, num_blocks=BLOCKS_EACH * count)
+    run(runner, plan(dict.fromkeys(range(count), (0, 2)), True))
+    for size in range(1, count + 1):
+        run(runner, plan(dict.fromkeys(range(size), (2, 3)), False))
+    assert (captures.made, captures.failed) == (0, MAX_FAILURES)
