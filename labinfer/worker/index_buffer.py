@@ -9,8 +9,8 @@ import torch
 
 DTYPE = torch.int64
 """Dtype of all of them; see ``docs/decisions/0020-index-tensors.md``."""
-LEAST_SIZE = 4096
-"""Numbers that there is room for: more than a few sequences ever take."""
+LEAST_SIZE = 1 << 16
+"""Numbers that there is room for: as many as 128 sequences of 8,000 tokens take in blocks of 16. Where they move, steps are captured again."""
 
 
 class IndexBuffer:

@@ -14,8 +14,6 @@ MAX_SEQUENCES = 128
 """Sequences of a step that is captured, at most."""
 MAX_ROWS = 17
 """Rows of a step that is captured, at most, where they are of one sequence: a token with drafts to be verified."""
-MAX_FAILURES = 8
-"""Steps that cannot be captured, after which no other one is tried: mostly what stands in the way is in all of them."""
 LAYERS_BYTES = 64 << 20
 """Memory that captured steps of a stage's layers keep, at most, …"""
 HEAD_BYTES = 16 << 20
@@ -39,7 +37,7 @@ class CapturedStep:
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of all that is larger with more rows."""
+        """Bytes that grow with the rows: of the result, the input and kept activations."""
         return self.graph.num_bytes + self.out.nbytes + (0 if self.hidden_TD is None else self.hidden_TD.nbytes)
 
 
@@ -53,13 +51,14 @@ class StepGraphs:
     Args:
         capture: None where nothing is captured. It must be able to see all that the part does, see ``functions.graph``.
         kept_bytes: memory of all graphs, at most. Steps are captured up to the number of rows for which all smaller ones have room,
-            too: so none makes room for another again and again. A graph of more rows is not kept.
+            too: so none makes room for another again and again. A graph of more rows than that is not kept.
     """
 
     def __init__(self, part: StepPart, capture: Capture | None, kept_bytes: int):
         self._part, self._capture, self._kept_bytes = part, capture, kept_bytes
         self._row_bytes, self._program_bytes = 0.0, 0  # of a graph, for each row and whatever its rows: the most so far
-        self._num_failures = 0
+        self._most_sequences = MAX_SEQUENCES
+        """Sequences of a step that is tried: half as many as one had that could not be captured."""
         self._seen: set[tuple[int, ...]] = set()  # places of steps with several rows of a sequence
         self._steps: dict[tuple[int, ...], CapturedStep | None] = {}
         """By ``places``; None for those that cannot be captured."""
@@ -72,10 +71,10 @@ class StepGraphs:
             return self._part(batch, hidden_TD)
         places = batch.places
         if places not in self._steps:
-            if self._num_failures == MAX_FAILURES:
-                return self._part(batch, hidden_TD)
-            if is_chunk and places not in self._seen:
+            is_new = is_chunk and places not in self._seen
+            if is_new:
                 self._seen.add(places)
+            if is_new or not is_chunk and num_sequences > self._most_sequences:
                 return self._part(batch, hidden_TD)
             return self._capture_step(places, batch, hidden_TD)
         step = self._steps[places] = self._steps.pop(places)
@@ -92,10 +91,11 @@ class StepGraphs:
         own_TD = None if hidden_TD is None else hidden_TD.clone()
         out, graph = self._capture(lambda: self._part(batch, own_TD), lambda: self._part(batch.rehearsed(), own_TD))
         step = self._steps[places] = None if graph is None else CapturedStep(graph, own_TD, out)
+        num_rows, num_sequences = len(batch.token_ids_T), len(batch.attention.context_lens)
         if step is None:
-            self._num_failures += 1
+            if num_rows == num_sequences:
+                self._most_sequences = num_sequences // 2
             return out
-        num_rows = len(batch.token_ids_T)
         self._row_bytes = max(self._row_bytes, step.data_bytes / num_rows)
         self._program_bytes = max(self._program_bytes, graph.program_bytes)
         if not self._has_room(num_rows):

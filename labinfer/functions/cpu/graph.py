@@ -40,7 +40,7 @@ FIXED = {"dim", "approximate"}
 """Named arguments of these that are the same in every step."""
 # An operation that is not torch's has the attribute ``repeats_in_place`` where a second call with the same tensors is the way.
 LARGE_BYTES = 1 << 16
-"""Bytes of a result from which on it stays where it was computed, if no other step computes there; copying others takes no time."""
+"""Results of at least so many bytes keep their block if no earlier step had it; smaller ones are copied."""
 FACTS = {"data_ptr", "stride", "dim", "size", "__len__", "__get__"}
 """Methods that give no tensor, nor what is in one; the last are properties, such as shapes."""
 
@@ -94,7 +94,8 @@ class CpuCapture:
             self._library.observer = None
         if recording.obstacle:
             logger.debug("a step is run in Python: %s cannot be captured", recording.obstacle)
-            return (out.clone() if self.memory.take(out) is None else out), None
+            # Some ranks of a stage have no result.
+            return (out if out is None or self.memory.take(out) is not None else out.clone()), None
         out = recording.keep(out)
         return out, recording.graph(self._library)
 
@@ -118,7 +119,11 @@ class _Recording(TorchFunctionMode):
         self._pauses = False
 
     def run(self, step: Callable[[], None]) -> None:
-        self._steps.append(step)
+        again = step
+        if isinstance(step, partial):
+            named = dict(zip(step.keywords, self._aliases(step.keywords.values()), strict=True))
+            again = partial(step.func, *self._aliases(step.args), **named)
+        self._steps.append(again)
         self._pauses = True
         try:
             step()
@@ -164,7 +169,7 @@ class _Recording(TorchFunctionMode):
         return out
 
     def _place(self, out: torch.Tensor) -> torch.Tensor:
-        """A tensor like ``out`` in the memory of steps, or ``out`` itself where that is not for its like."""
+        """A tensor like ``out`` in the memory of steps, or ``out`` itself if it is empty, not contiguous, or there is no room."""
         if out.numel() and out.is_contiguous():
             placed = self._memory.empty_like(out)
             if placed is not None:

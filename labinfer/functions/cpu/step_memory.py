@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-SMALLEST = 4096
+MIN_BLOCK_BYTES = 4096
 """Bytes of a block, at least."""
-MOST_BYTES = 32 << 20
+MAX_BYTES = 32 << 20
 """Bytes of all blocks, at most."""
 
 
@@ -20,8 +20,8 @@ class Block:
     """Memory for one tensor at a time."""
 
     data: torch.Tensor
-    kind: type[ctypes.Array]
-    """All of it as an array: to make a type takes longer than all else."""
+    array_type: type[ctypes.Array]
+    """Type of all of it; kept, as making one is slow."""
     first_step: int
     """Number of the step for which it was allocated."""
     step: int
@@ -37,8 +37,8 @@ class Block:
 class StepMemory:
     """Blocks for tensors of captured steps, of which one runs at a time.
 
-    A tensor has a block for as long as something refers to its numbers, be it another view of them. Where it is free again, other
-    parts of the step compute in it, and other steps.
+    A tensor has a block for as long as something refers to its numbers, also through views. Once it is free, other parts of the step
+    compute in it, and other steps.
     """
 
     def __init__(self):
@@ -72,7 +72,7 @@ class StepMemory:
             return None
         block.step = self._step
         # torch holds the array for as long as any tensor has its memory.
-        array = block.kind.from_address(block.data.data_ptr())
+        array = block.array_type.from_address(block.data.data_ptr())
         weakref.finalize(array, self._give_back, block).atexit = False
         return torch.frombuffer(array, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape)
 
@@ -81,7 +81,7 @@ class StepMemory:
         block = self._find_block(tensor)
         if block is None:
             return tensor
-        numbers = torch.frombuffer(block.kind.from_address(block.data.data_ptr()), dtype=tensor.dtype)
+        numbers = torch.frombuffer(block.array_type.from_address(block.data.data_ptr()), dtype=tensor.dtype)
         return numbers.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -96,7 +96,7 @@ class StepMemory:
         return block.data
 
     def _allocate(self, size: int) -> Block | None:
-        if self.num_bytes + size > MOST_BYTES:
+        if self.num_bytes + size > MAX_BYTES:
             return None
         data = torch.empty(size, dtype=torch.uint8)
         block = self._blocks[data.data_ptr()] = Block(data, ctypes.c_char * size, self._step, self._step)
@@ -117,5 +117,5 @@ def _size(block: Block) -> int:
 
 def _block_size(num_bytes: int) -> int:
     """A power of two or one and a half times as much, so that steps on batches of like sizes find blocks of each other's."""
-    power = max(SMALLEST, 1 << (num_bytes - 1).bit_length())
-    return 3 * power // 4 if SMALLEST <= num_bytes <= 3 * power // 4 else power
+    power = max(MIN_BLOCK_BYTES, 1 << (num_bytes - 1).bit_length())
+    return 3 * power // 4 if MIN_BLOCK_BYTES <= num_bytes <= 3 * power // 4 else power

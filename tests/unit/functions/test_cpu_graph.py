@@ -89,6 +89,12 @@ def test_results_are_not_written_by_graphs_that_share_their_memory(compiled_func
         assert all(map(torch.equal, outs, expected))
 
 
+@torch.inference_mode()
+def test_step_without_a_result_is_not_captured(compiled_functions):
+    """As that of a head on all but the first rank of a stage."""
+    assert CpuCapture(compiled_functions)(lambda: ROWS.tolist() and None) == (None, None)
+
+
 class Doubling(LocalCommunicator):
     """Two ranks that have the same."""
 

@@ -7,6 +7,7 @@ import torch
 from checkpoints import make_checkpoint
 from tiny_llama import load, write
 
+from labinfer.functions.cpu import step_memory
 from labinfer.functions.cpu.graph import CpuCapture
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.providers import make_registry
@@ -17,7 +18,7 @@ from labinfer.plan import BatchEntry, BatchPlan, SequenceStart, TokenSampling
 from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
-from labinfer.worker.step_graphs import MAX_FAILURES, MAX_SEQUENCES, StepGraphs
+from labinfer.worker.step_graphs import MAX_SEQUENCES, StepGraphs
 
 CPU, BLOCK, DTYPE = torch.device("cpu"), 4, torch.bfloat16
 BLOCKS_EACH = 6
@@ -283,10 +284,26 @@ def test_runners_share_a_capture(directory, compiled_functions):
     assert captures.made == 10 and not captures.failed
 
 
-def test_no_step_is_tried_after_many_that_cannot_be_captured(directory, compiled_functions):
-    captures, count = Captures(compiled_functions), MAX_FAILURES + 3
-    runner = make_runner(directory, make_registry([ReferenceProvider()]), captures, num_blocks=BLOCKS_EACH * count)
-    run(runner, plan(dict.fromkeys(range(count), (0, 2)), True))
-    for size in range(1, count + 1):
+def test_half_as_many_sequences_are_tried_where_a_step_could_not_be_captured(directory, compiled_functions):
+    captures = Captures(compiled_functions)
+    runner = make_runner(directory, make_registry([ReferenceProvider()]), captures, num_blocks=BLOCKS_EACH * 11)
+    run(runner, plan(dict.fromkeys(range(11), (0, 2)), True))
+    failed = []
+    for size in (11, 11, 10, 6, 5, 4, 3, 2, 2, 1, 1):
         run(runner, plan(dict.fromkeys(range(size), (2, 3)), False))
-    assert (captures.made, captures.failed) == (0, MAX_FAILURES)
+        failed.append(captures.failed)
+    assert failed == [1, 1, 1, 1, 2, 2, 2, 3, 3, 4, 4] and not captures.made
+
+
+def test_drafts_that_cannot_be_captured_do_not_count_for_other_steps(directory, compiled_functions, monkeypatch):
+    registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
+    captures = Captures(compiled_functions)
+    runner = make_runner(directory, registry, captures, num_blocks=BLOCKS_EACH * 9)
+    run(runner, plan(dict.fromkeys(range(9), (0, 2)), True))
+    with monkeypatch.context() as patched:
+        patched.setattr(step_memory, "MAX_BYTES", 0)
+        for end in (4, 4, 5, 5, 6, 6):
+            run(runner, plan({0: (2, end)}, False))
+        assert (captures.made, captures.failed) == (0, 3)
+    run(runner, plan(dict.fromkeys(range(9), (2, 3)), False))
+    assert (captures.made, captures.failed) == (1, 3)
