@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import random
 
-import pytest
-from checkpoints import FAMILIES, LATENTS, make_checkpoint
+from captured_steps import UNCAPTURED, captured_rows, families, launch, without_and_with_capture
 from test_drafts import AnswerProposer
 
-from labinfer import LLM, SamplingParams
-from labinfer.worker.step_graphs import CapturedStep, StepGraphs
+from labinfer import SamplingParams
 
 PROMPT = [7, 3, 9, 11, 5, 4, 8]
 PARAMS = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=0)
 
-UNCAPTURED = {"ministral3", "olmo3", "minimax-m2", *LATENTS}
-"""Their layers have something between functions that a graph cannot repeat."""
 SAMPLE = {
     ("qwen2-windows", "float32"),
     ("gemma4-moe", "bfloat16"),
@@ -33,32 +29,13 @@ class WithLength(AnswerProposer):
         return [token if self.draw.random() < self.share else self.draw.randrange(100) for token in right]
 
 
-def captured_rows(graphs: StepGraphs) -> set[int]:
-    """Rows of the steps that are replayed as one."""
-    return {rows for (_, rows, *_), step in graphs._steps.items() if isinstance(step, CapturedStep)}
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [
-        pytest.param(kind, dtype, marks=() if (kind, dtype) in SAMPLE else pytest.mark.slow)
-        for kind in ("qwen2-windows", "llama-untied", *FAMILIES)
-        for dtype in ("bfloat16", "float32")
-    ],
-)
+@families(SAMPLE)
 def test_captured_steps_with_drafts_give_the_same_bits(tmp_path, kind, dtype):
-    options = {"num_kv_blocks": 200, "block_size": 4, "threads": 1, "enable_prefix_caching": False, "autotune": False}
     answers = []
-    with LLM(str(make_checkpoint(tmp_path / "model", kind)), dtype=dtype, **options) as llm:
+    with launch(tmp_path, kind, dtype, threads=1) as llm:
         runner, drafts = llm._parts.worker.runner, llm.engine.scheduler.drafts
-        parts = [runner._layers, *runner._heads.values()]
-        capture = runner._layers._capture
-        assert capture is not None
         expected = llm.generate([PROMPT], PARAMS)
-        for chosen in (None, capture):
-            for part in parts:
-                part._capture = chosen
-                part._steps.clear()
+        for _ in without_and_with_capture(llm):
             drafts.proposer = WithLength(expected, random.Random(0), 0.8)
             (output,) = llm.generate([PROMPT], PARAMS)
             assert llm.report.counts["drafted"] > llm.report.counts["accepted"] > 0

@@ -7,6 +7,9 @@ from typing import NoReturn, Protocol
 
 import torch
 
+SHARED_BYTES = 32 << 20
+"""Memory that graphs on CPUs share, at most."""
+
 
 class Graph(Protocol):
     """Calls of a step without the Python around them."""

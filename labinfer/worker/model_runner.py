@@ -13,7 +13,7 @@ from torch import nn
 
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.functions import Functions
-from labinfer.functions.graph import Capture
+from labinfer.functions.graph import SHARED_BYTES, Capture
 from labinfer.layers.input_batch import ModelInputBatch, OutputRows, PooledRows, PromptRow, WindowedPlaces
 from labinfer.plan import BatchEntry, BatchPlan, BatchResult, EntryResult, TokenLogprobs, TokenSampling
 from labinfer.sampling_params import GREEDY_BELOW
@@ -27,10 +27,8 @@ from labinfer.worker.step_graphs import HEAD_BYTES, LAYERS_BYTES, MAX_ROWS, Step
 LOGITS_ROWS = 64
 """Prompt rows whose logits are in memory at a time: a row of a large vocabulary takes more than half a megabyte."""
 
-SHARED_BYTES = 32 << 20
-"""Memory that captured steps of a ``ModelRunner`` share on CPUs, at most, …"""
 CAPTURED_BYTES = SHARED_BYTES + LAYERS_BYTES + 2 * HEAD_BYTES
-"""… with what they keep, where steps are captured."""
+"""Memory that captured steps of a ``ModelRunner`` keep and share, at most, where steps are captured."""
 
 PREVIEW_ROWS = 1
 """Rows of which a head's preview is asked, at most: each row reads the copy, and all together read the head once."""

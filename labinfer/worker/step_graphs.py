@@ -71,12 +71,12 @@ class StepGraphs:
             return self._part(batch, hidden_TD)
         places = batch.places
         if places not in self._steps:
-            is_new = is_chunk and places not in self._seen
-            if is_new:
+            is_tried = places in self._seen if is_chunk else num_sequences <= self._most_sequences
+            if is_tried:
+                return self._capture_step(places, batch, hidden_TD)
+            if is_chunk:
                 self._seen.add(places)
-            if is_new or not is_chunk and num_sequences > self._most_sequences:
-                return self._part(batch, hidden_TD)
-            return self._capture_step(places, batch, hidden_TD)
+            return self._part(batch, hidden_TD)
         step = self._steps[places] = self._steps.pop(places)
         if step is None:
             return self._part(batch, hidden_TD)

@@ -92,11 +92,11 @@ class CpuCapture:
                 out = run()
         finally:
             self._library.observer = None
+        if out is not None:  # as on some ranks of a stage
+            out = recording.keep(out)
         if recording.obstacle:
             logger.debug("a step is run in Python: %s cannot be captured", recording.obstacle)
-            # Some ranks of a stage have no result.
-            return (out if out is None or self.memory.take(out) is not None else out.clone()), None
-        out = recording.keep(out)
+            return out, None
         return out, recording.graph(self._library)
 
 
@@ -121,8 +121,8 @@ class _Recording(TorchFunctionMode):
     def run(self, step: Callable[[], None]) -> None:
         again = step
         if isinstance(step, partial):
-            named = dict(zip(step.keywords, self._aliases(step.keywords.values()), strict=True))
-            again = partial(step.func, *self._aliases(step.args), **named)
+            named = {name: self._alias(argument) for name, argument in step.keywords.items()}
+            again = partial(step.func, *map(self._alias, step.args), **named)
         self._steps.append(again)
         self._pauses = True
         try:
@@ -152,7 +152,7 @@ class _Recording(TorchFunctionMode):
             if operation.__name__ not in FACTS:
                 self._stop_at(operation.__name__)
         elif getattr(operation, "repeats_in_place", False):
-            self._steps.append(partial(operation, *self._aliases(arguments)))
+            self._steps.append(partial(operation, *map(self._alias, arguments)))
         elif operation in NEW_MEMORY:
             return self._place(out)
         elif _is_view(operation, out, arguments):
@@ -161,8 +161,8 @@ class _Recording(TorchFunctionMode):
             placed = self._place(out)
             if placed is not out:
                 placed.copy_(out)
-            repeated = partial(REPEATED[operation], *self._aliases(arguments), **(named or {}))
-            self._steps.append(partial(repeated, out=self._memory.alias(placed)))
+            again = partial(REPEATED[operation], *map(self._alias, arguments), **(named or {}))
+            self._steps.append(partial(again, out=self._alias(placed)))
             return placed
         else:
             self._stop_at(operation.__name__)
@@ -179,12 +179,11 @@ class _Recording(TorchFunctionMode):
         self._kept_bytes += out.nbytes
         return out
 
-    def _aliases(self, arguments: Iterable[Any]) -> Iterable[Any]:
-        for argument in arguments:
-            if isinstance(argument, torch.Tensor):
-                yield self._memory.alias(argument)
-            else:
-                yield list(self._aliases(argument)) if isinstance(argument, tuple | list) else argument
+    def _alias(self, argument: Any) -> Any:
+        """An argument without what would keep the blocks of its tensors, or of those in it, from being given to others."""
+        if isinstance(argument, torch.Tensor):
+            return self._memory.alias(argument)
+        return list(map(self._alias, argument)) if isinstance(argument, tuple | list) else argument
 
     def _stop_at(self, obstacle: str) -> None:
         self.obstacle = self.obstacle or obstacle
@@ -193,8 +192,8 @@ class _Recording(TorchFunctionMode):
         """The result, where no other step writes to it."""
         own = self._memory.take(out) if out.nbytes >= LARGE_BYTES else None
         if own is None:
-            own, computed = out.clone(), self._memory.alias(out)
-            self._steps.append(partial(own.copy_, computed))
+            own = out.clone()
+            self._steps.append(partial(own.copy_, self._alias(out)))
             out = own
         self._kept += [own, out]
         self._kept_bytes += own.nbytes - out.nbytes

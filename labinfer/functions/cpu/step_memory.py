@@ -6,13 +6,15 @@ import bisect
 import ctypes
 import weakref
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 
+from labinfer.functions.graph import SHARED_BYTES
+
 MIN_BLOCK_BYTES = 4096
 """Bytes of a block, at least."""
-MAX_BYTES = 32 << 20
-"""Bytes of all blocks, at most."""
+SIZE = attrgetter("size")
 
 
 @dataclass(eq=False)
@@ -64,8 +66,8 @@ class StepMemory:
         """A tensor of the shape and dtype of one on the CPU that is contiguous and not empty, or None where there is no room; its
         numbers are not defined."""
         while self._returned:
-            bisect.insort(self._free, self._returned.pop(), key=_size)
-        index = bisect.bisect_left(self._free, tensor.nbytes, key=_size)
+            bisect.insort(self._free, self._returned.pop(), key=SIZE)
+        index = bisect.bisect_left(self._free, tensor.nbytes, key=SIZE)
         if index < len(self._free):
             block = self._free.pop(index)
         elif (block := self._allocate(_block_size(tensor.nbytes))) is None:
@@ -96,7 +98,7 @@ class StepMemory:
         return block.data
 
     def _allocate(self, size: int) -> Block | None:
-        if self.num_bytes + size > MAX_BYTES:
+        if self.num_bytes + size > SHARED_BYTES:
             return None
         data = torch.empty(size, dtype=torch.uint8)
         block = self._blocks[data.data_ptr()] = Block(data, ctypes.c_char * size, self._step, self._step)
@@ -109,10 +111,6 @@ class StepMemory:
 
     def _find_block(self, tensor: torch.Tensor) -> Block | None:
         return self._blocks.get(tensor.untyped_storage().data_ptr())
-
-
-def _size(block: Block) -> int:
-    return block.size
 
 
 def _block_size(num_bytes: int) -> int:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from labinfer.functions.cpu import step_memory
-from labinfer.functions.cpu.step_memory import MAX_BYTES, StepMemory
-from labinfer.worker.model_runner import SHARED_BYTES
+from labinfer.functions.cpu.step_memory import StepMemory
+from labinfer.functions.graph import SHARED_BYTES
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64, torch.uint8], ids=str)
@@ -50,15 +50,11 @@ def test_tensor_outlives_its_memory():
 
 
 def test_memory_is_bounded():
-    memory, other = StepMemory(), torch.empty(MAX_BYTES // 4, dtype=torch.uint8)
+    memory, other = StepMemory(), torch.empty(SHARED_BYTES // 4, dtype=torch.uint8)
     held = [memory.empty_like(other) for _ in range(4)]
     assert memory.empty_like(other) is None
     del held[0]
     assert memory.empty_like(other) is not None
-
-
-def test_bound_is_that_of_the_memory_left_to_steps():
-    assert MAX_BYTES == SHARED_BYTES
 
 
 def test_alias_is_the_same_view_but_holds_nothing():

@@ -301,7 +301,7 @@ def test_drafts_that_cannot_be_captured_do_not_count_for_other_steps(directory, 
     runner = make_runner(directory, registry, captures, num_blocks=BLOCKS_EACH * 9)
     run(runner, plan(dict.fromkeys(range(9), (0, 2)), True))
     with monkeypatch.context() as patched:
-        patched.setattr(step_memory, "MAX_BYTES", 0)
+        patched.setattr(step_memory, "SHARED_BYTES", 0)
         for end in (4, 4, 5, 5, 6, 6):
             run(runner, plan({0: (2, end)}, False))
         assert (captures.made, captures.failed) == (0, 3)
