@@ -74,6 +74,7 @@ inline DecodedBytes& decoded_bytes() {
 
 // A form in groups whose weights become bytes for all rows of a pass.
 struct CodesInBytes {
+  using Dot = ByteDot;
   static constexpr int ROWS = Amx::ROWS, MIDDLE = 0;
   const ByteCoding& coding;
   int64_t inputs, code_group, lead, group;

@@ -111,83 +111,62 @@ struct StepWeights {
 
 // Some rows times one panel's codes of so many inputs. done(row, i, sums) is given the i-th register of a row's sums.
 template <typename Coding, int ROWS, typename Done>
-__attribute__((always_inline)) inline void multiply_codes(const int8_t* x, int64_t stride, const uint8_t* codes, int64_t inputs, const int32_t* first,
-                           const Stream& stream, Done done) {
+__attribute__((always_inline)) inline void multiply_codes(const typename Coding::Dot::Input* x, int64_t stride, const uint8_t* codes,
+                                                          int64_t inputs, const int32_t* first, const Stream& stream, Done done) {
   using Dot = typename Coding::Dot;
-  constexpr int BITS = Coding::BITS;
-  using Input = typename Dot::Input;
-  constexpr bool WIDENS = !std::is_same_v<Input, int8_t>;
-  using Words = CodeWords<BITS>;
-  constexpr int STEP = Words::STEP, ACROSS = PANEL / LANES, BLOCK = WIDENS ? 512 : 1;
+  using Words = CodeWords<Coding::BITS>;
+  constexpr int STEP = Words::STEP, ACROSS = PANEL / LANES;
   constexpr int TOGETHER = ROWS * ACROSS <= Dot::HELD       ? ACROSS
                            : ROWS * ACROSS / 2 <= Dot::HELD ? ACROSS / 2
                                                             : ACROSS / 4;
-  Input wide[WIDENS ? ROWS * BLOCK : 1];
-  lane_ints kept[WIDENS ? ROWS : 1][ACROSS];  // from block to block
-  int64_t begin = 0;
-  do {  // once without inputs, too: sums are what they start from
-    int64_t size = WIDENS ? std::min<int64_t>(BLOCK, inputs - begin) : inputs, apart = WIDENS ? BLOCK : stride;
-    const Input* rows;
-    if constexpr (WIDENS) {
-      for (int row = 0; row < ROWS; ++row) Dot::widen(x + row * stride + begin, size, wide + row * BLOCK);
-      rows = wide;
-    } else {
-      rows = x;
-    }
-    for (int column = 0; column < ACROSS; column += TOGETHER) {
-      lane_ints total[ROWS][TOGETHER];
-      for (int row = 0; row < ROWS; ++row)
-        for (int i = 0; i < TOGETHER; ++i)
-          total[row][i] = WIDENS && begin ? kept[row][column + i] : first[row] - lane_ints{};
-      const uint8_t* from = codes + column * REGISTER;
-      auto add = [&](auto& sums, int64_t step, int64_t end) __attribute__((always_inline)) {
-        for (; step < end; ++step) {
-          const char* ahead = stream.ahead(from + step * Words::BYTES * PANEL);  // evenly: lines in bursts come in late
-          for (int line = 0; line < TOGETHER * LANES * Words::BYTES; line += 64) __builtin_prefetch(ahead + line);
-          typename Dot::Weights weights[STEP / 4][TOGETHER];
+  for (int column = 0; column < ACROSS; column += TOGETHER) {
+    lane_ints total[ROWS][TOGETHER];
+    for (int row = 0; row < ROWS; ++row)
+      for (int i = 0; i < TOGETHER; ++i) total[row][i] = first[row] - lane_ints{};
+    const uint8_t* from = codes + column * REGISTER;
+    auto add = [&](auto& sums, int64_t step, int64_t end) __attribute__((always_inline)) {
+      for (; step < end; ++step) {
+        const char* ahead = stream.ahead(from + step * Words::BYTES * PANEL);  // evenly: lines in bursts come in late
+        for (int line = 0; line < TOGETHER * LANES * Words::BYTES; line += 64) __builtin_prefetch(ahead + line);
+        typename Dot::Weights weights[STEP / 4][TOGETHER];
 #pragma GCC unroll 8
-          for (int i = 0; i < TOGETHER; ++i) {
-            StepWeights<Coding> own(from + i * REGISTER, step);
+        for (int i = 0; i < TOGETHER; ++i) {
+          StepWeights<Coding> own(from + i * REGISTER, step);
 #pragma GCC unroll 2
-            for (int part = 0; part < STEP / 4; ++part) weights[part][i] = own.part[part];
-          }
+          for (int part = 0; part < STEP / 4; ++part) weights[part][i] = own.part[part];
+        }
 #pragma GCC unroll 16
-          for (int row = 0; row < ROWS; ++row) {
+        for (int row = 0; row < ROWS; ++row) {
 #pragma GCC unroll 2
-            for (int part = 0; part < STEP / 4; ++part) {
+          for (int part = 0; part < STEP / 4; ++part) {
 #pragma GCC unroll 4
-              for (int turn = 0; turn < Dot::TURNS; ++turn) {
-                typename Dot::Inputs given = Dot::inputs(rows + row * apart + step * STEP + 4 * part, turn);
+            for (int turn = 0; turn < Dot::TURNS; ++turn) {
+              typename Dot::Inputs given = Dot::inputs(x + row * stride + step * STEP + 4 * part, turn);
 #pragma GCC unroll 8
-                for (int i = 0; i < TOGETHER; ++i) sums[row][i] = Dot::add(sums[row][i], weights[part][i], given, turn);
-              }
+              for (int i = 0; i < TOGETHER; ++i) sums[row][i] = Dot::add(sums[row][i], weights[part][i], given, turn);
             }
           }
         }
-      };
-      if constexpr (Dot::RUN == NO_LIMIT) {
-        add(total, 0, size / STEP);
-      } else {
-        for (int64_t step = 0; step < size / STEP; step += Dot::RUN / STEP) {
-          typename Dot::Sums sums[ROWS][TOGETHER] = {};
-          add(sums, step, std::min(size / STEP, step + Dot::RUN / STEP));
-          for (int row = 0; row < ROWS; ++row)
-            for (int i = 0; i < TOGETHER; ++i) total[row][i] += Dot::whole(sums[row][i]);
-        }
       }
-      for (int row = 0; row < ROWS; ++row)
-        for (int i = 0; i < TOGETHER; ++i)
-          if (!WIDENS || begin + size == inputs) done(row, column + i, total[row][i]);
-          else kept[WIDENS ? row : 0][column + i] = total[row][i];
+    };
+    if constexpr (Dot::RUN == NO_LIMIT) {
+      add(total, 0, inputs / STEP);
+    } else {
+      for (int64_t step = 0; step < inputs / STEP; step += Dot::RUN / STEP) {
+        typename Dot::Sums sums[ROWS][TOGETHER] = {};
+        add(sums, step, std::min(inputs / STEP, step + Dot::RUN / STEP));
+        for (int row = 0; row < ROWS; ++row)
+          for (int i = 0; i < TOGETHER; ++i) total[row][i] += Dot::whole(sums[row][i]);
+      }
     }
-    begin += size;
-    codes += size * BITS / 8 * PANEL;
-  } while (begin < inputs);
+    for (int row = 0; row < ROWS; ++row)
+      for (int i = 0; i < TOGETHER; ++i) done(row, column + i, total[row][i]);
+  }
 }
 
 // Panels of 32 outputs: for each 4 inputs the 4 bytes of every output. out (ROWS, 32) = start of a row + its products.
 template <int ROWS>
-inline void panel_int8(const int8_t* x, int64_t stride, const uint8_t* weight, int64_t inputs, const int32_t* start,
+inline void panel_int8(const CodeDot<8>::Input* x, int64_t stride, const uint8_t* weight, int64_t inputs, const int32_t* start,
                        float* out, const Stream& stream) {
   int32_t first[ROWS];
   for (int row = 0; row < ROWS; ++row) first[row] = first_sum<Uniform<8>, NONE>(start[row]);
@@ -226,7 +205,7 @@ inline lanes group_product(lane_ints sums, float off, lanes scale, lanes offset)
 // the codes, see CodeWords. start (ROWS, groups): as above, for each group; with an offset minus the sum of the group's x. A
 // group has a multiple of 8 inputs, of 32 with codes of 5 bits.
 template <int ROWS, typename Coding, Offset OFFSET>
-inline void panel_groups(const int8_t* x, int64_t stride, const uint8_t* weight, int64_t groups, int64_t group,
+inline void panel_groups(const typename Coding::Dot::Input* x, int64_t stride, const uint8_t* weight, int64_t groups, int64_t group,
                          const int32_t* start, float* out, const Stream& stream) {
   constexpr int SCALES = Coding::SCALE_BYTES * PANEL;
   lanes total[ROWS][PANEL / LANES] = {};

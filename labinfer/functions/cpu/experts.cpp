@@ -86,8 +86,9 @@ struct Routing {
 template <typename Form>
 class Rows {
  public:
-  using Block = RoundedRows;
-  static constexpr int64_t NUMBER = 1;  // bytes of a number of a block
+  using Dot = typename Form::Dot;
+  using Block = RoundedRows<Dot>;
+  static constexpr int64_t NUMBER = sizeof(typename Dot::Input);  // bytes of a number of a block
 
   template <typename T>
   void set(const Form& form, const T* x, int64_t rows, int64_t stride, int threads) {
@@ -95,12 +96,12 @@ class Rows {
   }
 
   Block take(const Form& form, int64_t first, int64_t) const {
-    RoundedRows all = rounded.rows();
+    Block all = rounded.rows();
     return {all.q + first * form.padded(), all.scale + first, all.start + first * form.groups()};
   }
 
   Block gather(const Form& form, const int64_t* numbers, int64_t count) const {
-    static thread_local Rounded near;  // kept from call to call, so that nothing is allocated
+    static thread_local Rounded<Dot> near;  // kept from call to call, so that nothing is allocated
     near.gather(form, rounded.rows(), numbers, count);
     return near.rows();
   }
@@ -119,7 +120,7 @@ class Rows {
   }
 
  private:
-  Rounded rounded;
+  Rounded<Dot> rounded;
 };
 
 template <typename Kernel>

@@ -12,9 +12,10 @@ GroupPanel group_panel_table(int form, int rows);
 namespace {
 
 template <int ROWS, typename Form>
-void multiply(const int8_t* x, int64_t stride, const uint8_t* weight, int64_t groups, int64_t group, const int32_t* start,
-              float* out, const void* stream) {
-  panel_groups<ROWS, typename Form::Coding, Form::OFFSET>(x, stride, weight, groups, group, start, out, *(const Stream*)stream);
+void multiply(const void* x, int64_t stride, const uint8_t* weight, int64_t groups, int64_t group, const int32_t* start, float* out,
+              const void* stream) {
+  panel_groups<ROWS, typename Form::Coding, Form::OFFSET>((const typename Form::Dot::Input*)x, stride, weight, groups, group, start, out,
+                                                          *(const Stream*)stream);
 }
 
 template <typename Form, int... ROWS>

@@ -236,11 +236,14 @@ constexpr bool IN_TILES = false;
 template <typename Kernel>
 struct PanelState {};
 
-// The most rows of so many, of so many bytes each, that stay in the second-level cache while all panels are multiplied with them.
-// Processors that have tiles have more of that cache; the rows are filled up to whole tiles.
+// Rows of so many, of so many bytes each, that are multiplied with a panel before the next one is read: the most that stay in the
+// second-level cache meanwhile, of which processors with narrower registers have less. Those do so little with a panel that is read for a
+// few long rows that they wait for it: it has LEAST passes, whatever the rows take. Processors that have tiles have more of that cache; the
+// rows are filled up to whole tiles.
 template <typename Kernel>
 int64_t rows_together(int64_t rows, int64_t row_bytes) {
-  if (!IN_TILES<Kernel>) return std::max<int64_t>(Kernel::ROWS, CACHE / row_bytes / Kernel::ROWS * Kernel::ROWS);
+  constexpr int64_t LEAST = REGISTER == 64 ? 1 : 24, ROOM = REGISTER == 64 ? CACHE : 3 * CACHE / 8;
+  if (!IN_TILES<Kernel>) return std::max<int64_t>(LEAST, ROOM / row_bytes / Kernel::ROWS) * Kernel::ROWS;
   rows = std::max<int64_t>(rows, 1);
   int64_t most = std::max<int64_t>(5 * CACHE / 2 / row_bytes, TILE_ROWS), blocks = (rows + most - 1) / most;
   return up_to((rows + blocks - 1) / blocks, TILE_ROWS);

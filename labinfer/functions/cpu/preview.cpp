@@ -22,11 +22,14 @@ inline float norm(const T* x, int64_t size) {
   return std::sqrt(sum(squares) + rest);
 }
 
-// Length of what rounding took from a row.
+// Length of what rounding to multiples of a scale takes from a row.
 template <typename T>
-inline float lost(const T* x, const int8_t* q, float scale, int64_t size) {
+inline float lost(const T* x, float scale, int64_t size) {
   float squares = 0;
-  for (int64_t i = 0; i < size; ++i) squares += (as_float(x[i]) - q[i] * scale) * (as_float(x[i]) - q[i] * scale);
+  for (int64_t i = 0; i < size; ++i) {
+    float value = as_float(x[i]), off = value - (scale > 0 ? std::nearbyint(value / scale) : 0.0f) * scale;
+    squares += off * off;
+  }
   return std::sqrt(squares);
 }
 
@@ -40,15 +43,15 @@ template <typename T>
 struct PreviewRow {
   const Preview& preview;
   Int4 form;
-  RoundedRows row;
+  RoundedRows<Int4::Dot> row;
   int64_t outputs;
   float length, off;
 
-  PreviewRow(const Preview& preview, const T* x, Rounded& memory, int64_t outputs, int64_t inputs)
+  PreviewRow(const Preview& preview, const T* x, Rounded<Int4::Dot>& memory, int64_t outputs, int64_t inputs)
       : preview(preview), form(inputs, preview.group), outputs(outputs) {
     memory.round(form, x, 1, inputs, 1);
     row = memory.rows();
-    length = preview.sigmas * norm(x, inputs), off = preview.sigmas * lost(x, row.q, row.scale[0], inputs);
+    length = preview.sigmas * norm(x, inputs), off = preview.sigmas * lost(x, row.scale[0], inputs);
   }
 
   void panel(int64_t number, Approximate& to) const {
@@ -67,7 +70,7 @@ struct PreviewRow {
 // be said, all are exact.
 template <typename T, typename Exact>
 void keep_largest(const T* x, const Preview& preview, T* out, int64_t outputs, int64_t inputs, int threads, Exact exact) {
-  static thread_local Rounded rounded;
+  static thread_local Rounded<Int4::Dot> rounded;
   static thread_local std::vector<float> bounds;  // of each panel: the most that a logit may be, and the least that one is
   static thread_local std::vector<int64_t> numbers;
   PreviewRow<T> row(preview, x, rounded, outputs, inputs);
@@ -128,11 +131,11 @@ void largest_of_dense(const bf16* x, const Weights& weight, const Preview& previ
 template <typename T>
 void largest_of_int8(const T* x, const uint8_t* data, const float* scales, const Preview& preview, T* out, int64_t tokens,
                      int64_t outputs, int64_t inputs, int threads) {
-  static thread_local Rounded rounded;
+  static thread_local Rounded<Int8::Dot> rounded;
   Int8 form{inputs};
   for (int64_t token = 0; token < tokens; ++token, x += inputs, out += outputs) {
     rounded.round(form, x, 1, inputs, 1);
-    RoundedRows row = rounded.rows();
+    RoundedRows<Int8::Dot> row = rounded.rows();
     keep_largest(x, preview, out, outputs, inputs, threads, [&](int64_t number) {
       alignas(64) float block[PANEL];
       PanelState<Int8> state;

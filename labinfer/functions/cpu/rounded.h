@@ -9,8 +9,9 @@
 #include "dot4.h"
 #include "team.h"
 
-// The product of some rows with a panel of a form in groups, see panel_groups in dot4.h; the last argument is its Stream.
-using GroupPanel = void (*)(const int8_t*, int64_t, const uint8_t*, int64_t, int64_t, const int32_t*, float*, const void*);
+// The product of some rows with a panel of a form in groups, see panel_groups in dot4.h; the first argument is the form's Input, the last
+// one a Stream.
+using GroupPanel = void (*)(const void*, int64_t, const uint8_t*, int64_t, int64_t, const int32_t*, float*, const void*);
 
 // That for a form and a number of rows, defined once for all files, as compilers take long over them.
 GroupPanel group_panel(int form, int rows);
@@ -18,11 +19,12 @@ GroupPanel group_panel(int form, int rows);
 namespace {
 
 // A form is a way to hold a matrix of weights in whole numbers, in panels of 32 outputs: numbers with MIDDLE added, so that
-// they are not negative. Its products take up to ROWS rows at once.
+// they are not negative. Its products take up to ROWS rows of its Dot's Input at once.
 
 // 8 bits, and apart from them a scale for each output.
 struct Int8 {
-  static constexpr int ROWS = CodeDot<8>::ROWS, MIDDLE = 128;
+  using Dot = CodeDot<8>;
+  static constexpr int ROWS = Dot::ROWS, MIDDLE = 128;
   static constexpr bool OUTPUT_SCALES = true;
   static constexpr int64_t lead = 0;
   int64_t inputs, group;
@@ -33,7 +35,7 @@ struct Int8 {
   int64_t panel_bytes() const { return PANEL * padded(); }
 
   template <int COUNT>
-  static void panel(const Int8& form, const int8_t* x, const uint8_t* weight, const int32_t* start, float* out,
+  static void panel(const Int8& form, const Dot::Input* x, const uint8_t* weight, const int32_t* start, float* out,
                     const Stream& stream) {
     panel_int8<COUNT>(x, form.padded(), weight, form.padded(), start, out, stream);
   }
@@ -44,9 +46,10 @@ struct Int8 {
 template <typename Coding_, Offset OFFSET_ = NONE>
 struct Grouped {
   using Coding = Coding_;
+  using Dot = typename Coding::Dot;
   static constexpr Offset OFFSET = OFFSET_;
   // A row has sums of whole numbers and of floats: with AVX-512 those of 6 are held in registers, and more take up to 40 % longer.
-  static constexpr int ROWS = std::min(6, Coding::Dot::ROWS), MIDDLE = OFFSET ? 1 : Coding::MIDDLE;
+  static constexpr int ROWS = std::min(6, Dot::ROWS), MIDDLE = OFFSET ? 1 : Coding::MIDDLE;
   static constexpr int NUMBER = Coding::NUMBER * 3 + OFFSET, BITS = Coding::BITS, HEAD = PANEL * (Coding::SCALE_BYTES + (OFFSET ? 2 : 0));
   static constexpr bool OUTPUT_SCALES = false;
   int64_t inputs, group, lead;
@@ -58,7 +61,7 @@ struct Grouped {
   int64_t panel_bytes() const { return groups() * group_bytes(); }
 
   template <int COUNT>
-  static void panel(const Grouped& form, const int8_t* x, const uint8_t* weight, const int32_t* start, float* out,
+  static void panel(const Grouped& form, const typename Dot::Input* x, const uint8_t* weight, const int32_t* start, float* out,
                     const Stream& stream) {
     group_panel(NUMBER, COUNT)(x, form.padded(), weight, form.groups(), form.group, start, out, &stream);
   }
@@ -87,7 +90,7 @@ void with_groups(int64_t inputs, int64_t group, int64_t lead, int bits, int64_t 
 }
 
 template <typename Form>
-using WholePanel = void (*)(const Form&, const int8_t*, const uint8_t*, const int32_t*, float*, const Stream&);
+using WholePanel = void (*)(const Form&, const typename Form::Dot::Input*, const uint8_t*, const int32_t*, float*, const Stream&);
 
 template <typename Form, int... ROWS>
 constexpr WholePanel<Form> whole_panel_among(int rows, std::integer_sequence<int, ROWS...>) {
@@ -97,8 +100,8 @@ constexpr WholePanel<Form> whole_panel_among(int rows, std::integer_sequence<int
 
 // The product of so many rows, next to each other, with one panel: done and memory are those of panel.h.
 template <typename Form, typename Done>
-inline void multiply_panel(PanelState<Form>& state, const Form& form, int rows, const int8_t* x, const uint8_t* weight,
-                           const int32_t* start, float* memory, const Stream& stream, Done done) {
+inline void multiply_panel(PanelState<Form>& state, const Form& form, int rows, const typename Form::Dot::Input* x,
+                           const uint8_t* weight, const int32_t* start, float* memory, const Stream& stream, Done done) {
   if constexpr (IN_TILES<Form>) {
     form.panel(state, rows, x, weight, start, memory, stream, done);
   } else {
@@ -107,11 +110,13 @@ inline void multiply_panel(PanelState<Form>& state, const Form& form, int rows, 
   }
 }
 
-// Rows in 8 bits: x is about q times a scale. The inputs of a group times the middle of the weights come off again.
+// Rows in 8 bits, in the order and type that a processor's way reads: x is about q times a scale. The inputs of a group times the middle of
+// the weights come off again.
+template <typename Dot>
 struct RoundedRows {
-  const int8_t* q;       // (rows, padded)
-  const float* scale;    // (rows)
-  const int32_t* start;  // (rows, groups): minus MIDDLE times the sum of the group's q
+  const typename Dot::Input* q;  // (rows, padded)
+  const float* scale;            // (rows)
+  const int32_t* start;          // (rows, groups): minus MIDDLE times the sum of the group's q
 };
 
 // The sizes of a form that rounded rows depend on.
@@ -125,7 +130,10 @@ struct RowShape {
 };
 
 // The memory of such rows.
+template <typename Dot>
 class Rounded {
+  using Input = typename Dot::Input;
+
  public:
   // Each row of x, which are a stride apart, by all threads together; a few are not worth a barrier.
   template <typename T>
@@ -135,24 +143,25 @@ class Rounded {
   }
 
   // Some rows of others, next to each other.
-  void gather(const RowShape& shape, const RoundedRows& from, const int64_t* numbers, int64_t rows) {
+  void gather(const RowShape& shape, const RoundedRows<Dot>& from, const int64_t* numbers, int64_t rows) {
     resize(shape, rows);
     int64_t padded = shape.padded, groups = shape.groups;
     for (int64_t row = 0; row < rows; ++row) {
-      std::memcpy(&q[row * padded], from.q + numbers[row] * padded, padded);
+      std::memcpy(&q[row * padded], from.q + numbers[row] * padded, padded * sizeof(Input));
       scale[row] = from.scale[numbers[row]];
       std::memcpy(&start[row * groups], from.start + numbers[row] * groups, groups * sizeof(int32_t));
     }
   }
 
-  RoundedRows rows() const { return {q.data(), scale.data(), start.data()}; }
+  RoundedRows<Dot> rows() const { return {q.data(), scale.data(), start.data()}; }
 
  private:
-  LineVector<int8_t> q;
+  LineVector<Input> q;
   std::vector<float> scale;
   std::vector<int32_t> start;
 
   static constexpr int64_t SHARED = 1 << 13;  // numbers that take longer to round than threads to meet
+  static constexpr bool WIDENS = !std::is_same_v<Input, int8_t>;
 
   void resize(const RowShape& shape, int64_t rows) {
     int64_t size = rows * shape.padded + TILE_BYTES;  // products in tiles may read past the end, and multiply that with zeros
@@ -179,7 +188,15 @@ class Rounded {
     peak += zero;
     float factor = peak > 0 ? 127.0f / peak : 0.0f;
     scale[row] = peak / 127.0f;
-    int8_t *all = &q[row * padded], *to = all + shape.lead;
+    int8_t* all;
+    if constexpr (WIDENS) {
+      static thread_local std::vector<int8_t> bytes;  // kept from call to call, so that nothing is allocated
+      if (int64_t(bytes.size()) < padded) bytes.resize(padded);
+      all = bytes.data();
+    } else {
+      all = &q[row * padded];
+    }
+    int8_t* to = all + shape.lead;
     std::memset(all, 0, shape.lead);
     for (i = 0; i + WIDTH <= inputs; i += WIDTH) {
       words bits = (words)(load_floats(x + i) * factor + 12582912.0f);  // fused, so one rounding; 1.5 * 2^23 leaves the whole number in the low bits
@@ -191,6 +208,7 @@ class Rounded {
       for (int64_t j = number * shape.group; j < (number + 1) * shape.group; ++j) sum += all[j];
       start[row * groups + number] = -shape.middle * sum;
     }
+    if constexpr (WIDENS) Dot::widen(all, padded, &q[row * padded]);
   }
 };
 

@@ -10,14 +10,14 @@ namespace {
 template <typename Form, typename T>
 struct Operands {
   const Form& form;
-  RoundedRows rows;
+  RoundedRows<typename Form::Dot> rows;
   const uint8_t* weight;
   const float* scales;  // null where they are among the data
   const T* bias;        // null for none
   int64_t tokens, outputs;
   float unit;
 
-  int64_t together() const { return rows_together<Form>(tokens, form.padded()); }
+  int64_t together() const { return rows_together<Form>(tokens, form.padded() * sizeof(typename Form::Dot::Input)); }
 };
 
 // Products of blocks of rows with panels, as one thread makes them.
@@ -59,8 +59,8 @@ class RoundedProducts {
 
 // Rows of x, rounded: memory is kept from call to call, so that nothing is allocated.
 template <typename Form, typename T>
-RoundedRows round_rows(const Form& form, const T* x, int64_t tokens, int threads) {
-  static thread_local Rounded rounded;
+RoundedRows<typename Form::Dot> round_rows(const Form& form, const T* x, int64_t tokens, int threads) {
+  static thread_local Rounded<typename Form::Dot> rounded;
   rounded.round(form, x, tokens, form.inputs, threads);
   return rounded.rows();  // the threads of the team share the caller's
 }

@@ -34,6 +34,15 @@ std::vector<int8_t> some_inputs(int64_t count, bool extreme) {
   return x;
 }
 
+// Rows as a form's products read them; the size of all is a multiple of 4.
+template <typename Form>
+auto as_read(const std::vector<int8_t>& x) {
+  using Input = typename Form::Dot::Input;
+  std::vector<Input> rows(x.begin(), x.end());
+  if constexpr (!std::is_same_v<Input, int8_t>) Form::Dot::widen(x.data(), x.size(), rows.data());
+  return rows;
+}
+
 // Numbers of rows that are multiplied at once: all, but of those in tiles only some on either side of whole ones, and the most.
 template <typename Kernel>
 std::vector<int> row_counts() {
@@ -100,7 +109,7 @@ void check_form(int64_t inputs, int64_t group, bool extreme) {
   for (int rows : row_counts<Form>()) {
     std::vector<float> out(rows * PANEL, -1.0f), memory(rows * PANEL);
     PanelState<Form> state;
-    multiply_panel(state, form, rows, x.data(), panel.data(), start.data(), memory.data(), {}, keep_in(out));
+    multiply_panel(state, form, rows, as_read<Form>(x).data(), panel.data(), start.data(), memory.data(), {}, keep_in(out));
     for (int row = 0; row < rows; ++row)
       for (int output = 0; output < PANEL; ++output) {
         float expected = 0;
@@ -142,7 +151,7 @@ void check_int8(int64_t inputs, bool extreme) {
   for (int rows : row_counts<Form>()) {
     std::vector<float> out(rows * PANEL, -1.0f), memory(rows * PANEL);
     PanelState<Form> state;
-    multiply_panel(state, form, rows, x.data(), panel.data(), start.data(), memory.data(), {}, keep_in(out));
+    multiply_panel(state, form, rows, as_read<Form>(x).data(), panel.data(), start.data(), memory.data(), {}, keep_in(out));
     for (int row = 0; row < rows; ++row)
       for (int output = 0; output < PANEL; ++output) {
         int32_t sum = 0;
@@ -221,7 +230,7 @@ template <typename Form>
 void measure(const char* name, const Form& form, int64_t rows) {
   constexpr int64_t PANELS = 16;
   LineVector<uint8_t> panels(PANELS * form.panel_bytes(), 17);
-  LineVector<int8_t> x(rows * form.padded() + TILE_BYTES, 3);
+  LineVector<typename Form::Dot::Input> x(rows * form.padded() + TILE_BYTES, 3);
   std::vector<int32_t> start(rows * form.groups());
   std::vector<float> out(Form::ROWS * PANEL);
   int64_t step = pass_rows<Form>(rows);
