@@ -13,9 +13,10 @@ typedef int32_t lane_ints __attribute__((vector_size(REGISTER)));
 
 constexpr int64_t NO_LIMIT = std::numeric_limits<int64_t>::max();
 
-// A processor's way takes the 4 inputs of a row in so many TURNS. It reads them as Input, which rows are widened to before they are
-// multiplied where that is no byte, and holds those of a turn, for all outputs, as Inputs. Sums take the products of at most RUN inputs and then become whole() numbers. SHIFT is what codes of 8 bits lose on the way
-// to Weights. ROWS rows are multiplied at a time, with at most HELD registers of sums.
+// A processor's way takes the 4 inputs of a row in so many TURNS. It reads rows as Input: bytes, or wider numbers that widen() makes of
+// them once, in the order that it wants. Those of a turn, for all outputs, are Inputs. Sums take the products of at most RUN inputs and then
+// become whole() numbers. SHIFT is what codes of 8 bits lose on the way to Weights. ROWS rows are multiplied at a time, with at most HELD
+// registers of sums.
 
 #if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__)) || \
     defined(__ARM_FEATURE_MATMUL_INT8) || defined(__ARM_FEATURE_DOTPROD)

@@ -87,7 +87,10 @@ template <typename Form>
 class Rows {
  public:
   using Dot = typename Form::Dot;
-  using Block = RoundedRows<Dot>;
+  struct Block {
+    RoundedRows rows;
+    const typename Dot::Input* x;
+  };
   static constexpr int64_t NUMBER = sizeof(typename Dot::Input);  // bytes of a number of a block
 
   template <typename T>
@@ -95,32 +98,37 @@ class Rows {
     rounded.round(form, x, rows, stride, threads);
   }
 
-  Block take(const Form& form, int64_t first, int64_t) const {
-    Block all = rounded.rows();
-    return {all.q + first * form.padded(), all.scale + first, all.start + first * form.groups()};
+  Block take(const Form& form, int64_t first, int64_t count) const {
+    RoundedRows all = rounded.rows();
+    return block(form, {all.q + first * form.padded(), all.scale + first, all.start + first * form.groups()}, count);
   }
 
   Block gather(const Form& form, const int64_t* numbers, int64_t count) const {
-    static thread_local Rounded<Dot> near;  // kept from call to call, so that nothing is allocated
+    static thread_local Rounded near;  // kept from call to call, so that nothing is allocated
     near.gather(form, rounded.rows(), numbers, count);
-    return near.rows();
+    return block(form, near.rows(), count);
   }
 
   // each(row, low, high) with 16 outputs and 16 more of each row.
   template <typename Each>
   static void multiply(PanelState<Form>& state, const Form& form, const Block& in, int64_t first, int count, const uint8_t* panel,
                        const float* scales, float unit, float* memory, const Stream& stream, Each each) {
-    multiply_panel(state, form, count, in.q + first * form.padded(), panel, in.start + first * form.groups(), memory, stream,
+    multiply_panel(state, form, count, in.x + first * form.padded(), panel, in.rows.start + first * form.groups(), memory, stream,
                    [&](int begin, int some, auto sums) {
                      for (int row = 0; row < some; ++row) {
-                       float scale = in.scale[first + begin + row] * unit;
+                       float scale = in.rows.scale[first + begin + row] * unit;
                        each(first + begin + row, scaled(sums(row, 0), scale, scales), scaled(sums(row, 1), scale, scales ? scales + WIDTH : nullptr));
                      }
                    });
   }
 
  private:
-  Rounded<Dot> rounded;
+  static Block block(const Form& form, const RoundedRows& rows, int64_t count) {
+    static thread_local LineVector<typename Dot::Input> wide;  // kept from call to call, so that nothing is allocated
+    return {rows, inputs<Dot>(rows.q, count * form.padded(), wide)};
+  }
+
+  Rounded rounded;
 };
 
 template <typename Kernel>

@@ -45,7 +45,7 @@ template <typename Kernel, typename Weights>
 void multiply(const bf16* x, const Weights& weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
               int64_t inputs, int threads) {
   int64_t panels = outputs / PANEL, parts = (outputs + PANEL - 1) / PANEL;  // with the outputs after the last panel
-  int64_t together = rows_together<Kernel>(tokens, inputs * sizeof(typename Kernel::Input));
+  int64_t together = rows_together<Kernel>(tokens, inputs * sizeof(typename Kernel::Input), parts, threads);
   RowWriter<Kernel> writer(out, tokens, outputs);
   in_parallel(threads, (tokens + together - 1) / together * parts, [&](Pieces& pieces) {
     Products<Kernel, Weights> products(x, weight, bias, tokens, inputs, together);
@@ -69,7 +69,7 @@ void multiply(const bf16* x, const Weights& weight, const bf16* bias, bf16* out,
 template <typename Kernel, typename Weights>
 void multiply_gated(Finish finish, const bf16* x, const Weights& weight, const bf16* bias, bf16* out, int64_t tokens, int64_t columns,
                     int64_t inputs, int threads) {
-  int64_t together = rows_together<Kernel>(tokens, inputs * sizeof(typename Kernel::Input));
+  int64_t together = rows_together<Kernel>(tokens, inputs * sizeof(typename Kernel::Input), columns / PANEL, threads);
   write_gated<Kernel>(finish, out, tokens, columns, together, threads,
                       [&] { return Products<Kernel, Weights>(x, weight, bias, tokens, inputs, together); });
 }

@@ -236,17 +236,20 @@ constexpr bool IN_TILES = false;
 template <typename Kernel>
 struct PanelState {};
 
-// Rows of so many, of so many bytes each, that are multiplied with a panel before the next one is read: the most that stay in the
-// second-level cache meanwhile, of which processors with narrower registers have less. Those do so little with a panel that is read for a
-// few long rows that they wait for it: it has LEAST passes, whatever the rows take. Processors that have tiles have more of that cache; the
-// rows are filled up to whole tiles.
+// How many rows of so many, of so many bytes each, are multiplied with a panel before the next panel is read: as many as stay in the
+// second-level cache. Processors with registers of 32 bytes take fewer of short rows, to leave room for the panels, and more of long ones,
+// as they would wait for a panel that is read for a few rows; but not where there are too few panels for all threads. Processors that have
+// tiles have more of that cache. Blocks are of like size, in whole passes of the kernel.
 template <typename Kernel>
-int64_t rows_together(int64_t rows, int64_t row_bytes) {
-  constexpr int64_t LEAST = REGISTER == 64 ? 1 : 24, ROOM = REGISTER == 64 ? CACHE : 3 * CACHE / 8;
-  if (!IN_TILES<Kernel>) return std::max<int64_t>(LEAST, ROOM / row_bytes / Kernel::ROWS) * Kernel::ROWS;
+int64_t rows_together(int64_t rows, int64_t row_bytes, int64_t panels, int threads) {
+  constexpr bool IS_NARROW = REGISTER == 32;
+  constexpr int64_t ROWS = IN_TILES<Kernel> ? TILE_ROWS : Kernel::ROWS, PASSES = 24, PIECES = 4;
+  int64_t most = (IN_TILES<Kernel> ? 5 * CACHE / 2 : IS_NARROW ? 3 * CACHE / 8 : CACHE) / row_bytes;
+  if (IS_NARROW && panels >= PIECES * threads) most = std::max(most, std::min(PASSES * ROWS, 6 * CACHE / row_bytes));
+  most = std::max(IN_TILES<Kernel> ? most : most / ROWS * ROWS, ROWS);
   rows = std::max<int64_t>(rows, 1);
-  int64_t most = std::max<int64_t>(5 * CACHE / 2 / row_bytes, TILE_ROWS), blocks = (rows + most - 1) / most;
-  return up_to((rows + blocks - 1) / blocks, TILE_ROWS);
+  int64_t blocks = (rows + most - 1) / most;
+  return up_to((rows + blocks - 1) / blocks, ROWS);
 }
 
 // Writes 32 outputs of rows. Where a call writes more than STREAMED bytes, whole lines go past the caches, since each would be read

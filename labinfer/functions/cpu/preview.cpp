@@ -22,14 +22,11 @@ inline float norm(const T* x, int64_t size) {
   return std::sqrt(sum(squares) + rest);
 }
 
-// Length of what rounding to multiples of a scale takes from a row.
+// Length of what rounding took from a row.
 template <typename T>
-inline float lost(const T* x, float scale, int64_t size) {
+inline float lost(const T* x, const int8_t* q, float scale, int64_t size) {
   float squares = 0;
-  for (int64_t i = 0; i < size; ++i) {
-    float value = as_float(x[i]), off = value - (scale > 0 ? std::nearbyint(value / scale) : 0.0f) * scale;
-    squares += off * off;
-  }
+  for (int64_t i = 0; i < size; ++i) squares += (as_float(x[i]) - q[i] * scale) * (as_float(x[i]) - q[i] * scale);
   return std::sqrt(squares);
 }
 
@@ -43,20 +40,22 @@ template <typename T>
 struct PreviewRow {
   const Preview& preview;
   Int4 form;
-  RoundedRows<Int4::Dot> row;
+  RoundedRows row;
+  const Int4::Dot::Input* row_in;
   int64_t outputs;
   float length, off;
 
-  PreviewRow(const Preview& preview, const T* x, Rounded<Int4::Dot>& memory, int64_t outputs, int64_t inputs)
-      : preview(preview), form(inputs, preview.group), outputs(outputs) {
-    memory.round(form, x, 1, inputs, 1);
+  PreviewRow(const Preview& preview, const T* x, Rounded& memory, LineVector<Int4::Dot::Input>& wide, int64_t outputs, int64_t size)
+      : preview(preview), form(size, preview.group), outputs(outputs) {
+    memory.round(form, x, 1, size, 1);
     row = memory.rows();
-    length = preview.sigmas * norm(x, inputs), off = preview.sigmas * lost(x, row.scale[0], inputs);
+    row_in = inputs<Int4::Dot>(row.q, form.padded(), wide);
+    length = preview.sigmas * norm(x, size), off = preview.sigmas * lost(x, row.q, row.scale[0], size);
   }
 
   void panel(int64_t number, Approximate& to) const {
     PanelState<Int4> state;
-    multiply_panel(state, form, 1, row.q, preview.codes + number * form.panel_bytes(), row.start, to.logits, {}, [](auto...) {});
+    multiply_panel(state, form, 1, row_in, preview.codes + number * form.panel_bytes(), row.start, to.logits, {}, [](auto...) {});
     const float *taken = preview.spread + number * PANEL, *rounded = taken + up_to(outputs, PANEL);
     for (int64_t i = 0; i < PANEL; i += WIDTH) {
       store(to.logits + i, load<floats>(to.logits + i) * (row.scale[0] * preview.unit));
@@ -70,10 +69,11 @@ struct PreviewRow {
 // be said, all are exact.
 template <typename T, typename Exact>
 void keep_largest(const T* x, const Preview& preview, T* out, int64_t outputs, int64_t inputs, int threads, Exact exact) {
-  static thread_local Rounded<Int4::Dot> rounded;
+  static thread_local Rounded rounded;
+  static thread_local LineVector<Int4::Dot::Input> wide;
   static thread_local std::vector<float> bounds;  // of each panel: the most that a logit may be, and the least that one is
   static thread_local std::vector<int64_t> numbers;
-  PreviewRow<T> row(preview, x, rounded, outputs, inputs);
+  PreviewRow<T> row(preview, x, rounded, wide, outputs, inputs);
   int64_t panels = up_to(outputs, PANEL) / PANEL;
   bounds.resize(2 * panels), numbers.clear();
   float *most = bounds.data(), *least = most + panels;  // the threads of the team share the caller's
@@ -131,15 +131,17 @@ void largest_of_dense(const bf16* x, const Weights& weight, const Preview& previ
 template <typename T>
 void largest_of_int8(const T* x, const uint8_t* data, const float* scales, const Preview& preview, T* out, int64_t tokens,
                      int64_t outputs, int64_t inputs, int threads) {
-  static thread_local Rounded<Int8::Dot> rounded;
+  static thread_local Rounded rounded;
+  static thread_local LineVector<Int8::Dot::Input> wide;
   Int8 form{inputs};
   for (int64_t token = 0; token < tokens; ++token, x += inputs, out += outputs) {
     rounded.round(form, x, 1, inputs, 1);
-    RoundedRows<Int8::Dot> row = rounded.rows();
+    RoundedRows row = rounded.rows();
+    const Int8::Dot::Input* row_in = ::inputs<Int8::Dot>(row.q, form.padded(), wide);
     keep_largest(x, preview, out, outputs, inputs, threads, [&](int64_t number) {
       alignas(64) float block[PANEL];
       PanelState<Int8> state;
-      multiply_panel(state, form, 1, row.q, data + number * form.panel_bytes(), row.start, block, {}, [](auto...) {});
+      multiply_panel(state, form, 1, row_in, data + number * form.panel_bytes(), row.start, block, {}, [](auto...) {});
       for (int64_t i = number * PANEL; i < std::min(outputs, (number + 1) * PANEL); ++i)
         set(out[i], block[i % PANEL] * scales[i] * row.scale[0]);
     });

@@ -9,8 +9,8 @@
 #include "dot4.h"
 #include "team.h"
 
-// The product of some rows with a panel of a form in groups, see panel_groups in dot4.h; the first argument is the form's Input, the last
-// one a Stream.
+// The product of some rows with a panel of a form in groups, see panel_groups in dot4.h; the first argument is its Dot's Input, the last one
+// a Stream.
 using GroupPanel = void (*)(const void*, int64_t, const uint8_t*, int64_t, int64_t, const int32_t*, float*, const void*);
 
 // That for a form and a number of rows, defined once for all files, as compilers take long over them.
@@ -110,14 +110,24 @@ inline void multiply_panel(PanelState<Form>& state, const Form& form, int rows, 
   }
 }
 
-// Rows in 8 bits, in the order and type that a processor's way reads: x is about q times a scale. The inputs of a group times the middle of
-// the weights come off again.
-template <typename Dot>
+// Rows in 8 bits: x is about q times a scale. The inputs of a group times the middle of the weights come off again.
 struct RoundedRows {
-  const typename Dot::Input* q;  // (rows, padded)
-  const float* scale;            // (rows)
-  const int32_t* start;          // (rows, groups): minus MIDDLE times the sum of the group's q
+  const int8_t* q;       // (rows, padded)
+  const float* scale;    // (rows)
+  const int32_t* start;  // (rows, groups): minus MIDDLE times the sum of the group's q
 };
+
+// So many numbers of rows in 8 bits, as a processor's way reads them; in memory where it does not take bytes.
+template <typename Dot>
+const typename Dot::Input* inputs(const int8_t* q, int64_t count, LineVector<typename Dot::Input>& memory) {
+  if constexpr (std::is_same_v<typename Dot::Input, int8_t>) {
+    return q;
+  } else {
+    if (int64_t(memory.size()) < count) memory.resize(count);
+    Dot::widen(q, count, memory.data());
+    return memory.data();
+  }
+}
 
 // The sizes of a form that rounded rows depend on.
 struct RowShape {
@@ -130,10 +140,7 @@ struct RowShape {
 };
 
 // The memory of such rows.
-template <typename Dot>
 class Rounded {
-  using Input = typename Dot::Input;
-
  public:
   // Each row of x, which are a stride apart, by all threads together; a few are not worth a barrier.
   template <typename T>
@@ -143,25 +150,24 @@ class Rounded {
   }
 
   // Some rows of others, next to each other.
-  void gather(const RowShape& shape, const RoundedRows<Dot>& from, const int64_t* numbers, int64_t rows) {
+  void gather(const RowShape& shape, const RoundedRows& from, const int64_t* numbers, int64_t rows) {
     resize(shape, rows);
     int64_t padded = shape.padded, groups = shape.groups;
     for (int64_t row = 0; row < rows; ++row) {
-      std::memcpy(&q[row * padded], from.q + numbers[row] * padded, padded * sizeof(Input));
+      std::memcpy(&q[row * padded], from.q + numbers[row] * padded, padded);
       scale[row] = from.scale[numbers[row]];
       std::memcpy(&start[row * groups], from.start + numbers[row] * groups, groups * sizeof(int32_t));
     }
   }
 
-  RoundedRows<Dot> rows() const { return {q.data(), scale.data(), start.data()}; }
+  RoundedRows rows() const { return {q.data(), scale.data(), start.data()}; }
 
  private:
-  LineVector<Input> q;
+  LineVector<int8_t> q;
   std::vector<float> scale;
   std::vector<int32_t> start;
 
   static constexpr int64_t SHARED = 1 << 13;  // numbers that take longer to round than threads to meet
-  static constexpr bool WIDENS = !std::is_same_v<Input, int8_t>;
 
   void resize(const RowShape& shape, int64_t rows) {
     int64_t size = rows * shape.padded + TILE_BYTES;  // products in tiles may read past the end, and multiply that with zeros
@@ -188,15 +194,7 @@ class Rounded {
     peak += zero;
     float factor = peak > 0 ? 127.0f / peak : 0.0f;
     scale[row] = peak / 127.0f;
-    int8_t* all;
-    if constexpr (WIDENS) {
-      static thread_local std::vector<int8_t> bytes;  // kept from call to call, so that nothing is allocated
-      if (int64_t(bytes.size()) < padded) bytes.resize(padded);
-      all = bytes.data();
-    } else {
-      all = &q[row * padded];
-    }
-    int8_t* to = all + shape.lead;
+    int8_t *all = &q[row * padded], *to = all + shape.lead;
     std::memset(all, 0, shape.lead);
     for (i = 0; i + WIDTH <= inputs; i += WIDTH) {
       words bits = (words)(load_floats(x + i) * factor + 12582912.0f);  // fused, so one rounding; 1.5 * 2^23 leaves the whole number in the low bits
@@ -208,7 +206,6 @@ class Rounded {
       for (int64_t j = number * shape.group; j < (number + 1) * shape.group; ++j) sum += all[j];
       start[row * groups + number] = -shape.middle * sum;
     }
-    if constexpr (WIDENS) Dot::widen(all, padded, &q[row * padded]);
   }
 };
 

@@ -10,14 +10,13 @@ namespace {
 template <typename Form, typename T>
 struct Operands {
   const Form& form;
-  RoundedRows<typename Form::Dot> rows;
+  RoundedRows rows;
   const uint8_t* weight;
   const float* scales;  // null where they are among the data
   const T* bias;        // null for none
   int64_t tokens, outputs;
   float unit;
-
-  int64_t together() const { return rows_together<Form>(tokens, form.padded() * sizeof(typename Form::Dot::Input)); }
+  int64_t together;  // rows of a block
 };
 
 // Products of blocks of rows with panels, as one thread makes them.
@@ -30,14 +29,15 @@ class RoundedProducts {
   // defined. next is the panel after it.
   template <typename Write>
   void multiply(int64_t first, int64_t panel, int64_t next, Write write) {
-    int64_t count = std::min(all.together(), all.tokens - first), step = pass_rows<Form>(count), output = panel * PANEL;
+    int64_t count = std::min(all.together, all.tokens - first), step = pass_rows<Form>(count), output = panel * PANEL;
     const float* scales = all.scales ? all.scales + output : nullptr;
     T some_bias[PANEL] = {};
     if (all.bias) std::memcpy(some_bias, all.bias + output, std::min<int64_t>(PANEL, all.outputs - output) * sizeof(T));
     floats add_low = load_floats(some_bias), add_high = load_floats(some_bias + WIDTH);
+    if (first != taken) rows_in = inputs<Dot>(all.rows.q + first * all.form.padded(), count * all.form.padded(), wide()), taken = first;
     Stream stream = panel_stream(all.weight, all.form.panel_bytes(), panel, next);
     for (int64_t token = first; token < first + count; token += step) {
-      multiply_panel(state, all.form, int(std::min(step, first + count - token)), all.rows.q + token * all.form.padded(),
+      multiply_panel(state, all.form, int(std::min(step, first + count - token)), rows_in + (token - first) * all.form.padded(),
                      all.weight + panel * all.form.panel_bytes(), all.rows.start + token * all.form.groups(), memory, stream,
                      [&](int begin, int some, auto sums) {
                        for (int row = 0; row < some; ++row) {
@@ -52,22 +52,32 @@ class RoundedProducts {
   }
 
  private:
+  using Dot = typename Form::Dot;
+
+  // Memory of a thread, kept from call to call, so that nothing is allocated.
+  static LineVector<typename Dot::Input>& wide() {
+    static thread_local LineVector<typename Dot::Input> memory;
+    return memory;
+  }
+
   const Operands<Form, T>& all;
+  int64_t taken = -1;  // the first row of those in rows_in
+  const typename Dot::Input* rows_in = nullptr;
   PanelState<Form> state;
   alignas(64) float memory[Form::ROWS * PANEL];
 };
 
 // Rows of x, rounded: memory is kept from call to call, so that nothing is allocated.
 template <typename Form, typename T>
-RoundedRows<typename Form::Dot> round_rows(const Form& form, const T* x, int64_t tokens, int threads) {
-  static thread_local Rounded<typename Form::Dot> rounded;
+RoundedRows round_rows(const Form& form, const T* x, int64_t tokens, int threads) {
+  static thread_local Rounded rounded;
   rounded.round(form, x, tokens, form.inputs, threads);
   return rounded.rows();  // the threads of the team share the caller's
 }
 
 template <typename Form, typename T>
 void multiply(const Operands<Form, T>& operands, T* out, int threads) {
-  int64_t tokens = operands.tokens, outputs = operands.outputs, panels = (outputs + PANEL - 1) / PANEL, together = operands.together();
+  int64_t tokens = operands.tokens, outputs = operands.outputs, panels = (outputs + PANEL - 1) / PANEL, together = operands.together;
   RowWriter<Form> writer(out, tokens, outputs);
   in_parallel(threads, (tokens + together - 1) / together * panels, [&](Pieces& pieces) {
     RoundedProducts<Form, T> products(operands);
@@ -88,9 +98,11 @@ void multiply(const Operands<Form, T>& operands, T* out, int threads) {
 template <typename Form, typename T>
 void multiply(const Form& form, const T* x, const uint8_t* weight, const float* scales, const T* bias, T* out, int64_t tokens,
               int64_t outputs, float unit, Finish finish, int threads) {
-  Operands<Form, T> operands{form, round_rows(form, x, tokens, threads), weight, scales, bias, tokens, outputs, unit};
+  int64_t panels = (finish == Finish::NOTHING ? outputs + PANEL - 1 : outputs / 2) / PANEL;
+  int64_t together = rows_together<Form>(tokens, form.padded() * sizeof(typename Form::Dot::Input), panels, threads);
+  Operands<Form, T> operands{form, round_rows(form, x, tokens, threads), weight, scales, bias, tokens, outputs, unit, together};
   if (finish == Finish::NOTHING) return multiply(operands, out, threads);
-  write_gated<Form>(finish, out, tokens, outputs / 2, operands.together(), threads,
+  write_gated<Form>(finish, out, tokens, outputs / 2, together, threads,
                     [&] { return RoundedProducts<Form, T>(operands); });
 }
 

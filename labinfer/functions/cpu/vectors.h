@@ -14,7 +14,7 @@ namespace {
 
 using bf16 = uint16_t;
 constexpr int PANEL = 2 * WIDTH;       // outputs of a product that are computed together
-constexpr int64_t CACHE = 512 * 1024;  // bytes of the second-level cache that a block of inputs may take
+constexpr int64_t CACHE = 512 * 1024;  // bytes of the second-level cache that blocks of inputs are sized by
 constexpr int64_t AHEAD = 8192;        // bytes that are fetched ahead of a stream: the hardware alone does not look so far
 
 // Memory that begins at a cache line, as what is read a line at a time should.
