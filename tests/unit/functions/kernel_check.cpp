@@ -34,15 +34,6 @@ std::vector<int8_t> some_inputs(int64_t count, bool extreme) {
   return x;
 }
 
-// Rows as a form's products read them; the size of all is a multiple of 4.
-template <typename Form>
-auto as_read(const std::vector<int8_t>& x) {
-  using Input = typename Form::Dot::Input;
-  std::vector<Input> rows(x.begin(), x.end());
-  if constexpr (!std::is_same_v<Input, int8_t>) Form::Dot::widen(x.data(), x.size(), rows.data());
-  return rows;
-}
-
 // Numbers of rows that are multiplied at once: all, but of those in tiles only some on either side of whole ones, and the most.
 template <typename Kernel>
 std::vector<int> row_counts() {
@@ -106,10 +97,12 @@ void check_form(int64_t inputs, int64_t group, bool extreme) {
     for (int64_t j = 0; j < group; ++j) sum += x[i * group + j];
     start[i] = -Form::MIDDLE * sum;
   }
+  LineVector<typename Form::Dot::Input> wide;
+  const auto* rows_in = ::inputs<typename Form::Dot>(x.data(), x.size(), wide);
   for (int rows : row_counts<Form>()) {
     std::vector<float> out(rows * PANEL, -1.0f), memory(rows * PANEL);
     PanelState<Form> state;
-    multiply_panel(state, form, rows, as_read<Form>(x).data(), panel.data(), start.data(), memory.data(), {}, keep_in(out));
+    multiply_panel(state, form, rows, rows_in, panel.data(), start.data(), memory.data(), {}, keep_in(out));
     for (int row = 0; row < rows; ++row)
       for (int output = 0; output < PANEL; ++output) {
         float expected = 0;
@@ -148,10 +141,12 @@ void check_int8(int64_t inputs, bool extreme) {
   for (int row = 0; row < Form::ROWS; ++row) {
     for (int64_t i = 0; i < padded; ++i) start[row] -= Int8::MIDDLE * x[row * padded + i];
   }
+  LineVector<typename Form::Dot::Input> wide;
+  const auto* rows_in = ::inputs<typename Form::Dot>(x.data(), x.size(), wide);
   for (int rows : row_counts<Form>()) {
     std::vector<float> out(rows * PANEL, -1.0f), memory(rows * PANEL);
     PanelState<Form> state;
-    multiply_panel(state, form, rows, as_read<Form>(x).data(), panel.data(), start.data(), memory.data(), {}, keep_in(out));
+    multiply_panel(state, form, rows, rows_in, panel.data(), start.data(), memory.data(), {}, keep_in(out));
     for (int row = 0; row < rows; ++row)
       for (int output = 0; output < PANEL; ++output) {
         int32_t sum = 0;
