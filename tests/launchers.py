@@ -53,12 +53,17 @@ class Finished:
     @property
     def our_errors(self) -> list[str]:
         """The error lines of the program, without what launchers add."""
-        return [line for line in self.stderr.splitlines() if line.startswith("labinfer: error:")]
+        return error_lines(self.stderr)
 
     @property
     def own_stderr(self) -> str:
         """Standard error up to where torchrun begins its own account of the failure."""
         return without_torchrun(self.stderr)
+
+
+def error_lines(text: str) -> list[str]:
+    """The program's own lines that tell of an error."""
+    return [line for line in text.splitlines() if line.startswith("labinfer: error:")]
 
 
 def without_torchrun(text: str) -> str:
