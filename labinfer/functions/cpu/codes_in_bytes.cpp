@@ -1,9 +1,9 @@
-// Products with weights in codes that become bytes, in tiles.
+// Products with weights in codes that become bytes.
 #include "codes_in_bytes.h"
 #include "replay.h"
 #include "rounded_products.h"
 
-#ifdef HAS_AMX
+#ifdef HAS_CODES_IN_BYTES
 namespace {
 
 typedef int16_t lane_int16 __attribute__((vector_size(REGISTER)));
@@ -87,7 +87,8 @@ void decode_codes(const uint8_t* weight, int64_t group, const float* factors, ch
 #pragma GCC unroll 2
       for (int part = 0; part < STEP / 4; ++part) {
         lane_words even = product(numbers.even(part)), odd = product(numbers.odd(part));
-        store(to + (step * STEP + 4 * part) * PANEL + half * REGISTER, (even & 0x00ff00ff) | (lane_words)((lane_int16)odd << 8));
+        lane_words bytes = (even & 0x00ff00ff) | (lane_words)((lane_int16)odd << 8);
+        store(to + (step * STEP + 4 * part) * PANEL + half * REGISTER, bytes ^ uint32_t(0x01010101 * BYTE_MIDDLE));
       }
     }
   }
@@ -112,15 +113,20 @@ const ByteCoding* byte_coding(int bits, int coding, int offset) {
 
 extern "C" {
 
-void linear_groups_amx(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs, int64_t inputs,
-                       int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide, int finish, int threads);
+#ifdef HAS_AMX
+#define WITH_GROUPS linear_groups_amx
+#else
+#define WITH_GROUPS linear_groups
+#endif
+void WITH_GROUPS(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs, int64_t inputs,
+                 int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide, int finish, int threads);
 
 // The same in bfloat16, with weights that have lost a little: each is rounded to a 127th of the largest that its output can have.
 void linear_groups_bytes(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs, int64_t inputs,
                          int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide, int finish, int threads) {
   const ByteCoding* bytes = byte_coding(bits, coding, offset);
   if (!bytes || wide)
-    return linear_groups_amx(x, data, bias, out, tokens, outputs, inputs, group, lead, bits, coding, offset, unit, wide, finish, threads);
+    return WITH_GROUPS(x, data, bias, out, tokens, outputs, inputs, group, lead, bits, coding, offset, unit, wide, finish, threads);
   multiply(CodesInBytes(*bytes, inputs, group, lead), (const bf16*)x, data, nullptr, (const bf16*)bias, (bf16*)out, tokens, outputs, unit,
            Finish(finish), threads);
 }

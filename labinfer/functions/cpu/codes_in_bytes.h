@@ -1,9 +1,10 @@
-// Weights in codes of 4 or 5 bits that become bytes, with one scale for an output, on their way into tiles.
+// Weights in codes of 4 or 5 bits that become bytes, with one scale for an output, before they are multiplied.
 #pragma once
 
 #include "rounded.h"
 
-#ifdef HAS_AMX
+#if defined(HAS_AMX) || defined(__AVX512VNNI__)
+#define HAS_CODES_IN_BYTES
 
 // How weights of a form in groups become bytes. Functions take a panel or group where its scales begin.
 struct ByteCoding {
@@ -12,7 +13,7 @@ struct ByteCoding {
   // The largest weight, without its sign, that each output can have; groups are so many bytes apart. Not finite where a scale is not.
   void (*largest_weights)(const uint8_t* panel, int64_t groups, int64_t group_bytes, float* largest);
 
-  // A group's weights times a factor for each output, rounded, to tiles.
+  // A group's weights times a factor for each output, rounded, to a panel of bytes, to which BYTE_MIDDLE is added.
   void (*decode_codes)(const uint8_t* weight, int64_t group, const float* factors, char* to);
 };
 
@@ -21,6 +22,25 @@ const ByteCoding* byte_coding(int bits, int coding, int offset);
 
 namespace {
 
+#ifdef HAS_AMX
+constexpr int BYTE_MIDDLE = 0;  // tiles take bytes with signs
+#else
+constexpr int BYTE_MIDDLE = Int8::MIDDLE;
+#endif
+
+// A thread's panel in bytes of so many inputs, for all rows that are multiplied with it. It is kept from call to call, so that nothing is
+// allocated.
+struct DecodedBytes {
+  LineVector<char> bytes;
+  float scales[PANEL];
+};
+inline DecodedBytes& decoded_bytes(int64_t inputs) {
+  static thread_local DecodedBytes decoded;
+  if (int64_t(decoded.bytes.size()) < inputs * PANEL) decoded.bytes.resize(inputs * PANEL);
+  return decoded;
+}
+
+#ifdef HAS_AMX
 // A panel whose codes become bytes a little before tiles read them, see PanelInMemory.
 class BytePanel {
  public:
@@ -62,20 +82,17 @@ struct ScaledSums {
   }
 };
 
-// A thread's panel in bytes, for further rows, and kept from call to call, so that nothing is allocated.
-struct DecodedBytes {
-  LineVector<char> bytes;
-  float scales[PANEL];
-};
-inline DecodedBytes& decoded_bytes() {
-  static thread_local DecodedBytes decoded;
-  return decoded;
-}
+#endif
 
-// A form in groups whose weights become bytes for all rows of a pass.
+// A form in groups. Its weights become bytes for the first pass of a block of rows: in tiles a little ahead of them, otherwise all before it.
 struct CodesInBytes {
   using Dot = ByteDot;
-  static constexpr int ROWS = Amx::ROWS, MIDDLE = 0;
+#ifdef HAS_AMX
+  static constexpr int ROWS = Amx::ROWS;
+#else
+  static constexpr int ROWS = Dot::ROWS;
+#endif
+  static constexpr int MIDDLE = BYTE_MIDDLE;
   const ByteCoding& coding;
   int64_t inputs, code_group, lead, group;
 
@@ -88,32 +105,62 @@ struct CodesInBytes {
 
   int64_t group_bytes() const { return coding.head + PANEL * code_group * coding.bits / 8; }
   int64_t panel_bytes() const { return group / code_group * group_bytes(); }
+  Stretch read_in_pass(const uint8_t*) const { return {decoded_bytes(group).bytes.data(), PANEL * group}; }
 
+  // A panel's scales of outputs to decoded, and what its weights are multiplied with to become bytes.
+  void scale_outputs(const uint8_t* weight, DecodedBytes& decoded, float* factors) const {
+    coding.largest_weights(weight, group / code_group, group_bytes(), decoded.scales);
+    for (int i = 0; i < PANEL; ++i) {
+      decoded.scales[i] /= 127.0f;
+      factors[i] = decoded.scales[i] > 0 ? std::min(1.0f / decoded.scales[i], FLT_MAX) : 0.0f;
+    }
+  }
+
+#ifdef HAS_AMX
   template <typename Done>
   void panel(TileShape& shape, int rows, const int8_t* x, const uint8_t* weight, const int32_t*, float* memory, const Stream& stream,
              Done done) const {
-    DecodedBytes& decoded = decoded_bytes();
-    float *scales = decoded.scales, factors[PANEL];
+    DecodedBytes& decoded = decoded_bytes(group);
+    float factors[PANEL];
     auto multiply = [&](auto&& source) {
       multiply_tiles<Numbers::SIGNED_WEIGHTS>(
           shape, rows, (const char*)x, group, source, group, (char*)memory,
-          [&](int row, int count, const char* sums) { done(row, count, ScaledSums{(const int32_t*)sums, scales}); });
+          [&](int row, int count, const char* sums) { done(row, count, ScaledSums{(const int32_t*)sums, decoded.scales}); });
     };
     if (stream.is_near) return multiply(PanelInMemory{decoded.bytes.data(), stream});
-    if (int64_t(decoded.bytes.size()) < group * PANEL) decoded.bytes.resize(group * PANEL);
-    coding.largest_weights(weight, group / code_group, group_bytes(), scales);
-    for (int i = 0; i < PANEL; ++i) {
-      scales[i] /= 127.0f;
-      factors[i] = scales[i] > 0 ? std::min(1.0f / scales[i], FLT_MAX) : 0.0f;
-    }
+    scale_outputs(weight, decoded, factors);
     multiply(BytePanel(coding, weight, group / code_group, code_group, group_bytes(), factors, stream, decoded.bytes.data()));
   }
+#else
+  template <int COUNT>
+  static void panel(const CodesInBytes& form, const int8_t* x, const uint8_t* weight, const int32_t* start, float* out,
+                    const Stream& stream) {
+    DecodedBytes& decoded = decoded_bytes(form.group);
+    if (!stream.is_near) form.decode(weight, decoded);
+    panel_int8<COUNT>(x, form.group, (const uint8_t*)decoded.bytes.data(), form.group, start, out, stream);
+    for (int row = 0; row < COUNT; ++row)
+      for (int i = 0; i < PANEL; i += WIDTH) store(out + row * PANEL + i, load<floats>(out + row * PANEL + i) * load<floats>(decoded.scales + i));
+  }
+
+ private:
+  void decode(const uint8_t* weight, DecodedBytes& decoded) const {
+    float factors[PANEL];
+    scale_outputs(weight, decoded, factors);
+    char* to = decoded.bytes.data();
+    for (int64_t number = 0; number < group / code_group; ++number, weight += group_bytes(), to += code_group * PANEL) {
+      for (int64_t line = 0; line < group_bytes(); line += 64) __builtin_prefetch(weight + AHEAD + line);
+      coding.decode_codes(weight, code_group, factors, to);
+    }
+  }
+#endif
 };
 
+#ifdef HAS_AMX
 template <>
 constexpr bool IN_TILES<CodesInBytes> = true;
 template <>
 struct PanelState<CodesInBytes> : TileShape {};
+#endif
 
 }  // namespace
 #endif

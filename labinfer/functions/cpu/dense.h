@@ -15,14 +15,14 @@ struct Plain {
   // Outputs after the last panel, as they were.
   const bf16* rest(int64_t panels) const { return weight + panels * PANEL * inputs; }
 
-  // The product of so many rows with a panel, see multiply_panel; is_first and is_last in a series of products of one thread with that
-  // panel. next is the panel after it.
+  // The product of so many rows with a panel, see multiply_panel, in one of a thread's passes over that panel. next is the panel after it.
   template <typename Kernel, typename Done>
-  void panel(PanelState<Kernel>& state, int64_t number, int64_t next, const typename Kernel::Input* x, int rows, bool is_first, bool,
-             float* memory, Done done) const {
-    Stream stream = panel_stream(weight, PANEL * inputs * sizeof(bf16), number, next);
-    stream.is_near = !is_first;
-    multiply_panel<Kernel>(state, rows, x, inputs, weight + number * PANEL * inputs, inputs / 2, memory, stream, done);
+  void panel(PanelState<Kernel>& state, int64_t number, int64_t next, const typename Kernel::Input* x, int rows, Pass pass, float* memory,
+             Done done) const {
+    int64_t bytes = PANEL * inputs * sizeof(bf16);
+    const bf16* at = weight + number * PANEL * inputs;
+    Stream stream = pass.stream<Kernel>(panel_stream(weight, bytes, number, next), {at, bytes}, bytes);
+    multiply_panel<Kernel>(state, rows, x, inputs, at, inputs / 2, memory, stream, done);
   }
 };
 
@@ -42,23 +42,25 @@ struct Packed12 : Matrix12 {
   const bf16* rest(int64_t) const { return last_rows; }
 
   template <typename Kernel, typename Done>
-  void panel(PanelState<Kernel>& state, int64_t number, int64_t next, const typename Kernel::Input* x, int rows, bool is_first,
-             bool is_last, float* memory, Done done) const {
+  void panel(PanelState<Kernel>& state, int64_t number, int64_t next, const typename Kernel::Input* x, int rows, Pass pass, float* memory,
+             Done done) const {
     LineVector<bf16>& whole = decoded_panel();
-    bool is_kept = IN_TILES<Kernel> || !is_last;
-    if (is_first && is_kept && int64_t(whole.size()) < groups * GROUP_WEIGHTS) whole.resize(groups * GROUP_WEIGHTS);
-    if (is_first) {
-      Panel12 panel = Matrix12::panel(number, next);
+    bool is_kept = IN_TILES<Kernel> || !pass.is_last();
+    Panel12 panel = Matrix12::panel(number, next);
+    if (pass.is_first() && is_kept && int64_t(whole.size()) < groups * GROUP_WEIGHTS) whole.resize(groups * GROUP_WEIGHTS);
+    int64_t bytes = groups * GROUP_BYTES;
+    if (pass.is_first()) {
+      panel.stream = pass.stream<Kernel>(panel.stream, {panel.planes, bytes}, bytes);
       if constexpr (IN_TILES<Kernel>) {
-        bool is_read_again = !is_last || (rows > TILE_ROWS && rows % TILE_ROWS);
+        bool is_read_again = !pass.is_last() || (rows > TILE_ROWS && rows % TILE_ROWS);
         return Kernel::panel(state, rows, x, inputs, DecodedPanel(panel, groups, whole.data(), is_read_again), inputs / 2, memory, done);
       } else {
         panel12_of<Kernel>(rows)(x, inputs, panel, inputs / 2, is_kept ? whole.data() : nullptr, memory);
         return done(0, rows, FloatSums{memory});
       }
     }
-    Stream stream;
-    stream.is_near = true;
+    Stretch near{whole.data(), groups * GROUP_WEIGHTS * int64_t(sizeof(bf16))};
+    Stream stream = pass.stream<Kernel>(panel.stream, near, bytes);
     multiply_panel<Kernel>(state, rows, x, inputs, whole.data(), inputs / 2, memory, stream, done);
   }
 };

@@ -173,6 +173,7 @@ def load(path: Path) -> Library:
     } | dict.fromkeys(("ceiling_dot", "ceiling_int8"), [size, count])
     if "amx" in library.kernels:
         where_there_is_the_instruction |= dict.fromkeys(("ceiling_amx", "ceiling_int8_amx"), [size, count])
+    if "amx" in library.kernels or not hasattr(compiled, "linear_groups_amx"):  # in tiles where there are any
         where_there_is_the_instruction["linear_groups_bytes"] = arguments["linear_groups"]
     present = {name: types for name, types in where_there_is_the_instruction.items() if hasattr(compiled, name)}
     for name, types in (arguments | counted | never_captured | present).items():

@@ -24,8 +24,8 @@ class Products {
       add_high = widen(load<halves>(bias + panel * PANEL + WIDTH));
     }
     for (int64_t begin = 0; begin < count; begin += step)
-      weight.template panel<Kernel>(state, panel, next, rows_in + begin * inputs, int(std::min(step, count - begin)), begin == 0,
-                                    begin + step >= count, memory, [&](int row, int some, auto sums) {
+      weight.template panel<Kernel>(state, panel, next, rows_in + begin * inputs, int(std::min(step, count - begin)),
+                                    Pass{begin / step, (count + step - 1) / step}, memory, [&](int row, int some, auto sums) {
                                       for (int i = 0; i < some; ++i)
                                         write(first + begin + row + i, sums(i, 0) + add_low, sums(i, 1) + add_high);
                                     });

@@ -291,6 +291,25 @@ int64_t pass_rows(int64_t rows) {
   return up_to((rows + passes - 1) / passes, IN_TILES<Kernel> ? TILE_ROWS : 1);
 }
 
+// One of a thread's passes over a panel, each with some rows of a block.
+struct Pass {
+  int64_t number, count;
+  bool is_first() const { return number == 0; }
+  bool is_last() const { return number + 1 == count; }
+
+  // The stream of a pass, which reads what stands at near, over what whole brings. A pass fetches a share of the next panel, of so many bytes,
+  // as memory and arithmetic take about as long; the first one only where there is room for both panels, as it may have to bring its own.
+  // Tiles spread it themselves, and on processors with smaller registers it was not measured.
+  template <typename Kernel>
+  Stream stream(const Stream& whole, const Stretch& near, int64_t bytes) const {
+    bool from_first = near.bytes + bytes <= CACHE, is_spread = REGISTER == 64 && !IN_TILES<Kernel> && count > 1 && near.bytes <= CACHE;
+    int64_t skipped = from_first ? 0 : 1;
+    Stream stream = is_spread && number >= skipped ? whole.in_pass(near, bytes, number - skipped, count - skipped) : whole;
+    stream.is_near = !is_first();
+    return stream;
+  }
+};
+
 template <typename Kernel>
 using Panel = void (*)(const typename Kernel::Input*, int64_t, const typename Kernel::Stored*, int64_t, float*, const Stream&);
 

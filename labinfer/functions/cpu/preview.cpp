@@ -122,7 +122,7 @@ void largest_of_dense(const bf16* x, const Weights& weight, const Preview& previ
       }
       alignas(64) float memory[PANEL];
       PanelState<Kernel> state;
-      weight.template panel<Kernel>(state, number, number + 1, Kernel::inputs(x, inputs), 1, true, true, memory, [&](int, int, auto sums) {
+      weight.template panel<Kernel>(state, number, number + 1, Kernel::inputs(x, inputs), 1, Pass{0, 1}, memory, [&](int, int, auto sums) {
         for (int half = 0; half < 2; ++half) store(out + number * PANEL + half * WIDTH, narrow(sums(0, half)));
       });
     });

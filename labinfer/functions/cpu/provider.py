@@ -68,6 +68,8 @@ class CpuProvider(Provider):
         if self._library is None:
             return
         quantized = CpuQuantized(self._library)
+        if hasattr(self._library, "linear_groups_bytes"):
+            self._add_products_in_bytes(registry)
         for dtype in CpuFunctions.dtypes:
             _add(registry, CpuFunctions(self._library, dtype=dtype).calls(), name="cpu", dtypes=(dtype,))
         _add(registry, CpuLatent(self._library).calls(), name="cpu", dtypes=CpuLatent.dtypes)
@@ -113,13 +115,19 @@ class CpuProvider(Provider):
         _add(registry, experts, name=name, dtypes=BFLOAT16)
         if kernel != "amx":
             return
-        exact, in_bytes = (CpuQuantized(self._library, kernel, in_bytes=lossy) for lossy in (False, True))
-        for quantization in ("int4", VOCABULARY_INT4):
-            _add(registry, _products(in_bytes), name=f"{name}-bytes", dtypes=BFLOAT16, quantization=quantization)
+        exact = CpuQuantized(self._library, kernel)
         for quantization in ("int8", "int4", VOCABULARY_INT4):
             _add(registry, _products(exact), name=name, dtypes=CpuQuantized.dtypes, quantization=quantization)
         for quantization in ("int8", "int4"):
             _add(registry, experts, name=name, dtypes=CpuExperts.dtypes, quantization=quantization)
+
+    def _add_products_in_bytes(self, registry: FunctionRegistry) -> None:
+        """Add those of codes that become bytes. They come first, as the last one is preferred where nothing is measured."""
+        kernel = "amx" if "amx" in self._library.kernels else ""
+        name = f"cpu-{kernel}-bytes" if kernel else "cpu-bytes"
+        in_bytes = CpuQuantized(self._library, kernel, in_bytes=True)
+        for quantization in ("int4", VOCABULARY_INT4):
+            _add(registry, _products(in_bytes), name=name, dtypes=BFLOAT16, quantization=quantization)
 
     def _add_previews(self, registry: FunctionRegistry, quantized: CpuQuantized) -> None:
         """Add those of heads in bfloat16, in 12 bits, and in int8, under the names of the products with these."""

@@ -28,8 +28,9 @@ class CpuQuantized:
     Args:
         library: see ``library.load``.
         kernel: how products are calculated: ``""``, or ``"amx"`` if the library has it. Both come to the same bits.
-        in_bytes: whether weights of 4 and 5 bits in groups become bytes on the way into tiles. Each is rounded to a 127th of its output's
-            largest one. For ``"amx"``, and activations in bfloat16; forms with minima, and other activations, are multiplied as without.
+        in_bytes: whether weights of 4 and 5 bits in groups become bytes before they are multiplied. Each is rounded to a 127th of its
+            output's largest one. For the library's best kernel, if it has ``linear_groups_bytes``, and activations in bfloat16; forms with
+            minima, and other activations, are multiplied as without.
     """
 
     dtypes = (torch.bfloat16, torch.float32, torch.float16)

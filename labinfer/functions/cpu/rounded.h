@@ -33,6 +33,8 @@ struct Int8 {
   int64_t padded() const { return group; }
   int64_t groups() const { return 1; }
   int64_t panel_bytes() const { return PANEL * padded(); }
+  // What each of several passes over a panel reads.
+  Stretch read_in_pass(const uint8_t* panel) const { return {panel, panel_bytes()}; }
 
   template <int COUNT>
   static void panel(const Int8& form, const Dot::Input* x, const uint8_t* weight, const int32_t* start, float* out,
@@ -59,6 +61,7 @@ struct Grouped {
   int64_t groups() const { return padded() / group; }
   int64_t group_bytes() const { return HEAD + PANEL * group * BITS / 8; }
   int64_t panel_bytes() const { return groups() * group_bytes(); }
+  Stretch read_in_pass(const uint8_t* panel) const { return {panel, panel_bytes()}; }
 
   template <int COUNT>
   static void panel(const Grouped& form, const typename Dot::Input* x, const uint8_t* weight, const int32_t* start, float* out,

@@ -35,10 +35,14 @@ class RoundedProducts {
     if (all.bias) std::memcpy(some_bias, all.bias + output, std::min<int64_t>(PANEL, all.outputs - output) * sizeof(T));
     floats add_low = load_floats(some_bias), add_high = load_floats(some_bias + WIDTH);
     if (first != taken) rows_in = inputs<Dot>(all.rows.q + first * all.form.padded(), count * all.form.padded(), wide()), taken = first;
-    Stream stream = panel_stream(all.weight, all.form.panel_bytes(), panel, next);
-    for (int64_t token = first; token < first + count; token += step) {
+    int64_t bytes = all.form.panel_bytes(), passes = (count + step - 1) / step;
+    const uint8_t* weight = all.weight + panel * bytes;
+    const Stream whole = panel_stream(all.weight, bytes, panel, next);
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      int64_t token = first + pass * step;
+      Stream stream = Pass{pass, passes}.stream<Form>(whole, all.form.read_in_pass(weight), bytes);
       multiply_panel(state, all.form, int(std::min(step, first + count - token)), rows_in + (token - first) * all.form.padded(),
-                     all.weight + panel * all.form.panel_bytes(), all.rows.start + token * all.form.groups(), memory, stream,
+                     weight, all.rows.start + token * all.form.groups(), memory, stream,
                      [&](int begin, int some, auto sums) {
                        for (int row = 0; row < some; ++row) {
                          float scale = all.rows.scale[token + begin + row] * all.unit;
@@ -47,7 +51,6 @@ class RoundedProducts {
                          write(token + begin + row, low, high);
                        }
                      });
-      stream.is_near = true;
     }
   }
 

@@ -32,6 +32,14 @@ struct LineAllocator {
 template <typename T>
 using LineVector = std::vector<T, LineAllocator<T>>;
 
+// Memory from one place on.
+struct Stretch {
+  const char* begin;
+  int64_t bytes;
+
+  Stretch(const void* begin, int64_t bytes) : begin((const char*)begin), bytes(bytes) {}
+};
+
 // A stream of weights that is read to its end, whence it jumps to where the next one begins: what is fetched ahead follows it.
 // One that was read before is near already.
 struct Stream {
@@ -39,10 +47,28 @@ struct Stream {
   int64_t jump = 0;
   bool is_near = false;
 
+  Stream() = default;
+  Stream(const char* end, int64_t jump) : end(end), jump(jump) {}
+
   const char* ahead(const void* at) const {
-    const char* soon = (const char*)at + AHEAD;
+    const char* soon = fetched + (((const char*)at - read) * share >> SHIFT);
     return soon < end ? soon : soon + jump;
   }
+
+  // For one of several passes, which reads what stands at near: a share of the next stream, of so many bytes, is fetched meanwhile.
+  Stream in_pass(const Stretch& near, int64_t next_bytes, int64_t pass, int64_t passes) const {
+    Stream stream;
+    stream.read = near.begin;
+    stream.fetched = end + jump + pass * next_bytes / passes;
+    stream.share = (next_bytes << SHIFT) / (near.bytes * passes);
+    return stream;
+  }
+
+ private:
+  static constexpr int SHIFT = 12;
+
+  const char *read = nullptr, *fetched = (const char*)AHEAD;
+  int64_t share = 1 << SHIFT;  // of a byte that is read: what is fetched meanwhile
 };
 
 // The same address, of which the compiler knows nothing: it reads again what is there instead of keeping it in a register, of which
