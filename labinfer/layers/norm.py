@@ -45,7 +45,8 @@ class RMSNorm(NormWeight):
     def forward(
         self, hidden_TD: torch.Tensor, delta_TD: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add a sublayer's output and normalise: (hidden + delta, the norm of that). May overwrite ``hidden_TD``."""
+        """Add a sublayer's output and normalise: (hidden + delta, the norm of that). May overwrite ``hidden_TD``,
+        unless ``delta_TD`` is None."""
         return self._add_rms_norm(hidden_TD, delta_TD, self.weight, self._eps)
 
 

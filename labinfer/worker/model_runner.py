@@ -358,6 +358,6 @@ def sampled_logits(
     model: nn.Module, batch: ModelInputBatch, hidden_TD: torch.Tensor, *, largest_only: bool
 ) -> torch.Tensor | None:
     """Logits of the rows that are sampled, (B, V); None but on the stage's first rank."""
-    are_all = batch.output_rows is not None or len(batch.sample_rows_B) == len(hidden_TD)
-    rows_BD = hidden_TD if are_all else hidden_TD[batch.sample_rows_B]
+    samples_all = batch.output_rows is not None or len(batch.sample_rows_B) == len(hidden_TD)  # each row once, in order
+    rows_BD = hidden_TD if samples_all else hidden_TD[batch.sample_rows_B]
     return model.logits(rows_BD, largest_only=largest_only)

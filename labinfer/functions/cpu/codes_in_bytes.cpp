@@ -131,6 +131,7 @@ void linear_groups_bytes(const void* x, const uint8_t* data, const void* bias, v
            Finish(finish), threads);
 }
 REPLAYABLE(linear_groups_bytes)
+#undef WITH_GROUPS
 
 }  // extern "C"
 #endif

@@ -84,7 +84,8 @@ struct ScaledSums {
 
 #endif
 
-// A form in groups. Its weights become bytes for the first pass of a block of rows: in tiles a little ahead of them, otherwise all before it.
+// A form in groups. Its weights become bytes for the first pass of a block of rows: in tiles a little ahead of them, otherwise all
+// before it.
 struct CodesInBytes {
   using Dot = ByteDot;
 #ifdef HAS_AMX
@@ -138,8 +139,8 @@ struct CodesInBytes {
     DecodedBytes& decoded = decoded_bytes(form.group);
     if (!stream.is_near) form.decode(weight, decoded);
     panel_int8<COUNT>(x, form.group, (const uint8_t*)decoded.bytes.data(), form.group, start, out, stream);
-    for (int row = 0; row < COUNT; ++row)
-      for (int i = 0; i < PANEL; i += WIDTH) store(out + row * PANEL + i, load<floats>(out + row * PANEL + i) * load<floats>(decoded.scales + i));
+    for (float* sums = out; sums < out + COUNT * PANEL; sums += PANEL)
+      for (int i = 0; i < PANEL; i += WIDTH) store(sums + i, load<floats>(sums + i) * load<floats>(decoded.scales + i));
   }
 
  private:
@@ -147,8 +148,9 @@ struct CodesInBytes {
     float factors[PANEL];
     scale_outputs(weight, decoded, factors);
     char* to = decoded.bytes.data();
-    for (int64_t number = 0; number < group / code_group; ++number, weight += group_bytes(), to += code_group * PANEL) {
-      for (int64_t line = 0; line < group_bytes(); line += 64) __builtin_prefetch(weight + AHEAD + line);
+    const uint8_t* end = weight + panel_bytes();
+    for (; weight < end; weight += group_bytes(), to += code_group * PANEL) {
+      for (const uint8_t* soon = weight + AHEAD; soon < std::min(end, weight + AHEAD + group_bytes()); soon += 64) __builtin_prefetch(soon);
       coding.decode_codes(weight, code_group, factors, to);
     }
   }

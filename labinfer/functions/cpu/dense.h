@@ -21,7 +21,7 @@ struct Plain {
              Done done) const {
     int64_t bytes = PANEL * inputs * sizeof(bf16);
     const bf16* at = weight + number * PANEL * inputs;
-    Stream stream = pass.stream<Kernel>(panel_stream(weight, bytes, number, next), {at, bytes}, bytes);
+    Stream stream = pass.stream<Kernel>(panel_stream(weight, bytes, number, next), {at, bytes}, bytes, bytes);
     multiply_panel<Kernel>(state, rows, x, inputs, at, inputs / 2, memory, stream, done);
   }
 };
@@ -48,9 +48,9 @@ struct Packed12 : Matrix12 {
     bool is_kept = IN_TILES<Kernel> || !pass.is_last();
     Panel12 panel = Matrix12::panel(number, next);
     if (pass.is_first() && is_kept && int64_t(whole.size()) < groups * GROUP_WEIGHTS) whole.resize(groups * GROUP_WEIGHTS);
-    int64_t bytes = groups * GROUP_BYTES;
+    int64_t bytes = groups * GROUP_BYTES, kept = groups * GROUP_WEIGHTS * sizeof(bf16);
     if (pass.is_first()) {
-      panel.stream = pass.stream<Kernel>(panel.stream, {panel.planes, bytes}, bytes);
+      panel.stream = pass.stream<Kernel>(panel.stream, {panel.planes, bytes}, bytes, kept);
       if constexpr (IN_TILES<Kernel>) {
         bool is_read_again = !pass.is_last() || (rows > TILE_ROWS && rows % TILE_ROWS);
         return Kernel::panel(state, rows, x, inputs, DecodedPanel(panel, groups, whole.data(), is_read_again), inputs / 2, memory, done);
@@ -59,8 +59,7 @@ struct Packed12 : Matrix12 {
         return done(0, rows, FloatSums{memory});
       }
     }
-    Stretch near{whole.data(), groups * GROUP_WEIGHTS * int64_t(sizeof(bf16))};
-    Stream stream = pass.stream<Kernel>(panel.stream, near, bytes);
+    Stream stream = pass.stream<Kernel>(panel.stream, {whole.data(), kept}, bytes, kept);
     multiply_panel<Kernel>(state, rows, x, inputs, whole.data(), inputs / 2, memory, stream, done);
   }
 };

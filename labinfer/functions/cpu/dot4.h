@@ -201,6 +201,10 @@ inline lanes group_product(lane_ints sums, float off, lanes scale, lanes offset)
   return sum;
 }
 
+// A row has sums of whole numbers and of floats: with AVX-512 those of so many rows are held in registers. Those in floats of more rows
+// stay in memory, to which they go once for each group.
+constexpr int ROWS_HELD = 6;
+
 // Panels of 32 outputs: for each group of inputs 32 scales, with an offset 32 of these in float16 as well, then
 // the codes, see CodeWords. start (ROWS, groups): as above, for each group; with an offset minus the sum of the group's x. A
 // group has a multiple of 8 inputs, of 32 with codes of 5 bits.
@@ -208,7 +212,9 @@ template <int ROWS, typename Coding, Offset OFFSET>
 inline void panel_groups(const typename Coding::Dot::Input* x, int64_t stride, const uint8_t* weight, int64_t groups, int64_t group,
                          const int32_t* start, float* out, const Stream& stream) {
   constexpr int SCALES = Coding::SCALE_BYTES * PANEL;
-  lanes total[ROWS][PANEL / LANES] = {};
+  constexpr bool IS_HELD = ROWS <= ROWS_HELD;
+  lanes held[IS_HELD ? ROWS : 1][PANEL / LANES] = {};
+  if (!IS_HELD) std::memset(out, 0, ROWS * PANEL * sizeof(float));
   for (int64_t number = 0; number < groups; ++number) {
     lanes scales[PANEL / LANES], offsets[PANEL / LANES] = {};
     for (int i = 0; i < PANEL / LANES; ++i) {
@@ -219,12 +225,17 @@ inline void panel_groups(const typename Coding::Dot::Input* x, int64_t stride, c
     int32_t first[ROWS];
     for (int row = 0; row < ROWS; ++row) first[row] = first_sum<Coding, OFFSET>(start[row * groups + number]);
     multiply_codes<Coding, ROWS>(x, stride, weight, group, first, stream, [&](int row, int i, lane_ints sums) {
-      total[row][i] += group_product<Coding, OFFSET>(sums, float(start[row * groups + number]), scales[i], offsets[i]);
+      float* to = out + row * PANEL + i * LANES;
+      lanes total = IS_HELD ? held[row][i] : load<lanes>(to);
+      total += group_product<Coding, OFFSET>(sums, float(start[row * groups + number]), scales[i], offsets[i]);
+      if constexpr (IS_HELD) held[row][i] = total;
+      else store(to, total);
     });
     x += group, weight += group * Coding::BITS / 8 * PANEL;
   }
-  for (int row = 0; row < ROWS; ++row)
-    for (int i = 0; i < PANEL / LANES; ++i) store(out + row * PANEL + i * LANES, total[row][i]);
+  if constexpr (IS_HELD)
+    for (int row = 0; row < ROWS; ++row)
+      for (int i = 0; i < PANEL / LANES; ++i) store(out + row * PANEL + i * LANES, held[row][i]);
 }
 
 }  // namespace

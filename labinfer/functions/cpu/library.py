@@ -76,6 +76,8 @@ class Library:
         self.observer: Observer | None = None
         self.kernels = tuple(kernel for kernel in KERNELS if _has_kernel(compiled, kernel))
         """Members of ``KERNELS`` that this processor and its system have."""
+        self.bytes_kernel = _bytes_kernel(compiled, self.kernels)
+        """The member of ``kernels`` with which codes of 4 and 5 bits become bytes (``linear_groups_bytes``), or None."""
         self.replay = compiled.replay
         self._borrow_cores = compiled.borrow_cores
 
@@ -173,7 +175,7 @@ def load(path: Path) -> Library:
     } | dict.fromkeys(("ceiling_dot", "ceiling_int8"), [size, count])
     if "amx" in library.kernels:
         where_there_is_the_instruction |= dict.fromkeys(("ceiling_amx", "ceiling_int8_amx"), [size, count])
-    if "amx" in library.kernels or not hasattr(compiled, "linear_groups_amx"):  # in tiles where there are any
+    if library.bytes_kernel is not None:
         where_there_is_the_instruction["linear_groups_bytes"] = arguments["linear_groups"]
     present = {name: types for name, types in where_there_is_the_instruction.items() if hasattr(compiled, name)}
     for name, types in (arguments | counted | never_captured | present).items():
@@ -191,6 +193,11 @@ def load(path: Path) -> Library:
     for function in (compiled.replay, compiled.borrow_cores):
         function.argtypes, function.restype = [pointer, size], None
     return library
+
+
+def _bytes_kernel(compiled: ctypes.CDLL, kernels: tuple[str, ...]) -> str | None:
+    kernel = "amx" if hasattr(compiled, "linear_groups_amx") else ""
+    return kernel if hasattr(compiled, "linear_groups_bytes") and kernel in kernels else None
 
 
 def _has_kernel(compiled: ctypes.CDLL, kernel: str) -> bool:

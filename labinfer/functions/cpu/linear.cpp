@@ -23,12 +23,14 @@ class Products {
       add_low = widen(load<halves>(bias + panel * PANEL));
       add_high = widen(load<halves>(bias + panel * PANEL + WIDTH));
     }
-    for (int64_t begin = 0; begin < count; begin += step)
-      weight.template panel<Kernel>(state, panel, next, rows_in + begin * inputs, int(std::min(step, count - begin)),
-                                    Pass{begin / step, (count + step - 1) / step}, memory, [&](int row, int some, auto sums) {
+    for (Pass pass{0, (count + step - 1) / step}; pass.number < pass.count; ++pass.number) {
+      int64_t begin = pass.number * step;
+      weight.template panel<Kernel>(state, panel, next, rows_in + begin * inputs, int(std::min(step, count - begin)), pass, memory,
+                                    [&](int row, int some, auto sums) {
                                       for (int i = 0; i < some; ++i)
                                         write(first + begin + row + i, sums(i, 0) + add_low, sums(i, 1) + add_high);
                                     });
+    }
   }
 
  private:

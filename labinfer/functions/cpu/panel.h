@@ -297,14 +297,19 @@ struct Pass {
   bool is_first() const { return number == 0; }
   bool is_last() const { return number + 1 == count; }
 
-  // The stream of a pass, which reads what stands at near, over what whole brings. A pass fetches a share of the next panel, of so many bytes,
-  // as memory and arithmetic take about as long; the first one only where there is room for both panels, as it may have to bring its own.
-  // Tiles spread it themselves, and on processors with smaller registers it was not measured.
+  // What a pass fetches ahead while it reads a range. whole is the stream of the panel, of so many bytes; kept of them, or of what they
+  // became, are read in all passes. Where both panels have room in the cache each pass fetches its share of the next one, as memory
+  // and arithmetic take about as long; the first pass does not if it may have to bring some of its own. Tiles spread what they fetch themselves.
   template <typename Kernel>
-  Stream stream(const Stream& whole, const Stretch& near, int64_t bytes) const {
-    bool from_first = near.bytes + bytes <= CACHE, is_spread = REGISTER == 64 && !IN_TILES<Kernel> && count > 1 && near.bytes <= CACHE;
-    int64_t skipped = from_first ? 0 : 1;
-    Stream stream = is_spread && number >= skipped ? whole.in_pass(near, bytes, number - skipped, count - skipped) : whole;
+  Stream stream(const Stream& whole, const Stretch& range, int64_t bytes, int64_t kept) const {
+    Stream stream = whole;
+    if constexpr (!IN_TILES<Kernel>) {
+      int64_t skipped = kept + bytes <= CACHE ? 0 : 1;
+      bool is_panel = range.end() == whole.end, is_near = count > 1 || !is_panel;
+      if (Stream::CAN_SPREAD && is_near && kept <= CACHE && number >= skipped)
+        stream = whole.in_pass(range, bytes, number - skipped, count - skipped);
+      else if (!is_panel) stream = Stream();
+    }
     stream.is_near = !is_first();
     return stream;
   }

@@ -68,8 +68,8 @@ class CpuProvider(Provider):
         if self._library is None:
             return
         quantized = CpuQuantized(self._library)
-        if hasattr(self._library, "linear_groups_bytes"):
-            self._add_products_in_bytes(registry)
+        if self._library.bytes_kernel is not None:
+            self._add_products_in_bytes(registry, self._library.bytes_kernel)
         for dtype in CpuFunctions.dtypes:
             _add(registry, CpuFunctions(self._library, dtype=dtype).calls(), name="cpu", dtypes=(dtype,))
         _add(registry, CpuLatent(self._library).calls(), name="cpu", dtypes=CpuLatent.dtypes)
@@ -121,9 +121,8 @@ class CpuProvider(Provider):
         for quantization in ("int8", "int4"):
             _add(registry, experts, name=name, dtypes=CpuExperts.dtypes, quantization=quantization)
 
-    def _add_products_in_bytes(self, registry: FunctionRegistry) -> None:
+    def _add_products_in_bytes(self, registry: FunctionRegistry, kernel: str) -> None:
         """Add those of codes that become bytes. They come first, as the last one is preferred where nothing is measured."""
-        kernel = "amx" if "amx" in self._library.kernels else ""
         name = f"cpu-{kernel}-bytes" if kernel else "cpu-bytes"
         in_bytes = CpuQuantized(self._library, kernel, in_bytes=True)
         for quantization in ("int4", VOCABULARY_INT4):

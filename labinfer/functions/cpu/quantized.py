@@ -29,15 +29,15 @@ class CpuQuantized:
         library: see ``library.load``.
         kernel: how products are calculated: ``""``, or ``"amx"`` if the library has it. Both come to the same bits.
         in_bytes: whether weights of 4 and 5 bits in groups become bytes before they are multiplied. Each is rounded to a 127th of its
-            output's largest one. For the library's best kernel, if it has ``linear_groups_bytes``, and activations in bfloat16; forms with
-            minima, and other activations, are multiplied as without.
+            output's largest one. For the library's ``bytes_kernel``, and activations in bfloat16; forms with minima, and other activations,
+            are multiplied as without.
     """
 
     dtypes = (torch.bfloat16, torch.float32, torch.float16)
     """Dtypes of activations; float16 is widened on the way in."""
 
     def __init__(self, library: Library, kernel: str = "", *, in_bytes: bool = False):
-        self.kernel, self._library = kernel, library
+        self.kernel, self.in_bytes, self._library = kernel, in_bytes, library
         self._linear_int8 = library.find("linear_int8", kernel)
         self._linear_groups = library.find("linear_groups", "bytes" if in_bytes else kernel)
         self._floats = {dtype: CpuFunctions(library, dtype=dtype) for dtype in self.dtypes}

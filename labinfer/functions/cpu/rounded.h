@@ -33,7 +33,7 @@ struct Int8 {
   int64_t padded() const { return group; }
   int64_t groups() const { return 1; }
   int64_t panel_bytes() const { return PANEL * padded(); }
-  // What each of several passes over a panel reads.
+  // What each pass over a panel reads.
   Stretch read_in_pass(const uint8_t* panel) const { return {panel, panel_bytes()}; }
 
   template <int COUNT>
@@ -43,6 +43,16 @@ struct Int8 {
   }
 };
 
+// Whether what a product has beside whole sums leaves registers for those of more rows than ROWS_HELD. Others take up to 40 % longer then.
+template <typename Coding>
+constexpr bool has_free_registers(Offset offset) {
+#ifdef HAS_BYTE_DOT
+  return REGISTER == 64 && std::is_same_v<Coding, Uniform<4>> && offset == NONE;
+#else
+  return false;
+#endif
+}
+
 // Codes of 4, 5 or 8 bits, and among them a scale for each group of inputs of an output; with an offset this, too, in
 // float16, in place of the middle. lead inputs of nothing stand before the first: a group begins outside of what this rank holds.
 template <typename Coding_, Offset OFFSET_ = NONE>
@@ -50,8 +60,8 @@ struct Grouped {
   using Coding = Coding_;
   using Dot = typename Coding::Dot;
   static constexpr Offset OFFSET = OFFSET_;
-  // A row has sums of whole numbers and of floats: with AVX-512 those of 6 are held in registers, and more take up to 40 % longer.
-  static constexpr int ROWS = std::min(6, Dot::ROWS), MIDDLE = OFFSET ? 1 : Coding::MIDDLE;
+  static constexpr int ROWS = std::min(has_free_registers<Coding>(OFFSET) ? 12 : ROWS_HELD, Dot::ROWS);
+  static constexpr int MIDDLE = OFFSET ? 1 : Coding::MIDDLE;
   static constexpr int NUMBER = Coding::NUMBER * 3 + OFFSET, BITS = Coding::BITS, HEAD = PANEL * (Coding::SCALE_BYTES + (OFFSET ? 2 : 0));
   static constexpr bool OUTPUT_SCALES = false;
   int64_t inputs, group, lead;

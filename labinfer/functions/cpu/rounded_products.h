@@ -35,12 +35,13 @@ class RoundedProducts {
     if (all.bias) std::memcpy(some_bias, all.bias + output, std::min<int64_t>(PANEL, all.outputs - output) * sizeof(T));
     floats add_low = load_floats(some_bias), add_high = load_floats(some_bias + WIDTH);
     if (first != taken) rows_in = inputs<Dot>(all.rows.q + first * all.form.padded(), count * all.form.padded(), wide()), taken = first;
-    int64_t bytes = all.form.panel_bytes(), passes = (count + step - 1) / step;
+    int64_t bytes = all.form.panel_bytes();
     const uint8_t* weight = all.weight + panel * bytes;
     const Stream whole = panel_stream(all.weight, bytes, panel, next);
-    for (int64_t pass = 0; pass < passes; ++pass) {
-      int64_t token = first + pass * step;
-      Stream stream = Pass{pass, passes}.stream<Form>(whole, all.form.read_in_pass(weight), bytes);
+    for (Pass pass{0, (count + step - 1) / step}; pass.number < pass.count; ++pass.number) {
+      int64_t token = first + pass.number * step;
+      Stretch range = all.form.read_in_pass(weight);
+      Stream stream = pass.stream<Form>(whole, range, bytes, range.bytes);
       multiply_panel(state, all.form, int(std::min(step, first + count - token)), rows_in + (token - first) * all.form.padded(),
                      weight, all.rows.start + token * all.form.groups(), memory, stream,
                      [&](int begin, int some, auto sums) {

@@ -32,12 +32,13 @@ struct LineAllocator {
 template <typename T>
 using LineVector = std::vector<T, LineAllocator<T>>;
 
-// Memory from one place on.
+// A range of memory.
 struct Stretch {
   const char* begin;
   int64_t bytes;
 
   Stretch(const void* begin, int64_t bytes) : begin((const char*)begin), bytes(bytes) {}
+  const char* end() const { return begin + bytes; }
 };
 
 // A stream of weights that is read to its end, whence it jumps to where the next one begins: what is fetched ahead follows it.
@@ -51,23 +52,28 @@ struct Stream {
   Stream(const char* end, int64_t jump) : end(end), jump(jump) {}
 
   const char* ahead(const void* at) const {
-    const char* soon = fetched + (((const char*)at - read) * share >> SHIFT);
+    const char* soon = (const char*)at + AHEAD;
+    if constexpr (CAN_SPREAD) soon = fetched + ((intptr_t(at) - read) * share >> SHIFT);
     return soon < end ? soon : soon + jump;
   }
 
-  // For one of several passes, which reads what stands at near: a share of the next stream, of so many bytes, is fetched meanwhile.
-  Stream in_pass(const Stretch& near, int64_t next_bytes, int64_t pass, int64_t passes) const {
+  // For one of several passes, which reads a range: meanwhile its share of the next stream, of so many bytes, is fetched.
+  Stream in_pass(const Stretch& range, int64_t next_bytes, int64_t pass, int64_t passes) const {
     Stream stream;
-    stream.read = near.begin;
+    stream.read = intptr_t(range.begin);
     stream.fetched = end + jump + pass * next_bytes / passes;
-    stream.share = (next_bytes << SHIFT) / (near.bytes * passes);
+    stream.share = (next_bytes << SHIFT) / (range.bytes * passes);
     return stream;
   }
+
+  // With smaller registers arithmetic takes several times as long as memory, so that it was not worth a look.
+  static constexpr bool CAN_SPREAD = REGISTER == 64;
 
  private:
   static constexpr int SHIFT = 12;
 
-  const char *read = nullptr, *fetched = (const char*)AHEAD;
+  intptr_t read = 0;
+  const char* fetched = (const char*)AHEAD;
   int64_t share = 1 << SHIFT;  // of a byte that is read: what is fetched meanwhile
 };
 

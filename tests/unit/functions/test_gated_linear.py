@@ -76,8 +76,7 @@ def test_more_than_is_near(compiled_functions: Library, kernel: str, form: str):
     columns, inputs, dtype = 8 * PANEL, 4100, torch.bfloat16
     weight_OI, floats = normal(2 * columns, inputs), CpuFunctions(compiled_functions)
     if form in ("int8", "int4", "bytes"):
-        best = "amx" if "amx" in compiled_functions.kernels else ""
-        if kernel == "dot" or (form == "bytes" and not (kernel == best and hasattr(compiled_functions, "linear_groups_bytes"))):
+        if kernel == "dot" or (form == "bytes" and kernel != compiled_functions.bytes_kernel):
             pytest.skip("whole numbers have no such kernel")
         functions = CpuQuantized(compiled_functions, kernel, in_bytes=form == "bytes")
         packed = functions.quantize_int8(weight_OI) if form == "int8" else functions.quantize_int4(weight_OI, 64)
@@ -110,6 +109,22 @@ def test_implementation_is_that_of_linear(compiled_functions: Library, kernel: s
         chosen = registry.select(CPU, torch.bfloat16, names, quantization, choice).matrices["layer"]
         fused, alone = chosen.gated_linear.__self__, chosen.linear.__self__
         assert fused.kernel == alone.kernel == kernel and type(fused) is type(alone)
+
+
+def test_codes_become_bytes_only_where_that_is_measured_or_named(compiled_functions: Library):
+    registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
+    kernel = compiled_functions.bytes_kernel
+    name = f"cpu-{kernel}-bytes" if kernel else "cpu-bytes"
+
+    def is_in_bytes(dtype: torch.dtype, names: dict, choice: dict) -> bool:
+        return registry.select(CPU, dtype, names, "int4", choice).matrices["layer"].linear.__self__.in_bytes
+
+    assert not any(is_in_bytes(dtype, {}, {}) for dtype in CpuQuantized.dtypes)
+    if kernel is None:
+        pytest.skip("this processor multiplies codes as they are")
+    assert is_in_bytes(torch.bfloat16, {"linear": name}, {})
+    assert is_in_bytes(torch.bfloat16, {}, {"layer.linear": [name]})
+    assert not is_in_bytes(torch.float32, {}, {"layer.linear": [name]})
 
 
 @pytest.mark.parametrize(

@@ -207,16 +207,10 @@ def test_tiles_come_to_the_same_bits(compiled_functions, dtype, tokens):
 
 
 @pytest.fixture
-def tiles(compiled_functions) -> str:
-    """The kernel that products of codes in bytes have beside them."""
-    return "amx" if "amx" in compiled_functions.kernels else ""
-
-
-@pytest.fixture
-def in_bytes(compiled_functions, tiles) -> CpuQuantized:
-    if not hasattr(compiled_functions, "linear_groups_bytes"):
+def in_bytes(compiled_functions) -> CpuQuantized:
+    if compiled_functions.bytes_kernel is None:
         pytest.skip("this processor multiplies codes as they are")
-    return CpuQuantized(compiled_functions, tiles, in_bytes=True)
+    return CpuQuantized(compiled_functions, compiled_functions.bytes_kernel, in_bytes=True)
 
 
 def assert_within_half_a_byte(got_IO: torch.Tensor, exact_IO: torch.Tensor, margin: float) -> None:
@@ -241,8 +235,8 @@ def test_int4_in_bytes_is_within_half_a_byte(in_bytes, outputs, inputs, group):
 
 
 @compiled
-def test_codes_in_bytes_are_within_half_a_byte_or_exact(compiled_functions, in_bytes, tiles):
-    ones, exact = torch.eye(192).bfloat16(), CpuQuantized(compiled_functions, tiles)
+def test_codes_in_bytes_are_within_half_a_byte_or_exact(compiled_functions, in_bytes):
+    ones, exact = torch.eye(192).bfloat16(), CpuQuantized(compiled_functions, in_bytes.kernel)
     for (bits, kind, table), packed in coded_matrices(in_bytes, torch.bfloat16).items():
         got, wanted = in_bytes.linear(ones, packed), exact.linear(ones, packed)
         if bits == 8 or kind == "minima":
