@@ -126,7 +126,7 @@ __attribute__((always_inline)) inline void multiply_codes(const typename Coding:
     const uint8_t* from = codes + column * REGISTER;
     auto add = [&](auto& sums, int64_t step, int64_t end) __attribute__((always_inline)) {
       for (; step < end; ++step) {
-        const char* ahead = stream.ahead(from + step * Words::BYTES * PANEL);  // evenly: lines in bursts come in late
+        const char* ahead = stream.ahead<ROWS>(from + step * Words::BYTES * PANEL);  // evenly: lines in bursts come in late
         for (int line = 0; line < TOGETHER * LANES * Words::BYTES; line += 64) __builtin_prefetch(ahead + line);
         typename Dot::Weights weights[STEP / 4][TOGETHER];
 #pragma GCC unroll 8

@@ -139,7 +139,7 @@ class DecodedPanel {
 // Kernels that decode on the way into registers. They do the same arithmetic in the same order as those of panel.h. Groups
 // with patches, and the last one where it is not full, go through memory, and all of them where the panel is kept for other
 // rows: then it is there as panel.h has it, its last group filled up.
-template <typename Decoded, typename Loaded>
+template <int COUNT, typename Decoded, typename Loaded>
 inline void for_groups(const Panel12& panel, int64_t pairs, bf16* kept, bool is_there, Decoded from_quad, Loaded from_memory) {
   alignas(64) bf16 own[GROUP_WEIGHTS];
   const uint32_t* patches = panel.patches;
@@ -149,13 +149,13 @@ inline void for_groups(const Panel12& panel, int64_t pairs, bf16* kept, bool is_
     if (count == 0 && !kept && first + PAIRS <= pairs) {
       for (int64_t i = 0; i < PAIRS / 2; ++i) {
         const uint8_t* now = at + i * QUAD_BYTES;
-        const char* ahead = panel.stream.ahead(now);
+        const char* ahead = panel.stream.ahead<COUNT>(now);
         for (int line = 0; line < QUAD_BYTES; line += 64) __builtin_prefetch(ahead + line, 0, 2);
         from_quad(first + 2 * i, now);
       }
       continue;
     }
-    const char* ahead = panel.stream.ahead(at);
+    const char* ahead = panel.stream.ahead<COUNT>(at);
     for (int64_t line = 0; line < GROUP_BYTES; line += 64) __builtin_prefetch(ahead + line, 0, 2);
     bf16* whole = kept ? kept + group * GROUP_WEIGHTS : own;
     if (!is_there) decode_group(at, panel.base, patches, count, whole);
@@ -200,7 +200,7 @@ void multiply12(const typename Kernel::Input* x, int64_t stride, const Panel12& 
 #pragma GCC unroll 8
   for (int column = 0; column < ACROSS; column += TOGETHER) {
     lanes total[COUNT][TOGETHER] = {};
-    for_groups(
+    for_groups<COUNT>(
         weight, pairs, kept, kept && column > 0,
         [&](int64_t pair, const uint8_t* from) {
           lane_shorts both[2][TOGETHER];

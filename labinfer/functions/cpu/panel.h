@@ -155,7 +155,7 @@ struct FloatKernel {
       for (int64_t step = 0; step < steps; ++step) {
         const Stored* at = weight + (step * PANEL + column * LANES) * STEP;
         constexpr int BYTES = TOGETHER * LANES * STEP * sizeof(Stored);
-        const char* ahead = stream.ahead(at);
+        const char* ahead = stream.ahead<COUNT>(at);
         for (int line = 0; line < BYTES; line += 64) __builtin_prefetch(ahead + line);
 #pragma GCC unroll 2
         for (int odd = 0; odd < STEP; ++odd) {
@@ -210,7 +210,7 @@ struct Dot {
         lane_words weights[TOGETHER];
 #pragma GCC unroll 8
         for (int i = 0; i < TOGETHER; ++i) weights[i] = load<lane_words>(at + i * LANES * 2);
-        const char* ahead = stream.ahead(at);
+        const char* ahead = stream.ahead<COUNT>(at);
         for (int line = 0; line < TOGETHER * REGISTER; line += 64) __builtin_prefetch(ahead + line);
 #pragma GCC unroll 16
         for (int row = 0; row < COUNT; ++row) {
