@@ -41,12 +41,12 @@ CHANGES = {
 def test_streams_go_on_with_the_same_tokens_in_another_layout(launcher, name):
     flags, changes = CHANGES[name]
     with serving("--dtype", "float32", *flags, launcher=launcher, ranks=2) as server:
-        undisturbed = ask_all(server, 150)
+        undisturbed = ask_all(server)
         with ThreadPoolExecutor(1) as threads:
-            disturbed = threads.submit(ask_all, server, 150)
+            disturbed = threads.submit(ask_all, server)
             wait_for(lambda: server.metric("vllm:num_requests_running") >= NUM_STREAMS, 20)
             for body, places in changes:
-                time.sleep(0.2)
+                time.sleep(0.1)
                 assert not disturbed.done()
                 change(server, body, places)
             assert disturbed.result(90) == undisturbed
