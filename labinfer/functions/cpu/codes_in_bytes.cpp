@@ -88,7 +88,7 @@ void decode_codes(const uint8_t* weight, int64_t group, const float* factors, ch
       for (int part = 0; part < STEP / 4; ++part) {
         lane_words even = product(numbers.even(part)), odd = product(numbers.odd(part));
         lane_words bytes = (even & 0x00ff00ff) | (lane_words)((lane_int16)odd << 8);
-        store(to + (step * STEP + 4 * part) * PANEL + half * REGISTER, bytes ^ uint32_t(0x01010101 * BYTE_MIDDLE));
+        store(to + (step * STEP + 4 * part) * PANEL + half * REGISTER, bytes ^ 0x01010101u * BYTE_MIDDLE);
       }
     }
   }

@@ -23,9 +23,9 @@ const ByteCoding* byte_coding(int bits, int coding, int offset);
 namespace {
 
 #ifdef HAS_AMX
-constexpr int BYTE_MIDDLE = 0;  // tiles take bytes with signs
+constexpr uint32_t BYTE_MIDDLE = 0;  // tiles take bytes with signs
 #else
-constexpr int BYTE_MIDDLE = Int8::MIDDLE;
+constexpr uint32_t BYTE_MIDDLE = Int8::MIDDLE;
 #endif
 
 // A thread's panel in bytes of so many inputs, for all rows that are multiplied with it. It is kept from call to call, so that nothing is

@@ -299,14 +299,15 @@ struct Pass {
 
   // What a pass fetches ahead while it reads a range. whole is the stream of the panel, of so many bytes; kept of them, or of what they
   // became, are read in all passes. Where both panels have room in the cache each pass fetches its share of the next one, as memory
-  // and arithmetic take about as long; the first pass does not if it may have to bring some of its own. Tiles spread what they fetch themselves.
+  // and arithmetic take about as long; the first pass does not if it may have to bring some of its own. Tiles spread what they fetch themselves,
+  // and forms of six rows a pass gained nothing.
   template <typename Kernel>
   Stream stream(const Stream& whole, const Stretch& range, int64_t bytes, int64_t kept) const {
     Stream stream = whole;
     if constexpr (!IN_TILES<Kernel>) {
       int64_t skipped = kept + bytes <= CACHE ? 0 : 1;
-      bool is_panel = range.end() == whole.end, is_near = count > 1 || !is_panel;
-      if (Stream::CAN_SPREAD && is_near && kept <= CACHE && number >= skipped)
+      bool is_panel = range.end() == whole.end, has_room = kept <= CACHE && (count > 1 || !is_panel);
+      if (Stream::CAN_SPREAD && Kernel::ROWS > 6 && has_room && number >= skipped)
         stream = whole.in_pass(range, bytes, number - skipped, count - skipped);
       else if (!is_panel) stream = Stream();
     }

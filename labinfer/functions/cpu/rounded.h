@@ -43,16 +43,6 @@ struct Int8 {
   }
 };
 
-// Whether what a product has beside whole sums leaves registers for those of more rows than ROWS_HELD. Others take up to 40 % longer then.
-template <typename Coding>
-constexpr bool has_free_registers(Offset offset) {
-#ifdef HAS_BYTE_DOT
-  return REGISTER == 64 && std::is_same_v<Coding, Uniform<4>> && offset == NONE;
-#else
-  return false;
-#endif
-}
-
 // Codes of 4, 5 or 8 bits, and among them a scale for each group of inputs of an output; with an offset this, too, in
 // float16, in place of the middle. lead inputs of nothing stand before the first: a group begins outside of what this rank holds.
 template <typename Coding_, Offset OFFSET_ = NONE>

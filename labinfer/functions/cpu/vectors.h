@@ -51,11 +51,11 @@ struct Stream {
   Stream() = default;
   Stream(const char* end, int64_t jump) : end(end), jump(jump) {}
 
-  // For a pass of so many rows. Few rows are multiplied in one pass, whose inner loop has no time for more than a sum.
+  // For a pass of so many rows. One of few is the only pass as a rule, and its inner loop has no time for more than a sum.
   template <int ROWS = 1>
   const char* ahead(const void* at) const {
     const char* soon = (const char*)at + AHEAD;
-    if constexpr (CAN_SPREAD && ROWS > 6) soon = fetched + ((intptr_t(at) - read) * share >> SHIFT);
+    if constexpr (CAN_SPREAD && ROWS >= 6) soon = fetched + ((intptr_t(at) - read) * share >> SHIFT);
     return soon < end ? soon : soon + jump;
   }
 

@@ -206,6 +206,18 @@ def test_tiles_come_to_the_same_bits(compiled_functions, dtype, tokens):
         assert torch.equal(tiles.linear(x, packed, bias), plain.linear(x, packed, bias))
 
 
+@compiled
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_have_the_same_bits_in_passes_of_any_size(compiled_functions, dtype):
+    """Some hold their sums in registers, others in memory."""
+    functions = CpuQuantized(compiled_functions)
+    x, weight, bias = linear_of(dtype, 40, 70, 192, True)
+    for packed in (functions.quantize_int4(weight, 64), *coded_matrices(functions, dtype).values()):
+        alone = torch.cat([functions.linear(row[None], packed, bias) for row in x])
+        for rows in (6, 7, 12, 13, 40):
+            assert torch.equal(functions.linear(x[:rows], packed, bias), alone[:rows])
+
+
 @pytest.fixture
 def in_bytes(compiled_functions) -> CpuQuantized:
     if compiled_functions.bytes_kernel is None:
