@@ -32,7 +32,7 @@ struct WholeSums {
 template <typename Form>
 struct InTiles : Form {
   static constexpr int ROWS = Form::OUTPUT_SCALES ? Amx::ROWS : Amx::ROWS / 4;  // sums of groups are added to others, which have to be near
-  static constexpr int FEW = Form::OUTPUT_SCALES ? std::min(8, Form::ROWS) : ROWS_HELD;                          // up to so many rows vectors are as fast
+  static constexpr int FEW = Form::OUTPUT_SCALES ? std::min(8, Form::ROWS) : ROWS_HELD;  // up to so many rows vectors are as fast
 
   using Form::Form;
   explicit InTiles(const Form& form) : Form(form) {}
