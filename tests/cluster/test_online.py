@@ -148,9 +148,9 @@ def test_gateway_answers_at_once_while_the_engine_is_saturated(server: Server):
         limits = httpx.Limits(max_connections=128)
         times = []
         async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
-            body = {"prompt": list(range(10, 400)), "max_tokens": 100, "ignore_eos": True}
+            body = {"prompt": list(range(10, 400)), "max_tokens": 400, "ignore_eos": True}
             load = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(64)]
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.2)
             while not all(task.done() for task in load) and len(times) < 100:
                 for path in ("/health", "/v1/models"):
                     begin = time.perf_counter()
