@@ -46,9 +46,10 @@ def test_each_class_of_rows_has_its_fastest():
 
 
 def test_the_preferred_one_is_only_left_for_what_is_clearly_faster():
-    assert chosen(made_up(panels_a=[0.95] * 5, panels_b=[1] * 5)) == ("panels_b",) * 5
-    assert chosen(made_up(panels_a=[0.85] * 5, panels_b=[1] * 5)) == ("panels_a",) * 5
-    assert chosen(made_up(plain_a=[0.95] * 5, panels_b=[1] * 5)) == ("panels_b",) * 5
+    assert chosen(made_up(panels_a=[0.97] * 5, panels_b=[1] * 5)) == ("panels_b",) * 5
+    assert chosen(made_up(panels_a=[0.93] * 5, panels_b=[1] * 5)) == ("panels_a",) * 5
+    assert chosen(made_up(plain_a=[0.93] * 5, panels_b=[1] * 5)) == ("panels_b",) * 5
+    assert chosen(made_up(plain_a=[0.85] * 5, panels_b=[1] * 5)) == ("plain_a",) * 5
 
 
 def test_implementations_of_different_layouts_do_not_take_turns():
