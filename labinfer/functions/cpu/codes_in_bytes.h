@@ -22,12 +22,6 @@ const ByteCoding* byte_coding(int bits, int coding, int offset);
 
 namespace {
 
-#ifdef HAS_AMX
-constexpr uint32_t BYTE_MIDDLE = 0;  // tiles take bytes with signs
-#else
-constexpr uint32_t BYTE_MIDDLE = Int8::MIDDLE;
-#endif
-
 // A thread's panel in bytes of so many inputs, for all rows that are multiplied with it. It is kept from call to call, so that nothing is
 // allocated.
 struct DecodedBytes {
@@ -41,6 +35,9 @@ inline DecodedBytes& decoded_bytes(int64_t inputs) {
 }
 
 #ifdef HAS_AMX
+constexpr int BYTE_ROWS = Amx::ROWS;
+constexpr uint32_t BYTE_MIDDLE = 0;  // tiles take bytes with signs
+
 // A panel whose codes become bytes a little before tiles read them, see PanelInMemory.
 class BytePanel {
  public:
@@ -81,19 +78,16 @@ struct ScaledSums {
     return to_floats(load<ints>(sums + row * PANEL + half * WIDTH)) * load<floats>(scales + half * WIDTH);
   }
 };
-
+#else
+constexpr int BYTE_ROWS = ByteDot::ROWS;
+constexpr uint32_t BYTE_MIDDLE = Int8::MIDDLE;
 #endif
 
 // A form in groups. Its weights become bytes for the first pass of a block of rows: in tiles a little ahead of them, otherwise all
 // before it.
 struct CodesInBytes {
   using Dot = ByteDot;
-#ifdef HAS_AMX
-  static constexpr int ROWS = Amx::ROWS;
-#else
-  static constexpr int ROWS = Dot::ROWS;
-#endif
-  static constexpr int MIDDLE = BYTE_MIDDLE;
+  static constexpr int ROWS = BYTE_ROWS, MIDDLE = BYTE_MIDDLE;
   const ByteCoding& coding;
   int64_t inputs, code_group, lead, group;
 

@@ -46,11 +46,11 @@ struct Packed12 : Matrix12 {
              Done done) const {
     LineVector<bf16>& whole = decoded_panel();
     bool is_kept = IN_TILES<Kernel> || !pass.is_last();
-    Panel12 panel = Matrix12::panel(number, next);
     if (pass.is_first() && is_kept && int64_t(whole.size()) < groups * GROUP_WEIGHTS) whole.resize(groups * GROUP_WEIGHTS);
-    int64_t bytes = groups * GROUP_BYTES, kept = groups * GROUP_WEIGHTS * sizeof(bf16);
+    Panel12 panel = Matrix12::panel(number, next);
+    Stretch packed{panel.planes, groups * GROUP_BYTES}, decoded{whole.data(), groups * GROUP_WEIGHTS * int64_t(sizeof(bf16))};
+    panel.stream = pass.stream<Kernel>(panel.stream, pass.is_first() ? packed : decoded, packed.bytes, decoded.bytes);
     if (pass.is_first()) {
-      panel.stream = pass.stream<Kernel>(panel.stream, {panel.planes, bytes}, bytes, kept);
       if constexpr (IN_TILES<Kernel>) {
         bool is_read_again = !pass.is_last() || (rows > TILE_ROWS && rows % TILE_ROWS);
         return Kernel::panel(state, rows, x, inputs, DecodedPanel(panel, groups, whole.data(), is_read_again), inputs / 2, memory, done);
@@ -59,8 +59,7 @@ struct Packed12 : Matrix12 {
         return done(0, rows, FloatSums{memory});
       }
     }
-    Stream stream = pass.stream<Kernel>(panel.stream, {whole.data(), kept}, bytes, kept);
-    multiply_panel<Kernel>(state, rows, x, inputs, whole.data(), inputs / 2, memory, stream, done);
+    multiply_panel<Kernel>(state, rows, x, inputs, whole.data(), inputs / 2, memory, panel.stream, done);
   }
 };
 

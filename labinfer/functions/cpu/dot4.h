@@ -224,7 +224,7 @@ inline void panel_groups(const typename Coding::Dot::Input* x, int64_t stride, c
   constexpr int SCALES = Coding::SCALE_BYTES * PANEL;
   constexpr bool IS_HELD = ROWS <= ROWS_HELD;
   lanes held[IS_HELD ? ROWS : 1][PANEL / LANES] = {};
-  if (!IS_HELD) std::memset(out, 0, ROWS * PANEL * sizeof(float));
+  if constexpr (!IS_HELD) std::memset(out, 0, ROWS * PANEL * sizeof(float));
   for (int64_t number = 0; number < groups; ++number) {
     lanes scales[PANEL / LANES], offsets[PANEL / LANES] = {};
     for (int i = 0; i < PANEL / LANES; ++i) {
