@@ -47,7 +47,9 @@ export class Store {
 
   async keepAttachments(conversation, files) {
     const attachments = this._write("attachments");
-    return done(files.length ? attachments.put(files, conversation) : attachments.delete(conversation));
+    const request = files.length ? attachments.put(files, conversation) : attachments.delete(conversation);
+    attachments.transaction.commit(); // else it waits for this page, and is lost where the page is loaded anew at once
+    return done(request);
   }
 
   async save(conversation) {

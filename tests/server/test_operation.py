@@ -25,7 +25,7 @@ class TestEnd:
     def test_at_a_signal_open_requests_come_to_their_ends_and_new_ones_are_refused(self):
         with serving(*SMALL) as server:
             tree = server.processes
-            stream = server.stream({"max_tokens": 600}).wait_begun()
+            stream = server.stream({"max_tokens": 600, "stream_options": {"include_usage": True}}).wait_begun()
             server.process.send_signal(signal.SIGTERM)
             wait_for(lambda: server.get("/ready")[0] == 503, 5)
             for reply in (server.complete(), server.ask("GET", "/ready")):
@@ -35,7 +35,7 @@ class TestEnd:
             assert server.wait_end(tree) == 128 + signal.SIGTERM
             stream.finish(1)
             assert (stream.finish_reason, stream.was_cut, stream.error) == ("length", False, None)
-            assert len(stream.events) > 250
+            assert stream.events[-1]["usage"]["completion_tokens"] == 600
             assert "labinfer: stopping at SIGTERM: 1 request is open; it has 20 seconds to end" in server.text
             assert "Traceback" not in server.text and "rror" not in server.text
 
