@@ -60,11 +60,14 @@ def make_case(
     num_blocks = -(-context // args.block_size)
     bytes_per_token = 2 * args.kv_heads * (args.size * DTYPES[dtype].itemsize + (4 if dtype == "int8" else 0))
     layers = 1 if num_new > 1 else -(-CACHE // (context * bytes_per_token))
-    cache = LayerCache.zeros(layers * num_blocks, args.block_size, heads, DTYPES[dtype], tiled=not args.rows)
-    for tensor in cache.tensors():
-        if args.huge_pages:
+    tiled = not args.rows
+    form = LayerCache.zeros(layers * num_blocks, args.block_size, heads, DTYPES[dtype], device="meta", tiled=tiled)
+    tensors = [torch.empty_like(tensor, device="cpu") for tensor in form.tensors()]
+    for tensor in tensors:
+        if not args.small_pages:
             use_huge_pages(tensor.data_ptr(), tensor.nbytes)
-        tensor.fill_(1)  # zeros that were never written are one page of memory
+        tensor.fill_(1)
+    cache = LayerCache(*tensors)
     order = torch.randperm(layers * num_blocks) if is_shuffled else torch.arange(layers * num_blocks)
     q_THP = torch.randn(num_new, args.heads, args.size).bfloat16()
     head_ptr = torch.arange(args.kv_heads + 1) * (args.heads // args.kv_heads)
@@ -105,7 +108,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--implementation", default="", help="such as cpu-dot; by default the preferred one")
     parser.add_argument("--rows", action="store_true", help="a cache in rows instead of tiles")
-    parser.add_argument("--huge-pages", action="store_true", help="ask for large pages for the cache")
+    parser.add_argument("--small-pages", action="store_true", help="do not ask for large pages, as a KV cache does")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()

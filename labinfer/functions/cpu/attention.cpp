@@ -9,6 +9,8 @@ namespace {
 
 constexpr int64_t ROWS_OF_TILE = 512;  // query rows that go through a span together: what they come to stays in the cache
 constexpr int64_t PARTS = 4;           // pieces of work for each thread where keys of a sequence are dealt
+constexpr int64_t PAGE = 4096;         // bytes
+constexpr int MOST_TOGETHER = 2;       // KV heads
 constexpr float LOG2_E = 1.44269504f;
 
 // A tile that is dealt: what each of its spans comes to.
@@ -21,7 +23,7 @@ struct Whole {
 // A thread's own memory, kept from call to call.
 template <typename Kernel>
 struct Scratch {
-  UnitMemory<typename Kernel::Element> units;
+  UnitMemory<typename Kernel::Element> units[MOST_TOGETHER];
   LineVector<typename Kernel::Input> query, weights;
   LineVector<float> total, part, scores;
 };
@@ -86,42 +88,40 @@ inline void copy_pair(To* to, const From* from) {
   set(to[0], as_float(from[0])), set(to[1], as_float(from[1]));
 }
 
-// A tile's queries, so many rows at once as the kernel takes them.
+// The queries that a tile has for a KV head, so many rows at once as the kernel takes them.
 template <typename Kernel>
-typename Kernel::Input* pack_query(const Batch& batch, const Tile& tile, int64_t at_once, Scratch<Kernel>& scratch) {
-  int64_t group = batch.group(tile.kv), rows = tile.count * group, token = batch.row_ptr[tile.sequence] + tile.first;
+void pack_query(const Batch& batch, const Tile& tile, int64_t kv, int64_t at_once, typename Kernel::Input* query) {
+  int64_t group = batch.group(kv), rows = tile.count * group, token = batch.row_ptr[tile.sequence] + tile.first;
   int64_t size = batch.size;
-  typename Kernel::Input* query = room(scratch.query, rows * batch.even_size());
   with_dtype(batch.dtype, (void*)batch.q, [&](auto* q) {
     for (int64_t row = 0; row < rows; ++row) {
       int64_t pass = row / at_once * at_once, some = std::min(at_once, rows - pass), i = 0;
-      auto* from = q + ((token + row / group) * batch.heads + batch.head_ptr[tile.kv] + row % group) * size;
+      auto* from = q + ((token + row / group) * batch.heads + batch.head_ptr[kv] + row % group) * size;
       typename Kernel::Input* to = query + (IN_TILES<Kernel> ? row * batch.even_size() : pass * batch.even_size() + (row - pass) * 2);
       for (; i + 2 <= size; i += 2, to += IN_TILES<Kernel> ? 2 : 2 * some) copy_pair(to, from + i);
       if (i < size) set(to[0], as_float(from[i])), to[1] = 0;
     }
   });
-  return query;
 }
 
-// Scores (rows, SPAN) of queries with so many units of keys.
+// Scores (rows, SPAN) of queries with so many units of keys; meanwhile others are fetched.
 template <typename Kernel>
-void multiply_keys(PanelState<Kernel>& state, int rows, const typename Kernel::Input* query, int64_t size, const typename Kernel::Element* const* keys,
-                   int64_t units, int64_t ahead, float* scores) {
+void multiply_keys(PanelState<Kernel>& state, int rows, const typename Kernel::Input* query, int64_t size,
+                   const typename Kernel::Element* const* keys, int64_t units, const typename Kernel::Element* const* soon, float* scores) {
   if constexpr (IN_TILES<Kernel>) {
     Kernel::multiply_keys(state, rows, query, size, keys, units, scores);
   } else {
     bool few = rows <= Kernel::FEW;
     Multiply<Kernel> multiply = few ? straight_of<Kernel, Rows::QUERIES, 1>(rows) : multiply_of<Kernel, Rows::QUERIES>(rows);
     for (int64_t unit = 0; unit < units; unit += few ? 1 : 2)
-      multiply(query, {keys + unit, keys + unit + 1, 0, 0, size / 2, size / 2, 2 * UNIT, ahead}, scores + unit * UNIT, SPAN);
+      multiply(query, {keys + unit, keys + unit + 1, soon + unit, soon + unit + 1, 0, 0, size / 2, size / 2, 2 * UNIT}, scores + unit * UNIT, SPAN);
   }
 }
 
 // Sums (rows, out_size) of so many units of a span's values by weights (rows, SPAN).
 template <typename Kernel>
 void multiply_values(PanelState<Kernel>& state, int rows, const typename Kernel::Input* weights, const Span<typename Kernel::Element>& span,
-                     int64_t units, int64_t ahead, float* out, int64_t out_size) {
+                     int64_t units, const typename Kernel::Element* const* soon, float* out, int64_t out_size) {
   const typename Kernel::Element* const* values = span.values();
   int64_t width = span.width;
   if constexpr (IN_TILES<Kernel>) {
@@ -130,55 +130,112 @@ void multiply_values(PanelState<Kernel>& state, int rows, const typename Kernel:
     int64_t pairs = units * UNIT / 2, i = 0;
     if (rows <= Kernel::FEW)
       for (; i + 4 * UNIT <= width; i += 4 * UNIT)
-        straight_of<Kernel, Rows::WEIGHTS, 4>(rows)(weights, {values, nullptr, 2 * i, 0, pairs, UNIT / 2, 2 * width, ahead}, out + i, out_size);
+        straight_of<Kernel, Rows::WEIGHTS, 4>(rows)(weights, {values, nullptr, soon, nullptr, 2 * i, 0, pairs, UNIT / 2, 2 * width}, out + i, out_size);
     for (; i < width; i += PANEL) {
       int64_t second = i + WIDTH < width ? i + WIDTH : i;
-      multiply_of<Kernel, Rows::WEIGHTS>(rows)(weights, {values, values, 2 * i, 2 * second, pairs, UNIT / 2, 2 * width, ahead}, out + i, out_size);
+      multiply_of<Kernel, Rows::WEIGHTS>(rows)(weights, {values, values, soon, soon, 2 * i, 2 * second, pairs, UNIT / 2, 2 * width}, out + i, out_size);
     }
   }
 }
 
-// Each of a tile's spans: for every row the sum of weighted values, the largest score and the mass of weights, to
+// Scores of some of a head's rows to weights, over the keys begin ... end of a span.
+template <typename Kernel>
+void soften_rows(const Batch& batch, const Tile& tile, int64_t kv, int64_t row, int rows, int64_t begin, int64_t end, int64_t units,
+                 const Span<typename Kernel::Element>& span, float* scores, typename Kernel::Input* weights, float* top, float* mass) {
+  bool has_scales = batch.has_scales();
+  for (int r = 0; r < rows; ++r) {
+    int64_t own = batch.position(tile) + (row + r) / batch.group(kv) - begin;  // the last key it sees, from here
+    int64_t from = batch.window ? std::max<int64_t>(0, own - batch.window + 1) : 0;
+    soften<Kernel>(scores + r * SPAN, weights + r * SPAN, up_to(units, 2) * UNIT, from, std::min(end - begin, own + 1), batch.scale * LOG2_E,
+                   has_scales ? span.key_scales : nullptr, has_scales ? span.value_scales : nullptr, top[r], mass[r]);
+  }
+}
+
+// Each span of a tile of one KV head: for every row the sum of weighted values, the largest score and the mass of weights, to
 // take(span, row, sums, top, mass).
 template <typename Kernel, typename Take>
-void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take take) {
+void run_alone(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take take) {
   using Input = typename Kernel::Input;
   int64_t size = batch.even_size(), width = batch.width(), group = batch.group(tile.kv), rows = tile.count * group;
-  int64_t num_new = batch.row_ptr[tile.sequence + 1] - batch.row_ptr[tile.sequence];
-  int64_t position = batch.context_lens[tile.sequence] - num_new + tile.first;
   int64_t at_once = pass_rows<Kernel>(rows);
   // The second pass over a span finds it in the second-level cache and fetches the next one, where there is room for both.
   bool looks_further = !IN_TILES<Kernel> && at_once < rows && 2 * SPAN * (size + width) * int64_t(sizeof(typename Kernel::Element)) < CACHE;
-  const Input* query = pack_query(batch, tile, at_once, scratch);
-  Input* weights = room(scratch.weights, Kernel::ROWS * SPAN);
+  Input *query = room(scratch.query, rows * size), *weights = room(scratch.weights, Kernel::ROWS * SPAN);
   float *scores = room(scratch.scores, Kernel::ROWS * SPAN), *part = room(scratch.part, Kernel::ROWS * width);
   float top[Kernel::ROWS], mass[Kernel::ROWS];
   Span<typename Kernel::Element> span;
   PanelState<Kernel> state;
+  pack_query<Kernel>(batch, tile, tile.kv, at_once, query);
   for (int64_t index = tile.first_span; index < tile.end_span; ++index) {
     int64_t begin = std::max(index * SPAN, tile.begin / UNIT * UNIT), end = std::min((index + 1) * SPAN, tile.end);
-    span.find(batch, tile, begin, end, IN_TILES<Kernel>, looks_further, scratch.units);
+    span.find(batch, tile, tile.kv, begin, end, IN_TILES<Kernel>, looks_further, scratch.units[0]);
     for (int64_t row = 0; row < rows; row += at_once) {
       int some = int(std::min(at_once, rows - row));
-      int64_t seen = position + (row + some - 1) / group + 1 - begin;  // by the last of these rows
+      bool further = looks_further && row == at_once;
+      int64_t seen = batch.position(tile) + (row + some - 1) / group + 1 - begin;  // by the last of these rows
       int64_t units = std::min(span.count, up_to(std::max<int64_t>(0, seen), UNIT) / UNIT);
-      multiply_keys<Kernel>(state, some, query + row * size, size, span.keys(), units, span.ahead_of_keys(looks_further && row == at_once), scores);
-      for (int r = 0; r < some; ++r) {
-        int64_t own = position + (row + r) / group - begin;  // the last key it sees, from here
-        int64_t from = batch.window ? std::max<int64_t>(0, own - batch.window + 1) : 0;
-        soften<Kernel>(scores + r * SPAN, weights + r * SPAN, up_to(units, 2) * UNIT, from, std::min(end - begin, own + 1),
-               batch.scale * LOG2_E, batch.has_scales() ? span.key_scales : nullptr,
-               batch.has_scales() ? span.value_scales : nullptr, top[r], mass[r]);
-      }
-      multiply_values<Kernel>(state, some, weights, span, units, span.ahead_of_values(looks_further && row == at_once), part, width);
+      multiply_keys<Kernel>(state, some, query + row * size, size, span.keys(), units, span.soon_keys(further), scores);
+      soften_rows<Kernel>(batch, tile, tile.kv, row, some, begin, end, units, span, scores, weights, top, mass);
+      multiply_values<Kernel>(state, some, weights, span, units, span.soon_values(further), part, width);
       for (int r = 0; r < some; ++r) take(index, row + r, part + r * width, top[r], mass[r]);
     }
   }
 }
 
+// The same for a tile of several KV heads with few rows each. What they read of a block stands together in the cache: it is fetched in
+// the order of memory, long before it is read, as processors fetch a page ahead of themselves for as long as all of it is asked for.
+template <typename Kernel, typename Take>
+void run_together(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take take) {
+  using Element = typename Kernel::Element;
+  int64_t size = batch.size, width = batch.width(), heads = tile.kv_heads, ahead = heads * UNITS / 2;
+  auto* query = room(scratch.query, heads * Kernel::FEW * size);
+  auto* weights = room(scratch.weights, heads * Kernel::FEW * SPAN);
+  float *scores = room(scratch.scores, heads * Kernel::FEW * SPAN), *part = room(scratch.part, Kernel::FEW * width);
+  float top[MOST_TOGETHER][Kernel::ROWS], mass[MOST_TOGETHER][Kernel::ROWS];
+  Span<Element> spans[MOST_TOGETHER];
+  const Element* order[5 * MOST_TOGETHER * UNITS / 2];  // keys, values, and as many of the next span's keys as are fetched from here
+  PanelState<Kernel> state;
+  auto rows = [&](int64_t head) { return int(tile.count * batch.group(tile.kv + head)); };
+  for (int64_t head = 0; head < heads; ++head)
+    pack_query<Kernel>(batch, tile, tile.kv + head, Kernel::FEW, query + head * Kernel::FEW * size);
+  for (int64_t index = tile.first_span; index < tile.end_span; ++index) {
+    int64_t begin = std::max(index * SPAN, tile.begin / UNIT * UNIT), end = std::min((index + 1) * SPAN, tile.end);
+    int64_t count = up_to(end - begin, UNIT) / UNIT, last = (tile.end - 1) / UNIT;
+    for (int64_t head = 0; head < heads; ++head) {
+      spans[head].find(batch, tile, tile.kv + head, begin, end, false, false, scratch.units[head]);
+      const Element** to = order + head;
+      for (int64_t i = 0; i < count; ++i, to += heads) *to = spans[head].keys()[i], to[count * heads] = spans[head].values()[i];
+      to += count * heads;
+      Units<Element> keys{batch, batch.keys, tile, tile.kv + head};
+      for (int64_t i = 0; i < UNITS / 2; ++i, to += heads) *to = keys.in_place(std::min(last, begin / UNIT + count + i));
+    }
+    const Element* const* soon = order + ahead;
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t head = 0; head < heads; ++head, ++soon)
+        multiply_keys<Kernel>(state, rows(head), query + head * Kernel::FEW * size, size, spans[head].keys() + i, 1, soon,
+                              scores + head * Kernel::FEW * SPAN + i * UNIT);
+    for (int64_t head = 0; head < heads; ++head)
+      soften_rows<Kernel>(batch, tile, tile.kv + head, 0, rows(head), begin, end, count, spans[head], scores + head * Kernel::FEW * SPAN,
+                          weights + head * Kernel::FEW * SPAN, top[head], mass[head]);
+    for (int64_t head = 0; head < heads; ++head, soon += count) {
+      multiply_values<Kernel>(state, rows(head), weights + head * Kernel::FEW * SPAN, spans[head], count, soon, part, width);
+      int64_t first = tile.count * batch.group(tile.kv, head);
+      for (int r = 0; r < rows(head); ++r) take(index, first + r, part + r * width, top[head][r], mass[head][r]);
+    }
+  }
+}
+
+template <typename Kernel, typename Take>
+void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take take) {
+  if constexpr (Kernel::FEW > 0)
+    if (tile.kv_heads > 1) return run_together(batch, tile, scratch, take);
+  run_alone(batch, tile, scratch, take);
+}
+
 void write(const Batch& batch, const Tile& tile, int64_t row, const float* total, float top, float mass) {
-  int64_t token = batch.row_ptr[tile.sequence] + tile.first, group = batch.group(tile.kv);
-  int64_t head = batch.head_ptr[tile.kv] + row % group;
+  int64_t token = batch.row_ptr[tile.sequence] + tile.first, kv = tile.kv;
+  for (; row >= tile.count * batch.group(kv); ++kv) row -= tile.count * batch.group(kv);
+  int64_t group = batch.group(kv), head = batch.head_ptr[kv] + row % group;
   if (batch.sinks) mass += std::exp2(batch.sinks[head] * LOG2_E - top);  // may be infinite: nothing is left of the values then
   float factor = 1.0f / mass;
   with_dtype(batch.dtype, batch.out, [&](auto* out) {
@@ -192,7 +249,7 @@ void write(const Batch& batch, const Tile& tile, int64_t row, const float* total
 // All spans of a tile, one after another.
 template <typename Kernel>
 void finish(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch) {
-  int64_t width = batch.width(), rows = tile.count * batch.group(tile.kv);
+  int64_t width = batch.width(), rows = batch.rows(tile);
   float *total = room(scratch.total, rows * (width + 2)), *top = total + rows * width, *mass = top + rows;
   std::fill_n(top, rows, -INFINITY);
   run(batch, tile, scratch, [=](int64_t, int64_t row, const float* part, float part_top, float part_mass) {
@@ -204,7 +261,7 @@ void finish(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch) {
 // Some spans of a tile; who comes last joins them all.
 template <typename Kernel>
 void finish_piece(const Batch& batch, const Tile& tile, Whole& whole, float* memory, Scratch<Kernel>& scratch) {
-  int64_t width = batch.width(), rows = tile.count * batch.group(tile.kv), stride = rows * (width + 2);
+  int64_t width = batch.width(), rows = batch.rows(tile), stride = rows * (width + 2);
   memory += whole.memory;
   run(batch, tile, scratch, [=](int64_t span, int64_t row, const float* part, float part_top, float part_mass) {
     float* to = memory + (span - whole.tile.first_span) * stride;
@@ -223,21 +280,22 @@ void finish_piece(const Batch& batch, const Tile& tile, Whole& whole, float* mem
 }
 
 // The work of a call, the largest tiles first. A tile that is more than a thread's share of all is dealt by its spans.
-void deal(const Batch& batch, int64_t sequences, int threads, std::vector<Tile>& tiles, std::vector<Whole>& wholes,
+void deal(const Batch& batch, int64_t sequences, int64_t together, int threads, std::vector<Tile>& tiles, std::vector<Whole>& wholes,
           std::vector<float>& memory) {
   tiles.clear();
   wholes.clear();
-  auto work = [&](const Tile& tile) { return tile.count * batch.group(tile.kv) * (tile.end_span - tile.first_span); };
+  auto work = [&](const Tile& tile) { return batch.rows(tile) * (tile.end_span - tile.first_span); };
   int64_t all = 0;
   for (int64_t sequence = 0; sequence < sequences; ++sequence) {
     int64_t num_new = batch.row_ptr[sequence + 1] - batch.row_ptr[sequence];
-    for (int64_t kv = 0; kv < batch.kv_heads; ++kv) {
-      if (!batch.group(kv)) continue;
-      int64_t most = std::max<int64_t>(1, ROWS_OF_TILE / batch.group(kv));
+    for (int64_t kv = 0, heads; kv < batch.kv_heads; kv += heads) {
+      heads = std::min(together, batch.kv_heads - kv);
+      if (!batch.group(kv, heads)) continue;
+      int64_t most = std::max<int64_t>(1, ROWS_OF_TILE / batch.group(kv, heads));
       for (int64_t first = 0; first < num_new; first += most) {
         int64_t count = std::min(most, num_new - first), position = batch.context_lens[sequence] - num_new + first;
         int64_t begin = batch.window ? std::max<int64_t>(0, position - batch.window + 1) : 0, end = position + count;
-        tiles.push_back({sequence, kv, first, count, begin, end, begin / SPAN, (end + SPAN - 1) / SPAN, -1});
+        tiles.push_back({sequence, kv, heads, first, count, begin, end, begin / SPAN, (end + SPAN - 1) / SPAN, -1});
         all += work(tiles.back());
       }
     }
@@ -251,7 +309,7 @@ void deal(const Batch& batch, int64_t sequences, int threads, std::vector<Tile>&
     int64_t pieces = std::min(spans, (work(tile) * threads * PARTS + all - 1) / all);
     tile.whole = wholes.size();
     wholes.push_back({tile, floats, int(pieces)});
-    floats += spans * tile.count * batch.group(tile.kv) * (batch.width() + 2);
+    floats += spans * batch.rows(tile) * (batch.width() + 2);
     for (int64_t piece = 0; piece < pieces; ++piece) {
       Tile part = tile;
       part.first_span = tile.first_span + spans * piece / pieces;
@@ -264,12 +322,31 @@ void deal(const Batch& batch, int64_t sequences, int threads, std::vector<Tile>&
   std::stable_sort(tiles.begin(), tiles.end(), [&](const Tile& a, const Tile& b) { return work(a) > work(b); });
 }
 
+// KV heads that go through their spans together: those whose units share a page, where a step has few rows for each and where there are
+// spans enough for all threads to have several.
+template <typename Kernel>
+int64_t heads_together(const Batch& batch, int64_t sequences, int threads) {
+  using Element = typename Kernel::Element;
+  bool in_place = batch.tiled && batch.keys.dtype == dtype_of((const Element*)nullptr);
+  int64_t heads = std::min<int64_t>(MOST_TOGETHER, batch.kv_heads), spans = 0, most_rows = 0;
+  if (!Kernel::FEW || !in_place || heads * UNIT * batch.size * int64_t(sizeof(Element)) > PAGE) return 1;
+  for (int64_t kv = 0; kv < batch.kv_heads; ++kv) {
+    if (!batch.group(kv)) return 1;
+    most_rows = std::max(most_rows, batch.group(kv));
+  }
+  for (int64_t sequence = 0; sequence < sequences; ++sequence) {
+    if ((batch.row_ptr[sequence + 1] - batch.row_ptr[sequence]) * most_rows > Kernel::FEW) return 1;
+    spans += up_to(batch.context_lens[sequence], SPAN) / SPAN;
+  }
+  return spans * (batch.kv_heads / heads) >= 2 * threads ? heads : 1;
+}
+
 template <typename Kernel>
 void attend_all(const Batch& batch, int64_t sequences, int threads) {
   static thread_local std::vector<Tile> dealt;
   static thread_local std::vector<Whole> divided;
   static thread_local std::vector<float> parts;
-  deal(batch, sequences, threads, dealt, divided, parts);
+  deal(batch, sequences, heads_together<Kernel>(batch, sequences, threads), threads, dealt, divided, parts);
   std::vector<Tile>& tiles = dealt;  // the team shares the caller's
   std::vector<Whole>& wholes = divided;
   float* memory = parts.data();

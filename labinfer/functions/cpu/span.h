@@ -19,6 +19,15 @@ struct Cache {
   Dtype dtype;
 };
 
+// Some query tokens of a sequence, with the heads that read some KV heads from kv on, and the keys that they see.
+struct Tile {
+  int64_t sequence, kv, kv_heads;
+  int64_t first, count;                // tokens from the sequence's first new one
+  int64_t begin, end;                  // keys
+  int64_t first_span, end_span;        // of these
+  int64_t whole;                       // where they are dealt to several threads; else -1
+};
+
 // What all sequences have in common.
 struct Batch {
   const void* q;
@@ -35,16 +44,13 @@ struct Batch {
 
   int64_t even_size() const { return up_to(size, 2); }
   bool has_scales() const { return keys.scales && !shared; }  // that are not in the numbers already, as they are laid out
-  int64_t group(int64_t kv) const { return head_ptr[kv + 1] - head_ptr[kv]; }
+  int64_t group(int64_t kv, int64_t kv_heads = 1) const { return head_ptr[kv + kv_heads] - head_ptr[kv]; }
+  int64_t rows(const Tile& tile) const { return tile.count * group(tile.kv, tile.kv_heads); }
+  // Of a tile's first token in its sequence.
+  int64_t position(const Tile& tile) const {
+    return context_lens[tile.sequence] - (row_ptr[tile.sequence + 1] - row_ptr[tile.sequence]) + tile.first;
+  }
   int64_t width() const { return up_to(value_size, PANEL); }  // of a row of sums
-};
-
-// Some query tokens of a sequence, with the heads that read one KV head, and the keys that they see.
-struct Tile {
-  int64_t sequence, kv, first, count;  // tokens from the sequence's first new one
-  int64_t begin, end;                  // keys
-  int64_t first_span, end_span;        // of these
-  int64_t whole;                       // where they are dealt to several threads; else -1
 };
 
 template <typename T, typename Allocator>
@@ -81,13 +87,14 @@ struct Units {
   const Batch& batch;
   const Cache& cache;
   const Tile& tile;
+  int64_t kv;
 
   const int64_t* table() const { return batch.tables + batch.table_ptr[tile.sequence]; }
 
   // Its first key among those of all blocks' KV heads, in tiles.
   int64_t key_of(int64_t unit) const {
     int64_t units = batch.block_size / UNIT;
-    return (table()[unit / units] * batch.kv_heads + tile.kv) * batch.block_size + unit % units * UNIT;
+    return (table()[unit / units] * batch.kv_heads + kv) * batch.block_size + unit % units * UNIT;
   }
 
   const Element* in_place(int64_t unit) const { return (const Element*)cache.data + key_of(unit) * batch.size; }
@@ -122,7 +129,7 @@ struct Units {
       if (scales) scales[key] = 0.0f;
       std::fill(to + (is_seen ? batch.size : 0), to + batch.even_size(), Element(0));
       if (!is_seen) continue;
-      int64_t row = (table()[at / batch.block_size] * batch.block_size + at % batch.block_size) * batch.kv_heads + tile.kv;
+      int64_t row = (table()[at / batch.block_size] * batch.block_size + at % batch.block_size) * batch.kv_heads + kv;
       with_numbers(cache, [&](auto* numbers) {
         auto* from = numbers + row * batch.size;
         if (batch.shared && cache.scales) {
@@ -182,11 +189,12 @@ struct Span {
 
   // The units of keys begin ... end; begin is the first of one, what is past the end is zero among the values. With gathers these stand one
   // after another, an even number of units. Of the next span only the first keys are found unless it looks further.
-  void find(const Batch& batch, const Tile& tile, int64_t begin, int64_t end, bool gathers, bool looks_further, UnitMemory<Element>& memory) {
+  void find(const Batch& batch, const Tile& tile, int64_t kv, int64_t begin, int64_t end, bool gathers, bool looks_further,
+            UnitMemory<Element>& memory) {
     int64_t first = begin / UNIT, last = (tile.end - 1) / UNIT, even = up_to(end - begin, 2 * UNIT) / UNIT;
     int64_t size = batch.even_size();
     count = up_to(end - begin, UNIT) / UNIT, width = up_to(batch.value_size, WIDTH);
-    Units<Element> keys{batch, batch.keys, tile}, values{batch, batch.values, tile};
+    Units<Element> keys{batch, batch.keys, tile, kv}, values{batch, batch.values, tile, kv};
     bool in_place = batch.tiled && batch.keys.dtype == dtype_of((const Element*)nullptr);
     Element *own_keys = nullptr, *own_values = room(memory.values, SPAN * width), *rows = nullptr;
     if (!in_place) own_keys = room(memory.keys, SPAN * size), rows = room(memory.rows, UNIT * size);
@@ -228,9 +236,9 @@ struct Span {
   const Element* const* keys() const { return units; }
   const Element* const* values() const { return units + up_to(count, 2); }
 
-  // Units from keys, and from values, that are read to what is fetched meanwhile: what comes soon, or the same of the next span.
-  int64_t ahead_of_keys(bool looks_further) const { return looks_further ? up_to(count, 2) + count : AHEAD_UNITS; }
-  int64_t ahead_of_values(bool looks_further) const { return looks_further ? 2 * count : AHEAD_UNITS; }
+  // What is fetched while keys, and while values are read: what comes soon, or the same of the next span.
+  const Element* const* soon_keys(bool looks_further) const { return keys() + (looks_further ? up_to(count, 2) + count : AHEAD_UNITS); }
+  const Element* const* soon_values(bool looks_further) const { return values() + (looks_further ? 2 * count : AHEAD_UNITS); }
 };
 
 }  // namespace

@@ -39,15 +39,15 @@ struct Distance {
   static constexpr int64_t ROW = ROWS == Rows::QUERIES ? 2 : SPAN, PAIR = ROWS == Rows::QUERIES ? 2 * COUNT : 2;
 };
 
-// What is multiplied: groups of pairs, of which each has its first 16 columns and its second 16 somewhere. Meanwhile the groups that are
-// so many entries further on in first and second are fetched.
+// What is multiplied: groups of pairs, of which each has its first 16 columns and its second 16 somewhere. Meanwhile as many groups are
+// fetched.
 template <typename Element>
 struct Columns {
   const Element *const *first, *const *second;
+  const Element *const *soon_first, *const *soon_second;
   int64_t first_offset, second_offset;  // of the columns from there, in numbers
   int64_t pairs, group;                 // in all, and of each group but the last
   int64_t stride;                       // numbers from pair to pair
-  int64_t ahead;
 };
 
 // Up to so many rows are multiplied with one straight stream, by processors that have the registers.
@@ -94,9 +94,9 @@ struct FmaUnits {
 #pragma GCC unroll 2
         for (int unit = 0; unit < AT_ONCE; ++unit) {
           bool is_first = column / UNIT_REGISTERS + unit == 0;
-          const bf16* const* units = is_first ? columns.first : columns.second;
           int64_t from = column % UNIT_REGISTERS * LANES * 2 + (is_first ? columns.first_offset : columns.second_offset);
-          at[unit] = units[i] + from, soon[unit] = units[i + columns.ahead] + from;
+          at[unit] = (is_first ? columns.first : columns.second)[i] + from;
+          soon[unit] = (is_first ? columns.soon_first : columns.soon_second)[i] + from;
         }
         int64_t pairs = std::min(left, columns.group);
         for (int64_t pair = 0; pair < pairs; ++pair, input += At::PAIR) {
@@ -150,9 +150,10 @@ struct FloatUnits {
       int64_t left = columns.pairs, from = column * LANES % (2 * UNIT);
       bool is_first = column * LANES < 2 * UNIT;
       const float* const* units = is_first ? columns.first : columns.second;
+      const float* const* soon_units = is_first ? columns.soon_first : columns.soon_second;
       from += is_first ? columns.first_offset : columns.second_offset;
       for (int64_t i = 0; left > 0; ++i, left -= columns.group) {
-        const float *at = units[i] + from, *soon = units[i + columns.ahead] + from;
+        const float *at = units[i] + from, *soon = soon_units[i] + from;
         int64_t pairs = std::min(left, columns.group);
         for (int64_t pair = 0; pair < pairs; ++pair, at += columns.stride, soon += columns.stride, input += At::PAIR) {
           for (int byte = 0; byte < TOGETHER * REGISTER; byte += 64) __builtin_prefetch((const char*)soon + byte, 0, 2);
@@ -200,8 +201,7 @@ struct DotUnits {
       int64_t left = columns.pairs;
       for (int64_t i = 0; left > 0; ++i, left -= columns.group) {
         const bf16 *at[2] = {columns.first[i] + columns.first_offset, columns.second[i] + columns.second_offset};
-        const bf16 *soon[2] = {columns.first[i + columns.ahead] + columns.first_offset,
-                               columns.second[i + columns.ahead] + columns.second_offset};
+        const bf16 *soon[2] = {columns.soon_first[i] + columns.first_offset, columns.soon_second[i] + columns.second_offset};
         int64_t pairs = std::min(left, columns.group);
         for (int64_t pair = 0, from = 0; pair < pairs; ++pair, from += columns.stride, input += At::PAIR) {
           lane_words both[TOGETHER];
@@ -290,7 +290,7 @@ void multiply_straight(const typename Kernel::Input* x, const Columns<bf16>& col
   int64_t left = columns.pairs;
   for (int64_t i = 0; left > 0; ++i, left -= columns.group) {
     const bf16* at = columns.first[i] + columns.first_offset;
-    const bf16* soon = columns.first[i + columns.ahead] + columns.first_offset;
+    const bf16* soon = columns.soon_first[i] + columns.first_offset;
     int64_t pairs = std::min(left, columns.group);
     for (int64_t pair = 0; pair < pairs; ++pair, at += columns.stride, soon += columns.stride, input += At::PAIR) {
       lane_words both[ACROSS];
