@@ -116,7 +116,9 @@ struct Units {
         convert(to + i, from + i);
       }
     });
-    if (cache.scales) std::memcpy(scales, cache.scales + key_of(unit), UNIT * sizeof(float));
+    if (!cache.scales) return;
+    __builtin_prefetch(cache.scales + key_of(next));
+    std::memcpy(scales, cache.scales + key_of(unit), UNIT * sizeof(float));
   }
 
   // Rows of a cache that is not in tiles: 16 (or fewer, then zeros) one after another, each with a zero behind it if its size is
