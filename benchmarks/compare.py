@@ -7,7 +7,8 @@
 Each engine runs as ``peers/NAME_runner.py`` in a process and an environment of its own (``ENVS/NAME``), one after another,
 with the same prompts, the same number of threads and bound to the same cores. A round takes each engine at each precision
 once; figures are medians over the rounds, ratios medians of each round's ratio. Precisions are those of the weights. An engine
-that can calculate in several dtypes stands there with each, as ``NAME-DTYPE``.
+that can calculate in several dtypes stands there with each, as ``NAME-DTYPE``; ``labinfer-preview`` is this one with
+``--head-preview``, which is not compared with itself.
 
 ``--precisions Q8_0 Q4_0 Q4_K_M`` takes this engine, llama.cpp and OpenVINO over the same GGUF files, which llama.cpp's runner makes;
 OpenVINO does not know all types that are in Q4_K_M.
@@ -39,6 +40,7 @@ GGUF_TYPES = ("Q8_0", "Q4_0", "Q4_K_M")
 PRECISIONS = (*USUAL_PRECISIONS, *GGUF_TYPES)
 ENGINES = {
     OURS: PRECISIONS,
+    f"{OURS}-preview": USUAL_PRECISIONS,
     "vllm": ("16-bit", "int8"),
     "openvino": PRECISIONS,
     "openvino-bf16": USUAL_PRECISIONS,
@@ -46,8 +48,8 @@ ENGINES = {
     "ctranslate2": ("int8",),
     "transformers": ("16-bit",),
 }
-"""Precisions of weights that each engine runs here; its runner says how they are made. A name may end with the dtype in which
-the engine calculates, where that is not the runner's own choice."""
+"""Precisions of weights that each engine runs here; its runner says how they are made. A name may end with a variant: the dtype
+in which the engine calculates, or an option, where that is not the runner's own choice."""
 USUAL_WORKLOADS = ("W1", "W2", "W3")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 LIMIT_SECONDS = 1800
@@ -119,8 +121,8 @@ class Launcher:
         )
 
     def is_installed(self, engine: str) -> bool:
-        if engine != OURS and not self._python(engine).exists():
-            package, _ = split_name(engine)
+        package, _ = split_name(engine)
+        if not self._python(package).exists():
             say(f"{engine}: not installed; run python benchmarks/setup_peers.py --envs {self.args.envs} {package}")
             return False
         return True
@@ -135,24 +137,23 @@ class Launcher:
         self.versions |= {engine: answer.pop("version")} if answer else {}
         return answer
 
-    def _python(self, engine: str) -> Path:
-        package, _ = split_name(engine)
-        return Path(sys.executable) if engine == OURS else self.args.envs.absolute() / package / "bin" / "python"
+    def _python(self, package: str) -> Path:
+        return Path(sys.executable) if package == OURS else self.args.envs.absolute() / package / "bin" / "python"
 
     def _call(self, engine: str, precision: str, *flags: str) -> dict | None:
-        package, arithmetic = split_name(engine)
+        package, variant = split_name(engine)
         name = f"llamacpp-{precision}.gguf" if precision in GGUF_TYPES else f"{package}-{precision}"
         converted = self.args.envs.absolute() / "converted" / self.args.model.name / name
         command = [
-            *(self._python(engine), HERE / "peers" / f"{package}_runner.py"),
-            *(("--arithmetic", arithmetic) if arithmetic else ()),
+            *(self._python(package), HERE / "peers" / f"{package}_runner.py"),
+            *(("--variant", variant) if variant else ()),
             *("--checkpoint", self.args.model.absolute(), "--converted", converted),
             *("--workloads", self._workloads_file, "--precision", precision, "--threads", self.args.threads, *flags),
         ]
         if self.args.draft:
             command += ["--draft", self.args.draft.absolute(), "--draft-tokens", self.args.draft_tokens]
         env = os.environ | {name: str(self.args.threads) for name in THREAD_VARIABLES} | {"HF_HUB_OFFLINE": "1"}
-        if engine == OURS:  # this checkout, whether or not it is the one that is installed
+        if package == OURS:  # this checkout, whether or not it is the one that is installed
             env["PYTHONPATH"] = str(HERE.parent)
         log = self.folder / "log"
         with log.open("w") as stderr:
@@ -185,9 +186,9 @@ class Launcher:
 
 
 def split_name(engine: str) -> tuple[str, str]:
-    """Package of an engine, and the dtype in which it calculates; empty for its runner's own choice."""
-    package, _, arithmetic = engine.partition("-")
-    return package, arithmetic
+    """Package of an engine, and its variant; empty for its runner's own choice."""
+    package, _, variant = engine.partition("-")
+    return package, variant
 
 
 def last_json(text: str) -> dict | None:
@@ -207,35 +208,43 @@ def medians(rounds: list[Round], precision: str, engine: str) -> Figures:
     return {name: statistics.median(figures[name] for figures in taken) for name in taken[0]}
 
 
-def ratios(rounds: list[Round], precision: str, peer: str) -> Figures:
-    """Medians of the rounds' ratios of this engine's figures to a peer's."""
+def ratios(rounds: list[Round], precision: str, peer: str, ours: str) -> Figures:
+    """Medians of the rounds' ratios of this engine's figures to a peer's.
+
+    Args:
+        ours: this engine or a variant of it.
+    """
     both = [
-        by_engine for by_engine in (figures.get(precision, {}) for figures in rounds) if {OURS, peer} <= set(by_engine)
+        by_engine for by_engine in (figures.get(precision, {}) for figures in rounds) if {ours, peer} <= set(by_engine)
     ]
     if not both:
         return {}
     return {
-        name: statistics.median(figures[OURS][name] / figures[peer][name] for figures in both) for name in both[0][peer]
+        name: statistics.median(figures[ours][name] / figures[peer][name] for figures in both) for name in both[0][peer]
     }
 
 
 def markdown(rounds: list[Round], workloads: list[str]) -> str:
-    """Two tables: tokens a second, and this engine's ratio to each peer and to the best at each workload."""
+    """Two tables: tokens a second, and the ratios of this engine and its variants to each peer and to the best at each workload."""
     rule = "|" + "---|" * (2 + len(workloads))
     speed = [f"| engine | weights | {' | '.join(f'{name} tokens/s' for name in workloads)} |", rule]
-    against = [f"| {OURS} against | weights | {' | '.join(workloads)} |", rule]
+    against = [f"| ratio | weights | {' | '.join(workloads)} |", rule]
     for precision in PRECISIONS:
         engines = list(dict.fromkeys(engine for figures in rounds for engine in figures.get(precision, {})))
         for engine in engines:
             figures = medians(rounds, precision, engine)
             speed.append(f"| {engine} | {precision} | {' | '.join(f'{figures[name]:.1f}' for name in workloads)} |")
-        by_peer = {peer: ratio for peer in engines if peer != OURS and (ratio := ratios(rounds, precision, peer))}
-        for peer, ratio in by_peer.items():
-            against.append(f"| {peer} | {precision} | {' | '.join(f'{ratio[name]:.2f}' for name in workloads)} |")
-        if by_peer:
-            hardest = {name: min(by_peer, key=lambda peer, name=name: by_peer[peer][name]) for name in workloads}
-            cells = [f"**{by_peer[peer][name]:.2f}** ({peer})" for name, peer in hardest.items()]
-            against.append(f"| the best of them | {precision} | {' | '.join(cells)} |")
+        variants = [engine for engine in engines if split_name(engine)[0] == OURS]
+        peers = [engine for engine in engines if engine not in variants]
+        for ours in variants:
+            by_peer = {peer: ratio for peer in peers if (ratio := ratios(rounds, precision, peer, ours))}
+            for peer, ratio in by_peer.items():
+                cells = [f"{ratio[name]:.2f}" for name in workloads]
+                against.append(f"| {ours} to {peer} | {precision} | {' | '.join(cells)} |")
+            if by_peer:
+                hardest = {name: min(by_peer, key=lambda peer, name=name: by_peer[peer][name]) for name in workloads}
+                cells = [f"**{by_peer[peer][name]:.2f}** ({peer})" for name, peer in hardest.items()]
+                against.append(f"| {ours} to the best | {precision} | {' | '.join(cells)} |")
     return "\n".join([*speed, "", *against])
 
 

@@ -51,7 +51,9 @@ def run(
     parser.add_argument("--workloads", type=Path, required=True, help="JSON: prompts and output_lens by name")
     parser.add_argument("--precision", required=True)
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--arithmetic", default="", help="dtype to calculate in, of an engine that offers several")
+    parser.add_argument(
+        "--variant", default="", help="what the engine's name ends with, such as the dtype it calculates in"
+    )
     parser.add_argument("--draft", type=Path, help="checkpoint of a draft model")
     parser.add_argument("--draft-tokens", type=int, default=0)
     parser.add_argument("--prepare", action="store_true", help="convert only")

@@ -41,7 +41,7 @@ def load(args: argparse.Namespace) -> Generate:
     scheduler.max_num_seqs = 64
     scheduler.max_num_batched_tokens = 2048
     scheduler.enable_prefix_caching = False
-    properties = {"INFERENCE_NUM_THREADS": args.threads, "INFERENCE_PRECISION_HINT": args.arithmetic or "f32"}
+    properties = {"INFERENCE_NUM_THREADS": args.threads, "INFERENCE_PRECISION_HINT": args.variant or "f32"}
     pipeline = openvino_genai.ContinuousBatchingPipeline(str(args.model), scheduler, "CPU", properties)
 
     def generate(prompts: list[list[int]], lengths: list[int], on_token: OnToken) -> list[int]:

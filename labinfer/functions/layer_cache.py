@@ -7,6 +7,8 @@ from enum import Enum
 
 import torch
 
+from labinfer.native.memory import use_huge_pages
+
 INT8_STEPS = 127
 """The largest int8 in use; -128 is not, so that the range is symmetric."""
 SCALE_DTYPE = torch.float32
@@ -38,6 +40,15 @@ class PoolLayout(Enum):
         if self == PoolLayout.VALUE_TILES:
             return entry[0], block_size // 2, entry[1], 2
         return (entry[0], block_size) if self == PoolLayout.HEADS_FIRST else (block_size, *entry)
+
+    def empty(
+        self, num_blocks: int, block_size: int, entry: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Blocks that are not initialised, on CPUs in large pages where there are any."""
+        pool = torch.empty(num_blocks, *self.block_shape(block_size, entry), dtype=dtype, device=device)
+        if device.type == "cpu":
+            use_huge_pages(pool.data_ptr(), pool.nbytes)
+        return pool
 
     def by_token(self, pool: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
         """A view of a pool whose first dimensions find a token, block first, and the sizes of those behind the block; in tiles

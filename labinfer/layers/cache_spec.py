@@ -11,7 +11,6 @@ import torch
 
 from labinfer.functions.layer_cache import SCALE_DTYPE, PoolLayout, can_tile
 from labinfer.layers.rope import RopeConfig
-from labinfer.native.memory import use_huge_pages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +51,7 @@ class BlockPool:
 
     def empty(self, num_blocks: int, block_size: int, device: torch.device) -> torch.Tensor:
         # Not zeroed: what is never written is never read, and on a CPU a page is not resident before it is touched.
-        shape = (num_blocks, *self.layout.block_shape(block_size, self.entry))
-        pool = torch.empty(shape, dtype=self.dtype, device=device)
-        if device.type == "cpu":
-            use_huge_pages(pool.data_ptr(), pool.nbytes)
-        return pool
+        return self.layout.empty(num_blocks, block_size, self.entry, self.dtype, device)
 
 
 @dataclass(frozen=True, kw_only=True)
