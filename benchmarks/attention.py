@@ -61,6 +61,7 @@ def make_case(
     bytes_per_token = 2 * args.kv_heads * (args.size * DTYPES[dtype].itemsize + (4 if dtype == "int8" else 0))
     layers = 1 if num_new > 1 else -(-CACHE // (context * bytes_per_token))
     tiled = not args.rows
+    # Large pages have to be asked for before memory is written, which zeros are.
     form = LayerCache.zeros(layers * num_blocks, args.block_size, heads, DTYPES[dtype], device="meta", tiled=tiled)
     tensors = [torch.empty_like(tensor, device="cpu") for tensor in form.tensors()]
     for tensor in tensors:
@@ -108,7 +109,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--implementation", default="", help="such as cpu-dot; by default the preferred one")
     parser.add_argument("--rows", action="store_true", help="a cache in rows instead of tiles")
-    parser.add_argument("--small-pages", action="store_true", help="do not ask for large pages, as a KV cache does")
+    parser.add_argument("--small-pages", action="store_true", help="without the large pages that a KV cache asks for")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()

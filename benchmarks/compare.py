@@ -8,7 +8,7 @@ Each engine runs as ``peers/NAME_runner.py`` in a process and an environment of 
 with the same prompts, the same number of threads and bound to the same cores. A round takes each engine at each precision
 once; figures are medians over the rounds, ratios medians of each round's ratio. Precisions are those of the weights. An engine
 that can calculate in several dtypes stands there with each, as ``NAME-DTYPE``; ``labinfer-preview`` is this one with
-``--head-preview``, which is not compared with itself.
+``--head-preview``. Variants of this engine are compared with peers, not with each other.
 
 ``--precisions Q8_0 Q4_0 Q4_K_M`` takes this engine, llama.cpp and OpenVINO over the same GGUF files, which llama.cpp's runner makes;
 OpenVINO does not know all types that are in Q4_K_M.

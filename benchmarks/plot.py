@@ -10,7 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-from compare import OURS, PRECISIONS, Round, medians
+from compare import OURS, PRECISIONS, Round, medians, split_name
 
 TITLES = {
     "W1": "W1: one request\ndecoded tokens/s",
@@ -50,7 +50,7 @@ def draw(figures: dict[str, dict[str, float]], precision: str, path: Path) -> No
         bars = panel.barh(
             ranked,
             [figures[engine][name] for engine in ranked],
-            color=[OUR_COLOUR if engine == OURS else PEER_COLOUR for engine in ranked],
+            color=[OUR_COLOUR if split_name(engine)[0] == OURS else PEER_COLOUR for engine in ranked],
         )
         panel.bar_label(bars, fmt="%.0f", padding=3)
         panel.margins(x=0.18)

@@ -11,6 +11,7 @@ constexpr int64_t ROWS_OF_TILE = 512;  // query rows that go through a span toge
 constexpr int64_t PARTS = 4;           // pieces of work for each thread where keys of a sequence are dealt
 constexpr int64_t PAGE = 4096;         // bytes
 constexpr int MOST_TOGETHER = 2;       // KV heads
+constexpr int64_t AHEAD_EACH = UNITS / 2;  // units of each of several KV heads that are fetched before they are read
 constexpr float LOG2_E = 1.44269504f;
 
 // A tile that is dealt: what each of its spans comes to.
@@ -182,18 +183,18 @@ void run_alone(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, T
   }
 }
 
-// The same for a tile of several KV heads with few rows each. What they read of a block stands together in the cache: it is fetched in
-// the order of memory, long before it is read, as processors fetch a page ahead of themselves for as long as all of it is asked for.
+// The same for a tile of several KV heads with few rows each. What they read of a block stands in one page of the cache. It is fetched
+// in the order of memory, as a processor fetches ahead within a page only while the page is read in full.
 template <typename Kernel, typename Take>
 void run_together(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take take) {
   using Element = typename Kernel::Element;
-  int64_t size = batch.size, width = batch.width(), heads = tile.kv_heads, ahead = heads * UNITS / 2;
+  int64_t size = batch.size, width = batch.width(), heads = tile.kv_heads;
   auto* query = room(scratch.query, heads * Kernel::FEW * size);
   auto* weights = room(scratch.weights, heads * Kernel::FEW * SPAN);
   float *scores = room(scratch.scores, heads * Kernel::FEW * SPAN), *part = room(scratch.part, Kernel::FEW * width);
-  float top[MOST_TOGETHER][Kernel::ROWS], mass[MOST_TOGETHER][Kernel::ROWS];
+  float top[MOST_TOGETHER][Kernel::FEW], mass[MOST_TOGETHER][Kernel::FEW];
   Span<Element> spans[MOST_TOGETHER];
-  const Element* order[5 * MOST_TOGETHER * UNITS / 2];  // keys, values, and as many of the next span's keys as are fetched from here
+  const Element* order[(2 * UNITS + AHEAD_EACH) * MOST_TOGETHER];  // keys, values, and the next span's first keys
   PanelState<Kernel> state;
   auto rows = [&](int64_t head) { return int(tile.count * batch.group(tile.kv + head)); };
   for (int64_t head = 0; head < heads; ++head)
@@ -207,9 +208,9 @@ void run_together(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch
       for (int64_t i = 0; i < count; ++i, to += heads) *to = spans[head].keys()[i], to[count * heads] = spans[head].values()[i];
       to += count * heads;
       Units<Element> keys{batch, batch.keys, tile, tile.kv + head};
-      for (int64_t i = 0; i < UNITS / 2; ++i, to += heads) *to = keys.in_place(std::min(last, begin / UNIT + count + i));
+      for (int64_t i = 0; i < AHEAD_EACH; ++i, to += heads) *to = keys.in_place(std::min(last, begin / UNIT + count + i));
     }
-    const Element* const* soon = order + ahead;
+    const Element* const* soon = order + heads * AHEAD_EACH;
     for (int64_t i = 0; i < count; ++i)
       for (int64_t head = 0; head < heads; ++head, ++soon)
         multiply_keys<Kernel>(state, rows(head), query + head * Kernel::FEW * size, size, spans[head].keys() + i, 1, soon,
@@ -322,23 +323,28 @@ void deal(const Batch& batch, int64_t sequences, int64_t together, int threads, 
   std::stable_sort(tiles.begin(), tiles.end(), [&](const Tile& a, const Tile& b) { return work(a) > work(b); });
 }
 
-// KV heads that go through their spans together: those whose units share a page, where a step has few rows for each and where there are
-// spans enough for all threads to have several.
+// Number of KV heads that go through a span together: MOST_TOGETHER where their units share a page and a step has few rows for each, else 1.
+// It is 1, too, where so few spans come of it that a thread would have more than an eighth more than its share.
 template <typename Kernel>
 int64_t heads_together(const Batch& batch, int64_t sequences, int threads) {
   using Element = typename Kernel::Element;
-  bool in_place = batch.tiled && batch.keys.dtype == dtype_of((const Element*)nullptr);
-  int64_t heads = std::min<int64_t>(MOST_TOGETHER, batch.kv_heads), spans = 0, most_rows = 0;
-  if (!Kernel::FEW || !in_place || heads * UNIT * batch.size * int64_t(sizeof(Element)) > PAGE) return 1;
+  bool in_place = batch.tiled && batch.block_size == UNIT && batch.keys.dtype == dtype_of((const Element*)nullptr);
+  int64_t spans = 0, tokens = 0, most_rows = 0;
+  if (!Kernel::FEW || !in_place || batch.kv_heads < MOST_TOGETHER) return 1;
+  if (MOST_TOGETHER * UNIT * batch.size * int64_t(sizeof(Element)) > PAGE) return 1;
   for (int64_t kv = 0; kv < batch.kv_heads; ++kv) {
     if (!batch.group(kv)) return 1;
     most_rows = std::max(most_rows, batch.group(kv));
   }
   for (int64_t sequence = 0; sequence < sequences; ++sequence) {
-    if ((batch.row_ptr[sequence + 1] - batch.row_ptr[sequence]) * most_rows > Kernel::FEW) return 1;
-    spans += up_to(batch.context_lens[sequence], SPAN) / SPAN;
+    int64_t num_new = batch.row_ptr[sequence + 1] - batch.row_ptr[sequence], seen = batch.context_lens[sequence];
+    if (!num_new) continue;
+    if (num_new * most_rows > Kernel::FEW) return 1;
+    if (batch.window) seen = std::min(seen, batch.window + num_new);
+    spans += up_to(seen, SPAN) / SPAN * (batch.kv_heads / MOST_TOGETHER), tokens += seen * (batch.kv_heads / MOST_TOGETHER);
   }
-  return spans * (batch.kv_heads / heads) >= 2 * threads ? heads : 1;
+  bool is_even = threads == 1 || 8 * SPAN * up_to(spans, threads) <= 9 * tokens;
+  return is_even || spans >= 2 * PARTS * threads ? MOST_TOGETHER : 1;
 }
 
 template <typename Kernel>

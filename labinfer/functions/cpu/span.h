@@ -19,7 +19,7 @@ struct Cache {
   Dtype dtype;
 };
 
-// Some query tokens of a sequence, with the heads that read some KV heads from kv on, and the keys that they see.
+// A piece of work: some query tokens of a sequence, for the heads that read kv_heads KV heads from kv on, and the keys that they see.
 struct Tile {
   int64_t sequence, kv, kv_heads;
   int64_t first, count;                // tokens from the sequence's first new one
@@ -46,7 +46,7 @@ struct Batch {
   bool has_scales() const { return keys.scales && !shared; }  // that are not in the numbers already, as they are laid out
   int64_t group(int64_t kv, int64_t kv_heads = 1) const { return head_ptr[kv + kv_heads] - head_ptr[kv]; }
   int64_t rows(const Tile& tile) const { return tile.count * group(tile.kv, tile.kv_heads); }
-  // Of a tile's first token in its sequence.
+  // The position of a tile's first token in its sequence.
   int64_t position(const Tile& tile) const {
     return context_lens[tile.sequence] - (row_ptr[tile.sequence + 1] - row_ptr[tile.sequence]) + tile.first;
   }

@@ -39,8 +39,8 @@ struct Distance {
   static constexpr int64_t ROW = ROWS == Rows::QUERIES ? 2 : SPAN, PAIR = ROWS == Rows::QUERIES ? 2 * COUNT : 2;
 };
 
-// What is multiplied: groups of pairs, of which each has its first 16 columns and its second 16 somewhere. Meanwhile as many groups are
-// fetched.
+// What is multiplied: groups of pairs, of which each has its first 16 columns and its second 16 somewhere. Meanwhile the groups at soon_first
+// and soon_second are fetched.
 template <typename Element>
 struct Columns {
   const Element *const *first, *const *second;

@@ -174,22 +174,25 @@ WIDE = [
 NEAR = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
-@pytest.mark.pairwise
-@pytest.mark.parametrize("contexts", [[520], [700, 30, 1100]], ids=str)
+@pytest.mark.pairwise("kernel")
+@pytest.mark.parametrize("contexts", [[1500], [700, 30, 1100]], ids=str)
 @pytest.mark.parametrize(("head_ptr", "new"), [((0, 7, 14), 1), ((0, 1, 3, 6, 7, 9), 2), ((0, 2, 2, 4), 3)], ids=str)
+@pytest.mark.parametrize("size", [16, 48, 64])
 @pytest.mark.parametrize("window", [0, 300])
-@SHAPES
-def test_kv_heads_have_the_same_bits_together_and_alone(functions, contexts, head_ptr, new, window, block, kv_dtype):
-    kv_heads, size = len(head_ptr) - 1, 64
-    case, q = Case(contexts, (kv_heads, size), block, kv_dtype), random(new * len(contexts), head_ptr[-1], size)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_kv_heads_have_the_same_bits_together_and_alone(functions, contexts, head_ptr, new, size, window, threads):
+    case, count = Case(contexts, (len(head_ptr) - 1, size), 16, torch.bfloat16), new * len(contexts)
+    q, sinks = random(count, head_ptr[-1], size), torch.randn(head_ptr[-1])
 
     def attend(begin: int, end: int) -> torch.Tensor:
         """By these query heads; the others' KV heads are read by none."""
-        heads = torch.tensor(head_ptr).clamp(begin, end) - begin
-        batch = case.batch([new] * len(contexts))
-        return functions.paged_attention(q[:, begin:end].contiguous(), case.cache, batch, heads, 0.125, window=window)
+        own, batch = torch.tensor(head_ptr).clamp(begin, end) - begin, case.batch([new] * len(contexts))
+        queries = q[:, begin:end].contiguous()
+        return functions.paged_attention(
+            queries, case.cache, batch, own, 0.125, window=window, sinks_H=sinks[begin:end]
+        )
 
-    with threads_of_torch(1):  # spans enough for heads to go together
+    with threads_of_torch(threads):
         together = attend(0, head_ptr[-1])
         assert together.isfinite().all()
         for begin, end in pairwise(head_ptr):
@@ -197,6 +200,7 @@ def test_kv_heads_have_the_same_bits_together_and_alone(functions, contexts, hea
                 assert torch.equal(together[:, begin:end], attend(begin, end))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("dtype", "kv_dtype"), WIDE, ids=str)
 @pytest.mark.parametrize("head_ptr", [(0, 7, 14), (0, 1, 4, 6), (0, 33)], ids=str)
 @pytest.mark.parametrize(("block", "size"), [(4, 38), (16, 64), (32, 80), (16, 112), (16, 7), (8, 33), (16, 16)])
