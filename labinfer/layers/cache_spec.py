@@ -50,7 +50,7 @@ class BlockPool:
     layout: PoolLayout
 
     def empty(self, num_blocks: int, block_size: int, device: torch.device) -> torch.Tensor:
-        # Not zeroed: what is never written is never read, and on a CPU a page is not resident before it is touched.
+        # Not zeroed: what is never written is never read, and on a CPU a page, large or small, is not resident before it is touched.
         return self.layout.empty(num_blocks, block_size, self.entry, self.dtype, device)
 
 

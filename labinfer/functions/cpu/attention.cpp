@@ -324,7 +324,8 @@ void deal(const Batch& batch, int64_t sequences, int64_t together, int threads, 
 }
 
 // Number of KV heads that go through a span together: MOST_TOGETHER where their units share a page and a step has few rows for each, else 1.
-// It is 1, too, where so few spans come of it that a thread would have more than an eighth more than its share.
+// It is 1, too, where that was measured to be slower: with contexts of fewer than two spans, with blocks that do not stand one after
+// another, and where so few spans come of it that a thread would have more than an eighth more than its share.
 template <typename Kernel>
 int64_t heads_together(const Batch& batch, int64_t sequences, int threads) {
   using Element = typename Kernel::Element;
@@ -341,6 +342,11 @@ int64_t heads_together(const Batch& batch, int64_t sequences, int threads) {
     if (!num_new) continue;
     if (num_new * most_rows > Kernel::FEW) return 1;
     if (batch.window) seen = std::min(seen, batch.window + num_new);
+    if (seen < 2 * SPAN) return 1;
+    const int64_t *end = batch.tables + batch.table_ptr[sequence] + up_to(batch.context_lens[sequence], UNIT) / UNIT, *begin = end - seen / UNIT;
+    int64_t breaks = 0;
+    for (const int64_t* block = begin + 1; block < end; ++block) breaks += *block != block[-1] + 1;
+    if (4 * breaks > end - begin) return 1;
     spans += up_to(seen, SPAN) / SPAN * (batch.kv_heads / MOST_TOGETHER), tokens += seen * (batch.kv_heads / MOST_TOGETHER);
   }
   bool is_even = threads == 1 || 8 * SPAN * up_to(spans, threads) <= 9 * tokens;
