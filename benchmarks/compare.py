@@ -40,7 +40,7 @@ GGUF_TYPES = ("Q8_0", "Q4_0", "Q4_K_M")
 PRECISIONS = (*USUAL_PRECISIONS, *GGUF_TYPES)
 ENGINES = {
     OURS: PRECISIONS,
-    f"{OURS}-preview": USUAL_PRECISIONS,
+    f"{OURS}-preview": ("16-bit", "int8"),  # in int4 the head has 4 bits itself
     "vllm": ("16-bit", "int8"),
     "openvino": PRECISIONS,
     "openvino-bf16": USUAL_PRECISIONS,
