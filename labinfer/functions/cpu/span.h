@@ -26,6 +26,10 @@ struct Tile {
   int64_t begin, end;                  // keys
   int64_t first_span, end_span;        // of these
   int64_t whole;                       // where they are dealt to several threads; else -1
+
+  // The keys of a span that it reads; the first is the first of a unit.
+  int64_t first_key(int64_t span) const { return std::max(span * SPAN, begin / UNIT * UNIT); }
+  int64_t end_key(int64_t span) const { return std::min((span + 1) * SPAN, end); }
 };
 
 // What all sequences have in common.
