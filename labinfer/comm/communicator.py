@@ -1,7 +1,8 @@
 """Communicator: a group of ranks that exchange tensors, the same on every transport; Handle: one transfer.
 
 Three transports: ``MpiCommunicator``, ``TorchCommunicator`` and ``LocalCommunicator`` (threads of one process; also the
-communicator of a group of one). ``SharedMemoryCommunicator`` adds to any of them what ranks of one machine do faster.
+communicator of a group of one). ``SharedMemoryCommunicator`` and ``MailboxCommunicator`` add to any of them what ranks of one
+machine do faster: sums and gathers, and messages.
 ``docs/structure.md`` says which is used when.
 """
 
@@ -48,6 +49,8 @@ class Communicator(ABC):
     progress: Progress
     members: str
     """The group's ranks by their numbers in the world, for errors: ``ranks 0-3``."""
+    polls: bool = False
+    """Whether transfers go on only while this process calls the transport: in a wait of it, or in ``advance``."""
 
     @abstractmethod
     def isend(self, tensor: torch.Tensor, dest: int) -> Handle:
@@ -73,11 +76,26 @@ class Communicator(ABC):
         device type, for transports that have a library of their own for it; host memory otherwise.
         """
 
+    def advance(self) -> None:
+        """Let transfers go on, where they do so only in calls; for a rank that waits for something else."""
+        return
+
     def close(self) -> None:
         """Give back threads, sockets and memory that the transport holds for this group; collective. Nothing may be on its way."""
         return
 
     # Made of the calls above, which a transport may do better:
+
+    def isend_after(self, header: bytes, tensor: torch.Tensor, dest: int) -> Handle:
+        """Begin to send a contiguous tensor after some bytes, as one message of uint8.
+
+        Args:
+            header: as many bytes as keep the tensor's elements aligned.
+        """
+        message = torch.empty(len(header) + tensor.nbytes, dtype=torch.uint8, device=tensor.device)
+        message[: len(header)].copy_(torch.frombuffer(bytearray(header), dtype=torch.uint8))
+        message[len(header) :].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        return self.isend(message, dest)
 
     def gather(self, tensor: torch.Tensor, sizes: Sequence[int], root: int = 0) -> list[torch.Tensor] | None:
         """On ``root`` the flat tensors of all ranks in rank order, rank r's with ``sizes[r]`` elements; None elsewhere."""

@@ -64,16 +64,26 @@ class Doorbells:
         return self._bells[rank] + IDLE_AT
 
 
-def hang_doorbells(comm: Communicator, ranks: Sequence[int], rank: int) -> Doorbells | None:
+def hang_doorbells(
+    comm: Communicator,
+    ranks: Sequence[int],
+    rank: int,
+    on_progress: compiler.OnProgress = lambda done, total: None,
+) -> Doorbells | None:
     """Share memory for the bells of all ranks of a group, which are on one machine; collective. None where they cannot.
 
     Args:
         ranks: their numbers in the launch; ``rank`` is this one's.
+        on_progress: hears of what is compiled, on the first rank.
     """
-    shared = share_segment(comm, comm.size * BELL_BYTES, _load_library)
+    shared = share_segment(
+        comm,
+        comm.size * BELL_BYTES,
+        lambda: _load_library(on_progress) if comm.rank == 0 else _load_library(),
+    )
     if not isinstance(shared, SharedSegment):
         if comm.rank == 0:
-            logger.info("%s lend each other no cores: they share no memory (%s)", comm.members, shared)
+            logger.info("%s share no memory (%s): their messages go over %s", comm.members, shared, comm.name)
         return None
     ctypes.pythonapi.Py_IncRef(
         ctypes.py_object(shared.memory)
@@ -81,13 +91,13 @@ def hang_doorbells(comm: Communicator, ranks: Sequence[int], rank: int) -> Doorb
     return Doorbells(shared.library, torch.frombuffer(shared.memory, dtype=torch.uint8), ranks, rank)
 
 
-def _load_library() -> ctypes.CDLL:
+def _load_library(on_progress: compiler.OnProgress = lambda done, total: None) -> ctypes.CDLL:
     """The functions of ``doorbells.cpp``.
 
     Raises:
         NoCompiler: they are not compiled, and cannot be.
     """
-    library = ctypes.CDLL(str(compiler.build(NAME, SOURCES)))
+    library = ctypes.CDLL(str(compiler.build(NAME, SOURCES, on_progress=on_progress)))
     pointer, size = ctypes.c_void_p, ctypes.c_int64
     arguments = {"bell_ring": [pointer], "bell_rings": [pointer], "bell_sleep": [pointer, size, size]}
     for name, types in (arguments | {"bell_set_idle": [pointer, ctypes.c_int]}).items():

@@ -66,6 +66,7 @@ class MpiCommunicator(Communicator):
     """A group over an MPI communicator, a copy of COMM_WORLD unless one is given."""
 
     name = "mpi"
+    polls = True
 
     def __init__(self, progress: Progress, comm: MPI.Comm | None = None):
         self._comm = comm if comm is not None else MPI.COMM_WORLD.Dup()
@@ -110,6 +111,9 @@ class MpiCommunicator(Communicator):
     def split(self, groups: Sequence[Sequence[int]], devices: Sequence[str] = ()) -> Communicator:
         color = next(index for index, group in enumerate(groups) if self.rank in group)
         return MpiCommunicator(self.progress, self._comm.Split(color, self.rank))
+
+    def advance(self) -> None:
+        self._comm.Iprobe()
 
     def close(self) -> None:
         self._comm.Free()

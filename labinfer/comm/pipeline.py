@@ -16,9 +16,9 @@ import torch
 from labinfer.comm.communicator import Communicator, Handle
 from labinfer.comm.send_queue import SendQueue
 
-HEADER_BYTES = 16
-"""Step id and number of rows (of bytes, for a result), 8 bytes each; keeps the payload aligned."""
-RESULT_HEADER = struct.Struct("=qq")
+HEADER = struct.Struct("=qq")
+"""Step id and number of rows (of bytes, for a result); keeps the payload aligned."""
+HEADER_BYTES = HEADER.size
 
 
 class StepMismatch(RuntimeError):
@@ -96,13 +96,12 @@ class PipelineCommunicator:
         """Begin to send a step's activations on; returns at once."""
         if not self._destinations:
             return
-        buffer = torch.empty(HEADER_BYTES + hidden_TD.nbytes, dtype=torch.uint8, device=hidden_TD.device)
-        _write_header(buffer, step_id, hidden_TD.shape[0])
-        buffer[HEADER_BYTES:].view(hidden_TD.dtype).view(hidden_TD.shape).copy_(hidden_TD)
+        header, hidden_TD = HEADER.pack(step_id, hidden_TD.shape[0]), hidden_TD.contiguous()
         for dest in self._destinations:
-            self.bytes_sent[dest] += buffer.nbytes
+            self.bytes_sent[dest] += HEADER_BYTES + hidden_TD.nbytes
             self._sends.keep(
-                self._comm.isend(buffer, dest), f"{self._labels[dest]} to take the activations of step {step_id}"
+                self._comm.isend_after(header, hidden_TD, dest),
+                f"{self._labels[dest]} to take the activations of step {step_id}",
             )
 
     def post_result(self, step_id: int, capacity: int) -> ResultArrival:
@@ -119,7 +118,7 @@ class PipelineCommunicator:
         """
         assert len(data) <= capacity, f"step {step_id} has a result of {len(data)} bytes, but announced {capacity}"
         padded = bytearray(HEADER_BYTES + capacity)
-        RESULT_HEADER.pack_into(padded, 0, step_id, len(data))
+        HEADER.pack_into(padded, 0, step_id, len(data))
         padded[HEADER_BYTES : HEADER_BYTES + len(data)] = data
         self.bytes_sent[0] += len(padded)
         self._sends.keep(
@@ -145,7 +144,7 @@ class ResultArrival:
         """The bytes that were sent, once they are here."""
         self.handle.wait(f"the result of step {self.step_id} from {self.source}")
         data = memoryview(self.buffer.numpy())
-        step_id, length = RESULT_HEADER.unpack_from(data)
+        step_id, length = HEADER.unpack_from(data)
         capacity = len(data) - HEADER_BYTES
         if step_id != self.step_id or not 0 <= length <= capacity:
             raise StepMismatch(
@@ -153,10 +152,6 @@ class ResultArrival:
                 f"but got {length} bytes of step {step_id}"
             )
         return data[HEADER_BYTES : HEADER_BYTES + length]
-
-
-def _write_header(buffer: torch.Tensor, step_id: int, rows: int) -> None:
-    buffer[:HEADER_BYTES].view(torch.int64).copy_(torch.tensor([step_id, rows]))
 
 
 def _check_header(buffer: torch.Tensor, step_id: int, rows: int, source: str) -> None:

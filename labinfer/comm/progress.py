@@ -39,7 +39,9 @@ class Progress:
     waiting_since: float = 0.0
     """Seconds of ``time.monotonic`` at which the wait began."""
     doorbells: Doorbells | None = None
-    """Bells of this machine's ranks, where they lend their cores while they wait."""
+    """Bells of this machine's ranks, where they share memory."""
+    lends_cores: bool = False
+    """Whether others compute on this rank's cores while it waits."""
 
     @contextmanager
     def waiting(self, what: str):

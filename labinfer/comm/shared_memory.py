@@ -84,7 +84,7 @@ class SharedMemoryCommunicator(Communicator):
 
     def __init__(self, carrier: Communicator, library: ctypes.CDLL, segment: mmap, labels: Sequence[str]):
         self._carrier = carrier
-        self.rank, self.size = carrier.rank, carrier.size
+        self.rank, self.size, self.polls = carrier.rank, carrier.size, carrier.polls
         self.progress, self.members = carrier.progress, carrier.members
         self._labels = tuple(labels)
         memory = torch.frombuffer(segment, dtype=torch.uint8)
@@ -172,6 +172,9 @@ class SharedMemoryCommunicator(Communicator):
 
     def irecv(self, tensor: torch.Tensor, source: int) -> Handle:
         return self._carrier.irecv(tensor, source)
+
+    def advance(self) -> None:
+        self._carrier.advance()
 
     def close(self) -> None:
         self._carrier.close()

@@ -2,23 +2,25 @@
 
 Measures the calls that a run makes: the all-reduce of a layer, the gather of logits, activations to the next rank,
 commands from rank 0. Under mpirun that is MPI; under torchrun, gloo (or the accelerator's library). Ranks of one machine
-also sum and gather through the memory that they share.
+also sum, gather and send through the memory that they share.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
 
 from labinfer.comm.communicator import Communicator
 from labinfer.comm.control import ControlChannel
+from labinfer.comm.mailboxes import share_mailboxes
 from labinfer.comm.shared_memory import share_memory
 from labinfer.commands.session import Session
 from labinfer.errors import ExitStatus, UserError
+from labinfer.executor.lent_cores import share_doorbells
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.progress_line import START_SECONDS, Ticker
 from labinfer.observe.table import format_bytes, format_table
@@ -52,11 +54,15 @@ def run(session: Session) -> int:
     device = devices[group.rank]
     comm = group.comm.split(everyone, [device.type])
     shared = share_memory(comm) if device.type == "cpu" else comm
-    channel = ControlChannel(group.comm.split(everyone), Note, Note, command_senders(range(group.size)))
+    messages, commands = comm, group.comm.split(everyone)
+    if device.type == "cpu" and len({info.node for info in group.everyone}) == 1:
+        share_doorbells(group, commands, group.ranks)
+        messages, commands = share_mailboxes(commands, [comm, commands], group.ranks)
+    channel = ControlChannel(commands, Note, Note, command_senders(range(group.size)))
     with contextlib.ExitStack() as at_end:
         if group.rank == 0:
             at_end.callback(Ticker(lambda: "measuring", plain_seconds=START_SECONDS).close)
-        rows = _measure(comm, shared, channel, device)
+        rows = _measure((comm, messages), (comm, shared), channel, commands.name, device)
     if group.rank == 0:
         table = format_table(("call", "transport", "ranks", "size", "latency us", "GB/s"), rows)
         OutputFile(STANDARD).write(table + "\n")
@@ -64,16 +70,29 @@ def run(session: Session) -> int:
     return ExitStatus.OK
 
 
-def _measure(comm: Communicator, shared: Communicator, channel: ControlChannel, device: torch.device) -> list[tuple]:
-    """Rows of the table."""
-    rows = []
+def _measure(
+    messengers: Sequence[Communicator],
+    summers: Sequence[Communicator],
+    channel: ControlChannel,
+    command_transport: str,
+    device: torch.device,
+) -> list[tuple]:
+    """Rows of the table.
+
+    Args:
+        messengers: by which messages are sent; the first one is the transport.
+        summers: by which tensors are summed and gathered.
+        command_transport: of ``channel``.
+    """
+    comm, rows = messengers[0], []
     for size in SIZES:
         data = torch.zeros(size // 4, dtype=torch.float32, device=device)
         cases: list[tuple[str, str, Callable[[], None]]] = [
-            ("send (one way)", comm.name, lambda data=data: _ping_pong(comm, data)),
-            ("command to all", comm.name, lambda size=size: _command(channel, comm.rank, size)),
+            ("command to all", command_transport, lambda size=size: _command(channel, comm.rank, size)),
         ]
-        for user in dict.fromkeys((comm, shared)):
+        for user in dict.fromkeys(messengers):
+            cases.append(("send (one way)", user.name, lambda data=data, user=user: _ping_pong(user, data)))
+        for user in dict.fromkeys(summers):
             cases += [
                 ("all-reduce", user.name, lambda data=data, user=user: user.all_reduce(data)),
                 ("gather", user.name, lambda data=data, user=user: user.gather(data, [data.numel()] * user.size)),

@@ -132,7 +132,8 @@ def build_rank(
     directory, config = find_model(group, options)
     with group.together():
         layout = make_layout(options, config, group.everyone)
-    links = make_links(group, layout, channel, shares_channel=shares_channel)
+    may_share = options.parallel.transport == "auto"
+    links = make_links(group, layout, channel, shares_channel=shares_channel, may_share=may_share)
     placed = layout.topology.placed_ranks
     with group.together() if len(placed) < group.size else nullcontext():  # spare ranks wait here, and hear of refusals
         if group.rank in placed:

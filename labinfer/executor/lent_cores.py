@@ -8,13 +8,31 @@ from collections.abc import Sequence
 import msgspec
 
 from labinfer.comm.communicator import Communicator
-from labinfer.comm.doorbells import hang_doorbells
+from labinfer.comm.doorbells import Doorbells, hang_doorbells
 from labinfer.functions.provider import Provider
 from labinfer.group.rank_group import RankGroup
 from labinfer.layout.layout import Layout
+from labinfer.native.compiler import OnProgress
 from labinfer.spmd.topology import Place
 
 logger = logging.getLogger(__name__)
+
+
+def share_doorbells(
+    group: RankGroup,
+    machine: Communicator,
+    ranks: Sequence[int],
+    on_progress: OnProgress = lambda done, total: None,
+) -> Doorbells | None:
+    """Hang the bells of this machine's ranks, if they hang nowhere yet, for this rank's waits; collective. None where they cannot.
+
+    For the arguments see ``hang_doorbells``.
+    """
+    key = tuple(ranks)
+    if key not in group.doorbells:
+        group.doorbells[key] = hang_doorbells(machine, ranks, group.rank, on_progress)
+    group.progress.doorbells = group.doorbells[key]
+    return group.progress.doorbells
 
 
 def share_cores(
@@ -41,12 +59,11 @@ def share_cores(
         cpus = dict(zip(ranks, (msgspec.msgpack.decode(offer, type=list[int]) for offer in offers), strict=True))
         stages = {topology.place(rank).stage for rank in ranks}
         if len(stages) > 1 and all(cpus.values()):
-            bells = group.doorbells.get(tuple(ranks)) or hang_doorbells(machine, ranks, group.rank)
-            group.progress.doorbells = bells
+            bells = share_doorbells(group, machine, ranks)
             if bells is not None:
-                group.doorbells[tuple(ranks)] = bells
                 others = (rank for rank in ranks if topology.place(rank).stage != place.stage)
                 lent = {cpu: bells.idle_word(rank) for rank in others for cpu in cpus[rank]}
+                group.progress.lends_cores = True
                 logger.debug("stages of this machine lend each other their cores while they wait")
     for provider in providers:
         provider.borrow_cores(lent)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labinfer.comm.communicator import Communicator
 from labinfer.comm.control import ControlChannel
+from labinfer.comm.mailboxes import share_mailboxes
 from labinfer.comm.pipeline import PipelineCommunicator
 from labinfer.comm.shared_memory import share_memory
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
+from labinfer.executor.lent_cores import share_doorbells
 from labinfer.group.rank_group import RankGroup
 from labinfer.layout.layout import Layout
 from labinfer.observe.progress_line import compile_progress
@@ -38,23 +41,35 @@ class Links:
 
 
 def make_links(
-    group: RankGroup, layout: Layout, channel: ControlChannel | None = None, *, shares_channel: bool = False
+    group: RankGroup,
+    layout: Layout,
+    channel: ControlChannel | None = None,
+    *,
+    shares_channel: bool = False,
+    may_share: bool,
 ) -> Links:
     """Make the communicators; collective over all ranks, also spare ones, as ``torch.distributed`` wants it. For the arguments see
-    ``build_rank``."""
+    ``build_rank`` and ``connect``."""
     topology, everyone = layout.topology, range(group.size)
     placed = topology.placed_ranks
     stages = [topology.stage_ranks(stage) for stage in range(topology.num_stages)]
     spare = [(rank,) for rank in everyone if rank not in placed]
     carriers = [layout.carrier(ranks, group.everyone) for ranks in stages]
-    if not shares_channel:
-        senders = command_senders(topology.command_order)
-        channel = ControlChannel(group.split([everyone]), Command, WorkerStats, senders)
     has_pipeline = topology.num_stages > 1
     by_machine: dict[str, list[int]] = {}
     for rank in sorted(placed):
         by_machine.setdefault(group.everyone[rank].node, []).append(rank)
+    machine = group.split([*by_machine.values(), *spare])
     carrier = "cpu" if spare else layout.carrier(placed, group.everyone)
+    comms = [group.split([everyone]) for _ in range((not shares_channel) + has_pipeline)]
+    if has_pipeline:
+        comms.append(group.split([everyone], [carrier]))
+    if may_share:
+        here = by_machine[group.everyone[group.rank].node] if group.rank in placed else []
+        comms = _share_messages(group, layout, machine, here, comms)
+    activations, results = (comms.pop(), comms.pop()) if has_pipeline else (None, None)
+    if not shares_channel:
+        channel = ControlChannel(comms.pop(), Command, WorkerStats, command_senders(topology.command_order))
     drafts = None
     if layout.draft_devices:
         senders = dict.fromkeys(layout.draft_devices, 0)
@@ -62,12 +77,28 @@ def make_links(
     return Links(
         placed=group.only(placed) if spare else group,
         stage=group.split([*stages, *spare], [*carriers, *("cpu" for _ in spare)]),
-        activations=group.split([everyone], [carrier]) if has_pipeline else None,
-        results=group.split([everyone]) if has_pipeline else None,
-        machine=group.split([*by_machine.values(), *spare]) if has_pipeline else None,
+        activations=activations,
+        results=results,
+        machine=machine if has_pipeline else None,
         channel=channel,
         drafts=drafts,
     )
+
+
+def _share_messages(
+    group: RankGroup, layout: Layout, machine: Communicator, ranks: Sequence[int], comms: list[Communicator]
+) -> list[Communicator]:
+    """Have messages between ranks of this machine go through memory, if all of them compute on CPUs; collective over these.
+
+    Args:
+        ranks: those of the machine that have a place; empty on a spare rank.
+    """
+    if len(ranks) < 2 or any(layout.devices[rank].type != "cpu" for rank in ranks):
+        return comms
+    with compile_progress() as on_progress:
+        if share_doorbells(group, machine, ranks, on_progress) is None:
+            return comms
+    return share_mailboxes(machine, comms, ranks)
 
 
 def connect(

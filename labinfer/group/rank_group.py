@@ -60,8 +60,9 @@ class RankGroup:
     threads: ThreadChoice = ThreadChoice(1, "not chosen yet")
     made: list[Communicator] = field(default_factory=list)
     """Communicators that were split off, in the same order on every rank; they end with the group."""
-    doorbells: dict[tuple[int, ...], Doorbells] = field(default_factory=dict)
-    """Bells that ranks of this machine share, by these ranks: their memory is never given back, so it is used again."""
+    doorbells: dict[tuple[int, ...], Doorbells | None] = field(default_factory=dict)
+    """Bells that ranks of this machine share, by these ranks: their memory is never given back, so it is used again. None where
+    they share none."""
 
     @property
     def rank(self) -> int:
@@ -147,7 +148,7 @@ class RankGroup:
 
     def end_splits(self) -> None:
         """End all communicators that were split off; collective. Nothing may be on its way."""
-        self.progress.doorbells = None
+        self.progress.doorbells, self.progress.lends_cores = None, False
         for comm in reversed(self.made):
             comm.close()
         self.made.clear()

@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
+from labinfer.comm.doorbells import hang_doorbells
+from labinfer.comm.mailboxes import LARGEST_BYTES, MailboxCommunicator, share_mailboxes
 from labinfer.comm.shared_memory import share_memory
+from labinfer.errors import WaitTimeout
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
 SIZES = (0, 1, 7, 1000, 100_003)
 
 
-@pytest.fixture(params=["transport alone", "shared memory"])
+@pytest.fixture(params=["transport alone", "shared memory", "mailboxes"])
 def comm(request, group):
     comm = group.comm.split([range(group.size)])
-    return comm if request.param == "transport alone" else share_memory(comm)
+    match request.param:
+        case "transport alone":
+            yield comm
+        case "shared memory":
+            yield share_memory(comm)
+        case _:
+            yield from with_mailboxes(group, comm)
+
+
+@pytest.fixture
+def boxes(group):
+    """The group with mailboxes and doorbells."""
+    for comm in with_mailboxes(group, group.comm.split([range(group.size)])):
+        if not isinstance(comm, MailboxCommunicator):
+            pytest.skip("needs two ranks and a C++ compiler")
+        yield comm
+
+
+def with_mailboxes(group, comm):
+    everyone = range(group.size)
+    group.progress.doorbells = hang_doorbells(comm, everyone, group.rank)
+    yield share_mailboxes(comm, [comm], everyone)[0]
+    comm.barrier()
+    group.progress.doorbells = None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -79,8 +107,6 @@ def test_split_into_halves(comm):
 
 def test_wait_without_an_answer_times_out_by_name(group):
     """On MPI only: a gloo connection does not outlive a wait that timed out."""
-    from labinfer.errors import WaitTimeout
-
     if group.comm.name != "mpi" or group.size == 1:
         pytest.skip("needs MPI and two ranks")
     comm = group.comm.split([range(group.size)])
@@ -92,3 +118,47 @@ def test_wait_without_an_answer_times_out_by_name(group):
     if comm.rank == 1:
         comm.isend(torch.zeros(4), 0).wait("the receive that was left over")
     comm.barrier()
+
+
+def test_what_is_too_large_for_a_mailbox_moves_on_while_its_sender_waits_for_something_else(boxes):
+    """Over MPI it moves only while both ends call the library."""
+    large = torch.arange(16 * LARGEST_BYTES)
+    if boxes.rank == 0:
+        sent = boxes.isend(large, 1)
+        answer = torch.empty(1)
+        boxes.irecv(answer, 1).wait("the answer", 20)
+        sent.wait("rank 1 to take it", 20)
+        assert answer.item() == 7
+    elif boxes.rank == 1:
+        arrival = torch.empty_like(large)
+        boxes.irecv(arrival, 0).wait("the large message", 20)
+        assert torch.equal(arrival, large)
+        boxes.isend(torch.tensor([7.0]), 0).wait("room", 20)
+
+
+@pytest.mark.parametrize("size", [0, 40, LARGEST_BYTES - 16, LARGEST_BYTES])
+def test_header_and_tensor_are_one_message(comm, size):
+    if comm.rank == 0 and comm.size > 1:
+        comm.isend_after(b"0123456789abcdef", torch.arange(size // 8), 1).wait("rank 1 to take it")
+    elif comm.rank == 1:
+        message = torch.empty(16 + size, dtype=torch.uint8)
+        comm.irecv(message, 0).wait("the message")
+        assert message[:16].numpy().tobytes() == b"0123456789abcdef"
+        assert message[16:].view(torch.int64).tolist() == list(range(size // 8))
+
+
+def test_who_waits_for_a_mailbox_sleeps_and_is_woken_at_once(boxes):
+    if boxes.rank == 0:
+        time.sleep(1.0)
+        boxes.isend(torch.tensor([time.monotonic()], dtype=torch.float64), 1).wait("room")
+    elif boxes.rank == 1:
+        sent, begin = torch.empty(1, dtype=torch.float64), time.thread_time()
+        boxes.irecv(sent, 0).wait("a late message")
+        late, busy = time.monotonic() - sent.item(), time.thread_time() - begin
+        assert busy < 0.15 and late < 0.05
+
+
+def test_a_mailbox_that_stays_empty_is_named(boxes):
+    if boxes.rank == 0:
+        with pytest.raises(WaitTimeout, match=r"rank 0.* waited 0\.2 s .* for a message nobody sends"):
+            boxes.irecv(torch.empty(4), 1).wait("a message nobody sends", 0.2)

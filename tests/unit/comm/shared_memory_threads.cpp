@@ -4,7 +4,7 @@
 #include <thread>
 #include <vector>
 
-#include "../../labinfer/comm/shared_memory.cpp"
+#include "../../../labinfer/comm/shared_memory.cpp"
 
 int main() {
   for (int64_t size : {2, 3, 5}) {

@@ -60,7 +60,7 @@ def test_a_ring_before_the_sleep_is_not_missed():
 def test_waits_sleep_until_the_bell_and_say_that_the_rank_is_idle():
     def work(comm):
         bells = hang_doorbells(comm, RANKS, RANKS[comm.rank])
-        progress = Progress(doorbells=bells, timeout=20)
+        progress = Progress(doorbells=bells, lends_cores=True, timeout=20)
         done = threading.Event()
         looks = []
         if comm.rank == 0:
@@ -90,7 +90,7 @@ def test_a_wait_with_a_bell_has_a_limit_too():
 
 
 def test_without_a_compiler_there_are_none(monkeypatch):
-    def fail(*arguments):
+    def fail(*arguments, **options):
         raise compiler.NoCompiler("none")
 
     monkeypatch.setattr("labinfer.comm.doorbells.compiler.build", fail)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from labinfer.comm.local import LocalCommunicator
-from labinfer.comm.pipeline import HEADER_BYTES, RESULT_HEADER, PipelineCommunicator, StepMismatch
+from labinfer.comm.pipeline import HEADER, HEADER_BYTES, PipelineCommunicator, StepMismatch
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.errors import WaitTimeout
 from labinfer.plan import BatchResult, EntryResult
@@ -116,7 +116,7 @@ def test_results_of_another_step_are_refused():
 
 def test_result_that_claims_more_than_its_buffer_is_refused():
     def last(pipeline):
-        frame = torch.frombuffer(bytearray(RESULT_HEADER.pack(8, 5) + b"abcd"), dtype=torch.uint8)
+        frame = torch.frombuffer(bytearray(HEADER.pack(8, 5) + b"abcd"), dtype=torch.uint8)
         pipeline._host_comm.isend(frame, 0).wait("rank 0")
 
     with pytest.raises(StepMismatch, match="step 8 in up to 4 bytes .* 5 bytes of step 8"):

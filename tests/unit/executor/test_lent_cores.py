@@ -69,7 +69,7 @@ def lent_cpus(
         choice = choose_threads(everyone[rank], [*everyone, *drafting], threads, 0, False)
         if rank in unbound:
             choice = ThreadChoice(choice.count, choice.reason)
-        progress = SimpleNamespace(doorbells=None)
+        progress = SimpleNamespace(doorbells=None, lends_cores=False)
         group = SimpleNamespace(
             rank=rank,
             ranks=tuple(info.rank for info in everyone),
@@ -82,6 +82,7 @@ def lent_cpus(
         all_lend = share_cores(group, machine, layout, topology.place(rank), [provider])
         assert all_lend == (bool(provider.lent[0]) and len({info.node for info in everyone}) == 1)
         assert len(provider.lent) == 1
+        assert progress.lends_cores == bool(provider.lent[0])
         return provider.lent[0], progress.doorbells
 
     return LocalCommunicator.run(sum(info.node == everyone[0].node for info in everyone), work)
@@ -90,7 +91,7 @@ def lent_cpus(
 @pytest.fixture
 def bells(monkeypatch):
     shared = Bells()
-    monkeypatch.setattr(lent_cores, "hang_doorbells", lambda comm, ranks, rank: shared)
+    monkeypatch.setattr(lent_cores, "hang_doorbells", lambda comm, ranks, rank, on_progress: shared)
     return shared
 
 
@@ -136,5 +137,5 @@ def test_nothing_is_lent_within_one_stage(monkeypatch):
 
 
 def test_nothing_is_lent_without_shared_memory(monkeypatch):
-    monkeypatch.setattr(lent_cores, "hang_doorbells", lambda comm, ranks, rank: None)
+    monkeypatch.setattr(lent_cores, "hang_doorbells", lambda comm, ranks, rank, on_progress: None)
     assert lent_cpus((1, 1), [rank_info(rank) for rank in range(2)]) == [({}, None)] * 2

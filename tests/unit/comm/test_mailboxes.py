@@ -1,0 +1,159 @@
+"""Mailboxes over threads, without bells. What needs processes is in tests/dist, and the order of memory accesses in mailbox_threads.cpp."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+
+import pytest
+import torch
+
+from labinfer.comm.local import LocalCommunicator
+from labinfer.comm.mailboxes import LARGEST_BYTES, RING_BYTES, MailboxCommunicator, share_mailboxes
+from labinfer.comm.wire import WireError
+from labinfer.errors import WaitTimeout
+from labinfer.native import compiler
+
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
+
+
+def with_boxes(comm: LocalCommunicator) -> MailboxCommunicator:
+    (boxes,) = share_mailboxes(comm, [comm], range(comm.size))
+    assert isinstance(boxes, MailboxCommunicator)
+    return boxes
+
+
+@needs_compiler
+def test_messages_of_all_pairs_come_in_order_and_far_more_than_a_ring_holds():
+    sizes = [(number * 7919) % LARGEST_BYTES for number in range(60)]
+    assert sum(sizes) > 5 * RING_BYTES
+
+    def work(comm):
+        boxes = with_boxes(comm)
+        others = [rank for rank in range(comm.size) if rank != comm.rank]
+        for number, size in enumerate(sizes):
+            arrivals = {rank: torch.empty(size, dtype=torch.uint8) for rank in others}
+            receives = [boxes.irecv(arrivals[rank], rank) for rank in others]
+            for rank in others:
+                boxes.isend(torch.full((size,), (number + 10 * comm.rank) % 256, dtype=torch.uint8), rank)
+            for receive in receives:
+                receive.wait("a message")
+            for rank, arrival in arrivals.items():
+                assert bool((arrival == (number + 10 * rank) % 256).all())
+
+    LocalCommunicator.run(3, work)
+
+
+@needs_compiler
+def test_groups_on_the_same_memory_do_not_mix():
+    def work(comm):
+        first, second = share_mailboxes(comm, [comm, comm], range(2))
+        if comm.rank == 0:
+            second.isend(torch.tensor([2]), 1)
+            first.isend(torch.tensor([1]), 1)
+            return None
+        found = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
+        for boxes, tensor in zip((first, second), found, strict=True):
+            boxes.irecv(tensor, 0).wait("a number")
+        return [int(tensor) for tensor in found]
+
+    assert LocalCommunicator.run(2, work)[1] == [1, 2]
+
+
+@needs_compiler
+def test_who_finds_no_room_waits_until_there_is():
+    taken = threading.Event()
+    count = 2 * RING_BYTES // LARGEST_BYTES
+
+    def work(comm):
+        boxes = with_boxes(comm)
+        if comm.rank == 0:
+            for number in range(count):
+                boxes.isend(torch.full((LARGEST_BYTES // 4,), number, dtype=torch.int32), 1)
+            assert taken.is_set()
+            return
+        taken.wait(0.2)  # the other one cannot have sent all
+        taken.set()
+        for number in range(count):
+            arrival = torch.empty(LARGEST_BYTES // 4, dtype=torch.int32)
+            boxes.irecv(arrival, 0).wait("a message")
+            assert bool((arrival == number).all())
+
+    LocalCommunicator.run(2, work)
+
+
+@needs_compiler
+def test_who_never_finds_room_says_whom_it_waited_for():
+    def work(comm):
+        boxes = with_boxes(comm)
+        if comm.rank == 0:
+            comm.progress.timeout = 0.1
+            with pytest.raises(WaitTimeout, match=r"rank 0 waited 0\.1 s .* for room at rank 1"):
+                for _ in range(1 + RING_BYTES // LARGEST_BYTES):
+                    boxes.isend(torch.zeros(LARGEST_BYTES // 4), 1)
+
+    LocalCommunicator.run(2, work)
+
+
+@needs_compiler
+def test_a_message_of_another_size_than_its_receive_is_refused():
+    def work(comm):
+        boxes = with_boxes(comm)
+        if comm.rank == 0:
+            boxes.isend(torch.zeros(3), 1)
+        else:
+            with pytest.raises(WireError, match="rank 0 sent 12 bytes where 16 were expected"):
+                boxes.irecv(torch.zeros(4), 0).wait("four numbers")
+
+    LocalCommunicator.run(2, work)
+
+
+@needs_compiler
+def test_a_later_receive_that_is_looked_at_first_does_not_take_the_earlier_message():
+    def work(comm):
+        boxes = with_boxes(comm)
+        if comm.rank == 0:
+            boxes.isend(torch.tensor([1]), 1)
+            boxes.isend(torch.tensor([2]), 1)
+            return None
+        found = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
+        receives = [boxes.irecv(tensor, 0) for tensor in found]
+        receives[1].wait("the second one")
+        assert receives[0].done()
+        return [int(tensor) for tensor in found]
+
+    assert LocalCommunicator.run(2, work)[1] == [1, 2]
+
+
+@needs_compiler
+def test_a_transport_that_moves_only_in_calls_is_called_while_a_rank_waits():
+    """tests/dist has a message that depends on it, unless this machine's MPI reads other processes' memory."""
+
+    class Polled(LocalCommunicator):
+        polls, calls = True, 0
+
+        def advance(self) -> None:
+            self.calls += 1
+
+    def work(comm):
+        comm.__class__ = Polled
+        boxes = with_boxes(comm)
+        for number in range(1 + RING_BYTES // LARGEST_BYTES):
+            with pytest.raises(WaitTimeout):
+                boxes.irecv(torch.zeros(1), 1 - comm.rank).wait("what nobody sends", 0.1)
+            assert comm.calls > 10 * (number + 1)
+
+    LocalCommunicator.run(2, work)
+
+
+def test_without_a_compiler_the_transport_remains(monkeypatch):
+    def fail(*arguments):
+        raise compiler.NoCompiler("none")
+
+    monkeypatch.setattr("labinfer.comm.mailboxes.compiler.build", fail)
+    assert LocalCommunicator.run(2, lambda comm: share_mailboxes(comm, [comm], range(2)) == [comm]) == [True] * 2
+
+
+def test_a_rank_alone_on_its_machine_has_none():
+    comm = LocalCommunicator()
+    assert share_mailboxes(comm, [comm], [0]) == [comm]
