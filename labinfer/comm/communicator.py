@@ -54,7 +54,12 @@ class Communicator(ABC):
 
     @abstractmethod
     def isend(self, tensor: torch.Tensor, dest: int) -> Handle:
-        """Begin to send a contiguous tensor. Messages between a pair arrive in the order they were sent."""
+        """Begin to send a contiguous tensor. Messages between a pair arrive in the order they were sent. Waits where the receiver has
+        not taken those before it and there is no more room for them.
+
+        Raises:
+            WaitTimeout: there was none within the group's limit.
+        """
 
     @abstractmethod
     def irecv(self, tensor: torch.Tensor, source: int) -> Handle:
@@ -86,8 +91,8 @@ class Communicator(ABC):
 
     # Made of the calls above, which a transport may do better:
 
-    def isend_after(self, header: bytes, tensor: torch.Tensor, dest: int) -> Handle:
-        """Begin to send a contiguous tensor after some bytes, as one message of uint8.
+    def isend_after(self, header: bytes, tensor: torch.Tensor, dests: Sequence[int]) -> list[Handle]:
+        """Begin to send a contiguous tensor after some bytes, as one message of uint8, to each of these ranks.
 
         Args:
             header: as many bytes as keep the tensor's elements aligned.
@@ -95,7 +100,7 @@ class Communicator(ABC):
         message = torch.empty(len(header) + tensor.nbytes, dtype=torch.uint8, device=tensor.device)
         message[: len(header)].copy_(torch.frombuffer(bytearray(header), dtype=torch.uint8))
         message[len(header) :].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        return self.isend(message, dest)
+        return [self.isend(message, dest) for dest in dests]
 
     def gather(self, tensor: torch.Tensor, sizes: Sequence[int], root: int = 0) -> list[torch.Tensor] | None:
         """On ``root`` the flat tensors of all ranks in rank order, rank r's with ``sizes[r]`` elements; None elsewhere."""

@@ -92,5 +92,5 @@ class ControlChannel:
         return parts
 
     def close(self) -> None:
-        """Wait until every command that was sent has arrived."""
+        """Wait until every send is complete."""
         self._sends.drain()

@@ -37,6 +37,7 @@ class Doorbells:
         self._library, self._memory = library, memory
         self._bells = {rank: memory.data_ptr() + index * BELL_BYTES for index, rank in enumerate(ranks)}
         self._own = self._bells[own]
+        self._is_kept = False
 
     def ring(self, rank: int) -> None:
         """Wake a rank, if it is one of these."""
@@ -59,9 +60,13 @@ class Doorbells:
         """Say whether this rank waits, so that others may compute on its cores."""
         self._library.bell_set_idle(self._own, idle)
 
-    def idle_word(self, rank: int) -> int:
-        """Address of the word that is not 0 while a rank waits."""
-        return self._bells[rank] + IDLE_AT
+    def idle_words(self) -> dict[int, int]:
+        """By rank, the address of a word that is not 0 while it waits. The bells' memory is never given back then: guests of a team may look
+        at its words at any time."""
+        if not self._is_kept:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))
+            self._is_kept = True
+        return {rank: bell + IDLE_AT for rank, bell in self._bells.items()}
 
 
 def hang_doorbells(
@@ -85,9 +90,6 @@ def hang_doorbells(
         if comm.rank == 0:
             logger.info("%s share no memory (%s): their messages go over %s", comm.members, shared, comm.name)
         return None
-    ctypes.pythonapi.Py_IncRef(
-        ctypes.py_object(shared.memory)
-    )  # for good: guests of a team may look at its words at any time
     return Doorbells(shared.library, torch.frombuffer(shared.memory, dtype=torch.uint8), ranks, rank)
 
 

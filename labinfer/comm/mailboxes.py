@@ -7,6 +7,7 @@ A step has a few small ones: its plan, activations, tokens. Over a socket each w
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections import deque
 from collections.abc import Sequence
 
@@ -18,14 +19,16 @@ from labinfer.comm.shared_memory import NAME, SOURCES, SharedSegment, share_segm
 from labinfer.comm.wire import WireError
 from labinfer.native import compiler
 
+logger = logging.getLogger(__name__)
+
 LARGEST_BYTES = 128 * 1024
 """Longer messages go over the transport. Both ends know a message's size, and so which way it takes."""
-RING_BYTES = 512 * 1024
+RING_BYTES = 1024 * 1024
 """Bytes that one rank can have sent another before that takes them; who sends more waits."""
 BOX_BYTES = 256 + RING_BYTES
 """With the counters of ``mailboxes.cpp``."""
-LONGEST_SLEEP_WITHOUT_POLLING = 0.1
-"""Seconds. A bell ends a sleep; they are finite in case that a process without one has been killed."""
+LONGEST_SLEEP_WITH_BELL = 0.1
+"""Seconds, over a transport that goes on by itself. The bell ends a sleep long before."""
 
 
 class MailboxCommunicator(Communicator):
@@ -36,11 +39,19 @@ class MailboxCommunicator(Communicator):
         library: the compiled ``mailboxes.cpp``.
         memory: a box for each pair of this machine's ranks, by sender and then receiver; zero bytes at first.
         ranks: those of this machine, by their numbers in the group, which are those of their doorbells too.
+        inboxes: those of all groups of this rank that share memory, to which this one's are added.
     """
 
     name = "shared memory"
 
-    def __init__(self, carrier: Communicator, library: ctypes.CDLL, memory: torch.Tensor, ranks: Sequence[int]):
+    def __init__(
+        self,
+        carrier: Communicator,
+        library: ctypes.CDLL,
+        memory: torch.Tensor,
+        ranks: Sequence[int],
+        inboxes: list[Inbox],
+    ):
         self._carrier, self._library, self._memory = carrier, library, memory
         self.rank, self.size, self.polls = carrier.rank, carrier.size, carrier.polls
         self.progress, self.members = carrier.progress, carrier.members
@@ -52,14 +63,26 @@ class MailboxCommunicator(Communicator):
             rank: Inbox(carrier, library, memory, boxes[index * count + own], rank) for index, rank in others
         }
 
-    def isend(self, tensor: torch.Tensor, dest: int) -> Handle:
-        return self.isend_after(b"", tensor, dest)
+        inboxes += self._inboxes.values()
+        self._all_inboxes = inboxes
 
-    def isend_after(self, header: bytes, tensor: torch.Tensor, dest: int) -> Handle:
-        box, size = self._outboxes.get(dest), tensor.nbytes
-        if box is None or len(header) + size > LARGEST_BYTES:
-            return self._carrier.isend_after(header, tensor, dest) if header else self._carrier.isend(tensor, dest)
-        message = (box, RING_BYTES, header, len(header), tensor.data_ptr(), size)
+    def isend(self, tensor: torch.Tensor, dest: int) -> Handle:
+        box = self._box(dest, tensor.nbytes)
+        return self._carrier.isend(tensor, dest) if box is None else self._post(box, b"", tensor, dest)
+
+    def isend_after(self, header: bytes, tensor: torch.Tensor, dests: Sequence[int]) -> list[Handle]:
+        boxes = {dest: self._box(dest, len(header) + tensor.nbytes) for dest in dests}
+        carried = [dest for dest, box in boxes.items() if box is None]
+        sends = dict(zip(carried, self._carrier.isend_after(header, tensor, carried), strict=True)) if carried else {}
+        return [sends[dest] if box is None else self._post(box, header, tensor, dest) for dest, box in boxes.items()]
+
+    def _box(self, dest: int, size: int) -> int | None:
+        """Address of the box for a message of so many bytes; None where the transport carries it."""
+        return self._outboxes.get(dest) if size <= LARGEST_BYTES else None
+
+    def _post(self, box: int, header: bytes, tensor: torch.Tensor, dest: int) -> Handle:
+        assert tensor.is_contiguous(), "a message is sent as it is in memory"
+        message = (box, RING_BYTES, header, len(header), tensor.data_ptr(), tensor.nbytes)
         if not self._library.box_post(*message):
             self._wait_for_room(message, dest)
         if self.progress.doorbells is not None:
@@ -68,10 +91,12 @@ class MailboxCommunicator(Communicator):
 
     def _wait_for_room(self, message: tuple, dest: int) -> None:
         def fits() -> bool:
+            for inbox in self._all_inboxes:  # or two ranks could wait for room at each other
+                inbox.take()
             self._carrier.advance()
             return self._library.box_post(*message)
 
-        wait_until(fits, f"room at rank {dest}", self.progress)
+        wait_until(fits, f"room for messages at rank {dest}", self.progress)
 
     def irecv(self, tensor: torch.Tensor, source: int) -> Handle:
         inbox = self._inboxes.get(source)
@@ -114,7 +139,7 @@ class Inbox:
         return receive
 
     def take(self) -> None:
-        """Give what has come to those who wait.
+        """Copy messages that are here into the receives that wait, oldest first.
 
         Raises:
             WireError: a message has another size than its receive.
@@ -146,7 +171,7 @@ class BoxReceive(Handle):
     def wait(self, what: str, timeout: float | None = None) -> None:
         if not self.done():
             carrier = self._inbox.carrier
-            longest = LONGEST_SLEEP if carrier.polls else LONGEST_SLEEP_WITHOUT_POLLING
+            longest = LONGEST_SLEEP if carrier.polls else LONGEST_SLEEP_WITH_BELL
             wait_until(self.done, what, carrier.progress, timeout, rings=True, longest_sleep=longest)
 
 
@@ -165,15 +190,18 @@ def share_mailboxes(
     Returns:
         The groups with boxes; ``carriers`` themselves where the ranks cannot share memory.
     """
-    if machine.size == 1:
+    if machine.size == 1 or not carriers:
         return list(carriers)
     size = machine.size**2 * BOX_BYTES
     shared = share_segment(machine, len(carriers) * size, _load_library)
     if not isinstance(shared, SharedSegment):
+        if machine.rank == 0:
+            logger.info("%s share no memory (%s): their messages go over %s", machine.members, shared, machine.name)
         return list(carriers)
     memory = torch.frombuffer(shared.memory, dtype=torch.uint8).view(len(carriers), size)
+    inboxes: list[Inbox] = []
     return [
-        MailboxCommunicator(carrier, shared.library, part, ranks)
+        MailboxCommunicator(carrier, shared.library, part, ranks, inboxes)
         for carrier, part in zip(carriers, memory, strict=True)
     ]
 

@@ -27,7 +27,7 @@ mpi4py.rc.initialize = (
 mpi4py.rc.finalize = True
 from mpi4py import MPI  # noqa: E402
 
-DATA_TAG = 1
+DATA_TAG, UNUSED_TAG = 1, 2
 SEGMENTS = re.compile(r"/dev/shm/mpich_shm_\S+")
 
 
@@ -113,7 +113,10 @@ class MpiCommunicator(Communicator):
         return MpiCommunicator(self.progress, self._comm.Split(color, self.rank))
 
     def advance(self) -> None:
-        self._comm.Iprobe()
+        try:  # a message that is there would end the call before anything moves
+            self._comm.Iprobe(tag=UNUSED_TAG)
+        except MPI.Exception as error:
+            raise PeerLost(f"MPI: {error}") from None
 
     def close(self) -> None:
         self._comm.Free()

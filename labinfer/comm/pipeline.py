@@ -93,16 +93,14 @@ class PipelineCommunicator:
         )
 
     def send_activations(self, step_id: int, hidden_TD: torch.Tensor) -> None:
-        """Begin to send a step's activations on; returns at once."""
+        """Begin to send a step's activations on."""
         if not self._destinations:
             return
         header, hidden_TD = HEADER.pack(step_id, hidden_TD.shape[0]), hidden_TD.contiguous()
-        for dest in self._destinations:
+        sends = self._comm.isend_after(header, hidden_TD, self._destinations)
+        for dest, send in zip(self._destinations, sends, strict=True):
             self.bytes_sent[dest] += HEADER_BYTES + hidden_TD.nbytes
-            self._sends.keep(
-                self._comm.isend_after(header, hidden_TD, dest),
-                f"{self._labels[dest]} to take the activations of step {step_id}",
-            )
+            self._sends.keep(send, f"{self._labels[dest]} to take the activations of step {step_id}")
 
     def post_result(self, step_id: int, capacity: int) -> ResultArrival:
         """Rank 0: make room for a step's result of up to ``capacity`` bytes."""
@@ -127,7 +125,7 @@ class PipelineCommunicator:
         )
 
     def drain(self) -> None:
-        """Wait until everything sent has arrived."""
+        """Wait until every send is complete."""
         self._sends.drain()
 
 

@@ -16,7 +16,7 @@ import torch
 
 from labinfer.comm.communicator import Communicator
 from labinfer.comm.control import ControlChannel
-from labinfer.comm.mailboxes import share_mailboxes
+from labinfer.comm.mailboxes import LARGEST_BYTES, share_mailboxes
 from labinfer.comm.shared_memory import share_memory
 from labinfer.commands.session import Session
 from labinfer.errors import ExitStatus, UserError
@@ -54,15 +54,17 @@ def run(session: Session) -> int:
     device = devices[group.rank]
     comm = group.comm.split(everyone, [device.type])
     shared = share_memory(comm) if device.type == "cpu" else comm
-    messages, commands = comm, group.comm.split(everyone)
+    host, senders = group.comm.split(everyone), command_senders(range(group.size))
+    messages = [(comm, ControlChannel(host, Note, Note, senders))]
     if device.type == "cpu" and len({info.node for info in group.everyone}) == 1:
-        share_doorbells(group, commands, group.ranks)
-        messages, commands = share_mailboxes(commands, [comm, commands], group.ranks)
-    channel = ControlChannel(commands, Note, Note, command_senders(range(group.size)))
+        share_doorbells(group, comm, group.ranks)
+        boxes, commands = share_mailboxes(host, [comm, host], group.ranks)
+        if boxes is not comm:
+            messages.append((boxes, ControlChannel(commands, Note, Note, senders)))
     with contextlib.ExitStack() as at_end:
         if group.rank == 0:
             at_end.callback(Ticker(lambda: "measuring", plain_seconds=START_SECONDS).close)
-        rows = _measure((comm, messages), (comm, shared), channel, commands.name, device)
+        rows = _measure(comm, shared, messages, device)
     if group.rank == 0:
         table = format_table(("call", "transport", "ranks", "size", "latency us", "GB/s"), rows)
         OutputFile(STANDARD).write(table + "\n")
@@ -71,28 +73,26 @@ def run(session: Session) -> int:
 
 
 def _measure(
-    messengers: Sequence[Communicator],
-    summers: Sequence[Communicator],
-    channel: ControlChannel,
-    command_transport: str,
+    comm: Communicator,
+    shared: Communicator,
+    messages: Sequence[tuple[Communicator, ControlChannel]],
     device: torch.device,
 ) -> list[tuple]:
     """Rows of the table.
 
     Args:
-        messengers: by which messages are sent; the first one is the transport.
-        summers: by which tensors are summed and gathered.
-        command_transport: of ``channel``.
+        messages: ways of messages and of commands; the first one is the transport's, another one for small ones only.
     """
-    comm, rows = messengers[0], []
+    rows = []
     for size in SIZES:
         data = torch.zeros(size // 4, dtype=torch.float32, device=device)
-        cases: list[tuple[str, str, Callable[[], None]]] = [
-            ("command to all", command_transport, lambda size=size: _command(channel, comm.rank, size)),
-        ]
-        for user in dict.fromkeys(messengers):
-            cases.append(("send (one way)", user.name, lambda data=data, user=user: _ping_pong(user, data)))
-        for user in dict.fromkeys(summers):
+        cases: list[tuple[str, str, Callable[[], None]]] = []
+        for user, channel in messages if size < LARGEST_BYTES else messages[:1]:
+            cases += [
+                ("send (one way)", user.name, lambda data=data, user=user: _ping_pong(user, data)),
+                ("command to all", user.name, lambda size=size, channel=channel: _command(channel, comm.rank, size)),
+            ]
+        for user in dict.fromkeys((comm, shared)):
             cases += [
                 ("all-reduce", user.name, lambda data=data, user=user: user.all_reduce(data)),
                 ("gather", user.name, lambda data=data, user=user: user.gather(data, [data.numel()] * user.size)),

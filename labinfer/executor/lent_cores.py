@@ -62,7 +62,8 @@ def share_cores(
             bells = share_doorbells(group, machine, ranks)
             if bells is not None:
                 others = (rank for rank in ranks if topology.place(rank).stage != place.stage)
-                lent = {cpu: bells.idle_word(rank) for rank in others for cpu in cpus[rank]}
+                words = bells.idle_words()
+                lent = {cpu: words[rank] for rank in others for cpu in cpus[rank]}
                 group.progress.lends_cores = True
                 logger.debug("stages of this machine lend each other their cores while they wait")
     for provider in providers:

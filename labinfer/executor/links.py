@@ -64,19 +64,20 @@ def make_links(
     comms = [group.split([everyone]) for _ in range((not shares_channel) + has_pipeline)]
     if has_pipeline:
         comms.append(group.split([everyone], [carrier]))
-    if may_share:
-        here = by_machine[group.everyone[group.rank].node] if group.rank in placed else []
-        comms = _share_messages(group, layout, machine, here, comms)
-    activations, results = (comms.pop(), comms.pop()) if has_pipeline else (None, None)
-    if not shares_channel:
-        channel = ControlChannel(comms.pop(), Command, WorkerStats, command_senders(topology.command_order))
     drafts = None
     if layout.draft_devices:
         senders = dict.fromkeys(layout.draft_devices, 0)
         drafts = ControlChannel(group.split([everyone]), DraftCommand, DraftAnswer, senders)
+    placed_group = group.only(placed) if spare else group
+    stage = group.split([*stages, *spare], [*carriers, *("cpu" for _ in spare)])
+    if may_share and group.rank in placed:  # the last thing: who has to compile keeps only its own machine waiting
+        comms = _share_messages(group, layout, machine, by_machine[group.everyone[group.rank].node], comms)
+    activations, results = (comms.pop(), comms.pop()) if has_pipeline else (None, None)
+    if not shares_channel:
+        channel = ControlChannel(comms.pop(), Command, WorkerStats, command_senders(topology.command_order))
     return Links(
-        placed=group.only(placed) if spare else group,
-        stage=group.split([*stages, *spare], [*carriers, *("cpu" for _ in spare)]),
+        placed=placed_group,
+        stage=stage,
         activations=activations,
         results=results,
         machine=machine if has_pipeline else None,
@@ -91,9 +92,9 @@ def _share_messages(
     """Have messages between ranks of this machine go through memory, if all of them compute on CPUs; collective over these.
 
     Args:
-        ranks: those of the machine that have a place; empty on a spare rank.
+        ranks: those of the machine that have a place.
     """
-    if len(ranks) < 2 or any(layout.devices[rank].type != "cpu" for rank in ranks):
+    if not comms or len(ranks) < 2 or any(layout.devices[rank].type != "cpu" for rank in ranks):
         return comms
     with compile_progress() as on_progress:
         if share_doorbells(group, machine, ranks, on_progress) is None:

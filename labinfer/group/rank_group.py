@@ -61,8 +61,8 @@ class RankGroup:
     made: list[Communicator] = field(default_factory=list)
     """Communicators that were split off, in the same order on every rank; they end with the group."""
     doorbells: dict[tuple[int, ...], Doorbells | None] = field(default_factory=dict)
-    """Bells that ranks of this machine share, by these ranks: their memory is never given back, so it is used again. None where
-    they share none."""
+    """Bells that ranks of this machine share, by these ranks; None where they share none. They are used again, as their memory is not
+    always given back."""
 
     @property
     def rank(self) -> int:
@@ -164,6 +164,7 @@ class RankGroup:
             with self.progress.without_limit() if patient else nullcontext():
                 self.comm.barrier()
             self.end_splits()
+            self.doorbells.clear()
             self.lifeline.close()
 
 

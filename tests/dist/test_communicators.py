@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+from labinfer.comm import polling
 from labinfer.comm.doorbells import hang_doorbells
 from labinfer.comm.mailboxes import LARGEST_BYTES, MailboxCommunicator, share_mailboxes
 from labinfer.comm.shared_memory import share_memory
@@ -40,9 +41,10 @@ def boxes(group):
 def with_mailboxes(group, comm):
     everyone = range(group.size)
     group.progress.doorbells = hang_doorbells(comm, everyone, group.rank)
-    yield share_mailboxes(comm, [comm], everyone)[0]
-    comm.barrier()
-    group.progress.doorbells = None
+    try:
+        yield share_mailboxes(comm, [comm], everyone)[0]
+    finally:
+        group.progress.doorbells = None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -139,15 +141,19 @@ def test_what_is_too_large_for_a_mailbox_moves_on_while_its_sender_waits_for_som
 @pytest.mark.parametrize("size", [0, 40, LARGEST_BYTES - 16, LARGEST_BYTES])
 def test_header_and_tensor_are_one_message(comm, size):
     if comm.rank == 0 and comm.size > 1:
-        comm.isend_after(b"0123456789abcdef", torch.arange(size // 8), 1).wait("rank 1 to take it")
-    elif comm.rank == 1:
+        for send in comm.isend_after(b"0123456789abcdef", torch.arange(size // 8), range(1, comm.size)):
+            send.wait("another rank to take it")
+    elif comm.rank:
         message = torch.empty(16 + size, dtype=torch.uint8)
         comm.irecv(message, 0).wait("the message")
         assert message[:16].numpy().tobytes() == b"0123456789abcdef"
         assert message[16:].view(torch.int64).tolist() == list(range(size // 8))
 
 
-def test_who_waits_for_a_mailbox_sleeps_and_is_woken_at_once(boxes):
+def test_who_waits_for_a_mailbox_sleeps_until_the_bell(boxes, monkeypatch):
+    monkeypatch.setattr(polling, "SHORTEST_SLEEP", 20.0)
+    monkeypatch.setattr("labinfer.comm.mailboxes.LONGEST_SLEEP_WITH_BELL", 20.0)
+    monkeypatch.setattr("labinfer.comm.mailboxes.LONGEST_SLEEP", 20.0)
     if boxes.rank == 0:
         time.sleep(1.0)
         boxes.isend(torch.tensor([time.monotonic()], dtype=torch.float64), 1).wait("room")
@@ -155,7 +161,7 @@ def test_who_waits_for_a_mailbox_sleeps_and_is_woken_at_once(boxes):
         sent, begin = torch.empty(1, dtype=torch.float64), time.thread_time()
         boxes.irecv(sent, 0).wait("a late message")
         late, busy = time.monotonic() - sent.item(), time.thread_time() - begin
-        assert busy < 0.15 and late < 0.05
+        assert busy < 0.15 and late < 1.0
 
 
 def test_a_mailbox_that_stays_empty_is_named(boxes):

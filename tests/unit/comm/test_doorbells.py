@@ -72,7 +72,7 @@ def test_waits_sleep_until_the_bell_and_say_that_the_rank_is_idle():
         return looks, read(bells, RANKS[0])
 
     def read(bells, rank):
-        return ctypes.c_uint32.from_address(bells.idle_word(rank)).value
+        return ctypes.c_uint32.from_address(bells.idle_words()[rank]).value
 
     (looks, after), _ = LocalCommunicator.run(2, work)
     assert set(looks) == {1} and after == 0

@@ -59,11 +59,12 @@ def test_ranks_agree_on_processors_that_reorder(tmp_path, driver):
         pytest.skip(f"{found} has no ThreadSanitizer")
     subprocess.run([*command, str(source)], check=True)
     environment = os.environ | {"TSAN_OPTIONS": "halt_on_error=1"}
-    in_order = (
-        [setarch, "--addr-no-randomize"] if (setarch := shutil.which("setarch")) else []
-    )  # as ThreadSanitizer expects
-    done = subprocess.run([*in_order, str(program)], capture_output=True, text=True, timeout=60, env=environment)
-    if "unexpected memory mapping" in done.stderr:
+    unfit, done = "unexpected memory mapping", None
+    for personality in ([], ["setarch", "--addr-no-randomize"]):
+        if (done is None or unfit in done.stderr) and (not personality or shutil.which(personality[0])):
+            command = [*personality, str(program)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    if unfit in done.stderr or "personality" in done.stderr:
         pytest.skip("this kernel lays out memory as its ThreadSanitizer does not expect")
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[:2000]
 
