@@ -46,14 +46,12 @@ export class Store {
   }
 
   async keepAttachments(conversation, files) {
-    const attachments = this._write("attachments");
-    const request = files.length ? attachments.put(files, conversation) : attachments.delete(conversation);
-    attachments.transaction.commit(); // else it waits for this page, and is lost where the page is loaded anew at once
-    return done(request);
+    return this._change("attachments", (attachments) =>
+      files.length ? attachments.put(files, conversation) : attachments.delete(conversation));
   }
 
   async save(conversation) {
-    return done(this._write("conversations").put(conversation));
+    return this._change("conversations", (conversations) => conversations.put(conversation));
   }
 
   async saveMessage(message) {
@@ -77,7 +75,7 @@ export class Store {
   }
 
   async remove(id) {
-    await done(this._write("conversations").delete(id));
+    await this._change("conversations", (conversations) => conversations.delete(id));
     await this.keepAttachments(id, []);
     const messages = this._write("messages");
     const keys = await done(messages.index("conversation").getAllKeys(id));
@@ -98,6 +96,14 @@ export class Store {
   }
 
   _read(store) { return this._database.transaction(store).objectStore(store); }
+
+  /** One change that is kept also where the page is loaded anew at once: without `commit` it waits for the page. */
+  _change(name, request) {
+    const store = this._write(name);
+    const change = request(store);
+    store.transaction.commit();
+    return done(change);
+  }
 
   _write(store) { return this._database.transaction(store, "readwrite").objectStore(store); }
 }

@@ -204,9 +204,12 @@ def test_what_is_wrong_is_said_in_one_line(launcher, flags, expected):
 # Several models, and figures.
 
 
-@pytest.mark.parametrize(("launcher",), matrix(("mpirun",)))
-def test_two_models_on_two_stages_answer_as_they_would_alone_until_a_signal(launcher):
-    with pair(launcher, "--model", "a=demo", "--model", "b=demo-draft") as server:
+@pytest.mark.parametrize(
+    ("launcher", "parallel"), matrix(("mpirun", "-pp"), ("torchrun", "-tp"), over=[("-pp",), ("-tp",)])
+)
+def test_two_models_on_two_ranks_answer_as_they_would_alone_until_a_signal(launcher, parallel):
+    models = ("--model", "a=demo", "--model", "b=demo-draft")
+    with serving(parallel, "2", *FLAGS[2:], *models, launcher=launcher, ranks=2) as server:
         check_both_at_once(server)
         server.complete(model="demo").check_error(404, "invalid_request_error", "model_not_found")
         assert server.text.count("rank  host") == 1
