@@ -150,6 +150,7 @@ def test_file_can_be_imported_in_mid_answer(page):
     take_in(page, long_conversation(1))
     expect(answers(page)).to_contain_text("Answer 0")
     conversations(page).filter(has_text="Count from").click()
+    expect(questions(page)).to_have_text("Count from 3 to 15.")  # before that Escape stops nothing
     page.keyboard.press("Escape")
     wait_for_end(page)
     choose(page, temperature=0)
