@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from labinfer.engine.constraints import THINKING_BUDGET
 from labinfer.engine.request import Request
 from labinfer.errors import UserError
 from labinfer.prompts import THINKING_SWITCHES, ChatPrompt, Prompt, PromptLike, TextPrompt, TokensPrompt
@@ -21,9 +22,6 @@ from labinfer.text.tools import ToolUse
 
 EFFORT, VERBOSITY = "reasoning_effort", "verbosity"
 """Variables that say how long thoughts and answers are to be."""
-
-THINKING_BUDGET = "thinking_budget"
-"""The logits processor that closes thoughts."""
 
 
 class InputProcessor:

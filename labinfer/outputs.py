@@ -53,6 +53,8 @@ class Completion:
     """With beam search; see ``SamplingParams.length_penalty``."""
     drafted: list[bool] = field(default_factory=list)
     """For each token whether it came from a draft that was right; see ``--speculative-config``."""
+    error: str = ""
+    """Why the engine broke the answer off, where ``finish_reason`` is "abort"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,11 @@ class RequestOutput:
         """The first answer's."""
         return self.completions[0].finish_reason
 
+    @property
+    def error(self) -> str:
+        """Why the engine broke one of the answers off; empty where all are complete."""
+        return next((completion.error for completion in self.completions if completion.error), "")
+
 
 @dataclass(eq=False, kw_only=True)
 class Answer:
@@ -105,6 +112,8 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    error: str = ""
+    """See ``Completion``."""
     num_taken: int = 0
     """Tokens that were handed out."""
     drafted: list[bool] = field(default_factory=list)
@@ -208,7 +217,7 @@ class RequestState:
         answer.logprobs += update.logprobs
         if update.queue_seconds is not None:
             answer.queue_seconds = update.queue_seconds
-        answer.finish_reason = update.finish_reason
+        answer.finish_reason, answer.error = update.finish_reason, update.error
         if update.prompt_logprobs is not None:
             self.prompt_logprobs = update.prompt_logprobs
         self._beams, self.embedding = update.beams, update.embedding
@@ -244,7 +253,7 @@ class RequestState:
             return EmbeddingOutput(
                 self.request.key, self.request.prompt_token_ids, self.embedding, self.num_cached_tokens
             )
-        if sampling.num_beams > 1:
+        if self._beams:
             completions = [self._beam(index, beam) for index, beam in enumerate(self._beams)]
         else:
             completions = [self._completion(answer) for answer in self.answers]
@@ -293,6 +302,7 @@ class RequestState:
             stop_reason=self._stop_reason(answer),
             logprobs=None if self.request.sampling.logprobs is None else answer.logprobs,
             drafted=answer.drafted,
+            error=answer.error,
         )
 
     def _beam(self, index: int, beam: FinishedBeam) -> Completion:

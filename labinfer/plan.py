@@ -16,6 +16,8 @@ TOKEN_BYTES, FLOAT_BYTES, STEP_ID_BYTES = 5, 9, 9
 POOLINGS = ("last", "mean")
 """Ways to make one vector of a prompt's final hidden states: take the last token's, or the mean of all."""
 NO_SLOT = -1
+NO_TOKEN = -1
+"""Sampled in place of a token id where a request's constraints together forbid every token."""
 MoveKind = Literal[
     "copy",
     "swap_out",

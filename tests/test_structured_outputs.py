@@ -113,16 +113,19 @@ def test_end_comes_only_where_the_answer_is_complete(demo):
     assert {(c.text, c.finish_reason) for c in output.completions} == {("no", "stop")}
 
 
-def test_processors_that_forbid_the_form_do_not_break_it(demo):
-    token = demo.tokenizer.encode("7")[0]
-    params = SamplingParams(
-        max_tokens=9,
-        bad_words=["no"],
-        logit_bias={token: 100.0},
-        allowed_token_ids=[token],
-        structured_outputs=StructuredOutputs(choice=["no"]),
-    )
-    assert demo.generate(CHATS[0], params)[0].text == "no"
+def test_constraints_that_forbid_the_form_are_refused(demo):
+    params = SamplingParams(max_tokens=9, structured_outputs=StructuredOutputs(regex="no"), allowed_token_ids=[65])
+    with pytest.raises(UserError, match="allowed_token_ids forbid every token with which structured_outputs can begin"):
+        demo.generate(CHATS[0], params)
+
+
+def test_constraints_that_forbid_the_rest_of_the_form_break_the_answer_off(demo):
+    (seven,) = demo.tokenizer.encode("7", add_special_tokens=False)
+    form = StructuredOutputs(regex="7[a-z]+")
+    params = SamplingParams(max_tokens=9, allowed_token_ids=[seven], structured_outputs=form)
+    (output,) = demo.generate(["red"], params)
+    assert (output.text, output.finish_reason) == ("7", "abort")
+    assert output.error.startswith("structured_outputs and allowed_token_ids allow no token behind")
 
 
 def mixed(kinds: list[str], seed: int) -> list[SamplingParams]:

@@ -87,7 +87,11 @@ class BatchJob:
                 for output in outputs:
                     line, index = output.key
                     line.outputs[index] = output
-                    if len(line.outputs) == line.num_requests:
+                    if len(line.outputs) < line.num_requests:
+                        continue
+                    if isinstance(output, RequestOutput) and output.error:
+                        self._refuse(line.number, line.digest, (line.parsed.custom_id, line.parsed.id), output.error)
+                    else:
                         self._write(self._record(line, llm), line.number, line.digest, line.parsed)
                         self.num_answered += 1
         finally:

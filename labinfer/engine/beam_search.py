@@ -79,6 +79,8 @@ class BeamGroup(Generic[Member]):
         )
         best = nlargest(self.num_candidates(sampling, self.ends), every, key=itemgetter(0))
         candidates, self._tops = [Child(*values) for values in best], {}
+        if not candidates:  # the request's constraints allow no beam another token
+            return []
         length = self.members[candidates[0].parent].num_output_tokens + 1
         running: list[Child] = []
         for place, child in enumerate(candidates):

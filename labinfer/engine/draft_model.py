@@ -16,7 +16,7 @@ from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.guide import allows
 from labinfer.engine.sequence import Sequence
 from labinfer.engine.state_slots import StateSlots
-from labinfer.plan import NO_SLOT, BatchEntry, BatchPlan, BatchResult, SequenceStart
+from labinfer.plan import NO_SLOT, NO_TOKEN, BatchEntry, BatchPlan, BatchResult, SequenceStart
 
 
 class DraftModel(Protocol):
@@ -70,6 +70,9 @@ class Draft:
 
     def take(self, token: int, ends: frozenset[int]) -> None:
         """Add what was sampled, as far as the answer can go on behind it."""
+        if token == NO_TOKEN:
+            self.is_complete = True
+            return
         guide = self.sequence.guide
         if guide is not None and token not in ends:
             assert allows(guide.mask, token), f"the draft model sampled {token}, which its mask forbids"

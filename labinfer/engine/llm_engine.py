@@ -11,6 +11,7 @@ from enum import Enum
 from labinfer.config import SchedulerOptions
 from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_table import SequenceCache
+from labinfer.engine.constraints import check_constraints
 from labinfer.engine.executor import Executor
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.guide import Guide, GuideMaker, allows
@@ -190,7 +191,10 @@ class LLMEngine:
                     f"{name} {getattr(sampling, name)} is more than the vocabulary of {self._vocab_size} ids"
                 )
         self._check_resumed(request)
-        self._make_guide(request)
+        guide = self._make_guide(request)
+        check_constraints(
+            request, request.ends(self.scheduler.eos_token_ids), self._vocab_size, guide.mask if guide else b""
+        )
         self._check_choices(sampling)
 
     def _check_choices(self, sampling: SamplingParams) -> None:

@@ -89,3 +89,5 @@ class AnswerUpdate(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Number of these that were right: the first ones of ``token_ids``."""
     queue_seconds: float | None = None
     """From the answer's arrival at the engine until it was first run; with its first token, beams or vector."""
+    error: str = ""
+    """Why the engine broke the answer off, where ``finish_reason`` is ``ABORT``."""

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 from labinfer.config import SchedulerOptions
 from labinfer.engine.beam_forks import BeamForks
+from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_tables import BlockTables
+from labinfer.engine.constraints import no_token_left
 from labinfer.engine.drafts import Drafts
 from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.pipeline_schedule import make_schedule
@@ -157,7 +159,7 @@ class Scheduler:
                 group = sequence.beams
                 if brought.token_ids and group.take(sequence, brought.logprobs[0].top):
                     if not self._beam_forks.advance(group):
-                        self.finish(group.members[0], FinishReason.STOP)
+                        self.finish(group.members[0], _search_end(group))
                     advanced.append(group.members[0])
             elif brought.token_ids:
                 sequence.mtp_draft = brought.draft
@@ -390,3 +392,11 @@ class Scheduler:
         if sequence.started:
             self._finished_ids.append(sequence.seq_id)
             sequence.started = False
+
+
+def _search_end(group: BeamGroup[Sequence]) -> FinishReason:
+    """Reason why a beam search ends that has no beam to go on with."""
+    first = group.members[0]
+    if group.finished:
+        return FinishReason.STOP
+    return first.break_off(no_token_left(first.request, first.num_output_tokens))

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_table import SequenceCache
+from labinfer.engine.constraints import no_token_left
 from labinfer.engine.guide import Guide, allows
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
-from labinfer.plan import EntryResult, TokenLogprobs, TokenSampling, count_right
+from labinfer.plan import NO_TOKEN, EntryResult, TokenLogprobs, TokenSampling, count_right
 from labinfer.sampling_params import MAX_SEED, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ class Sequence:
     num_accepted: int = 0
     """Number of these that were right."""
     finish_reason: FinishReason | None = None
+    error: str = ""
+    """Why the answer was broken off, where ``finish_reason`` is ``ABORT`` and nobody asked for it."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the cache before it was first preempted, if it was."""
     num_preemptions: int = 0
@@ -220,17 +223,24 @@ class Sequence:
         return reason, num_right
 
     def _append(self, token: int, eos_token_ids: frozenset[int]) -> FinishReason | None:
+        if token == NO_TOKEN:
+            return self.break_off(no_token_left(self.request, self.num_output_tokens))
         self.token_ids.append(token)
         if token in self.request.ends(eos_token_ids):
             return FinishReason.STOP
         if self.guide is not None:
             self.guide.accept(token)
             if self.guide.error:
-                logger.warning("sequence %d is broken off: %s", self.seq_id, self.guide.error)
-                return FinishReason.ABORT
+                return self.break_off(f"structured_outputs became too complex to follow: {self.guide.error}")
             if not self.guide.mask:
                 return FinishReason.STOP
         return FinishReason.LENGTH if self.num_output_tokens >= self.max_tokens else None
+
+    def break_off(self, error: str) -> FinishReason:
+        """Note why the answer cannot go on; returns the reason of its end."""
+        logger.warning("sequence %d is broken off: %s", self.seq_id, error)
+        self.error = error
+        return FinishReason.ABORT
 
     def update(self) -> AnswerUpdate:
         """Tell what came since the last call."""
@@ -253,13 +263,14 @@ class Sequence:
             return AnswerUpdate(
                 index=self.choice,
                 token_ids=self.token_ids[self.num_prompt_tokens + begin :],
-                logprobs=self.logprobs[begin - num_resumed :],
+                logprobs=self.logprobs[begin - num_resumed : self.num_output_tokens - num_resumed],
                 finish_reason=self.finish_reason,
                 num_cached_tokens=self.num_cached_tokens,
                 num_drafted=num_drafted,
                 num_accepted=num_accepted,
                 prompt_logprobs=prompt_logprobs if is_first else None,
                 queue_seconds=self.queue_seconds if is_first else None,
+                error=self.error,
             )
         if self.finish_reason is None:
             return AnswerUpdate(index=0)
@@ -270,6 +281,7 @@ class Sequence:
             prompt_logprobs=prompt_logprobs,
             beams=self.beams.finished[: self.sampling.n],
             queue_seconds=self.queue_seconds,
+            error=self.error,
         )
 
     def result_bytes(self, begin: int, num_samples: int, num_drafts: int = 0) -> int:

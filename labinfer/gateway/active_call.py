@@ -166,7 +166,7 @@ class ActiveCall:
         if isinstance(error, TimeIsUp):
             return api_errors.timed_out(self._call.seconds)
         if isinstance(error, BrokenOff):
-            return api_errors.bad_request(str(error), "structured_outputs")
+            return refused_field(UserError(str(error)))
         if isinstance(error, Cancelled):
             return api_errors.cancelled(str(error))
         if isinstance(error, GivenUp):

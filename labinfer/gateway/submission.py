@@ -39,7 +39,7 @@ class Cancelled(RuntimeError):
 
 
 class BrokenOff(RuntimeError):
-    """The engine could not go on with the answer: the form that it was to have became too complex to follow."""
+    """The engine could not go on with the answer: its form became too complex to follow, or its constraints allow no token."""
 
 
 class TimeIsUp(RuntimeError):
@@ -182,7 +182,7 @@ class Submission:
         if opened.answers[update.index].finish_reason is not None:  # a stop string ended it meanwhile
             return False
         if update.finish_reason is FinishReason.ABORT:
-            self.fail(BrokenOff("structured_outputs became too complex to follow; the answer was broken off"))
+            self.fail(BrokenOff(f"{update.error or 'the engine could not go on'}; the answer was broken off"))
             return False
         stopped = opened.add(update)
         self._changed[number, update.index] = None

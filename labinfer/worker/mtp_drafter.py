@@ -95,7 +95,8 @@ class MTPDrafter:
         """For each row the token behind it; and by entry the drafts that are asked for."""
         samples, next_tokens, drafts = iter(token_ids), [], {}
         for index, entry in enumerate(plan.entries):
-            state, sampled = sequences[entry.seq_id], list(islice(samples, entry.num_samples))
+            state = sequences[entry.seq_id]
+            sampled = [max(0, token) for token in islice(samples, entry.num_samples)]  # ``NO_TOKEN`` has no embedding
             first = entry.begin + entry.num_tokens - entry.num_samples
             behind = state.token_ids[entry.begin + 1 : first + 1] + sampled
             next_tokens += behind + [0] * (entry.num_tokens - len(behind))
@@ -119,6 +120,7 @@ class MTPDrafter:
                 logits_RV, [SampledRow(draft.state.sampling, draft.token_ids, b"") for draft in drafts]
             )
         for draft, token in zip(drafts, self._model.share(tokens, len(drafts)), strict=True):
+            token = max(0, token)  # in place of ``NO_TOKEN``
             draft.tokens.append(token)
             draft.token_ids.append(token)
 

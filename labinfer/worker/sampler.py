@@ -9,13 +9,15 @@ import torch
 
 from labinfer.functions.functions import Functions
 from labinfer.functions.sample_params import SampleParams
-from labinfer.plan import TokenLogprobs
+from labinfer.plan import NO_TOKEN, TokenLogprobs
 from labinfer.sampling_params import GREEDY_BELOW
 from labinfer.worker.logits_processors.registry import Processor, SampledRow
 
 NEVER = float("-inf")
 UNLIKELY = -1e30
 """Logit of a token that the model itself never says, where nothing else is allowed."""
+MIN_TOKENS = "min_tokens"
+"""The logits processor that forbids the end of an answer."""
 
 
 class Sampler:
@@ -31,7 +33,7 @@ class Sampler:
         self._argmax, self._sample = functions.argmax, functions.sample
 
     def __call__(self, logits_BV: torch.Tensor, rows: list[SampledRow]) -> list[int]:
-        """Choose a token id for each row.
+        """Choose a token id for each row: ``NO_TOKEN`` where its processors and its mask together forbid every token.
 
         Args:
             logits_BV: unscaled, any float type.
@@ -45,25 +47,49 @@ class Sampler:
         ]
         tokens = self._choose(logits_BV, {b: row for b, row in enumerate(rows) if b not in changed})
         if changed:
-            processed_BV = torch.stack([self.process(logits_BV[b].float(), rows[b]) for b in changed])
-            chosen = self._choose(processed_BV, {index: rows[b] for index, b in enumerate(changed)})
+            processed = {b: self._process(logits_BV[b].float(), rows[b]) for b in changed}
+            tokens |= {b: NO_TOKEN for b, logits_V in processed.items() if logits_V is None}
+            changed = [b for b in changed if b not in tokens]
+        if changed:
+            chosen = self._choose(
+                torch.stack([processed[b] for b in changed]), {index: rows[b] for index, b in enumerate(changed)}
+            )
             tokens |= {changed[index]: token for index, token in chosen.items()}
         return [tokens[b] for b in range(len(rows))]
 
     def process(self, logits_V: torch.Tensor, row: SampledRow) -> torch.Tensor:
-        """Logits of a row after its logits processors and its mask, float32."""
+        """Logits of a row after its logits processors and its mask, float32: -inf for every token where none may come."""
+        processed_V = self._process(logits_V, row)
+        return torch.full_like(logits_V, NEVER) if processed_V is None else processed_V
+
+    def _process(self, logits_V: torch.Tensor, row: SampledRow) -> torch.Tensor | None:
+        """Logits of a row after its logits processors and its mask; None where these forbid every token.
+
+        No constraint is dropped, with one exception: ``min_tokens`` yields to a mask, as an answer that is complete by its form
+        must be able to end.
+        """
         if not row.sampling.processors and not row.mask:
             return logits_V
+        processed_V = self._apply(logits_V, row)
+        if processed_V.max() > NEVER:
+            return processed_V
+        logits_V = logits_V.clamp(min=UNLIKELY)
+        for omitted in ("", MIN_TOKENS)[: 1 + bool(row.mask)]:
+            processed_V = self._apply(logits_V, row, omitted)
+            if (processed_V != NEVER).any():  # logits that are NaN are not forbidden
+                return processed_V
+        return None
+
+    def _apply(self, logits_V: torch.Tensor, row: SampledRow, omitted: str = "") -> torch.Tensor:
+        """New logits: ``logits_V`` after each of the row's processors but ``omitted``, and after its mask."""
         processed_V = logits_V.clone()
         for name, value in row.sampling.processors:
-            self._processors[name](processed_V, value, row)
+            if name != omitted:
+                self._processors[name](processed_V, value, row)
         if row.mask:
             forbidden_V = ~read_mask(row.mask, logits_V.shape[0]).to(logits_V.device)
             processed_V.masked_fill_(forbidden_V, NEVER)
-        if processed_V.max() > NEVER:
-            return processed_V
-        # Where the processors of a request leave nothing, the model has the last word, within the mask.
-        return logits_V.clamp(min=UNLIKELY).masked_fill_(forbidden_V, NEVER) if row.mask else logits_V
+        return processed_V
 
     def _choose(self, logits_BV: torch.Tensor, rows: Mapping[int, SampledRow]) -> dict[int, int]:
         """The tokens of some rows of the logits: the largest, or drawn where there is a temperature."""

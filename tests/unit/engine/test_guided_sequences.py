@@ -90,7 +90,9 @@ def test_guide_that_fails_ends_its_answer_only_and_says_why(caplog):
         bench.finish_all()
     assert (broken.finish_reason, broken.num_output_tokens) == (FinishReason.ABORT, 2)
     assert (other.finish_reason, other.num_output_tokens) == (FinishReason.LENGTH, 9)
-    assert [record.message for record in caplog.records] == ["sequence 0 is broken off: the grammar is too large"]
+    assert [record.message for record in caplog.records] == [
+        "sequence 0 is broken off: structured_outputs became too complex to follow: the grammar is too large"
+    ]
 
 
 def test_token_that_ends_the_answer_is_none_of_the_guides():

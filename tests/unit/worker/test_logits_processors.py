@@ -114,9 +114,24 @@ def test_min_tokens_with_nothing_that_could_end_it():
     assert row(min_tokens=3, ignore_eos=True).sampling.processors == []
 
 
-def test_where_nothing_is_left_the_model_has_the_last_word():
-    one = row(allowed_token_ids=[5], logit_bias={}, bad_token_ids=[[5]])
-    assert torch.equal(processed(one, logits()), logits())
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_token_ids": [5], "bad_token_ids": [[5]]},
+        {"allowed_token_ids": [3], "bad_token_ids": [[7, 3, 3]]},
+        {"allowed_token_ids": [1], "min_tokens": 6},
+        {"allowed_token_ids": [1, 5], "min_tokens": 6, "bad_token_ids": [[5]]},
+        {"allowed_token_ids": [5], "logits_processors": {"thinking_budget": [2, [], [30], []]}},
+        {"bad_token_ids": [[30]], "logits_processors": {"thinking_budget": [2, [], [30], []]}},
+    ],
+)
+def test_constraints_that_contradict_each_other_leave_no_token(fields):
+    assert (processed(row(**fields), logits()) == float("-inf")).all()
+
+
+def test_bias_that_forbids_every_allowed_token_leaves_them():
+    result = processed(row(allowed_token_ids=[5, 6], logit_bias={5: -100.0, 6: -100.0}), logits())
+    assert torch.isfinite(result).nonzero().flatten().tolist() == [5, 6]
 
 
 @pytest.mark.parametrize("seed", range(5))

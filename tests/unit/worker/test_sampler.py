@@ -11,7 +11,8 @@ from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.providers import make_registry, reference_registry
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.functions.reference.sampling import gumbel_noise, split_mix
-from labinfer.plan import TokenSampling
+from labinfer.plan import NO_TOKEN, TokenSampling
+from labinfer.worker.logits_processors.constraints import min_tokens
 from labinfer.worker.logits_processors.registry import SampledRow
 from labinfer.worker.sampler import Sampler
 
@@ -258,7 +259,7 @@ def test_broken_logits_do_not_get_past_the_mask(sampler, temperature, largest):
 
 
 class TestMaskAndProcessors:
-    """The processors of a request come first; where they and the mask leave nothing, the mask wins."""
+    """A request's logits processors and the mask of its form hold together; nothing is sampled where they leave no token."""
 
     @pytest.fixture
     def sampler(self):
@@ -269,7 +270,7 @@ class TestMaskAndProcessors:
             logits_V[tokens] += 1000.0
 
         functions = reference_registry().select(torch.device("cpu"), torch.float32)
-        return Sampler({"forbid": forbid, "want": want}, functions)
+        return Sampler({"forbid": forbid, "want": want, "min_tokens": min_tokens}, functions)
 
     def choose(self, sampler, mask, *processors, temperature=0.0):
         logits_BV = torch.arange(50.0)[None]
@@ -282,6 +283,27 @@ class TestMaskAndProcessors:
         assert self.choose(sampler, mask_of(10, 20), ("want", [40, 10])) == 10
 
     @pytest.mark.parametrize("forbidden", [[10, 20], list(range(50))])
+    @pytest.mark.parametrize("mask", [b"", mask_of(10, 20)])
     @pytest.mark.parametrize("temperature", [0.0, 1e-3])
-    def test_mask_wins_where_nothing_is_left(self, sampler, forbidden, temperature):
-        assert self.choose(sampler, mask_of(10, 20), ("forbid", forbidden), temperature=temperature) == 20
+    def test_no_constraint_is_dropped_where_nothing_is_left(self, sampler, mask, forbidden, temperature):
+        """Also where the row beside it has a token."""
+        processors = [("forbid", forbidden)] if mask else [("forbid", list(range(50)))]
+        blocked = row(0, temperature, mask, processors=processors)
+        free = row(0, temperature, mask_of(7))
+        assert sampler(torch.arange(50.0).repeat(3, 1), [free, blocked, free]) == [7, NO_TOKEN, 7]
+        assert (sampler.process(torch.arange(50.0), blocked) == float("-inf")).all()
+
+    def test_end_comes_before_min_tokens_where_the_form_allows_nothing_else(self, sampler):
+        ends = [("min_tokens", [5, [10]])]
+        assert sampler(torch.arange(50.0)[None], [row(0, 0.0, mask_of(10, 20), processors=ends)]) == [20]
+        both = [("forbid", [20]), *ends]
+        assert sampler(torch.arange(50.0)[None], [row(0, 0.0, mask_of(10, 20), processors=both)]) == [10]
+        alone = row(0, 0.0, processors=[("forbid", [t for t in range(50) if t != 10]), *ends])
+        assert sampler(torch.arange(50.0)[None], [alone]) == [NO_TOKEN]
+
+    @pytest.mark.parametrize("mask", [b"", mask_of(10, 20)])
+    def test_token_that_the_model_never_says_comes_where_nothing_else_may(self, sampler, mask):
+        logits_V = torch.arange(50.0)
+        logits_V[10] = float("-inf")
+        forbidden = [("forbid", [t for t in range(50) if t != 10])]
+        assert sampler(logits_V[None], [row(0, 0.0, mask, processors=forbidden)]) == [10]

@@ -1,0 +1,68 @@
+"""Constraints on the tokens of an answer: which of a request's contradict each other, and how it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from labinfer.engine.request import Request
+from labinfer.errors import UserError
+
+THINKING_BUDGET = "thinking_budget"
+"""The logits processor that closes thoughts."""
+
+
+def check_constraints(request: Request, ends: Collection[int], vocab_size: int, mask: bytes = b"") -> None:
+    """Refuse constraints that leave no first token. Those that leave none later break the answer off, see ``no_token_left``.
+
+    Args:
+        ends: token ids that end the answer.
+        mask: tokens that the request's form allows first, as ``Guide.mask`` has them; empty without a form.
+
+    Raises:
+        UserError: the text names the constraints.
+    """
+    sampling = request.sampling
+    allowed, never = sampling.allowed_token_ids, [word[0] for word in request.bad_token_ids if len(word) == 1]
+    if not allowed and not never:
+        return
+    given = " and ".join(name for name, value in (("allowed_token_ids", allowed), ("bad_words", never)) if value)
+    left = (_bits(allowed) if allowed else (1 << vocab_size) - 1) & ~_bits(never)
+    if not left:
+        raise UserError(f"{given} together allow no token; allow one that no bad word is")
+    if sampling.min_tokens and not mask and not left & ~_bits(ends):
+        raise UserError(
+            f"{given} leave only tokens that end the answer, and min_tokens {sampling.min_tokens} forbids these; "
+            "allow another token, or leave min_tokens out"
+        )
+    if mask and not left & int.from_bytes(mask, "little"):
+        raise UserError(f"{given} forbid every token with which structured_outputs can begin; leave one out")
+    if (budget := sampling.logits_processors.get(THINKING_BUDGET)) is not None:
+        _, _, closing, _ = budget
+        if missing := [token for token in closing if not left >> token & 1]:
+            raise UserError(
+                f"{given} forbid token {missing[0]}, which closes a thought when thinking_token_budget is spent; "
+                "allow it, or leave thinking_token_budget out"
+            )
+
+
+def no_token_left(request: Request, num_output_tokens: int) -> str:
+    """Text of the error of an answer of ``num_output_tokens`` tokens behind which the request's constraints allow no token."""
+    sampling = request.sampling
+    given = {
+        "structured_outputs": sampling.structured_outputs,
+        "allowed_token_ids": sampling.allowed_token_ids,
+        "bad_words": sampling.bad_words or request.bad_token_ids,
+        "min_tokens": sampling.min_tokens,
+        "logits_processors": sampling.logits_processors,
+    }
+    names = [name for name, value in given.items() if value]
+    behind = f"behind the answer's {num_output_tokens} tokens" if num_output_tokens else "at the answer's beginning"
+    return f"{' and '.join(names)} allow no token {behind}; leave one of them out"
+
+
+def _bits(token_ids: Collection[int]) -> int:
+    """A set of token ids as the bits of a number."""
+    bits = bytearray(1 + max(token_ids, default=0) // 8)
+    for token in token_ids:
+        bits[token >> 3] |= 1 << (token & 7)
+    return int.from_bytes(bits, "little")

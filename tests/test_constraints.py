@@ -1,0 +1,104 @@
+"""Constraints of a request that allow no token: the answer is broken off and says so, however it is generated."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from checkpoints import make_checkpoint
+from mtp_checkpoints import add_mtp
+
+from labinfer import LLM, SamplingParams
+from labinfer.batch.job import BatchJob
+from labinfer.batch.job_output import JobOutput
+from labinfer.batch.options import JobOptions
+from labinfer.batch.progress import JobProgress
+from labinfer.batch.reader import JsonlReader
+from labinfer.errors import UserError
+
+EOS = 2
+
+
+@pytest.fixture(scope="module")
+def demo():
+    with LLM(num_kv_blocks=200, threads=1, autotune=False) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def seven(demo) -> int:
+    (token,) = demo.tokenizer.encode("7", add_special_tokens=False)
+    return token
+
+
+def blocked(seven: int, **fields) -> SamplingParams:
+    """Nothing but "7", and never "777"."""
+    return SamplingParams(**{"max_tokens": 9, "allowed_token_ids": [seven], "bad_words": ["777"]} | fields)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"temperature": 1.0}, {"logprobs": 2}, {"n": 2, "temperature": 1.0}, {"best_of": 2}], ids=str
+)
+def test_answer_is_broken_off_where_nothing_is_allowed(demo, seven, fields):
+    (output,) = demo.generate(["red"], blocked(seven, **fields))
+    for completion in output.completions:
+        assert (completion.token_ids, completion.finish_reason) == ([seven] * 2, "abort")
+        assert completion.error == (
+            "allowed_token_ids and bad_words allow no token behind the answer's 2 tokens; leave one of them out"
+        )
+        assert completion.logprobs is None or len(completion.logprobs) == 2
+    assert demo.generate(["red"], SamplingParams(max_tokens=4))[0].finish_reason == "length"
+
+
+def test_beam_search_without_a_beam_is_broken_off(demo, seven):
+    (output,) = demo.generate(["red"], blocked(seven, num_beams=2, n=2))
+    assert output.finish_reason == "abort" and "allow no token" in output.error
+    (output,) = demo.generate(["red"], blocked(seven, num_beams=2, max_tokens=2))
+    assert output.token_ids == [seven] * 2 and not output.error
+
+
+@pytest.mark.parametrize("speculation", [{"method": "ngram", "num_speculative_tokens": 4}, {"model": "demo-draft"}])
+def test_answer_is_broken_off_at_the_same_place_with_drafts(demo, seven, speculation):
+    params = [blocked(seven), blocked(seven, min_tokens=4, max_tokens=5), SamplingParams(max_tokens=12)]
+    prompts = ["7 7 7 7 7 7 7", "red 7777 7777", "red blue red blue red blue"]
+    expected = [(o.token_ids, o.finish_reason, o.error) for o in demo.generate(prompts, params)]
+    assert expected[0][1] == "abort"
+    with LLM(num_kv_blocks=200, threads=1, autotune=False, speculative_config=speculation) as llm:
+        assert [(o.token_ids, o.finish_reason, o.error) for o in llm.generate(prompts, params)] == expected
+
+
+def test_answer_is_broken_off_with_drafts_of_the_models_own(tmp_path):
+    directory = make_checkpoint(tmp_path / "model", "deepseek-v3")
+    add_mtp(directory, "deepseek-v3")
+    drafts = {"method": "mtp", "num_speculative_tokens": 3}
+    with LLM(str(directory), block_size=4, num_kv_blocks=400, threads=1, speculative_config=drafts) as llm:
+        (token,) = llm.tokenizer.encode("q", add_special_tokens=False)
+        params = SamplingParams(max_tokens=9, allowed_token_ids=[token], bad_words=["qqq"])
+        (output,) = llm.generate([[5, 9, 4, 5]], params)
+        assert (output.token_ids, output.finish_reason) == ([token] * 2, "abort")
+        assert len(llm.generate([[5, 9, 4, 5]], SamplingParams(max_tokens=5, ignore_eos=True))[0].token_ids) == 5
+
+
+def test_contradiction_is_refused_before_anything_runs(demo, seven):
+    with pytest.raises(UserError, match="min_tokens 3 forbids these"):
+        demo.generate(["red"], SamplingParams(allowed_token_ids=[EOS], min_tokens=3))
+    with pytest.raises(UserError, match="allowed_token_ids and bad_words together allow no token"):
+        demo.generate(["red"], SamplingParams(allowed_token_ids=[seven], bad_words=["7"]))
+
+
+def test_line_of_a_job_that_is_broken_off_is_an_error(demo, seven, tmp_path):
+    lines = [
+        {"id": "a", "prompt": "red", "allowed_token_ids": [seven], "bad_words": ["777"], "max_tokens": 9},
+        {"id": "b", "prompt": "red", "max_tokens": 2},
+    ]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(map(json.dumps, lines)))
+    output = JobOutput(JobOptions(input=str(source), output=str(target)), {}, {})
+    output.begin({})
+    progress, reader = JobProgress("none", demo.clock, None, 0), JsonlReader(str(source), 1 << 20)
+    job = BatchJob(reader, output, progress, defaults=SamplingParams(), model_name="name")
+    job.run(demo, lambda: None)
+    assert (job.num_answered, job.num_failed) == (1, 1)
+    by_id = {record["id"]: record for record in map(json.loads, target.read_text().splitlines())}
+    assert "allow no token behind the answer's 2 tokens" in by_id["a"]["error"]["message"]
+    assert len(by_id["b"]["token_ids"]) == 2
