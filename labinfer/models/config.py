@@ -16,9 +16,10 @@ from labinfer.layers.mixer import MixerConfig, MLPConfig
 from labinfer.layers.mlp import GatedMLPConfig
 from labinfer.layers.rope import RopeConfig, check_rope
 from labinfer.layers.router import RouterConfig
+from labinfer.weights.end_tokens import read_end_ids
 from labinfer.weights.formats.format import Formats
 from labinfer.weights.formats.registry import plain_formats
-from labinfer.weights.model_files import config_path, read_config, read_generation_config
+from labinfer.weights.model_files import config_path, read_config
 
 MOST = {
     "layers": 1 << 10,
@@ -150,9 +151,9 @@ class ConfigFile:
         if not holds:
             raise UserError(f"{self.path}: {complaint}")
 
-    def generation_values(self) -> dict[str, Any]:
-        """The values of ``generation_config.json``; empty where there is none."""
-        return read_generation_config(self._model)
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids of the tokens that end an answer; see ``read_end_ids``."""
+        return read_end_ids(self._model, self.values)
 
     @property
     def architecture(self) -> str:
@@ -181,7 +182,7 @@ def read_model(file: ConfigFile, layers: Sequence[LayerConfig], **changes: Any) 
         "max_position": read_max_position(file),
         "tied_embeddings": file.get("tie_word_embeddings", bool, False),
         "dtype": file.get("dtype", str, file.get("torch_dtype", str, "float32")),
-        "eos_token_ids": read_eos_ids(file),
+        "eos_token_ids": file.end_ids(),
     }
     return ModelConfig(layers=tuple(layers), **fields | changes)
 
@@ -346,10 +347,3 @@ def read_layer_types(file: ConfigFile, known: Sequence[str], default: Callable[[
         f"layer_types should be a list of {num_layers} times {' or '.join(known)}, not {types!r:.80}",
     )
     return types
-
-
-def read_eos_ids(file: ConfigFile) -> tuple[int, ...]:
-    """End-of-sequence ids: ``generation_config.json`` where there is one, as it is the chat-tuned list."""
-    value = file.generation_values().get("eos_token_id", file.values.get("eos_token_id"))
-    values = value if isinstance(value, list) else [value]
-    return tuple(v for v in values if isinstance(v, int))

@@ -1,0 +1,107 @@
+"""Tokens that end an answer: those that a model's configs name, and its tokenizer's own end-of-sequence token; no torch.
+
+This is vLLM's rule for a directory: ``eos_token_id`` of ``generation_config.json``, or of ``config.json`` where the former
+names none, and ``eos_token`` of the tokenizer. A GGUF file has one list for both, see ``gguf.config.end_ids``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from labinfer.errors import UserError, first_line
+from labinfer.weights.gguf.file import is_gguf
+from labinfer.weights.json_file import need_plain_file, read_optional
+from labinfer.weights.model_files import read_generation_config
+
+
+class AddedToken(msgspec.Struct):
+    """An entry of ``added_tokens`` in ``tokenizer.json``."""
+
+    id: int
+    content: str
+
+
+class Vocabulary(msgspec.Struct):
+    """The ``model`` of a ``tokenizer.json``; ``vocab`` maps texts to ids, or lists pairs of text and score."""
+
+    vocab: dict[str, int] | list[tuple[str, float]] = {}
+
+
+class TokenizerFile(msgspec.Struct):
+    """``tokenizer.json``, as far as texts of whole tokens are looked up in it."""
+
+    added_tokens: list[AddedToken] = []
+    model: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+def read_end_ids(model: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Ids of the tokens that end an answer, each once; those of the configs come first.
+
+    Args:
+        model: checkpoint directory or GGUF file.
+        config: values of ``config.json``, or those that stand for them.
+
+    Raises:
+        UserError: a file of the tokenizer is broken.
+    """
+    configured = _ids(read_generation_config(model).get("eos_token_id")) or _ids(config.get("eos_token_id"))
+    own = [] if is_gguf(model) else _tokenizer_end(model)
+    return tuple(dict.fromkeys([*configured, *own]))
+
+
+def _ids(value: Any) -> list[int]:
+    """The ids in an ``eos_token_id``, which may be a number, a list, or null."""
+    values = value if isinstance(value, list) else [value]
+    return [number for number in values if isinstance(number, int) and not isinstance(number, bool)]
+
+
+def _tokenizer_end(directory: Path) -> list[int]:
+    """Id of the tokenizer's ``eos_token``; empty where the directory has no tokenizer, or that has no such token."""
+    config = read_optional(directory / "tokenizer_config.json")
+    token = (read_optional(directory / "special_tokens_map.json") | config).get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    text = text if isinstance(text, str) else ""
+    added = config.get("added_tokens_decoder")
+    for number, entry in added.items() if text and isinstance(added, dict) else ():
+        if isinstance(entry, dict) and entry.get("content") == text and number.isdecimal():
+            return [int(number)]
+    if (directory / "tokenizer.json").exists():
+        return _find_in_vocabulary(text, directory / "tokenizer.json") if text else []
+    if token_ids := _ids(read_optional(directory / "added_tokens.json").get(text)):
+        return token_ids
+    return _find_in_pieces(text, directory / "tokenizer.model") if (directory / "tokenizer.model").exists() else []
+
+
+def _find_in_vocabulary(text: str, path: Path) -> list[int]:
+    """Id of the token ``text`` in a ``tokenizer.json``: among added tokens, else in the vocabulary of its model."""
+    need_plain_file(path)
+    try:
+        file = msgspec.json.decode(path.read_bytes(), type=TokenizerFile)
+        if added := [token.id for token in file.added_tokens if token.content == text]:
+            return added[:1]
+        vocabulary = msgspec.json.decode(file.model, type=Vocabulary).vocab
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise UserError(f"{path} is not a valid tokenizer: {error}") from None
+    if isinstance(vocabulary, dict):
+        return [vocabulary[text]] if text in vocabulary else []
+    return [number for number, (piece, _) in enumerate(vocabulary) if piece == text][:1]
+
+
+def _find_in_pieces(text: str, path: Path) -> list[int]:
+    """Id of the piece ``text`` in a ``tokenizer.model``; of its own end of sequence where the text is empty."""
+    from sentencepiece import SentencePieceProcessor  # here, as most checkpoints need none
+
+    need_plain_file(path)
+    try:
+        processor = SentencePieceProcessor(model_file=str(path))
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"{path} is not a valid SentencePiece model: {first_line(error):.120}") from None
+    token_id = processor.piece_to_id(text) if text else processor.eos_id()
+    is_known = token_id >= 0 and text in ("", processor.id_to_piece(token_id))  # unknown texts have the id of <unk>
+    return [token_id] if is_known else []
