@@ -99,6 +99,12 @@ class ModelOptions:
         "greedy answers of one request at a time (bfloat16 and int8 on CPUs): a copy of the output head in 4 bits says which logits may "
         "be the largest, and only panels of 32 with these are computed; all are where one is further off than expected",
     )
+    ignore_tensors: tuple[str, ...] = option(
+        (),
+        "leave tensors of the checkpoint unread that the model has no place for, by their names: globs such as '*.aux_head.*' "
+        "(default: such tensors are refused)",
+        metavar="PATTERN[,…]",
+    )
     max_model_len: int = option(0, "longest prompt + output in tokens (default: what the model allows)", metavar="N")
     sliding_window: int = option(
         0, "every layer sees only the last N tokens (default: as the checkpoint says)", metavar="N"

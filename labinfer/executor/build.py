@@ -186,7 +186,12 @@ def build_placed(
         cache = WeightCache.from_home(options.cache.weight_cache_size)
         if is_whole and group.rank == 0 and not (cache is not None and cache.knows(checkpoint_digest(directory))):
             whole = layout.whole()
-            check_checkpoint(whole.meta(whole.topology.place(0)).model, checkpoint, config.tied_embeddings)
+            check_checkpoint(
+                whole.meta(whole.topology.place(0)).model,
+                checkpoint,
+                config.tied_embeddings,
+                options.model.ignore_tensors,
+            )
         if group.rank == 0:
             for warning in config.formats.warnings if set(layout.quantizations) != {"none"} else ():
                 logger.warning("%s", warning)

@@ -68,7 +68,9 @@ class DraftModel:
         with torch.device("meta"):
             self._model = model_class(config)(config, context).eval()
         checkpoint = open_checkpoint(self.directory)
-        check_checkpoint(self.layout.meta(self.place).model, checkpoint, config.tied_embeddings)
+        check_checkpoint(
+            self.layout.meta(self.place).model, checkpoint, config.tied_embeddings, options.model.ignore_tensors
+        )
         for functions in filter(None, (provider.loading() for provider in providers)):
             checkpoint.functions = functions
         load_weights(

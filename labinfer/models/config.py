@@ -283,7 +283,8 @@ def read_rope(file: ConfigFile, layer_type: str = "", **changes: Any) -> RopeCon
     nested = [key for key, value in given.items() if isinstance(value, dict)]
     file.require(not nested, f"rope parameters for {', '.join(nested)} are not known in this family")
     parameters = dict(given)
-    parameters["rope_type"] = parameters.get("rope_type") or parameters.get("type") or "default"
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    parameters["rope_type"] = "longrope" if kind == "su" else kind  # as early configs call it
     if parameters.get("rope_theta") is None:
         theta = file.values.get("rope_theta")
         parameters["rope_theta"] = 10000.0 if theta is None else theta

@@ -32,10 +32,10 @@ class Phi3ForCausalLM(Decoder):
 
 
 def _read_rope(file: ConfigFile):
-    """Early configs call LongRoPE ``su`` or ``yarn``."""
+    """The family's rotary table. Early configs call LongRoPE ``yarn``."""
     values = dict(file.values)
     for key in ("rope_parameters", "rope_scaling"):
         given = values.get(key)
-        if isinstance(given, dict) and (given.get("rope_type") or given.get("type")) in ("su", "yarn"):
+        if isinstance(given, dict) and (given.get("rope_type") or given.get("type")) == "yarn":
             values[key] = given | {"rope_type": "longrope"}
     return read_rope(file.with_values(values))

@@ -6,8 +6,9 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -23,8 +24,14 @@ from labinfer.weights.weighted_module import WeightedModule
 
 logger = logging.getLogger(__name__)
 
-IGNORED_SUFFIXES = ("rotary_emb.inv_freq", ".k_scale", ".v_scale")
-"""Tensors of old exports that are computed here, and scales for a KV cache in FP8, which is none of those here."""
+ROTARY_BUFFERS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+"""Endings of the names of rotary tables in old exports; the tables are computed from the config here."""
+MASK_BUFFERS = ("attn.bias", "attn.masked_bias")
+"""Endings of the names of causal masks, and of the value of masked scores, in old exports."""
+KV_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale")
+"""Endings of the names of scales for a KV cache in FP8; the KV cache here is never in FP8."""
+OUTPUT_SCALE = ".output_scale"
+"""Ending of the name of the scale of a projection's outputs in FP8, one number; outputs are not rounded here."""
 
 
 def weight_slices(model: nn.Module, names: CheckpointNames | None = None) -> Iterator[WeightSlice]:
@@ -100,14 +107,19 @@ def load_weights(
         files.keep(path, {name: state for name, state in exported.items() if state is not None}, checkpoint.functions)
 
 
-def check_checkpoint(whole_model: nn.Module, checkpoint: CheckpointReader, tied_head: bool) -> None:
+def check_checkpoint(
+    whole_model: nn.Module, checkpoint: CheckpointReader, tied_head: bool, ignored: Sequence[str] = ()
+) -> None:
     """Compare a checkpoint's tensors with those of the whole model (built on the meta device).
 
-    Of what is read only that is looked into which may contradict the config: zero points, orders of inputs, biases.
+    Only tensors that may contradict the config are read: zero points, orders of inputs, biases.
+
+    Args:
+        ignored: globs of ``--ignore-tensors``: tensors with such names may be left over.
 
     Raises:
         UserError: the checkpoint has tensors that the model has no place for, lacks one, has one of another shape or dtype, or
-            one that is not what the config says.
+            one that is not what the config says; or ``ignored`` matches a tensor that the model needs.
     """
     names, num_layers = _names(whole_model).resolve(checkpoint.names), len(whole_model.model.layers)
     _hold_as_stored(whole_model, checkpoint, names)
@@ -116,6 +128,7 @@ def check_checkpoint(whole_model: nn.Module, checkpoint: CheckpointReader, tied_
         part = next(parts)  # all slices of a matrix come one after another, and are of the same tensors
         checkpoint.check(part)
         expected.update(checkpoint.tensor_names(part))
+    _check_ignored(ignored, checkpoint, expected)
     if tied_head:
         head = names.stored("lm_head")
         expected.update(checkpoint.format(head).tensor_names(head))  # some exports repeat the tied embedding
@@ -125,16 +138,21 @@ def check_checkpoint(whole_model: nn.Module, checkpoint: CheckpointReader, tied_
     others = sorted(
         name
         for name in checkpoint.names - expected
-        if not name.endswith(IGNORED_SUFFIXES) and not name.startswith(unread)
+        if not name.startswith(unread) and not _is_buffer(name, checkpoint.shape(name))
     )
+    told = [name for name in others if _matches(name, ignored)]
+    if told:
+        logger.info("--ignore-tensors: %d tensors are left unread: %s", len(told), ", ".join(told))
+    others = [name for name in others if name not in set(told)]
     parts = [names.ignored_part(name, num_layers) for name in others]
     extra = [name for name, part in zip(others, parts, strict=True) if not part and not _is_zero_bias(name, checkpoint)]
-    if ignored := Counter(filter(None, parts)):
-        logger.info("%d tensors of %s are left out: only the text model runs", ignored.total(), " and ".join(ignored))
+    if left_out := Counter(filter(None, parts)):
+        logger.info("%d tensors of %s are left out: only the text model runs", left_out.total(), " and ".join(left_out))
     if extra:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
         raise UserError(
-            f"{checkpoint.directory} has tensor {extra[0]}{more}, which the model in its config has no place for"
+            f"{checkpoint.directory} has tensor {extra[0]}{more}, which the model in its config has no place for; if the model is "
+            f"right without it, add --ignore-tensors '{extra[0]}'"
         )
 
 
@@ -160,6 +178,26 @@ def _check_finite(part: WeightSlice) -> None:
                 f"{part.name} of the checkpoint has {number} among its numbers (as {value.dtype}); download it again, or give "
                 "another --dtype where it is float16"
             )
+
+
+def _is_buffer(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is one that Transformers leaves unread, too: what it holds is computed, or is of a KV cache in FP8."""
+    if name.endswith(MASK_BUFFERS):
+        return len(shape) != 1 or shape[0] == 1  # one dimension would be a bias
+    if name.endswith(OUTPUT_SCALE):
+        return math.prod(shape) == 1
+    return name.endswith((*ROTARY_BUFFERS, *KV_SCALES))
+
+
+def _matches(name: str, globs: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
+def _check_ignored(globs: Sequence[str], checkpoint: CheckpointReader, needed: set[str]) -> None:
+    """Refuse globs that match a tensor of the model."""
+    for name in sorted(needed & checkpoint.names):
+        if _matches(name, globs):
+            raise UserError(f"--ignore-tensors matches {name}, which the model needs; give a narrower pattern")
 
 
 def _is_zero_bias(name: str, checkpoint: CheckpointReader) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from tiny_llama import CONFIG, model_of
 
 from labinfer.errors import UserError
@@ -244,6 +245,14 @@ def test_rope_that_cannot_be_computed_is_a_user_error(tmp_path, key, value):
     """Whether the config's reader or the table's maker finds it, it is the user's to mend, not a traceback."""
     with pytest.raises(UserError, match="rope"):
         inverse_frequencies(8, attention_in(read(tmp_path, **{key: value})).rope.parameters, 64)
+
+
+def test_su_is_an_old_name_of_longrope(tmp_path):
+    given = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 32}
+    named = [{"rope_type": "longrope"}, {"rope_type": "su"}, {"type": "su"}]
+    ropes = [attention_in(read(tmp_path, rope_scaling=given | kind)).rope for kind in named]
+    tables = [inverse_frequencies(8, rope.parameters, 64, length=40)[0] for rope in ropes]
+    assert all(torch.equal(table, tables[0]) for table in tables)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "5", '{"architectures"', "[" * 100_000, '{"a":' * 100_000])

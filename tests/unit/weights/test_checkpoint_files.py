@@ -87,6 +87,27 @@ def test_missing_shard_is_named(tmp_path):
         Checkpoint(directory)
 
 
+@pytest.mark.parametrize("missing", [(), (1,), (1, 2)])
+def test_single_file_goes_before_an_index_that_does_not_name_it(tmp_path, missing):
+    """The index and its shards are of an earlier export; Transformers reads the single file, too."""
+    directory, tensors = write(tmp_path)
+    shard(directory, {name: tensor + 1 for name, tensor in tensors.items()})
+    for number in missing:
+        (directory / f"part-{number}.safetensors").unlink()
+    save_file(tensors, directory / "model.safetensors")
+    model, checkpoint = load(directory)
+    assert checkpoint.bytes_read == sum(tensor.nbytes for tensor in tensors.values())
+    assert torch.equal(model.model.norm.weight, tensors["model.norm.weight"])
+
+
+def test_shard_that_is_missing_beside_the_single_file_is_named_where_the_index_has_both(tmp_path):
+    directory, tensors = write(tmp_path)
+    weight_map = dict.fromkeys(tensors, "model.safetensors") | {"mtp.fc.weight": "mtp.safetensors"}
+    (directory / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(UserError, match=r"mtp.safetensors is missing; is the checkpoint complete"):
+        Checkpoint(directory)
+
+
 def test_tensor_in_two_files_is_refused(tmp_path):
     directory, tensors = write(tmp_path)
     shard(directory, tensors)

@@ -173,3 +173,56 @@ def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path, name, value):
     tensors[name].view(-1)[-1] = value
     with pytest.raises(UserError, match=f"{name.removesuffix('.weight')}.* has {value} among its numbers"):
         load(write(tmp_path, tensors)[0])
+
+
+LAYER = "model.layers.1"
+BUFFERS = {
+    f"{LAYER}.self_attn.rotary_emb.inv_freq": (4,),
+    f"{LAYER}.self_attn.rotary_emb.cos_cached": (1, 1, 64, 8),
+    f"{LAYER}.self_attn.rotary_emb.sin_cached": (1, 1, 64, 8),
+    "model.rotary_emb.inv_freq": (4,),
+    f"{LAYER}.self_attn.k_scale": (1,),
+    f"{LAYER}.self_attn.k_proj.k_scale": (),
+    f"{LAYER}.self_attn.attn.v_scale": (1,),
+    f"{LAYER}.self_attn.attn.q_scale": (1,),
+    f"{LAYER}.self_attn.kv_scale": (1,),
+    f"{LAYER}.self_attn.qkv_proj.kv_scale": (1,),
+    f"{LAYER}.self_attn.k_proj.output_scale": (1,),
+    f"{LAYER}.self_attn.v_proj.output_scale": (),
+    f"{LAYER}.attn.bias": (1, 1, 64, 64),
+    f"{LAYER}.self_attn.attn.masked_bias": (),
+}
+
+
+def test_buffers_of_old_exports_and_scales_of_kv_caches_are_passed_over(tmp_path):
+    directory, tensors = write(tmp_path)
+    write(tmp_path, tensors | {name: torch.ones(shape) for name, shape in BUFFERS.items()})
+    check_checkpoint(model_of(load_config(directory)), Checkpoint(directory), tied_head=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("attn.bias", (48,)), ("mlp.output_scale", (48,)), ("self_attn.scale", (1,))]
+)
+def test_tensor_that_could_change_answers_is_no_buffer(tmp_path, name, shape):
+    directory, tensors = write(tmp_path)
+    write(tmp_path, tensors | {f"{LAYER}.{name}": torch.ones(shape)})
+    with pytest.raises(UserError, match=rf"{LAYER}.{name}, which .* add --ignore-tensors '{LAYER}.{name}'"):
+        check_checkpoint(model_of(load_config(directory)), Checkpoint(directory), tied_head=False)
+
+
+def test_ignored_tensors_are_named_in_one_line_and_others_still_refused(tmp_path, caplog):
+    directory, tensors = write(tmp_path)
+    write(tmp_path, tensors | {name: torch.ones(3) for name in ("aux.a", "aux.b", "rest")})
+    model, checkpoint = model_of(load_config(directory)), Checkpoint(directory)
+    with pytest.raises(UserError, match="has tensor rest, which"):
+        check_checkpoint(model, checkpoint, False, ("aux.*",))
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        check_checkpoint(model, checkpoint, False, ("aux.*", "re?t"))
+    assert caplog.messages == ["--ignore-tensors: 3 tensors are left unread: aux.a, aux.b, rest"]
+
+
+def test_tensor_that_the_model_needs_cannot_be_ignored(tmp_path):
+    directory, _ = write(tmp_path)
+    with pytest.raises(UserError, match="--ignore-tensors matches lm_head.weight, which the model needs"):
+        check_checkpoint(model_of(load_config(directory)), Checkpoint(directory), False, ("lm_*",))
