@@ -30,7 +30,6 @@ from labinfer.llm import LLM
 from labinfer.outputs import Delta, RequestOutput, RequestState
 from labinfer.pooling import EmbeddingOutput
 from labinfer.prompts import PromptLike
-from labinfer.request_maker import checked_pooling
 from labinfer.runs import check_can_stream
 from labinfer.sampling_params import SamplingParams
 
@@ -93,11 +92,14 @@ class AsyncLLM:
         """The answer to a conversation; ``fields`` go beside its messages, see ``LLM.chat``. ``stream`` takes messages, too."""
         return await self.generate({**fields, "messages": messages}, params)
 
-    async def embed(self, prompt: PromptLike, pooling: str = "last", normalize: bool = True) -> EmbeddingOutput:
+    async def embed(
+        self, prompt: PromptLike, pooling: str | None = None, normalize: bool | None = None
+    ) -> EmbeddingOutput:
         """One vector for a prompt; see ``LLM.embed``."""
-        async with aclosing(self._items(prompt, None, pooling=checked_pooling(pooling))) as items:
-            output = await anext(items)
-        return output.normalized() if normalize else output
+        own = self._llm.facts.pooling
+        async with aclosing(self._items(prompt, None, pooling=own.resolve(pooling))) as items:
+            (output,) = own.finish([await anext(items)], normalize)
+        return output
 
     async def close(self) -> None:
         """Abort what is open, end the engine's thread and leave the group; the AsyncLLM is of no use afterwards."""

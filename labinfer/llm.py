@@ -43,7 +43,7 @@ from labinfer.pooling import EmbeddingOutput
 from labinfer.prompts import PromptLike
 from labinfer.rank0_engine import engine_facts, make_rank0_engine
 from labinfer.rank_stats import WorkerStats
-from labinfer.request_maker import RequestMaker, checked_pooling, conversations
+from labinfer.request_maker import RequestMaker, conversations
 from labinfer.runs import Runs
 from labinfer.sampling_params import SamplingParams
 from labinfer.spmd.environment import detect
@@ -269,14 +269,18 @@ class LLM:
         return self._generate(lambda: conversations(messages, fields), params, on_delta)
 
     def embed(
-        self, prompts: PromptLike | list[PromptLike] | None, pooling: str = "last", normalize: bool = True
+        self,
+        prompts: PromptLike | list[PromptLike] | None,
+        pooling: str | None = None,
+        normalize: bool | None = None,
     ) -> list[EmbeddingOutput] | None:
         """One vector for every prompt, of its final hidden states. Collective as ``generate`` is.
 
         Args:
             prompts: one prompt or a list of them, see ``PromptLike``.
-            pooling: "last" takes the last token's hidden state, "mean" the mean over all tokens.
-            normalize: whether the vectors are divided by their length.
+            pooling: "last" takes the last token's hidden state, "mean" the mean over all tokens, "cls" the first token's; by default
+                the model's own, see ``PoolingConfig``.
+            normalize: whether the vectors are divided by their length; by default as the model's files say.
 
         Returns:
             Outputs in the order of the prompts on rank 0, None on the others.
@@ -285,10 +289,10 @@ class LLM:
             UserError: a prompt or the pooling is wrong; on rank 0, before anything has run.
         """
         outputs = self._gather(
-            lambda: self.requests.make_all(prompts, None, pooling=checked_pooling(pooling)),
+            lambda: self.requests.make_all(prompts, None, pooling=self.facts.pooling.resolve(pooling)),
             lambda requests: self._runs.outputs(requests),
         )
-        return [output.normalized() for output in outputs] if normalize and outputs else outputs
+        return self.facts.pooling.finish(outputs, normalize) if outputs else outputs
 
     def make_request(self, key: Any, prompt: PromptLike, sampling: SamplingParams, **fields: Any) -> Request:
         """Tokenize and check a prompt (rank 0); see ``RequestMaker.make``."""

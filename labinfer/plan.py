@@ -13,8 +13,10 @@ import msgspec
 
 TOKEN_BYTES, FLOAT_BYTES, STEP_ID_BYTES = 5, 9, 9
 """Bytes in msgpack at most; token ids have 32 bits."""
-POOLINGS = ("last", "mean")
-"""Ways to make one vector of a prompt's final hidden states: take the last token's, or the mean of all."""
+POOLINGS = ("last", "mean", "cls")
+"""Vectors of a prompt's final hidden states: the last token's, the mean over all tokens, or the first token's."""
+WHOLE_PROMPT_POOLINGS = ("mean", "cls")
+"""Poolings of hidden states before the last token's: no part of the prompt may come from the prefix cache."""
 NO_SLOT = -1
 NO_TOKEN = -1
 """Sampled in place of a token id where a request's constraints together forbid every token."""

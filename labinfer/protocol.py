@@ -312,11 +312,16 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Only as many as the model has."""
     user: str | None = None
-    pooling: Literal["last", "mean"] | None = "last"
-    """See ``plan.POOLINGS``."""
+    pooling: Literal["last", "mean", "cls"] | None = None
+    """See ``plan.POOLINGS``; by default the model's own."""
+    normalize: bool | None = None
+    """Whether vectors are divided by their length; by default as the model's files say."""
+    use_activation: bool | None = None
+    """vLLM's newer name of ``normalize``."""
 
     def __post_init__(self) -> None:
-        self.encoding_format, self.pooling = self.encoding_format or "float", self.pooling or "last"
+        self.normalize = self.use_activation if self.normalize is None else self.normalize
+        self.encoding_format = self.encoding_format or "float"
 
     def prompts(self) -> list[Prompt]:
         """A prompt of each input, in order.

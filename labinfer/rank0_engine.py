@@ -28,6 +28,8 @@ def engine_facts(parts: RankParts) -> EngineFacts:
         num_host_states=capacity.num_host_states,
         vocab_size=layout.config.vocab_size,
         hidden_size=layout.config.hidden_size,
+        pooling=layout.config.pooling,
+        has_head=layout.config.has_head,
         max_model_len=layout.max_model_len,
         eos_token_ids=layout.config.eos_token_ids,
         drafting_stage=None if layout.draft_devices else layout.topology.place(0).stage,

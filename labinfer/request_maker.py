@@ -8,7 +8,6 @@ from labinfer.engine.llm_engine import LLMEngine
 from labinfer.engine.request import Request
 from labinfer.errors import UserError
 from labinfer.input_processor import InputProcessor, pair_prompts
-from labinfer.plan import POOLINGS
 from labinfer.prompts import PromptLike, parse_prompt
 from labinfer.runs import check_can_stream
 from labinfer.sampling_params import SamplingParams
@@ -89,12 +88,3 @@ def conversations(messages: Any, fields: dict[str, Any]) -> list[dict[str, Any]]
     if not all(isinstance(each, list) for each in several):
         raise UserError(f"messages must be a list of messages, or a list of such lists, not {messages!r:.80}")
     return [{**fields, "messages": each} for each in several]
-
-
-def checked_pooling(pooling: str) -> str:
-    """Raises:
-    UserError: there is no such pooling.
-    """
-    if pooling not in POOLINGS:
-        raise UserError(f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r:.60}")
-    return pooling

@@ -553,6 +553,6 @@ def worst_vector_error(vectors: list[list[float]], states: list[torch.Tensor], p
     """Largest |difference| to the pooled states, relative to their largest number, over all vectors."""
     worst = 0.0
     for vector, states_TD in zip(vectors, states, strict=True):
-        wanted_D = states_TD.mean(dim=0) if pooling == "mean" else states_TD[-1]
+        wanted_D = {"mean": states_TD.mean(dim=0), "cls": states_TD[0], "last": states_TD[-1]}[pooling]
         worst = max(worst, float((torch.tensor(vector) - wanted_D).abs().max() / wanted_D.abs().max()))
     return worst

@@ -88,8 +88,8 @@ def test_text_and_messages_are_embedded_as_their_tokens(llm):
         (None, "last", "rank 0 must be given prompts"),
         (["fine", ""], "last", "prompt 1: the prompt is empty"),
         ([[5], [5, 512]], "mean", "prompt 1: token id 512 is outside the vocabulary of 512 ids"),
-        (["fine"], "max", "pooling must be one of last, mean, not 'max'"),
-        (["fine"], "", "pooling must be one of last, mean, not ''"),
+        (["fine"], "max", "pooling must be one of last, mean, cls, not 'max'"),
+        (["fine"], "", "pooling must be one of last, mean, cls, not ''"),
     ],
 )
 def test_what_cannot_be_embedded_is_refused_and_the_next_call_is_fine(llm, states, prompts, pooling, message):

@@ -208,7 +208,7 @@ class BatchJob:
         prompts, pooling = [parsed.prompt], ""
         if (body := parsed.embedding) is not None:
             body.check_dimensions(llm.facts.hidden_size)
-            prompts, pooling = body.prompts(), body.pooling
+            prompts, pooling = body.prompts(), llm.facts.pooling.resolve(body.pooling)
         line = JobLine(number, digest, parsed, len(prompts))
         return [
             llm.make_request(
@@ -226,5 +226,6 @@ class BatchJob:
     def _record(self, line: JobLine, llm: LLM) -> dict[str, Any]:
         outputs = [line.outputs[index] for index in range(line.num_requests)]
         if line.parsed.embedding is not None:
+            outputs = llm.facts.pooling.finish(outputs, line.parsed.embedding.normalize)
             return embedding_record(line.number, line.parsed, outputs, self._model_name)
         return result_record(line.number, line.parsed, outputs[0], self._model_name, llm.tokenizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from labinfer.pooling import PoolingConfig
 from labinfer.rank_stats import StepTimes
 
 
@@ -30,6 +31,10 @@ class EngineFacts:
     """Token ids that a prompt may hold."""
     hidden_size: int
     """Numbers of the vector that a pooled prompt comes to."""
+    pooling: PoolingConfig = PoolingConfig()
+    """Pooling of requests that do not name one."""
+    has_head: bool = True
+    """Whether tokens can be generated; otherwise prompts can only be pooled."""
     max_model_len: int
     """Tokens of a sequence that may be in the context at once."""
     eos_token_ids: tuple[int, ...] = ()

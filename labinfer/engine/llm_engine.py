@@ -78,6 +78,7 @@ class LLMEngine:
         self.state = EngineState.IDLE
         self._executor, self._recorder, self._guides = executor, recorder, guides
         self._vocab_size, self._hidden_size = facts.vocab_size, facts.hidden_size
+        self._has_head = facts.has_head
         self._next_seq_id = 0
         self.last_batch: InFlight | None = None
         """The one that came back last; None where there was none in flight."""
@@ -174,6 +175,8 @@ class LLMEngine:
             assert sampling == SamplingParams(), "a pooled request samples nothing"
             if len(prompt_ids) > context:
                 raise PromptTooLong.for_context(context, f"your prompt has {len(prompt_ids)} tokens")
+        elif not self._has_head:
+            raise UserError("this model has no output head (lm_head) and generates nothing; ask for embeddings")
         elif len(prompt_ids) >= context:
             raise PromptTooLong.for_context(
                 context, f"your prompt has {len(prompt_ids)} tokens, and at most {context - 1} fit beside one new token"

@@ -25,7 +25,7 @@ from labinfer.engine.policies import ORDERS, Load, Split, balanced, choose_split
 from labinfer.engine.queues import RequestQueues
 from labinfer.engine.request import FinishReason
 from labinfer.engine.sequence import Sequence
-from labinfer.plan import BatchPlan, BatchResult
+from labinfer.plan import WHOLE_PROMPT_POOLINGS, BatchPlan, BatchResult
 from labinfer.rank_stats import StepTimes
 
 
@@ -361,7 +361,7 @@ class Scheduler:
 
     def _prefers_swap(self, victim: Sequence) -> bool:
         """By the mode, or by what would take less time."""
-        if victim.request.pooling == "mean":
+        if victim.request.pooling in WHOLE_PROMPT_POOLINGS:
             return False  # the sum over its tokens is with the workers, who are to forget it
         mode, num_tokens = self._options.preemption_mode, victim.cache.num_tokens
         if mode != "auto" or self._times is None:

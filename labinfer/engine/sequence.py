@@ -12,7 +12,7 @@ from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.constraints import no_token_left
 from labinfer.engine.guide import Guide, allows
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
-from labinfer.plan import NO_TOKEN, EntryResult, TokenLogprobs, TokenSampling, count_right
+from labinfer.plan import NO_TOKEN, WHOLE_PROMPT_POOLINGS, EntryResult, TokenLogprobs, TokenSampling, count_right
 from labinfer.sampling_params import MAX_SEED, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -131,8 +131,9 @@ class Sequence:
 
     @property
     def measures_prompt(self) -> bool:
-        """Whether something of all its prompt is still to come, which takes running it: log-probabilities, or a mean."""
-        if self.request.pooling == "mean":
+        """Whether something of all its prompt is still to come, which takes running it: log-probabilities, or a vector of tokens
+        before the last."""
+        if self.request.pooling in WHOLE_PROMPT_POOLINGS:
             return True
         asks = self.token_sampling.prompt_logprobs is not None
         return asks and len(self.prompt_logprobs) < self.num_prompt_tokens - 1

@@ -195,6 +195,8 @@ def build_placed(
         if group.rank == 0:
             for warning in config.formats.warnings if set(layout.quantizations) != {"none"} else ():
                 logger.warning("%s", warning)
+            if config.pooling.warning:
+                logger.warning("%s", config.pooling.warning)
     logger.debug("the layout is made, the ranks are connected, the checkpoint is open")
     dtype = layout.dtype(place)
     providers, overrides = prepare_providers(group, device), parse_overrides(options.model.functions)

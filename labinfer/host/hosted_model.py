@@ -96,6 +96,7 @@ class HostedModel:
             recommended=self.recommended,
             vocab_size=llm.facts.vocab_size,
             hidden_size=llm.facts.hidden_size,
+            pooling=llm.facts.pooling,
             max_model_len=llm.facts.max_model_len,
             context_shift=options.scheduler.context_shift,
             num_layers=llm.layout.config.num_layers,

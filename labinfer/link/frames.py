@@ -8,6 +8,7 @@ from labinfer.engine.request import AnswerUpdate, Request
 from labinfer.heartbeat import Wait
 from labinfer.link.layout_change import LayoutChange
 from labinfer.link.stats import EngineStats, TracedStep
+from labinfer.pooling import PoolingConfig
 from labinfer.rank_stats import Slices
 
 
@@ -123,6 +124,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     """Width of the logits."""
     hidden_size: int
+    pooling: PoolingConfig = PoolingConfig()
+    """Pooling of requests that do not name one."""
     max_model_len: int
     context_shift: bool
     """Whether answers may be longer than the context."""

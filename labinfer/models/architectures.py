@@ -49,6 +49,17 @@ MODULES = {
     "GptOssForCausalLM": "gpt_oss",
 }
 """Class names, as in ``architectures`` of ``config.json``, and the modules beside this one that have them."""
+CAUSAL_LM, WITH_PICTURES = "ForCausalLM", "ForConditionalGeneration"
+
+
+def _base_model(name: str) -> str:
+    """Name of Transformers' base model, without an output head, of a class in ``MODULES``."""
+    stem = name.removesuffix(WITH_PICTURES).removesuffix(CAUSAL_LM)
+    return f"{stem}TextModel" if name.endswith(CAUSAL_LM) and stem + WITH_PICTURES in MODULES else f"{stem}Model"
+
+
+BASE_MODELS = {_base_model(name): name for name in MODULES if not name.startswith("Kimi")}
+"""For each base model the class in ``MODULES`` that runs it. Kimi K2.5's is left out: its own names are written by no release."""
 
 
 def check_architecture(directory: Path) -> None:
@@ -72,9 +83,16 @@ def refuse_unknown(path: Path, values: Mapping[str, Any]) -> None:
     names = values.get("architectures")
     if not names and values.get("auto_map"):
         what = f"model_type {values.get('model_type')!r:.60} without 'architectures'"
-    elif isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) and names[0] not in MODULES:
+    elif (
+        isinstance(names, list)
+        and len(names) == 1
+        and isinstance(names[0], str)
+        and names[0] not in MODULES | BASE_MODELS
+    ):
         what = f"architecture {names[0]!r:.60}"
     else:
         return
     code = " (the code that 'auto_map' names is never run)" if values.get("auto_map") else ""
-    raise UserError(f"{path}: {what} is not supported{code}; supported are {', '.join(MODULES)}")
+    raise UserError(
+        f"{path}: {what} is not supported{code}; supported are {', '.join(MODULES)}, and their base models, such as Qwen3Model"
+    )

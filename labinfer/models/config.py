@@ -16,6 +16,8 @@ from labinfer.layers.mixer import MixerConfig, MLPConfig
 from labinfer.layers.mlp import GatedMLPConfig
 from labinfer.layers.rope import RopeConfig, check_rope
 from labinfer.layers.router import RouterConfig
+from labinfer.models.architectures import BASE_MODELS
+from labinfer.pooling import PoolingConfig
 from labinfer.weights.end_tokens import read_end_ids
 from labinfer.weights.formats.format import Formats
 from labinfer.weights.formats.registry import plain_formats
@@ -68,6 +70,10 @@ class ModelConfig:
     """Whether each layer has a number that its hidden states are multiplied with at its end."""
     max_position: int
     tied_embeddings: bool
+    has_head: bool = True
+    """Whether tokens can be generated. Without an output head, the embedding stands in its place and is never asked."""
+    pooling: PoolingConfig = PoolingConfig()
+    """The vectors that the checkpoint's files say its embeddings are."""
     layers: tuple[LayerConfig, ...]
     mtp: LayerConfig | None = None
     """The decoder layer inside the first MTP layer, where the checkpoint has one and it is to draft."""
@@ -157,10 +163,16 @@ class ConfigFile:
 
     @property
     def architecture(self) -> str:
+        """The class in ``MODULES`` that runs the model."""
         names = self.get("architectures", list)
         if len(names) != 1 or not isinstance(names[0], str):
             raise UserError(f"{self.path}: architectures should name one class, not {_show(names)}")
-        return names[0]
+        return BASE_MODELS.get(names[0], names[0])
+
+    @property
+    def is_base_model(self) -> bool:
+        """Whether ``architectures`` names a class without an output head."""
+        return self.get("architectures", list)[0] in BASE_MODELS
 
 
 def _show(value: Any) -> str:

@@ -9,7 +9,9 @@ from pathlib import Path
 from labinfer.models.architectures import MODULES, refuse_unknown
 from labinfer.models.config import ConfigFile, ModelConfig
 from labinfer.models.decoder import Decoder
+from labinfer.models.pooling import read_pooling
 from labinfer.weights.checkpoint import read_model_formats
+from labinfer.weights.files import has_head
 
 ARCHITECTURES: dict[str, type[Decoder]] = {
     name: getattr(import_module(f"labinfer.models.{module}"), name) for name, module in MODULES.items()
@@ -29,6 +31,10 @@ def load_config(directory: Path, *, with_mtp: bool = False) -> ModelConfig:
     refuse_unknown(file.path, file.values)
     formats = read_model_formats(directory)  # refuses what is not supported before anything is loaded
     config = replace(ARCHITECTURES[file.architecture].read_config(file), formats=formats)
+    if not config.tied_embeddings and not has_head(directory):
+        config = replace(config, tied_embeddings=True, has_head=False)
+    is_embedder = file.is_base_model or not config.has_head
+    config = replace(config, pooling=read_pooling(directory, file.values, is_embedder=is_embedder))
     return config if with_mtp else replace(config, mtp=None)
 
 

@@ -40,13 +40,13 @@ def embedding_list(outputs: list[EmbeddingOutput], model: str, encoding_format: 
     """The answer with these outputs.
 
     Args:
-        outputs: of all inputs, in their order. Vectors come out with length 1, as OpenAI's do.
+        outputs: of all inputs, in their order.
         model: the name to answer with.
         encoding_format: "float", or "base64" of little-endian float32 numbers.
     """
     data = []
     for index, output in enumerate(outputs):
-        vector: list[float] | str = output.normalized().embedding
+        vector: list[float] | str = output.embedding
         if encoding_format == "base64":
             vector = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode("ascii")
         data.append(Embedding("embedding", index, vector))

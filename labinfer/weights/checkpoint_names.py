@@ -22,14 +22,24 @@ class CheckpointNames:
     roots: tuple[str, ...] = ()
     """Possible names of the first segment ``model`` in checkpoints of this family; the first that is there holds. The output
     head stands beside it: under ``language_model.model`` it is ``language_model.lm_head``."""
+    root: str = "model"
+    """The root of the checkpoint, once it is resolved; empty where names begin with ``layers.`` and ``embed_tokens.``."""
     has_draft_layers: bool = False
     """Whether layers that guess tokens ahead may follow the model's own (``model.layers.N`` …); they are left unread, too."""
 
     def resolve(self, tensors: Collection[str]) -> CheckpointNames:
-        """The same for a checkpoint with tensors of these names."""
-        for root in self.roots:
+        """The same for a checkpoint with tensors of these names.
+
+        Names in the checkpoint of a base model, such as ``Qwen3Model``, lack the first segment ``model``.
+        """
+        for root in (*self.roots, "model"):
             if any(name.startswith(f"{root}.") for name in tensors):
                 return self._rooted(root)
+        without_model = tuple(part.removeprefix("model.") for part in self.ignored)
+        for root in ("language_model", ""):
+            embedding = f"{root}.embed_tokens.".removeprefix(".")
+            if any(name.startswith(embedding) for name in tensors):
+                return replace(self._rooted(root), ignored=(*self.ignored, *without_model))
         return self
 
     def spellings(self, name: str) -> set[str]:
@@ -55,10 +65,12 @@ class CheckpointNames:
         return replace(self, renamed={**self.renamed, **parts})
 
     def _rooted(self, root: str) -> CheckpointNames:
+        if root == "model":
+            return replace(self, roots=())
         own = {"model": root}
         if root.endswith(".model"):
             own["lm_head"] = f"{root.removesuffix('model')}lm_head"
-        return replace(self, renamed={**self.renamed, **own}, roots=())
+        return replace(self, renamed={**self.renamed, **own}, roots=(), root=root)
 
     def ignored_part(self, name: str, num_layers: int) -> str:
         """The part of the checkpoint that a tensor belongs to, such as ``mtp``, if it is left unread, else an empty string.
@@ -69,7 +81,7 @@ class CheckpointNames:
         for part in self.ignored:
             if name.startswith(part):
                 return part.rstrip("._")
-        layer = re.match(r"model\.layers\.(\d+)(?=\.)", name)
+        layer = re.match(re.escape(f"{self.root}.".lstrip(".")) + r"layers\.(\d+)(?=\.)", name)
         return layer[0] if self.has_draft_layers and layer is not None and int(layer[1]) >= num_layers else ""
 
     def stored(self, name: str) -> str:
@@ -77,4 +89,5 @@ class CheckpointNames:
         if not self.renamed:
             return name
         longest_first = "|".join(re.escape(run) for run in sorted(self.renamed, key=len, reverse=True))
-        return re.sub(rf"(?<![^.])(?:{longest_first})(?![^.])", lambda match: self.renamed[match[0]], name)
+        stored = re.sub(rf"(?<![^.])(?:{longest_first})(?![^.])", lambda match: self.renamed[match[0]], name)
+        return stored.removeprefix(".")  # of an empty root

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from labinfer.errors import UserError
 
@@ -14,17 +15,21 @@ def read_json(path: Path) -> dict:
     Raises:
         UserError: the file cannot be read, or holds no JSON object.
     """
-    need_plain_file(path)
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; give a Hugging Face model directory") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
-    except RecursionError:
-        raise UserError(f"{path} is nested too deeply") from None
+    values = _read(path)
     if not isinstance(values, dict):
         raise UserError(f"{path} holds no JSON object")
+    return values
+
+
+def read_list(path: Path) -> list:
+    """A JSON list from a file.
+
+    Raises:
+        UserError: the file cannot be read, or holds no JSON list.
+    """
+    values = _read(path)
+    if not isinstance(values, list):
+        raise UserError(f"{path} holds no JSON list")
     return values
 
 
@@ -41,3 +46,15 @@ def need_plain_file(path: Path) -> None:
     """
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is no plain file; give a Hugging Face model directory")
+
+
+def _read(path: Path) -> Any:
+    need_plain_file(path)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; give a Hugging Face model directory") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply") from None

@@ -151,7 +151,9 @@ class ModelRunner:
             sample_rows += range(row_ptr[-1] - entry.num_samples, row_ptr[-1])
             if state.sampling.pooling == "mean":
                 pooled.append(PooledRows(row_ptr[-2], row_ptr[-1], index))
-            elif state.sampling.pooling and end == state.sampling.num_prompt_tokens:
+            elif state.sampling.pooling == "cls" and (begin == 0 or end == state.sampling.num_prompt_tokens):
+                pooled.append(PooledRows(row_ptr[-2], row_ptr[-2] + (begin == 0), index))
+            elif state.sampling.pooling == "last" and end == state.sampling.num_prompt_tokens:
                 pooled.append(PooledRows(row_ptr[-1] - 1, row_ptr[-1], index))
         table_ptr = list(accumulate(map(len, block_tables), initial=0))
         has_states = self._cache.has_states
@@ -326,14 +328,13 @@ class ModelRunner:
     def _pool(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> list[tuple[float, ...]]:
         """Add to the sums of final hidden states; by entry, the vector of a sequence whose prompt ends here.
 
-        A mean is taken over all tokens of the prompt, which may have come in several steps; the last token's is one over
-        that token alone.
+        A mean is taken over all tokens of the prompt, which may have come in several steps; that of one token is its own state.
         """
         vectors: list[tuple[float, ...]] = [()] * len(plan.entries)
         if not batch.pooled:
             return vectors
         rows = [row for part in batch.pooled for row in range(part.begin, part.end)]
-        normed_TD = self.model.final_norm(hidden_TD[rows])
+        normed_TD = self.model.final_norm(hidden_TD[rows]) if rows else hidden_TD[:0]
         means: dict[int, torch.Tensor] = {}
         parts_TD = normed_TD.split([part.end - part.begin for part in batch.pooled])
         for part, part_TD in zip(batch.pooled, parts_TD, strict=True):

@@ -42,8 +42,10 @@ SEEDS = [
     request("GET", "/v1/responses/resp_x/input_items?limit=3&order=asc&after=y"),
     request("POST", "/v1/responses/input_tokens", b'{"input": "a", "previous_response_id": "resp_x"}', JSON),
     request("POST", "/v1/messages/count_tokens", b'{"messages": [{"role": "user", "content": "a"}]}', JSON),
-    request("POST", "/rerank", b'{"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}', JSON),
-    request("POST", "/score", b'{"text_1": "a", "text_2": ["b", "c"]}', JSON),
+    request(
+        "POST", "/rerank", b'{"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1, "pooling": "last"}', JSON
+    ),
+    request("POST", "/score", b'{"text_1": "a", "text_2": ["b", "c"], "pooling": "last"}', JSON),
     request("POST", "/pooling", gzip.compress(b'{"input": "a"}', mtime=0), JSON, "Content-Encoding: gzip"),
     request("POST", "/ping") + request("GET", "/load"),
     request("DELETE", "/v1/files/file-x"),
@@ -129,7 +131,7 @@ BODIES = [
             },
         ),
         ("/v1/embeddings", {"input": ["a", "b"], "dimensions": 192, "encoding_format": "base64"}),
-        ("/rerank", {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}),
+        ("/rerank", {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1, "pooling": "last"}),
         ("/tokenize", {"messages": [USER], "add_generation_prompt": True, "return_token_strs": True}),
         ("/detokenize", {"tokens": [1, 2, 3]}),
     )

@@ -58,6 +58,14 @@ class TestEmbeddings:
         mean = client.embeddings.create(**fields, extra_body={"pooling": "mean"}).data[0].embedding
         assert last != pytest.approx(mean, abs=1e-3)
 
+    def test_vectors_keep_their_length_where_that_is_asked_for(self, client):
+        fields = {"model": "demo", "input": "red", "encoding_format": "float"}
+        unit = client.embeddings.create(**fields).data[0].embedding
+        for name in ("normalize", "use_activation"):
+            plain = client.embeddings.create(**fields, extra_body={name: False}).data[0].embedding
+            length = sum(number**2 for number in plain) ** 0.5
+            assert length > 1.1 and [number / length for number in plain] == pytest.approx(unit, abs=1e-5)
+
     @pytest.mark.parametrize(
         ("fields", "param"),
         [
@@ -82,15 +90,15 @@ class TestScores:
         first, *others = (item.embedding for item in data)
         cosines = [sum(a * b for a, b in zip(first, other, strict=True)) for other in others]
         for body in ({"text_1": texts[0], "text_2": texts[1:]}, {"queries": [texts[0]], "documents": texts[1:]}):
-            status, answer = server.post("/score", body | {"model": "demo"})
+            status, answer = server.post("/score", body | {"model": "demo", "pooling": "last"})
             assert (status, [item["score"] for item in answer["data"]]) == (200, pytest.approx(cosines, abs=1e-5))
-        status, answer = server.post("/v1/score", {"text_1": texts, "text_2": texts})
+        status, answer = server.post("/v1/score", {"text_1": texts, "text_2": texts, "pooling": "last"})
         assert [item["score"] for item in answer["data"]] == pytest.approx([1, 1, 1], abs=1e-5)
-        status, answer = server.post("/rerank", {"query": texts[0], "documents": texts[1:]})
+        status, answer = server.post("/rerank", {"query": texts[0], "documents": texts[1:], "pooling": "last"})
         assert [item["index"] for item in answer["results"]] == sorted((0, 1), key=lambda index: -cosines[index])
         assert answer["results"][0]["document"]["text"] in texts[1:] and answer["usage"]["total_tokens"] > 0
         body = {"query": texts[0], "documents": [{"text": text} for text in texts], "top_n": 1}
-        status, answer = server.post("/v2/rerank", body | {"return_documents": False})
+        status, answer = server.post("/v2/rerank", body | {"return_documents": False, "pooling": "last"})
         assert answer["results"] == [{"index": 0, "relevance_score": pytest.approx(1, abs=1e-5)}]
         status, answer = server.post("/pooling", {"input": texts[0], "model": "demo"})
         assert answer["data"][0]["data"] == pytest.approx(first, abs=1e-6)
@@ -105,6 +113,8 @@ class TestScores:
             ("/rerank", {"query": "a", "documents": []}, "documents"),
             ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
             ("/pooling", {"input": ""}, "input"),
+            ("/score", {"text_1": "a", "text_2": "b"}, "pooling"),
+            ("/v1/rerank", {"query": "a", "documents": ["b"]}, "pooling"),
         ],
         ids=str,
     )

@@ -50,6 +50,7 @@ REASONS = (
     "tools go with messages",
     "prompt: [0-9]+ answers to each of",
     "dimensions [0-9]+ are not offered",
+    "pooling: by its files this model is no embedder",
     "there is no logits processor",
     "logits_processors cannot be sent to the ranks",
     "ignore_eos does not go with structured_outputs",

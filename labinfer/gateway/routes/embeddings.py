@@ -24,7 +24,7 @@ async def answer(call: Call) -> Response:
     model = call.service.model(body.model)
 
     checked(lambda: body.check_dimensions(model.info.hidden_size))
-    outputs = await embed(call, model, checked(body.prompts), body.pooling, body.user)
+    outputs = await embed(call, model, checked(body.prompts), body.pooling, body.user, normalize=body.normalize)
 
     def whole() -> Response:
         return call.json(embedding_list(outputs, model.info.name, body.encoding_format))
@@ -33,14 +33,26 @@ async def answer(call: Call) -> Response:
 
 
 async def embed(
-    call: Call, model: Model, prompts: list[Prompt], pooling: str, user: str | None
+    call: Call,
+    model: Model,
+    prompts: list[Prompt],
+    pooling: str | None,
+    user: str | None,
+    *,
+    normalize: bool | None = None,
 ) -> list[EmbeddingOutput]:
     """The vectors of prompts, in order.
 
+    Args:
+        pooling, normalize: None for the model's own.
+
     Raises:
-        ApiError: a prompt is wrong, or the vectors will not come.
+        ApiError: a prompt or the pooling is wrong, or the vectors will not come.
         LimitReached, ServerFull: there are too many requests.
     """
-    maker = CallRequests(call, model, prompts, SamplingParams(), user=user or "", pooling=pooling)
+    own = model.info.pooling
+    resolved = checked(lambda: own.resolve(pooling))
+    maker = CallRequests(call, model, prompts, SamplingParams(), user=user or "", pooling=resolved)
     active = await ActiveCall.start(call, model, maker, streams=False, user=user)
-    return await active.outputs()
+    outputs = await active.outputs()
+    return await asyncio.to_thread(own.finish, outputs, normalize)

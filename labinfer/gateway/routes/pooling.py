@@ -1,5 +1,5 @@
-"""``/pooling``, ``/score`` and ``/rerank``, with vLLM's bodies. Scores are cosines of vectors, as vLLM's are for models that
-embed; models that read both texts together are not offered."""
+"""``/pooling``, ``/score`` and ``/rerank``, with vLLM's bodies. Scores are cosines of vectors, as vLLM's are for models that embed.
+Models that read both texts together (cross-encoders, Qwen3-Reranker) are refused."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class ScoreBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     documents: Texts | None = None
     """Both are newer names of ``text_1`` and ``text_2``."""
     user: str | None = None
-    pooling: Literal["last", "mean"] | None = None
-    """See ``plan.POOLINGS``; the default is ``last``."""
+    pooling: Literal["last", "mean", "cls"] | None = None
+    """See ``plan.POOLINGS``; by default the model's own. A model that is no embedder by its files needs one."""
 
     def pairs(self) -> tuple[list[str], list[str]]:
         """First and second texts.
@@ -77,8 +77,8 @@ class RerankBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     return_documents: bool | None = None
     """False to leave their texts out."""
     user: str | None = None
-    pooling: Literal["last", "mean"] | None = None
-    """See ``plan.POOLINGS``; the default is ``last``."""
+    pooling: Literal["last", "mean", "cls"] | None = None
+    """See ``plan.POOLINGS``; by default the model's own. A model that is no embedder by its files needs one."""
 
 
 async def pool(call: Call) -> Response:
@@ -86,7 +86,7 @@ async def pool(call: Call) -> Response:
     body = await call.read(EmbeddingBody)
     model = call.service.model(body.model)
     checked(lambda: body.check_dimensions(model.info.hidden_size))
-    outputs = await embed(call, model, checked(body.prompts), body.pooling, body.user)
+    outputs = await embed(call, model, checked(body.prompts), body.pooling, body.user, normalize=body.normalize)
     fields = {"id": f"pool-{call.id}", "created": int(call.service.wall_clock()), "model": model.info.name}
     return await asyncio.to_thread(lambda: call.json(pooled_list(outputs, body.encoding_format, **fields)))
 
@@ -96,7 +96,8 @@ async def score(call: Call) -> Response:
     body = await call.read(ScoreBody)
     model = call.service.model(body.model)
     first, second = checked(body.pairs)
-    outputs = await embed(call, model, list(map(TextPrompt, first + second)), body.pooling or "last", body.user)
+    checked(lambda: model.info.pooling.check_scores(body.pooling))
+    outputs = await embed(call, model, list(map(TextPrompt, first + second)), body.pooling, body.user)
 
     def whole() -> Response:
         scores = cosine_scores(outputs[: len(first)], outputs[len(first) :])
@@ -116,9 +117,10 @@ async def rerank(call: Call) -> Response:
     """``POST /rerank``."""
     body = await call.read(RerankBody)
     model = call.service.model(body.model)
+    checked(lambda: model.info.pooling.check_scores(body.pooling))
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     prompts = list(map(TextPrompt, [body.query, *texts]))
-    outputs = await embed(call, model, prompts, body.pooling or "last", body.user)
+    outputs = await embed(call, model, prompts, body.pooling, body.user)
 
     def whole() -> Response:
         scores = cosine_scores(outputs[:1], outputs[1:])

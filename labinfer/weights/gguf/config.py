@@ -66,6 +66,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "rms_norm_eps": file.get(f"{prefix}.attention.layer_norm_rms_epsilon", float),
         "dtype": _dtype(file),
         "eos_token_id": end_ids(file),
+        "pooling_type": file.get(f"{prefix}.pooling_type", int, 0),
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         **family.constants,

@@ -71,7 +71,7 @@ def vector_of(runner: ModelRunner, seq_id: int, pooling: str) -> torch.Tensor:
     batch = runner.prepare(plan, all_rows=True)
     normed_TD = runner.model.model.norm(runner.run(plan, batch, None))[1].double()
     runner.forget([seq_id])
-    return normed_TD.mean(dim=0) if pooling == "mean" else normed_TD[-1]
+    return {"mean": normed_TD.mean(dim=0), "cls": normed_TD[0], "last": normed_TD[-1]}[pooling]
 
 
 def assert_is(values: tuple[float, ...], wanted_D: torch.Tensor) -> None:

@@ -1,0 +1,108 @@
+"""A checkpoint's pooling, read from the files of sentence-transformers or from the metadata of a GGUF file.
+
+Source: sentence-transformers 6.2, ``modules.json`` and the ``config.json`` of its ``Pooling`` module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from labinfer.errors import UserError
+from labinfer.pooling import PoolingConfig
+from labinfer.weights.gguf.file import is_gguf
+from labinfer.weights.json_file import read_list, read_optional
+
+MODULES_FILE, PROMPTS_FILE = "modules.json", "config_sentence_transformers.json"
+SUPPORTED = ("Transformer", "Pooling", "Normalize")
+"""Classes of modules, in the only order that is supported; the last may be missing."""
+NEUTRAL = (
+    (0, "sentence_bert_config.json", "do_lower_case", False),
+    (2, "config.json", "module_input_name", "sentence_embedding"),
+)
+"""Number of a module, its file, and a key in it that may have one value only."""
+MODES = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
+"""Modes of sentence-transformers that can be computed here, and their names in ``plan.POOLINGS``."""
+OLD_KEYS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Keys of sentence-transformers before 5.4, in the order in which several vectors are joined."""
+GGUF_MODES = {1: "mean", 2: "cls", 3: "last"}
+"""Numbers of llama.cpp's ``pooling_type``."""
+GGUF_RANK = 4
+
+
+def read_pooling(model: Path, config: Mapping[str, Any], *, is_embedder: bool) -> PoolingConfig:
+    """The vectors that a model's files ask for; the last token's, normalized, where the files do not say.
+
+    Args:
+        config: values of ``config.json``, or what a GGUF file says in its place.
+        is_embedder: whether the model gives embeddings even if no file names a pooling.
+
+    Raises:
+        UserError: a file is broken.
+    """
+    if is_gguf(model):
+        return _read_gguf(model, config.get("pooling_type", 0), is_embedder)
+    path = model / MODULES_FILE
+    if not path.exists():
+        return PoolingConfig(is_embedder=is_embedder)
+    modules = read_list(path)
+    if not all(isinstance(module, dict) for module in modules):
+        raise UserError(f"{path} should be a list of objects, not {modules!r:.60}")
+    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
+    if kinds not in (list(SUPPORTED[:2]), list(SUPPORTED)):
+        known = ", ".join(SUPPORTED)
+        return PoolingConfig(refusal=f"{path} asks for {', '.join(kinds)}; supported are {known} in this order")
+    folders = [_inside(model, path, module) for module in modules]
+    for folder, name, key, expected in NEUTRAL:
+        if folder < len(folders) and (value := read_optional(folders[folder] / name).get(key)) not in (None, expected):
+            return PoolingConfig(
+                refusal=f"{folders[folder] / name} asks for {key} {value!r:.60}, which is not supported"
+            )
+    pooling = _read_module(folders[1] / "config.json", normalize=len(kinds) > 2)
+    prompt = read_optional(model / PROMPTS_FILE).get("default_prompt_name")
+    return pooling if not prompt else replace(pooling, default_prompt=str(prompt))
+
+
+def _inside(model: Path, path: Path, module: dict[str, Any]) -> Path:
+    """The folder of a module.
+
+    Raises:
+        UserError: it is not one beside ``modules.json``.
+    """
+    name = module.get("path", "")
+    if not isinstance(name, str) or "\0" in name or (name and Path(name).name != name):
+        raise UserError(f"{path}: path should name a folder beside it, not {name!r:.60}")
+    return model / name
+
+
+def _read_module(path: Path, *, normalize: bool) -> PoolingConfig:
+    """Pooling by the ``config.json`` of a ``Pooling`` module."""
+    values = read_optional(path)
+    given = values.get("pooling_mode")
+    modes = [mode for key, mode in OLD_KEYS.items() if values.get(key)] if given is None else given
+    modes = [modes] if isinstance(modes, str) else modes or ["mean"]
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in MODES:
+        what = modes if isinstance(modes, str) else " with ".join(map(str, modes)) if isinstance(modes, list) else modes
+        return PoolingConfig(refusal=f"{path} asks for pooling {what!s:.80}, which is not supported")
+    if values.get("include_prompt") is False and modes != ["lasttoken"]:
+        return PoolingConfig(refusal=f"{path} asks for include_prompt false, which is not supported")
+    return PoolingConfig(pooling=MODES[modes[0]], normalize=normalize, is_embedder=True)
+
+
+def _read_gguf(model: Path, kind: int, is_embedder: bool) -> PoolingConfig:
+    """Pooling by llama.cpp's ``pooling_type``. Its server normalizes vectors."""
+    if kind == GGUF_RANK:
+        return PoolingConfig(refusal=f"{model} is a reranker (its pooling_type is {kind}), which is not supported")
+    if kind in GGUF_MODES:
+        return PoolingConfig(pooling=GGUF_MODES[kind], is_embedder=True)
+    return PoolingConfig(is_embedder=is_embedder)
