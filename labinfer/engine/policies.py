@@ -1,4 +1,4 @@
-"""Scheduling policies: small pure functions, chosen by name. To add one, write it and name it in the table under it."""
+"""Scheduling and batch policies: small pure functions, chosen by name. To add one, write it and name it in its table."""
 
 from __future__ import annotations
 
@@ -7,29 +7,40 @@ from dataclasses import dataclass
 
 from labinfer.engine.sequence import Sequence
 
-# Who comes first. The least rank is admitted next; among those who run, the greatest is preempted when blocks run out.
+# Which sequence is admitted next, and which one is preempted.
 
-Rank = tuple[int, ...]
-Order = Callable[[Sequence, Mapping[str, int]], Rank]
-"""A sequence's rank, given how many sequences of each user run."""
+SortKey = tuple[int, ...]
+SchedulingPolicy = Callable[[Sequence, Mapping[str, int]], SortKey]
+"""Sort key of a sequence, given ``running_of_user``: the number of running sequences of each user.
+
+The waiting sequence with the smallest key is admitted next. When KV blocks run out, the running sequence with the largest key
+is preempted. Contract:
+
+- Keys are distinct: end the tuple with ``sequence.order``, the order of arrival. Beams of a request share a key.
+- With an empty ``running_of_user`` the key of a sequence is constant from its arrival to its end, preemptions included: it may
+  depend on the request (priority, prompt length, ``max_tokens``) and not on what was generated or scheduled. Otherwise two
+  running sequences could each wait for the other one's blocks. ``RequestQueues`` asserts this.
+- With users in ``running_of_user`` the key may depend on their counts, which changes only who is admitted next. Of two sequences
+  of one user the same one is first for all counts.
+"""
 
 
-def fcfs(sequence: Sequence, running_of_user: Mapping[str, int]) -> Rank:
+def fcfs(sequence: Sequence, running_of_user: Mapping[str, int]) -> SortKey:
     """First come, first served."""
     return (sequence.order,)
 
 
-def priority(sequence: Sequence, running_of_user: Mapping[str, int]) -> Rank:
+def priority(sequence: Sequence, running_of_user: Mapping[str, int]) -> SortKey:
     """The lowest ``priority`` first, as vLLM has it; first come, first served among equals."""
     return (sequence.request.priority, sequence.order)
 
 
-def fair(sequence: Sequence, running_of_user: Mapping[str, int]) -> Rank:
+def fair(sequence: Sequence, running_of_user: Mapping[str, int]) -> SortKey:
     """The users in turn: the next is the one with the fewest running; first come, first served among equals."""
     return (running_of_user.get(sequence.request.user, 0), sequence.order)
 
 
-ORDERS: dict[str, Order] = {"fcfs": fcfs, "priority": priority, "fair": fair}
+ORDERS: dict[str, SchedulingPolicy] = {"fcfs": fcfs, "priority": priority, "fair": fair}
 
 
 # How the work is split over the micro-batches in flight.
@@ -67,6 +78,11 @@ class Budget:
 
 
 Split = Callable[[Load], Budget]
+"""Largest micro-batch that may be composed now, given the work at hand.
+
+Contract: a pure function of its argument, as the planner and the simulator call it too. A budget without room for any work at
+hand (``Budget(0, 0)``) waits for a result in flight; with nothing in flight, ``balanced`` composes the micro-batch instead.
+"""
 
 MIN_PREFILL_TOKENS = 128
 """Smaller pieces of a prompt cost more in launches than they balance."""

@@ -1,4 +1,4 @@
-"""RequestQueues: sequences that wait and that run, by rank; slots for beams that are still to come."""
+"""RequestQueues: waiting and running sequences in the order of the scheduling policy; slots for beams that are still to come."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 
 from labinfer.engine.beam_search import BeamGroup
-from labinfer.engine.policies import Order, Rank
+from labinfer.engine.policies import SchedulingPolicy, SortKey
 from labinfer.engine.sequence import Sequence
 
 
@@ -15,22 +15,22 @@ class RequestQueues:
     """Sequences that wait, and those that run.
 
     Args:
-        order: the policy that ranks them.
+        policy: sorts both queues.
         num_slots: sequences that may run at once.
         clock: seconds that never go back.
     """
 
-    def __init__(self, order: Order, num_slots: int, clock: Callable[[], float]):
-        self._order, self._num_slots, self._clock = order, num_slots, clock
-        self.waiting: list[Sequence] = []  # by rank
-        self.running: list[Sequence] = []  # by rank
+    def __init__(self, policy: SchedulingPolicy, num_slots: int, clock: Callable[[], float]):
+        self._policy, self._num_slots, self._clock = policy, num_slots, clock
+        self.waiting: list[Sequence] = []  # by sort key
+        self.running: list[Sequence] = []  # by sort key
         self._beam_groups: list[BeamGroup] = []  # admitted, each with a slot for every beam
 
     def wait(self, sequence: Sequence) -> None:
         """Queue a sequence that has just come or was preempted."""
         if sequence.arrival is None:
             sequence.arrival = self._clock()
-        insort(self.waiting, sequence, key=self.rank)
+        insort(self.waiting, sequence, key=self._sort_key)
 
     def run(self, sequence: Sequence) -> None:
         """Move a sequence to those that run."""
@@ -40,7 +40,7 @@ class RequestQueues:
             self.waiting.remove(sequence)
         if self._is_new_group(sequence):
             self._beam_groups.append(sequence.beams)
-        insort(self.running, sequence, key=self.rank)
+        insort(self.running, sequence, key=self._sort_key)
 
     def withdraw(self, sequence: Sequence) -> None:
         """Take a sequence out of both queues."""
@@ -52,10 +52,6 @@ class RequestQueues:
         """Free the slots of a search's beams."""
         if group in self._beam_groups:
             self._beam_groups.remove(group)
-
-    def rank(self, sequence: Sequence) -> Rank:
-        """Rank among the sequences that run; it never changes."""
-        return self._order(sequence, {})
 
     def has_slot(self, sequence: Sequence) -> bool:
         """Whether a slot is free for it, and for all its beams if it is the first."""
@@ -71,7 +67,7 @@ class RequestQueues:
         A preempted beam comes before all others: its slot is kept, and other beams may be idle until it has its token.
         """
         queues: dict[str | None, deque[Sequence]] = {}
-        for sequence in self.waiting:  # in the order of their ranks, so that only each queue's first can be next
+        for sequence in self.waiting:  # by sort key, so that only each queue's first can be next
             group = sequence.beams
             if group is None or self._is_new_group(sequence):
                 queues.setdefault(sequence.request.user, deque()).append(sequence)
@@ -82,7 +78,7 @@ class RequestQueues:
         running_of_user = Counter(sequence.request.user for sequence in self.running)
         while queues:
             heads = (queue[0] for queue in queues.values())
-            sequence = min(heads, key=lambda head: self._order(head, running_of_user))
+            sequence = min(heads, key=lambda head: self._policy(head, running_of_user))
             yield sequence
             user = sequence.request.user
             queues[user].popleft()
@@ -91,14 +87,25 @@ class RequestQueues:
             running_of_user[user] += 1
 
     def victim(self, sequence: Sequence, chosen: Collection[Sequence]) -> Sequence | None:
-        """The last idle sequence behind this one in rank, if there is one: neither in flight nor ``chosen``."""
-        rank = self.rank(sequence)
+        """The idle sequence (not in flight, not ``chosen``) with the largest sort key, if it is larger than that of ``sequence``."""
+        key = self._sort_key(sequence)
         for victim in reversed(self.running):
-            if self.rank(victim) <= rank:
+            if self._sort_key(victim) <= key:
                 return None
             if not victim.num_in_flight and victim not in chosen:
                 return victim
         return None
+
+    def _sort_key(self, sequence: Sequence) -> SortKey:
+        """Sort key in both queues; asserts that it is the one that the sequence came with."""
+        key = self._policy(sequence, {})
+        if sequence.sort_key is None:
+            sequence.sort_key = key
+        assert key == sequence.sort_key, (
+            f"the scheduling policy {getattr(self._policy, '__name__', self._policy)!r} gave request {sequence.order} the sort key "
+            f"{sequence.sort_key} and later {key}; a key must stay the same until the request ends (see engine/policies.py)"
+        )
+        return key
 
     def _is_new_group(self, sequence: Sequence) -> bool:
         return sequence.beams is not None and sequence.beams not in self._beam_groups

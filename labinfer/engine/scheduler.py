@@ -93,12 +93,12 @@ class Scheduler:
 
     @property
     def waiting(self) -> list[Sequence]:
-        """By rank."""
+        """By sort key of the scheduling policy."""
         return self._queues.waiting
 
     @property
     def running(self) -> list[Sequence]:
-        """By rank."""
+        """By sort key of the scheduling policy."""
         return self._queues.running
 
     @property
@@ -127,6 +127,10 @@ class Scheduler:
             if not chosen and not (stuck and self._preempt_for(stuck)):
                 break
         if not chosen:
+            assert self.in_flight or not self.has_work, (
+                f"nothing can start, and no result is awaited: {len(self.running)} sequences run and {len(self.waiting)} wait, "
+                f"with {self._blocks.num_free} free KV blocks"
+            )
             return None
         self._was_prefilling = self._is_prefilling
         return self._make_plan(chosen)
@@ -312,7 +316,7 @@ class Scheduler:
     def _choose(self, chosen: dict[Sequence, int], sequence: Sequence, count: int) -> int:
         """Run up to ``count`` more tokens of a sequence in this step: a chunk, as far as its context has room.
 
-        Where no block is free, the last idle sequence is preempted. Only those of higher rank are, so the
+        Where no block is free, the idle sequence with the largest sort key is preempted, if that is larger than this one's; so the
         first always goes on: with nobody to take from, waiting is enough. Returns how many tokens are run.
         """
         cache = sequence.cache
@@ -340,7 +344,7 @@ class Scheduler:
         return self._tables.shift(sequence.cache, *self.shifted(sequence.max_context))
 
     def _preempt_for(self, sequence: Sequence, chosen: Collection[Sequence] = ()) -> bool:
-        """Preempt the last idle sequence behind this one in rank. Returns whether there was one."""
+        """Preempt the idle sequence with the largest sort key above that of `sequence`. Returns whether there was one."""
         victim = self._queues.victim(sequence, chosen)
         if victim is not None:
             self._preempt(victim)

@@ -66,6 +66,8 @@ class Sequence:
     num_cached_tokens: int = 0
     """Prompt tokens found in the cache before it was first preempted, if it was."""
     num_preemptions: int = 0
+    sort_key: tuple[int, ...] | None = None
+    """Sort key of the scheduling policy, from the arrival on; constant."""
     arrival: float | None = None
     """Time at which it began to wait."""
     queue_seconds: float | None = None

@@ -192,3 +192,36 @@ def test_step_is_told_in_one_line():
     line = bench.scheduler.describe(bench.launch())
     assert line == "step 0: 9 tokens (0 decodes, 1 chunks), 1 running, 0 waiting, 61 blocks free, 0 preempted"
     bench.finish_all()
+
+
+def fewest_tokens_first(sequence, running_of_user):
+    """Breaks the contract: the key grows with every generated token."""
+    return (sequence.num_output_tokens, sequence.order)
+
+
+def test_policy_whose_sort_key_changes_is_named(monkeypatch):
+    monkeypatch.setitem(ORDERS, "fcfs", fewest_tokens_first)
+    bench = Bench(num_blocks=6)
+    for _ in range(3):
+        bench.add(4, 12)
+    with pytest.raises(AssertionError, match="'fewest_tokens_first' gave request 0 the sort key"):
+        bench.finish_all()
+
+
+def test_policy_by_a_constant_of_the_request(monkeypatch):
+    def longest_prompt_first(sequence, running_of_user):
+        return (-sequence.num_prompt_tokens, sequence.order)
+
+    monkeypatch.setitem(ORDERS, "fcfs", longest_prompt_first)
+    bench = Bench(num_blocks=6, max_num_seqs=2)
+    for num_tokens in (2, 4, 3):
+        bench.add(num_tokens, 8)
+    assert admitted(bench) == [1, 2, 0]
+
+
+def test_scheduler_that_nothing_can_start_says_so(monkeypatch):
+    bench = Bench(num_blocks=6)
+    bench.add(4, 12)
+    monkeypatch.setattr(bench.scheduler, "_compose", lambda split: {})
+    with pytest.raises(AssertionError, match="nothing can start, and no result is awaited: 0 sequences run and 1 wait"):
+        bench.scheduler.schedule()
