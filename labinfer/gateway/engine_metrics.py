@@ -35,6 +35,7 @@ COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were right.", lambda s: sum(s.accepted_by_place)),
     ("labinfer:draft_seconds", "Time of the drafter.", lambda s: s.draft_seconds),
     ("labinfer:drafter_failures", "Drafters that failed, and are not asked any more.", lambda s: s.drafter_failures),
+    ("labinfer:num_swaps", "Preemptions that swapped KV blocks to host memory.", lambda s: s.num_swaps),
     ("labinfer:steps", "Steps of the engine that came back.", lambda s: s.num_steps),
 )
 RANK_COUNTERS: tuple[tuple[str, str, Callable[[RankStats], float]], ...] = (

@@ -180,6 +180,7 @@ def _describe(model: HostedModel, ranks: list[WorkerStats], worked: float, now: 
         accepted_by_place=list(itertools.takewhile(bool, (counts[f"accepted_{place}"] for place in range(MAX_TOKENS)))),
         draft_seconds=counts["draft_seconds"],
         drafter_failures=counts["drafter_failures"],
+        num_swaps=counts["swaps"],
         drift=model.drift_watch.drift if model.drift_watch else None,
         ranks=[
             RankStats(

@@ -99,6 +99,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     prefix_cache_hits: int = 0
     """Number of these that were in the KV cache."""
     num_preemptions: int = 0
+    """Sequences that lost their KV blocks to others, by recomputation and by swapping."""
     prompt_tokens: int = 0
     """Tokens of prompts that have been run through the model, those found in the KV cache included."""
     generation_tokens: int = 0
@@ -121,6 +122,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     draft_seconds: float = 0.0
     """Time of the drafter."""
     drafter_failures: int = 0
+    num_swaps: int = 0
+    """Preemptions that swapped the KV blocks to host memory."""
 
     @property
     def has_work(self) -> bool:
