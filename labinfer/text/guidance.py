@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from labinfer.errors import UserError
 from labinfer.structured_outputs import StructuredOutputs
 from labinfer.text.gguf_tokenizer import fast_tokenizer_source
+from labinfer.text.json_schema import check_property_counts
 from labinfer.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -93,7 +94,11 @@ class GuideMaker:
 
 
 def grammar_source(form: StructuredOutputs, before: str = "") -> str:
-    """A form in llguidance's notation: a list of one grammar, as JSON, or of two where something stands before the form."""
+    """A form in llguidance's notation: a list of one grammar, as JSON, or of two where something stands before the form.
+
+    Raises:
+        UserError: no grammar holds the form.
+    """
     grammar: dict[str, Any]
     if form.regex is not None:
         from llguidance import LLMatcher
@@ -107,6 +112,7 @@ def grammar_source(form: StructuredOutputs, before: str = "") -> str:
         grammar = {"lark_grammar": f"start: CHOICE\nCHOICE: {strings}"}
     else:
         schema = {"type": "object"} if form.json is None else form.json
+        check_property_counts(schema, "structured_outputs.json")
         options = schema.get("x-guidance")
         own = options if isinstance(options, dict) else {}
         grammar = {"json_schema": schema | {"x-guidance": {"whitespace_pattern": WHITESPACE} | own}}

@@ -61,6 +61,45 @@ def fit_schema(schema: dict[str, Any], field: str, strict: bool, left_out: list[
     return fitted | ({"x-guidance": options} if options else {})
 
 
+def check_property_counts(schema: dict[str, Any], field: str) -> None:
+    """Refuse every ``minProperties`` of a schema that an answer could meet by repeating a name.
+
+    Args:
+        field: of the request, for errors.
+
+    Raises:
+        UserError: the text says which.
+    """
+    unchecked: list[Any] = [schema]
+    while unchecked:
+        part = unchecked.pop()
+        if not isinstance(part, dict):
+            continue
+        if _can_repeat_names(part):
+            raise UserError(
+                f"{field}: a grammar cannot hold minProperties {part['minProperties']!r:.20}, as names could be repeated; "
+                "name more of the properties under required, or lower it"
+            )
+        for keyword in NAMED_SCHEMAS:
+            unchecked += part[keyword].values() if isinstance(part.get(keyword), dict) else ()
+        for keyword in SCHEMA_LISTS:
+            unchecked += part[keyword] if isinstance(part.get(keyword), list) else ()
+        unchecked += (part.get(keyword) for keyword in SINGLE_SCHEMAS)
+
+
+def _can_repeat_names(schema: dict[str, Any]) -> bool:
+    """Whether an object that repeats a name could have as many properties as ``minProperties`` asks for.
+
+    llguidance counts a name that is not in ``properties`` each time that it comes, and does not count optional ones of these. Those
+    under ``required`` always come, and one more property has another name than these.
+    """
+    least, required = schema.get("minProperties"), schema.get("required")
+    if isinstance(least, bool) or not isinstance(least, (int, float)):
+        return False
+    names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else ()
+    return least > len(names) + 1
+
+
 class _Fitter:
     """Makes the schema anew, and notes what is not in it.
 
@@ -88,6 +127,8 @@ class _Fitter:
                 fitted[keyword] = [self.fit(part, place) for part in value]
             elif keyword in SINGLE_SCHEMAS:
                 fitted[keyword] = self.fit(value, f"{place}.items" if keyword == "items" and place else place)
+            elif keyword == "minProperties" and _can_repeat_names(schema):
+                self._leave_out(f"minProperties {value!r:.20} of names that could be repeated", place)
             elif keyword in PLAIN_KEYWORDS:
                 fitted[keyword] = value
             elif keyword in UNHELD_KEYWORDS:

@@ -179,6 +179,49 @@ def test_what_no_grammar_holds_is_named(matches, keywords, named):
     assert len(left_out) == 1 and len(str(caught.value)) < 300
 
 
+COUNTED = [
+    ({"minProperties": 2}, True),
+    ({"minProperties": 2, "additionalProperties": {"type": "integer"}}, True),
+    ({"minProperties": 2, "patternProperties": {"^[ab]$": {}}, "additionalProperties": False}, True),
+    ({"minProperties": 3, "properties": {"a": {}}, "required": ["a"]}, True),
+    ({"minProperties": 3, "properties": {"a": {}}, "required": ["a", "a"]}, True),
+    ({"minProperties": 1}, False),
+    ({"minProperties": 2, "properties": {"a": {}}, "required": ["a"]}, False),
+    ({"minProperties": 2, "properties": {"a": {}, "b": {}}, "additionalProperties": False}, True),
+    ({"minProperties": 1, "properties": {"a": {}, "b": {}}, "additionalProperties": False}, False),
+    ({"properties": {"minProperties": {"type": "integer"}}}, False),
+]
+
+
+@pytest.mark.parametrize(("keywords", "can_repeat"), COUNTED)
+def test_properties_are_not_counted_by_repeated_names(matches, keywords, can_repeat):
+    schema, left_out = {"type": "object"} | keywords, []
+    assert matches(schema, {"a": 1, "b": 2}, left_out=left_out) or not can_repeat
+    assert any("minProperties" in text for text in left_out) == can_repeat
+    inside = {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/x"}]}, "$defs": {"x": schema}}
+    for whole in (schema, inside):
+        if can_repeat:
+            with pytest.raises(UserError, match="cannot hold minProperties"):
+                fit_schema(whole, "response_format", strict=True)
+            with pytest.raises(UserError, match="structured_outputs.json: a grammar cannot hold minProperties"):
+                grammar_source(StructuredOutputs(json=whole))
+        else:
+            fit_schema(whole, "response_format", strict=True)
+            grammar_source(StructuredOutputs(json=whole))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("keywords", [keywords for keywords, can_repeat in COUNTED if not can_repeat])
+def test_repeated_name_is_no_second_property(keywords, strict):
+    """As far as llguidance takes the schema."""
+    tokenizer, library = Tokenizer(DEMO), LLTokenizer(str(DEMO / "tokenizer.json"))
+    fitted = fit_schema({"type": "object"} | keywords, "response_format", strict)
+    matcher = LLMatcher(library, grammar_source(StructuredOutputs(json=fitted)), log_level=0)
+    ids = tokenizer.encode('{"a": 1, "a": 2}', add_special_tokens=False)
+    is_taken = not matcher.is_error() and all(map(matcher.consume_token, ids)) and matcher.is_accepting()
+    assert not is_taken or keywords.get("minProperties", 0) < 2
+
+
 def test_uniqueness_of_names_says_nothing_of_strings():
     for nothing in ({"propertyNames": {"type": "string"}}, {"uniqueItems": False}, {"discriminator": {}}):
         assert fit_schema(nothing, "f", strict=True) == {}
