@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
+from labinfer.text.json_schema import json_type
+
 UNIONS = ("anyOf", "oneOf")
 DEFINITIONS = ("$defs", "definitions")
 Result = TypeVar("Result")
@@ -157,7 +159,7 @@ def _shallow(read: Callable[[], Result], otherwise: Result) -> Result:
 
 def _declared(schema: dict[str, Any]) -> list[str]:
     declared = schema.get("type")
-    return list(filter(_is_text, declared if isinstance(declared, list) else [declared]))
+    return [json_type(name) for name in (declared if isinstance(declared, list) else [declared]) if _is_text(name)]
 
 
 def _parts(schema: dict[str, Any], keyword: str) -> list[Any]:

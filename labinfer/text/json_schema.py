@@ -17,7 +17,7 @@ NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 SCHEMA_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
 SINGLE_SCHEMAS = ("items", "additionalProperties")
 PLAIN_KEYWORDS = frozenset(
-    ("type", "enum", "const", "required", "minProperties", "maxProperties", "minItems", "maxItems", "minLength")
+    ("enum", "const", "required", "minProperties", "maxProperties", "minItems", "maxItems", "minLength")
     + ("maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 )
 UNHELD_KEYWORDS = frozenset(
@@ -28,6 +28,19 @@ UNHELD_KEYWORDS = frozenset(
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )  # llguidance's
+JSON_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+OTHER_TYPE_NAMES = {
+    "float": "number",
+    "double": "number",
+    "int": "integer",
+    "long": "integer",
+    "bool": "boolean",
+    "str": "string",
+    "dict": "object",
+    "list": "array",
+    "none": "null",
+}
+"""Names of types in programming languages that clients write in place of JSON Schema's."""
 UNHELD_PATTERN = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\\[bB]")
 """Lookaround, backreferences and borders of words in a regular expression."""
 MAX_NAMED = 8
@@ -47,7 +60,7 @@ def fit_schema(schema: dict[str, Any], field: str, strict: bool, left_out: list[
     """
     if is_too_deep(schema):
         raise UserError(f"{field}: the schema is nested more than {MAX_DEPTH} deep; make it flatter")
-    fitter = _Fitter(schema, strict)
+    fitter = _Fitter(schema, field, strict)
     fitted = fitter.fit(schema, "")
     if fitter.unheld:
         names = list(dict.fromkeys(fitter.unheld))
@@ -100,16 +113,23 @@ def _can_repeat_names(schema: dict[str, Any]) -> bool:
     return least > len(names) + 1
 
 
+def json_type(name: str) -> str:
+    """JSON Schema's name of a type that a client may have named in another way; an unknown name as it is."""
+    lower = name.lower()
+    return OTHER_TYPE_NAMES.get(lower, lower if lower in JSON_TYPES else name)
+
+
 class _Fitter:
     """Makes the schema anew, and notes what is not in it.
 
     Args:
         root: the whole schema, for references.
+        field: of the request, for errors.
         strict: whether nothing may be left out.
     """
 
-    def __init__(self, root: dict[str, Any], strict: bool):
-        self._root, self._strict = root, strict
+    def __init__(self, root: dict[str, Any], field: str, strict: bool):
+        self._root, self._field, self._strict = root, field, strict
         self.unheld: list[str] = []
 
     def fit(self, schema: Any, place: str) -> Any:
@@ -127,6 +147,8 @@ class _Fitter:
                 fitted[keyword] = [self.fit(part, place) for part in value]
             elif keyword in SINGLE_SCHEMAS:
                 fitted[keyword] = self.fit(value, f"{place}.items" if keyword == "items" and place else place)
+            elif keyword == "type":
+                fitted[keyword] = self._read_types(value, place)
             elif keyword == "minProperties" and _can_repeat_names(schema):
                 self._leave_out(f"minProperties {value!r:.20} of names that could be repeated", place)
             elif keyword in PLAIN_KEYWORDS:
@@ -141,9 +163,19 @@ class _Fitter:
                     self._leave_out(f"{keyword} {str(value)[:60]!r}", place)
         return fitted
 
+    def _read_types(self, value: Any, place: str) -> Any:
+        names = [json_type(name) if isinstance(name, str) else name for name in _as_list(value)]
+        for name in names:
+            if name not in JSON_TYPES:
+                where = f" (at {place[:80]})" if place else ""
+                raise UserError(
+                    f"{self._field}: there is no type {name!r:.40}{where}; use one of {', '.join(JSON_TYPES)}"
+                )
+        return names if isinstance(value, list) else names[0]
+
     def _may_be_any(self, schemas: list[Any], place: str) -> bool:
         """Whether any of these may hold where exactly one is to."""
-        if exclude_each_other(schemas, self._root):
+        if exclude_each_other([_newer(part) if isinstance(part, dict) else part for part in schemas], self._root):
             return True
         if not self._strict:
             self._leave_out("the exclusion of oneOf", place)
@@ -154,8 +186,9 @@ class _Fitter:
 
 
 def _newer(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same with older forms of keywords in their present ones."""
-    newer = dict(schema)
+    """The same with older forms of keywords in their present ones, and without keywords that are null: clients that write out
+    all fields of an object of theirs mean nothing by it."""
+    newer = {keyword: value for keyword, value in schema.items() if value is not None or keyword == "const"}
     if isinstance(items := newer.get("items"), list):  # tuples before 2020-12
         newer["prefixItems"] = items
         newer["items"] = newer.pop("additionalItems", True)
@@ -170,6 +203,10 @@ def _newer(schema: dict[str, Any]) -> dict[str, Any]:
         if isinstance(values := newer.get("enum"), list) and None not in values:
             newer["enum"] = [*values, None]
     return newer
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _says_nothing(keyword: str, value: Any) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 
 from labinfer.errors import UserError
 from labinfer.nesting import MAX_DEPTH, is_too_deep
-from labinfer.text.json_schema import fit_schema
+from labinfer.text.json_schema import fit_schema, json_type
 
 MAX_TOOLS = 128
 MAX_FORCED_CALLS = 8
@@ -217,7 +217,7 @@ def parameters_schema(function: Function, left_out: list[str] | None = None) -> 
     Raises:
         UserError: the function is strict, and no grammar holds its schema.
     """
-    schema = NO_PARAMETERS if function.parameters is None else {"type": "object"} | function.parameters
+    schema = NO_PARAMETERS if function.parameters is None else function.parameters | {"type": "object"}
     schema = fit_schema(schema, f"tools: parameters of {function.name!r}", bool(function.strict), left_out)
     return schema | {"x-guidance": schema.get("x-guidance", {}) | COMPACT}
 
@@ -239,8 +239,8 @@ def _spell(choice: ToolChoice) -> str:
 def _check_parameters(function: Function) -> None:
     if function.parameters is None:
         return
-    kind = function.parameters.get("type", "object")
-    if kind != "object":
+    kind = function.parameters.get("type") or "object"
+    if not isinstance(kind, str) or json_type(kind) != "object":
         raise UserError(f'parameters of {function.name!r} must be a schema of type "object", not {kind!r:.60}')
     required = function.parameters.get("required") or []
     if not isinstance(required, list):

@@ -179,6 +179,38 @@ def test_what_no_grammar_holds_is_named(matches, keywords, named):
     assert len(left_out) == 1 and len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("float", "number"),
+        ("double", "number"),
+        ("int", "integer"),
+        ("bool", "boolean"),
+        ("STRING", "string"),
+        ("dict", "object"),
+        (["str", "null"], ["string", "null"]),
+    ],
+)
+def test_types_of_programming_languages_are_read(given, meant):
+    schema = {"type": "object", "properties": {"x": {"type": given}}, "required": None, "enum": None, "items": None}
+    fitted = fit_schema(schema, "tools", strict=True)
+    assert fitted == {"type": "object", "properties": {"x": {"type": meant}}}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("kind", ["text", "flaot", 5, ["string", {}]])
+def test_unknown_type_is_named_with_its_place(kind, strict):
+    schema = {"type": "object", "properties": {"x": {"type": "array", "items": {"type": kind}}}}
+    with pytest.raises(
+        UserError, match=r"^tools: parameters of 'f': there is no type .* \(at x.items\); use one of array"
+    ):
+        fit_schema(schema, "tools: parameters of 'f'", strict)
+
+
+def test_const_may_be_null():
+    assert fit_schema({"const": None, "default": None}, "tools", strict=True) == {"const": None}
+
+
 COUNTED = [
     ({"minProperties": 2}, True),
     ({"minProperties": 2, "additionalProperties": {"type": "integer"}}, True),
