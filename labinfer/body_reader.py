@@ -17,6 +17,8 @@ FIELD = re.compile(r"(?:at|in) `\$\.([A-Za-z_][A-Za-z0-9_]*)")
 UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`(?: - at `\$([^`]*)`)?")
 WRONG_VALUE = re.compile(r"Invalid (?:enum )?value .* - at `\$([^`]*)`$")
 """Text about a value that is none of those that may stand in its place."""
+WRONG_ENTRY = re.compile(r"(?:at `key` in `\$\.([A-Za-z_][A-Za-z0-9_]*)`|at `\$\.([A-Za-z_][A-Za-z0-9_]*)\[\.\.\.\]`)$")
+"""Place of a wrong key, or of a wrong value, of a field that maps keys to values."""
 STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]+)\]")
 """Step of a place in them."""
 MAX_TEXT = 300
@@ -63,7 +65,7 @@ def read_body(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored: 
             elif unknown and ignored is not None and len(ignored) < MAX_IGNORED and _leave_out(value, unknown):
                 ignored.append(unknown[1])
             else:
-                raise _describe(text, kind)
+                raise _describe(text + _wrong_entry(text, kind, value), kind)
             data = msgspec.json.encode(value)
         except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError):  # behind the first mistake
             raise _describe(text, kind) from None
@@ -82,6 +84,28 @@ def _describe(text: str, kind: type) -> WrongBody:
     if place and (values := _listed_values(kind, place[1])):
         text += f"; use {'one of ' * (len(values) > 1)}{', '.join(values)}"
     return WrongBody(text, field and field[1])
+
+
+def _wrong_entry(text: str, kind: type, value: Any) -> str:
+    """Words that name the key at fault, where a text is about one entry of a field that maps keys to values."""
+    place = WRONG_ENTRY.search(text)
+    name = place and (place[1] or place[2])
+    types = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    if not isinstance(value, dict) or not isinstance(value.get(name), dict) or name not in types:
+        return ""
+    entries = list(value[name].items())
+    while len(entries) > 1:  # the first half that is wrong has the first wrong entry
+        half = entries[: len(entries) // 2]
+        entries = half if _is_wrong(dict(half), types[name]) else entries[len(half) :]
+    return f": {entries[0][0]!r:.60} is at fault" if entries and _is_wrong(dict(entries), types[name]) else ""
+
+
+def _is_wrong(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.json.decode(msgspec.json.encode(value), type=kind)
+    except msgspec.ValidationError:
+        return True
+    return False
 
 
 def _listed_values(kind: type, place: str) -> list[str]:

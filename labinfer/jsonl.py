@@ -87,6 +87,7 @@ class ParsedLine:
     priority: int = 0
     user: str = ""
     cache_salt: str = ""
+    include_reasoning: bool = True
     return_drafted: bool = False
     embedding: EmbeddingBody | None = None
     warnings: tuple[str, ...] = ()
@@ -133,6 +134,7 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
         priority=body.priority,
         user=body.user,
         cache_salt=body.cache_salt,
+        include_reasoning=body.include_reasoning,
         return_drafted=body.return_drafted,
         warnings=tuple(body.warnings),
     )

@@ -39,6 +39,8 @@ class ParsedBody:
     include_usage: bool
     continuous_usage: bool
     tool_use: ToolUse
+    include_reasoning: bool = True
+    """Whether the answer has the thoughts."""
     return_drafted: bool = False
     """Whether the answer lists its tokens, each with whether it came from a draft."""
     warnings: list[str] = field(default_factory=list)
@@ -66,7 +68,9 @@ def read_chat(body: ChatBody, defaults: SamplingParams) -> ParsedBody:
     if body.echo:
         raise UserError("echo is for completions; a chat answer has no prompt text")
     parsed = _read(body, [body.prompt()], body.count_logprobs(), body.tool_use(), defaults)
-    return replace(parsed, return_drafted=bool(body.return_drafted))
+    return replace(
+        parsed, include_reasoning=body.include_reasoning is not False, return_drafted=bool(body.return_drafted)
+    )
 
 
 def _check_neutral(body: OpenAIBody) -> None:
@@ -121,8 +125,8 @@ def _read(
         user=body.user or "",
         cache_salt=body.cache_salt or "",
         stream=bool(body.stream),
-        include_usage=bool(options.include_usage),
-        continuous_usage=bool(options.continuous_usage_stats),
+        include_usage=options.wants_usage,
+        continuous_usage=options.wants_usage and bool(options.continuous_usage_stats),
         tool_use=tool_use,
         warnings=warnings,
     )

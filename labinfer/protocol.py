@@ -56,7 +56,6 @@ NEUTRAL_VALUES: dict[str, list[Any]] = {
     "use_beam_search": [False],
     "return_token_ids": [False],
     "return_tokens_as_token_ids": [False],
-    "include_reasoning": [True],
     "chat_template": [],
     "documents": [[]],
 }
@@ -145,11 +144,16 @@ Inputs = Annotated[str | list[str | TokenId | list[TokenId]], msgspec.Meta(extra
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
-    """A last chunk with the numbers of tokens."""
+    """Whether a last chunk has the numbers of tokens; by default only with ``continuous_usage_stats``."""
     continuous_usage_stats: bool | None = None
-    """Every chunk has those so far."""
+    """Whether every chunk has the numbers of tokens so far, unless ``include_usage`` is false."""
     include_obfuscation: bool | None = None
     """Accepted; nothing is added to hide the lengths of tokens."""
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the numbers of tokens are told at all."""
+        return bool(self.continuous_usage_stats if self.include_usage is None else self.include_usage)
 
 
 class TextFormat(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -157,7 +161,10 @@ class TextFormat(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fi
 
 
 class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
-    """Any JSON object."""
+    """A JSON object."""
+
+    schema: dict[str, Any] | None = None
+    """JSON schema of the answer, as llama.cpp and Together have it; None for any object."""
 
 
 class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
@@ -172,9 +179,15 @@ class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
-    """JSON by a schema."""
+    """JSON by a schema: exactly one of these fields is given."""
 
-    json_schema: NamedSchema
+    json_schema: NamedSchema | None = None
+    schema: dict[str, Any] | None = None
+    """The schema alone, as llama.cpp and Together have it."""
+
+    def __post_init__(self) -> None:
+        if (self.json_schema is None) == (self.schema is None):
+            raise UserError("response_format of the type json_schema needs json_schema, or schema alone")
 
 
 class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
@@ -218,9 +231,11 @@ class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
         if self.structured_outputs is not None:
             raise UserError("response_format and structured_outputs both say what an answer must be; leave one out")
         named = form.json_schema if isinstance(form, JsonSchemaFormat) else None
-        if named is None or named.schema is None:
+        schema = form.schema if named is None else named.schema
+        if schema is None:
             return StructuredOutputs(json_object=True)
-        return StructuredOutputs(json=fit_schema(named.schema, "response_format", bool(named.strict), left_out))
+        is_strict = named is not None and bool(named.strict)
+        return StructuredOutputs(json=fit_schema(schema, "response_format", is_strict, left_out))
 
     supported: ClassVar[tuple[str, ...]] = ()
     """Names in ``NEUTRAL_VALUES`` that may have other values in this kind of body."""
@@ -250,6 +265,8 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     """Both see ``TemplateUse``."""
     thinking_token_budget: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)] | None = None
     """Tokens of a thought at most; see ``ChatPrompt``."""
+    include_reasoning: bool | None = None
+    """Whether the answer has the thoughts; true by default. The model thinks all the same."""
     return_drafted: bool | None = None
     """The answer lists its tokens, each with whether it came from a draft."""
     functions: FunctionList | None = None
@@ -261,7 +278,6 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     modalities: Any = None
     web_search_options: Any = None
     audio: Any = None
-    include_reasoning: Any = None
     chat_template: Any = None
     documents: Any = None
 

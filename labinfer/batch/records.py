@@ -30,7 +30,7 @@ def result_record(
     echoed = _prompt_text(line, output, tokenizer) if line.echo else ""
     messages, usage = [None] * len(output.completions), total_usage([output])
     if isinstance(line.prompt, ChatPrompt):
-        messages, usage = chat_messages(output, tokenizer, line.prompt.tool_use)
+        messages, usage = chat_messages(output, tokenizer, line.prompt.tool_use, line.include_reasoning)
     answers = list(zip(output.completions, messages, strict=True))
     if not line.is_batch:
         simple = [_simple_answer(completion, message, echoed) for completion, message in answers]

@@ -57,6 +57,8 @@ class ChatMessage(Answer):
     """The same under its older name."""
     function_call: FunctionCall | UnsetType = UNSET
     """The call, for a request with ``functions``."""
+    refusal: None = None
+    """OpenAI's models refuse in words of their own here; models that are served here do so in the content."""
 
 
 class SpelledLogprob(Answer):
@@ -77,6 +79,7 @@ class ChatLogprobs(Answer):
     """Log-probabilities of the tokens of an answer."""
 
     content: list[ChosenLogprob]
+    refusal: None = None
 
 
 class AnswerToken(Answer):
@@ -131,6 +134,8 @@ class ChatDelta(Answer):
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     function_call: FunctionCall | UnsetType = UNSET
+    refusal: None | UnsetType = UNSET
+    """Null in an answer's first delta."""
 
 
 class ChatChunkChoice(Answer, kw_only=True):
@@ -159,17 +164,22 @@ class ChatCompletionChunk(Answer, kw_only=True):
 def first_delta(delta: ChatDelta) -> ChatDelta:
     """``delta`` as the first one of an answer, which has the role, and content where it has nothing else."""
     is_empty = delta == ChatDelta()
-    return msgspec.structs.replace(delta, role="assistant", content="" if is_empty else delta.content)
+    content = "" if is_empty else delta.content
+    return msgspec.structs.replace(delta, role="assistant", content=content, refusal=None)
 
 
 def chat_messages(
-    output: RequestOutput, tokenizer: Tokenizer | None, tool_use: ToolUse
+    output: RequestOutput, tokenizer: Tokenizer | None, tool_use: ToolUse, include_reasoning: bool = True
 ) -> tuple[list[ChatMessage], Usage]:
-    """The messages of a request's answers, their texts parted into thoughts, calls and content; and its usage."""
+    """The messages of a request's answers, their texts parted into thoughts, calls and content; and its usage.
+
+    Args:
+        include_reasoning: whether messages have the thoughts.
+    """
     messages, num_reasoning_tokens = [], 0
     for completion in output.completions:
         reader = ReplyReader(tokenizer, output.prompt_token_ids, tool_use)
-        messages.append(_read_message(completion, reader))
+        messages.append(_read_message(completion, reader, include_reasoning))
         num_reasoning_tokens += reader.num_reasoning_tokens(completion.token_ids)
     return messages, total_usage([output], num_reasoning_tokens)
 
@@ -199,11 +209,11 @@ def chat_choice(
     )
 
 
-def _read_message(completion: Completion, reader: ReplyReader) -> ChatMessage:
+def _read_message(completion: Completion, reader: ReplyReader, include_reasoning: bool) -> ChatMessage:
     if completion.text is None:
         return ChatMessage("assistant", None)
     reply = join_events(reader.read(completion.text, is_last=True))
-    reasoning = reply.reasoning or UNSET
+    reasoning = (include_reasoning and reply.reasoning) or UNSET
     calls, has_functions = [tool_call(call) for call in reply.calls], reader.has_functions
     return ChatMessage(
         role="assistant",

@@ -249,9 +249,10 @@ class ResponseBody(SampledBody, kw_only=True, forbid_unknown_fields=True):
         if form is not None and not isinstance(form, TextFormat):
             if self.structured_outputs is not None:
                 raise UserError("text.format and structured_outputs both say what an answer must be; leave one out")
-            if isinstance(form, JsonSchemaText):
-                schema = fit_schema(form.schema, "text.format", bool(form.strict), left_out)
-                given["structured_outputs"] = StructuredOutputs(json=schema)
-            else:
+            if form.schema is None:
                 given["structured_outputs"] = StructuredOutputs(json_object=True)
+            else:
+                is_strict = isinstance(form, JsonSchemaText) and bool(form.strict)
+                schema = fit_schema(form.schema, "text.format", is_strict, left_out)
+                given["structured_outputs"] = StructuredOutputs(json=schema)
         return msgspec.structs.replace(defaults, **given)

@@ -172,11 +172,37 @@ class TestChat:
         counts = [chunk.usage.completion_tokens for chunk in chunks]
         assert counts == sorted(counts)
         assert chunks[-1].usage.completion_tokens == counts[-2] > 1
-        options["include_usage"] = False
         completion = {"model": "demo", "prompt": "red", "max_tokens": 3, "extra_body": {"ignore_eos": True}}
+        del options["include_usage"]  # by vLLM's default it goes with the others
         pieces = list(lenient.completions.create(**completion, stream=True, stream_options=options))
-        assert all(piece.choices for piece in pieces)
-        assert pieces[-1].usage.completion_tokens == 3
+        assert [piece.usage.completion_tokens for piece in pieces[-2:]] == [3, 3] and not pieces[-1].choices
+        options["include_usage"] = False
+        for create, asked in ((lenient.completions.create, completion), (client.chat.completions.create, fields)):
+            pieces = list(create(**asked, stream=True, stream_options=options))
+            assert all(piece.choices and piece.usage is None for piece in pieces)
+
+    def test_message_says_that_nothing_was_refused(self, client):
+        fields = {"model": "demo", "messages": MESSAGES, "max_tokens": 4, "logprobs": True}
+        whole = client.chat.completions.create(**fields).choices[0]
+        assert whole.message.to_dict()["refusal"] is None and whole.logprobs.to_dict()["refusal"] is None
+        deltas = [chunk.choices[0].delta.to_dict() for chunk in client.chat.completions.create(**fields, stream=True)]
+        assert deltas[0]["refusal"] is None and not any("refusal" in delta for delta in deltas[1:])
+        again = [*MESSAGES, whole.message.to_dict(), {"role": "user", "content": "And?"}]
+        assert client.chat.completions.create(**fields | {"messages": again}).choices[0].message.content is not None
+
+    @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+    def test_schema_may_stand_in_the_format_itself(self, client, kind):
+        """As llama.cpp and Together have it."""
+        schema = {"type": "object", "properties": {"ok": {"enum": [True]}}, "required": ["ok"]}
+        schema["additionalProperties"] = False
+        fields = {"model": "demo", "messages": MESSAGES, "max_tokens": 40}
+        answer = client.chat.completions.create(
+            **fields, extra_body={"response_format": {"type": kind, "schema": schema}}
+        )
+        assert json.loads(answer.choices[0].message.content) == {"ok": True}
+        text = {"format": {"type": "json_object", "schema": schema}}
+        response = client.responses.create(model="demo", input="hi", max_output_tokens=40, extra_body={"text": text})
+        assert json.loads(response.output_text) == {"ok": True}
 
     def test_what_other_clients_send_changes_nothing(self, client):
         fields = {"model": "demo", "temperature": 0, "max_tokens": 8}

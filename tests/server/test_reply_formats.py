@@ -93,6 +93,25 @@ def test_answer_behind_a_thought_and_a_call_that_is_cut_off_are_content(client, 
     assert choice.message.tool_calls is None and not expected.calls
 
 
+def test_thought_may_be_left_out(client, checkpoints):
+    name, (thought, _) = next(iter(THOUGHTS.items()))
+    added_tokens = Tokenizer(checkpoints / name).added_tokens
+    grammar = f"start: {GrammarWriter(added_tokens).text(thought + 'It is **2**.')}"
+    fields = {"model": name, "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, "max_tokens": 500}
+    extra = {"structured_outputs": {"grammar": grammar}}
+    shown = client.chat.completions.create(**fields, extra_body=extra)
+    assert shown.choices[0].message.reasoning
+    extra["include_reasoning"] = False
+    whole = client.chat.completions.create(**fields, extra_body=extra)
+    message = whole.choices[0].message.to_dict()
+    assert message == {"role": "assistant", "content": shown.choices[0].message.content, "refusal": None}
+    assert whole.usage == shown.usage
+    chunks = list(client.chat.completions.create(**fields, extra_body=extra, stream=True))
+    deltas = [choice.delta.to_dict() for chunk in chunks for choice in chunk.choices]
+    assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
+    assert not any(key.startswith("reasoning") for delta in deltas for key in delta)
+
+
 def ask(client: openai.OpenAI, checkpoints, name: str, text: str):
     """The completion that the model answers with exactly this text, and its tokens; its stream must come to the same."""
     added_tokens = Tokenizer(checkpoints / name).added_tokens

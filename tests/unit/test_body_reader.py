@@ -76,6 +76,23 @@ def test_value_that_is_none_of_those_listed_is_refused_with_the_list(body, place
     assert str(caught.value).endswith(f" - at `{place}`; use one of {values}")
 
 
+@pytest.mark.parametrize(
+    ("bias", "key"),
+    [
+        ({"5": 1, "abc": 1, "6": 1}, "'abc'"),
+        ({"-1": 1}, "'-1'"),
+        ({"5": 1, "6": "x"}, "'6'"),
+        ({"5": 1, "05": 1}, "'05'"),
+        ({"99999999999": 1}, "'99999999999'"),
+        ({str(number): 1 for number in range(20_000)} | {"last": 1}, "'last'"),
+    ],
+)
+def test_wrong_entry_of_a_map_is_named(bias, key):
+    with pytest.raises(WrongBody, match=rf"`\$.logit_bias(\[...\])?`: {key} is at fault$") as caught:
+        read(BODY | {"logit_bias": bias})
+    assert caught.value.field == "logit_bias"
+
+
 @pytest.mark.parametrize("value", ["x" * 1000, "a` - at `$.messages`", "\n", 5, None])
 def test_no_value_breaks_the_list(value):
     with pytest.raises(WrongBody) as caught:

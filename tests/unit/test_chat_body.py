@@ -98,7 +98,6 @@ def test_chat_values_that_change_nothing_are_accepted(body):
         {"audio": {"voice": "x"}},
         {"chat_template": "{{ messages }}"},
         {"documents": [{"text": "x"}]},
-        {"include_reasoning": False},
         {"use_beam_search": True},
         {"use_beam_search": 0},
         {"truncate_prompt_tokens": 5},

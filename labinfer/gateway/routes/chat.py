@@ -32,7 +32,7 @@ from labinfer.openai.chat import (
 from labinfer.outputs import Delta
 from labinfer.parsed_body import ParsedBody, read_chat
 from labinfer.protocol import ChatBody
-from labinfer.text.reply_parts import ToolCall
+from labinfer.text.reply_parts import Reasoning, ToolCall
 from labinfer.text.reply_reader import ReplyReader
 
 
@@ -50,7 +50,7 @@ async def answer(call: Call) -> Response | EventStream:
     def whole() -> Response:
         (output,) = outputs
         tokenizer = model.reader.tokenizer
-        messages, usage = chat_messages(output, tokenizer, parsed.tool_use)
+        messages, usage = chat_messages(output, tokenizer, parsed.tool_use, parsed.include_reasoning)
         choices = [
             chat_choice(completion, message, output, tokenizer, parsed.return_drafted)
             for completion, message in zip(output.completions, messages, strict=True)
@@ -104,6 +104,8 @@ class ChatStream:
         reader = self._readers[delta.index]
         num_calls, deltas = reader.num_calls, []
         for part in reader.read(delta.text or "", is_last=delta.finish_reason is not None):
+            if isinstance(part, Reasoning) and not self._parsed.include_reasoning:
+                continue
             deltas.append(reply_delta(part, num_calls, self._parsed.tool_use.has_functions))
             num_calls += isinstance(part, ToolCall)
         return deltas

@@ -79,7 +79,7 @@ def test_chat_result_carries_a_message():
     record = result_record(7, parsed(custom_id="c-1", url=CHAT_URL), OUTPUT, "m", None)
     body = record["response"]["body"]
     assert (body["object"], body["model"], body["id"]) == ("chat.completion", "m", "chatcmpl-7")
-    message = {"role": "assistant", "content": "ho"}
+    message = {"role": "assistant", "content": "ho", "refusal": None}
     assert body["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}]
 
 
@@ -105,7 +105,7 @@ def test_chat_result_carries_calls_of_the_tools_that_were_offered(text, content)
     call_id = choice["message"]["tool_calls"][0]["id"]
     function = {"name": "weather", "arguments": '{"city": "Paris"}'}
     calls = [{"id": call_id, "type": "function", "function": function}]
-    assert choice["message"] == {"role": "assistant", "content": content, "tool_calls": calls}
+    assert choice["message"] == {"role": "assistant", "refusal": None, "content": content, "tool_calls": calls}
     assert choice["finish_reason"] == "tool_calls"
     assert json.loads(json.dumps(choice))
 
@@ -113,13 +113,13 @@ def test_chat_result_carries_calls_of_the_tools_that_were_offered(text, content)
 def test_call_that_was_cut_off_is_text():
     choice = chat_choice(PARIS[:50], "length", tools=TOOLS)
     assert choice["finish_reason"] == "length"
-    assert choice["message"] == {"role": "assistant", "content": PARIS[:50]}
+    assert choice["message"] == {"role": "assistant", "refusal": None, "content": PARIS[:50]}
 
 
 def test_thoughts_stand_beside_the_content():
     choice = chat_choice("<think>\nAdd them.\n</think>\n\n42", tools=TOOLS)
     thoughts = {"reasoning": "Add them.", "reasoning_content": "Add them."}
-    assert choice["message"] == {"role": "assistant", "content": "42"} | thoughts
+    assert choice["message"] == {"role": "assistant", "refusal": None, "content": "42"} | thoughts
     line = parsed(prompt=ChatPrompt([]))
     completion = replace(OUTPUT.completions[0], text="<think>Add them.</think>42")
     tokenizer = Tokenizer(resolve_model("demo", "", may_download=False))
@@ -138,7 +138,7 @@ def test_parallel_calls_may_be_unwanted():
 @pytest.mark.parametrize(("text", "prompt"), [(PARIS, {}), ("No call.\n", {"tools": TOOLS})])
 def test_answer_without_calls_is_its_text(text, prompt):
     choice = chat_choice(text, **prompt)
-    assert choice["message"] == {"role": "assistant", "content": text}
+    assert choice["message"] == {"role": "assistant", "refusal": None, "content": text}
     assert choice["finish_reason"] == "stop"
 
 
