@@ -51,6 +51,7 @@ from labinfer.sampling_options import SamplingOptions, as_flags
 from labinfer.sampling_params import SamplingParams
 from labinfer.spmd.environment import LaunchEnvironment, detect, shorten_openmp_spins
 from labinfer.spmd.topology import stage_sizes
+from labinfer.standard_error import protect_standard_streams, write_error
 from labinfer.supervisor.options import SuperviseOptions
 from labinfer.terminal.options import ChatOptions
 from labinfer.weights.resolve import find_directory, find_here, resolve_model
@@ -90,6 +91,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def run_program() -> typing.NoReturn:
     """Run a command and end the process, without the time that freeing torch's modules would take."""
+    protect_standard_streams()  # before anything opens a file
     status = main()
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         raise SystemExit(status)  # Python waits for them
@@ -116,7 +118,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
             usual["log_level"] = "warning"
             for text in args.prompt:
                 if rank == 0 and len(text) > 1 and {text[0], text[-1]} <= {*QUOTES}:
-                    sys.stderr.write(f"labinfer: warning: the model sees the quotes of {text}: {QUOTES_HINT}\n")
+                    write_error(f"labinfer: warning: the model sees the quotes of {text}: {QUOTES_HINT}\n")
         if name == "plan" and not getattr(args, "auto", False):  # who is here says little of who would hold what
             usual["log_level"] = "warning"
         options = EngineOptions.from_flat(usual | given)
@@ -202,7 +204,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
 
 
 def _refuse(error: UserError) -> None:
-    sys.stderr.write(f"labinfer: error: {error}\n")
+    write_error(f"labinfer: error: {error}\n")
 
 
 def _parse(arguments: list[str], program: str, rank: int = 0) -> tuple[str, argparse.Namespace]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from datetime import timedelta
 from typing import TextIO
 
 from labinfer.clock import Clock
 from labinfer.engine.llm_engine import EngineLoad
 from labinfer.observe.progress_line import ProgressLine
+from labinfer.standard_error import write_error
 
 JSONL_SECONDS = 1.0
 """Least time between two JSON lines."""
@@ -33,7 +33,7 @@ class JobProgress:
         stream: TextIO | None = None,
     ):
         self._form, self._clock, self._num_lines, self._num_done_before = form, clock, num_lines, num_done_before
-        self._stream = stream or sys.stderr
+        self._stream = stream
         self._line = ProgressLine(self._stream)
         self._begin = self._last = clock()
 
@@ -79,8 +79,7 @@ class JobProgress:
                 "seconds": round(seconds, 1),
                 "seconds_left": None if seconds_left is None else round(seconds_left, 1),
             }
-            self._stream.write(json.dumps(record) + "\n")
-            self._stream.flush()
+            write_error(json.dumps(record) + "\n", self._stream)
             return
         done = f"{total}" if self._num_lines is None else f"{total} of {self._num_lines} lines"
         left = "" if seconds_left is None else f", {timedelta(seconds=round(seconds_left))} left"

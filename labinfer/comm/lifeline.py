@@ -13,7 +13,6 @@ import os
 import selectors
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,6 +33,7 @@ from labinfer.comm.lifeline_messages import (
 )
 from labinfer.errors import ExitStatus, PeerLost
 from labinfer.heartbeat import DEFAULT_TIMEOUT, Heartbeat
+from labinfer.standard_error import write_lines
 
 GRACE_SECONDS = 1.5
 """Time between a connection's breaking and this process's end, in which the failed rank's own account may arrive."""
@@ -50,8 +50,7 @@ def end_process(text: str, last: Callable[[], None] = lambda: None) -> None:
         last: what is to be done after that has been said: a launcher may end this process as soon as another one ends.
     """
     if text:
-        sys.stderr.write(text.rstrip("\n") + "\n")
-    sys.stderr.flush()
+        write_lines(text)
     last()
     os._exit(ExitStatus.INTERNAL)
 

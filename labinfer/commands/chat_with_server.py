@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 from typing import Any
 
@@ -10,6 +9,7 @@ from labinfer.errors import ExitStatus, Interrupted, UserError
 from labinfer.group.signals import SignalGuard
 from labinfer.option_fields import flag_name
 from labinfer.spmd.environment import LaunchEnvironment
+from labinfer.standard_error import write_error
 from labinfer.terminal.chat import COMMANDS, Chat
 from labinfer.terminal.conversation import Conversation
 from labinfer.terminal.options import ChatOptions
@@ -51,5 +51,5 @@ def run(signals: SignalGuard, own: ChatOptions, sampling: dict[str, Any], model:
     except Interrupted as error:
         return 128 + error.signum
     except UserError as error:
-        sys.stderr.write(f"labinfer: error: {error}\n")
+        write_error(f"labinfer: error: {error}\n")
         return ExitStatus.USAGE

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import sys
 from collections import Counter
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ from labinfer.observe.output_file import STANDARD
 from labinfer.outputs import Completion
 from labinfer.prompts import ChatPrompt, Prompt, TextPrompt
 from labinfer.sampling_params import SamplingParams
+from labinfer.standard_error import write_error
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class Rank0Job:
         else:
             summary = f"--input {self.job.input} has no lines; nothing was done"
         end = "; interrupted" if is_interrupted and not is_informed else ""
-        sys.stderr.write("\n" + report.format() + "\n" if has_run and is_informed else f"labinfer: {summary}{end}\n")
+        write_error("\n" + report.format() + "\n" if has_run and is_informed else f"labinfer: {summary}{end}\n")
         if (has_run or output.digests) and self.job.output not in ("", STANDARD):
             logger.info("the answers are in %s", self.job.output)
         if self.files.report is not None:

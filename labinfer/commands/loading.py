@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 
 from labinfer.commands.layout import HEADER, layout_rows
 from labinfer.commands.session import Session
@@ -11,6 +10,7 @@ from labinfer.config import EngineOptions
 from labinfer.llm import LLM
 from labinfer.observe.progress_line import ProgressLine
 from labinfer.observe.table import format_bytes, format_table
+from labinfer.standard_error import write_error
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +53,9 @@ def announce(models: dict[str, LLM]) -> None:
         states = [llm.capacity.num_states if meta.bytes_per_sequence else None for meta in metas]
         rows += [(name, *row) for row in layout_rows(llm.layout, llm.group.everyone, kv_tokens, states)]
     if len(models) == 1:
-        sys.stderr.write(format_table(HEADER, [row[1:] for row in rows]) + "\n")
+        write_error(format_table(HEADER, [row[1:] for row in rows]) + "\n")
     else:
-        sys.stderr.write(format_table(("model", *HEADER), rows) + "\n")
+        write_error(format_table(("model", *HEADER), rows) + "\n")
     group, placed = llm.group, llm.layout.topology.placed_ranks
     drafting = llm.layout.draft_devices
     if spare := [str(rank) for rank in group.ranks if rank not in placed and rank not in drafting]:

@@ -32,6 +32,7 @@ from labinfer.gateway.service import Service
 from labinfer.group.signals import die_with_parent
 from labinfer.heartbeat import BEATS
 from labinfer.observe.line_writer import LineWriter
+from labinfer.standard_error import STANDARD_ERROR, protect_standard_streams
 
 M_MMAP_THRESHOLD = -3
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ def main(hosts: int, listener: int, beats: int | None = None) -> None:
         hosts, listener: descriptors of the sockets for hosts and for clients.
         beats: descriptor of a pipe for signs of life.
     """
+    protect_standard_streams()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)  # the host gets them too, and brings things to an orderly end
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
@@ -66,7 +68,7 @@ def main(hosts: int, listener: int, beats: int | None = None) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every connection is an open file
     _return_large_blocks()
     gc.freeze()  # imported modules are no garbage, and to look through them takes time in which nobody is answered
-    log = LineWriter(sys.stderr.fileno())
+    log = LineWriter(STANDARD_ERROR)
     logging.basicConfig(stream=log, format="labinfer: %(message)s", level=logging.ERROR)  # libraries
     logging.getLogger("labinfer").setLevel(setup.log_level.upper())
     try:

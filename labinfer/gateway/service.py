@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from labinfer.link.stats import EngineStats
 from labinfer.observe.line_writer import LineWriter
 from labinfer.openai import api_errors
 from labinfer.sampling_params import MAX_SEED, SamplingParams
+from labinfer.standard_error import StandardError
 
 if TYPE_CHECKING:
     from labinfer.gateway.batch_runner import BatchRunner
@@ -117,7 +117,7 @@ class Service:
         self.recent_requests = RecentRequests(model_names)
         engine.on_stats, engine.on_trace = self._add_stats, self.history.add_trace
         engine.on_begin, engine.on_attach, engine.on_end = self.history.begin, self._attach, self._end
-        self.log = RequestLog(log or sys.stderr, options.log_json, wall_clock)
+        self.log = RequestLog(log or StandardError(), options.log_json, wall_clock)
         self.models: dict[str, Model] = {}
         self._num_hosts = 0  # that are gone
         self._attached: asyncio.Queue[tuple[int, list[ModelFacts]]] = asyncio.Queue()

@@ -10,10 +10,10 @@ from types import TracebackType
 
 from labinfer.errors import AgreedError, BrokenLink, ExitStatus, Interrupted, PeerLost, UserError, WaitTimeout
 from labinfer.group.rank_group import RankGroup
+from labinfer.standard_error import write_lines
 
 NEWS_SECONDS = 3.0
 """Time that a rank that lost a peer waits for the lifeline to bring the reason."""
-STANDARD_ERROR = 2
 
 
 def describe_failure(error: BaseException) -> str:
@@ -23,18 +23,10 @@ def describe_failure(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def print_whole(text: str) -> None:
-    """Write to standard error at once, so that the lines of several ranks do not mix; never raises."""
-    try:
-        os.write(STANDARD_ERROR, (text.rstrip("\n") + "\n").encode(errors="backslashreplace"))
-    except OSError:
-        pass  # nobody is listening any more
-
-
 def leave_agreed(error: AgreedError, group: RankGroup, is_said: bool = False) -> None:
     """End all ranks in an orderly way after the same refusal on each; rank 0 prints it, unless it has done so already."""
     if group.rank == 0 and not is_said:
-        print_whole(describe_failure(error))
+        write_lines(describe_failure(error))
     group.close()
 
 
@@ -58,12 +50,12 @@ def _tell(error: BaseException, group: RankGroup | None, speaks: bool) -> None:
     if isinstance(error, PeerLost):
         time.sleep(NEWS_SECONDS)  # the lifeline thread ends the process as soon as it knows more
     if speaks or not isinstance(error, UserError):
-        print_whole(describe_failure(error))
+        write_lines(describe_failure(error))
     if group is None or group.lifeline is None:
         return
     timed_out = isinstance(error, WaitTimeout)
     if timed_out and group.rank == 0:
-        print_whole("\n".join(group.lifeline.ask_states()))
+        write_lines("\n".join(group.lifeline.ask_states()))
     group.fail(f"labinfer: {group.progress.label} on {group.environment.node_name} failed; ending all ranks", timed_out)
     if timed_out and group.rank != 0:
         time.sleep(NEWS_SECONDS)  # rank 0 asks every rank what it is doing, this one too

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -15,6 +14,7 @@ from labinfer.comm.lifeline import end_process
 from labinfer.errors import UserError
 from labinfer.spmd.environment import LaunchEnvironment
 from labinfer.spmd.processes import stopped_ancestor, stopped_siblings
+from labinfer.standard_error import write_error
 
 TRANSPORT_SECONDS = 2.0
 """Transports with a time limit of their own may say first what they waited for."""
@@ -70,11 +70,10 @@ def time_limit_for_leaving(environment: LaunchEnvironment, timeout: float) -> It
             now = time.monotonic()
             since = {pid: since.get(pid, now) for pid in stopped_siblings()}
             if late := [pid for pid, begun in since.items() if now - begun >= timeout]:
-                sys.stderr.write(
+                write_error(
                     f"labinfer: error: rank {environment.rank} on {environment.node_name} waited {timeout:g} s (--fault-timeout) "
                     f"for the others to leave; stopped: {_processes(late)}; ending all ranks\n"
                 )
-                sys.stderr.flush()
                 _kill(late)
 
     threading.Thread(target=watch, name="leaving", daemon=True).start()

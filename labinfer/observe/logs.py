@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
+
+from labinfer.standard_error import StandardErrorHandler
 
 
 def set_up_logging(rank: int, level: str) -> None:
     """Log to standard error: rank 0 from this level on, the others warnings."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = StandardErrorHandler()
     handler.setFormatter(
         logging.Formatter("labinfer: %(message)s" if rank == 0 else f"labinfer: rank {rank}: %(message)s")
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
+
+from labinfer.standard_error import is_terminal, write_error
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
 """Least time between two updates, on a terminal and elsewhere."""
@@ -27,8 +28,8 @@ class ProgressLine:
     """
 
     def __init__(self, stream: TextIO | None = None, plain_seconds: float = PLAIN_SECONDS, at_once: bool = False):
-        self._stream = stream or sys.stderr
-        self._live = self._stream.isatty()
+        self._stream = stream
+        self._live = is_terminal(stream)
         self._seconds = LIVE_SECONDS if self._live else plain_seconds
         self._last_time = float("-inf") if self._live or at_once else None
         self._width = 0
@@ -44,17 +45,15 @@ class ProgressLine:
         """Show ``text`` now."""
         self._last_time = time.monotonic()
         if self._live:
-            self._stream.write("\r" + text.ljust(self._width))
+            write_error("\r" + text.ljust(self._width), self._stream)
             self._width = len(text)
         else:
-            self._stream.write(f"labinfer: {text}\n")
-        self._stream.flush()
+            write_error(f"labinfer: {text}\n", self._stream)
 
     def close(self) -> None:
         """Clear a live line, so that the next text starts on an empty one."""
         if self._width:
-            self._stream.write("\r" + " " * self._width + "\r")
-            self._stream.flush()
+            write_error("\r" + " " * self._width + "\r", self._stream)
             self._width = 0
 
 

@@ -3,12 +3,14 @@
 It runs without the package, so that it costs some milliseconds: ``python -E -S child.py PARENT PROGRAM …``, with the process id of whoever starts it.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
+STANDARD_ERROR = 2
 
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -17,5 +19,6 @@ if __name__ == "__main__":
     try:
         os.execvp(sys.argv[2], sys.argv[2:])
     except OSError as error:
-        sys.stderr.write(f"labinfer: error: cannot start {sys.argv[2]}: {error.strerror}\n")
+        with contextlib.suppress(OSError):  # a log that cannot be written is lost, as in labinfer/standard_error.py
+            os.write(STANDARD_ERROR, f"labinfer: error: cannot start {sys.argv[2]}: {error.strerror}\n".encode())
         raise SystemExit(2) from None

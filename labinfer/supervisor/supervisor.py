@@ -7,13 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from labinfer.clock import Clock
 from labinfer.errors import ExitStatus, UserError
 from labinfer.spmd.environment import NODES_FILE, STATUS_FILE
+from labinfer.standard_error import StandardError, is_terminal
 from labinfer.supervisor import child
 from labinfer.supervisor.restarts import Restarts
 from labinfer.supervisor.supervised_gateway import SupervisedGateway
@@ -24,6 +27,10 @@ REFUSED_SECONDS, REFUSALS = 20.0, 3
 """A launcher that ends so soon, so often, always with the same status, and whose ranks never met, has refused something."""
 LOOK_SECONDS = 0.05
 """Between looks at the group, the gateway and the signals."""
+LAST_WORDS_SECONDS = 1.0
+"""Longest wait for the rest of the log of a group that has ended."""
+LOG_BYTES = 1 << 16
+"""Bytes of the log that are passed on at once: as much as a pipe keeps (``pipe(7)``)."""
 
 
 class Supervisor:
@@ -108,8 +115,12 @@ class Supervisor:
             [sys.executable, "-E", "-S", child.__file__, str(os.getpid()), *command],
             env=self._environment,
             stdin=subprocess.DEVNULL,
+            stderr=None if is_terminal() else subprocess.PIPE,
             start_new_session=True,  # so that Ctrl-C comes to it once, from here
         )
+        if process.stderr is not None:
+            log = threading.Thread(target=_pass_on_log, args=(process.stderr,), name="log", daemon=True)
+            log.start()
         is_told = False
         while process.poll() is None:
             if not is_told and (signum := self._signum()):
@@ -120,6 +131,8 @@ class Supervisor:
                 is_told = True
                 process.kill()
             time.sleep(LOOK_SECONDS)
+        if process.stderr is not None:
+            log.join(LAST_WORDS_SECONDS)  # not longer: what the group has left behind may keep the pipe open
         return process.returncode
 
     def _own_status(self) -> int | None:
@@ -133,6 +146,15 @@ class Supervisor:
         until = self._clock() + seconds
         while self._clock() < until and not self._signum():
             self._clock.sleep(LOOK_SECONDS)
+
+
+def _pass_on_log(pipe: IO[bytes]) -> None:
+    """Write what a group logs to standard error. MPICH's mpirun ends its ranks when it cannot write their log itself; a pipe
+    that is read can always be written."""
+    log = StandardError()
+    with pipe:
+        while data := os.read(pipe.fileno(), LOG_BYTES):
+            log.write_bytes(data)
 
 
 def _how(status: int) -> str:

@@ -12,6 +12,7 @@ from types import FrameType
 
 from labinfer.errors import Interrupted, UserError
 from labinfer.group.signals import SignalGuard
+from labinfer.standard_error import write_lines
 from labinfer.terminal.history import History
 from labinfer.terminal.launchers_terminal import CTRL_C, LONGEST_LINE, LaunchersTerminal
 from labinfer.terminal.line_reader import LineReader
@@ -23,7 +24,7 @@ except ImportError:  # Python can be built without it; lines are then typed as t
 
 PROMPT, PROMPT_FOR_MORE = "> ", ". "
 BLOCK = '"' * 3
-STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR = 0, 1, 2
+STANDARD_INPUT, STANDARD_OUTPUT = 0, 1
 VISIBLE = dict.fromkeys(range(128, 160), "\N{REPLACEMENT CHARACTER}") | {
     code: f"^{chr(code ^ 64)}" for code in (*range(32), 127) if chr(code) not in "\n\t"
 }
@@ -133,7 +134,11 @@ class Terminal:
     def say(self, text: str) -> None:
         """Write a line of the program itself, not of the model."""
         self.end_line()
-        _write(STANDARD_OUTPUT if self.is_interactive else STANDARD_ERROR, text.translate(VISIBLE) + "\n")
+        line = text.translate(VISIBLE)
+        if self.is_interactive:
+            _write(STANDARD_OUTPUT, line + "\n")
+        else:
+            write_lines(line)
 
     def _read_line(self, is_first: bool) -> str:
         prompt = PROMPT if is_first else PROMPT_FOR_MORE

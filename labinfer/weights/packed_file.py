@@ -8,7 +8,6 @@ import math
 import mmap
 import os
 import stat
-import sys
 import threading
 import time
 import warnings
@@ -23,6 +22,7 @@ import torch
 
 from labinfer.errors import UserError
 from labinfer.native.memory import has_huge_pages, huge_bytes, use_huge_pages
+from labinfer.standard_error import write_error
 from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.weight_cache import (
     ALIGNMENT,
@@ -250,7 +250,7 @@ class _Bystander:
                 os.sched_setscheduler(threading.get_native_id(), os.SCHED_OTHER, os.sched_param(0))
         if not self._has_spoken and time.monotonic() - self._end > SPOKEN_SECONDS:
             self._has_spoken = True
-            sys.stderr.write(
+            write_error(
                 f"labinfer: keeping packed weights for the next start: {done / 2**30:.1f} of {total / 2**30:.1f} GiB; Ctrl-C "
                 "leaves them out\n"
             )

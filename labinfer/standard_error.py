@@ -1,0 +1,93 @@
+"""Standard error: the log of a process. A log that cannot be written (a full disk, a reader that has gone, a closed
+descriptor) is lost, and never ends the process: everything that this program writes to standard error goes through here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import sys
+from typing import TextIO
+
+STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
+
+
+class StandardError(io.TextIOBase):
+    """A text stream on descriptor 2 whose writes never fail. Each ``write`` is one call of the system, so that the lines of
+    several processes do not mix."""
+
+    encoding, errors = "utf-8", "backslashreplace"
+
+    def write(self, text: str) -> int:
+        """Write at once; what cannot be written is lost."""
+        self.write_bytes(text.encode(self.encoding, self.errors))
+        return len(text)
+
+    def write_bytes(self, data: bytes) -> None:
+        """Write a part of a log as it is."""
+        view = memoryview(data)
+        with contextlib.suppress(OSError):
+            while view:
+                view = view[os.write(STANDARD_ERROR, view) :]
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return STANDARD_ERROR
+
+    def isatty(self) -> bool:
+        return os.isatty(STANDARD_ERROR)
+
+
+class StandardErrorHandler(logging.Handler):
+    """Writes log records to ``sys.stderr``."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        write_error(self.format(record) + "\n")
+
+
+def write_error(text: str, stream: TextIO | None = None) -> None:
+    """Write to ``stream``, by default to ``sys.stderr``, whatever a script or a notebook has put there. What cannot be written
+    is lost."""
+    stream = sys.stderr if stream is None else stream
+    with contextlib.suppress(
+        OSError, ValueError, AttributeError
+    ):  # ValueError: it is closed; AttributeError: it is None
+        stream.write(text)
+        stream.flush()
+
+
+def is_terminal(stream: TextIO | None = None) -> bool:
+    """Whether a user reads ``stream``, by default ``sys.stderr``, on a terminal."""
+    stream = sys.stderr if stream is None else stream
+    try:
+        return stream.isatty()
+    except (OSError, ValueError, AttributeError):  # as in write_error
+        return False
+
+
+def write_lines(text: str) -> None:
+    """Write one or more whole lines to descriptor 2. Takes no lock of ``sys.stderr``, which a thread that hangs may hold."""
+    StandardError().write(text.rstrip("\n") + "\n")
+
+
+def protect_standard_streams() -> None:
+    """Make this process safe from logs that cannot be written. To be called before any file is opened.
+
+    A file that is opened while descriptor 0, 1 or 2 is closed gets that number, and the log is written into it: the null
+    device takes such a place. In the place of standard output it is open for reading only, so that results that nobody
+    would get are an error, as they are without it.
+    """
+    for descriptor in (0, STANDARD_OUTPUT, STANDARD_ERROR):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY if descriptor == STANDARD_ERROR else os.O_RDONLY)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
+            os.set_inheritable(descriptor, True)
+    sys.stderr = StandardError()
