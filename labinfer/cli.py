@@ -96,9 +96,8 @@ def run_program() -> typing.NoReturn:
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         raise SystemExit(status)  # Python waits for them
     atexit._run_exitfuncs()  # MPI's end is among them
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
-            stream.flush()
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
+        sys.stdout.flush()
     if "mpi4py.MPI" in sys.modules:
         # MPICH reports an orderly end to mpirun from an exit handler of C; without it mpirun returns 0 or 9. PyDLL keeps the
         # interpreter's lock, so that no daemon thread runs meanwhile.
