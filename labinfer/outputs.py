@@ -13,6 +13,7 @@ from labinfer.engine.request import AnswerUpdate, FinishedBeam, FinishReason, Re
 from labinfer.plan import TokenLogprobs
 from labinfer.pooling import EmbeddingOutput
 from labinfer.text.detokenizer import Detokenizer
+from labinfer.text.token_decoder import TokenDecoder
 from labinfer.text.tokenizer import Tokenizer
 
 
@@ -147,16 +148,16 @@ class RequestState:
         self.request, self._clock = request, clock
         sampling = request.sampling
         reads = tokenizer is not None and (sampling.stop or streams)
-        self._decode: Callable[[list[int]], str] | None = None
+        self._make_decoder: Callable[[], TokenDecoder] | None = None
         if tokenizer is not None:
-            decode = tokenizer.decode_further
+            make = tokenizer.further_decoder
             if request.is_chat:
-                decode = partial(tokenizer.decode_reply, inside=request.goes_on)
-            self._decode = partial(decode, with_special=not sampling.skip_special_tokens)
+                make = partial(tokenizer.reply_decoder, inside=request.goes_on)
+            self._make_decoder = partial(make, with_special=not sampling.skip_special_tokens)
         self.answers = [
             Answer(
                 index=index,
-                detokenizer=Detokenizer(self._decode, sampling.stop, sampling.include_stop_str_in_output)
+                detokenizer=Detokenizer(self._make_decoder(), sampling.stop, sampling.include_stop_str_in_output)
                 if reads
                 else None,
             )
@@ -292,8 +293,8 @@ class RequestState:
         if answer.detokenizer is not None:
             answer.detokenizer.finish()
             text = answer.detokenizer.text
-        elif self._decode is not None:
-            text = self._decode(answer.token_ids[: self._num_text_tokens(answer)])
+        elif self._make_decoder is not None:
+            text = self._make_decoder().decode(answer.token_ids[: self._num_text_tokens(answer)])
         return Completion(
             index=answer.index,
             text=text,
@@ -310,8 +311,8 @@ class RequestState:
         stop_token = last if last in sampling.stop_token_ids else None
         dropped = stop_token is not None and not sampling.include_stop_str_in_output
         text = None
-        if self._decode is not None:
-            text = self._decode(beam.token_ids[: len(beam.token_ids) - dropped])
+        if self._make_decoder is not None:
+            text = self._make_decoder().decode(beam.token_ids[: len(beam.token_ids) - dropped])
         return Completion(
             index=index,
             text=text,

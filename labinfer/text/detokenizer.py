@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from labinfer.text.anchors import overlap
-from labinfer.text.spelling import REPLACEMENT
-
-MAX_BROKEN = 3
-"""Characters U+FFFD at the end of a text that its next byte may still complete: a UTF-8 character has at most four bytes."""
-MAX_UNREAD_TOKENS = 64
-"""Tokens that are decoded again and again while the text ends in U+FFFD; after more the text is taken as it is."""
-CONTEXT_TOKENS = 6
-"""Earlier tokens that are decoded with the new ones, as a token's text can depend on its neighbours: SentencePiece drops a
-leading space, and the bytes of a character may be spread over several tokens."""
+from labinfer.text.token_decoder import TokenDecoder
 
 
 class Detokenizer:
     """The text of an answer as its tokens come in.
 
     Args:
-        decode: text of token ids.
+        decoder: one to which no token was added.
         stop: strings that end the text.
         include_stop: whether the text keeps the stop string that ended it.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str], stop: tuple[str, ...] = (), include_stop: bool = False):
-        self._decode = decode
+    def __init__(self, decoder: TokenDecoder, stop: tuple[str, ...] = (), include_stop: bool = False):
+        self._decoder = decoder
         self._stop, self._include_stop = stop, include_stop
-        self._token_ids: list[int] = []
-        self._prefix, self._read = 0, 0  # tokens [prefix, read) are context; the text of [read, end) may still change
-        self._shown = 0  # characters of [read, end) that are in the text
         self._taken = 0
         self._finished = False
         self.text = ""
@@ -46,25 +33,14 @@ class Detokenizer:
         Returns:
             Whether a stop string is complete; the text then ends with or before it.
         """
-        self._token_ids.append(token_id)
-        piece = self._unread()
-        if not piece:
-            return False
-        settled = piece[:-MAX_BROKEN] + piece[-MAX_BROKEN:].rstrip(REPLACEMENT)
-        if settled == piece or len(self._token_ids) - self._read > MAX_UNREAD_TOKENS:
-            begin, self._shown = self._shown, 0
-            self._read = len(self._token_ids)
-            self._prefix = max(0, self._read - CONTEXT_TOKENS)
-            self._append(piece[begin:], may_stop)
-        else:
-            begin, self._shown = self._shown, len(settled)
-            self._append(settled[begin:], may_stop)
+        if piece := self._decoder.add(token_id):
+            self._append(piece, may_stop)
         return self.stopped_by is not None
 
     def finish(self) -> None:
-        """End the text; the rest of a broken character is shown as U+FFFD."""
+        """End the text; each byte of an incomplete character is shown as U+FFFD."""
         if not self._finished and self.stopped_by is None:
-            self._append(self._unread()[self._shown :], may_stop=False)
+            self._append(self._decoder.finish(), may_stop=False)
         self._finished = True
 
     def take_new(self) -> str:
@@ -74,11 +50,6 @@ class Detokenizer:
             end -= max((overlap(self.text, stop) for stop in self._stop), default=0)
         begin, self._taken = self._taken, max(self._taken, end)
         return self.text[begin:end]
-
-    def _unread(self) -> str:
-        before = self._decode(self._token_ids[self._prefix : self._read])
-        after = self._decode(self._token_ids[self._prefix :])
-        return after[len(before) :]
 
     def _append(self, piece: str, may_stop: bool) -> None:
         before = len(self.text)

@@ -16,22 +16,22 @@ class ThoughtTokens:
     """
 
     def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self._num_before: dict[int, int] = {}  # tokens, by the position in the text
+        self._decoder = tokenizer.reply_decoder()
+        self._ends = [0]  # characters of the reply that are complete after each number of tokens
 
     def count(self, parser: ReplyParser, token_ids: list[int]) -> int:
-        """The number of them.
+        """Number of tokens in thoughts.
 
         Args:
             parser: one that was fed with the answer's text.
+            token_ids: the answer's tokens; with each call those of the call before and further ones.
         """
-        return sum(self._count_to(end, token_ids) - self._count_to(begin, token_ids) for begin, end in parser.thoughts)
+        for token_id in token_ids[len(self._ends) - 1 :]:
+            self._ends.append(self._ends[-1] + len(self._decoder.add(token_id)))
+        return sum(
+            self._count_to(end, len(token_ids)) - self._count_to(begin, len(token_ids))
+            for begin, end in parser.thoughts
+        )
 
-    def _count_to(self, position: int | None, token_ids: list[int]) -> int:
-        if position is None:
-            return len(token_ids)
-        if position not in self._num_before:
-            self._num_before[position] = bisect_left(
-                range(len(token_ids)), position, key=lambda count: len(self._tokenizer.decode_reply(token_ids[:count]))
-            )
-        return self._num_before[position]
+    def _count_to(self, position: int | None, num_tokens: int) -> int:
+        return num_tokens if position is None else min(num_tokens, bisect_left(self._ends, position))

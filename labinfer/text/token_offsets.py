@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import codecs
-
 from labinfer.text.spelling import unnamed
 from labinfer.text.tokenizer import Tokenizer
+from labinfer.text.utf8_decoder import REPLACEMENT, Utf8Decoder
 
 
 class TokenOffsets:
     """Positions of tokens in a text, as they come.
 
-    A token begins behind the last character that is complete before it; so all bytes of a character begin where it does.
+    A token begins behind the last character that ends before it. All bytes of a character begin where the character does, and
+    a byte that cannot be decoded is a character (U+FFFD).
 
     Args:
         tokenizer: None where the checkpoint has none, and tokens add no text.
@@ -19,7 +19,7 @@ class TokenOffsets:
 
     def __init__(self, tokenizer: Tokenizer | None):
         self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._utf8 = Utf8Decoder()
         self._offset = 0
 
     def read_prompt(self, token_ids: list[int], text: str) -> tuple[list[str], list[int]]:
@@ -47,10 +47,15 @@ class TokenOffsets:
 
     def _add(self, token_id: int, offsets: list[int]) -> str:
         """The text of the next token, whose position is appended."""
-        offsets.append(self._offset)
         spelling = self._tokenizer.spell(token_id) if self._tokenizer else unnamed(token_id)
-        if spelling.num_characters and spelling.bytes is not None:
-            self._offset += len(self._decoder.decode(bytes(spelling.bytes)))
-        else:
+        if not spelling.num_characters or spelling.bytes is None:
+            offsets.append(self._offset)
             self._offset += spelling.num_characters
+            return spelling.token
+        data, num_pending = bytes(spelling.bytes), len(self._utf8.pending)
+        text = self._utf8.decode(data[:1])
+        if num_pending and text.startswith(REPLACEMENT * num_pending):  # the token does not complete the character
+            self._offset, text = self._offset + num_pending, text[num_pending:]
+        offsets.append(self._offset)
+        self._offset += len(text) + len(self._utf8.decode(data[1:]))
         return spelling.token

@@ -14,6 +14,7 @@ from labinfer.text.messages import Ending
 from labinfer.text.reply_format import ReplyFormat, choose_format
 from labinfer.text.reply_parser import ReplyParser
 from labinfer.text.spelling import Spelling, spell
+from labinfer.text.token_decoder import TokenDecoder
 from labinfer.text.tokenizer_backends import FastBackend, SentencePieceBackend, TokenizerBackend
 from labinfer.weights.gguf.file import is_gguf
 from labinfer.weights.json_file import need_plain_file, read_json, read_optional
@@ -151,25 +152,25 @@ class Tokenizer:
         return self.encode(text, add_special_tokens)
 
     def decode(self, token_ids: list[int]) -> str:
-        """Text of the ids without special tokens; incomplete UTF-8 is shown as U+FFFD."""
-        return self._backend.decode(token_ids)
+        """Text of the ids without special tokens; each byte that cannot be decoded is one U+FFFD, see ``Utf8Decoder``."""
+        return self._backend.decoder().decode(token_ids)
 
-    def decode_further(self, token_ids: list[int], with_special: bool = False) -> str:
-        """Text that the ids add to a text before them. At the beginning of a text ``decode`` drops SentencePiece's own space.
+    def further_decoder(self, with_special: bool = False) -> TokenDecoder:
+        """A decoder of tokens that add to a text before them. At the beginning of a text ``decode`` drops SentencePiece's own space.
 
         Args:
             with_special: whether special tokens show.
         """
-        return self._backend.decode(token_ids, self._special_ids if with_special else (), inside=True)
+        return self._backend.decoder(self._special_ids if with_special else (), inside=True)
 
-    def decode_reply(self, token_ids: list[int], with_special: bool = False, inside: bool = False) -> str:
-        """Text of a chat reply: special tokens by which its parts are told apart are a part of it.
+    def reply_decoder(self, with_special: bool = False, inside: bool = False) -> TokenDecoder:
+        """A decoder of a chat reply: special tokens by which its parts are told apart are a part of its text.
 
         Args:
             with_special: whether the others show, too.
-            inside: whether it adds to a message that has begun; see ``decode_further``.
+            inside: whether the reply adds to a message that has begun; see ``further_decoder``.
         """
-        return self._backend.decode(token_ids, self._special_ids if with_special else self._anchors, inside)
+        return self._backend.decoder(self._special_ids if with_special else self._anchors, inside)
 
     def reply_parser(self, prompt_token_ids: list[int], tools: list[dict], parallel: bool = True) -> ReplyParser | None:
         """A parser of a reply to this prompt; None where replies are content and nothing else.
@@ -180,7 +181,7 @@ class Tokenizer:
         """
         if self.reply_format is None:
             return None
-        prompt = self._backend.decode_all(prompt_token_ids[-MAX_PROMPT_PART:])
+        prompt = self._backend.decoder(self._special_ids).decode(prompt_token_ids[-MAX_PROMPT_PART:])
         return self.reply_format.parser(prompt, tools, parallel)
 
     def spell(self, token_id: int) -> Spelling:
@@ -188,7 +189,8 @@ class Tokenizer:
         return self._spell(token_id)
 
     def _spell_anew(self, token_id: int) -> Spelling:
-        return spell(token_id, self.decode_further([token_id]), self._backend.name(token_id))
+        text, name = self.further_decoder().decode([token_id]), self._backend.name(token_id)
+        return spell(token_id, text, name, self._backend.token_bytes(token_id))
 
     def encode_chat(
         self,

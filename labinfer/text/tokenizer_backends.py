@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 import string
 from collections.abc import Collection, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from labinfer.errors import UserError, first_line, is_failure
-from labinfer.text.spelling import SPACE
+from labinfer.text.byte_rules import FALLBACK, MAX_TOKENS, ByteRules, read_byte_rules
+from labinfer.text.token_decoder import ByteDecoder, ContextDecoder, TokenDecoder
 from labinfer.text.tokenizer_patterns import check_patterns
 from labinfer.weights.json_file import read_optional
+
+SPACE = "▁"
+"""SentencePiece's letter for a space."""
 
 
 class TokenizerBackend(Protocol):
@@ -20,15 +26,16 @@ class TokenizerBackend(Protocol):
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text."""
 
-    def decode(self, token_ids: list[int], shown: Collection[int] = (), inside: bool = False) -> str:
-        """Text of the ids, without special tokens but those that are ``shown``.
+    def decoder(self, shown: Collection[int] = (), inside: bool = False) -> TokenDecoder:
+        """A decoder of one sequence of token ids.
 
         Args:
+            shown: special tokens that add text; the others add none.
             inside: whether other text stands before it; else a space is dropped that the library puts before every text.
         """
 
-    def decode_all(self, token_ids: list[int]) -> str:
-        """Text of the ids with all special tokens."""
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """UTF-8 that a token adds to a text, which may be a part of a character; None where only texts are known."""
 
     def name(self, token_id: int) -> str | None:
         """The token's entry in the vocabulary; None where it has none."""
@@ -70,15 +77,17 @@ class FastBackend:
         self.special_tokens = {token.content: token_id for token_id, token in added.items() if token.special}
         self.named_tokens: dict[str, str] = {}
         self._hidden = frozenset(self.special_tokens.values())
-        self._letter = self._find_letter()
+        decoder = self._tokenizer.decoder
+        self._rules = read_byte_rules(json.loads(decoder.__getstate__()), self.name) if decoder else None
+        self._letter = self._find_letter() if self._rules is None else None
 
     def _find_letter(self) -> int | None:
         """A letter's token, behind which others are decoded as inside a text; None where that makes no difference."""
         space = self._tokenizer.token_to_id(SPACE)
-        if space is None or self.decode_all([space]):
+        if space is None or self._decode([space]):
             return None
         ids = map(self._tokenizer.token_to_id, string.ascii_letters)
-        return next((token for token in ids if token is not None and len(self.decode_all([token])) == 1), None)
+        return next((token for token in ids if token is not None and len(self._decode([token])) == 1), None)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # Unlike encode, this releases Python's lock and computes no offsets.
@@ -87,16 +96,21 @@ class FastBackend:
         except BaseException as error:  # noqa: BLE001 - a panic of a library in Rust, too
             raise _refusal(error, f"this text of {len(text)} characters, {text[:40]!r}") from None
 
-    def decode(self, token_ids: list[int], shown: Collection[int] = (), inside: bool = False) -> str:
+    def decoder(self, shown: Collection[int] = (), inside: bool = False) -> TokenDecoder:
         hidden = self._hidden.difference(shown) if shown else self._hidden
-        visible = [token for token in token_ids if token not in hidden]
-        if inside and self._letter is not None:
-            return self.decode_all([self._letter, *visible])[1:]
-        return self.decode_all(visible)
+        if self._rules is not None:
+            return ByteDecoder(self._rules, hidden, inside)
+        return ContextDecoder(lambda ids: self._decode([token for token in ids if token not in hidden], inside))
 
-    def decode_all(self, token_ids: list[int]) -> str:
+    def token_bytes(self, token_id: int) -> bytes | None:
+        return self._rules.token_bytes(token_id) if self._rules else None
+
+    def _decode(self, token_ids: list[int], inside: bool = False) -> str:
+        """Text that the library gives for all of these tokens."""
         if not token_ids:
             return ""  # some decoders fail on nothing
+        if inside and self._letter is not None:
+            return self._decode([self._letter, *token_ids])[1:]
         try:
             return self._tokenizer.decode(token_ids, skip_special_tokens=False)
         except BaseException as error:  # noqa: BLE001 - a panic of a library in Rust, too
@@ -165,6 +179,9 @@ class SentencePieceBackend:
         self.added_tokens |= self.special_tokens
         self._names = {token_id: content for content, token_id in self.added_tokens.items()}
         self._hidden = frozenset(self.special_tokens.values())
+        token_bytes = lru_cache(MAX_TOKENS)(self._read_bytes)
+        num_stripped = int(self._has_first_space and self._drops_space())
+        self._rules = ByteRules(token_bytes, token_bytes, " ", num_stripped)
         longest_first = sorted(filter(None, self.added_tokens), key=len, reverse=True)
         self._marks = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
@@ -179,21 +196,29 @@ class SentencePieceBackend:
                 ids += self._processor.encode(part)
         return ids + self._behind if add_special_tokens else ids
 
-    def decode(self, token_ids: list[int], shown: Collection[int] = (), inside: bool = False) -> str:
-        return self._join([token for token in token_ids if token not in self._hidden or token in shown], inside)
+    def decoder(self, shown: Collection[int] = (), inside: bool = False) -> TokenDecoder:
+        hidden = self._hidden.difference(shown) if shown else self._hidden
+        return ByteDecoder(self._rules, hidden, inside)
 
-    def decode_all(self, token_ids: list[int]) -> str:
-        return self._join(token_ids, inside=False)
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._rules.token_bytes(token_id)
 
-    def _join(self, token_ids: list[int], inside: bool) -> str:
-        decode, text, guarded = self._processor.decode, "", self._processor.decode(self._guard)
-        run = list(self._guard) if inside or not self._has_first_space else []
-        for token_id in token_ids:
-            if token_id in self._names:
-                text, run = text + decode(run).removeprefix(guarded) + self._names[token_id], list(self._guard)
-            elif token_id < self._processor.get_piece_size():
-                run.append(token_id)
-        return text + decode(run).removeprefix(guarded)
+    def _read_bytes(self, token_id: int) -> bytes:
+        if token_id in self._names:
+            return self._names[token_id].encode()
+        if token_id >= self._processor.get_piece_size():
+            return b""
+        piece = self._processor.id_to_piece(token_id)
+        if self._processor.is_byte(token_id) and (fallback := FALLBACK.fullmatch(piece)):
+            return bytes([int(fallback[1], 16)])
+        return piece.replace(SPACE, " ").encode()
+
+    def _drops_space(self) -> bool:
+        """Whether a text begins without the space of its first piece."""
+        for token_id in range(self._processor.get_piece_size()):
+            if token_id not in self._names and self._processor.id_to_piece(token_id).startswith(SPACE):
+                return not self._processor.decode([token_id]).startswith(" ")
+        return False
 
     def name(self, token_id: int) -> str | None:
         if token_id in self._names:

@@ -99,7 +99,7 @@ def test_tokenizers_are_read_or_refused(cases, tmp_path):
         tokenizer = Tokenizer(tmp_path)
         ids = tokenizer.encode_within("hi  hi <x>hi\n你好 🦊 <s>" + "a" * 300 + "\0", 1000)
         tokenizer.decode(ids)
-        tokenizer.decode_further(ids[1:])
+        tokenizer.further_decoder().decode(ids[1:])
         for token in (*ids[:3], tokenizer.vocab_size - 1):
             tokenizer.spell(token)
 

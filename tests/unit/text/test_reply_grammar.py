@@ -258,6 +258,6 @@ def test_marks_are_shown_in_replies_only(tmp_path):
     tokenizer = Tokenizer(write_tokenizer(tmp_path, "<|channel|><|message|>" + CHAT))
     ids = tokenizer.encode("<|channel|>final<|message|>Hi<|im_end|>", add_special_tokens=False)
     assert tokenizer.decode(ids) == "finalHi"
-    assert tokenizer.decode_reply(ids) == "<|channel|>final<|message|>Hi"
+    assert tokenizer.reply_decoder().decode(ids) == "<|channel|>final<|message|>Hi"
     parser = tokenizer.reply_parser(tokenizer.encode("<|start|>assistant"), [])
-    assert join_events(parser.feed(tokenizer.decode_reply(ids)) + parser.finish()).content == "Hi"
+    assert join_events(parser.feed(tokenizer.reply_decoder().decode(ids)) + parser.finish()).content == "Hi"

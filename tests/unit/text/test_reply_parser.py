@@ -36,7 +36,7 @@ def test_parts_of_a_stream_whose_tokens_are_bytes_are_those_of_the_whole_text(na
     byte_tokens = {demo.spell(token_id).bytes: token_id for token_id in range(demo.vocab_size)}
     for text in replies(name):
         parser = ReplyParser(load_built_in(name).template, tools=TOOLS, make_id=lambda: "an id")
-        detokenizer, found = Detokenizer(demo.decode_reply), []
+        detokenizer, found = Detokenizer(demo.reply_decoder()), []
         for byte in text.encode():
             detokenizer.add(byte_tokens[byte,])
             found += parser.feed(detokenizer.take_new())

@@ -8,7 +8,8 @@ import pytest
 from labinfer.openai.chat import chat_logprobs
 from labinfer.openai.completions import Echo, text_logprobs
 from labinfer.plan import TokenLogprobs
-from labinfer.text.spelling import BYTE_LETTERS, Spelling, spell
+from labinfer.text.byte_rules import BYTE_LETTERS
+from labinfer.text.spelling import Spelling, spell
 from labinfer.text.tokenizer import Tokenizer
 
 PIECES = ["the fox", "你好", "🦊 ½ é", "x\n\ty", "\ufffd"]
@@ -41,23 +42,23 @@ def test_half_a_character_has_its_real_bytes(kind, request):
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "expected"),
+    ("text", "name", "data", "expected"),
     [
-        (" the", "Ġthe", Spelling(" the", 4, tuple(b" the"))),
-        ("\ufffd", "ä½", Spelling("\ufffd", 1, (0xE4, 0xBD))),
-        ("\ufffd", "<0xE4>", Spelling("\ufffd", 1, (0xE4,))),
-        ("\ufffd", "▁?", Spelling("\ufffd", 1, None)),
-        ("\ufffd", "abc", Spelling("\ufffd", 1, None)),
-        ("\ufffd", None, Spelling("\ufffd", 1, None)),
-        ("A", "<0x41>", Spelling("A", 1, (65,))),
-        ("", "<|im_end|>", Spelling("<|im_end|>", 0, tuple(b"<|im_end|>"))),
-        (" ", "▁", Spelling(" ", 1, (32,))),
-        ("", "<｜begin▁of｜>", Spelling("<｜begin▁of｜>", 0, tuple("<｜begin▁of｜>".encode()))),
-        ("", None, Spelling("token_id:7", 0, None)),
+        (" the", "Ġthe", b" the", Spelling(" the", 4, tuple(b" the"))),
+        ("\ufffd\ufffd", "ä½", b"\xe4\xbd", Spelling("\ufffd\ufffd", 2, (0xE4, 0xBD))),
+        ("\ufffd", "<0xE4>", b"\xe4", Spelling("\ufffd", 1, (0xE4,))),
+        ("\ufffd", "abc", None, Spelling("\ufffd", 1, None)),
+        ("\ufffd", None, None, Spelling("\ufffd", 1, None)),
+        ("A", "<0x41>", b"A", Spelling("A", 1, (65,))),
+        (" the", "the</w>", None, Spelling(" the", 4, tuple(b" the"))),
+        ("", "<|im_end|>", b"<|im_end|>", Spelling("<|im_end|>", 0, tuple(b"<|im_end|>"))),
+        (" ", "▁", b" ", Spelling(" ", 1, (32,))),
+        ("", "<｜begin▁of｜>", None, Spelling("<｜begin▁of｜>", 0, tuple("<｜begin▁of｜>".encode()))),
+        ("", None, b"", Spelling("token_id:7", 0, None)),
     ],
 )
-def test_token_reads_as_it_decodes_or_by_its_name(text, name, expected):
-    assert spell(7, text, name) == expected
+def test_token_reads_as_it_decodes_or_by_its_name(text, name, data, expected):
+    assert spell(7, text, name, data) == expected
 
 
 def test_special_tokens_go_by_their_names(bpe, sp):

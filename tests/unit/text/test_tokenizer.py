@@ -110,21 +110,6 @@ def test_tricky_texts_are_read_as_transformers_reads_them(bpe_directory, bpe, te
         assert bpe.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def test_parts_of_characters_are_decoded_as_transformers_decodes_them(bpe_directory, bpe):
-    theirs, rng = AutoTokenizer.from_pretrained(bpe_directory), random.Random(3)
-    ids = [token for text in TRICKY for token in bpe.encode(text)]
-    for _ in range(300):
-        begin = rng.randrange(len(ids))
-        some = ids[begin : begin + rng.randint(1, 9)] + rng.choices(range(bpe.vocab_size), k=2)
-        expected = theirs.decode(some, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        assert bpe.decode(some) == expected
-        detokenizer = Detokenizer(bpe.decode)
-        for token in some:
-            detokenizer.add(token)
-        detokenizer.finish()
-        assert detokenizer.text == expected
-
-
 ADDED = {"<|im_end|>": True, "<think>": False, "</think>": False}
 """Tokens that a checkpoint adds, and whether they are special."""
 
@@ -182,7 +167,7 @@ def test_broken_tokenizer_is_refused_by_its_path(tmp_path, name, data):
 @pytest.mark.parametrize("text", TEXTS)
 def test_text_grows_to_what_decoding_everything_gives(kind, text, request):
     tokenizer = request.getfixturevalue(kind)
-    detokenizer, seen = Detokenizer(tokenizer.decode), ""
+    detokenizer, seen = Detokenizer(tokenizer.reply_decoder()), ""
     for token in tokenizer.encode(text, add_special_tokens=False):
         assert detokenizer.add(token) is False
         assert detokenizer.text.startswith(seen)
@@ -197,7 +182,7 @@ def test_random_texts_come_out_whole(bpe, sp):
     for tokenizer in (bpe, sp):
         for _ in range(60):
             text = "".join(rng.choices(alphabet, k=rng.randint(1, 40)))
-            detokenizer = Detokenizer(tokenizer.decode)
+            detokenizer = Detokenizer(tokenizer.reply_decoder())
             for token in tokenizer.encode(text, add_special_tokens=False):
                 detokenizer.add(token)
             assert detokenizer.text == text
@@ -209,7 +194,7 @@ def test_random_tokens_read_as_decoding_them_all_at_once(bpe):
     letters = [token for token in range(bpe.vocab_size) if bpe.decode([token]) == "\ufffd"]
     for _ in range(300):
         tokens = [rng.choice(letters) if rng.random() < 0.9 else rng.randrange(bpe.vocab_size) for _ in range(40)]
-        detokenizer, seen = Detokenizer(bpe.decode), ""
+        detokenizer, seen = Detokenizer(bpe.reply_decoder()), ""
         for token in tokens:
             detokenizer.add(token)
             assert detokenizer.text.startswith(seen)
@@ -220,7 +205,7 @@ def test_random_tokens_read_as_decoding_them_all_at_once(bpe):
 
 def test_bytes_that_are_no_text_are_shown_in_the_end(bpe):
     byte = bpe.encode("界", add_special_tokens=False)[0]
-    detokenizer = Detokenizer(bpe.decode)
+    detokenizer = Detokenizer(bpe.reply_decoder())
     for _ in range(12):
         detokenizer.add(byte)
     assert detokenizer.text and set(detokenizer.text) == {"\ufffd"}
@@ -247,10 +232,10 @@ def test_bytes_that_are_no_text_are_shown_in_the_end(bpe):
 )
 def test_text_ends_before_a_stop_string_however_it_is_split(kind, text, stop, kept, request):
     tokenizer = request.getfixturevalue(kind)
-    detokenizer = Detokenizer(tokenizer.decode, stop)
+    detokenizer = Detokenizer(tokenizer.reply_decoder(), stop)
     stopped = [detokenizer.add(token) for token in tokenizer.encode(text, add_special_tokens=False)]
     assert detokenizer.stopped_by in stop and any(stopped)
-    detokenizer = Detokenizer(tokenizer.decode, stop)
+    detokenizer = Detokenizer(tokenizer.reply_decoder(), stop)
     for token in tokenizer.encode(text, add_special_tokens=False):
         if detokenizer.add(token):
             break
@@ -258,14 +243,14 @@ def test_text_ends_before_a_stop_string_however_it_is_split(kind, text, stop, ke
 
 
 def test_stop_string_that_only_begins_does_not_stop(bpe):
-    detokenizer = Detokenizer(bpe.decode, ("foxes", "THE"))
+    detokenizer = Detokenizer(bpe.reply_decoder(), ("foxes", "THE"))
     for token in bpe.encode("the quick brown fox"):
         assert not detokenizer.add(token)
     assert detokenizer.text == "the quick brown fox"
 
 
 def test_what_ended_before_it_could_stop_does_not_stop_later(bpe):
-    detokenizer = Detokenizer(bpe.decode, ("q", "a long stop string"))
+    detokenizer = Detokenizer(bpe.reply_decoder(), ("q", "a long stop string"))
     pieces = []
     for index, token in enumerate(bpe.encode("the quick brown fox")):
         detokenizer.add(token, may_stop=index > 8)
@@ -275,7 +260,7 @@ def test_what_ended_before_it_could_stop_does_not_stop_later(bpe):
 
 
 def test_beginning_of_a_stop_string_is_held_back(bpe):
-    detokenizer = Detokenizer(bpe.decode, ("brown dog",), include_stop=True)
+    detokenizer = Detokenizer(bpe.reply_decoder(), ("brown dog",), include_stop=True)
     shown = ""
     for token in bpe.encode("the brown fox"):
         detokenizer.add(token)

@@ -1,0 +1,103 @@
+"""ByteRules: the bytes that tokens stand for, and what a text drops at its beginning."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+MAX_TOKENS = 1 << 16
+"""Tokens whose bytes are cached."""
+FALLBACK = re.compile("<0x([0-9A-Fa-f]{2})>")
+"""Vocabulary entry of one byte, in vocabularies with byte fallback."""
+
+Step = Callable[[str, bool], str | bytes]
+"""A step of a decoder on a vocabulary entry; the flag says whether the token is the first one of a text. Bytes are final."""
+
+
+@dataclass(frozen=True)
+class ByteRules:
+    """A decoder whose text is a function of the joined bytes of its tokens."""
+
+    token_bytes: Callable[[int], bytes]
+    """Bytes of a token inside a text."""
+    first_token_bytes: Callable[[int], bytes]
+    """Bytes of a token that begins a text."""
+    stripped: str = ""
+    """Character that is dropped from the beginning of a text."""
+    num_stripped: int = 0
+    """Maximum number of these characters that are dropped."""
+
+
+def read_byte_rules(decoder: dict[str, Any], name: Callable[[int], str | None]) -> ByteRules | None:
+    """The rules of the decoder of a ``tokenizer.json``; None where a token's text depends on the tokens beside it, as with WordPiece.
+
+    Args:
+        decoder: JSON of the decoder (Hugging Face tokenizers, ``decoders``).
+        name: vocabulary entry of a token id.
+    """
+    steps: list[Step] = []
+    is_joined, stripped, num_stripped = False, "", 0
+    for step in _flatten(decoder):
+        match step:
+            case {"type": "Fuse"}:
+                is_joined = True
+            case {"type": "Strip", "content": content, "start": start, "stop": 0} if is_joined and not stripped:
+                stripped, num_stripped = content, start
+            case {"type": "Replace", "pattern": {"String": pattern}, "content": content} if not stripped and (
+                len(pattern) == 1 or not is_joined
+            ):
+                steps.append(lambda text, is_first, old=pattern, new=content: text.replace(old, new))
+            case {"type": "Metaspace", "replacement": mark, "prepend_scheme": scheme} if not is_joined:
+                steps.append(
+                    lambda text, is_first, mark=mark, begins=scheme != "never": text.replace(
+                        mark, "" if is_first and begins else " "
+                    )
+                )
+            case {"type": "ByteFallback"} if not is_joined:
+                steps.append(_read_fallback)
+            case {"type": "ByteLevel"} if not is_joined and _read_fallback not in steps:
+                steps.append(_read_letters)
+                is_joined = True
+            case _:
+                return None
+
+    def read(token_id: int, is_first: bool) -> bytes:
+        text: str | bytes = name(token_id) or ""
+        for step in steps:
+            if isinstance(text, bytes):
+                break
+            text = step(text, is_first)
+        return text if isinstance(text, bytes) else text.encode()
+
+    token_bytes = lru_cache(MAX_TOKENS)(lambda token_id: read(token_id, False))
+    return ByteRules(token_bytes, lambda token_id: read(token_id, True), stripped, num_stripped)
+
+
+def _flatten(decoder: dict[str, Any]) -> list[dict[str, Any]]:
+    if decoder.get("type") != "Sequence":
+        return [decoder]
+    return [step for inner in decoder["decoders"] for step in _flatten(inner)]
+
+
+def _read_fallback(text: str, is_first: bool) -> str | bytes:
+    fallback = FALLBACK.fullmatch(text)
+    return bytes([int(fallback[1], 16)]) if fallback else text
+
+
+def _read_letters(text: str, is_first: bool) -> bytes:
+    if all(letter in BYTE_LETTERS for letter in text):
+        return bytes(BYTE_LETTERS[letter] for letter in text)
+    return text.encode()
+
+
+def _byte_letters() -> dict[str, int]:
+    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
+
+
+BYTE_LETTERS = _byte_letters()
+"""Byte for each letter of byte-level BPE (GPT-2, Radford et al. 2019: ``bytes_to_unicode`` of its encoder.py)."""
