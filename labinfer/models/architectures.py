@@ -93,6 +93,4 @@ def refuse_unknown(path: Path, values: Mapping[str, Any]) -> None:
     else:
         return
     code = " (the code that 'auto_map' names is never run)" if values.get("auto_map") else ""
-    raise UserError(
-        f"{path}: {what} is not supported{code}; supported are {', '.join(MODULES)}, and their base models, such as Qwen3Model"
-    )
+    raise UserError(f"{path}: {what} is not supported{code}; supported are {', '.join(MODULES)}")

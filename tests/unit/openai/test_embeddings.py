@@ -18,7 +18,7 @@ from labinfer.link.frames import Add, FromGateway, FromHost, Updates
 from labinfer.link.framing import FrameReader, pack
 from labinfer.openai.embeddings import embedding_list
 from labinfer.outputs import RequestState
-from labinfer.pooling import EmbeddingOutput
+from labinfer.pooling import EmbeddingOutput, PoolingConfig
 from labinfer.prompts import TextPrompt, parse_prompt
 from labinfer.protocol import EMBEDDINGS_URL, MAX_INPUTS, EmbeddingBody
 from labinfer.sampling_params import SamplingParams
@@ -65,7 +65,8 @@ def test_zeros_stay_zeros():
 
 
 def test_response_of_numbers():
-    assert msgspec.to_builtins(embedding_list([output(3.0, 4.0), output(0.0, -2.0, num_tokens=5)], "m", "float")) == {
+    outputs = PoolingConfig().finish([output(3.0, 4.0), output(0.0, -2.0, num_tokens=5)], None)
+    assert msgspec.to_builtins(embedding_list(outputs, "m", "float")) == {
         "object": "list",
         "data": [
             {"object": "embedding", "index": 0, "embedding": [0.6, 0.8]},
