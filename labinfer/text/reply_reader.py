@@ -20,6 +20,7 @@ class ReplyReader:
         self._parser = None
         if tokenizer is not None:
             self._parser = tokenizer.reply_parser(prompt_token_ids, tool_use.offered, tool_use.is_parallel)
+        if self._parser is not None:
             self._thought_tokens = ThoughtTokens(tokenizer)
         self.has_functions = tool_use.has_functions
         """Whether calls are told in OpenAI's deprecated form."""

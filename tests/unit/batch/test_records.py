@@ -150,7 +150,7 @@ class Letters:
 
     def spell(self, token_id):
         text = self.decode([token_id])
-        return spell(token_id, text, text)
+        return spell(token_id, text, text, text.encode())
 
     def reply_parser(self, prompt_token_ids, tools, parallel):
         return None
