@@ -99,7 +99,7 @@ def _load_library(on_progress: compiler.OnProgress = lambda done, total: None) -
     Raises:
         NoCompiler: they are not compiled, and cannot be.
     """
-    library = ctypes.CDLL(str(compiler.build(NAME, SOURCES, on_progress=on_progress)))
+    library = compiler.load(NAME, SOURCES, on_progress=on_progress)
     pointer, size = ctypes.c_void_p, ctypes.c_int64
     arguments = {"bell_ring": [pointer], "bell_rings": [pointer], "bell_sleep": [pointer, size, size]}
     for name, types in (arguments | {"bell_set_idle": [pointer, ctypes.c_int]}).items():

@@ -207,12 +207,12 @@ def share_mailboxes(
 
 
 def _load_library() -> ctypes.CDLL:
-    """The functions of ``mailboxes.cpp``; see ``compiler.build``.
+    """The functions of ``mailboxes.cpp``; see ``compiler.load``.
 
     Raises:
         NoCompiler: they are not compiled, and cannot be.
     """
-    library = ctypes.CDLL(str(compiler.build(NAME, SOURCES)))
+    library = compiler.load(NAME, SOURCES)
     pointer, size = ctypes.c_void_p, ctypes.c_int64
     library.box_post.argtypes = [pointer, size, ctypes.c_char_p, size, pointer, size]
     library.box_take.argtypes = [pointer, size, pointer, size]

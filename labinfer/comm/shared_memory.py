@@ -26,7 +26,7 @@ from labinfer.native import compiler
 logger = logging.getLogger(__name__)
 
 NAME, SOURCES = "comm", Path(__file__).parent
-"""Arguments of ``compiler.build``."""
+"""Arguments of ``compiler.load``."""
 SLOT_BYTES = 512 * 1024
 """Bytes that a rank shows the others at a time, few enough for two slots of each rank to stay in the cache. Larger tensors
 go in pieces."""
@@ -243,13 +243,12 @@ def share_segment(comm: Communicator, size: int, load: Callable[[], ctypes.CDLL]
 
 
 def load_library(on_progress: compiler.OnProgress = lambda done, total: None) -> ctypes.CDLL:
-    """The functions of ``shared_memory.cpp``; see ``compiler.build``.
+    """The functions of ``shared_memory.cpp``; see ``compiler.load``.
 
     Raises:
         NoCompiler: there is no C++ compiler, or it failed.
     """
-    path = compiler.build(NAME, SOURCES, on_progress=on_progress)
-    library = ctypes.CDLL(str(path))
+    library = compiler.load(NAME, SOURCES, on_progress=on_progress)
     for function in (library.exchange, library.all_reduce_float32, library.all_reduce_bfloat16):
         function.argtypes = [ctypes.POINTER(Member), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
         function.restype = ctypes.c_int64

@@ -18,7 +18,7 @@ from labinfer.native.targets import Target
 logger = logging.getLogger(__name__)
 
 NAME, SOURCES, FLAGS = "kernels", Path(__file__).parent, ("-pthread",)
-"""Arguments of ``compiler.build``."""
+"""Arguments of ``compiler.load``."""
 
 
 def build(
@@ -26,13 +26,14 @@ def build(
     on_progress: compiler.OnProgress = lambda done, total: None,
     *,
     target: Target | None = None,
-) -> Path:
-    """The library for this machine, or for the processors of ``target``; see ``compiler.build``.
+) -> ctypes.CDLL:
+    """The library for this machine, or for the processors of ``target``; see ``compiler.load``.
 
     Raises:
         NoCompiler: there is none, or it failed.
+        OSError: it cannot be loaded.
     """
-    return compiler.build(NAME, SOURCES, cache, FLAGS, on_progress, target=target)
+    return compiler.load(NAME, SOURCES, cache, FLAGS, on_progress, target=target)
 
 
 KERNELS = ("", "amx", "dot")
@@ -109,9 +110,8 @@ class Library:
             step()
 
 
-def load(path: Path) -> Library:
-    """The library's functions."""
-    compiled = ctypes.CDLL(str(path))
+def load(compiled: ctypes.CDLL) -> Library:
+    """The functions of a library that ``build`` has loaded."""
     library = Library(compiled)
     pointer, size, count, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
     arguments = {

@@ -93,5 +93,5 @@ def test_without_a_compiler_there_are_none(monkeypatch):
     def fail(*arguments, **options):
         raise compiler.NoCompiler("none")
 
-    monkeypatch.setattr("labinfer.comm.doorbells.compiler.build", fail)
+    monkeypatch.setattr("labinfer.comm.doorbells.compiler.load", fail)
     assert LocalCommunicator.run(2, lambda comm: hang_doorbells(comm, RANKS, RANKS[comm.rank])) == [None, None]

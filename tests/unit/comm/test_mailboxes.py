@@ -173,7 +173,7 @@ def test_without_a_compiler_the_transport_remains(monkeypatch):
     def fail(*arguments):
         raise compiler.NoCompiler("none")
 
-    monkeypatch.setattr("labinfer.comm.mailboxes.compiler.build", fail)
+    monkeypatch.setattr("labinfer.comm.mailboxes.compiler.load", fail)
     assert LocalCommunicator.run(2, lambda comm: share_mailboxes(comm, [comm], range(2)) == [comm]) == [True] * 2
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 from pathlib import Path
 
 import pytest
 
 from labinfer.native import compiler, targets
+from labinfer.native.cache_file import write_sealed
 from labinfer.native.targets import TARGETS, Target
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
@@ -46,25 +46,38 @@ def prebuilt(tmp_path, monkeypatch) -> Path:
 def test_library_of_the_package_needs_no_compiler_and_no_home(sources, prebuilt, target, monkeypatch):
     path = compiler.build_prebuilt("answer", sources, prebuilt, ["-pthread"], target)
     monkeypatch.setattr(compiler, "COMPILERS", ("no-such-compiler",))
-    assert compiler.build("answer", sources, None, ["-pthread"]) == path
-    assert ctypes.CDLL(str(path)).answer() == 42 and path.stat().st_mode & 0o777 == 0o755
+    library = compiler.load("answer", sources, None, ["-pthread"])
+    assert library._name == str(path) and library.answer() == 42 and path.stat().st_mode & 0o777 == 0o755
     assert [found.name for found in prebuilt.iterdir()] == [path.name]  # nothing unfinished is left
 
 
 def test_library_of_other_sources_or_flags_is_not_taken(sources, prebuilt, target):
     compiler.build_prebuilt("answer", sources, prebuilt, ["-pthread"], target)
     with pytest.raises(compiler.NoCompiler, match="no place for a library"):
-        compiler.build("answer", sources, None, ["-O1"])
+        compiler.load("answer", sources, None, ["-O1"])
     (sources / "answer.cpp").write_text('extern "C" int answer() { return 43; }\n')
     with pytest.raises(compiler.NoCompiler, match="no place for a library"):
-        compiler.build("answer", sources, None, ["-pthread"])
+        compiler.load("answer", sources, None, ["-pthread"])
 
 
-def test_library_that_cannot_be_loaded_is_compiled_here(sources, prebuilt, target, tmp_path):
+def test_library_that_cannot_be_loaded_is_compiled_here(sources, prebuilt, target, tmp_path, caplog):
     path = compiler.build_prebuilt("answer", sources, prebuilt, [], target)
-    path.write_bytes(b"of a newer system")
-    found = compiler.build("answer", sources, tmp_path / "cache")
-    assert found.parent == tmp_path / "cache" and ctypes.CDLL(str(found)).answer() == 42
+    write_sealed(path, b"of a newer system")
+    library = compiler.load("answer", sources, tmp_path / "cache")
+    assert Path(library._name).parent == tmp_path / "cache" and library.answer() == 42
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("size", [0, 1000, -1])
+def test_library_of_the_package_that_is_damaged_is_named_and_compiled_here(
+    sources, prebuilt, target, tmp_path, caplog, size
+):
+    path = compiler.build_prebuilt("answer", sources, prebuilt, [], target)
+    path.write_bytes(path.read_bytes()[:size])
+    library = compiler.load("answer", sources, tmp_path / "cache")
+    assert Path(library._name).parent == tmp_path / "cache" and library.answer() == 42
+    (line,) = caplog.messages
+    assert f"{path}, which came with LABInfer, is not used" in line and "install the wheel again" in line
 
 
 def test_each_machine_takes_the_best_that_it_can_run(sources, prebuilt, target, tmp_path, monkeypatch):
@@ -74,10 +87,10 @@ def test_each_machine_takes_the_best_that_it_can_run(sources, prebuilt, target, 
         line = f"processor : 0\nflags : fpu {' '.join(sorted(other.features))}\nflags : fewer\n"
         (tmp_path / "cpuinfo").write_text(line)
         monkeypatch.setattr(targets, "CPUINFO", tmp_path / "cpuinfo")
-        assert compiler.build("answer", sources) == paths[other.name]
+        assert compiler.load("answer", sources)._name == str(paths[other.name])
     (tmp_path / "cpuinfo").write_text("Features : asimd fp\n")
     with pytest.raises(compiler.NoCompiler, match="no place for a library"):
-        compiler.build("answer", sources)
+        compiler.load("answer", sources)
 
 
 def test_targets_are_ordered_from_the_one_with_most_instructions():
