@@ -20,6 +20,7 @@ from labinfer.weights.checkpoint_names import CheckpointNames
 from labinfer.weights.codes import CodeForm, Codes
 from labinfer.weights.packed_file import PackedFiles
 from labinfer.weights.slices import MatrixSlice, WeightSlice
+from labinfer.weights.weight_cache import digest
 from labinfer.weights.weighted_module import WeightedModule
 
 logger = logging.getLogger(__name__)
@@ -83,8 +84,8 @@ def load_weights(
     """
     names, numbers = _names(model).resolve(checkpoint.names), itertools.count()
     _hold_as_stored(model, checkpoint, names)
-    path = files.path(_describe(model, names)) if files is not None else None
-    packed = files.open(path, checkpoint.functions) if path is not None else None
+    slices = digest(_describe(model, names)) if files is not None else ""
+    packed = files.open(slices, checkpoint.functions) if files is not None else None
     states = packed or {}
     total = sum(1 for name, module in _weighted_modules(model) if name not in states for _ in module.slices(name))
 
@@ -102,9 +103,9 @@ def load_weights(
             module.allocate(device)
             module.load(name, read)
     on_progress(total, total)
-    if path is not None and packed is None:
+    if files is not None and packed is None:
         exported = {name: module.export_packed() for name, module in _weighted_modules(model)}
-        files.keep(path, {name: state for name, state in exported.items() if state is not None}, checkpoint.functions)
+        files.keep(slices, {name: state for name, state in exported.items() if state is not None}, checkpoint.functions)
 
 
 def check_checkpoint(

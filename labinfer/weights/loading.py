@@ -80,7 +80,9 @@ class LoadFunctions(Protocol):
         """
 
     def checksum(self, bytes_B: torch.Tensor) -> int:
-        """Sum of each word of 64 bits times an odd number, 1, 3, 5 and so on, modulo 2 ** 64: any change of one word changes it.
+        """Sum of ``(word ^ word >> 32) * odd`` modulo 2 ** 64 over the 64-bit words, with the odd numbers 1, 3, 5 and so on.
+
+        Any change of one word changes it, and so do any two flipped bits.
 
         Called from several threads at once.
 
@@ -171,7 +173,8 @@ class TorchLoading:
     def checksum(self, bytes_B: torch.Tensor) -> int:
         words_W = bytes_B.view(torch.int64)
         odd_W = torch.arange(1, 2 * len(words_W), 2)
-        return (words_W * odd_W).sum().item() % (1 << 64)
+        mixed_W = words_W ^ (words_W >> 32 & 0xFFFFFFFF)
+        return (mixed_W * odd_W).sum().item() % (1 << 64)
 
 
 def _widen_float8(stored: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,6 @@ import logging
 import math
 import mmap
 import os
-import stat
 import threading
 import time
 import warnings
@@ -21,13 +20,13 @@ from typing import Any, BinaryIO
 import torch
 
 from labinfer.errors import UserError
+from labinfer.native.cache_file import Damaged, open_own
 from labinfer.native.memory import has_huge_pages, huge_bytes, use_huge_pages
 from labinfer.standard_error import write_error
 from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.weight_cache import (
     ALIGNMENT,
     PIECE,
-    Damaged,
     NoRoom,
     StoredTensor,
     WeightCache,
@@ -70,24 +69,27 @@ class PackedFiles:
     num_threads: int
     """For checksums."""
 
-    def path(self, slices: object) -> Path:
-        """The file for these slices, which are told apart by their text."""
+    def path(self, slices: str) -> Path:
+        """The file for the modules' slices, by a digest of them."""
         return self.cache.path(self.checkpoint, digest(self.code, self.circumstances, slices))
 
-    def open(self, path: Path, functions: LoadFunctions) -> dict[str, State] | None:
-        """States of the modules, in memory that all processes share that map the file; None where there is none. A file that is
-        damaged is removed."""
+    def open(self, slices: str, functions: LoadFunctions) -> dict[str, State] | None:
+        """States of the modules with these slices, in memory that all processes share that map the file; None where there is no file.
+
+        A file that is damaged, was made of something else, or may be another user's, is removed."""
+        path = self.path(slices)
         try:
-            with open(path, "rb", buffering=0) as file:
-                _check_owner(os.fstat(file.fileno()))
-                states = map_states(file, functions.checksum, self.num_threads)
+            with open_own(path) as file:
+                header, size = read_header(file)
+                header.compare(self.checkpoint, self.code, self.circumstances, slices)
+                states = map_states(file, header, size, functions.checksum, self.num_threads)
         except FileNotFoundError:
             return None
         except OSError as error:
             logger.info("packed weights cannot be read from %s (%s)", path, error.strerror)
             return None
         except Damaged as error:
-            logger.warning("packed weights in %s are damaged (%s); they are made anew", path, error)
+            logger.warning("packed weights in %s are not used (%s); they are made anew", path, error)
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
@@ -97,9 +99,9 @@ class PackedFiles:
         return states
 
     def keep(
-        self, path: Path, states: dict[str, State], functions: LoadFunctions, least_bytes: int | None = None
+        self, slices: str, states: dict[str, State], functions: LoadFunctions, least_bytes: int | None = None
     ) -> threading.Thread | None:
-        """Write the states of the modules, in a thread that the process waits for at its end; None where there is none.
+        """Write the states of the modules with these slices, in a thread that the process waits for at its end; None where there is none.
 
         Args:
             least_bytes: of weights that are kept; ``LEAST_BYTES`` by default.
@@ -107,12 +109,13 @@ class PackedFiles:
         least_bytes = LEAST_BYTES if least_bytes is None else least_bytes
         if sum(tensor.nbytes for state in states.values() for tensor in _tensors(state)) < least_bytes:
             return None
-        thread = threading.Thread(target=self._write, args=(path, states, functions), name="weight-cache")
+        thread = threading.Thread(target=self._write, args=(slices, states, functions), name="weight-cache")
         thread.start()
         return thread
 
-    def _write(self, path: Path, states: dict[str, State], functions: LoadFunctions) -> None:
+    def _write(self, slices: str, states: dict[str, State], functions: LoadFunctions) -> None:
         _give_way()
+        path = self.path(slices)
         modules, tensors, size = _place(states)
         try:
             self.cache.make_room(size)
@@ -126,7 +129,10 @@ class PackedFiles:
                     bystander.look(PIECE * len(checksums), size)
                 header = WeightHeader(
                     model=str(self.directory),
+                    checkpoint=self.checkpoint,
                     slice=self.label,
+                    slices=slices,
+                    circumstances=self.circumstances,
                     options=self.options,
                     code=self.code,
                     modules=modules,
@@ -144,16 +150,20 @@ class PackedFiles:
             logger.info("packed weights are kept for the next start: %.2f GiB in %s", size / 2**30, path)
 
 
-def map_states(file: BinaryIO, checksum: Callable[[torch.Tensor], int], num_threads: int) -> dict[str, State]:
+def map_states(
+    file: BinaryIO, header: WeightHeader, size: int, checksum: Callable[[torch.Tensor], int], num_threads: int
+) -> dict[str, State]:
     """States of the modules of a file: views into the file, which is mapped and must not be written to.
 
     Where its pages in the system's cache are small ones, which processors take longer to find, it is copied into large ones.
 
+    Args:
+        header, size: see ``read_header``.
+
     Raises:
-        Damaged: it is not as it was written.
+        Damaged: the data is not as it was written.
         OSError: it cannot be mapped.
     """
-    header, size = read_header(file)
     if size != PIECE * len(header.checksums):
         raise Damaged(f"it has {size} bytes of data and {len(header.checksums)} checksums")
     memory = mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
@@ -254,13 +264,3 @@ class _Bystander:
                 f"labinfer: keeping packed weights for the next start: {done / 2**30:.1f} of {total / 2**30:.1f} GiB; Ctrl-C "
                 "leaves them out\n"
             )
-
-
-def _check_owner(status: os.stat_result) -> None:
-    """Refuse a file that another user made or may write to: what it says where weights stand is followed.
-
-    Raises:
-        Damaged: it is such a file.
-    """
-    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise Damaged("others may write to the file")

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 from labinfer.errors import UserError
+from labinfer.native.cache_file import Damaged, open_own
 from labinfer.native.memory import read_mapped
 from labinfer.weights.files import weight_files
 from labinfer.weights.resolve import resolve_model
@@ -40,11 +41,11 @@ def start_reading_ahead(
             directory = resolve_model(model, model_dir, may_download=False)
             packed = cache.started_so(checkpoint_digest(directory), options) if cache is not None else []
             for path in packed[part::num_parts]:
-                with open(path, "rb") as file:
+                with open_own(path) as file:
                     read_mapped(file) or read_part([path], 0, 1)
             if not packed:
                 read_part(weight_files(directory), part, num_parts)
-        except (UserError, OSError):
+        except (UserError, OSError, Damaged):
             pass
 
     thread = threading.Thread(target=read, name="read-ahead", daemon=True)

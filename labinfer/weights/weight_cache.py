@@ -1,17 +1,17 @@
 """WeightCache: a folder of files with packed weights, one for each slice of a checkpoint in one form; no torch.
 
 A file has the data, whose tensors begin at multiples of 64 bytes, then a header, and at the end where that is and its digest: what
-was cut short has no end. It appears under its name when it is complete. Whoever uses one touches it, and those that were not used
-for the longest time make room for new ones.
+was cut short has no end. The header says what the weights were made of, which a reader compares with what it asks for. A file appears
+under its name when it is complete. Whoever uses one touches it, and those that were not used for the longest time make room for new ones.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,11 +22,12 @@ from typing import BinaryIO
 import msgspec
 
 from labinfer.native import compiler
+from labinfer.native.cache_file import UNFINISHED, Damaged, is_at, open_own, sync_folder, try_lock
 from labinfer.weights.files import weight_files
 
 GIB = 1 << 30
-SUFFIX, UNFINISHED = ".weights", ".unfinished"
-MAGIC = b"labinfer weights 1"
+SUFFIX = ".weights"
+MAGIC = b"labinfer weights 2"
 TRAILER = struct.Struct("<QQ32s18s")
 """Bytes of data, bytes of the header behind them, digest of the header, ``MAGIC``."""
 ALIGNMENT = 64
@@ -69,8 +70,14 @@ class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     """Directory of the checkpoint."""
+    checkpoint: str
+    """Digest of the checkpoint's files."""
     slice: str
     """The part of it and its form, for people."""
+    slices: str
+    """Digest of the slices of the modules."""
+    circumstances: str
+    """Digest of all else that packed weights depend on beside their slices and the code: provider, rounding, group size."""
     options: str
     """Digest of the options of the start that wrote it, of which there is one file for each slice."""
     code: str
@@ -79,6 +86,17 @@ class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
     """State of each module."""
     checksums: list[int]
     """One for each ``PIECE`` of the data."""
+
+    def compare(self, checkpoint: str, code: str, circumstances: str, slices: str) -> None:
+        """Compare what the weights were made of with what a start asks for.
+
+        Raises:
+            Damaged: it is something else.
+        """
+        asked = {"checkpoint": checkpoint, "code": code, "circumstances": circumstances, "slices": slices}
+        different = [name for name, value in asked.items() if getattr(self, name) != value]
+        if different:
+            raise Damaged(f"it was made of other {', '.join(different)}: {self.slice} of {self.model}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +111,6 @@ class WeightFile:
 
 class NoRoom(Exception):
     """Weights are not to be written; the text says why."""
-
-
-class Damaged(Exception):
-    """A file that is not as it was written; the text says where."""
 
 
 class WeightCache:
@@ -127,8 +141,9 @@ class WeightCache:
         files = []
         for path in self.folder.glob(f"*{SUFFIX}"):
             with contextlib.suppress(OSError):  # another process has removed it
-                status = path.stat()
-                files.append(WeightFile(path=path, size=status.st_size, last_use=status.st_mtime))
+                status = path.lstat()
+                if not stat.S_ISDIR(status.st_mode):
+                    files.append(WeightFile(path=path, size=status.st_size, last_use=status.st_mtime))
         return sorted(files, key=lambda file: -file.last_use)
 
     def path(self, checkpoint: str, slice: str) -> Path:
@@ -147,7 +162,8 @@ class WeightCache:
         """Headers of the files that the code as it is wrote for a checkpoint."""
         paths = (file.path for file in self.files() if file.path.name.startswith(checkpoint))
         headers = ((path, try_header(path)) for path in paths)
-        return {path: header for path, header in headers if header is not None and header.code == self.code}
+        asked = (checkpoint, self.code)
+        return {path: header for path, header in headers if header and (header.checkpoint, header.code) == asked}
 
     def remove_superseded(self, path: Path, header: WeightHeader) -> None:
         """Remove what was written for the same slice by a start with the same options, but of another checkpoint or by other code."""
@@ -208,10 +224,9 @@ class WeightCache:
             OSError: it cannot be written.
         """
         unfinished = path.with_suffix(UNFINISHED)
-        with open(unfinished, "ab", buffering=0) as file:
-            if not _try_lock(file) or not _is_at(
-                file, unfinished
-            ):  # another process is writing it, or has just done so
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(unfinished, flags, 0o600), "ab", buffering=0) as file:
+            if not try_lock(file) or not is_at(file, unfinished):  # another process is writing it, or has just done so
                 yield None
                 return
             try:
@@ -223,30 +238,19 @@ class WeightCache:
             except BaseException:
                 unfinished.unlink(missing_ok=True)
                 raise
+        sync_folder(self.folder)
 
     def _remove_unfinished(self) -> None:
-        """Remove what killed processes were writing."""
+        """Remove what killed processes were writing, and what stands in the place of such a file."""
         for path in self.folder.glob(f"*{UNFINISHED}"):
-            with contextlib.suppress(OSError), open(path, "rb") as file:
-                if _try_lock(file):
+            with contextlib.suppress(OSError):
+                try:
+                    with open_own(path) as file:
+                        is_left = try_lock(file)
+                except Damaged:
+                    is_left = True
+                if is_left:
                     path.unlink(missing_ok=True)
-
-
-def _try_lock(file: BinaryIO) -> bool:
-    """Whether nobody else has a lock on a file (``flock(2)``), which goes with its process."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _is_at(file: BinaryIO, path: Path) -> bool:
-    """Whether an open file still has this path."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except OSError:
-        return False
 
 
 def digest(*parts: object) -> str:
@@ -312,7 +316,7 @@ def read_header(file: BinaryIO) -> tuple[WeightHeader, int]:
 def try_header(path: Path) -> WeightHeader | None:
     """The header of a file; None where it has none."""
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open_own(path) as file:
             return read_header(file)[0]
     except (OSError, Damaged):
         return None

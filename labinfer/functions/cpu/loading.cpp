@@ -159,13 +159,14 @@ void transpose_awq(const uint32_t* from, int64_t stride, uint32_t* out, int64_t 
   });
 }
 
-// Sum of words of 64 bits, each times its odd number.
+// Sum of words of 64 bits times odd numbers; the upper half of a word is mixed into its lower half, so that two changed top bits do
+// not cancel.
 int64_t checksum(const uint8_t* from, int64_t bytes) {
   uint64_t total = 0;
   for (int64_t i = 0; i < bytes / 8; ++i) {
     uint64_t word;
     std::memcpy(&word, from + 8 * i, 8);
-    total += word * (2 * i + 1);
+    total += (word ^ word >> 32) * (2 * i + 1);
   }
   return int64_t(total);
 }

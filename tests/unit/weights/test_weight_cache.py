@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 import shutil
 import threading
@@ -22,6 +23,7 @@ from labinfer.weights.weight_cache import (
     WeightCache,
     checkpoint_digest,
     network_file_system,
+    read_header,
     try_header,
 )
 
@@ -62,9 +64,8 @@ def files_of(cache: WeightCache, checkpoint: Path, label: str = "all", code: str
 
 
 def keep(files: PackedFiles, states=STATES, slices="slices") -> Path:
-    path = files.path(slices)
-    files.keep(path, states, FUNCTIONS, least_bytes=0).join()
-    return path
+    files.keep(slices, states, FUNCTIONS, least_bytes=0).join()
+    return files.path(slices)
 
 
 def same(got: dict, wanted: dict) -> bool:
@@ -78,16 +79,16 @@ def same(got: dict, wanted: dict) -> bool:
 
 def test_what_is_kept_comes_back(cache, checkpoint):
     files = files_of(cache, checkpoint)
-    path = keep(files)
-    states = files.open(path, FUNCTIONS)
+    keep(files)
+    states = files.open("slices", FUNCTIONS)
     assert states.keys() == STATES.keys() and all(same(states[name], STATES[name]) for name in STATES)
-    assert files.open(files.path("other slices"), FUNCTIONS) is None
+    assert files.open("other slices", FUNCTIONS) is None
     assert cache.mapped_bytes() in (0, 2 * PIECE)  # copied where the system's pages are small
 
 
 def test_little_is_not_kept(cache, checkpoint):
     files = files_of(cache, checkpoint)
-    assert files.keep(files.path(""), STATES, FUNCTIONS) is None
+    assert files.keep("", STATES, FUNCTIONS) is None
 
 
 @pytest.mark.parametrize("changed", ["model.safetensors", "config.json"])
@@ -118,14 +119,14 @@ def test_any_byte_counts(cache, checkpoint, tmp_path):
         changed[place] ^= 0x10
         (tmp_path / "changed").write_bytes(changed)
         with open(tmp_path / "changed", "rb") as file, pytest.raises(Damaged):
-            map_states(file, FUNCTIONS.checksum, 1)
+            map_states(file, *read_header(file), FUNCTIONS.checksum, 1)
 
 
 def test_least_recently_used_goes_first(cache, checkpoint):
     paths = [keep(files_of(cache, checkpoint, label), slices=label) for label in "abc"]
     for age, path in zip((30, 10, 20), paths, strict=True):
         os.utime(path, (time.time() - age,) * 2)
-    files_of(cache, checkpoint).open(paths[0], FUNCTIONS)  # which is used now
+    files_of(cache, checkpoint).open("a", FUNCTIONS)  # which is used now
     small = WeightCache(cache.folder, 3 * paths[0].stat().st_size)
     keep(files_of(small, checkpoint, "d"), slices="d")
     assert [path.exists() for path in paths] == [True, True, False]
@@ -174,11 +175,11 @@ def test_folder_that_is_no_folder_is_told(checkpoint, tmp_path, caplog):
 def test_several_at_once_write_one_file(cache, checkpoint):
     files = files_of(cache, checkpoint)
     path = files.path("slices")
-    threads = [files.keep(path, STATES, FUNCTIONS, least_bytes=0) for _ in range(4)]
+    threads = [files.keep("slices", STATES, FUNCTIONS, least_bytes=0) for _ in range(4)]
     for thread in threads:
         thread.join()
     assert [file.path for file in cache.files()] == [path] and len(list(cache.folder.iterdir())) == 1
-    assert files.open(path, FUNCTIONS) is not None
+    assert files.open("slices", FUNCTIONS) is not None
 
 
 def test_what_a_killed_process_was_writing_is_written_again(cache, checkpoint):
@@ -188,7 +189,7 @@ def test_what_a_killed_process_was_writing_is_written_again(cache, checkpoint):
     path.with_suffix(".unfinished").write_bytes(b"x" * PIECE)
     (cache.folder / "other.unfinished").write_bytes(b"x")
     keep(files)
-    assert list(cache.folder.iterdir()) == [path] and files.open(path, FUNCTIONS) is not None
+    assert list(cache.folder.iterdir()) == [path] and files.open("slices", FUNCTIONS) is not None
 
 
 def test_what_another_process_writes_is_left_alone(cache, checkpoint):
@@ -216,7 +217,8 @@ def test_what_another_process_writes_is_left_alone(cache, checkpoint):
 
 def test_file_that_is_mapped_stays_when_it_is_removed(cache, checkpoint):
     files = files_of(cache, checkpoint)
-    states = files.open(keep(files), FUNCTIONS)
+    keep(files)
+    states = files.open("slices", FUNCTIONS)
     cache.clean()
     assert all(same(states[name], STATES[name]) for name in STATES)
 
@@ -244,6 +246,73 @@ def test_folders_on_networks_are_not_written_to(cache, checkpoint, monkeypatch, 
         cache.make_room(1)
 
 
+@pytest.mark.parametrize("changed", ["checkpoint", "code", "circumstances", "slices"])
+def test_file_of_something_else_under_the_name_that_is_asked_for_is_not_used(cache, checkpoint, caplog, changed):
+    """As a restored or copied folder may have it: the header is compared, not the name."""
+    files = files_of(cache, checkpoint)
+    path = keep(files)
+    if changed == "slices":
+        asked = "other slices"
+    else:
+        files, asked = dataclasses.replace(files, **{changed: "other"}), "slices"
+    path.rename(files.path(asked))
+    if changed in ("checkpoint", "code"):
+        assert not WeightCache(cache.folder, GIB).knows(files.checkpoint)
+    assert files.open(asked, FUNCTIONS) is None
+    assert f"it was made of other {changed}: all of {checkpoint}" in caplog.text
+    assert not files.path(asked).exists() and files.open(asked, FUNCTIONS) is None
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "symbolic link", "directory", "another user's"])
+def test_what_is_no_file_of_this_user_is_neither_waited_for_nor_used(cache, checkpoint, tmp_path, caplog, kind):
+    files = files_of(cache, checkpoint)
+    path = keep(files)
+    path.rename(tmp_path / "moved")
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "symbolic link":
+        path.symlink_to(tmp_path / "moved")
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        if os.geteuid():
+            pytest.skip("only root gives files to others")
+        shutil.copy(tmp_path / "moved", path)
+        os.chown(path, 12345, 12345)
+    assert try_header(path) is None and not cache.knows(files.checkpoint)
+    assert files.open("slices", FUNCTIONS) is None and "are not used" in caplog.text
+    keep(files)
+    if kind != "directory":
+        assert files.open("slices", FUNCTIONS) is not None and len(list(cache.folder.iterdir())) == 1
+    assert cache.clean() > 0 or kind == "directory"
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "symbolic link"])
+def test_what_stands_where_a_file_is_to_be_written_is_removed(cache, checkpoint, tmp_path, kind):
+    files = files_of(cache, checkpoint)
+    cache.folder.mkdir()
+    unfinished = files.path("slices").with_suffix(".unfinished")
+    if kind == "FIFO":
+        os.mkfifo(unfinished)
+    else:
+        (tmp_path / "precious").write_text("x")
+        unfinished.symlink_to(tmp_path / "precious")
+    keep(files)
+    assert files.open("slices", FUNCTIONS) is not None
+    assert kind == "FIFO" or (tmp_path / "precious").read_text() == "x"
+
+
+def test_two_flipped_bits_do_not_cancel_in_a_checksum():
+    words_W = torch.randint(-(1 << 62), 1 << 62, (64,), generator=torch.Generator().manual_seed(1))
+    expected = FUNCTIONS.checksum(words_W.view(torch.uint8))
+    for first, second in ((0, 1), (0, 63), (31, 32)):
+        for bits in ((63, 63), (0, 0), (63, 31), (32, 0)):
+            changed_W = words_W.clone()
+            for place, bit in zip((first, second), bits, strict=True):
+                changed_W[place] ^= torch.tensor(1) << bit
+            assert FUNCTIONS.checksum(changed_W.view(torch.uint8)) != expected
+
+
 def test_header_is_none_where_there_is_no_file(tmp_path):
     assert try_header(tmp_path / "nothing") is None
 
@@ -255,4 +324,4 @@ def test_checksums_are_those_of_plain_torch(compiled_functions):
     expected = FUNCTIONS.checksum(bytes_B)
     assert CpuLoading(compiled_functions).checksum(bytes_B) == expected
     words = [int.from_bytes(bytes(bytes_B[i : i + 8].tolist()), "little") for i in range(0, len(bytes_B), 8)]
-    assert expected == sum(word * (2 * i + 1) for i, word in enumerate(words)) % (1 << 64)
+    assert expected == sum((word ^ word >> 32) * (2 * i + 1) for i, word in enumerate(words)) % (1 << 64)
