@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,42 +11,51 @@ import msgspec
 
 import labinfer
 from labinfer.config import EngineOptions
+from labinfer.errors import UserError
 from labinfer.executor.layer_fit import CHUNK_BEFORE, CHUNK_ROWS, CONTEXTS, DECODE_ROWS, HEAD_ROWS
 from labinfer.executor.probe_layout import MIN_LAYERS, kind_name, measured_bytes, model_name
 from labinfer.functions.provider import Provider
 from labinfer.group.rank_group import RankGroup
 from labinfer.layout.layout import Layout
 from labinfer.models.config import ModelConfig
+from labinfer.native.cache_file import Damaged, read_sealed, write_sealed
 from labinfer.weights.weight_cache import digest
 
 logger = logging.getLogger(__name__)
 
-FORM = 4
+FORM = 5
 """Counts the ways in which costs were measured: files of an earlier one are not found."""
 
 Costs = TypeVar("Costs")
 
 
-def read_costs(path: Path | None, kind: type[Costs]) -> Costs | None:
-    """Costs, or what was made of them, from a file; None where there is none, or it is not one of this version's."""
+def read_costs(
+    path: Path | None, kind: type[Costs], check: Callable[[Costs], None] = lambda costs: None
+) -> Costs | None:
+    """Costs, or what was made of them, from a file of the cache; None where there is none, or it cannot be trusted.
+
+    Args:
+        check: raises a ``UserError`` for costs that cannot be.
+    """
     if path is None:
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        costs = msgspec.json.decode(read_sealed(path), type=kind)
+        check(costs)
+    except FileNotFoundError:
         return None
+    except (Damaged, UserError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        logger.warning("%s is not used (%s); it is made anew", path, error)
+        return None
+    return costs
 
 
 def write_costs(path: Path | None, costs: Any) -> None:
-    """Write the file as a whole, so that several processes may write it at once; nowhere where it cannot be written."""
+    """Write the file as a whole, so that several processes may write it at once; a file that cannot be written is left out."""
     if path is None:
         return
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-            unfinished = Path(directory) / path.name
-            unfinished.write_bytes(msgspec.json.encode(costs))
-            os.replace(unfinished, path)
+        write_sealed(path, msgspec.json.encode(costs))
     except OSError as error:
         logger.info("the costs could not be kept: %s", error)
 

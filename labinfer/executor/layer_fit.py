@@ -17,6 +17,9 @@ FEW_TOKENS = 64
 """Context of the sequences in steps whose attention is not what is measured."""
 CONTEXTS = ((1, 4096), (8, 1024), (64, 1024))
 """Sequences and the context of each, in steps that measure the attention of decodes."""
+ATTENTION_FRACTION = 0.5
+"""Part of a step with few tokens that attention takes at most. In small models its cost by token is not the same for few and many
+tokens; without a bound the rest of the layer would take no time."""
 CHUNK_BEFORE = (256, 3584)
 """Tokens of a chunk and those before it, in the step that measures the attention of chunks."""
 
@@ -51,6 +54,8 @@ def fit_layer(seconds: Callable[[StepShape], float], *, most_decodes: int, lengt
     if size in chunks and before > 0 and seen > 0:
         more = seconds(StepShape(chunks=((size, before),))) - chunks[size]
         per_pair = _slope([(seen, more, chunks[size])])
+    per_token = _bound(per_token, [(rows * min(few, reach), time) for rows, time in by_rows.items()])
+    per_pair = _bound(per_pair, [(tokens_seen(rows, 0, window), time) for rows, time in chunks.items()])
     linear = {rows: time - per_token * rows * min(few, reach) for rows, time in by_rows.items()}
     linear |= {rows: time - per_pair * tokens_seen(rows, 0, window) for rows, time in chunks.items()}
     attention = {"decode": (0.0, 0.0, per_token), "chunk": (0.0, 0.0, per_pair)}
@@ -65,6 +70,15 @@ def _slope(points: Sequence[tuple[float, float, float]]) -> float:
     """
     points = [(size / base, time / base) for size, time, base in points]
     return max(0.0, sum(x * y for x, y in points) / (sum(x * x for x, _ in points) or 1.0))
+
+
+def _bound(slope: float, points: Sequence[tuple[float, float]]) -> float:
+    """A slope, or the largest one that gives attention ``ATTENTION_FRACTION`` of every step with few tokens.
+
+    Args:
+        points: tokens seen in such a step, and its seconds.
+    """
+    return max(0.0, min([slope, *(ATTENTION_FRACTION * time / size for size, time in points)]))
 
 
 def make_points(seconds: Mapping[int, float]) -> Points:

@@ -19,6 +19,7 @@ import labinfer
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.links import measure_links
 from labinfer.config import EngineOptions
+from labinfer.errors import UserError
 from labinfer.executor.build import build_placed, cache_folder, find_model, prepare_providers
 from labinfer.executor.cost_file import file_name, read_costs, write_costs
 from labinfer.executor.draft_model import plan_draft_model
@@ -45,7 +46,7 @@ from labinfer.layout.kv_capacity import swap_bytes
 from labinfer.layout.layout import Layout
 from labinfer.models.config import LayerConfig, ModelConfig
 from labinfer.plan import Command
-from labinfer.planner.cluster import Cluster, Link, Machine, PairLink
+from labinfer.planner.cluster import Cluster, Link, Machine, PairLink, check_link
 from labinfer.planner.costs import MIXER_SUMS, DraftBytes, HostCosts, LayerCosts, Points
 from labinfer.planner.merge_costs import merge_points, merge_ranks
 from labinfer.planner.overheads import Overheads
@@ -65,6 +66,8 @@ STARTED_BYTES = 16 << 20
 freed memory too small to be given back."""
 FILL_TOKENS = 128
 """Tokens of the prompt whose keys and values fill it."""
+MAX_MEASUREMENTS = 4
+"""Measurements of the costs of a model at most, where a disturbed machine gives impossible times."""
 FEW_SEQUENCES = 16
 """Sequences of a step whose inputs are timed beside those of one."""
 
@@ -105,15 +108,15 @@ def probe_cluster(
     for units, layout, draft in zip(rounds, layouts, drafting, strict=True):
         captured = CAPTURED_BYTES * (can_capture and captures_steps(device, layout.topology.tp_sizes[0]))
         path = folder / file_name(group, options, layout, config, providers) if folder is not None else None
-        costs = None if is_anew else read_costs(path, HostCosts)
+        costs = None if is_anew else read_costs(path, HostCosts, HostCosts.check_measured)
         if not all(group.comm.all_gather_bytes(b"" if costs is None else b"known")):
             on_progress("loading some layers" + f", tp {layout.topology.tp_sizes[0]}" * (len(rounds) > 1))
             timer = _make_timer(group, options, layout, directory, units)
             group.comm.barrier()
-            costs, is_known = _measure(timer, layout, config, on_progress), False
+            (costs, is_possible), is_known = _measure_until_possible(group, timer, layout, config, on_progress), False
             del timer  # with what is loaded
             return_freed_memory()
-            write_costs(path, costs)
+            write_costs(path if is_possible else None, costs)
             group.comm.barrier()  # ranks of a unit may still wait for each other's last sums
             group.end_splits()
         own.append(
@@ -186,7 +189,7 @@ def _find_links(group: RankGroup, folder: Path | None, *, may_remember: bool) ->
     if folder is not None:
         path = folder / f"links-{digest(labinfer.__version__, group.comm.name, nodes)}.json"
     data = b""
-    if may_remember and group.rank == 0 and (links := read_costs(path, list[PairLink])) is not None:
+    if may_remember and group.rank == 0 and (links := read_costs(path, list[PairLink], _check_links)) is not None:
         data = msgspec.msgpack.encode(links)
     if data := group.comm.all_gather_bytes(data)[0]:
         return msgspec.msgpack.decode(data, type=list[PairLink])
@@ -198,6 +201,14 @@ def _find_links(group: RankGroup, folder: Path | None, *, may_remember: bool) ->
     if group.rank == 0:
         write_costs(path, links)
     return links
+
+
+def _check_links(links: Sequence[PairLink]) -> None:
+    """Raises:
+    UserError: a link cannot be.
+    """
+    for pair in links:
+        check_link(pair.link, f"{pair.a}:{pair.b}")
 
 
 def _make_timer(group: RankGroup, options: EngineOptions, layout: Layout, directory: Path, units: Units) -> StepTimer:
@@ -255,8 +266,47 @@ def _make_timer(group: RankGroup, options: EngineOptions, layout: Layout, direct
     )
 
 
-def _measure(timer: StepTimer, layout: Layout, config: ModelConfig, on_progress: Callable[[str], None]) -> HostCosts:
-    """Costs of this rank's unit."""
+def _measure_until_possible(
+    group: RankGroup, timer: StepTimer, layout: Layout, config: ModelConfig, on_progress: Callable[[str], None]
+) -> tuple[HostCosts, bool]:
+    """Costs of this rank's unit, measured again on all ranks where a rank has times that no machine takes; collective.
+
+    Of several measurements the least time of each step counts: load only ever adds to it.
+
+    Returns:
+        The costs, and whether they are possible: what a machine disturbs in each of ``MAX_MEASUREMENTS`` is used once and not kept.
+    """
+    times: dict[object, float] = {}
+
+    def least(step: object, seconds: float) -> float:
+        times[step] = min(seconds, times.get(step, seconds))
+        return times[step]
+
+    for _ in range(MAX_MEASUREMENTS):
+        costs, problem = _measure(timer, layout, config, on_progress, least), ""
+        try:
+            costs.check_measured()
+        except UserError as error:
+            problem = str(error)
+        if not any(group.comm.all_gather_bytes(problem.encode())):
+            return costs, True
+    if problem:
+        logger.warning("costs are not kept for the next start, which measures again: %s", problem)
+    return costs, not problem
+
+
+def _measure(
+    timer: StepTimer,
+    layout: Layout,
+    config: ModelConfig,
+    on_progress: Callable[[str], None],
+    least: Callable[[object, float], float],
+) -> HostCosts:
+    """Costs of this rank's unit.
+
+    Args:
+        least: called with a step and its seconds; gives the least seconds of this step in all measurements.
+    """
     decoder, place, few = timer.runner.model, layout.topology.places[0], min(FEW_TOKENS, timer.length)
     timer.fill_cache(min(FILL_TOKENS, timer.length))
     most = min(max(DECODE_ROWS), timer.num_states or max(DECODE_ROWS))
@@ -264,10 +314,15 @@ def _measure(timer: StepTimer, layout: Layout, config: ModelConfig, on_progress:
     chunk_rows = [rows for rows in CHUNK_ROWS if rows <= timer.length]
     on_progress("embedding and head")
     embed_rows = (1, *chunk_rows[-1:])
-    embed = make_points({rows: timer.time_embedding(timer.chunk(rows, 0)) for rows in embed_rows})
-    inputs = make_points({rows: timer.time_layer_inputs(timer.chunk(rows, 0)) for rows in embed_rows})
+    embed = make_points(
+        {rows: least(("embed", rows), timer.time_embedding(timer.chunk(rows, 0))) for rows in embed_rows}
+    )
+    inputs = make_points(
+        {rows: least(("inputs", rows), timer.time_layer_inputs(timer.chunk(rows, 0))) for rows in embed_rows}
+    )
     before = merge_points([embed, inputs], sum)
-    head = make_points({rows: timer.time_head(timer.decodes(rows, few)) for rows in HEAD_ROWS if rows <= most})
+    head_rows = [rows for rows in HEAD_ROWS if rows <= most]
+    head = make_points({rows: least(("head", rows), timer.time_head(timer.decodes(rows, few))) for rows in head_rows})
     places = measured_places(layout)
     layers = {kind: decoder.model.layers[str(numbers[0])] for kind, numbers in places.items()}
     fixed, overheads = _measure_inputs(timer, few, min(FEW_SEQUENCES, most))
@@ -280,7 +335,7 @@ def _measure(timer: StepTimer, layout: Layout, config: ModelConfig, on_progress:
     skipped = Points([], [])
     for kind, numbers in places.items():
         on_progress(f"layers of kind {len(kinds) + 1} of {len(places)}")
-        seconds = _layer_timer(timer, numbers, before)
+        seconds = _layer_timer(timer, numbers, before, least)
 
         num_sums = MIXER_SUMS + config.layers[numbers[0]].mlp.num_sums
 
@@ -342,13 +397,16 @@ def _measure_inputs(timer: StepTimer, few: int, most: int) -> tuple[float, Overh
     return fixed, Overheads(broadcast=encode, decode=decode, prepare_sequence=sequence)
 
 
-def _layer_timer(timer: StepTimer, numbers: Sequence[int], before: Points) -> Callable[[StepShape], float]:
+def _layer_timer(
+    timer: StepTimer, numbers: Sequence[int], before: Points, least: Callable[[object, float], float]
+) -> Callable[[StepShape], float]:
     """A function of a layer's seconds in a step, sums included; each step is measured once. What a step takes beside its layers
     counts as theirs: all of it as one layer's in chunks, which take much longer.
 
     Args:
         numbers: of the layers that are measured, all of a kind.
         before: seconds before the first of them, by rows: the embedding, and the inputs of all layers.
+        least: see ``_measure``.
     """
     runners = {False: timer.runner.part(numbers), True: timer.runner.part(numbers[:1])}
     counts = {False: len(numbers), True: 1}
@@ -356,7 +414,8 @@ def _layer_timer(timer: StepTimer, numbers: Sequence[int], before: Points) -> Ca
     @cache
     def seconds(shape: StepShape) -> float:
         is_chunk = bool(shape.chunks)
-        return (timer.time_layers(timer.plan(shape), runners[is_chunk]) - before.at(shape.rows)) / counts[is_chunk]
+        total = least((tuple(numbers), shape), timer.time_layers(timer.plan(shape), runners[is_chunk]))
+        return (total - before.at(shape.rows)) / counts[is_chunk]
 
     return seconds
 

@@ -7,10 +7,9 @@ on who else is in the batch; a float32 model gives the same tokens in every batc
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,9 @@ import torch
 
 from labinfer.functions.rank_calls import RankCalls
 from labinfer.functions.registry import ROW_CLASSES, Choice, Implementation
+from labinfer.native.cache_file import FORMAT, Damaged, read_sealed, write_sealed
+
+logger = logging.getLogger(__name__)
 
 TIMED_ROWS = (1, 4, 16, 64, 256)
 """One number of rows for each class of ``ROW_CLASSES``."""
@@ -220,15 +222,18 @@ def _fastest(seconds: Mapping[str, float]) -> str:
 
 def file_name(*circumstances: object) -> str:
     """A name that another machine, library, model or number of threads does not have."""
-    digest = hashlib.blake2b(repr((TIMED_ROWS, ROW_CLASSES, *circumstances)).encode(), digest_size=8)
+    digest = hashlib.blake2b(repr((FORMAT, TIMED_ROWS, ROW_CLASSES, *circumstances)).encode(), digest_size=8)
     return f"times-{digest.hexdigest()}.json"
 
 
 def read_times(path: Path, calls: RankCalls) -> Times | None:
-    """Times from a file; None where there is none, or it has not what these calls would give."""
+    """Times from a file of the cache; None where there is none, it cannot be trusted, or it is not what these calls would give."""
     try:
-        times = msgspec.json.decode(path.read_bytes(), type=Times)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        times = msgspec.json.decode(read_sealed(path), type=Times)
+    except FileNotFoundError:
+        return None
+    except (Damaged, msgspec.DecodeError, UnicodeDecodeError) as error:
+        logger.warning("%s is not used (%s); functions are timed anew", path, error)
         return None
     expected = {
         target: [(name, item.layout) for name, item in candidates.items()]
@@ -236,8 +241,11 @@ def read_times(path: Path, calls: RankCalls) -> Times | None:
     }
     names = {target: [(timing.name, timing.layout) for timing in timings] for target, timings in times.items()}
     seconds = [each for timings in times.values() for timing in timings for each in (timing.seconds, timing.medians)]
-    plausible = all(len(each) == len(TIMED_ROWS) and all(0 < s < math.inf for s in each) for each in seconds)
-    return times if names == expected and plausible else None
+    plausible = all(len(each) == len(TIMED_ROWS) and all(0 < number < math.inf for number in each) for each in seconds)
+    if names != expected or not plausible:
+        logger.warning("%s is not used (it has other candidates or impossible times); functions are timed anew", path)
+        return None
+    return times
 
 
 def write_times(path: Path, times: Times) -> None:
@@ -246,8 +254,4 @@ def write_times(path: Path, times: Times) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-        unfinished = Path(directory) / path.name
-        unfinished.write_bytes(msgspec.json.encode(times))
-        os.replace(unfinished, path)
+    write_sealed(path, msgspec.json.encode(times))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -202,9 +203,9 @@ def parse_link(text: str) -> tuple[tuple[str, str] | None, Link]:
 
 def check_link(link: Link, name: str) -> None:
     """Raises:
-    UserError: the link has no rate, or a negative latency.
+    UserError: the link has no rate or an endless one, or a negative or endless latency.
     """
-    if not link.latency >= 0 or not link.bytes_per_second > 0:
+    if not 0 <= link.latency < math.inf or not 0 < link.bytes_per_second < math.inf:
         raise UserError(
             f"link {name} has {link.latency:g} s and {link.bytes_per_second:g} bytes a second; give a latency of at least 0 "
             "and a rate above 0"

@@ -12,6 +12,9 @@ from labinfer.errors import UserError
 from labinfer.planner.overheads import Overheads
 from labinfer.planner.step_shape import StepShape, tokens_seen
 
+LEAST_FRACTION = 0.01
+"""Part of the seconds of fewer rows that more rows take at least. On machines with ten times as much work as cores, a step of a
+small model was seen to take a fiftieth of the time of a smaller one."""
 MIXER_SUMS = 1
 """Sums over the tensor-parallel ranks in a layer's mixer; those of its MLP differ."""
 
@@ -40,6 +43,18 @@ class Points(msgspec.Struct, frozen=True):
         if size > sizes[right]:  # noise must not make more work take less
             return seconds[right] + max(0.0, slope) * (size - sizes[right])
         return seconds[right - 1] + slope * (size - sizes[right - 1])
+
+    def check_possible(self, name: str) -> None:
+        """Check seconds of a computation, which takes some time at every size, and hardly less at larger ones.
+
+        Raises:
+            UserError: no machine takes these times.
+        """
+        most = 0.0
+        for size, seconds in zip(self.sizes, self.seconds, strict=True):
+            if seconds <= LEAST_FRACTION * most or seconds <= 0:
+                raise UserError(f"{name} has {seconds:g} s at {size:g}, and {most:g} s at fewer; measure again")
+            most = max(most, seconds)
 
     def check(self, name: str) -> None:
         """Raises:
@@ -257,6 +272,19 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         if self.drafting.last and is_last and not (is_first or self.shared_bytes):
             total += self.embedding_bytes  # of the tokens that the MTP layer goes on from, which no head of its own has
         return total - self.shared_bytes * (is_first and is_last)
+
+    def check_measured(self) -> None:
+        """Check what was measured, or comes from a file of an earlier measurement.
+
+        Raises:
+            UserError: a cost cannot be.
+        """
+        self.check()
+        owner = f"costs of {self.name or 'this host'}"
+        for kind, costs in self.layer_kinds.items():
+            costs.linear.check_possible(f"linear of layers of kind {kind!r} in the {owner}")
+        self.head.check_possible(f"head in the {owner}")
+        self.embed.check_possible(f"embed in the {owner}")
 
     def check(self) -> None:
         """Check what came from a file.

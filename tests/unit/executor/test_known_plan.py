@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 from random_clusters import make_cluster, make_problem
 
 from labinfer.errors import UserError
+from labinfer.executor.cost_file import read_costs, write_costs
 from labinfer.executor.known_plan import KnownPlan, find_plan
 from labinfer.planner.problem import Problem
 from labinfer.planner.report import PlanReport
@@ -30,18 +32,18 @@ def test_plan_is_found_once(tmp_path):
     plan, text = find_plan(problem, tmp_path)
     assert len(plan.stages) == 2 and find_plan(problem, None) == (plan, text) and not text
     (path,) = tmp_path.iterdir()
-    known = msgspec.json.decode(path.read_bytes(), type=KnownPlan)
+    known = read_costs(path, KnownPlan)
     assert known.plan == plan and known.memory == {"a": GIB, "b": GIB}
     first, last = plan.stages
     stages = [msgspec.structs.replace(first, layers=20), msgspec.structs.replace(last, layers=4)]
     other = msgspec.structs.replace(plan, stages=stages)
-    path.write_bytes(msgspec.json.encode(KnownPlan(other, known.memory)))
+    write_costs(path, KnownPlan(other, known.memory))
     less = with_memory(problem, GIB * 95 // 100)
     found, _ = find_plan(less, tmp_path)
     assert found.stages == other.stages  # so it was not searched for
     assert found == SavedPlan.make(found.stages_on(less.cluster), less)  # with the room of now
     assert find_plan(with_memory(problem, 2 * GIB), tmp_path)[0].stages == plan.stages
-    path.write_bytes(msgspec.json.encode(KnownPlan(msgspec.structs.replace(plan, stages=stages[:1]), known.memory)))
+    write_costs(path, KnownPlan(msgspec.structs.replace(plan, stages=stages[:1]), known.memory))
     assert find_plan(problem, tmp_path) == (plan, "")
     path.write_bytes(b"{")
     assert find_plan(problem, tmp_path) == (plan, "")
@@ -66,7 +68,25 @@ def test_plan_without_room_is_not_used_again(tmp_path):
     problem = make_problem(make_cluster(1.0, 0.5, num_layers=24, memory=GIB))
     find_plan(problem, tmp_path)
     (path,) = tmp_path.iterdir()
-    known = msgspec.json.decode(path.read_bytes(), type=KnownPlan)
-    path.write_bytes(msgspec.json.encode(KnownPlan(known.plan, {"a": 1 << 20, "b": 1 << 20})))
+    known = read_costs(path, KnownPlan)
+    write_costs(path, KnownPlan(known.plan, {"a": 1 << 20, "b": 1 << 20}))
     with pytest.raises(UserError, match="fits on no layout of a, b"):
         find_plan(with_memory(problem, 1 << 20), tmp_path)
+
+
+def test_plan_of_another_problem_under_the_name_that_is_asked_for_is_searched_for_again(tmp_path, caplog):
+    problem = make_problem(make_cluster(1.0, 0.5, num_layers=24, memory=GIB))
+    other = make_problem(make_cluster(0.5, 1.0, num_layers=24, memory=GIB))
+    (expected, _), (others, _) = find_plan(problem, None), find_plan(other, None)
+    assert expected != others
+    find_plan(problem, tmp_path)
+    (path,) = tmp_path.iterdir()
+    find_plan(other, tmp_path)
+    (neighbour,) = set(tmp_path.iterdir()) - {path}
+    neighbour.replace(path)
+    assert find_plan(problem, tmp_path)[0] == expected
+    (line,) = caplog.messages
+    assert f"{path} is not used (it was written as {neighbour.name})" in line
+    path.unlink()
+    os.mkfifo(path)
+    assert find_plan(problem, tmp_path)[0] == expected and path.is_file()

@@ -53,6 +53,7 @@ def probed(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe, "cache_folder", lambda: directory)
         patch.setattr("labinfer.executor.step_timer.BATCH_SECONDS", 0.001)
+        patch.setattr(probe, "MAX_MEASUREMENTS", 20)  # as batches are so short
         cluster = probe_cluster(group, options)
         texts: list[str] = []
         drafting = EngineOptions.from_flat(
@@ -71,6 +72,7 @@ def test_costs_are_measured_once(probed):
 def test_costs_are_measured_anew_where_that_is_asked_for(probed, monkeypatch):
     monkeypatch.setattr(probe, "cache_folder", lambda: probed.directory)
     monkeypatch.setattr("labinfer.executor.step_timer.BATCH_SECONDS", 0.001)
+    monkeypatch.setattr(probe, "MAX_MEASUREMENTS", 20)
     links = []
     monkeypatch.setattr(probe, "measure_links", lambda *given: links.append(given) or {})
     for autotune, is_anew in (("on", True), ("on", False), ("again", True)):
@@ -94,6 +96,71 @@ def test_what_was_measured_is_read_again(tmp_path):
     assert read_costs(path, HostCosts) is None
     write_costs(None, links)
     assert read_costs(None, HostCosts) is read_costs(tmp_path / "absent.json", HostCosts) is None
+
+
+BROKEN = {
+    "zeros": lambda seconds: [0.0] * len(seconds),
+    "a zero at the end": lambda seconds: [*seconds[:-1], 0.0],
+    "a fall": lambda seconds: [*seconds[:-1], max(seconds) / 1000],
+    "a negative number": lambda seconds: [-1e-3, *seconds[1:]],
+    "no number": lambda seconds: [math.nan, *seconds[1:]],
+    "an endless number": lambda seconds: [math.inf, *seconds[1:]],
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_costs_that_cannot_be_are_not_read(probed, tmp_path, caplog, broken):
+    """Sealed or not: a version that kept them may have sealed them. NaN and infinity are null in JSON."""
+    costs, path = probed.cluster.machines[0].costs[0], tmp_path / "host.json"
+    good = {kind: with_seconds(each, [1e-3] * len(each.linear.sizes)) for kind, each in costs.layer_kinds.items()}
+    flat = Points([1.0, 8.0], [1e-3, 1e-3])
+    costs = msgspec.structs.replace(costs, layer_kinds=good, head=flat, embed=flat)
+    write_costs(path, costs)
+    assert read_costs(path, HostCosts, HostCosts.check_measured) == costs and not caplog.records
+    kind = costs.layers[-1]
+    bad = with_seconds(good[kind], BROKEN[broken](good[kind].linear.seconds))
+    write_costs(path, msgspec.structs.replace(costs, layer_kinds=good | {kind: bad}))
+    assert read_costs(path, HostCosts, HostCosts.check_measured) is None
+    assert f"{path} is not used (" in caplog.text
+    path.write_bytes(msgspec.json.encode(costs))  # edited by hand
+    assert read_costs(path, HostCosts, HostCosts.check_measured) is None and "it has no digest" in caplog.text
+
+
+def with_seconds(costs: LayerCosts, seconds: list[float]) -> LayerCosts:
+    return msgspec.structs.replace(costs, linear=Points(costs.linear.sizes, seconds))
+
+
+@pytest.mark.parametrize("probed", ["qwen2-tied"], indirect=True)
+@pytest.mark.parametrize(("num_impossible", "is_kept"), [(1, True), (2, False)])
+def test_impossible_costs_are_measured_again_and_never_kept(
+    probed, tmp_path, monkeypatch, caplog, num_impossible, is_kept
+):
+    measured, measure = [], probe._measure
+
+    def measure_badly(*arguments) -> HostCosts:
+        costs = measure(*arguments)
+        flat = Points([1.0, 8.0], [1e-3, 0.0 if len(measured) < num_impossible else 2e-3])
+        kinds = {kind: msgspec.structs.replace(each, linear=flat) for kind, each in costs.layer_kinds.items()}
+        measured.append(costs)
+        return msgspec.structs.replace(
+            costs, layer_kinds=kinds, head=Points([1.0], [1e-3]), embed=Points([1.0], [1e-3])
+        )
+
+    monkeypatch.setattr(probe, "_measure", measure_badly)
+    monkeypatch.setattr(probe, "MAX_MEASUREMENTS", 2)
+    monkeypatch.setattr(probe, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("labinfer.executor.step_timer.BATCH_SECONDS", 0.001)
+    probe_cluster(probed.group, EngineOptions.from_flat({"model": str(probed.directory), "autotune": False}))
+    assert len(measured) == min(num_impossible + 1, probe.MAX_MEASUREMENTS)
+    assert bool(list(tmp_path.glob("host-*.json"))) == is_kept
+    assert ("costs are not kept for the next start" in caplog.text) != is_kept
+
+
+@pytest.mark.parametrize("link", [Link(-1.0, 1e9), Link(0.0, 0.0), Link(1e-3, -1.0)])
+def test_links_that_cannot_be_are_not_read(tmp_path, link):
+    path = tmp_path / "links.json"
+    write_costs(path, [PairLink(a="a", b="b", link=link)])
+    assert read_costs(path, list[PairLink], probe._check_links) is None
 
 
 def test_costs_can_be_read_from_the_file_that_is_saved(probed, tmp_path):
@@ -201,6 +268,20 @@ def test_noise_gives_no_negative_costs():
     fitted = fit_layer(lambda shape: 1e-3 / (1 + shape.decode_context + shape.rows), most_decodes=64, length=4096)
     assert fitted.decode[2] == fitted.chunk[2] == 0
     assert all(seconds >= 0 and math.isfinite(seconds) for seconds in fitted.linear.seconds)
+
+
+def test_attention_that_costs_less_where_few_tokens_are_seen_leaves_time_to_the_rest_of_a_layer():
+    """As in a model that a processor's cache holds: 0.1 µs a token beyond 100 of them, which would be all of 64 rows' time."""
+
+    def seconds(shape: StepShape) -> float:
+        seen = shape.seen_by_decodes(0) + sum(tokens * (before + tokens / 2) for tokens, before in shape.chunks)
+        return 1e-5 + 1e-7 * shape.rows + 1e-7 * max(0.0, seen - 100 * shape.rows)
+
+    fitted = fit_layer(seconds, most_decodes=64, length=4096)
+    fitted.linear.check_possible("linear")
+    assert all(time > 0 for time in fitted.linear.seconds) and fitted.decode[2] > 0
+    few = StepShape(64, 64 * 64)
+    assert fitted.seconds(few) == pytest.approx(seconds(few))
 
 
 def test_ranks_of_a_node_are_split_into_stages():
