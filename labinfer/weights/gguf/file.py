@@ -109,6 +109,15 @@ def split_paths(path: Path) -> list[Path]:
     return [path.with_name(f"{stem}-{index:05}-of-{count}.gguf") for index in range(1, int(count) + 1)]
 
 
+def tensors_in(path: Path) -> list[GgufTensor]:
+    """The tensors of one file, which may be one of several of a model.
+
+    Raises:
+        UserError: it is broken, or has a tensor of a type that is not supported.
+    """
+    return _Header(path).tensors
+
+
 class GgufFile:
     """Metadata and tensors of a model in GGUF; the metadata of the first file is that of all.
 

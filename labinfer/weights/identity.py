@@ -1,0 +1,214 @@
+"""The identity of a model: digests of all files that its answers depend on, taken at the first start and compared whenever the files
+are read again; no torch.
+
+On one machine, a file whose stamp (size, times of the last write and of the last change, inode) is the same was not written to. Where
+the stamps differ, digests of the contents are compared. A weight file of more than ``WHOLE_BYTES`` has a digest of its header and of
+samples of all its tensors, as reading all of it takes as long as loading; any other file has a digest of all its bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from labinfer.errors import UserError
+from labinfer.weights.files import weight_files
+from labinfer.weights.gguf.file import SUFFIX as GGUF
+from labinfer.weights.gguf.file import is_gguf, tensors_in
+from labinfer.weights.model_files import CONFIG
+
+WHOLE_BYTES = 8 << 20
+"""Largest weight file whose digest is of all its bytes."""
+SAMPLE_BYTES = 1 << 10
+"""Bytes of a sample."""
+SAMPLE_EVERY = 8 << 20
+"""Every tensor has one sample, and one more for each so many bytes."""
+CHUNK_BYTES = 1 << 20
+MAX_HEADER_BYTES = 100 << 20
+"""Largest header of a safetensors file, as the library has it."""
+SETTINGS = (".json", ".jinja", ".model")
+"""Suffixes of the files beside the weights that answers depend on: configs, tokenizers and templates."""
+POOLING = "1_Pooling/config.json"
+NUM_THREADS = 4
+
+
+class FileIdentity(msgspec.Struct, frozen=True, array_like=True):
+    """A file that answers depend on."""
+
+    path: str
+    """Absolute path, on the first of the machines that read it."""
+    digest: str
+    """Digest of the contents; see ``file_digest``."""
+    is_sampled: bool
+    """Whether the digest is of samples."""
+    stamps: list[str]
+    """``stamp`` of the file on each machine."""
+
+
+Identity = dict[str, FileIdentity]
+"""Files by labels, which stay the same where the model is moved."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Differences between the identity that was taken first and a later one."""
+
+    changed: list[str]
+    """Paths of files whose contents differ, which are new, or which are gone."""
+    rewritten: list[str]
+    """Paths of weight files that were written to, and whose header and samples are the same."""
+
+    def describe(self) -> str:
+        """The changed files in words; empty where there are none."""
+        if not self.changed:
+            return ""
+        first, *others = self.changed
+        if not others:
+            return f"{first} has changed"
+        return f"{first} and {len(others)} other file{'s' * (len(others) > 1)} have changed"
+
+
+def model_files(model: Path) -> dict[str, Path]:
+    """Weight files and config of a model, by label.
+
+    Raises:
+        UserError: there are no weights.
+    """
+    paths = weight_files(model)
+    return {path.name: path for path in (paths if is_gguf(model) else [model / CONFIG, *paths])}
+
+
+def setting_files(directory: Path) -> dict[str, Path]:
+    """All other files of a model's directory that its answers may depend on, by label; of a tokenizer's directory its files."""
+    if not directory.is_dir():
+        return {directory.name: directory}
+    paths = sorted(path for path in directory.iterdir() if path.suffix in SETTINGS and path.is_file())
+    if (pooling := directory / POOLING).is_file():
+        paths.append(pooling)
+    return {str(path.relative_to(directory)): path for path in paths}
+
+
+def stamp(path: Path) -> str:
+    """Size, times of the last write and of the last change of any kind, and inode. Neither copying nor ``touch`` can set all of them.
+
+    Raises:
+        UserError: the file is not there.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_ino}"
+
+
+def identify(paths: Mapping[str, Path]) -> Identity:
+    """The identity of files as they are now.
+
+    Raises:
+        UserError: one cannot be read.
+    """
+    stamps = {
+        label: stamp(path) for label, path in paths.items()
+    }  # before the contents: who writes meanwhile is noticed
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        digests = list(threads.map(file_digest, paths.values()))
+    return {
+        label: FileIdentity(str(path.absolute()), digest, is_sampled(path), [stamps[label]])
+        for (label, path), digest in zip(paths.items(), digests, strict=True)
+    }
+
+
+def merge(parts: Iterable[Identity]) -> Identity:
+    """One identity of those that several ranks have taken of the same contents."""
+    merged: Identity = {}
+    for part in parts:
+        for label, file in part.items():
+            known = merged.get(label, file)
+            stamps = list(dict.fromkeys([*known.stamps, *file.stamps]))
+            merged[label] = msgspec.structs.replace(known, stamps=stamps)
+    return merged
+
+
+def compare(before: Identity, now: Identity) -> Changes:
+    """The changes from one identity to another."""
+    changed, rewritten = [], []
+    for label in sorted(before.keys() | now.keys()):
+        old, new = before.get(label), now.get(label)
+        if old is None or new is None or old.digest != new.digest:
+            changed.append((new or old).path)
+        elif new.is_sampled and not set(new.stamps) <= set(old.stamps):
+            rewritten.append(new.path)
+    return Changes(changed, rewritten)
+
+
+def is_sampled(path: Path) -> bool:
+    """Whether ``file_digest`` is of samples."""
+    return path.suffix in (".safetensors", GGUF) and path.stat().st_size > WHOLE_BYTES
+
+
+def file_digest(path: Path) -> str:
+    """Digest of a file's size and contents, or, of a large weight file, of its header and of samples of all its tensors.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        sampled = is_sampled(path)
+        with open(path, "rb", buffering=0) as file:
+            fd = file.fileno()
+            size = os.fstat(fd).st_size
+            digest.update(size.to_bytes(8, "little"))
+            spans = list(_samples(path, fd, size)) if sampled else [(0, size)]
+            if sampled:
+                for begin, end in spans:  # the disk is asked for all of them before one is waited for
+                    os.posix_fadvise(fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
+            for begin, end in spans:
+                for position in range(begin, end, CHUNK_BYTES):
+                    digest.update(os.pread(fd, min(CHUNK_BYTES, end - position), position))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    return digest.hexdigest()[:32]
+
+
+def _samples(path: Path, fd: int, size: int) -> Iterator[tuple[int, int]]:
+    """First byte and end of the header and of each sample."""
+    first, tensors = _gguf_tensors(path, size) if path.suffix == GGUF else _safetensors(fd, size)
+    yield 0, first
+    for begin, end in tensors:
+        count = 1 + (end - begin) // SAMPLE_EVERY
+        for index in range(count):
+            middle = begin + (end - begin) * (2 * index + 1) // (2 * count)
+            sample = max(begin, middle - SAMPLE_BYTES // 2)
+            yield sample, min(end, sample + SAMPLE_BYTES)
+
+
+class _Entry(msgspec.Struct):
+    data_offsets: tuple[int, int] = (0, 0)
+
+
+def _safetensors(fd: int, size: int) -> tuple[int, list[tuple[int, int]]]:
+    """Bytes of the header, and where each tensor begins and ends. Of a broken header, which the loader refuses, the whole file is
+    one tensor."""
+    length = int.from_bytes(os.pread(fd, 8, 0), "little")
+    if length > min(MAX_HEADER_BYTES, size - 8):
+        return 8, [(8, size)]
+    first = 8 + length
+    try:
+        header = msgspec.json.decode(os.pread(fd, length, 8), type=dict[str, _Entry])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return first, [(first, size)]
+    spans = sorted((first + begin, first + end) for begin, end in (entry.data_offsets for entry in header.values()))
+    return first, [(begin, min(end, size)) for begin, end in spans if 0 <= begin < min(end, size)]
+
+
+def _gguf_tensors(path: Path, size: int) -> tuple[int, list[tuple[int, int]]]:
+    """As ``_safetensors``, of a GGUF file, which may be one of several of a model."""
+    begins = sorted(tensor.position for tensor in tensors_in(path))
+    return begins[0] if begins else size, list(zip(begins, [*begins[1:], size], strict=True))
