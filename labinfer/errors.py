@@ -54,6 +54,10 @@ class BrokenLink(RuntimeError):
     """The connection between the gateway and rank 0 has broken."""
 
 
+class FilesChanged(RuntimeError):
+    """A file of the model was written to while it was loaded. The next start reads it anew."""
+
+
 class Interrupted(Exception):
     """SIGINT or SIGTERM, whichever ``signum`` is, asked this run to end."""
 

@@ -117,7 +117,7 @@ class LLM:
                 choose_format(options.model.response_template, None, "")
                 make_proposer = find_proposer(speculation) if speculation and not speculation.model else None
         self._turns, self._closed = Turns("LLM"), False
-        built = build_rank(self.group, options, on_progress, channel, shares_channel=bool(others))
+        built, self.files = build_rank(self.group, options, on_progress, channel, shares_channel=bool(others))
         self._parts = parts = built if isinstance(built, RankParts) else None
         self._draft_rank = built if isinstance(built, DraftRank) else None
         if self._draft_rank is not None:
@@ -143,6 +143,7 @@ class LLM:
                 if path := options.observe.trace:
                     trace = OutputFile(path, "--trace")
                 proposer = make_proposer(speculation, self.facts) if make_proposer else None
+        self.files.check_loaded()
         if self.is_rank0:
             self.guides = GuideMaker(self.inputs.need_tokenizer, self.facts.vocab_size, self.facts.eos_token_ids)
             self.engine, self._executor = make_rank0_engine(

@@ -223,7 +223,7 @@ class AccuracyBench:
         )
         cache = dataclasses.replace(self._options.cache, kv_cache_dtype=variant.kv_cache_dtype)
         options = dataclasses.replace(self._options, model=model, cache=cache)
-        return build_rank(self._group, options, lambda done, total: None)
+        return build_rank(self._group, options, lambda done, total: None)[0]
 
     def _merge(self, mine: RankReport) -> RankReport:
         """One report of all ranks' parts."""

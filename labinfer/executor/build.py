@@ -19,6 +19,7 @@ from labinfer.comm.pipeline import PipelineCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError, first_line
+from labinfer.executor.answer_files import AnswerFiles, identify_answer_files
 from labinfer.executor.draft_model import DraftModel, load_draft_model
 from labinfer.executor.draft_rank import DraftRank, RemoteLink, build_draft_rank
 from labinfer.executor.lent_cores import share_cores
@@ -119,8 +120,9 @@ def build_rank(
     on_progress: Callable[[int, int], None],
     channel: ControlChannel | None = None,
     shares_channel: bool = False,
-) -> RankParts | DraftRank | None:
-    """Load this rank's share and connect it; collective over the group. None on a spare rank that does not draft.
+) -> tuple[RankParts | DraftRank | None, AnswerFiles]:
+    """Load this rank's share and connect it; collective over the group. Returns its parts, which are None on a spare rank that does
+    not draft, and the files that it read, whose ``check_loaded`` the caller owes.
 
     Args:
         channel: that of another model of this group, which it is to share; None on a spare rank.
@@ -132,17 +134,18 @@ def build_rank(
     directory, config = find_model(group, options)
     with group.together():
         layout = make_layout(options, config, group.everyone)
+    files = identify_answer_files(group, options, directory, layout)
     may_share = options.parallel.transport == "auto"
     links = make_links(group, layout, channel, shares_channel=shares_channel, may_share=may_share)
     placed = layout.topology.placed_ranks
     with group.together() if len(placed) < group.size else nullcontext():  # spare ranks wait here, and hear of refusals
         if group.rank in placed:
-            return build_placed(links, options, config, directory, layout, on_progress=on_progress)
+            return build_placed(links, options, config, directory, layout, on_progress=on_progress), files
         drafts = group.rank in layout.draft_devices
         group.progress.label = f"rank {group.rank} ({'drafts' if drafts else 'spare'})"
         if drafts:
             with memory_for("the draft model", layout.draft_devices[group.rank]):
-                return build_draft_rank(
+                drafting = build_draft_rank(
                     group,
                     options,
                     layout,
@@ -150,7 +153,8 @@ def build_rank(
                     providers=prepare_providers(links.placed, layout.draft_devices[group.rank]),
                     weight_cache=WeightCache.from_home(options.cache.weight_cache_size),
                 )
-    return None
+                return drafting, files
+    return None, files
 
 
 def build_placed(

@@ -8,7 +8,16 @@ import time
 import traceback
 from types import TracebackType
 
-from labinfer.errors import AgreedError, BrokenLink, ExitStatus, Interrupted, PeerLost, UserError, WaitTimeout
+from labinfer.errors import (
+    AgreedError,
+    BrokenLink,
+    ExitStatus,
+    FilesChanged,
+    Interrupted,
+    PeerLost,
+    UserError,
+    WaitTimeout,
+)
 from labinfer.group.rank_group import RankGroup
 from labinfer.standard_error import write_lines
 
@@ -18,7 +27,7 @@ NEWS_SECONDS = 3.0
 
 def describe_failure(error: BaseException) -> str:
     """Text to print for an error: one line for what the user can act on, the traceback for a defect."""
-    if isinstance(error, (UserError, WaitTimeout, PeerLost, BrokenLink)):
+    if isinstance(error, (UserError, WaitTimeout, PeerLost, BrokenLink, FilesChanged)):
         return f"labinfer: error: {error}"
     return "".join(traceback.format_exception(error))
 
