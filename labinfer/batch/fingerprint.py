@@ -12,7 +12,6 @@ import msgspec
 from labinfer.config import EngineOptions
 from labinfer.option_fields import join
 from labinfer.sampling_params import SamplingParams
-from labinfer.weights.files import weight_files
 
 ANSWERING = {
     "model": (
@@ -27,13 +26,12 @@ ANSWERING = {
     "scheduler": ("context_shift", "keep"),
 }
 """Options of an engine that answers depend on, by section. The layout is none of them: a job may go on on other ranks."""
-EDGE_BYTES = 1 << 20
-"""Bytes of either end of a file of weights."""
 CHUNK_BYTES = 1 << 22
 
 
 def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dict[str, Any]:
-    """The options that answers depend on, by flag, as JSON has them; of a file its digest. ``model_fingerprint`` has the tokenizer."""
+    """The options that answers depend on, by flag, as JSON has them; of a file its digest. The model's ``Identity`` has the
+    tokenizer."""
     chosen = {name: getattr(getattr(options, section), name) for section, names in ANSWERING.items() for name in names}
     files = {name: getattr(options.model, name) for name in ("response_template", "chat_template")}
     for name, path in files.items():
@@ -67,30 +65,6 @@ def input_fingerprint(path: str) -> tuple[dict[str, Any], int | None]:
                 has_text = False
             has_text = has_text or not _is_blank(last)
     return {"bytes": num_bytes, "digest": digest.hexdigest()}, num_lines + has_text
-
-
-def model_fingerprint(directory: Path, tokenizer: str = "") -> dict[str, str]:
-    """Digests of a checkpoint's files by name; of weights, their sizes and both ends, as reading all would take long.
-
-    Args:
-        tokenizer: directory of another tokenizer than the checkpoint's own.
-    """
-    digests = {}
-    if tokenizer:
-        digests = {f"tokenizer {name}": digest for name, digest in model_fingerprint(Path(tokenizer)).items()}
-    for file in sorted(directory.iterdir()) if directory.is_dir() else weight_files(directory):
-        if file.suffix not in (".json", ".safetensors", ".gguf", ".model", ".jinja") or not file.is_file():
-            continue
-        size = file.stat().st_size
-        digest = hashlib.blake2b(size.to_bytes(8, "little"), digest_size=16)
-        with open(file, "rb") as content:
-            if file.suffix in (".safetensors", ".gguf"):
-                digest.update(content.read(EDGE_BYTES))
-                content.seek(max(0, size - EDGE_BYTES))
-            while chunk := content.read(CHUNK_BYTES):
-                digest.update(chunk)
-        digests[file.name] = digest.hexdigest()
-    return digests
 
 
 def _is_blank(line: bytes) -> bool:

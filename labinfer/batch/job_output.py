@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from labinfer.batch.journal import Entry, Journal
 from labinfer.batch.options import JobOptions
 from labinfer.errors import UserError
 from labinfer.observe.output_file import STANDARD, OutputFile
+from labinfer.weights.identity import Identity, compare
+
+logger = logging.getLogger(__name__)
 
 
 class JobOutput:
@@ -50,17 +56,14 @@ class JobOutput:
                 self._check_empty(wants_more)
             on_error.pop_all()
 
-    def begin(self, model: dict[str, str]) -> None:
+    def begin(self, model: Identity) -> None:
         """Begin to write: after the answers that are there, or in an empty file.
-
-        Args:
-            model: digests of the checkpoint's files, by name.
 
         Raises:
             UserError: the job was begun with another model.
         """
         if self._resumes:
-            _refuse_change(self._path, "model", self._journal.header["model"], model)
+            self._check_model(model)
             self._cut()
             if self._retry_errors:
                 self._leave_out_failed()
@@ -69,7 +72,7 @@ class JobOutput:
             return
         self._file.begin()
         if self._journal is not None:
-            self._journal.begin(self._given | {"model": model, "rewritten": 0})
+            self._journal.begin(self._given | {"model": msgspec.to_builtins(model), "rewritten": 0})
 
     @property
     def is_journaled(self) -> bool:
@@ -124,6 +127,23 @@ class JobOutput:
             entries and entries[-1].end > size
         ):  # a loss of power may have left less of the output than of its journal
             entries.pop()
+
+    def _check_model(self, model: Identity) -> None:
+        """Raises:
+        UserError: the job was begun with another model.
+        """
+        changes = compare(msgspec.convert(self._journal.header["model"], Identity), model)
+        if changes.changed:
+            raise UserError(
+                f"--resume: {self._path} was begun with another model: {changes.describe()} since; put the old files back, or "
+                "--overwrite to begin anew"
+            )
+        for path in changes.rewritten:
+            logger.warning(
+                "warning: %s was written to since the job began; its header and samples of all its tensors are the same, so it is taken "
+                "for the same file",
+                path,
+            )
 
     @property
     def _end(self) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 
 from labinfer.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
 """Version of the header and the records."""
 SUFFIX = ".journal"
 MAKE_ROOM = "what was written before is complete: make room, then --resume"
@@ -83,7 +83,11 @@ class Journal:
         self.entries: list[Entry]
         """In the order of the output."""
         self._header_bytes = 0
-        self.header, self.entries = self._read() if reads else (None, [])
+        try:
+            self.header, self.entries = self._read() if reads else (None, [])
+        except UserError:
+            os.close(self._fd)
+            raise
 
     def begin(self, header: dict[str, Any]) -> None:
         """Empty it of an earlier run's records."""
@@ -143,11 +147,14 @@ class Journal:
                 return None, []
             try:
                 header = json.loads(first)
-                is_journal = header["journal"] == FORMAT
+                version = header["journal"]
             except (ValueError, KeyError, TypeError):
-                is_journal = False
-            if not is_journal:
-                raise UserError(f"{self.path} is not a journal of this version; --overwrite begins the job anew")
+                raise UserError(f"{self.path} is not a job's journal; --overwrite begins the job anew") from None
+            if version != FORMAT:
+                raise UserError(
+                    f"{self.path} was begun by another version of LABInfer, whose record of the model is another one; go on with that "
+                    "version, or --overwrite begins the job anew"
+                )
             self._header_bytes = len(first)
             entries = []
             while len(record := file.read(RECORD_BYTES)) == RECORD_BYTES:

@@ -8,7 +8,6 @@ import logging
 from collections import Counter
 from dataclasses import dataclass
 
-from labinfer.batch.fingerprint import model_fingerprint
 from labinfer.batch.job_files import JobFiles
 from labinfer.batch.options import JobOptions
 from labinfer.batch.progress import JobProgress
@@ -58,6 +57,7 @@ def _run(session: Session, job: JobOptions, sampling: SamplingParams, files: Job
         if group.rank == 0:
             prompts = _read_prompts(llm, job)
             requests = [llm.make_request(index, prompt, sampling) for index, prompt in enumerate(prompts)]
+            files.output.begin(llm.files.identity)  # refused before the others wait for plans
     status = ExitStatus.OK
     session.signals.running = True
     with group.together():  # rank 0 may fail to write; the others must not wait for it then
@@ -84,7 +84,6 @@ class Rank0Job:
         """Run, write the results as they come, and the figures at the end."""
         announce({self.session.options.model.model: self.llm})
         output = self.files.output
-        output.begin(model_fingerprint(self.llm.directory, self.session.options.model.tokenizer))
         if output.digests:
             logger.info("%d lines are done already; going on with the others", len(output.digests))
         job, model, is_interrupted = None, self.session.options.model.model, False

@@ -8,15 +8,21 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from labinfer.batch.job_output import JobOutput
 from labinfer.batch.journal import RECORD_BYTES, line_digest
 from labinfer.batch.options import JobOptions
 from labinfer.errors import UserError
+from labinfer.weights.identity import FileIdentity
 
 GIVEN = {"input": {"bytes": 3, "digest": "abc"}, "options": {"--temperature": 0.5, "--seed": 1}}
-MODEL = {"config.json": "1", "model.safetensors": "2"}
+MODEL = {
+    name: FileIdentity(path=f"/m/{name}", digest=name, is_sampled=name == "model.safetensors", stamps=["1"])
+    for name in ("config.json", "model.safetensors")
+}
+OTHER = msgspec.structs.replace(MODEL["model.safetensors"], digest="3")
 
 
 @pytest.fixture
@@ -114,13 +120,34 @@ def test_output_of_an_earlier_run_is_not_destroyed(out, open_output):
         ({**GIVEN, "input": {"bytes": 4, "digest": "x"}}, MODEL, "another input: .* was .* and is"),
         ({**GIVEN, "input": {}}, MODEL, "another input: .* is not there"),
         ({**GIVEN, "options": {"--temperature": 0.5, "--seed": 2}}, MODEL, "other options: --seed was 1 and is 2"),
-        (GIVEN, MODEL | {"model.safetensors": "3"}, "another model: model.safetensors was 2 and is 3"),
+        (GIVEN, MODEL | {"model.safetensors": OTHER}, "another model: /m/model.safetensors has changed since"),
+        (GIVEN, {"config.json": MODEL["config.json"]}, "another model: /m/model.safetensors has changed since"),
     ],
 )
 def test_change_of_what_answers_depend_on_is_refused(given, model, message, out, open_output):
     write(open_output(), 1)
     with pytest.raises(UserError, match=message):
         open_output(given, model, resume=True)
+    assert ids(out) == [1]
+
+
+def test_weights_that_were_written_to_with_the_same_samples_go_on_with_a_warning(out, open_output, caplog):
+    write(open_output(), 1)
+    written = msgspec.structs.replace(MODEL["model.safetensors"], stamps=["2"])
+    open_output(GIVEN, MODEL | {"model.safetensors": written}, resume=True)
+    assert "/m/model.safetensors was written to since the job began" in caplog.text
+    assert ids(out) == [1]
+
+
+def test_journal_of_another_version_is_refused(out, open_output):
+    write(open_output(), 1)
+    journal = journal_of(out)
+    journal.write_bytes(journal.read_bytes().replace(b'{"journal": 2', b'{"journal": 1', 1))
+    with pytest.raises(UserError, match="begun by another version of LABInfer"):
+        open_output(resume=True)
+    journal.write_bytes(b'{"some": "file"}\n')
+    with pytest.raises(UserError, match="is not a job's journal"):
+        open_output(resume=True)
     assert ids(out) == [1]
 
 
