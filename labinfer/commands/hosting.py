@@ -30,6 +30,7 @@ from labinfer.planner.cluster import PairLink
 from labinfer.planner.saved_plan import plan_options
 from labinfer.sampling_params import SamplingParams
 from labinfer.spmd.machine import return_freed_memory
+from labinfer.weights.identity import Identity, compare
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,8 @@ class Hosting:
         self._layouts, self._own, self._on_ready = layouts, own, on_ready
         self._failed: list[Layouts] = []
         self._load_seconds = 0.0
+        self._identities: dict[str, Identity] = {}
+        """Rank 0: by the name of a model, the identity of what the gateway's open requests have been answered by."""
         self.llms: dict[str, LLM] = {}
         self._host: EngineHost | None = None
 
@@ -71,6 +74,9 @@ class Hosting:
         Raises:
             AgreedError: one cannot be loaded.
         """
+        supervisor = self._session.environment.supervisor
+        if self._group.rank == 0 and supervisor is not None and (data := supervisor.read_identity()):
+            self._identities = msgspec.msgpack.decode(data, type=dict[str, Identity])
         self._load(self._layouts)
         self._prepare(None)
 
@@ -105,10 +111,28 @@ class Hosting:
                     on_ready=self._tell_ready,
                     plan=self._plan_text,
                     machine_links=_machine_links(self._session.links),
+                    changed=self._changes(),
                 )
                 announce(self.llms)
 
+    def _changes(self) -> dict[str, str]:
+        """The files that have changed since the gateway's open requests began, in words, by the name of a model."""
+        changes = {
+            name: compare(self._identities[name], llm.files.identity)
+            for name, llm in self.llms.items()
+            if name in self._identities
+        }
+        for path in (path for change in changes.values() for path in change.rewritten):
+            logger.warning(
+                "warning: %s was written to; its header and samples of all its tensors are the same, so it is taken for the same file",
+                path,
+            )
+        return {name: change.describe() for name, change in changes.items()}
+
     def _tell_ready(self) -> None:
+        self._identities = {name: llm.files.identity for name, llm in self.llms.items()}
+        if (supervisor := self._session.environment.supervisor) is not None:
+            supervisor.write_identity(msgspec.msgpack.encode(self._identities))
         on_ready, self._on_ready = self._on_ready, lambda: None
         on_ready()
 
@@ -175,6 +199,12 @@ class Hosting:
     def _change(self, layouts: Layouts) -> str:
         """Load the models in other layouts, and those of before where that fails. Returns why it has."""
         lengths = [llm.facts.max_model_len for llm in self.llms.values() if not llm.is_spare]
+        try:
+            with self._group.together():  # else answers would go on with another model's tokens
+                for llm in self.llms.values():
+                    llm.files.check_unchanged()
+        except AgreedError as error:
+            return str(error)
         try:
             self._reload(layouts)
             self._check(lengths)

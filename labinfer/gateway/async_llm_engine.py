@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,6 +40,8 @@ from labinfer.link.layout_change import LayoutChange
 from labinfer.link.stats import EngineStats
 from labinfer.outputs import RequestState
 from labinfer.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 TOLD_WAIT_SECONDS = 5.0
 """Waits that are shorter are told to nobody: a long prompt takes such a time."""
@@ -283,12 +286,29 @@ class AsyncLLMEngine:
         if self.is_rebuilding:
             self.is_rebuilding = False
             self.on_begin()
+        self._end_changed(models)
         if self._awaits_host and not all(map(_can_go_on, self._facts, models)):
             self._fail(EngineFailed("the engine has failed, and other models are served now"))
             self._ending = None
         self._facts, self._awaits_host, self._last_progress = models, False, self._clock()
         self.on_attach(models)
         self._requests.begin()
+
+    def _end_changed(self, models: list[ModelFacts]) -> None:
+        """End what is open with models whose files have changed: the rest of an answer would be another model's."""
+        for model in models:
+            if not model.changed:
+                continue
+            submissions = self.submissions(model.name)
+            error = EngineFailed(f"{model.changed} since the answer began, so it cannot go on; send the request again")
+            for submission in submissions:
+                submission.fail(error)
+            logger.warning(
+                "warning: %s: the new files of model %s are served from now on; open requests that ended with an error: %d",
+                model.changed,
+                model.name,
+                len(submissions),
+            )
 
     def _fail(self, ending: Exception) -> None:
         """End all that is open, and what is submitted before another host comes."""

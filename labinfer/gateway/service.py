@@ -129,16 +129,21 @@ class Service:
 
     def _attach(self, models: list[ModelFacts]) -> None:
         self.history.attach(models)
+        if any(model.changed for model in models):  # no prompt may be read by the old tokenizer any more
+            self._close_models()
         self._attached.put_nowait((self._num_hosts, models))
 
     def _end(self, is_final: bool) -> None:
         """Have no models until another host has loaded them, unless it only has to take up the work of the one before."""
         if is_final:
-            for model in self.models.values():
-                model.reader.close()
-            self.models = {}
+            self._close_models()
         self._num_hosts += 1
         self.history.end()
+
+    def _close_models(self) -> None:
+        for model in self.models.values():
+            model.reader.close()
+        self.models = {}
 
     async def prepare_models(self) -> None:
         """Load the tokenizers whenever a host has loaded the models.

@@ -6,7 +6,7 @@ import logging
 import signal
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from labinfer.config import EngineOptions
 from labinfer.engine.llm_engine import QueueFull
@@ -77,6 +77,7 @@ class EngineHost:
         on_ready: called when the gateway takes requests.
         plan: the layout beside its alternatives, as a table; empty where nobody has planned it.
         machine_links: links that were measured for that.
+        changed: by the name of a model, see ``ModelFacts``.
         clock: seconds that never go back.
 
     Raises:
@@ -97,6 +98,7 @@ class EngineHost:
         on_ready: Callable[[], None] = lambda: None,
         plan: str = "",
         machine_links: Sequence[MachineLink] = (),
+        changed: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._models = {
@@ -108,6 +110,7 @@ class EngineHost:
                 drift_watch=_drift_watch(llm),
                 plan=plan,
                 machine_links=machine_links,
+                changed=(changed or {}).get(name, ""),
             )
             for name, llm in models.items()
         }

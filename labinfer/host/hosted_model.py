@@ -34,6 +34,8 @@ class HostedModel:
     """The layout beside its alternatives, as a table; empty where nobody has planned it."""
     machine_links: Sequence[MachineLink] = ()
     """Links that were measured for that."""
+    changed: str = ""
+    """See ``ModelFacts``."""
     unread_prompts: dict[str, int] = field(default_factory=dict)
     """Prompt tokens of open requests without any news yet, by their ids."""
     prompt_tokens: int = 0
@@ -108,6 +110,7 @@ class HostedModel:
             hop_seconds=llm.facts.step_times.hop if llm.facts.step_times else 0.0,
             machine_links=list(self.machine_links),
             plan=self.plan,
+            changed=self.changed,
             ranks=list(self._ranks()),
         )
 

@@ -145,6 +145,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Links that were measured at the start."""
     plan: str = ""
     """The layout and its alternatives, as a table; empty where the start was not planned."""
+    changed: str = ""
+    """The files that differ from those of the group of ranks before, in words: no answer of that group can go on. Empty where all are
+    the same."""
     ranks: list[RankFacts]
 
 

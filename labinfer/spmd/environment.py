@@ -22,7 +22,7 @@ from labinfer.errors import UserError
 GOMP_SPINCOUNT = "1000"
 """Iterations that a thread of GNU OpenMP spins at a barrier before it sleeps."""
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-STATUS_FILE, NODES_FILE = "status", "nodes"
+STATUS_FILE, NODES_FILE, IDENTITY_FILE = "status", "nodes", "identity"
 SUPERVISOR = "LABINFER_SUPERVISOR"
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -32,8 +32,8 @@ class SupervisorAddress:
     """The place that ``launch.py supervise`` has made for rank 0."""
 
     directory: str
-    """A private one: the gateway's local socket, and what rank 0 leaves there: the machine of each rank once they have met, and
-    the status of an orderly end."""
+    """A private one: the gateway's local socket, and what rank 0 leaves there: the machine of each rank once they have met, the
+    identity of the models that are served, and the status of an orderly end."""
     token: str = field(repr=False)
     """Secret for the gateway."""
     port: int
@@ -59,6 +59,23 @@ class SupervisorAddress:
             return (Path(self.directory) / NODES_FILE).read_text().splitlines()
         except OSError:
             return []
+
+    def write_identity(self, data: bytes) -> None:
+        """Keep the identity of the models that are served, for the next group of ranks.
+
+        Raises:
+            OSError: it cannot be written; the one before stays.
+        """
+        new = Path(self.directory) / f"{IDENTITY_FILE}.new"
+        new.write_bytes(data)
+        os.replace(new, new.with_suffix(""))
+
+    def read_identity(self) -> bytes:
+        """The identity that the last group of ranks has kept; empty before."""
+        try:
+            return (Path(self.directory) / IDENTITY_FILE).read_bytes()
+        except FileNotFoundError:
+            return b""
 
     def _write(self, name: str, text: str) -> None:
         with contextlib.suppress(OSError):

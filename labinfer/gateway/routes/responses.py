@@ -43,8 +43,8 @@ MAX_PAGE = 100
 async def create(call: Call) -> HttpResponse | EventStream:
     """``POST /v1/responses``, as OpenAI's."""
     body = await call.read(ResponseBody)
-    model = call.service.model(body.model)
     conversation = await _conversation(call, body)
+    model = call.service.model(body.model)  # behind all that is waited for: it may be another one by then
     parsed = checked(lambda: body.parse(conversation.items, model.chat_defaults()))
     active = await ActiveCall.start(call, model, make_requests(call, model, parsed), parsed.stream, parsed.user)
     answer = ResponseAnswer(call, body, conversation, model, parsed=parsed, active=active)
@@ -180,8 +180,8 @@ class ResponseAnswer:
 async def count(call: Call) -> HttpResponse:
     """``POST /v1/responses/input_tokens``: the length of the prompt that a body would have."""
     body = await call.read(CountBody)
-    model = call.service.model(body.model)
     conversation = await _conversation(call, body)
+    model = call.service.model(body.model)  # behind all that is waited for: it may be another one by then
     prompt = checked(lambda: body.prompt(conversation.items))
     return call.json(InputTokens(await count_prompt_tokens(call, model, prompt)))
 

@@ -84,9 +84,8 @@ def test_kv_blocks_of_the_plan_of_a_start_are_not_those_of_another_layout(change
 
 def test_address_is_told_once_by_whichever_host_hears_that_requests_are_taken():
     told: list[str] = []
-    hosting = Hosting(
-        SimpleNamespace(group=None, plan_text=""), {}, None, ServerOptions(), lambda: told.append("address")
-    )
+    session = SimpleNamespace(group=None, plan_text="", environment=SimpleNamespace(supervisor=None))
+    hosting = Hosting(session, {}, None, ServerOptions(), lambda: told.append("address"))
     for _ in range(2):
         hosting._tell_ready()
     assert told == ["address"]
