@@ -70,6 +70,8 @@ class InputProcessor:
         priority: int = 0,
         user: str = "",
         pooling: str = "",
+        form_field: str = "structured_outputs",
+        max_tokens_field: str = "",
     ) -> Request:
         """Make the request of a prompt. For ``key`` and what else is given by name see ``Request``.
 
@@ -86,7 +88,8 @@ class InputProcessor:
         before, goes_on = "", False
         if isinstance(prompt, ChatPrompt):
             goes_on = bool(prompt.template_use.continue_final_message)
-            sampling = self._force_call(prompt.tool_use, sampling)
+            if prompt.tool_use.is_forced:
+                sampling, form_field = self._force_call(prompt.tool_use, sampling), "tools"
             if prompt.thinking_budget is not None:
                 sampling = self._bound_thoughts(token_ids, prompt, sampling)
             if sampling.structured_outputs is not None:
@@ -103,6 +106,8 @@ class InputProcessor:
             is_chat=isinstance(prompt, ChatPrompt),
             goes_on=goes_on,
             before_form=before,
+            form_field=form_field,
+            max_tokens_field=max_tokens_field,
         )
 
     def check_form(self, request: Request) -> None:
@@ -112,7 +117,7 @@ class InputProcessor:
             UserError: it is broken, or costs too much.
         """
         if request.sampling.structured_outputs is not None:
-            self._trial.check(request.sampling.structured_outputs, request.before_form)
+            self._trial.check(request.sampling.structured_outputs, request.before_form, request.form_field)
 
     def knows_form(self, request: Request) -> bool:
         """Whether ``check_form`` takes no time.
@@ -129,9 +134,7 @@ class InputProcessor:
         self.tokenizing.close()
 
     def _force_call(self, tool_use: ToolUse, sampling: SamplingParams) -> SamplingParams:
-        """Give answers the form of a call, where ``tool_choice`` demands one."""
-        if not tool_use.is_forced:
-            return sampling
+        """Give answers the form of a call, which ``tool_choice`` demands."""
         if sampling.structured_outputs is not None:
             raise UserError(
                 "tool_choice demands a call, and structured_outputs or response_format another form; leave one out"

@@ -87,6 +87,8 @@ class ParsedLine:
     priority: int = 0
     user: str = ""
     cache_salt: str = ""
+    form_field: str = "structured_outputs"
+    max_tokens_field: str = ""
     include_reasoning: bool = True
     return_drafted: bool = False
     embedding: EmbeddingBody | None = None
@@ -134,6 +136,8 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
         priority=body.priority,
         user=body.user,
         cache_salt=body.cache_salt,
+        form_field=body.form_field,
+        max_tokens_field=body.max_tokens_field,
         include_reasoning=body.include_reasoning,
         return_drafted=body.return_drafted,
         warnings=tuple(body.warnings),
@@ -176,6 +180,7 @@ def _simple(line: SimpleLine, defaults: SamplingParams) -> ParsedLine:
         prompt=_prompt(line),
         sampling=sampling,
         id=line.id,
+        max_tokens_field="" if line.max_tokens is None else "max_tokens",
         echo=bool(line.echo),
         priority=line.priority or 0,
         user=line.user or "",

@@ -39,6 +39,9 @@ class ParsedBody:
     include_usage: bool
     continuous_usage: bool
     tool_use: ToolUse
+    form_field: str = "structured_outputs"
+    max_tokens_field: str = ""
+    """Both see ``Request``."""
     include_reasoning: bool = True
     """Whether the answer has the thoughts."""
     return_drafted: bool = False
@@ -96,12 +99,12 @@ def _read(
     options = body.stream_options or StreamOptions()
     if body.stream_options is not None and not body.stream:
         raise UserError("stream_options goes with stream: true; leave it out")
-    max_tokens = body.max_completion_tokens
+    max_tokens, max_tokens_field = body.max_completion_tokens, "max_completion_tokens"
     if max_tokens is None:
-        max_tokens = body.max_tokens
+        max_tokens, max_tokens_field = body.max_tokens, "max_tokens" if body.max_tokens is not None else ""
     elif body.max_tokens is not None:
         SamplingParams(max_tokens=body.max_tokens)  # must be in bounds, although the other goes before it
-    prompt_alone = bool(body.echo) and max_tokens == 0
+    prompt_alone, has_format = bool(body.echo) and max_tokens == 0, body.structured_outputs is None
     body = msgspec.structs.replace(
         body,
         max_tokens=1 if prompt_alone else max_tokens,
@@ -128,5 +131,7 @@ def _read(
         include_usage=options.wants_usage,
         continuous_usage=options.wants_usage and bool(options.continuous_usage_stats),
         tool_use=tool_use,
+        form_field="response_format" if has_format else "structured_outputs",
+        max_tokens_field="" if prompt_alone else max_tokens_field,
         warnings=warnings,
     )

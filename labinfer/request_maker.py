@@ -29,7 +29,8 @@ class RequestMaker:
         """Tokenize and check a prompt.
 
         Args:
-            fields: ``cache_salt``, ``priority``, ``user`` and ``pooling`` of the ``Request``; a dictionary's own go before these.
+            fields: further ones of the ``Request``, such as ``cache_salt``, ``priority`` and ``user``; a dictionary's own take
+                precedence.
 
         Raises:
             UserError: the prompt or a parameter is wrong.

@@ -115,7 +115,9 @@ def test_end_comes_only_where_the_answer_is_complete(demo):
 
 def test_constraints_that_forbid_the_form_are_refused(demo):
     params = SamplingParams(max_tokens=9, structured_outputs=StructuredOutputs(regex="no"), allowed_token_ids=[65])
-    with pytest.raises(UserError, match="allowed_token_ids forbid every token with which structured_outputs can begin"):
+    with pytest.raises(
+        UserError, match="allowed_token_ids forbid every token with which the form of structured_outputs can begin"
+    ):
         demo.generate(CHATS[0], params)
 
 

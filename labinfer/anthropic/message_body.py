@@ -259,6 +259,7 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
             stream=bool(self.stream),
             include_usage=True,
             continuous_usage=False,
+            form_field="output_config",
             tool_use=prompt.tool_use,
             warnings=warnings,
         )

@@ -219,6 +219,8 @@ class BatchJob:
                 priority=parsed.priority,
                 user=parsed.user,
                 pooling=pooling,
+                form_field=parsed.form_field,
+                max_tokens_field=parsed.max_tokens_field,
             )
             for index, prompt in enumerate(prompts)
         ]

@@ -35,7 +35,9 @@ def check_constraints(request: Request, ends: Collection[int], vocab_size: int, 
             "allow another token, or leave min_tokens out"
         )
     if mask and not left & int.from_bytes(mask, "little"):
-        raise UserError(f"{given} forbid every token with which structured_outputs can begin; leave one out")
+        raise UserError(
+            f"{given} forbid every token with which the form of {request.form_field} can begin; leave one out"
+        )
     if (budget := sampling.logits_processors.get(THINKING_BUDGET)) is not None:
         _, _, closing, _ = budget
         if missing := [token for token in closing if not left >> token & 1]:
@@ -49,7 +51,7 @@ def no_token_left(request: Request, num_output_tokens: int) -> str:
     """Text of the error of an answer of ``num_output_tokens`` tokens behind which the request's constraints allow no token."""
     sampling = request.sampling
     given = {
-        "structured_outputs": sampling.structured_outputs,
+        request.form_field: sampling.structured_outputs,
         "allowed_token_ids": sampling.allowed_token_ids,
         "bad_words": sampling.bad_words or request.bad_token_ids,
         "min_tokens": sampling.min_tokens,

@@ -181,8 +181,15 @@ class LLMEngine:
             raise PromptTooLong.for_context(
                 context, f"your prompt has {len(prompt_ids)} tokens, and at most {context - 1} fit beside one new token"
             )
-        elif self._options.context_shift and len(prompt_ids) + sampling.max_tokens > context:
-            self._check_shift(context)
+        elif len(prompt_ids) + sampling.max_tokens > context:
+            if self._options.context_shift:
+                self._check_shift(context)
+            elif request.max_tokens_field and not request.output_token_ids:
+                raise UserError(
+                    f"{request.max_tokens_field} {sampling.max_tokens} is too large. This model's maximum context length is "
+                    f"{context} tokens and your prompt has {len(prompt_ids)}, so that {context - len(prompt_ids)} fit: lower "
+                    f"{request.max_tokens_field}, or leave it out"
+                )
         self._check_beams(request, context)
         self._check_ids("token id", prompt_ids)
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):

@@ -47,6 +47,12 @@ class Request:
     pooling: str = ""
     """Pooling, of ``plan.POOLINGS``: the prompt is run and comes to one vector. Nothing is sampled, and ``sampling`` is neutral."""
 
+    form_field: str = "structured_outputs"
+    """Field by which the client asked for the form of the answers, for errors."""
+    max_tokens_field: str = ""
+    """Field by which the client asked for ``max_tokens``, which then must fit in the context beside the prompt. Empty: the answer is
+    cut where the context ends."""
+
     def ends(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
         """Tokens that end an answer: the request's own, and those of the checkpoint unless it ignores them."""
         stops = self.sampling.stop_token_ids

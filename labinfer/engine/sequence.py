@@ -234,7 +234,7 @@ class Sequence:
         if self.guide is not None:
             self.guide.accept(token)
             if self.guide.error:
-                return self.break_off(f"structured_outputs became too complex to follow: {self.guide.error}")
+                return self.break_off(f"{self.request.form_field} became too complex to follow: {self.guide.error}")
             if not self.guide.mask:
                 return FinishReason.STOP
         return FinishReason.LENGTH if self.num_output_tokens >= self.max_tokens else None

@@ -19,6 +19,7 @@ from labinfer.gateway.access import Denied
 from labinfer.gateway.batch_runner import BatchRunner
 from labinfer.gateway.call import ID_HEADER, WARNING_HEADER, Call
 from labinfer.gateway.endpoints import API, PAGES
+from labinfer.gateway.error_form import ANTHROPIC_ERRORS, OPENAI_ERRORS, VERSION_HEADER, ErrorForm
 from labinfer.gateway.host_check import AllowedHosts, HostCheck
 from labinfer.gateway.limits import LimitReached, ServerFull
 from labinfer.gateway.openapi import Endpoint
@@ -42,7 +43,7 @@ def make_app(service: Service) -> Starlette:
 
     def refuse(http: Request, error: ApiError) -> HttpResponse:
         endpoint = endpoints.get(_matching_path(http, routes))
-        call = Call(service, http, endpoint.path, endpoint.error_form) if endpoint else Call(service, http, "")
+        call = Call(service, http, endpoint.path if endpoint else "", _error_form(http, endpoint))
         return _answer_error(call, error, logged=True)
 
     async def on_http_exception(http: Request, error: Exception) -> HttpResponse:
@@ -70,7 +71,7 @@ def _guard(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaitabl
     needs_key = endpoint.needs_key and not (endpoint.opened_by and getattr(service.options, endpoint.opened_by))
 
     async def run(http: Request) -> HttpResponse:
-        call = Call(service, http, endpoint.path, endpoint.error_form)
+        call = Call(service, http, endpoint.path, _error_form(http, endpoint))
         try:
             if needs_key:
                 call.caller = service.keys.authenticate(
@@ -99,6 +100,13 @@ def _guard(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaitabl
         return response
 
     return run
+
+
+def _error_form(http: Request, endpoint: Endpoint | None) -> ErrorForm:
+    """Form of the errors of a path; ``endpoint`` is None where nothing is served at it."""
+    if (endpoint is None or endpoint.is_anthropics_too) and VERSION_HEADER in http.headers:
+        return ANTHROPIC_ERRORS
+    return endpoint.error_form if endpoint else OPENAI_ERRORS
 
 
 def _answer_error(call: Call, error: ApiError, logged: bool) -> HttpResponse:

@@ -34,6 +34,8 @@ def make_requests(call: Call, model: Model, parsed: ParsedBody) -> CallRequests:
         user=parsed.user,
         cache_salt=parsed.cache_salt,
         priority=parsed.priority,
+        form_field=parsed.form_field,
+        max_tokens_field=parsed.max_tokens_field,
     )
 
 
@@ -54,7 +56,7 @@ class CallRequests:
 
     Args:
         prompts: one or more, all of one kind.
-        user, cache_salt: as the body has them; ``priority`` and ``pooling`` see ``Request``.
+        user, cache_salt: as the body has them; all others see ``Request``.
 
     Raises:
         ApiError: a prompt has more characters than there are in the context.
@@ -71,6 +73,8 @@ class CallRequests:
         cache_salt: str = "",
         priority: int = 0,
         pooling: str = "",
+        form_field: str = "structured_outputs",
+        max_tokens_field: str = "",
     ):
         self._call, self._model, self._prompts, self._sampling = call, model, prompts, sampling
         self._fields = {
@@ -78,6 +82,8 @@ class CallRequests:
             "cache_salt": call.caller.salt_for(cache_salt),
             "priority": priority + call.priority,
             "pooling": pooling,
+            "form_field": form_field,
+            "max_tokens_field": max_tokens_field,
         }
         is_long = call.num_body_bytes > IN_PLACE_BYTES and not isinstance(prompts[0], TokensPrompt)
         self._texts = checked(lambda: [model.reader.prompt_text(prompt) for prompt in prompts]) if is_long else None

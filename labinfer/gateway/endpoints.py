@@ -7,10 +7,11 @@ from functools import lru_cache
 import msgspec
 from starlette.responses import Response
 
+from labinfer.anthropic.models import AnthropicModel, AnthropicModelList
 from labinfer.gateway.call import JSON, Call
 from labinfer.gateway.cluster_answers import Cluster, LayoutChanged, StatsEvent, TraceEvent, TraceFile
 from labinfer.gateway.model_endpoints import MODEL_API, READING, STORED
-from labinfer.gateway.openapi import ANYWHERE, NUMBER, STRING, Endpoint, describe_api
+from labinfer.gateway.openapi import ANYWHERE, INTEGER, NUMBER, STRING, Endpoint, describe_api
 from labinfer.gateway.routes import cluster, health, layout, models, pages, requests
 from labinfer.link.layout_change import LayoutChange
 from labinfer.openai.models import ModelEntry, ModelList
@@ -57,8 +58,14 @@ API = (
         path="/v1/models",
         handler=models.list_models,
         logged=False,
-        summary="The models.",
-        answer=ModelList,
+        summary="The models, in Anthropic's form with the header anthropic-version.",
+        answer=ModelList | AnthropicModelList,
+        query=(
+            ("limit", INTEGER | {"minimum": 1, "maximum": models.MAX_PAGE}),
+            ("after_id", STRING),
+            ("before_id", STRING),
+        ),
+        is_anthropics_too=True,
     ),
     Endpoint(
         method="GET",
@@ -66,7 +73,8 @@ API = (
         handler=models.show_model,
         logged=False,
         summary="One of them.",
-        answer=ModelEntry,
+        answer=ModelEntry | AnthropicModel,
+        is_anthropics_too=True,
         errors=STORED,
     ),
     Endpoint(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from labinfer.anthropic.errors import AnthropicError, anthropic_error
 from labinfer.openai.answer import Answer
 from labinfer.openai.api_errors import ApiError, ErrorAnswer
 
@@ -20,4 +21,7 @@ class ErrorForm:
     """Makes the body of an error and of the id of its request."""
 
 
+ANTHROPIC_ERRORS = ErrorForm("Anthropic", AnthropicError, anthropic_error)
+VERSION_HEADER = "anthropic-version"
+"""Header that every request of Anthropic's clients has."""
 OPENAI_ERRORS = ErrorForm("", ErrorAnswer, lambda error, request_id: error.body())

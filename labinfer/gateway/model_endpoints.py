@@ -7,6 +7,7 @@ from typing import Any
 from labinfer.anthropic.message_body import MessageBody, PromptBody
 from labinfer.anthropic.messages import STREAM_EVENTS as MESSAGE_EVENTS
 from labinfer.anthropic.messages import AnthropicMessage, TokenCount
+from labinfer.gateway.error_form import ANTHROPIC_ERRORS
 from labinfer.gateway.openapi import ANYWHERE, INTEGER, STRING, Endpoint
 from labinfer.gateway.page import ORDERS
 from labinfer.gateway.routes import (
@@ -182,7 +183,7 @@ MODEL_API = (
         answer=AnthropicMessage,
         events=MESSAGE_EVENTS,
         errors=GENERATING,
-        error_form=messages.ERRORS,
+        error_form=ANTHROPIC_ERRORS,
     ),
     Endpoint(
         method="POST",
@@ -192,7 +193,7 @@ MODEL_API = (
         body=PromptBody,
         answer=TokenCount,
         errors=READING,
-        error_form=messages.ERRORS,
+        error_form=ANTHROPIC_ERRORS,
     ),
     Endpoint(
         method="POST",

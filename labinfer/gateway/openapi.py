@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from types import UnionType
+from typing import Any, get_args
 
 import msgspec
 from starlette.responses import Response
@@ -67,7 +68,7 @@ class Endpoint:
     body: type[msgspec.Struct] | None = None
     form: type[msgspec.Struct] | None = None
     """A body that is a form with a file."""
-    answer: type | None = None
+    answer: type | UnionType | None = None
     """A successful one; None where that is always a stream."""
     events: tuple[type[msgspec.Struct], ...] = ()
     """Kinds of events of a stream, where one may be asked for."""
@@ -76,6 +77,8 @@ class Endpoint:
     """Name and JSON schema of each parameter."""
     errors: tuple[int, ...] = ANYWHERE
     error_form: ErrorForm = OPENAI_ERRORS
+    is_anthropics_too: bool = False
+    """Whether Anthropic's API has this path, too: its clients are answered in its form, and ``answer`` is a union."""
 
     @property
     def template(self) -> str:
@@ -139,7 +142,7 @@ def describe_api(
 
 def _answer_kinds(endpoint: Endpoint) -> list[type[msgspec.Struct]]:
     """Every struct that an endpoint may answer with."""
-    whole = [endpoint.answer] if isinstance(endpoint.answer, type(msgspec.Struct)) else []
+    whole = [kind for kind in get_args(endpoint.answer) or [endpoint.answer] if isinstance(kind, type(msgspec.Struct))]
     return [*whole, *endpoint.events, endpoint.error_form.answer]
 
 
@@ -252,10 +255,12 @@ def _headers(status: int) -> dict[str, Any]:
     return {name: {"description": description, "schema": schema} for name, description, schema in headers}
 
 
-def _schema(kind: type) -> dict[str, Any]:
+def _schema(kind: type | UnionType) -> dict[str, Any]:
     """The schema of a struct by its name, that of another type in full."""
     if isinstance(kind, type(msgspec.Struct)):
         return _reference("schemas", kind.__name__)
+    if isinstance(kind, UnionType):
+        return {"anyOf": [_schema(part) for part in get_args(kind)]}
     return msgspec.json.schema(kind)
 
 

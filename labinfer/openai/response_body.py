@@ -231,6 +231,7 @@ class ResponseBody(SampledBody, kw_only=True, forbid_unknown_fields=True):
             stream=bool(self.stream),
             include_usage=True,
             continuous_usage=False,
+            form_field="text" if self.structured_outputs is None else "structured_outputs",
             tool_use=prompt.tool_use,
             warnings=warnings,
         )

@@ -63,11 +63,12 @@ class GrammarTrial:
         self._lock = threading.Lock()  # of the verdicts, held for moments only
         self._verdicts: dict[str, str] = {}  # problem by grammar, empty if it has none; the latest used last
 
-    def check(self, form: StructuredOutputs, before: str = "") -> None:
+    def check(self, form: StructuredOutputs, before: str = "", field: str = "structured_outputs") -> None:
         """Refuse a form that is broken, or takes too long or too much memory.
 
         Args:
             before: rules of what stands before it.
+            field: of the request, by which the form was asked for.
 
         Raises:
             UserError: the form is refused.
@@ -81,7 +82,8 @@ class GrammarTrial:
                         verdict = self._try(source)
                         self._remember(source, verdict)
             if verdict:
-                raise UserError(f"structured_outputs.{form.kind} is refused: {verdict}")
+                name = f"{field}.{form.kind}" if field == "structured_outputs" else f"{field}: the schema"
+                raise UserError(f"{name} is refused: {verdict}")
 
     def is_known(self, form: StructuredOutputs, before: str = "") -> bool:
         """Whether ``check`` has its verdict already, and does not wait for anything.

@@ -11,11 +11,13 @@ export class ApiFailure extends Error {
    * @param {string} message the server's own words
    * @param {number} retryAfter seconds
    * @param {string} code the error for programs
+   * @param {string} param the field of the request that is wrong
    */
-  constructor(kind, message = "", retryAfter = DEFAULT_RETRY_SECONDS, code = "") {
+  constructor(kind, message = "", retryAfter = DEFAULT_RETRY_SECONDS, code = "", param = "") {
     super(message);
     this.kind = kind;
     this.code = code;
+    this.param = param;
     this.retryAfter = retryAfter;
   }
 
@@ -52,9 +54,14 @@ export class Api {
    */
   async *chat(id, body, signal) {
     const whole = { ...body, stream: true, stream_options: { include_usage: true } };
-    const response = await this._ask("/v1/chat/completions", {
-      method: "POST", body: JSON.stringify(whole), signal,
+    const ask = (asked) => this._ask("/v1/chat/completions", {
+      method: "POST", body: JSON.stringify(asked), signal,
       headers: { "Content-Type": "application/json", "X-Request-Id": id },
+    });
+    const { max_tokens, ...unbounded } = whole;
+    const response = await ask(whole).catch((failure) => {
+      if (failure.param !== "max_tokens") throw failure;
+      return ask(unbounded); // fewer tokens than `max_tokens` fit in the context: the answer may have these
     });
     yield* objectsOf(response);
   }
@@ -122,12 +129,12 @@ async function* objectsOf(response) {
 }
 
 function failureOf(error, status = 0, retryAfter = undefined) {
-  const { message = `HTTP ${status}`, code = "" } = error ?? {};
+  const { message = `HTTP ${status}`, code = "", param = "" } = error ?? {};
   if (status === 401) return new ApiFailure("key", message);
   if (status === 429) return new ApiFailure("limited", message, retryAfter);
   if (code === "draining") return new ApiFailure("draining", message);
   if (code === "overloaded") return new ApiFailure("busy", message, retryAfter);
   if (status === 502 || status === 503 || status === 504) return new ApiFailure("away", message, retryAfter);
   if (code === "request_cancelled") return new ApiFailure("cancelled", message);
-  return new ApiFailure("failed", message, undefined, code ?? "");
+  return new ApiFailure("failed", message, undefined, code ?? "", param ?? "");
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -239,3 +240,42 @@ class TestErrors:
         body = {"model": "demo", "max_tokens": 1, "messages": [QUESTION]}
         assert server.ask("POST", "/v1/messages", body, KEY).status == 200
         assert server.ask("GET", "/v1/models", **{"x-api-key": KEY}).status == 200
+
+
+# Models, and paths that both APIs have, or neither.
+
+
+def test_models_have_anthropics_form_for_its_clients(server):
+    listed = server.ask("GET", "/v1/models", **HEADERS)
+    (model,) = listed.body["data"]
+    assert listed.body == {"data": [model], "has_more": False, "first_id": "demo", "last_id": "demo"}
+    assert (model["type"], model["id"], model["display_name"]) == ("model", "demo", "demo")
+    assert datetime.fromisoformat(model["created_at"]).tzinfo is not None
+    assert model["max_input_tokens"] == 512
+    assert server.ask("GET", "/v1/models/demo", **HEADERS).body == model
+    for query, ids in (("?limit=1", ["demo"]), ("?after_id=demo", []), ("?before_id=demo", [])):
+        page = server.ask("GET", f"/v1/models{query}", **HEADERS).body
+        assert ([one["id"] for one in page["data"]], page["has_more"]) == (ids, False)
+    assert server.ask("GET", "/v1/models", key=KEY).body["object"] == "list"
+    assert server.ask("GET", "/v1/models/demo", key=KEY).body["object"] == "model"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("GET", "/v1/models/other", 404, "not_found_error"),
+        ("GET", "/v1/models?limit=0", 400, "invalid_request_error"),
+        ("POST", "/v1/models", 405, "invalid_request_error"),
+        ("GET", "/v1/messages/batches", 404, "not_found_error"),
+        ("POST", "/v1/nothing", 404, "not_found_error"),
+    ],
+)
+def test_errors_have_anthropics_form_for_its_clients(server, method, path, status, kind):
+    reply = server.ask(method, path, **HEADERS)
+    assert (reply.status, reply.body["type"], reply.body["error"]["type"]) == (status, "error", kind)
+    assert reply.body["request_id"] == reply.headers["x-request-id"]
+    others = server.ask(method, path, key=KEY)
+    if "limit" not in path:
+        assert others.status == status and "code" in others.body["error"]
+    without_key = {name: value for name, value in HEADERS.items() if name != "x-api-key"}
+    assert server.ask("GET", "/v1/models", **without_key).body["error"]["type"] == "authentication_error"

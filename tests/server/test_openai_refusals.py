@@ -61,6 +61,63 @@ class TestRefusals:
         status, answer = server.post("/v1/completions", b'{"prompt": "red", "logits_processors": ' + deep + b"}")
         assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
 
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_max_tokens_beyond_the_context(self, client, server, stream):
+        """Without it the answer has what fits."""
+        fields = {"model": "demo", "messages": MESSAGES, "stream": stream}
+        numbers = (
+            r"max_tokens 2048 is too large. This model's maximum context length is 2048 tokens and your prompt has \d+"
+        )
+        with pytest.raises(openai.BadRequestError, match=numbers) as caught:
+            client.chat.completions.create(**fields, max_tokens=2048)
+        assert caught.value.param == "max_tokens"
+        with pytest.raises(openai.BadRequestError, match="max_completion_tokens 9999 is too large") as caught:
+            client.chat.completions.create(**fields, max_completion_tokens=9999)
+        assert caught.value.param == "max_completion_tokens"
+        prompt = {"model": "demo", "prompt": [5] * 2040, "stream": stream, "ignore_eos": True}
+        assert server.post("/v1/completions", prompt | {"max_tokens": 8})[0] == 200
+        assert server.post("/v1/completions", prompt)[0] == 200
+        assert server.post("/v1/completions", prompt | {"max_tokens": 0, "echo": True})[0] == 200
+        status, answer = server.post("/v1/completions", prompt | {"max_tokens": 9})
+        assert (status, answer["error"]["param"]) == (400, "max_tokens") and "2040, so that 8 fit" in str(answer)
+
+    @pytest.mark.parametrize(
+        ("fields", "message", "param"),
+        [
+            ({"response_format": {"type": "json_object", "schema": {"enum": []}}}, "response_format: the schema", None),
+            (
+                {
+                    "tools": [
+                        {
+                            "type": "function",
+                            "function": {"name": "f", "parameters": {"properties": {"x": False}, "required": ["x"]}},
+                        }
+                    ],
+                    "tool_choice": "required",
+                },
+                "tools: the schema",
+                None,
+            ),
+            ({"structured_outputs": {"json": {"enum": []}}}, "structured_outputs.json", "structured_outputs"),
+        ],
+    )
+    def test_schema_that_has_no_value_is_refused_by_the_fields_name(self, server, fields, message, param):
+        status, answer = server.post("/v1/chat/completions", {"messages": MESSAGES} | fields)
+        error = answer["error"]
+        assert status == 400 and error["message"].startswith(f"{message} is refused"), error
+        assert error["param"] == (param or next(iter(fields)))
+
+    def test_constraints_that_allow_no_token(self, server):
+        body = {"prompt": "red", "allowed_token_ids": [60], "bad_words": [], "min_tokens": 0, "max_tokens": 4}
+        status, answer = server.post("/v1/completions", body | {"allowed_token_ids": [2], "min_tokens": 2})
+        assert (status, answer["error"]["param"]) == (400, "allowed_token_ids"), answer
+        (seven,) = server.post("/tokenize", {"prompt": "7", "add_special_tokens": False})[1]["tokens"]
+        body |= {"allowed_token_ids": [seven], "bad_words": ["777"]}
+        status, answer = server.post("/v1/completions", body)
+        assert status == 400 and "allow no token behind the answer's 2 tokens" in answer["error"]["message"]
+        stream = server.stream(body).finish()
+        assert stream.text == "77" and "the answer was broken off" in stream.error["message"]
+
     def test_stream_options_without_a_stream(self, client):
         body = {"model": "demo", "messages": MESSAGES, "stream_options": {"include_usage": True}}
         with pytest.raises(openai.BadRequestError) as caught:

@@ -8,13 +8,12 @@ from collections.abc import AsyncIterator
 
 from starlette.responses import Response
 
-from labinfer.anthropic.errors import AnthropicError, anthropic_error, no_threads
+from labinfer.anthropic.errors import anthropic_error, no_threads
 from labinfer.anthropic.message_body import MessageBody, PromptBody
 from labinfer.anthropic.messages import MESSAGE_PREFIX, MessageWriter, Ping, TokenCount, stop_reason
 from labinfer.gateway.active_call import ActiveCall
 from labinfer.gateway.call import Call
 from labinfer.gateway.call_requests import count_prompt_tokens, make_requests
-from labinfer.gateway.error_form import ErrorForm
 from labinfer.gateway.event_stream import EventStream, StreamForm, named_event
 from labinfer.gateway.refusals import checked
 from labinfer.gateway.service import Model
@@ -23,7 +22,6 @@ from labinfer.outputs import Completion
 from labinfer.parsed_body import ParsedBody
 from labinfer.text.reply_reader import ReplyReader
 
-ERRORS = ErrorForm("Anthropic", AnthropicError, anthropic_error)
 FORM = StreamForm(
     end=b"", keep_alive=named_event(Ping()), error=lambda error: named_event(anthropic_error(error, None))
 )

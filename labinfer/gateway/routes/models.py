@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
+from labinfer.anthropic.models import anthropic_model, anthropic_model_list
 from labinfer.gateway.call import Call
+from labinfer.gateway.error_form import ANTHROPIC_ERRORS
 from labinfer.gateway.service import Service
 from labinfer.openai import api_errors
 from labinfer.openai.models import ModelEntry, ModelList
 from labinfer.recommended_sampling import FIELDS
 
+MAX_PAGE = 1000
+"""Models of a page at most, as in Anthropic's API."""
 SHOWN_DEFAULTS = (*FIELDS, "presence_penalty", "frequency_penalty")
 """Sampling fields whose defaults a model's entry shows."""
 
 
 async def list_models(call: Call) -> Response:
-    """``GET /v1/models``, as OpenAI's; also while they are loaded."""
-    return call.json(ModelList("list", [_describe(call.service, name) for name in call.service.model_names]))
+    """``GET /v1/models``, as OpenAI's or Anthropic's; also while they are loaded."""
+    entries = [_describe(call.service, name) for name in call.service.model_names]
+    if call.error_form is not ANTHROPIC_ERRORS:
+        return call.json(ModelList("list", entries))
+    query = call.http.query_params
+    limit = query.get("limit", "20")
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MAX_PAGE):
+        raise api_errors.bad_request(f"limit must be from 1 to {MAX_PAGE}, not {limit!r:.40}", "limit")
+    models = list(map(anthropic_model, entries))
+    return call.json(anthropic_model_list(models, int(limit), query.get("after_id"), query.get("before_id")))
 
 
 async def show_model(call: Call) -> Response:
@@ -24,7 +36,8 @@ async def show_model(call: Call) -> Response:
     name = call.http.path_params["model"]
     if name not in call.service.model_names:
         raise api_errors.not_found_model(name)
-    return call.json(_describe(call.service, name))
+    entry = _describe(call.service, name)
+    return call.json(anthropic_model(entry) if call.error_form is ANTHROPIC_ERRORS else entry)
 
 
 def _describe(service: Service, name: str) -> ModelEntry:

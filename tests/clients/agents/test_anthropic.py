@@ -89,3 +89,12 @@ def test_errors(client):
         client.with_options(api_key="wrong").messages.create(**FIELDS)
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(**FIELDS | {"model": "claude"})
+
+
+def test_models_are_listed(client):
+    models = list(client.models.list(limit=1))
+    assert {MODEL, THINKER} <= {model.id for model in models}
+    assert client.models.retrieve(MODEL).display_name == MODEL
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        client.models.retrieve("other")
+    assert caught.value.body["error"]["type"] == "not_found_error"
