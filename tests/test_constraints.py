@@ -86,19 +86,48 @@ def test_contradiction_is_refused_before_anything_runs(demo, seven):
         demo.generate(["red"], SamplingParams(allowed_token_ids=[seven], bad_words=["7"]))
 
 
+def run_job(llm: LLM, lines: list[dict], directory, **defaults) -> dict:
+    """Output lines of a job by their ids."""
+    source, target = directory / "in.jsonl", directory / "out.jsonl"
+    source.write_text("\n".join(map(json.dumps, lines)))
+    output = JobOutput(JobOptions(input=str(source), output=str(target)), {}, {})
+    output.begin({})
+    progress, reader = JobProgress("none", llm.clock, None, 0), JsonlReader(str(source), 1 << 20)
+    BatchJob(reader, output, progress, defaults=SamplingParams(**defaults), model_name="name").run(llm, lambda: None)
+    records = map(json.loads, target.read_text().splitlines())
+    return {record.get("custom_id") or record["id"]: record for record in records}
+
+
 def test_line_of_a_job_that_is_broken_off_is_an_error(demo, seven, tmp_path):
     lines = [
         {"id": "a", "prompt": "red", "allowed_token_ids": [seven], "bad_words": ["777"], "max_tokens": 9},
         {"id": "b", "prompt": "red", "max_tokens": 2},
     ]
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("\n".join(map(json.dumps, lines)))
-    output = JobOutput(JobOptions(input=str(source), output=str(target)), {}, {})
-    output.begin({})
-    progress, reader = JobProgress("none", demo.clock, None, 0), JsonlReader(str(source), 1 << 20)
-    job = BatchJob(reader, output, progress, defaults=SamplingParams(), model_name="name")
-    job.run(demo, lambda: None)
-    assert (job.num_answered, job.num_failed) == (1, 1)
-    by_id = {record["id"]: record for record in map(json.loads, target.read_text().splitlines())}
+    by_id = run_job(demo, lines, tmp_path)
     assert "allow no token behind the answer's 2 tokens" in by_id["a"]["error"]["message"]
     assert len(by_id["b"]["token_ids"]) == 2
+
+
+def test_max_tokens_of_a_line_must_fit_in_the_context(demo, tmp_path):
+    """The command line's and the Python API's is a bound: the answer ends where the context does."""
+    prompt, context = {"prompt_token_ids": [5] * 2040, "ignore_eos": True}, demo.facts.max_model_len
+    body = {"prompt": [5] * 2040, "max_tokens": 9}
+    lines = [
+        {"id": "too many", "max_tokens": 9} | prompt,
+        {"id": "less room", "max_tokens": 9, "max_context_len": 2048} | prompt,
+        {"id": "fits", "max_tokens": 8} | prompt,
+        {"id": "not said"} | prompt,
+        {"custom_id": "batch", "method": "POST", "url": "/v1/completions", "body": body},
+    ]
+    by_id = run_job(demo, lines, tmp_path, max_tokens=100)
+    message = (
+        f"max_tokens 9 is too large. This model's maximum context length is {context} tokens and your prompt has 2040"
+    )
+    for name in ("too many", "less room"):
+        assert message in by_id[name]["error"]["message"]
+    assert by_id["batch"]["response"]["status_code"] == 400
+    assert message in by_id["batch"]["response"]["body"]["error"]["message"]
+    for name in ("fits", "not said"):
+        assert (len(by_id[name]["token_ids"]), by_id[name]["finish_reason"]) == (8, "length")
+    (output,) = demo.generate([{"prompt_token_ids": [5] * 2040}], SamplingParams(max_tokens=100, ignore_eos=True))
+    assert len(output.token_ids) == 8
