@@ -29,6 +29,7 @@ def engine_facts(parts: RankParts) -> EngineFacts:
         vocab_size=layout.config.vocab_size,
         hidden_size=layout.config.hidden_size,
         pooling=layout.config.pooling,
+        dynamic_rope_from=layout.config.dynamic_rope_from,
         has_head=layout.config.has_head,
         max_model_len=layout.max_model_len,
         eos_token_ids=layout.config.eos_token_ids,

@@ -35,6 +35,8 @@ class EngineFacts:
     """Pooling of requests that do not name one."""
     has_head: bool = True
     """Whether tokens can be generated; otherwise prompts can only be pooled."""
+    dynamic_rope_from: int = 0
+    """Tokens of a prompt from which its KV cache depends on its length, so that only prompts of one length share it; 0 for never."""
     max_model_len: int
     """Tokens of a sequence that may be in the context at once."""
     eos_token_ids: tuple[int, ...] = ()

@@ -78,7 +78,7 @@ class LLMEngine:
         self.state = EngineState.IDLE
         self._executor, self._recorder, self._guides = executor, recorder, guides
         self._vocab_size, self._hidden_size = facts.vocab_size, facts.hidden_size
-        self._has_head = facts.has_head
+        self._has_head, self._dynamic_rope_from = facts.has_head, facts.dynamic_rope_from
         self._next_seq_id = 0
         self.last_batch: InFlight | None = None
         """The one that came back last; None where there was none in flight."""
@@ -130,10 +130,17 @@ class LLMEngine:
             max_tokens=self._max_tokens(request),
             max_context=self._context_size(request),
             choice=choice,
-            cache=SequenceCache(salt=request.cache_salt),
+            cache=SequenceCache(salt=self._cache_salt(request)),
             vector_size=self._hidden_size if request.pooling else 0,
             guide=self._make_guide(request),
         )
+
+    def _cache_salt(self, request: Request) -> str:
+        """The salt of a request's KV blocks, with the prompt's length where the blocks depend on it."""
+        if not self._dynamic_rope_from:
+            return request.cache_salt
+        length = len(request.prompt_token_ids)
+        return f"{length if length > self._dynamic_rope_from else 0}:{request.cache_salt}"
 
     def _make_guide(self, request: Request) -> Guide | None:
         form = request.sampling.structured_outputs

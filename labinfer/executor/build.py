@@ -293,7 +293,7 @@ def build_placed(
             num_states=capacity.num_states,
             num_host_states=capacity.num_host_states,
         )
-        model.make_rotary_tables(capacity.max_model_len, device)
+        model.make_rotary_tables(capacity.max_model_len, device, options.scheduler.max_num_batched_tokens)
         if draft_model is not None:
             draft_model.make_cache(
                 capacity.num_blocks, options.cache.block_size, options.scheduler.max_num_seqs, capture

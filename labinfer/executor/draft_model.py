@@ -82,6 +82,7 @@ class DraftModel:
         )
         self.weight_bytes = weight_bytes(self._model)
         self.num_blocks = 0
+        self._max_num_batched_tokens = options.scheduler.max_num_batched_tokens
         per_state = self.layout.meta(self.place).bytes_per_sequence
         room = free_memory(self._device) / layout.sharing_device(rank, everyone) * options.cache.memory_utilization
         max_num_seqs = options.scheduler.max_num_seqs
@@ -120,7 +121,7 @@ class DraftModel:
             rotary_table=self._model.rotary_table,
             num_states=self.num_states,
         )
-        self._model.make_rotary_tables(self.max_model_len, self._device)
+        self._model.make_rotary_tables(self.max_model_len, self._device, self._max_num_batched_tokens)
         self._runner = ModelRunner(
             self._model, cache, device=self._device, dtype=self._dtype, functions=self._functions, capture=capture
         )

@@ -100,7 +100,9 @@ class CacheSpec:
     @property
     def can_shift(self) -> bool:
         """Whether tokens can be taken out of the context, those after them moving down."""
-        return not self.per_sequence and all(tensor.can_turn for tensor in self.per_token.values())
+        tensors = self.per_token.values()
+        is_fixed = all(tensor.rope is None or not tensor.rope.dynamic_from for tensor in tensors)
+        return not self.per_sequence and is_fixed and all(tensor.can_turn for tensor in tensors)
 
     @property
     def bytes_per_sequence(self) -> int:

@@ -33,6 +33,15 @@ class PooledRows:
 
 
 @dataclass(frozen=True)
+class LongPrompts:
+    """Tokens whose rows of the rotary tables ``Decoder.place_prompts`` fills, in the order of these rows."""
+
+    positions: list[int]
+    lengths: list[int]
+    """Tokens of the prompt that each belongs to."""
+
+
+@dataclass(frozen=True)
 class OutputRows:
     """Rows that somebody asks for at the end of the model, and their attention: its last layer computes no others."""
 
@@ -60,6 +69,7 @@ class ModelInputBatch:
 
     token_ids_T: torch.Tensor
     positions_T: torch.Tensor
+    """Rows of the rotary tables: positions, but for tokens of ``long_prompts``."""
     attention: AttentionBatch
     slots_T: torch.Tensor
     """Slot in the cache for each token's keys and values: block × block size + offset."""
@@ -68,6 +78,8 @@ class ModelInputBatch:
     prompt_rows: list[PromptRow]
     """The prompt tokens whose log-probabilities the request asks for."""
     pooled: list[PooledRows]
+    long_prompts: LongPrompts | None = None
+    """Tokens of prompts that ``dynamic`` rope rotates by their prompt's length; None where there are none."""
     output_rows: OutputRows | None = None
     """The rows that ``Decoder.forward`` gives on the last stage; None for all."""
     largest_only: bool = False

@@ -2,8 +2,9 @@
 
 ``linear`` divides positions (Chen et al. 2023, arXiv:2306.15595); ``llama3`` divides only the slow frequencies, as the
 Llama 3.1 model card's reference code does; ``yarn`` blends both and sharpens attention (Peng et al. 2023, arXiv:2309.00071);
-``longrope`` has a factor for each frequency (Ding et al. 2024, arXiv:2402.13753); ``dynamic`` with an ``alpha`` is the fixed
-stretch of the base that HunYuan's checkpoints mean by it; ``proportional`` turns only a part of the pairs, with the frequencies
+``longrope`` has a factor for each frequency (Ding et al. 2024, arXiv:2402.13753); ``dynamic`` stretches the base by the number of
+tokens once there are more than the checkpoint was made for (dynamic NTK; Transformers 5.24, ``_compute_dynamic_ntk_parameters``), and
+with an ``alpha`` it is the fixed stretch that HunYuan's checkpoints mean by it; ``proportional`` turns only a part of the pairs, with the frequencies
 that they would have among all (Gemma 4). Where ``longrope`` has two sets of factors, the context limit of
 the run decides, so that keys of one sequence are never rotated by both.
 """
@@ -39,6 +40,16 @@ class RopeConfig:
     interleaved: bool = False
     """Pairs are dimensions (2i, 2i + 1) instead of (i, i + R/2)."""
 
+    @property
+    def dynamic_from(self) -> int:
+        """Tokens up to which ``dynamic`` rope is plain; 0 for other types.
+
+        Beyond, a sequence is rotated as Transformers' ``generate`` does: all tokens of its prompt by the frequencies of the
+        prompt's length, and each later token by those of the length that it makes. Cached keys keep their rotation.
+        """
+        is_dynamic = self.parameters.get("rope_type") == "dynamic" and not self.parameters.get("alpha")
+        return self.max_position if is_dynamic else 0
+
 
 def inverse_frequencies(
     head_size: int, parameters: Mapping[str, Any], max_position: int, length: int = 0
@@ -73,7 +84,23 @@ def inverse_frequencies(
     if kind == "dynamic" and parameters.get("alpha"):
         stretched = base * _number(parameters, "alpha") ** (head_size / (head_size - 2))
         return 1.0 / stretched ** (torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size), 1.0
+    if kind == "dynamic":
+        return dynamic_frequencies(head_size, parameters, max_position, torch.tensor([max_position]))[0], 1.0
     raise UserError(f"rope scaling {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
+
+
+def dynamic_frequencies(
+    head_size: int, parameters: Mapping[str, Any], max_position: int, lengths_S: torch.Tensor
+) -> torch.Tensor:
+    """Angle per position of each pair in contexts of ``lengths_S`` tokens by dynamic NTK, (S, R/2) float32.
+
+    Raises:
+        UserError: a parameter is missing or no number.
+    """
+    base, factor = _number(parameters, "rope_theta"), _number(parameters, "factor")
+    stretch_S = factor * lengths_S.clamp(min=max_position) / max_position - (factor - 1)
+    base_S1 = (base * stretch_S ** (head_size / (head_size - 2))).unsqueeze(1)
+    return 1.0 / base_S1 ** (torch.arange(0, head_size, 2, dtype=torch.int64).float() / head_size)
 
 
 def check_rope(rope: RopeConfig) -> None:
@@ -172,15 +199,17 @@ class RotaryTable:
     Args:
         length: positions that the table can cover.
         dtype: of the activations that are rotated.
+        num_placed: rows behind those of positions, for ``place``.
     """
 
-    def __init__(self, rope: RopeConfig, length: int, dtype: torch.dtype, device: torch.device):
+    def __init__(self, rope: RopeConfig, length: int, dtype: torch.dtype, device: torch.device, num_placed: int = 0):
         frequencies_F, factor = inverse_frequencies(rope.dim, rope.parameters, rope.max_position, length)
+        self._rope, self._length = rope, length
         self._interleaved = rope.interleaved
         self._frequencies_F, self._factor = frequencies_F, factor
         self._frequencies_R = self._spread(frequencies_F).to(device)
         self._cos_SR, self._sin_SR = (
-            torch.empty((length, 2 * len(frequencies_F)), dtype=dtype, device=device) for _ in range(2)
+            torch.empty((length + num_placed, 2 * len(frequencies_F)), dtype=dtype, device=device) for _ in range(2)
         )
         self._num_covered = 0
         self.cover(1)
@@ -188,12 +217,34 @@ class RotaryTable:
     def cover(self, length: int) -> None:
         """Compute what is missing for so many positions, at least; it stays where it is."""
         while self._num_covered < length:
-            begin, end = self._num_covered, min(self._num_covered + COVERED_AT_ONCE, len(self._cos_SR))
+            begin, end = self._num_covered, min(self._num_covered + COVERED_AT_ONCE, self._length)
             assert begin < end, f"a rotary table of {end} positions is asked for {length}"
-            angles_SF = torch.outer(torch.arange(begin, end).float(), self._frequencies_F)
-            self._cos_SR[begin:end] = self._spread(angles_SF.cos() * self._factor)
-            self._sin_SR[begin:end] = self._spread(angles_SF.sin() * self._factor)
+            positions_S = torch.arange(begin, end)
+            self._fill(begin, positions_S, positions_S + 1)
             self._num_covered = end
+
+    def place(self, positions_S: torch.Tensor, lengths_S: torch.Tensor) -> None:
+        """Fill the rows behind those of positions for tokens of long prompts; they hold until the next call.
+
+        Args:
+            positions_S: of the tokens, in the order of the rows.
+            lengths_S: tokens of the prompt that each belongs to.
+        """
+        assert self._length + len(positions_S) <= len(self._cos_SR), f"{len(positions_S)} rows are to be placed"
+        self._fill(self._length, positions_S, lengths_S)
+
+    def _fill(self, begin: int, positions_S: torch.Tensor, lengths_S: torch.Tensor) -> None:
+        """Compute rows from ``begin`` on.
+
+        Args:
+            lengths_S: tokens of the contexts that ``dynamic`` rope takes the frequencies of.
+        """
+        rope, rows, frequencies = self._rope, slice(begin, begin + len(positions_S)), self._frequencies_F
+        if rope.dynamic_from and len(lengths_S) and int(lengths_S.max()) > rope.dynamic_from:
+            frequencies = dynamic_frequencies(rope.dim, rope.parameters, rope.max_position, lengths_S)
+        angles_SF = positions_S.float().unsqueeze(1) * frequencies
+        self._cos_SR[rows] = self._spread(angles_SF.cos() * self._factor)
+        self._sin_SR[rows] = self._spread(angles_SF.sin() * self._factor)
 
     def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin for these positions, which are covered, (T, R) each."""

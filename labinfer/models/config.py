@@ -87,6 +87,12 @@ class ModelConfig:
         return len(self.layers)
 
     @property
+    def dynamic_rope_from(self) -> int:
+        """Tokens of a prompt from which its length decides how it is rotated; 0 where no layer has ``dynamic`` rope."""
+        ropes = [rope for layer in self.layers if (rope := getattr(layer.mixer, "rope", None)) is not None]
+        return min((rope.dynamic_from for rope in ropes if rope.dynamic_from), default=0)
+
+    @property
     def last_cut(self) -> int:
         """The last layer with which a stage may begin: the first whose cache later ones read is on one stage with them."""
         return min(
@@ -191,7 +197,7 @@ def read_model(file: ConfigFile, layers: Sequence[LayerConfig], **changes: Any) 
         "vocab_size": file.size("vocab_size"),
         "hidden_size": file.size("hidden_size"),
         "norm_eps": file.get("rms_norm_eps", float, 1e-6),
-        "max_position": read_max_position(file),
+        "max_position": _read_context(file, layers),
         "tied_embeddings": file.get("tie_word_embeddings", bool, False),
         "dtype": file.get("dtype", str, file.get("torch_dtype", str, "float32")),
         "eos_token_ids": file.end_ids(),
@@ -276,6 +282,13 @@ def read_head_size(file: ConfigFile) -> int:
 def read_max_position(file: ConfigFile) -> int:
     """Positions that the checkpoint was made for."""
     return file.size("max_position_embeddings", 2048)
+
+
+def _read_context(file: ConfigFile, layers: Sequence[LayerConfig]) -> int:
+    """Tokens of a context at most: the positions that the checkpoint was made for, times the factor of ``dynamic`` rope."""
+    ropes = [rope for layer in layers if (rope := getattr(layer.mixer, "rope", None)) is not None and rope.dynamic_from]
+    stretched = [rope.max_position * rope.parameters["factor"] for rope in ropes]
+    return int(min(MOST[""], max(read_max_position(file), *stretched, 0)))
 
 
 def read_rope(file: ConfigFile, layer_type: str = "", **changes: Any) -> RopeConfig:

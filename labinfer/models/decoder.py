@@ -238,15 +238,38 @@ class Decoder(nn.Module):
         part._places = [self._places[index] for index in indices]
         return part
 
-    def make_rotary_tables(self, length: int, device: torch.device) -> None:
-        """Make tables that can cover so many positions; called once, before the first ``forward``."""
-        self._rotary = [RotaryTable(rope, length, self._dtype, device) for rope in self._ropes]
+    def make_rotary_tables(self, length: int, device: torch.device, max_num_batched_tokens: int = 0) -> None:
+        """Make the rotary tables; called once, before the first ``forward``.
+
+        Args:
+            length: positions that they can cover.
+            max_num_batched_tokens: tokens of a step at most, for ``place_prompts``.
+        """
+        num_placed = max_num_batched_tokens if self._config.dynamic_rope_from else 0
+        self._rotary = [RotaryTable(rope, length, self._dtype, device, num_placed) for rope in self._ropes]
+        self.rotary_length = length
 
     def cover_positions(self, length: int) -> None:
         """Compute what is missing of the rotary tables for contexts of this length; called before each ``forward``, captured ones
         included."""
         for table in self._rotary:
             table.cover(length)
+
+    def place_prompts(self, positions: Sequence[int], lengths: Sequence[int]) -> None:
+        """Give tokens of long prompts the rows ``rotary_length`` … of the rotary tables; called before each ``forward``.
+
+        Args:
+            positions: of the tokens, in the order of the rows.
+            lengths: tokens of the prompt that each belongs to.
+        """
+        positions_S, lengths_S = torch.tensor(positions, device="cpu"), torch.tensor(lengths, device="cpu")
+        for table in self._rotary:
+            table.place(positions_S, lengths_S)
+
+    @property
+    def dynamic_rope_from(self) -> int:
+        """See ``ModelConfig``."""
+        return self._config.dynamic_rope_from
 
     def rotary_table(self, rope: RopeConfig) -> RotaryTable:
         """The table of one of the stage's layers."""

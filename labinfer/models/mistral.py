@@ -30,6 +30,10 @@ class Ministral3ForCausalLM(Decoder):
             all(isinstance(value, (int, float)) and value > 0 for value in (beta, original)),
             "rope parameters should have llama_4_scaling_beta and original_max_position_embeddings, both above 0",
         )
+        file.require(
+            "dynamic" not in (rope.get("rope_type"), rope.get("type")),
+            "rope of type dynamic is not supported beside llama_4_scaling_beta",
+        )
         return read_model(file, _layers(file, query_scaling=QueryScaling(beta=beta, original_length=original)))
 
 

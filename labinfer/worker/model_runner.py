@@ -14,7 +14,7 @@ from torch import nn
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.functions import Functions
 from labinfer.functions.graph import SHARED_BYTES, Capture
-from labinfer.layers.input_batch import ModelInputBatch, OutputRows, PooledRows, PromptRow, WindowedPlaces
+from labinfer.layers.input_batch import LongPrompts, ModelInputBatch, OutputRows, PooledRows, PromptRow, WindowedPlaces
 from labinfer.plan import BatchEntry, BatchPlan, BatchResult, EntryResult, TokenLogprobs, TokenSampling
 from labinfer.sampling_params import GREEDY_BELOW
 from labinfer.worker.index_buffer import IndexBuffer
@@ -122,6 +122,7 @@ class ModelRunner:
         prompt_rows: list[PromptRow] = []
         pooled: list[PooledRows] = []
         size = self._cache.block_size
+        dynamic_from, long_prompts = self.model.dynamic_rope_from, LongPrompts([], [])
         for index, entry in enumerate(plan.entries):
             state = self._sequences[entry.seq_id]
             begin, end = entry.begin, entry.begin + entry.num_tokens
@@ -139,6 +140,11 @@ class ModelRunner:
             token_ids += state.token_ids[begin:end]
             context_len = entry.position + entry.num_tokens
             positions += range(entry.position, context_len)
+            if dynamic_from and begin < (length := state.sampling.num_prompt_tokens) > dynamic_from:
+                first, count = self.model.rotary_length + len(long_prompts.positions), min(end, length) - begin
+                positions[row_ptr[-1] : row_ptr[-1] + count] = range(first, first + count)
+                long_prompts.positions.extend(range(begin, begin + count))
+                long_prompts.lengths.extend([length] * count)
             slots += [state.block_table[p // size] * size + p % size for p in range(entry.position, context_len)]
             row_ptr.append(row_ptr[-1] + entry.num_tokens)
             context_lens.append(context_len)
@@ -196,6 +202,7 @@ class ModelRunner:
             sample_rows_B=tensors["sample_rows_B"],
             prompt_rows=prompt_rows,
             pooled=pooled,
+            long_prompts=long_prompts if long_prompts.positions else None,
             output_rows=output_rows,
             windowed=windowed,
             largest_only=0 < len(sample_rows) <= PREVIEW_ROWS and all(map(self._is_greedy, plan.entries)),
@@ -241,6 +248,8 @@ class ModelRunner:
         if hidden_TD is not None:
             hidden_TD = hidden_TD.to(self._dtype)
         self.model.cover_positions(max(batch.attention.context_lens, default=0))
+        if batch.long_prompts is not None:
+            self.model.place_prompts(batch.long_prompts.positions, batch.long_prompts.lengths)
         return self._layers(batch, hidden_TD)
 
     @torch.inference_mode()

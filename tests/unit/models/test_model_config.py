@@ -224,7 +224,6 @@ def test_stage_has_the_windows_of_its_own_layers(tmp_path):
     ("key", "value"),
     [
         ("rope_scaling", {"rope_type": "longrope", "factor": 2.0}),
-        ("rope_scaling", {"type": "dynamic", "factor": 2.0}),
         ("rope_parameters", {"rope_type": "dynamic"}),
         ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
         ("rope_scaling", {"rope_type": "linear"}),
