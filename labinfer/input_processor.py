@@ -56,7 +56,9 @@ class InputProcessor:
                 raise
             self._error = error
         self._trial = GrammarTrial(self.need_tokenizer)
-        self.tokenizing = TokenizingProcess(directory, response_template, max_prompt_tokens, chat_template)
+        self.tokenizing = TokenizingProcess(
+            directory, response_template, max_prompt_tokens, chat_template, self.tokenizer_digest
+        )
         """A process for long prompts, where others must not wait for them."""
 
     def process(
@@ -236,6 +238,11 @@ class InputProcessor:
             prefix + (word.lstrip(" ") or word) for word in words for prefix in ("", " ") if word.strip() or not prefix
         )
         return tuple({ids: None for text in spelled if (ids := tuple(encode(text, add_special_tokens=False)))})
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """Digest of the contents of the tokenizer's files; empty where there is no tokenizer."""
+        return self.tokenizer.digest if self.tokenizer is not None else ""
 
     def need_tokenizer(self) -> Tokenizer:
         """Raises:

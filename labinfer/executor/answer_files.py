@@ -13,7 +13,16 @@ from labinfer.errors import FilesChanged, UserError
 from labinfer.group.rank_group import RankGroup
 from labinfer.layout.layout import Layout
 from labinfer.speculative_options import FLAG
-from labinfer.weights.identity import Identity, identify, merge, model_files, setting_files, stamp
+from labinfer.weights.identity import (
+    Identity,
+    changed_path,
+    identify,
+    merge,
+    model_files,
+    setting_files,
+    stamp,
+    template_files,
+)
 from labinfer.weights.resolve import resolve_model
 
 
@@ -47,13 +56,8 @@ class AnswerFiles:
         Raises:
             UserError: one has others, is new, or is gone.
         """
-        written = self._written()
-        now = identify({label: path for label, path in written.items() if path.exists()})
-        for label, path in written.items():
-            if label not in self.identity or label not in now or now[label].digest != self.identity[label].digest:
-                raise UserError(
-                    f"{path} has changed since the model was loaded; put the old files back, or start again"
-                )
+        if path := changed_path({label: self.identity[label] for label in self.stamps}, self.find()):
+            raise UserError(f"{path} has changed since the model was loaded; put the old files back, or start again")
 
     def _written(self) -> dict[str, Path]:
         """Files that were written to, are new or are gone since they were identified, by label.
@@ -116,10 +120,7 @@ def _setting_files(options: EngineOptions, directory: Path) -> dict[str, Path]:
     if model.tokenizer:
         own = setting_files(Path(model.tokenizer))
         files |= {f"--tokenizer {label}": path for label, path in own.items()}
-    for flag, name in (("--chat-template", model.chat_template), ("--response-template", model.response_template)):
-        if name and (path := Path(name)).is_file():
-            files[flag] = path
-    return files
+    return files | template_files(model.chat_template, model.response_template)
 
 
 def _draft_files(name: str, model_dir: str) -> dict[str, Path]:

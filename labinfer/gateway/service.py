@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from labinfer.errors import UserError
 from labinfer.gateway.access import ApiKeys
 from labinfer.gateway.async_llm_engine import AsyncLLMEngine
 from labinfer.gateway.body_memory import BodyMemory
@@ -51,15 +52,28 @@ class Model:
 
     @classmethod
     def load(cls, info: ModelFacts, options: ServerOptions) -> Model:
-        """The model with its tokenizer, which rank 0 has loaded before."""
+        """The model with its tokenizer, which rank 0 has loaded before.
+
+        Raises:
+            UserError: it cannot be read, or is another one than rank 0's.
+        """
         reader = InputProcessor(
             Path(info.tokenizer), info.needs_tokenizer, info.response_template, info.max_model_len, info.chat_template
         )
+        if reader.tokenizer_digest != info.tokenizer_digest:
+            raise UserError(f"the tokenizer in {info.tokenizer} has changed since rank 0 read it; start again")
         return cls(info, reader, Preparation(reader, options))
 
     def reads_as(self, info: ModelFacts) -> bool:
         """Whether prompts and answers of the model of another host are read in the same way."""
-        names = ("tokenizer", "needs_tokenizer", "response_template", "chat_template", "max_model_len")
+        names = (
+            "tokenizer",
+            "tokenizer_digest",
+            "needs_tokenizer",
+            "response_template",
+            "chat_template",
+            "max_model_len",
+        )
         return all(getattr(self.info, name) == getattr(info, name) for name in names)
 
     def again(self, info: ModelFacts) -> Model:

@@ -92,6 +92,7 @@ class HostedModel:
         return ModelFacts(
             name=self.name,
             tokenizer=str(tokenizer),
+            tokenizer_digest=llm.inputs.tokenizer_digest,
             needs_tokenizer=bool(options.model.tokenizer),
             response_template=_absolute(options.model.response_template),
             chat_template=_absolute(options.model.chat_template),

@@ -113,6 +113,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     tokenizer: str
     """Directory."""
+    tokenizer_digest: str = ""
+    """``Tokenizer.digest`` on rank 0; empty where there is none."""
     needs_tokenizer: bool
     """Whether that directory was asked for by the user, and must have one."""
     response_template: str

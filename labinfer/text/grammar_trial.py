@@ -124,6 +124,7 @@ class GrammarTrial:
         Raises:
             UserError: grammars cannot be tried with this tokenizer.
         """
+        self._need_tokenizer().check_unchanged()  # the process may have to be started, which reads it again
         if self._helper is None:
             json_file = str(need_json_file(self._need_tokenizer()).resolve())
             self._helper = HelperProcess(MODULE, json_file, TRIAL_SECONDS)

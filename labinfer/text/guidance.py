@@ -157,6 +157,7 @@ class Vocabulary:
             self.tokenizer: LLTokenizer = LLTokenizer(fast_tokenizer_source(json_file), eos_token=ends[0])
         except ValueError as error:
             raise UserError(f"structured_outputs cannot be used with {json_file}: {first_line(str(error))}") from None
+        tokenizer.check_unchanged()
         self.limits: LLParserLimits = LLParserLimits(**LIMITS)
         self._ends = sum(1 << end for end in set(ends))
         self._text = ((1 << vocab_size) - 1) & ~self._ends

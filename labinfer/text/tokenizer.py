@@ -17,6 +17,7 @@ from labinfer.text.spelling import Spelling, spell
 from labinfer.text.token_decoder import TokenDecoder
 from labinfer.text.tokenizer_backends import FastBackend, SentencePieceBackend, TokenizerBackend
 from labinfer.weights.gguf.file import is_gguf
+from labinfer.weights.identity import changed_path, combined_digest, identify, setting_files, template_files
 from labinfer.weights.json_file import need_plain_file, read_json, read_optional
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ class Tokenizer:
 
     def __init__(self, directory: Path, response_template: str = "", chat_template: str = ""):
         self._directory = directory
+        self._find_files = lambda: setting_files(directory) | template_files(chat_template, response_template)
+        self.identity = identify(self._find_files())
+        """Identity of the files that it is read from."""
         self._backend, config = self._open(directory)
         self._template, self._tool_template, self.reply_format = _load_templates(
             directory, config, response_template, chat_template, named_tokens=self._backend.named_tokens
@@ -64,6 +68,21 @@ class Tokenizer:
             if self.reply_format is not None and self.reply_format.mentions(text)
         )
         self._spell = lru_cache(MAX_SPELLINGS)(self._spell_anew)
+        self.check_unchanged()
+
+    @property
+    def digest(self) -> str:
+        """Digest of the contents of its files."""
+        return combined_digest(self.identity)
+
+    def check_unchanged(self) -> None:
+        """Check that its files are those that it was read from. For whoever reads one of them again.
+
+        Raises:
+            UserError: one has other contents, is new, or is gone.
+        """
+        if path := changed_path(self.identity, self._find_files()):
+            raise UserError(f"{path} has changed since it was read first; put the old files back, or start again")
 
     @staticmethod
     def _open(directory: Path) -> tuple[TokenizerBackend, dict[str, Any]]:

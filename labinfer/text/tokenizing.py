@@ -55,10 +55,13 @@ class TokenizingProcess:
     Args:
         directory, response_template, chat_template: see ``Tokenizer``.
         max_tokens: the longest prompt that can be used.
+        contents: ``Tokenizer.digest`` that the process has to find; empty for any.
     """
 
-    def __init__(self, directory: Path, response_template: str, max_tokens: int, chat_template: str = ""):
-        argument = json.dumps([str(directory.resolve()), response_template, chat_template, max_tokens])
+    def __init__(
+        self, directory: Path, response_template: str, max_tokens: int, chat_template: str = "", contents: str = ""
+    ):
+        argument = json.dumps([str(directory.resolve()), response_template, chat_template, max_tokens, contents])
         self._helper = HelperProcess(MODULE, argument, TOKENIZE_SECONDS)
 
     def encode(self, prompts: list[PromptText]) -> list[list[int]]:
@@ -99,10 +102,12 @@ class _Answer(msgspec.Struct, array_like=True):
 
 def main(argument: str) -> None:
     """Answer messages, each the prompts of a request."""
-    directory, response_template, chat_template, max_tokens = json.loads(argument)
+    directory, response_template, chat_template, max_tokens, contents = json.loads(argument)
     tokenizer, problem = None, ""
     try:
         tokenizer = Tokenizer(Path(directory), response_template, chat_template)
+        if contents and tokenizer.digest != contents:
+            problem = f"the tokenizer in {directory} has changed since it was read first; put the old files back, or start again"
     except UserError as error:
         problem = str(error)
     answer_messages(

@@ -94,6 +94,12 @@ def setting_files(directory: Path) -> dict[str, Path]:
     return {str(path.relative_to(directory)): path for path in paths}
 
 
+def template_files(chat_template: str, response_template: str) -> dict[str, Path]:
+    """Files that these options name, by label; what names a built-in format has none."""
+    named = {"--chat-template": chat_template, "--response-template": response_template}
+    return {flag: path for flag, name in named.items() if name and (path := Path(name)).is_file()}
+
+
 def stamp(path: Path) -> str:
     """Size, times of the last write and of the last change of any kind, and inode. Neither copying nor ``touch`` can set all of them.
 
@@ -145,6 +151,32 @@ def compare(before: Identity, now: Identity) -> Changes:
         elif new.is_sampled and not set(new.stamps) <= set(old.stamps):
             rewritten.append(new.path)
     return Changes(changed, rewritten)
+
+
+def changed_path(identity: Identity, paths: Mapping[str, Path]) -> Path | None:
+    """A file whose contents are not those of its identity, which is new, or which is gone; None where all are the same.
+
+    Args:
+        paths: the files as they are found now, by label.
+
+    Raises:
+        UserError: one cannot be read.
+    """
+    for label in identity.keys() - paths.keys():
+        return Path(identity[label].path)
+    for label, path in paths.items():
+        known = identity.get(label)
+        if known is None or not path.exists():
+            return path
+        if stamp(path) not in known.stamps and file_digest(path) != known.digest:
+            return path
+    return None
+
+
+def combined_digest(identity: Identity) -> str:
+    """One digest of the contents of all files."""
+    contents = sorted((label, file.digest) for label, file in identity.items())
+    return hashlib.sha256(msgspec.json.encode(contents)).hexdigest()[:32]
 
 
 def is_sampled(path: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -19,9 +20,10 @@ from serving import Server, Stream, wait_for
 
 import labinfer
 from labinfer.engine.request import AnswerUpdate, FinishReason
-from labinfer.errors import BrokenLink
+from labinfer.errors import BrokenLink, UserError
 from labinfer.gateway.options import ServerOptions, Setup
 from labinfer.gateway.process import start_gateway
+from labinfer.gateway.service import Model
 from labinfer.host.gateway_link import GatewayLink
 from labinfer.link import local_socket
 from labinfer.link.frames import (
@@ -47,6 +49,7 @@ DEMO = Path(labinfer.__file__).parent / "assets" / "demo"
 FACTS = ModelFacts(
     name="demo",
     tokenizer=str(DEMO),
+    tokenizer_digest=Tokenizer(DEMO).digest,
     needs_tokenizer=True,
     response_template="",
     chat_template="",
@@ -278,6 +281,41 @@ def test_answers_do_not_go_on_with_another_model():
             error = stream.finish().error
             assert error["code"] == "engine_failed" and "other models" in error["message"]
             wait_for(lambda: server.complete(max_tokens=1).status == 200, END_SECONDS)
+
+
+def check_changed(server: Gateway, stream: Stream) -> None:
+    """An open answer has ended with the file that has changed, and requests are taken again."""
+    error = stream.finish().error
+    assert error["code"] == "engine_failed"
+    assert "/models/m/model.safetensors has changed since the answer began" in error["message"]
+    wait_ready(server)
+    assert server.complete(max_tokens=1).status == 200
+
+
+def test_open_answers_end_where_the_files_of_their_model_have_changed():
+    """After the death of a host, and after a change of the layout."""
+    changed = msgspec.structs.replace(FACTS, changed="/models/m/model.safetensors has changed")
+    with gateway(outlives_host=True) as server:
+        with Host(server, "red", finishes=False):
+            wait_ready(server)
+            stream = Stream(server, {"max_tokens": 60}).wait_begun()
+        with Host(server, "green", facts=changed) as host:
+            check_changed(server, stream)
+            host.finishes = False
+            stream = Stream(server, {"max_tokens": 60}).wait_begun()
+            host.finishes = True
+            host.link.send(Rebuilding())
+            host.link.send(Attach([changed]))
+            check_changed(server, stream)
+
+
+def test_gateway_refuses_another_tokenizer_than_rank_0_has(tmp_path):
+    Model.load(FACTS, ServerOptions()).reader.close()
+    directory = Path(shutil.copytree(DEMO, tmp_path / "model"))
+    with open(directory / "tokenizer.json", "a") as file:
+        file.write("\n")
+    with pytest.raises(UserError, match="has changed since rank 0 read it"):
+        Model.load(msgspec.structs.replace(FACTS, tokenizer=str(directory)), ServerOptions())
 
 
 def test_streams_wait_while_the_layout_changes_and_go_on_in_the_next_one():
