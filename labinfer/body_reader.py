@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from labinfer.errors import UserError
 
@@ -24,7 +25,15 @@ STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]+)\]")
 MAX_TEXT = 300
 """Characters of msgspec's texts that are told."""
 MAX_IGNORED = 16
-"""Unknown fields of a body that are left out; each is looked for anew."""
+"""Unknown fields of a body that are left out; the body is decoded again for each."""
+SMALL_BYTES = 1 << 16
+"""Length of a body that is decoded within milliseconds, whatever it contains."""
+MAX_PARTS = 1 << 18
+"""Objects, arrays and keys of a body. They take the most time to decode, some 0.5 µs each."""
+MAX_ITEMS = 1 << 20
+"""Commas of a body, and so nearly its items and keys: a context of a million token ids."""
+SCAN_BYTES = 1 << 20
+"""Bytes that are scanned at once, which bounds the memory of a scan."""
 Body = TypeVar("Body")
 
 
@@ -47,9 +56,11 @@ def read_body(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored: 
         ignored: if given, unknown fields are left out, and their names put here; else they are refused.
 
     Raises:
-        WrongBody: it is no JSON, or has a field that is unknown or of another type.
+        WrongBody: it is no JSON, has more than ``MAX_PARTS`` or ``MAX_ITEMS``, or a field that is unknown or of another type.
     """
-    has_whole_numbers = False
+    if memoryview(data).nbytes > SMALL_BYTES:
+        check_num_values(data)
+    has_whole_numbers, value = False, UNSET
     while True:
         try:
             return msgspec.json.decode(data, type=kind)
@@ -59,16 +70,48 @@ def read_body(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored: 
             raise WrongBody(f"not valid JSON: {error}") from None
         unknown = UNKNOWN_FIELD.search(text)
         try:
-            value = msgspec.json.decode(data)
+            value = msgspec.json.decode(data) if value is UNSET else value
             if "got `float`" in text and not has_whole_numbers:
                 has_whole_numbers, value = True, _whole_numbers(value)
             elif unknown and ignored is not None and len(ignored) < MAX_IGNORED and _leave_out(value, unknown):
-                ignored.append(unknown[1])
+                ignored.append(unknown[1][:MAX_TEXT])
             else:
                 raise _describe(text + _wrong_entry(text, kind, value), kind)
             data = msgspec.json.encode(value)
         except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError):  # behind the first mistake
             raise _describe(text, kind) from None
+
+
+def check_num_values(data: bytes | bytearray | msgspec.Raw) -> None:
+    """Refuse JSON with so many values that it takes long to decode; this takes 10 ms for each MiB.
+
+    Raises:
+        WrongBody: it has more than ``MAX_PARTS`` or ``MAX_ITEMS``.
+    """
+    data = bytes(data)
+    if _fits(*_count_values(data)):
+        return  # also those that stand in strings
+    data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # each quote begins or ends a string now
+    num_parts, num_items, in_string = 0, 0, False
+    for begin in range(0, len(data), SCAN_BYTES):
+        pieces = data[begin : begin + SCAN_BYTES].split(b'"')
+        parts, items = _count_values(b"".join(pieces[in_string::2]))
+        num_parts, num_items = num_parts + parts, num_items + items
+        in_string ^= len(pieces) % 2 == 0
+        if not _fits(num_parts, num_items):
+            raise WrongBody(
+                f"the body has more than {MAX_PARTS} objects, arrays and keys, or more than {MAX_ITEMS} items; "
+                "send less at once"
+            )
+
+
+def _count_values(data: bytes) -> tuple[int, int]:
+    """Objects, arrays and keys, and commas, of JSON without strings."""
+    return sum(map(data.count, (b"{", b"[", b":"))), data.count(b",")
+
+
+def _fits(num_parts: int, num_items: int) -> bool:
+    return num_parts <= MAX_PARTS and num_items <= MAX_ITEMS
 
 
 def _describe(text: str, kind: type) -> WrongBody:

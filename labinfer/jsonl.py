@@ -5,7 +5,7 @@ format (API reference, "Batch": ``custom_id``, ``method``, ``url``, ``body``).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -28,13 +28,14 @@ from labinfer.protocol import (
     CHAT_URL,
     COMPLETIONS_URL,
     EMBEDDINGS_URL,
+    MAX_TOKEN_IDS,
     ChatBody,
     CompletionBody,
     EmbeddingBody,
     RequestFields,
 )
 from labinfer.sampling_params import SamplingParams
-from labinfer.text.messages import Message
+from labinfer.text.messages import MAX_MESSAGES, Message
 
 
 class SimpleLine(RequestFields, kw_only=True, forbid_unknown_fields=True):
@@ -42,8 +43,8 @@ class SimpleLine(RequestFields, kw_only=True, forbid_unknown_fields=True):
 
     id: str | int | None = None
     prompt: str | None = None
-    prompt_token_ids: list[int] | None = None
-    messages: list[Message] | None = None
+    prompt_token_ids: Annotated[list[int], msgspec.Meta(max_length=MAX_TOKEN_IDS)] | None = None
+    messages: Annotated[list[Message], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     reasoning_effort: ReasoningEffort | None = None
     """Both beside messages, as in a chat request."""

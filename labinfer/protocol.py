@@ -39,6 +39,11 @@ TOKEN_ID = "token id"
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT, title=TOKEN_ID)]
 """The model's vocabulary bounds it further."""
 
+MAX_TOKEN_IDS = 1 << 20
+"""Token ids of a prompt; as many items as a body may have."""
+MAX_CHOSEN_IDS = 1 << 18
+"""Token ids in a list or map that says which may come; the largest vocabularies have as many."""
+
 Metadata = Annotated[
     dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
     msgspec.Meta(max_length=16),
@@ -85,12 +90,12 @@ JSON_TYPES: dict[str, Any] = {name: _number(name) for name in NUMBERS} | {
     "stop": _texts("stop"),
     "bad_words": _texts("bad_words"),
     "logit_bias": _bounded(
-        dict[TokenId, float],
+        Annotated[dict[TokenId, float], msgspec.Meta(max_length=MAX_CHOSEN_IDS)],
         propertyNames={"pattern": "^(0|[1-9][0-9]{0,8})$"},
         additionalProperties={"type": "number", "minimum": BIAS.least, "maximum": BIAS.most},
     ),
-    "allowed_token_ids": list[TokenId] | None,
-    "stop_token_ids": list[TokenId] | None,
+    "allowed_token_ids": Annotated[list[TokenId], msgspec.Meta(max_length=MAX_CHOSEN_IDS)] | None,
+    "stop_token_ids": Annotated[list[TokenId], msgspec.Meta(max_length=MAX_CHOSEN_IDS)] | None,
     "early_stopping": _bounded(bool | str, enum=[True, False, "never", None]),
     "logprobs": bool | int | None,  # a count; in OpenAI's chat bodies true, beside top_logprobs
 }
@@ -130,7 +135,8 @@ class RequestFields(SamplingFields, kw_only=True):
         return SamplingParams(**({name: getattr(defaults, name) for name in SAMPLING_FIELDS} | given))
 
 
-_TOKEN_IDS = {"type": "array", "minItems": 1, "items": msgspec.json.schema(TokenId)}
+TokenIds = Annotated[list[TokenId], msgspec.Meta(max_length=MAX_TOKEN_IDS)]
+_TOKEN_IDS = {"type": "array", "minItems": 1, "maxItems": MAX_TOKEN_IDS, "items": msgspec.json.schema(TokenId)}
 _SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS}
 _INPUT_KINDS = [
     {"type": "string", "minLength": 1},
@@ -139,7 +145,10 @@ _INPUT_KINDS = [
     _SEVERAL | {"items": _TOKEN_IDS},
 ]
 """Inputs of an embeddings request as JSON schemas: msgspec's types have one list at most to choose from."""
-Inputs = Annotated[str | list[str | TokenId | list[TokenId]], msgspec.Meta(extra_json_schema={"oneOf": _INPUT_KINDS})]
+Inputs = Annotated[
+    str | Annotated[list[str | TokenId | TokenIds], msgspec.Meta(max_length=MAX_TOKEN_IDS)],
+    msgspec.Meta(extra_json_schema={"oneOf": _INPUT_KINDS}),
+]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):

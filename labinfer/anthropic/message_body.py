@@ -13,8 +13,9 @@ from labinfer.protocol import JSON_TYPES
 from labinfer.sampling_params import MAX_COUNT, SamplingParams
 from labinfer.structured_outputs import StructuredOutputs
 from labinfer.text.json_schema import fit_schema
-from labinfer.text.messages import PARAGRAPHS, Message
+from labinfer.text.messages import MAX_MESSAGES, PARAGRAPHS, MessageBuilder
 from labinfer.text.tools import (
+    MAX_TOOLS,
     CalledFunction,
     Function,
     FunctionName,
@@ -48,7 +49,7 @@ class Block(msgspec.Struct, kw_only=True):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[Block] | None = None
+    content: str | Blocks | None = None
     cache_control: Any = None
     """Accepted; the prefix cache needs no hints."""
 
@@ -60,11 +61,14 @@ class Block(msgspec.Struct, kw_only=True):
             raise UserError(f"a block of the type {self.type!r} needs {' and '.join(missing)}")
 
 
+Blocks = Annotated[list[Block], msgspec.Meta(max_length=MAX_MESSAGES)]
+
+
 class Turn(msgspec.Struct):
     """A message; other keys are dropped."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Blocks
 
     def blocks(self) -> list[Block]:
         """The content in blocks.
@@ -146,10 +150,10 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 class PromptBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The fields that make a prompt: the body of ``POST /v1/messages/count_tokens``. The last group changes nothing here."""
 
-    messages: Annotated[list[Turn], msgspec.Meta(min_length=1)]
+    messages: Annotated[list[Turn], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = None
-    system: str | list[Block] | None = None
-    tools: list[MessageTool] | None = None
+    system: str | Blocks | None = None
+    tools: Annotated[list[MessageTool], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -168,10 +172,10 @@ class PromptBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             UserError: the messages, or ``tools`` and ``tool_choice``, do not go together.
         """
         goes_on = self.messages[-1].role == "assistant"
-        messages = [Message(role="system", content=_joined(self.system))] if self.system else []
+        messages = [MessageBuilder("system", _joined(self.system))] if self.system else []
         for turn in self.messages:
             _add_turn(messages, turn)
-        if goes_on and messages[-1].tool_calls:
+        if goes_on and messages[-1].calls:
             raise UserError("messages: the last one calls tools, so an answer cannot go on in it; add their results")
         tool_use, config = self._tool_use(), self.output_config
         thinks = self.thinking is not None and self.thinking.type != "disabled"
@@ -265,27 +269,26 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
         )
 
 
-def _add_turn(messages: list[Message], turn: Turn) -> None:
+def _add_turn(messages: list[MessageBuilder], turn: Turn) -> None:
     """Add a turn as messages of a chat template: results of tools stand alone, and what a user says in a row together."""
     blocks = turn.blocks()
     if turn.role == "assistant":
-        calls = [
-            PastCall(CalledFunction(block.name, block.input), block.id) for block in blocks if block.type == "tool_use"
-        ]
-        thoughts = PARAGRAPHS.join(block.thinking for block in blocks if block.type == "thinking")
-        message = Message(
-            role="assistant", content=_joined(blocks), reasoning=thoughts or None, tool_calls=calls or None
-        )
+        message = MessageBuilder("assistant", _joined(blocks))
+        for block in blocks:
+            if block.type == "tool_use":
+                message.calls.append(PastCall(CalledFunction(block.name, block.input), block.id))
+            elif block.type == "thinking":
+                message.add_thought(block.thinking)
         messages.append(message)
         return
     for block in blocks:
         last = messages[-1] if messages else None
         if block.type == "tool_result":
-            messages.append(Message(role="tool", content=_joined(block.content), tool_call_id=block.tool_use_id))
+            messages.append(MessageBuilder("tool", _joined(block.content), block.tool_use_id))
         elif last is not None and last.role == turn.role:
-            last.content = f"{last.content}{PARAGRAPHS}{block.text}"
+            last.add_text(block.text)
         else:
-            messages.append(Message(role=turn.role, content=block.text))
+            messages.append(MessageBuilder(turn.role, block.text))
 
 
 def _joined(content: str | list[Block] | None) -> str:

@@ -57,6 +57,10 @@ class ActiveCall:
             LimitReached, ServerFull: there are too many.
         """
         service = call.service
+        if service.model(model.info.name).reader is not model.reader:
+            raise api_errors.overloaded(
+                "the model's files were replaced while the body was read; send the request again", RETRY_SECONDS
+            )
         call.facts["model"] = model.info.name
         submission = service.engine.submission(
             id=call.id, model=model.info.name, owner=call.caller.name, seconds=call.seconds

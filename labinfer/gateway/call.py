@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from labinfer.body_reader import WrongBody, read_body
+from labinfer.body_reader import SMALL_BYTES, WrongBody, read_body
 from labinfer.gateway.access import ANONYMOUS, Caller
 from labinfer.gateway.body_memory import BodyLease
 from labinfer.gateway.error_form import OPENAI_ERRORS, ErrorForm
@@ -120,13 +120,25 @@ class Call:
             raise api_errors.unsupported_media_type(content_type)
         data = await self.body()
         ignored: list[str] | None = [] if self.service.options.ignore_unknown_fields else None
-        try:
-            body = read_body(data, kind, ignored)
-        except WrongBody as error:
-            raise api_errors.bad_request(str(error), error.field) from None
+
+        def decode() -> Result:
+            try:
+                return read_body(data, kind, ignored)
+            except WrongBody as error:
+                raise api_errors.bad_request(str(error), error.field) from None
+
+        body = await self.compute(decode)
         if ignored:
             self.warn(f"unknown fields were left out: {', '.join(ignored)}")
         return body
+
+    async def compute(self, work: Callable[[], Result]) -> Result:
+        """The result of ``work`` on the body. A long body is worked on in a thread, so that other requests do not wait; one at
+        a time, as threads would only take turns.
+        """
+        if self.num_body_bytes <= SMALL_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self.service.body_thread, work)
 
     def query(self, *names: str) -> dict[str, str]:
         """The parameters that follow the path, by these names.
@@ -157,7 +169,7 @@ class Call:
         """Headers of every answer."""
         headers = {ID_HEADER: self.id}
         if self._warnings:
-            text = "; ".join(self._warnings).encode("ascii", "backslashreplace").decode()
+            text = "; ".join(self._warnings)[:MAX_WARNING].encode("ascii", "backslashreplace").decode()
             headers[WARNING_HEADER] = "".join(letter if letter.isprintable() else " " for letter in text)[:MAX_WARNING]
         return headers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from labinfer.engine.request import Request
 from labinfer.errors import PromptTooLong
@@ -16,37 +17,44 @@ from labinfer.prompts import ChatPrompt, Prompt, TokensPrompt
 from labinfer.sampling_params import SamplingParams
 
 
-def make_requests(call: Call, model: Model, parsed: ParsedBody) -> CallRequests:
-    """A maker of the requests of a chat's or a completion's body.
+async def parse_requests(call: Call, model: Model, parse: Callable[[], ParsedBody]) -> tuple[ParsedBody, CallRequests]:
+    """The request of a body that was read, and the maker of its requests to the engine.
 
     Raises:
-        ApiError: a prompt has more characters than there are in the context, or the answers cannot be streamed.
+        ApiError: ``parse`` raises a ``UserError``, a prompt has more characters than there are in the context, or the answers
+            cannot be streamed.
     """
-    if parsed.stream and not parsed.sampling.can_stream:
-        raise api_errors.bad_request("best_of and num_beams cannot stream: the best are known at the end", "stream")
-    for text in parsed.warnings:
-        call.warn(text)
-    return CallRequests(
-        call,
-        model,
-        parsed.prompts,
-        parsed.sampling,
-        user=parsed.user,
-        cache_salt=parsed.cache_salt,
-        priority=parsed.priority,
-        form_field=parsed.form_field,
-        max_tokens_field=parsed.max_tokens_field,
-    )
+
+    def work() -> tuple[ParsedBody, CallRequests]:
+        parsed = checked(parse)
+        if parsed.stream and not parsed.sampling.can_stream:
+            raise api_errors.bad_request("best_of and num_beams cannot stream: the best are known at the end", "stream")
+        for text in parsed.warnings:
+            call.warn(text)
+        requests = CallRequests(
+            call,
+            model,
+            parsed.prompts,
+            parsed.sampling,
+            user=parsed.user,
+            cache_salt=parsed.cache_salt,
+            priority=parsed.priority,
+            form_field=parsed.form_field,
+            max_tokens_field=parsed.max_tokens_field,
+        )
+        return parsed, requests
+
+    return await call.compute(work)
 
 
-async def count_prompt_tokens(call: Call, model: Model, prompt: ChatPrompt) -> int:
-    """Tokens that a conversation has, with what the chat template adds.
+async def count_prompt_tokens(call: Call, model: Model, parse: Callable[[], ChatPrompt]) -> int:
+    """Tokens that the conversation of a body has, with what the chat template adds.
 
     Raises:
-        ApiError: it does not become tokens.
+        ApiError: ``parse`` raises a ``UserError``, or the conversation does not become tokens.
         LimitReached, ServerFull: too many long ones wait.
     """
-    text = checked(lambda: model.reader.prompt_text(prompt))
+    text = await call.compute(lambda: checked(lambda: model.reader.prompt_text(parse())))
     (token_ids,) = await model.preparation.encode(call.queue_name, [text], call.num_body_bytes)
     return len(token_ids)
 

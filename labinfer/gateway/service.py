@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -125,6 +126,8 @@ class Service:
         self.keys = ApiKeys.load(options.api_key, options.api_key_file, options.is_local, secret)
         self.limits = Limits(options, clock)
         self.body_memory = BodyMemory(options)
+        self.body_thread = ThreadPoolExecutor(1, "long bodies")
+        """Decodes and checks long bodies; as many wait as ``body_memory`` has room for."""
         self.stored_responses = StoredResponses(options)
         self.metrics = Metrics(model_names, LONGEST, clock)
         self.history = ClusterHistory(model_names, engine.watch, wall_clock)

@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from labinfer.planner.saved_plan import SavedPlan
+from labinfer.planner.saved_plan import MAX_STAGES, SavedPlan
 
-MAX_STAGES = 4096
 Counts = Annotated[
     list[Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]], msgspec.Meta(min_length=1, max_length=MAX_STAGES)
 ]

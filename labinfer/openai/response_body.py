@@ -14,10 +14,12 @@ from labinfer.protocol import JSON_TYPES, JsonObjectFormat, Metadata, StreamOpti
 from labinfer.sampling_params import MAX_COUNT, MAX_LOGPROBS, MAX_SEED, SamplingParams
 from labinfer.structured_outputs import StructuredOutputs
 from labinfer.text.json_schema import fit_schema
-from labinfer.text.tools import Function, FunctionName, NamedFunction, NamedTool, Tool, ToolUse
+from labinfer.text.messages import MAX_MESSAGES
+from labinfer.text.tools import MAX_TOOLS, Function, FunctionName, NamedFunction, NamedTool, Tool, ToolUse
 
 LOGPROBS = "message.output_text.logprobs"
 """Name of log-probabilities in ``include``."""
+MAX_INCLUDES = 64
 SAMPLING = [
     "temperature",
     "top_p",
@@ -84,7 +86,7 @@ class AllowedTools(msgspec.Struct, tag_field="type", tag="allowed_tools"):
     """Some of the tools, of which one may or must be called."""
 
     mode: Literal["auto", "required"]
-    tools: list[AllowedTool]
+    tools: Annotated[list[AllowedTool], msgspec.Meta(max_length=MAX_TOOLS)]
 
 
 class JsonSchemaText(msgspec.Struct, tag_field="type", tag="json_schema", kw_only=True, forbid_unknown_fields=True):
@@ -114,12 +116,12 @@ class ReasoningOptions(msgspec.Struct):
 class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The fields that make a prompt: the body of ``POST /v1/responses/input_tokens``."""
 
-    input: str | list[Item] | None = None
+    input: str | Annotated[list[Item], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
     """A text, or the items of a conversation; behind those of ``previous_response_id``."""
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[ResponseTool] | None = None
+    tools: Annotated[list[ResponseTool], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
@@ -188,7 +190,7 @@ class ResponseBody(SampledBody, kw_only=True, forbid_unknown_fields=True):
 
     max_output_tokens: MaxTokens = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], msgspec.Meta(max_length=MAX_INCLUDES)] | None = None
     """``message.output_text.logprobs``; nothing else that it may name is ever there."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from labinfer.errors import UserError
-from labinfer.text.messages import PARAGRAPHS, Message
+from labinfer.text.messages import MAX_MESSAGES, MessageBuilder
 from labinfer.text.tools import CalledFunction, PastCall
 
 TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
@@ -37,7 +37,8 @@ class ContentPart(msgspec.Struct, kw_only=True):
             raise UserError(f"a part of the type {self.type!r} needs a text")
 
 
-Content = str | list[ContentPart]
+Parts = Annotated[list[ContentPart], msgspec.Meta(max_length=MAX_MESSAGES)]
+Content = str | Parts
 
 
 class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -54,7 +55,7 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
     name: str | None = None
     arguments: str | None = None
     output: Content | None = None
-    summary: list[ContentPart] | None = None
+    summary: Parts | None = None
 
     def __post_init__(self) -> None:
         self.type = self.type or (REFERENCE if self.role is None else "message")
@@ -112,41 +113,37 @@ def as_messages(items: Iterable[Item], instructions: str | None) -> list[dict[st
     Args:
         items: without references.
     """
-    messages = [Message(role="system", content=instructions)] if instructions else []
+    messages = [MessageBuilder("system", instructions)] if instructions else []
+    messages = [MessageBuilder("system", instructions)] if instructions else []
     for item in items:
         last = messages[-1] if messages else None
         if item.type == "function_call_output":
-            messages.append(Message(role="tool", content=_text(item.output), tool_call_id=item.call_id))
+            messages.append(MessageBuilder("tool", _text(item.output), item.call_id))
         elif item.type == "reasoning" and not item.thought:
             continue  # clients leave the text out
         elif item.type != "message" or item.role == "assistant":
             _add_to_turn(messages, item)
         elif item.role in ("system", "developer") and len(messages) == 1 and last.role == "system":
-            last.content += PARAGRAPHS + _text(item.content)
+            last.add_text(_text(item.content))
         else:
             role = "system" if item.role == "developer" else item.role
-            messages.append(Message(role=role, content=_text(item.content)))
+            messages.append(MessageBuilder(role, _text(item.content)))
     return [message.as_dict() for message in messages]
 
 
-def _add_to_turn(messages: list[Message], item: Item) -> None:
+def _add_to_turn(messages: list[MessageBuilder], item: Item) -> None:
     """Add a thought, a call or an assistant's message to the last message, or begin one: thoughts come first, calls last."""
     turn = messages[-1] if messages and messages[-1].role == "assistant" else None
-    has_more = turn is not None and (turn.tool_calls or (item.type == "reasoning" and turn.content))
+    has_more = turn is not None and (turn.calls or (item.type == "reasoning" and turn.has_text))
     if turn is None or (item.type != "function_call" and has_more):
-        turn = Message(role="assistant")
+        turn = MessageBuilder("assistant")
         messages.append(turn)
     if item.type == "reasoning":
-        turn.reasoning = _join(turn.reasoning, item.thought)
+        turn.add_thought(item.thought)
     elif item.type == "function_call":
-        call = PastCall(CalledFunction(item.name, item.arguments), item.call_id)
-        turn.tool_calls = [*(turn.tool_calls or []), call]
+        turn.calls.append(PastCall(CalledFunction(item.name, item.arguments), item.call_id))
     else:
-        turn.content = _join(turn.content, _text(item.content))
-
-
-def _join(before: str | None, text: str) -> str:
-    return f"{before}{PARAGRAPHS}{text}" if before else text
+        turn.add_text(_text(item.content))
 
 
 def _text(content: Content) -> str:

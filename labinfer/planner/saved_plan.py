@@ -17,6 +17,8 @@ from labinfer.planner.cluster import Cluster
 from labinfer.planner.objective import Stage, kv_blocks
 from labinfer.planner.problem import Problem
 
+MAX_STAGES = 4096
+MAX_OPTIONS = 256
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 ROUNDINGS = ("int8", "int4")
 """Values of --quantization that round weights; see ``HostCosts.quantization``, which also names a checkpoint's own."""
@@ -45,13 +47,13 @@ class SavedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     """Digest of the model's shapes; see ``HostCosts``."""
-    stages: Annotated[list[SavedStage], msgspec.Meta(min_length=1)]
+    stages: Annotated[list[SavedStage], msgspec.Meta(min_length=1, max_length=MAX_STAGES)]
     """In order; rank 0 is on the machine of the first one."""
     block_size: int = 0
     """Tokens of a KV block."""
     num_blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
     """KV blocks that a start with ``options`` has; 0 where a file does not say."""
-    options: dict[str, str] = {}
+    options: Annotated[dict[str, str], msgspec.Meta(max_length=MAX_OPTIONS)] = {}
     """See ``room_options``."""
 
     @property

@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
+
 from labinfer.errors import UserError
 from labinfer.nesting import MAX_DEPTH, is_too_deep
-from labinfer.text.schema_exclusion import exclude_each_other
+from labinfer.text.schema_exclusion import SchemaExclusion
 
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords whose values are schemas by name."""
@@ -43,6 +45,10 @@ OTHER_TYPE_NAMES = {
 """Names of types in programming languages that clients write in place of JSON Schema's."""
 UNHELD_PATTERN = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\\[bB]")
 """Lookaround, backreferences and borders of words in a regular expression."""
+MAX_SCHEMA_BYTES = 1 << 18
+"""Length of a schema as JSON, with the descriptions and all else that a grammar leaves out of it."""
+MAX_PLACE = 80
+"""Characters of a place in a schema that an error or a warning names."""
 MAX_NAMED = 8
 """Keywords that an error or a warning names."""
 
@@ -56,11 +62,14 @@ def fit_schema(schema: dict[str, Any], field: str, strict: bool, left_out: list[
         left_out: is given a sentence if something is left out.
 
     Raises:
-        UserError: it is nested too deeply; or it is strict, and there is something that no grammar holds.
+        UserError: it is nested too deeply, or too long; or it is strict, and there is something that no grammar holds.
     """
     if is_too_deep(schema):
         raise UserError(f"{field}: the schema is nested more than {MAX_DEPTH} deep; make it flatter")
-    fitter = _Fitter(schema, field, strict)
+    num_bytes = len(msgspec.json.encode(schema))
+    if num_bytes > MAX_SCHEMA_BYTES:
+        raise UserError(f"{field}: the schema has {num_bytes} bytes, more than {MAX_SCHEMA_BYTES}; make it shorter")
+    fitter = _Fitter(schema, field, num_bytes, strict)
     fitted = fitter.fit(schema, "")
     if fitter.unheld:
         names = list(dict.fromkeys(fitter.unheld))
@@ -125,11 +134,12 @@ class _Fitter:
     Args:
         root: the whole schema, for references.
         field: of the request, for errors.
+        num_bytes: its length as JSON.
         strict: whether nothing may be left out.
     """
 
-    def __init__(self, root: dict[str, Any], field: str, strict: bool):
-        self._root, self._field, self._strict = root, field, strict
+    def __init__(self, root: dict[str, Any], field: str, num_bytes: int, strict: bool):
+        self._exclusion, self._field, self._strict = SchemaExclusion(root, num_bytes), field, strict
         self.unheld: list[str] = []
 
     def fit(self, schema: Any, place: str) -> Any:
@@ -140,7 +150,9 @@ class _Fitter:
         for keyword, value in _newer(schema).items():
             if keyword in NAMED_SCHEMAS and isinstance(value, dict):
                 inside = f"{place}." if place else ""
-                fitted[keyword] = {name: self.fit(part, f"{inside}{name}") for name, part in value.items()}
+                fitted[keyword] = {
+                    name: self.fit(part, f"{inside}{name:.{MAX_PLACE}}"[:MAX_PLACE]) for name, part in value.items()
+                }
             elif keyword in SCHEMA_LISTS and isinstance(value, list):
                 if keyword == "oneOf" and self._may_be_any(value, place) and "anyOf" not in schema:
                     keyword = "anyOf"
@@ -175,14 +187,14 @@ class _Fitter:
 
     def _may_be_any(self, schemas: list[Any], place: str) -> bool:
         """Whether any of these may hold where exactly one is to."""
-        if exclude_each_other([_newer(part) if isinstance(part, dict) else part for part in schemas], self._root):
+        if self._exclusion.holds([_newer(part) if isinstance(part, dict) else part for part in schemas]):
             return True
         if not self._strict:
             self._leave_out("the exclusion of oneOf", place)
         return not self._strict  # llguidance refuses it, unless it knows better
 
     def _leave_out(self, what: str, place: str) -> None:
-        self.unheld.append(f"{what} (at {place[:80]})" if place else what)
+        self.unheld.append(f"{what} (at {place})" if place else what)
 
 
 def _newer(schema: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,8 @@ TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 
 PARAGRAPHS = "\n\n"
 """Joins texts that come apart in a request, and stand in one message of a chat template."""
+MAX_MESSAGES = 1 << 14
+"""Messages of a conversation, parts of one message, and calls in one."""
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -54,9 +56,9 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A chat message; other keys are dropped."""
 
     role: Role
-    content: str | list[Part] | None = None
+    content: str | Annotated[list[Part], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
     name: str | None = None
-    tool_calls: list[PastCall] | None = None
+    tool_calls: Annotated[list[PastCall], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
     """Calls in an assistant's message, whose content may then be null."""
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -86,4 +88,50 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
         return message
 
 
-Messages = Annotated[list[Message], msgspec.Meta(min_length=1)]
+class MessageBuilder:
+    """A message of which a request has the parts one by one. Text behind an empty text stands alone.
+
+    Args:
+        role: as chat templates know it.
+        text: the first part of the content, if there is one.
+        tool_call_id: of the call that a message of the role ``tool`` answers.
+    """
+
+    def __init__(self, role: str, text: str | None = None, tool_call_id: str | None = None):
+        self.role, self._tool_call_id = role, tool_call_id
+        self.calls: list[PastCall] = []
+        self._texts = [] if text is None else [text]
+        self._thoughts: list[str] = []
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the content is not empty."""
+        return bool(self._texts) and self._texts != [""]
+
+    def add_text(self, text: str) -> None:
+        """Add a paragraph to the content."""
+        _add_paragraph(self._texts, text)
+
+    def add_thought(self, text: str) -> None:
+        """Add a paragraph to the reasoning."""
+        _add_paragraph(self._thoughts, text)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The message in the form of chat templates."""
+        message = Message(
+            role=self.role,
+            content=PARAGRAPHS.join(self._texts) if self._texts else None,
+            reasoning=PARAGRAPHS.join(self._thoughts) or None,
+            tool_calls=self.calls or None,
+            tool_call_id=self._tool_call_id,
+        )
+        return message.as_dict()
+
+
+def _add_paragraph(texts: list[str], text: str) -> None:
+    if texts == [""]:
+        texts.clear()
+    texts.append(text)
+
+
+Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]

@@ -1,8 +1,9 @@
-"""exclude_each_other: whether ``oneOf`` says no more than ``anyOf``, because no value meets two of its schemas."""
+"""SchemaExclusion: whether ``oneOf`` says no more than ``anyOf``, because no value meets two of its schemas."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -10,53 +11,111 @@ MAX_SCHEMAS = 64
 """Alternatives that are compared with each other."""
 MAX_STEPS = 8
 """References that are followed, and properties inside properties that are looked at, for one pair."""
+COMPARISONS_PER_BYTE = 4
+"""Comparisons for each byte of a schema: 64 alternatives with a discriminator need three. Some take 1 µs each."""
+MIN_COMPARISONS = 64
+CHARACTERS_PER_COMPARISON = 16
+"""Characters of a reference, or values of an ``enum``, that take as long as a comparison."""
 KINDS = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
 """Types of JSON by those of Python; whole numbers are numbers, too."""
 
 
-def exclude_each_other(schemas: list[Any], root: dict[str, Any]) -> bool:
-    """Whether it is certain that no value meets two of the schemas.
+@dataclass(frozen=True)
+class _Summary:
+    """Fields of a schema by which two alternatives are told apart."""
+
+    schema: dict[str, Any]
+    kinds: frozenset[str] | None
+    """Types that a value may have; None for any."""
+    values: frozenset[str] | None
+    """The only values that there may be, as JSON; None for any."""
+    required: frozenset[str]
+
+
+class SchemaExclusion:
+    """Comparisons of the alternatives inside one schema, in time that grows with its length.
 
     Args:
-        root: the schema that they stand in, for references.
+        root: the whole schema, for references.
+        num_bytes: its length as JSON.
     """
-    if len(schemas) > MAX_SCHEMAS:
-        return False
-    resolved = [_resolve(schema, root) for schema in schemas]
-    return all(_exclude(first, second, root, MAX_STEPS) for first, second in combinations(resolved, 2))
+
+    def __init__(self, root: dict[str, Any], num_bytes: int):
+        self._root = root
+        self._num_left = MIN_COMPARISONS + COMPARISONS_PER_BYTE * num_bytes
+        self._summaries: dict[int, _Summary] = {}  # by the address of the schema, which the summary keeps alive
+
+    def holds(self, schemas: list[Any]) -> bool:
+        """Whether it is certain that no value meets two of the schemas. Where finding out takes too long, it is not."""
+        if len(schemas) > MAX_SCHEMAS:
+            return False
+        summaries = [self._summarize(schema) for schema in schemas]
+        return all(self._exclude(first, second, MAX_STEPS) for first, second in combinations(summaries, 2))
+
+    def _exclude(self, first: _Summary, second: _Summary, steps: int) -> bool:
+        """Whether they differ in their types, in their values, or in a property that both require, such as a discriminator."""
+        self._num_left -= 1
+        if self._num_left <= 0:
+            return False
+        if first.kinds is not None and second.kinds is not None and not first.kinds & second.kinds:
+            return True
+        if first.values is not None and second.values is not None:
+            self._num_left -= min(len(first.values), len(second.values)) // CHARACTERS_PER_COMPARISON
+            if first.values.isdisjoint(second.values):
+                return True
+        if not steps or first.kinds != {"object"} or second.kinds != {"object"}:
+            return False
+        self._num_left -= min(len(first.required), len(second.required)) // CHARACTERS_PER_COMPARISON
+        return any(
+            self._exclude(self._property(first, name), self._property(second, name), steps - 1)
+            for name in first.required & second.required
+        )
+
+    def _property(self, owner: _Summary, name: str) -> _Summary:
+        properties = owner.schema.get("properties")
+        return self._summarize(properties.get(name) if isinstance(properties, dict) else None)
+
+    def _summarize(self, schema: Any) -> _Summary:
+        schema = self._resolve(schema)
+        if (known := self._summaries.get(id(schema))) is not None:
+            return known
+        summary = _Summary(schema, _kinds(schema), _values(schema), _required(schema))
+        if schema:
+            self._summaries[id(schema)] = summary
+        return summary
+
+    def _resolve(self, schema: Any) -> dict[str, Any]:
+        """A schema, or the one that it refers to; an empty one, which says nothing, where that cannot be known."""
+        for _ in range(MAX_STEPS):
+            if not isinstance(schema, dict):
+                return {}
+            reference = schema.get("$ref")
+            if reference is None:
+                return schema
+            if not isinstance(reference, str) or not reference.startswith("#/"):
+                return {}
+            self._num_left -= len(reference) // CHARACTERS_PER_COMPARISON
+            if self._num_left <= 0:
+                return {}
+            schema = self._root
+            for step in reference[2:].split("/"):
+                schema = schema.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(schema, dict) else None
+        return {}
 
 
-def _exclude(first: dict[str, Any], second: dict[str, Any], root: dict[str, Any], steps: int) -> bool:
-    """Whether they differ in their types, in their values, or in a property that both require, such as a discriminator."""
-    kinds, other_kinds = _kinds(first), _kinds(second)
-    if kinds is not None and other_kinds is not None and not kinds & other_kinds:
-        return True
-    values, other_values = _values(first), _values(second)
-    if values is not None and other_values is not None and not values & other_values:
-        return True
-    if not steps or kinds != {"object"} or other_kinds != {"object"}:
-        return False
-    return any(
-        _exclude(_property(first, name, root), _property(second, name, root), root, steps - 1)
-        for name in set(_required(first)) & set(_required(second))
-    )
-
-
-def _kinds(schema: dict[str, Any]) -> set[str] | None:
-    """Types that a value may have; None for any."""
+def _kinds(schema: dict[str, Any]) -> frozenset[str] | None:
     if (values := _allowed(schema)) is not None:
-        return {KINDS.get(type(value), "null") for value in values}
+        return frozenset(KINDS.get(type(value), "null") for value in values)
     kind = schema.get("type")
     kinds = [kind] if isinstance(kind, str) else kind
     if not isinstance(kinds, list) or not all(isinstance(name, str) for name in kinds):
         return None
-    return {"number" if name == "integer" else name for name in kinds}
+    return frozenset("number" if name == "integer" else name for name in kinds)
 
 
-def _values(schema: dict[str, Any]) -> set[str] | None:
-    """The only values that there may be, as JSON; None for any."""
+def _values(schema: dict[str, Any]) -> frozenset[str] | None:
     values = _allowed(schema)
-    return None if values is None else {json.dumps(_plain(value), sort_keys=True) for value in values}
+    return None if values is None else frozenset(json.dumps(_plain(value), sort_keys=True) for value in values)
 
 
 def _allowed(schema: dict[str, Any]) -> list[Any] | None:
@@ -71,27 +130,6 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _required(schema: dict[str, Any]) -> list[str]:
+def _required(schema: dict[str, Any]) -> frozenset[str]:
     names = schema.get("required")
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-
-
-def _property(schema: dict[str, Any], name: str, root: dict[str, Any]) -> dict[str, Any]:
-    properties = schema.get("properties")
-    return _resolve(properties.get(name), root) if isinstance(properties, dict) else {}
-
-
-def _resolve(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
-    """A schema, or the one that it refers to; an empty one, which says nothing, where that cannot be known."""
-    for _ in range(MAX_STEPS):
-        if not isinstance(schema, dict):
-            return {}
-        reference = schema.get("$ref")
-        if reference is None:
-            return schema
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            return {}
-        schema = root
-        for step in reference[2:].split("/"):
-            schema = schema.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(schema, dict) else None
-    return {}
+    return frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()

@@ -6,15 +6,16 @@ Names and meanings are OpenAI's (API reference, "Create chat completion": ``tool
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from labinfer.errors import UserError
 from labinfer.nesting import MAX_DEPTH, is_too_deep
-from labinfer.text.json_schema import fit_schema, json_type
+from labinfer.text.json_schema import MAX_SCHEMA_BYTES, fit_schema, json_type
 
-MAX_TOOLS = 128
+MAX_TOOLS = 1024
 MAX_FORCED_CALLS = 8
 """Calls in an answer that is forced to make one or more."""
 
@@ -117,9 +118,9 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise UserError(
                 f"tool_choice {_spell(self.tool_choice)} is not among tools, which are {', '.join(names):.200}"
             )
-        for name in names:
-            if names.count(name) > 1:
-                raise UserError(f"tools has {names.count(name)} functions called {name!r}; their names must differ")
+        for name, count in Counter(names).items():
+            if count > 1:
+                raise UserError(f"tools has {count} functions called {name!r}; their names must differ")
         for tool in tools:
             _check_parameters(tool.function)
 
@@ -192,10 +193,17 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Parts that are left out of the schemas that a forced call keeps to, in words.
 
         Raises:
-            UserError: a function is strict, and no grammar holds its schema.
+            UserError: a function is strict, and no grammar holds its schema; or the schemas are too long together.
         """
         left_out: list[str] = []
-        for function in self.forced_functions[0] if self.is_forced else ():
+        functions = self.forced_functions[0] if self.is_forced else []
+        num_bytes = sum(len(msgspec.json.encode(function.parameters)) for function in functions)
+        if num_bytes > MAX_SCHEMA_BYTES:
+            raise UserError(
+                f"tools: the parameters of the functions that may be called have {num_bytes} bytes, more than the "
+                f'{MAX_SCHEMA_BYTES} of a forced call; name one in tool_choice, or use "auto"'
+            )
+        for function in functions:
             parameters_schema(function, left_out)
         return left_out
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
-from labinfer.body_reader import MAX_IGNORED, WrongBody, read_body
+from labinfer.body_reader import MAX_IGNORED, MAX_ITEMS, MAX_PARTS, WrongBody, check_num_values, read_body
 from labinfer.protocol import ChatBody
 
 BODY = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "max_tokens": 3}
@@ -98,3 +99,29 @@ def test_no_value_breaks_the_list(value):
     with pytest.raises(WrongBody) as caught:
         read(BODY | {"response_format": {"type": value}})
     assert str(caught.value).isprintable() and len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("data", "fits"),
+    [
+        (b"[" + b"1," * MAX_ITEMS + b"1]", True),
+        (b"[" + b"1," * (MAX_ITEMS + 1) + b"1]", False),
+        (b"[" + b"[]," * (MAX_PARTS - 1) + b"1]", True),
+        (b"[" + b"{}," * MAX_PARTS + b"1]", False),
+        (b"{" + b'"":1,' * MAX_PARTS + b'"":1}', False),
+        (json.dumps(["[{:," * MAX_PARTS]).encode(), True),
+        (json.dumps(['\\"{"\\' * MAX_PARTS, "{"]).encode(), True),
+        (json.dumps([json.dumps([{"a": 1}] * MAX_PARTS)]).encode(), True),
+        (json.dumps(["\\", {}] * MAX_PARTS).encode(), False),
+        (json.dumps(["a" * (1 << 21), *[{}] * MAX_PARTS]).encode(), False),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_values_are_counted_outside_of_strings(data, fits):
+    json.loads(data)
+    for given in (data, bytearray(data), msgspec.Raw(data)):
+        if fits:
+            check_num_values(given)
+        else:
+            with pytest.raises(WrongBody, match="the body has more than"):
+                check_num_values(given)

@@ -11,9 +11,8 @@ from starlette.responses import Response
 
 from labinfer.gateway.active_call import ActiveCall
 from labinfer.gateway.call import Call
-from labinfer.gateway.call_requests import make_requests
+from labinfer.gateway.call_requests import parse_requests
 from labinfer.gateway.event_stream import EventStream, event
-from labinfer.gateway.refusals import checked
 from labinfer.gateway.service import Model
 from labinfer.openai.answer import or_unset, prompt_logprobs
 from labinfer.openai.chat import (
@@ -40,8 +39,8 @@ async def answer(call: Call) -> Response | EventStream:
     """``POST /v1/chat/completions``, as OpenAI's."""
     body = await call.read(ChatBody)
     model = call.service.model(body.model)
-    parsed = checked(lambda: read_chat(body, model.chat_defaults()))
-    active = await ActiveCall.start(call, model, make_requests(call, model, parsed), parsed.stream, parsed.user)
+    parsed, requests = await parse_requests(call, model, lambda: read_chat(body, model.chat_defaults()))
+    active = await ActiveCall.start(call, model, requests, parsed.stream, parsed.user)
     id, created = CHAT_PREFIX + call.id, int(call.service.wall_clock())
     if parsed.stream:
         return active.stream(ChatStream(id, created, model, parsed, active).events())

@@ -11,9 +11,8 @@ from starlette.responses import Response
 
 from labinfer.gateway.active_call import ActiveCall
 from labinfer.gateway.call import Call
-from labinfer.gateway.call_requests import make_requests
+from labinfer.gateway.call_requests import parse_requests
 from labinfer.gateway.event_stream import EventStream, event
-from labinfer.gateway.refusals import checked
 from labinfer.gateway.service import Model
 from labinfer.openai.answer import or_unset, prompt_logprobs, total_usage
 from labinfer.openai.completions import (
@@ -39,8 +38,8 @@ async def answer(call: Call) -> Response | EventStream:
     """``POST /v1/completions``, as OpenAI's; the answers to the i-th of several prompts begin at choice ``i * n``."""
     body = await call.read(CompletionBody)
     model = call.service.model(body.model)
-    parsed = checked(lambda: read_completion(body, model.completion_defaults()))
-    active = await ActiveCall.start(call, model, make_requests(call, model, parsed), parsed.stream, parsed.user)
+    parsed, requests = await parse_requests(call, model, lambda: read_completion(body, model.completion_defaults()))
+    active = await ActiveCall.start(call, model, requests, parsed.stream, parsed.user)
     id, created = COMPLETION_PREFIX + call.id, int(call.service.wall_clock())
     if parsed.stream:
         return active.stream(CompletionStream(id, created, model, parsed, active).events())

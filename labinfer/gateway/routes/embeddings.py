@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.responses import Response
 
@@ -24,7 +25,7 @@ async def answer(call: Call) -> Response:
     model = call.service.model(body.model)
 
     checked(lambda: body.check_dimensions(model.info.hidden_size))
-    outputs = await embed(call, model, checked(body.prompts), body.pooling, body.user, normalize=body.normalize)
+    outputs = await embed(call, model, body.prompts, body.pooling, body.user, normalize=body.normalize)
 
     def whole() -> Response:
         return call.json(embedding_list(outputs, model.info.name, body.encoding_format))
@@ -35,24 +36,27 @@ async def answer(call: Call) -> Response:
 async def embed(
     call: Call,
     model: Model,
-    prompts: list[Prompt],
+    parse: Callable[[], list[Prompt]],
     pooling: str | None,
     user: str | None,
     *,
     normalize: bool | None = None,
 ) -> list[EmbeddingOutput]:
-    """The vectors of prompts, in order.
+    """The vectors of the prompts of a body that was read, in order.
 
     Args:
         pooling, normalize: None for the model's own.
 
     Raises:
-        ApiError: a prompt or the pooling is wrong, or the vectors will not come.
+        ApiError: ``parse`` raises a ``UserError``, a prompt or the pooling is wrong, or the vectors will not come.
         LimitReached, ServerFull: there are too many requests.
     """
     own = model.info.pooling
     resolved = checked(lambda: own.resolve(pooling))
-    maker = CallRequests(call, model, prompts, SamplingParams(), user=user or "", pooling=resolved)
-    active = await ActiveCall.start(call, model, maker, streams=False, user=user)
+
+    def make_requests() -> CallRequests:
+        return CallRequests(call, model, checked(parse), SamplingParams(), user=user or "", pooling=resolved)
+
+    active = await ActiveCall.start(call, model, await call.compute(make_requests), streams=False, user=user)
     outputs = await active.outputs()
     return await asyncio.to_thread(own.finish, outputs, normalize)

@@ -13,9 +13,8 @@ from labinfer.anthropic.message_body import MessageBody, PromptBody
 from labinfer.anthropic.messages import MESSAGE_PREFIX, MessageWriter, Ping, TokenCount, stop_reason
 from labinfer.gateway.active_call import ActiveCall
 from labinfer.gateway.call import Call
-from labinfer.gateway.call_requests import count_prompt_tokens, make_requests
+from labinfer.gateway.call_requests import count_prompt_tokens, parse_requests
 from labinfer.gateway.event_stream import EventStream, StreamForm, named_event
-from labinfer.gateway.refusals import checked
 from labinfer.gateway.service import Model
 from labinfer.openai.answer import Usage
 from labinfer.outputs import Completion
@@ -33,8 +32,8 @@ async def create(call: Call) -> Response | EventStream:
     if body.thread is not None:
         raise no_threads()
     model = call.service.model(body.model)
-    parsed = checked(lambda: body.parse(model.chat_defaults()))
-    active = await ActiveCall.start(call, model, make_requests(call, model, parsed), parsed.stream, parsed.user)
+    parsed, requests = await parse_requests(call, model, lambda: body.parse(model.chat_defaults()))
+    active = await ActiveCall.start(call, model, requests, parsed.stream, parsed.user)
     answer = MessageAnswer(call, body, model, parsed, active)
     if parsed.stream:
         return active.stream(answer.events(), FORM)
@@ -82,4 +81,4 @@ async def count(call: Call) -> Response:
     """``POST /v1/messages/count_tokens``: the length of the prompt that a body would have."""
     body = await call.read(PromptBody)
     model = call.service.model(body.model)
-    return call.json(TokenCount(await count_prompt_tokens(call, model, checked(body.prompt))))
+    return call.json(TokenCount(await count_prompt_tokens(call, model, body.prompt)))

@@ -86,7 +86,7 @@ async def pool(call: Call) -> Response:
     body = await call.read(EmbeddingBody)
     model = call.service.model(body.model)
     checked(lambda: body.check_dimensions(model.info.hidden_size))
-    outputs = await embed(call, model, checked(body.prompts), body.pooling, body.user, normalize=body.normalize)
+    outputs = await embed(call, model, body.prompts, body.pooling, body.user, normalize=body.normalize)
     fields = {"id": f"pool-{call.id}", "created": int(call.service.wall_clock()), "model": model.info.name}
     return await asyncio.to_thread(lambda: call.json(pooled_list(outputs, body.encoding_format, **fields)))
 
@@ -97,7 +97,8 @@ async def score(call: Call) -> Response:
     model = call.service.model(body.model)
     first, second = checked(body.pairs)
     checked(lambda: model.info.pooling.check_scores(body.pooling))
-    outputs = await embed(call, model, list(map(TextPrompt, first + second)), body.pooling, body.user)
+    prompts = list(map(TextPrompt, first + second))
+    outputs = await embed(call, model, lambda: prompts, body.pooling, body.user)
 
     def whole() -> Response:
         scores = cosine_scores(outputs[: len(first)], outputs[len(first) :])
@@ -120,7 +121,7 @@ async def rerank(call: Call) -> Response:
     checked(lambda: model.info.pooling.check_scores(body.pooling))
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     prompts = list(map(TextPrompt, [body.query, *texts]))
-    outputs = await embed(call, model, prompts, body.pooling, body.user)
+    outputs = await embed(call, model, lambda: prompts, body.pooling, body.user)
 
     def whole() -> Response:
         scores = cosine_scores(outputs[:1], outputs[1:])

@@ -13,7 +13,7 @@ from starlette.responses import Response as HttpResponse
 
 from labinfer.gateway.active_call import ActiveCall
 from labinfer.gateway.call import JSON, Call
-from labinfer.gateway.call_requests import count_prompt_tokens, make_requests
+from labinfer.gateway.call_requests import count_prompt_tokens, parse_requests
 from labinfer.gateway.event_stream import EventStream, StreamForm, named_event
 from labinfer.gateway.page import Page
 from labinfer.gateway.refusals import checked
@@ -45,8 +45,8 @@ async def create(call: Call) -> HttpResponse | EventStream:
     body = await call.read(ResponseBody)
     conversation = await _conversation(call, body)
     model = call.service.model(body.model)  # behind all that is waited for: it may be another one by then
-    parsed = checked(lambda: body.parse(conversation.items, model.chat_defaults()))
-    active = await ActiveCall.start(call, model, make_requests(call, model, parsed), parsed.stream, parsed.user)
+    parsed, requests = await parse_requests(call, model, lambda: body.parse(conversation.items, model.chat_defaults()))
+    active = await ActiveCall.start(call, model, requests, parsed.stream, parsed.user)
     answer = ResponseAnswer(call, body, conversation, model, parsed=parsed, active=active)
     if parsed.stream:
         return active.stream(answer.events(), StreamForm(end=b"", error=answer.failure))
@@ -76,7 +76,7 @@ async def _conversation(call: Call, body: CountBody) -> Conversation:
     ApiError: a response or an item that it goes on from is not stored.
     """
     store, owner, previous_id = call.service.stored_responses, call.caller.name, body.previous_response_id
-    items, places = body.items(), {}
+    items, places = body.items(), dict[str, StoredResponse]()
     chain = store.chain(owner, previous_id)
     if previous_id is not None and (not chain or chain[0].previous_id is not None):
         missing = chain[0].previous_id if chain else previous_id
@@ -87,25 +87,27 @@ async def _conversation(call: Call, body: CountBody) -> Conversation:
         )
     for item in items:
         if item.is_reference:
-            places[item.id] = store.get_by_item(owner, item.id)
-            if places[item.id] is None:
+            place = store.get_by_item(owner, item.id)
+            if place is None:
                 message = f"input: no item of the id {item.id!r:.80} is stored; send the item itself"
                 raise api_errors.bad_request(message, "input")
+            places[item.id] = place
     if not chain and not places:
         return Conversation([], items)
-    call.count_bytes(sum(stored.num_bytes for stored in (*chain, *places.values())))
+    referred_to = {stored.id: stored for stored in places.values()}
+    call.count_bytes(sum(stored.num_bytes for stored in (*chain, *referred_to.values())))
 
     def read() -> Conversation:
         before = msgspec.convert([item for stored in chain for item in stored.items()], list[Item])
         present = {item.id for item in before}
-        referred = {
-            id: next(item for item in stored.items() if item["id"] == id)
-            for id, stored in places.items()
-            if id not in present
-        }
+        by_response = {id: {item["id"]: item for item in stored.items()} for id, stored in referred_to.items()}
         kept = [item for item in items if not (item.is_reference and item.id in present)]
         return Conversation(
-            before, [msgspec.convert(referred[item.id], Item) if item.is_reference else item for item in kept]
+            before,
+            [
+                msgspec.convert(by_response[places[item.id].id][item.id], Item) if item.is_reference else item
+                for item in kept
+            ],
         )
 
     return await asyncio.to_thread(read)
@@ -182,8 +184,7 @@ async def count(call: Call) -> HttpResponse:
     body = await call.read(CountBody)
     conversation = await _conversation(call, body)
     model = call.service.model(body.model)  # behind all that is waited for: it may be another one by then
-    prompt = checked(lambda: body.prompt(conversation.items))
-    return call.json(InputTokens(await count_prompt_tokens(call, model, prompt)))
+    return call.json(InputTokens(await count_prompt_tokens(call, model, lambda: body.prompt(conversation.items))))
 
 
 async def show(call: Call) -> HttpResponse:

@@ -14,7 +14,7 @@ from labinfer.gateway.refusals import checked
 from labinfer.gateway.service import Model
 from labinfer.openai.answer import Answer, Count
 from labinfer.prompts import TemplateKwargs, TemplateUse
-from labinfer.protocol import TokenId
+from labinfer.protocol import TokenIds
 from labinfer.text.messages import Messages
 from labinfer.text.tokenizing import PromptText
 from labinfer.text.tools import ToolList, ToolUse
@@ -43,7 +43,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Token ids."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds
 
 
 class Tokens(Answer):
@@ -66,8 +66,7 @@ async def tokenize(call: Call) -> Response:
     """``POST /tokenize``."""
     body = await call.read(TokenizeBody)
     model = call.service.model(body.model)
-
-    text = checked(lambda: _prompt_text(body, model))
+    text = await call.compute(lambda: checked(lambda: _prompt_text(body, model)))
     (token_ids,) = await model.preparation.encode(call.queue_name, [text], call.num_body_bytes)
 
     def whole() -> Response:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from labinfer.body_reader import WrongBody, read_body
 from labinfer.errors import UserError
+from labinfer.gateway.endpoints import API
 from labinfer.gateway.routes.pooling import ScoreBody
+from labinfer.jsonl import SimpleLine
 from labinfer.openai.files import BatchBody
 from labinfer.openai.response_body import ResponseBody
 from labinfer.protocol import MAX_INPUTS
@@ -31,3 +34,20 @@ def test_texts_to_be_scored_are_bounded_together(names):
     assert len(ScoreBody(**dict.fromkeys(names, half)).pairs()[0]) == MAX_INPUTS // 2
     with pytest.raises(UserError, match=f"{MAX_INPUTS + 2} texts, more than {MAX_INPUTS}"):
         ScoreBody(**dict.fromkeys(names, [*half, "a"])).pairs()
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys([*filter(None, (endpoint.body for endpoint in API)), SimpleLine]))
+def test_every_list_is_bounded_at_decoding(kind):
+    """Lists in JSON schemas, template variables and the like, which may be anything, are bounded by the whole body."""
+
+    def unbounded(node, place):
+        if isinstance(node, list):
+            return [each for number, part in enumerate(node) for each in unbounded(part, f"{place}.{number}")]
+        if not isinstance(node, dict) or (
+            "anyOf" in node and "maxItems" in node
+        ):  # ``SamplingParams`` bounds the latter
+            return []
+        here = [place] if node.get("type") == "array" and "maxItems" not in node else []
+        return here + [each for key, part in node.items() for each in unbounded(part, f"{place}.{key}")]
+
+    assert unbounded(msgspec.json.schema(kind), "$") == []

@@ -20,7 +20,7 @@ from labinfer.openai.embeddings import embedding_list
 from labinfer.outputs import RequestState
 from labinfer.pooling import EmbeddingOutput, PoolingConfig
 from labinfer.prompts import TextPrompt, parse_prompt
-from labinfer.protocol import EMBEDDINGS_URL, MAX_INPUTS, EmbeddingBody
+from labinfer.protocol import EMBEDDINGS_URL, MAX_INPUTS, MAX_TOKEN_IDS, EmbeddingBody
 from labinfer.sampling_params import SamplingParams
 
 
@@ -168,7 +168,7 @@ def test_schema_says_what_an_input_may_be():
     assert [(kind["type"], kind.get("items", {}).get("type"), kind.get("maxItems")) for kind in kinds] == [
         ("string", None, None),
         ("array", "string", MAX_INPUTS),
-        ("array", "integer", None),
+        ("array", "integer", MAX_TOKEN_IDS),
         ("array", "array", MAX_INPUTS),
     ]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Literal
 
 import pydantic
 import pytest
 
 from labinfer.text.json_schema import fit_schema
-from labinfer.text.schema_exclusion import MAX_SCHEMAS, exclude_each_other
+from labinfer.text.schema_exclusion import MAX_SCHEMAS, SchemaExclusion
 
 
 class Cat(pydantic.BaseModel):
@@ -52,7 +53,39 @@ LOOP = {"$defs": {"A": {"$ref": "#/$defs/A"}}}
     ids=lambda value: str(value)[:60],
 )
 def test_only_what_is_certain_counts(schemas, excluded):
-    assert exclude_each_other(schemas, LOOP) is excluded
+    assert SchemaExclusion(LOOP, 100).holds(schemas) is excluded
+
+
+def recursive_union(num_properties: int) -> dict:
+    """Two alternatives whose required properties are all the alternatives themselves."""
+
+    def alternative(name: str) -> dict:
+        properties = {f"p{number}": {"$ref": f"#/$defs/{name}"} for number in range(num_properties)}
+        return {"type": "object", "required": list(properties), "properties": properties}
+
+    union = {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}
+    return {"properties": {"a": union}, "$defs": {name: alternative(name) for name in "ab"}}
+
+
+def test_recursive_alternatives_take_time_that_grows_with_the_schema():
+    """Comparing all paths of 20 properties to a depth of 8 would take 20**8 comparisons."""
+    begin = time.process_time()
+    left_out: list[str] = []
+    fit_schema(recursive_union(20), "response_format", False, left_out)
+    assert time.process_time() - begin < 1.0
+    assert left_out
+
+
+def test_alternatives_as_many_as_are_compared_are_told_apart_by_their_last_property():
+    schemas = [
+        {
+            "type": "object",
+            "required": ["a", "b", "kind"],
+            "properties": {"a": {}, "b": {}, "kind": {"const": f"number {number}"}},
+        }
+        for number in range(MAX_SCHEMAS)
+    ]
+    assert "anyOf" in fit_schema({"oneOf": schemas}, "response_format", True)
 
 
 def test_union_of_pydantic_loses_nothing():
