@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from checkpoints import CONFIGS, make_checkpoint, mixed_prompts, transformers_greedy
 from embedders import drop_tensors, make_base_model, reference_vectors, worst_error, write_modules
+from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -81,6 +83,31 @@ def test_causal_model_whose_head_is_missing_gives_vectors_only(tmp_path):
     assert worst_error(embed(directory, normalize=False), expected) < TOLERANCE
 
 
+def test_model_without_a_head_cannot_draft(tmp_path):
+    model = make_checkpoint(tmp_path / "model", "llama-untied")
+    drafter = make_base_model(tmp_path / "drafter", "llama-untied")
+    with pytest.raises(UserError, match=r"the draft model .* has no output head \(lm_head\)"):
+        LLM(str(model), **SMALL, speculative_config={"model": str(drafter), "num_speculative_tokens": 2})
+
+
+def test_tensors_are_ignored_by_their_names_and_told(tmp_path, caplog):
+    directory = make_checkpoint(tmp_path, "llama-untied")
+    with LLM(str(directory), **SMALL) as llm:
+        expected = [output.token_ids for output in llm.generate(PROMPTS, GREEDY)]
+    tensors = load_file(directory / "model.safetensors")
+    extra = {f"aux_head.{part}.weight": torch.ones(3) for part in ("left", "right")}
+    save_file(tensors | extra, directory / "model.safetensors")
+    with pytest.raises(
+        UserError, match=r"has tensor aux_head.left.weight and 1 more.*ignore_tensors 'aux_head.left.weight'"
+    ):
+        LLM(str(directory), **SMALL)
+    with caplog.at_level("INFO"), LLM(str(directory), **SMALL, ignore_tensors=["aux_head.*"]) as llm:
+        assert [output.token_ids for output in llm.generate(PROMPTS, GREEDY)] == expected
+    told = [message for message in caplog.messages if "left unread" in message]
+    assert told == ["--ignore-tensors: 2 tensors are left unread: aux_head.left.weight, aux_head.right.weight"]
+
+
+@pytest.mark.pairwise
 @pytest.mark.parametrize("old", [True, False], ids=["old keys", "new keys"])
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("mode", ["lasttoken", "mean", "cls"])
