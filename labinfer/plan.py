@@ -61,12 +61,14 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
     top: dict[int, float]
     """The likeliest tokens, in falling order."""
+    rank: int = 0
+    """Place of the token among all by log-probability, from 1 on; 0 where it was not counted, as for sampled tokens."""
 
     @staticmethod
     def max_bytes(top: int | None) -> int:
         """Bytes of one on the wire at most, with so many of the likeliest tokens; 0 where none is measured."""
         pair = TOKEN_BYTES + FLOAT_BYTES
-        return 0 if top is None else 1 + pair + length_bytes(top) + top * pair
+        return 0 if top is None else 1 + pair + length_bytes(top) + top * pair + TOKEN_BYTES
 
 
 class SequenceStart(msgspec.Struct, frozen=True, array_like=True):

@@ -50,6 +50,8 @@ def test_logprobs_are_transformers(llm, reference):
         for position, one in enumerate(measured):
             wanted = logprobs[position]
             assert one.logprob == pytest.approx(float(wanted[ids[position + 1]]), abs=1e-4)
+            rank = 1 + int((wanted > wanted[ids[position + 1]]).sum()) if position < len(prompt) - 1 else 0
+            assert one.rank == rank
             top = wanted.topk(3 if position < len(prompt) - 1 else 5)
             assert list(one.top) == top.indices.tolist()
             assert list(one.top.values()) == pytest.approx(top.values.tolist(), abs=1e-4)

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from labinfer.jsonl import ParsedLine
-from labinfer.openai.answer import Answer, plain_logprobs, total_usage
+from labinfer.openai.answer import Answer, plain_logprobs, prompt_logprobs, total_usage
 from labinfer.openai.api_errors import INVALID_REQUEST, ErrorAnswer, ErrorDetails
 from labinfer.openai.chat import CHAT_PREFIX, ChatCompletion, ChatMessage, chat_choice, chat_messages
 from labinfer.openai.completions import COMPLETION_PREFIX, Echo, TextCompletion, text_choice, without_tokens
@@ -39,7 +39,7 @@ def result_record(
         if len(simple) > 1:
             record["choices"] = [{"index": index, **answer} for index, answer in enumerate(simple)]
         if output.prompt_logprobs is not None:
-            record["prompt_logprobs"] = msgspec.to_builtins(plain_logprobs(output.prompt_logprobs))
+            record["prompt_logprobs"] = msgspec.to_builtins(prompt_logprobs(output.prompt_logprobs, tokenizer))
         return record
     body: ChatCompletion | TextCompletion
     if line.url == CHAT_URL:
@@ -52,6 +52,7 @@ def result_record(
                 for completion, message in answers
             ],
             usage=usage,
+            prompt_logprobs=prompt_logprobs(output.prompt_logprobs, tokenizer),
         )
     else:
         echo = Echo(echoed, output.prompt_token_ids, output.prompt_logprobs) if line.echo else None

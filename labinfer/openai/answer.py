@@ -62,6 +62,20 @@ class Usage(Answer):
     completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
+class PromptLogprob(Answer):
+    """Log-probability of a prompt token, or of one that might have stood in its place."""
+
+    logprob: float
+    rank: Annotated[int, msgspec.Meta(ge=1)]
+    """Place of the token among all by log-probability."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""Log-probabilities of a prompt in vLLM's form. One entry for each token: its log-probability and those of the likeliest tokens, by token
+id; null for the first token, which follows nothing."""
+
+
 class PlainLogprob(Answer):
     """Log-probability of one token and of the likeliest ones, by their ids."""
 
@@ -111,9 +125,22 @@ def plain_logprobs(measured: list[TokenLogprobs]) -> list[PlainLogprob]:
     return [PlainLogprob(token.token_id, token.logprob, token.top) for token in measured]
 
 
-def prompt_logprobs(measured: list[TokenLogprobs] | None) -> list[PlainLogprob] | UnsetType:
-    """The field of a choice for the prompt's log-probabilities, which is there where a request asks for them."""
-    return UNSET if measured is None else plain_logprobs(measured)
+def prompt_logprobs(measured: list[TokenLogprobs] | None, tokenizer: Tokenizer | None) -> PromptLogprobs | UnsetType:
+    """The field ``prompt_logprobs`` of an answer, which is there where a request asks for it."""
+    if measured is None:
+        return UNSET
+    entries: PromptLogprobs = [None]
+    for token in measured:
+        logprobs = {token.token_id: (token.logprob, token.rank)}
+        logprobs |= {token_id: (logprob, rank) for rank, (token_id, logprob) in enumerate(token.top.items(), 1)}
+        logprobs[token.token_id] = token.logprob, token.rank  # also where likely tokens are equally likely
+        entries.append(
+            {
+                token_id: PromptLogprob(logprob, rank, spell(token_id, tokenizer).token)
+                for token_id, (logprob, rank) in logprobs.items()
+            }
+        )
+    return entries
 
 
 def spell(token_id: int, tokenizer: Tokenizer | None) -> Spelling:

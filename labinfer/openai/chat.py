@@ -11,10 +11,9 @@ from labinfer.openai.answer import (
     Answer,
     Count,
     FinishReason,
-    PlainLogprob,
+    PromptLogprobs,
     Usage,
     or_unset,
-    prompt_logprobs,
     spell,
     total_usage,
 )
@@ -101,7 +100,6 @@ class ChatChoice(Answer, kw_only=True):
     finish_reason: FinishReason
     stop_reason: str | int | UnsetType = UNSET
     score: float | UnsetType = UNSET
-    prompt_logprobs: list[PlainLogprob] | UnsetType = UNSET
     tokens: list[AnswerToken] | UnsetType = UNSET
 
 
@@ -114,6 +112,8 @@ class ChatCompletion(Answer, kw_only=True):
     model: str
     choices: Annotated[list[ChatChoice], msgspec.Meta(min_length=1)]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """Not OpenAI's."""
 
 
 class ToolCallDelta(Answer, kw_only=True):
@@ -146,7 +146,6 @@ class ChatChunkChoice(Answer, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType = UNSET
-    prompt_logprobs: list[PlainLogprob] | UnsetType = UNSET
     tokens: list[AnswerToken] | UnsetType = UNSET
 
 
@@ -159,6 +158,8 @@ class ChatCompletionChunk(Answer, kw_only=True):
     model: str
     usage: Usage | None | UnsetType = UNSET
     choices: list[ChatChunkChoice]
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """In one of the first chunks. Not OpenAI's."""
 
 
 def first_delta(delta: ChatDelta) -> ChatDelta:
@@ -204,7 +205,6 @@ def chat_choice(
         finish_reason=finish_reason,
         stop_reason=or_unset(completion.stop_reason),
         score=or_unset(completion.score),
-        prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
         tokens=answer_tokens(completion.token_ids, completion.drafted, tokenizer) if lists_tokens else UNSET,
     )
 

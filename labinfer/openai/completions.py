@@ -12,7 +12,7 @@ from labinfer.openai.answer import (
     Answer,
     Count,
     FinishReason,
-    PlainLogprob,
+    PromptLogprobs,
     Usage,
     or_unset,
     prompt_logprobs,
@@ -45,7 +45,7 @@ class TextChoice(Answer, kw_only=True):
     finish_reason: FinishReason
     stop_reason: str | int | UnsetType = UNSET
     score: float | UnsetType = UNSET
-    prompt_logprobs: list[PlainLogprob] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class TextCompletion(Answer, kw_only=True):
@@ -69,7 +69,7 @@ class TextChunkChoice(Answer, kw_only=True):
     finish_reason: FinishReason | None
     token_ids: list[Count] | UnsetType = UNSET
     stop_reason: str | int | UnsetType = UNSET
-    prompt_logprobs: list[PlainLogprob] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class TextCompletionChunk(Answer, kw_only=True):
@@ -129,7 +129,7 @@ def text_choice(
         finish_reason=completion.finish_reason,
         stop_reason=or_unset(completion.stop_reason),
         score=or_unset(completion.score),
-        prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
+        prompt_logprobs=prompt_logprobs(output.prompt_logprobs, tokenizer),
     )
 
 

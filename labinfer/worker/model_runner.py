@@ -329,7 +329,9 @@ class ModelRunner:
             logits_BV = self.model.logits(hidden_TD[[row.row for row in rows]])
             if logits_BV is not None:
                 logprobs_BV = logits_BV.float().log_softmax(dim=-1)
-                parts = measure(logprobs_BV, [row.next_token for row in rows], [row.top for row in rows])
+                parts = measure(
+                    logprobs_BV, [row.next_token for row in rows], [row.top for row in rows], with_ranks=True
+                )
                 for row, part in zip(rows, parts, strict=True):
                     measured[row.entry].append(part)
         return list(map(tuple, measured))

@@ -123,11 +123,21 @@ def sample_params(b: int, row: SampledRow) -> SampleParams:
     )
 
 
-def measure(logprobs_BV: torch.Tensor, token_ids: list[int], tops: list[int]) -> list[TokenLogprobs]:
-    """Log-probability of each row's token, with so many of the row's likeliest."""
-    logprobs_B = logprobs_BV[range(len(token_ids)), token_ids].tolist()
+def measure(
+    logprobs_BV: torch.Tensor, token_ids: list[int], tops: list[int], with_ranks: bool = False
+) -> list[TokenLogprobs]:
+    """Log-probability of each row's token, with the ``tops[b]`` likeliest tokens of row ``b``.
+
+    Args:
+        with_ranks: whether to count how many tokens are likelier.
+    """
+    logprobs_B1 = logprobs_BV[range(len(token_ids)), token_ids][:, None]
+    ranks_B = ((logprobs_BV > logprobs_B1).sum(dim=1) + 1).tolist() if with_ranks else [0] * len(token_ids)
+    logprobs_B = logprobs_B1[:, 0].tolist()
     top_BN, ids_BN = (part.tolist() for part in logprobs_BV.topk(max(tops)))
     return [
-        TokenLogprobs(token_id, logprob, dict(zip(ids_N[:top], top_N[:top], strict=True)))
-        for token_id, logprob, ids_N, top_N, top in zip(token_ids, logprobs_B, ids_BN, top_BN, tops, strict=True)
+        TokenLogprobs(token_id, logprob, dict(zip(ids_N[:top], top_N[:top], strict=True)), rank)
+        for token_id, logprob, rank, ids_N, top_N, top in zip(
+            token_ids, logprobs_B, ranks_B, ids_BN, top_BN, tops, strict=True
+        )
     ]

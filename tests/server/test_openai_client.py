@@ -153,17 +153,25 @@ class TestChat:
         ]
         assert [one.token for one in streamed] == [one.token for one in content]
 
-    def test_prompts_log_probabilities_come_once_a_choice(self, client):
+    def test_prompts_log_probabilities_have_vllms_shape_and_place(self, client, server):
         fields = {"model": "demo", "messages": MESSAGES, "max_tokens": 4, "n": 2, "temperature": 1.0}
-        fields["extra_body"] = {"prompt_logprobs": 1}
-        whole = client.chat.completions.create(**fields).choices[0].prompt_logprobs
-        found = [
-            (choice.index, choice.prompt_logprobs)
-            for chunk in client.chat.completions.create(**fields, stream=True)
-            for choice in chunk.choices
-            if getattr(choice, "prompt_logprobs", None)
+        fields["extra_body"] = {"prompt_logprobs": 2}
+        whole = client.chat.completions.create(**fields)
+        ids = server.post("/tokenize", {"messages": MESSAGES})[1]["tokens"]
+        first, *others = whole.prompt_logprobs
+        assert first is None and len(whole.prompt_logprobs) == len(ids) == whole.usage.prompt_tokens
+        for token_id, entry in zip(ids[1:], others, strict=True):
+            own = entry[str(token_id)]
+            assert own.keys() == {"logprob", "rank", "decoded_token"}
+            assert {one["rank"] for one in entry.values()} == {1, 2, own["rank"]}
+            ranked = sorted(entry.values(), key=lambda one: one["rank"])
+            assert ranked == sorted(entry.values(), key=lambda one: -one["logprob"])
+        assert not hasattr(whole.choices[0], "prompt_logprobs")
+        chunks = list(client.chat.completions.create(**fields, stream=True))
+        (streamed,) = [chunk.prompt_logprobs for chunk in chunks if hasattr(chunk, "prompt_logprobs")]
+        assert [entry and entry.keys() for entry in streamed] == [
+            entry and entry.keys() for entry in whole.prompt_logprobs
         ]
-        assert sorted(found, key=lambda one: one[0]) == [(0, whole), (1, whole)]
 
     def test_usage_may_come_with_every_chunk(self, client, lenient):
         fields = {"model": "demo", "messages": MESSAGES, "max_tokens": 6, "temperature": 1.5, "seed": 1}
@@ -391,11 +399,13 @@ class TestCompletions:
             for choice in chunk.choices:
                 streamed.setdefault(choice.index, []).append(getattr(choice, "prompt_logprobs", None))
         for index, found in streamed.items():
-            for told, expected in zip(found[0], whole[index], strict=True):
+            assert found[0][0] is whole[index][0] is None
+            for told, expected in zip(found[0][1:], whole[index][1:], strict=True):
                 # The two prompts share a batch or not, as they come, which tells in the last bits.
-                assert told["token_id"] == expected["token_id"]
-                assert told["logprob"] == pytest.approx(expected["logprob"], abs=1e-4)
-                assert told["top"] == pytest.approx(expected["top"], abs=1e-4)
+                assert told.keys() == expected.keys()
+                for token, one in told.items():
+                    assert one["decoded_token"] == expected[token]["decoded_token"]
+                    assert one["logprob"] == pytest.approx(expected[token]["logprob"], abs=1e-4)
             assert not any(found[1:])
 
     def test_end_of_sequence_token_goes_by_its_name(self, client):

@@ -11,7 +11,8 @@ LARGEST_ID = 2**32 - 1
 
 
 def measured(top: int) -> TokenLogprobs:
-    return TokenLogprobs(LARGEST_ID, -1 / 3, {LARGEST_ID - index: -1 / (3 + index) for index in range(top)})
+    likeliest = {LARGEST_ID - index: -1 / (3 + index) for index in range(top)}
+    return TokenLogprobs(LARGEST_ID, -1 / 3, likeliest, LARGEST_ID)
 
 
 def entry(num_samples: int, top: int | None, num_prompt: int, prompt_top: int | None, num_numbers: int) -> EntryResult:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from labinfer.gateway.active_call import ActiveCall
@@ -14,7 +14,7 @@ from labinfer.gateway.call import Call
 from labinfer.gateway.call_requests import parse_requests
 from labinfer.gateway.event_stream import EventStream, event
 from labinfer.gateway.service import Model
-from labinfer.openai.answer import or_unset, prompt_logprobs
+from labinfer.openai.answer import PromptLogprobs, or_unset, prompt_logprobs
 from labinfer.openai.chat import (
     CHAT_PREFIX,
     ChatChunkChoice,
@@ -54,7 +54,15 @@ async def answer(call: Call) -> Response | EventStream:
             chat_choice(completion, message, output, tokenizer, parsed.return_drafted)
             for completion, message in zip(output.completions, messages, strict=True)
         ]
-        return call.json(ChatCompletion(id=id, created=created, model=model.info.name, choices=choices, usage=usage))
+        answer = ChatCompletion(
+            id=id,
+            created=created,
+            model=model.info.name,
+            choices=choices,
+            usage=usage,
+            prompt_logprobs=prompt_logprobs(output.prompt_logprobs, tokenizer),
+        )
+        return call.json(answer)
 
     return await asyncio.to_thread(whole)  # thousands of log-probabilities take a while
 
@@ -71,6 +79,7 @@ class ChatStream:
         prompt, tokenizer = active.opened[0].request.prompt_token_ids, model.reader.tokenizer
         self._readers = [ReplyReader(tokenizer, prompt, parsed.tool_use) for _ in range(parsed.sampling.n)]
         self._begun: set[int] = set()  # answers that have a chunk of what the model says
+        self._has_told_prompt = False  # whether a chunk had the prompt's log-probabilities
 
     async def events(self) -> AsyncIterator[bytes]:
         """Every chunk, encoded. The first one of an answer has its role, and comes with its first token and not before: clients
@@ -118,26 +127,37 @@ class ChatStream:
         stop_reason: str | int | None = None,
     ) -> bytes:
         measured = None
+        if not self._has_told_prompt:
+            measured = self._active.opened[0].prompt_logprobs
+            self._has_told_prompt = measured is not None
         if index not in self._begun:
             self._begun.add(index)
             delta = first_delta(delta)
-            measured = self._active.opened[0].prompt_logprobs
         choice = ChatChunkChoice(
             index=index,
             delta=delta,
             finish_reason=finish_reason,
             stop_reason=or_unset(stop_reason),
-            prompt_logprobs=prompt_logprobs(measured),
             **token_fields,
         )
-        return self._send([choice])
+        return self._send([choice], prompt_logprobs(measured, self._model.reader.tokenizer))
 
-    def _send(self, choices: list[ChatChunkChoice], is_last: bool = False) -> bytes:
+    def _send(
+        self,
+        choices: list[ChatChunkChoice],
+        prompt_logprobs: PromptLogprobs | UnsetType = UNSET,
+        is_last: bool = False,
+    ) -> bytes:
         usage = None if self._parsed.include_usage else UNSET
         if is_last or self._parsed.continuous_usage:
             usage = self._active.usage(self._num_reasoning_tokens())
         chunk = ChatCompletionChunk(
-            id=self._id, created=self._created, model=self._model.info.name, usage=usage, choices=choices
+            id=self._id,
+            created=self._created,
+            model=self._model.info.name,
+            usage=usage,
+            choices=choices,
+            prompt_logprobs=prompt_logprobs,
         )
         return event(chunk)
 

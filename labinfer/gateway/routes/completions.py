@@ -97,7 +97,9 @@ class CompletionStream:
             finish_reason=delta.finish_reason,
             token_ids=or_unset(token_ids),
             stop_reason=or_unset(delta.stop_reason),
-            prompt_logprobs=prompt_logprobs(self._active.opened[number].prompt_logprobs if is_first else None),
+            prompt_logprobs=prompt_logprobs(
+                self._active.opened[number].prompt_logprobs if is_first else None, self._model.reader.tokenizer
+            ),
         )
 
     def _logprobs(self, index: int, delta: Delta, echo: Echo | None) -> TextLogprobs | None:

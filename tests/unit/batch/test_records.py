@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from labinfer.batch.records import describe_record, error_record, result_record
@@ -160,6 +161,10 @@ def measured(token_id: int, **top: float) -> TokenLogprobs:
     return TokenLogprobs(token_id, -0.5, {int(key[1:]): value for key, value in top.items()})
 
 
+def ranked(token_id: int, rank: int, **top: float) -> TokenLogprobs:
+    return msgspec.structs.replace(measured(token_id, **top), rank=rank)
+
+
 SEVERAL = replace(
     OUTPUT,
     completions=[
@@ -173,7 +178,7 @@ SEVERAL = replace(
         ),
         Completion(index=1, text="f", token_ids=[6], finish_reason="length", stop_reason=None, logprobs=[measured(6)]),
     ],
-    prompt_logprobs=[measured(2, t1=-0.25), measured(3)],
+    prompt_logprobs=[ranked(2, 3, t1=-0.25), ranked(3, 9)],
     num_output_tokens=3,
 )
 
@@ -186,7 +191,11 @@ def test_simple_result_has_every_answer_and_its_log_probabilities():
         (0, "hide", [4, 5]),
         (1, "hif", [6]),
     ]
-    assert [one["token_id"] for one in record["prompt_logprobs"]] == [2, 3]
+    b, a = (
+        {"logprob": -0.5, "rank": 3, "decoded_token": "b"},
+        {"logprob": -0.25, "rank": 1, "decoded_token": "a"},
+    )
+    assert record["prompt_logprobs"] == [None, {2: b, 1: a}, {3: {"logprob": -0.5, "rank": 9, "decoded_token": "c"}}]
     assert record["usage"]["completion_tokens"] == 3
     assert json.loads(json.dumps(record))
 
