@@ -49,7 +49,7 @@ class History:
         if self.path is None:
             return
         try:
-            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o600)
             try:
                 os.write(fd, _line(text).encode())
             finally:
@@ -65,6 +65,8 @@ def _line(text: str) -> str:
 def _read(path: Path) -> list[str]:
     if not path.exists():
         return []
+    if not path.is_file():  # a FIFO, of which a read would wait for a writer
+        raise OSError(f"{path} is not a file")
     texts = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:

@@ -185,6 +185,13 @@ class TestHistory:
         assert history.texts == ["one"]
 
 
+    def test_a_fifo_in_its_place_is_not_waited_for(self, tmp_path):
+        os.mkfifo(tmp_path / "history.jsonl")
+        history = History.open(tmp_path / "history.jsonl")
+        history.append("one")
+        assert history.texts == ["one"] and history.path is None
+
+
 class TestRemoteServer:
     @pytest.mark.parametrize(
         "url", ["127.0.0.1:8000", "localhost", "ftp://a", "http://", "http://a:port", "http://a?b=1", "http://me@a", ""]
