@@ -184,7 +184,6 @@ class TestHistory:
         history.append("one")
         assert history.texts == ["one"]
 
-
     def test_a_fifo_in_its_place_is_not_waited_for(self, tmp_path):
         os.mkfifo(tmp_path / "history.jsonl")
         history = History.open(tmp_path / "history.jsonl")
