@@ -32,6 +32,7 @@ from transformers import (
     MiniCPM3Config,
     MiniMaxM2Config,
     Ministral3Config,
+    MinistralConfig,
     Mistral3Config,
     MistralConfig,
     Olmo3Config,
@@ -184,6 +185,7 @@ CONFIGS = {
     ),
     "qwen3": lambda: Qwen3Config(**FAMILY_SHAPE, use_sliding_window=True, **WINDOW, tie_word_embeddings=True),
     "mistral": lambda: MistralConfig(**FAMILY_SHAPE, sliding_window=8),
+    "ministral": lambda: MinistralConfig(**FAMILY_SHAPE, **WINDOW),
     "ministral3": lambda: Ministral3Config(
         **FAMILY_SHAPE, rope_parameters=YARN | {"llama_4_scaling_beta": 0.4, "mscale": 1.0, "mscale_all_dim": 1.0}
     ),
@@ -371,7 +373,19 @@ LATENTS = (
 """In this order the sample of ``test_golden.py`` cuts 20 heads over 3 ranks."""
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next-moe")
 FAMILIES = (
-    *("qwen3", "mistral", "ministral3", "smollm3", "phi3", "phi4-mini", "phi4-mini-long", "olmo3", "seed-oss", "glm4"),
+    *(
+        "qwen3",
+        "mistral",
+        "ministral",
+        "ministral3",
+        "smollm3",
+        "phi3",
+        "phi4-mini",
+        "phi4-mini-long",
+        "olmo3",
+        "seed-oss",
+        "glm4",
+    ),
     *("ernie4.5", "hunyuan", "gemma3", "gemma4", "gemma4-tied-values", "gemma4-layer-inputs"),
     *(*MIXTURES, *LATENTS, *HYBRIDS),
 )

@@ -197,7 +197,10 @@ def build_placed(
                 options.model.ignore_tensors,
             )
         if group.rank == 0:
-            for warning in config.formats.warnings if set(layout.quantizations) != {"none"} else ():
+            for warning in (
+                *config.notes,
+                *(config.formats.warnings if set(layout.quantizations) != {"none"} else ()),
+            ):
                 logger.warning("%s", warning)
             if config.pooling.warning:
                 logger.warning("%s", config.pooling.warning)

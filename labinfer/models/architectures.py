@@ -14,6 +14,7 @@ MODULES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "MistralForCausalLM": "mistral",
+    "MinistralForCausalLM": "mistral",
     "Ministral3ForCausalLM": "mistral",
     "Mistral3ForConditionalGeneration": "mistral",
     "SmolLM3ForCausalLM": "smollm3",

@@ -70,6 +70,8 @@ class ModelConfig:
     """Whether each layer has a number that its hidden states are multiplied with at its end."""
     max_position: int
     tied_embeddings: bool
+    notes: tuple[str, ...] = ()
+    """Warnings for the user about the checkpoint, a line each."""
     has_head: bool = True
     """Whether tokens can be generated. Without an output head, the embedding stands in its place and is never asked."""
     pooling: PoolingConfig = PoolingConfig()
@@ -115,6 +117,10 @@ class ConfigFile:
     def with_defaults(self, **defaults: Any) -> ConfigFile:
         """The same file, with a family's own values for keys that it leaves out; a null stays."""
         return self.with_values(defaults | self.values)
+
+    def without(self, *keys: str) -> ConfigFile:
+        """The same file as if it left these keys out."""
+        return self.with_values({key: value for key, value in self.values.items() if key not in keys})
 
     def with_values(self, values: dict[str, Any]) -> ConfigFile:
         """Other values under the same path."""
@@ -192,6 +198,7 @@ def read_model(file: ConfigFile, layers: Sequence[LayerConfig], **changes: Any) 
     Raises:
         UserError: a key is missing or makes no sense.
     """
+    require_plain_causal(file)
     fields = {
         "architecture": file.architecture,
         "vocab_size": file.size("vocab_size"),
@@ -205,6 +212,46 @@ def read_model(file: ConfigFile, layers: Sequence[LayerConfig], **changes: Any) 
     return ModelConfig(layers=tuple(layers), **fields | changes)
 
 
+def require_plain_causal(file: ConfigFile) -> None:
+    """Refuse masks, and layers with values of their own, that no family here computes.
+
+    Raises:
+        UserError: tokens are to see later ones, or the context is to be cut into chunks; or ``per_layer_config`` is left over by the
+            family that reads it.
+    """
+    file.require(
+        file.values.get("is_causal", True) is True,
+        f"is_causal {_show(file.values.get('is_causal'))} is not supported: its tokens see later ones, and here neither generation "
+        "nor embeddings are computed without a causal mask; use a checkpoint that was trained with one",
+    )
+    file.require(
+        not file.values.get("per_layer_config"),
+        "per_layer_config is not supported for this architecture: its layers have the config's values",
+    )
+    file.require(
+        file.values.get("attention_chunk_size") is None,
+        f"attention_chunk_size {_show(file.values.get('attention_chunk_size'))} is not supported: no attention is cut into chunks",
+    )
+
+
+def require_no_window(file: ConfigFile) -> None:
+    """Refuse a sliding window in a family whose layers see the whole context.
+
+    Raises:
+        UserError: ``sliding_window`` is set and not switched off, or ``layer_types`` has another type than ``full_attention``.
+    """
+    window = file.values.get("sliding_window")
+    file.require(
+        window is None or file.values.get("use_sliding_window") is False,
+        f"sliding_window {_show(window)} is not supported for this architecture; --sliding-window gives every layer one",
+    )
+    types = file.values.get("layer_types")
+    file.require(
+        types is None or (isinstance(types, list) and set(map(str, types)) <= {FULL}),
+        f"layer_types {_show(types)} is not supported for this architecture; only {FULL} is",
+    )
+
+
 def read_mtp(file: ConfigFile, layer: LayerConfig, key: str, default: int = 0) -> LayerConfig | None:
     """``layer``, if the checkpoint has MTP layers.
 
@@ -216,11 +263,14 @@ def read_mtp(file: ConfigFile, layer: LayerConfig, key: str, default: int = 0) -
 
 
 def read_attention(file: ConfigFile, **changes: Any) -> AttentionConfig:
-    """Grouped-query attention as most families spell it, without a window; ``changes`` override its fields.
+    """Grouped-query attention as most families spell it; ``changes`` override its fields. Without a ``window`` among them the family
+    has none, and configs that ask for one are refused.
 
     Raises:
         UserError: a key is missing or makes no sense.
     """
+    if "window" not in changes:
+        require_no_window(file)
     num_heads = file.size("num_attention_heads")
     num_kv_heads = file.size("num_key_value_heads", num_heads)
     file.require(
@@ -292,7 +342,8 @@ def _read_context(file: ConfigFile, layers: Sequence[LayerConfig]) -> int:
 
 
 def read_rope(file: ConfigFile, layer_type: str = "", **changes: Any) -> RopeConfig:
-    """A rotary table from either spelling: ``rope_parameters`` (Transformers 5) or ``rope_theta`` with ``rope_scaling``.
+    """A rotary table from either spelling: ``rope_parameters`` (Transformers 5) or ``rope_theta`` with ``rope_scaling``, which
+    Transformers prefers where a config has both.
 
     Args:
         layer_type: whose entry to take where ``rope_parameters`` has one for each type of layers.
@@ -301,7 +352,7 @@ def read_rope(file: ConfigFile, layer_type: str = "", **changes: Any) -> RopeCon
     Raises:
         UserError: a kind of scaling that is not offered, or a parameter that makes no sense.
     """
-    given = file.values.get("rope_parameters") or file.values.get("rope_scaling") or {}
+    given = file.values.get("rope_scaling") or file.values.get("rope_parameters") or {}
     if isinstance(given, dict) and isinstance(given.get(layer_type), dict):
         given = given[layer_type]
     file.require(isinstance(given, dict), f"rope parameters should be an object, not {given!r:.60}")
@@ -334,6 +385,18 @@ def read_rope(file: ConfigFile, layer_type: str = "", **changes: Any) -> RopeCon
     rope = RopeConfig(**{"dim": dim, "parameters": parameters, "max_position": read_max_position(file)} | changes)
     check_rope(rope)  # before anything is loaded
     return rope
+
+
+def require_one_spelling(file: ConfigFile) -> None:
+    """Refuse ``rope_scaling`` beside ``rope_parameters`` by type of layers: which of them is scaled would be a guess.
+
+    Raises:
+        UserError: the config has both.
+    """
+    file.require(
+        not (file.values.get("rope_parameters") and file.values.get("rope_scaling")),
+        "has both rope_parameters and rope_scaling; leave rope_scaling out",
+    )
 
 
 def read_windows(file: ConfigFile, window: int, default: Callable[[int], str]) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from labinfer.models.config import (
     read_model,
     read_rope,
     read_windows,
+    require_one_spelling,
 )
 from labinfer.models.decoder import Decoder
 from labinfer.weights.checkpoint_names import CheckpointNames
@@ -127,6 +128,7 @@ def _read_ropes(file: ConfigFile) -> dict[bool, RopeConfig]:
         or (isinstance(given, dict) and all(isinstance(given.get(kind), dict) for kind in (FULL, SLIDING))),
         f"rope_parameters should have an entry for {FULL} and for {SLIDING}, not {given!r:.80}",
     )
-    unscaled = {key: value for key, value in file.values.items() if key != "rope_scaling"}
-    local = file.with_values(unscaled | {"rope_theta": file.get("rope_local_base_freq", float, 1e4)})
+    require_one_spelling(file)
+    unscaled = file.without("rope_scaling")
+    local = file.with_values(unscaled.values | {"rope_theta": file.get("rope_local_base_freq", float, 1e4)})
     return {True: read_rope(local, SLIDING), False: read_rope(file.with_defaults(rope_theta=1e6), FULL)}

@@ -71,6 +71,9 @@ class Gemma4ForCausalLM(Decoder):
             file.values.get("use_bidirectional_attention") in (None, False, "vision"),
             "use_bidirectional_attention of all tokens is not supported",
         )
+        file.require(
+            not file.values.get("rope_scaling"), "rope_scaling is not supported in Gemma 4; it has rope_parameters only"
+        )
         eps, num_layers = file.get("rms_norm_eps", float, 1e-6), file.size("num_hidden_layers")
         windows = read_windows(
             file,
@@ -100,7 +103,7 @@ class Gemma4ForCausalLM(Decoder):
                 f"not {own.num_kv_heads} of {own.head_size}",
             )
         return read_model(
-            file,
+            file.without("per_layer_config"),  # the layers have it
             layers,
             embedding_scale=file.size("hidden_size") ** 0.5,
             logits_cap=read_logits_cap(file),

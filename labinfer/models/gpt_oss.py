@@ -19,8 +19,15 @@ from labinfer.models.config import (
 from labinfer.models.decoder import Decoder
 from labinfer.weights.checkpoint_names import CheckpointNames
 
-ALPHA = 1.702
-"""Factor in the activation, which the config does not name."""
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""Rope parameters of a config that has none."""
 
 
 class GptOssForCausalLM(Decoder):
@@ -40,6 +47,8 @@ class GptOssForCausalLM(Decoder):
         file = file.with_defaults(
             head_dim=64, num_key_value_heads=8, rms_norm_eps=1e-5, attention_bias=True, rope_theta=150000.0
         )
+        if file.values.get("rope_parameters") is None and not file.values.get("rope_scaling"):
+            file = file.with_values(file.values | {"rope_parameters": YARN})
         router = read_router(
             file,
             file.size("num_local_experts", 128),
@@ -47,10 +56,18 @@ class GptOssForCausalLM(Decoder):
             scores="chosen",
             bias_dims=1,
         )
-        gate = ClampedGateConfig(alpha=ALPHA, limit=file.get("swiglu_limit", float, 7.0))
+        gate = ClampedGateConfig(
+            alpha=_positive(file, "swiglu_alpha", 1.702), limit=_positive(file, "swiglu_limit", 7.0)
+        )
         columns = read_gated_mlp(file).intermediate_size
         mixture = MixtureConfig(router=router, intermediate_size=columns, gate=gate)
         window = file.size("sliding_window", 128)
         windows = read_windows(file, window, lambda n: FULL if n % 2 else SLIDING)
         layers = [LayerConfig(mixer=read_attention(file, window=w, sinks=True), mlp=mixture) for w in windows]
         return read_model(file, layers)
+
+
+def _positive(file: ConfigFile, key: str, default: float) -> float:
+    value = file.get(key, float, default)
+    file.require(value > 0, f"{key} should be above 0, not {value}")
+    return float(value)

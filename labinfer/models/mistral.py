@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from labinfer.layers.attention import QueryScaling
-from labinfer.models.config import ConfigFile, LayerConfig, ModelConfig, read_attention, read_gated_mlp, read_model
+from labinfer.models.config import (
+    FULL,
+    SLIDING,
+    ConfigFile,
+    LayerConfig,
+    ModelConfig,
+    read_attention,
+    read_gated_mlp,
+    read_model,
+    read_windows,
+)
 from labinfer.models.decoder import Decoder
 from labinfer.weights.checkpoint_names import CheckpointNames
 
 
 class MistralForCausalLM(Decoder):
-    """Llama without biases, whose layers may all see a sliding window only."""
+    """Llama without biases, of which all layers, or those that ``layer_types`` names, may have a sliding window."""
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
         file = file.with_defaults(sliding_window=4096, num_key_value_heads=8)
         return read_model(file, _layers(file))
+
+
+class MinistralForCausalLM(MistralForCausalLM):
+    """Ministral 8B as Transformers writes it; it is published as a ``MistralForCausalLM`` with ``layer_types``."""
 
 
 class Ministral3ForCausalLM(Decoder):
@@ -33,6 +47,11 @@ class Ministral3ForCausalLM(Decoder):
         file.require(
             "dynamic" not in (rope.get("rope_type"), rope.get("type")),
             "rope of type dynamic is not supported beside llama_4_scaling_beta",
+        )
+        types = file.values.get("layer_types")
+        file.require(
+            types is None or (isinstance(types, list) and len(set(map(str, types))) == 1),
+            f"layer_types {types!r:.80} are not supported in Ministral 3, whose layers are all of one type",
         )
         return read_model(file, _layers(file, query_scaling=QueryScaling(beta=beta, original_length=original)))
 
@@ -59,5 +78,7 @@ class Mistral3ForConditionalGeneration(Decoder):
 
 def _layers(file: ConfigFile, **attention) -> list[LayerConfig]:
     window = file.size("sliding_window") if file.values.get("sliding_window") is not None else 0
-    mixer = read_attention(file, window=window, qkv_bias=False, out_bias=False, **attention)
-    return [LayerConfig(mixer=mixer, mlp=read_gated_mlp(file))] * file.size("num_hidden_layers")
+    windows = read_windows(file, window, lambda n: SLIDING if window else FULL)
+    mixers = {w: read_attention(file, window=w, qkv_bias=False, out_bias=False, **attention) for w in set(windows)}
+    mlp = read_gated_mlp(file)
+    return [LayerConfig(mixer=mixers[w], mlp=mlp) for w in windows]

@@ -13,6 +13,7 @@ from labinfer.models.config import (
     read_model,
     read_rope,
     read_windows,
+    require_one_spelling,
 )
 from labinfer.models.decoder import Decoder
 from labinfer.weights.checkpoint_names import CheckpointNames
@@ -36,8 +37,8 @@ class Olmo3ForCausalLM(Decoder):
         window = file.size("sliding_window") if file.values.get("sliding_window") is not None else 0
         windows = read_windows(file, window, lambda n: FULL if (n + 1) % 4 == 0 else SLIDING)
         # A scaling that is not told by type of layer is that of the full ones.
-        unscaled = file.with_values({key: value for key, value in file.values.items() if key != "rope_scaling"})
-        ropes = {True: read_rope(unscaled, SLIDING), False: read_rope(file, FULL)}
+        require_one_spelling(file)
+        ropes = {True: read_rope(file.without("rope_scaling"), SLIDING), False: read_rope(file, FULL)}
         layers = [
             LayerConfig(
                 mixer=read_attention(file, rope=ropes[w > 0], window=w, qk_norm="full", qk_norm_eps=eps), mlp=mlp

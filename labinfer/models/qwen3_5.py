@@ -84,7 +84,7 @@ def read_gated_attention(file: ConfigFile) -> AttentionConfig:
     """
     file = file.with_defaults(head_dim=256, partial_rotary_factor=0.25)
     eps = file.get("rms_norm_eps", float, 1e-6)
-    return read_attention(file, qk_norm="head", qk_norm_eps=eps, qk_norm_offset=1.0, output_gate=True)
+    return read_attention(file, window=0, qk_norm="head", qk_norm_eps=eps, qk_norm_offset=1.0, output_gate=True)
 
 
 def read_hybrid_mtp(file: ConfigFile, mlp: MLPConfig) -> LayerConfig | None:

@@ -12,6 +12,12 @@ from labinfer.models.decoder import Decoder
 from labinfer.models.pooling import read_pooling
 from labinfer.weights.checkpoint import read_model_formats
 from labinfer.weights.files import has_head
+from labinfer.weights.tied_head import has_different_head
+
+OWN_HEAD = (
+    "tie_word_embeddings is true, but the checkpoint has an output head that differs from the embedding; the head is used, as by "
+    "Transformers. Set tie_word_embeddings to false in config.json to silence this warning"
+)
 
 ARCHITECTURES: dict[str, type[Decoder]] = {
     name: getattr(import_module(f"labinfer.models.{module}"), name) for name, module in MODULES.items()
@@ -30,9 +36,12 @@ def load_config(directory: Path, *, with_mtp: bool = False) -> ModelConfig:
     file = ConfigFile(directory)
     refuse_unknown(file.path, file.values)
     formats = read_model_formats(directory)  # refuses what is not supported before anything is loaded
-    config = replace(ARCHITECTURES[file.architecture].read_config(file), formats=formats)
+    family = ARCHITECTURES[file.architecture]
+    config = replace(family.read_config(file), formats=formats)
     if not config.tied_embeddings and not has_head(directory):
         config = replace(config, tied_embeddings=True, has_head=False)
+    elif config.tied_embeddings and has_different_head(directory, family.names):
+        config = replace(config, tied_embeddings=False, notes=(OWN_HEAD,))
     is_embedder = file.is_base_model or not config.has_head
     config = replace(config, pooling=read_pooling(directory, file.values, is_embedder=is_embedder))
     return config if with_mtp else replace(config, mtp=None)

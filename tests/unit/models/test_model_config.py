@@ -200,9 +200,11 @@ def test_windows_that_make_no_sense_are_named_with_their_file(tmp_path, changes,
         read(tmp_path, architectures=["Qwen2ForCausalLM"], **changes)
 
 
-def test_llama_has_no_windows(tmp_path):
-    """Nor does it in Transformers, whatever its config says of them."""
-    config = read(tmp_path, use_sliding_window=True, sliding_window=8, max_window_layers=0)
+def test_llama_with_a_window_is_refused(tmp_path):
+    """In Transformers its mask has none, but the cache of its ``generate`` has one: neither can be meant."""
+    with pytest.raises(UserError, match="sliding_window 8 is not supported"):
+        read(tmp_path, use_sliding_window=True, sliding_window=8, max_window_layers=0)
+    config = read(tmp_path, use_sliding_window=False, sliding_window=8, max_window_layers=0)
     assert [layer.mixer.window for layer in config.layers] == [0, 0]
 
 

@@ -131,7 +131,10 @@ def test_layers_beyond_the_configs_count_are_left_over(tmp_path):
 
 def test_computed_frequencies_and_a_repeated_tied_head_are_passed_over(tmp_path):
     directory, tensors = write(tmp_path, tie_word_embeddings=True)
-    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4), "lm_head.weight": torch.ones(50, 48)}
+    extra = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
+        "lm_head.weight": tensors["model.embed_tokens.weight"].clone(),
+    }
     write(tmp_path, tensors | extra, tie_word_embeddings=True)
     model = model_of(load_config(directory))
     check_checkpoint(model, Checkpoint(directory), tied_head=True)

@@ -1,0 +1,43 @@
+"""Checkpoints whose config ties the output head to the embedding, and whose files hold a head beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from labinfer.errors import UserError
+from labinfer.weights.checkpoint import Checkpoint
+from labinfer.weights.checkpoint_names import CheckpointNames
+from labinfer.weights.files import has_head
+from labinfer.weights.gguf.file import is_gguf
+
+
+def has_different_head(directory: Path, names: CheckpointNames) -> bool:
+    """Whether the files of a checkpoint directory hold an output head that is not a copy of the embedding.
+
+    Both tensors are read to the first difference, to the end where they are equal. A head that is stored in codes counts as different:
+    its values are not the embedding's. False where the files cannot be read: loading says what is wrong with them. A GGUF file has a
+    head only where it differs.
+    """
+    if is_gguf(directory) or not has_head(directory):
+        return False
+    try:
+        checkpoint = Checkpoint(directory)
+    except UserError:
+        return False
+    names = names.resolve(checkpoint.names)
+    head, embedding = names.stored("lm_head"), f"{names.stored('model.embed_tokens')}.weight"
+    weight = f"{head}.weight"
+    if weight not in checkpoint.names:
+        return any(name.startswith(f"{head}.") for name in checkpoint.names)
+    if embedding not in checkpoint.names:
+        return False  # loading refuses the checkpoint
+    shapes = [checkpoint.shape(name) for name in (weight, embedding)]
+    if shapes[0] != shapes[1] or not checkpoint.dtype(weight).is_floating_point:
+        return True
+    whole = ((0, shapes[0][0]),)
+    pieces = [checkpoint.pieces(name, shapes[0], whole) for name in (weight, embedding)]
+    if checkpoint.dtype(weight) == checkpoint.dtype(embedding):
+        return any(not torch.equal(ours, theirs) for (_, ours), (_, theirs) in zip(*pieces, strict=True))
+    return not torch.equal(*(checkpoint.read(name, shapes[0], whole, torch.float32) for name in (weight, embedding)))
