@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,19 @@ class AnswerFiles:
     """``stamp`` of each file before it was read."""
     identity: Identity
     """Identity of all files that any rank reads."""
+
+    def check_read(self, stamps: Mapping[str, str]) -> None:
+        """Check that files that were read before they were identified are the same.
+
+        Args:
+            stamps: of the files before they were read, by label; those that are not of this rank are passed over.
+
+        Raises:
+            FilesChanged: one was written to.
+        """
+        for label in stamps.keys() & self.stamps.keys():
+            if stamps[label] != self.stamps[label]:
+                raise FilesChanged(f"{self.identity[label].path} was written to while it was read; start again")
 
     def check_loaded(self) -> None:
         """Check that no file was written to while it was read, so that what was loaded is what was identified.
@@ -111,6 +124,15 @@ def identify_answer_files(group: RankGroup, options: EngineOptions, directory: P
         if shared and reads:
             _check_same(parts[first], mine, shared, group.everyone[first].node, group.everyone[group.rank].node)
     return AnswerFiles(find, stamps, merge(parts.values()))
+
+
+def setting_stamps(directory: Path) -> dict[str, str]:
+    """``stamp`` of each file that a model's config may be read from, by label.
+
+    Raises:
+        UserError: the directory is not there.
+    """
+    return {label: stamp(path) for label, path in setting_files(directory).items()}
 
 
 def _setting_files(options: EngineOptions, directory: Path) -> dict[str, Path]:

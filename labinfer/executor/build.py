@@ -19,7 +19,7 @@ from labinfer.comm.pipeline import PipelineCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.config import EngineOptions
 from labinfer.errors import UserError, first_line
-from labinfer.executor.answer_files import AnswerFiles, identify_answer_files
+from labinfer.executor.answer_files import AnswerFiles, identify_answer_files, setting_stamps
 from labinfer.executor.draft_model import DraftModel, load_draft_model
 from labinfer.executor.draft_rank import DraftRank, RemoteLink, build_draft_rank
 from labinfer.executor.lent_cores import share_cores
@@ -89,8 +89,13 @@ class RankParts:
             self.draft_model.close()
 
 
-def find_model(group: RankGroup, options: EngineOptions) -> tuple[Path, ModelConfig]:
+def find_model(
+    group: RankGroup, options: EngineOptions, on_found: Callable[[Path], None] = lambda directory: None
+) -> tuple[Path, ModelConfig]:
     """The model's directory and config on every rank; one rank of each node may download it first.
+
+    Args:
+        on_found: called with the directory before the config is read.
 
     Raises:
         AgreedError: it is nowhere, or not the same everywhere.
@@ -102,12 +107,15 @@ def find_model(group: RankGroup, options: EngineOptions) -> tuple[Path, ModelCon
             resolve_model(options.model.model, model_dir, may_download=True)
     with group.together():
         directory = resolve_model(options.model.model, model_dir, may_download=False)
+        on_found(directory)
         config = load_config(directory, with_mtp=options.scheduler.has_mtp)
         check_mtp(options, config, directory)
     digests = group.comm.all_gather_bytes(hashlib.blake2b(repr(config).encode(), digest_size=16).digest())
     with group.together():
         if digests[group.rank] != digests[0]:
-            raise UserError(f"{config_path(directory)} differs from rank 0's; put the same checkpoint on every node")
+            raise UserError(
+                f"{config_path(directory)} differs from rank 0's on {group.everyone[0].node}; put the same checkpoint on every node"
+            )
     if window := options.model.sliding_window:
         with group.together():
             config = with_window(config, window)
@@ -130,11 +138,14 @@ def build_rank(
 
     Raises:
         AgreedError: the layout, the checkpoint or the memory is not as it should be, on any rank.
+        FilesChanged: the config was written to meanwhile.
     """
-    directory, config = find_model(group, options)
+    config_stamps: dict[str, str] = {}
+    directory, config = find_model(group, options, lambda path: config_stamps.update(setting_stamps(path)))
     with group.together():
         layout = make_layout(options, config, group.everyone)
     files = identify_answer_files(group, options, directory, layout)
+    files.check_read(config_stamps)
     may_share = options.parallel.transport == "auto"
     links = make_links(group, layout, channel, shares_channel=shares_channel, may_share=may_share)
     placed = layout.topology.placed_ranks

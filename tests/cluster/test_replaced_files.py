@@ -80,6 +80,31 @@ def test_open_streams_end_with_an_error_and_new_requests_have_the_new_weights(la
         assert stream.finish(90).error is None and stream.text.startswith(after)
 
 
+@pytest.mark.slow
+def test_idle_server_takes_up_a_new_tokenizer_and_says_so(directory):
+    with serving("--model", f"m={directory}", *LAYOUT, launcher="mpirun", ranks=1, supervised=True) as server:
+
+        def token_ids() -> list[int]:
+            return server.post("/tokenize", {"prompt": "red blue", "add_special_tokens": False})[1]["tokens"]
+
+        before = token_ids()
+        path = directory / "tokenizer.json"
+        values = json.loads(path.read_text())
+        vocabulary = values["model"]["vocab"]
+        spelled = {number: token for token, number in vocabulary.items()}
+        other = next(
+            token for token in vocabulary if vocabulary[token] not in before and token not in spelled[before[0]]
+        )
+        first = spelled[before[0]]
+        vocabulary[first], vocabulary[other] = vocabulary[other], vocabulary[first]
+        path.write_text(json.dumps(values))
+        kill_rank(server, 0)
+        wait_for(lambda: server.get("/ready")[0] == 200, 60)
+        assert token_ids() == [vocabulary[first], *before[1:]] != before
+        (line,) = [line for line in server.text.splitlines() if "the new files of model m are served" in line]
+        assert f"{path} has changed" in line and "that ended with an error: 0" in line
+
+
 def test_another_layout_is_refused_and_streams_go_on_from_the_weights_in_memory(directory):
     with serving("--model", str(directory), *LAYOUT, "-pp", "2", launcher="mpirun", ranks=2) as server:
         undisturbed = server.stream(PROMPT).finish(60).text
@@ -146,6 +171,7 @@ def test_two_versions_on_two_nodes_are_refused_under_mpirun(directory):
     check_refused(done.stderr, directory, ("host-0", "host-1"))
 
 
+@pytest.mark.slow
 @needs_hosts
 def test_two_versions_on_two_nodes_are_refused_under_torchrun(directory, tmp_path):
     with Hosts.made(2, tmp_path) as hosts:

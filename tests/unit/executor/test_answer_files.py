@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from labinfer import LLM
 from labinfer.comm.local import LocalCommunicator
 from labinfer.config import EngineOptions
 from labinfer.errors import AgreedError, FilesChanged, UserError
-from labinfer.executor import answer_files
-from labinfer.executor.answer_files import AnswerFiles, identify_answer_files
+from labinfer.executor import answer_files, build
+from labinfer.executor.answer_files import AnswerFiles, identify_answer_files, setting_stamps
 from labinfer.group.rank_group import RankGroup
 from labinfer.spmd.environment import detect
 from labinfer.spmd.machine import describe_rank
@@ -97,6 +98,29 @@ def test_all_files_that_options_name_are_among_them(directory, tmp_path):
         with pytest.raises(UserError, match=f"^{path} has changed since the model was loaded"):
             files.check_unchanged()
         (files,) = identify([directory], ["a"], tokenizer=str(own), chat_template=str(template))
+
+
+def test_config_that_is_replaced_before_it_is_identified_ends_the_start(directory):
+    before = setting_stamps(directory)
+    (files,) = identify([directory], ["a"])
+    files.check_read(before)
+    files.check_read({"config.json": before["config.json"], "of another rank": "1"})
+    os.utime(directory / "config.json")
+    (files,) = identify([directory], ["a"])
+    with pytest.raises(FilesChanged, match="config.json was written to while it was read"):
+        files.check_read(before)
+
+
+def test_start_whose_weights_are_replaced_while_they_are_loaded_ends(directory, monkeypatch):
+    load = build.load_weights
+
+    def load_and_replace(*args, **kwargs):
+        load(*args, **kwargs)
+        change(directory / "model.safetensors")
+
+    monkeypatch.setattr(build, "load_weights", load_and_replace)
+    with pytest.raises(FilesChanged, match="model.safetensors was written to while the model was loaded"):
+        LLM(str(directory), weight_cache_size=0, autotune="off")
 
 
 def test_files_that_are_touched_replaced_added_or_removed(directory):
