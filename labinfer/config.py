@@ -29,6 +29,7 @@ QUANTIZATION_GROUP_SIZES = (32, 64, 128)
 KV_CACHE_DTYPES = (*DTYPES, "int8")
 EXPERT_CUTS = ("columns", "whole")
 MAX_TIMEOUT = 1e9
+MAX_PORT = 65535
 """Seconds."""
 TRANSPORTS = ("auto", "mpi", "torch")
 AUTO_LAYOUT = "auto"
@@ -263,12 +264,36 @@ class RuntimeOptions:
         choices=LOG_LEVELS,
     )
     timeout: float = option(300.0, "seconds a rank waits for a peer before it gives up and names it", metavar="S")
+    port_range: str = option(
+        "",
+        "TCP ports that ranks listen on for those of other machines, for firewalls, such as 29600-29699 (default: any that is "
+        "free); gloo, under torchrun and srun, takes those of the system besides, see docs/operations.md",
+        metavar="LOW-HIGH",
+    )
     fault_timeout: float = option(
         30.0,
         "seconds without a sign of life after which a process counts as stopped or cut off, is named, and the group ends; "
         "one that is only busy gives signs of life",
         metavar="S",
     )
+
+    @property
+    def ports(self) -> range:
+        """The ports of ``port_range``; none where any may be taken.
+
+        Raises:
+            UserError: it is no range of ports.
+        """
+        if not self.port_range:
+            return range(0)
+        low, _, high = self.port_range.partition("-")
+        if not (low.isascii() and low.isdigit() and high.isascii() and high.isdigit()) or not (
+            0 < int(low) <= int(high) <= MAX_PORT
+        ):
+            raise UserError(
+                f"--port-range {self.port_range}: give the lowest and the highest port, from 1 to {MAX_PORT}, as in 29600-29699"
+            )
+        return range(int(low), int(high) + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,6 +402,7 @@ class EngineOptions:
             raise UserError(f"--swap-space {self.cache.swap_space:g} is of no use with --preemption-mode recompute")
         if self.scheduler.keep and not self.scheduler.context_shift:
             raise UserError(f"--keep {self.scheduler.keep} says what --context-shift keeps; add --context-shift")
+        self.runtime.ports  # noqa: B018 - refuses what is no range
         if not 0 < self.runtime.timeout < MAX_TIMEOUT:
             raise UserError(f"--timeout must be above 0 and under {MAX_TIMEOUT:g} seconds, not {self.runtime.timeout}")
         if not 2 <= self.runtime.fault_timeout < MAX_TIMEOUT:

@@ -15,7 +15,7 @@ from launchers import BIN, LAUNCH, start
 DEVICE = "lab0"
 RSH = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
-number=$((${1##*.} - 1)); shift
+number=$((${1##*[.:]} - 1)); shift
 [ -e DIRECTORY/off-$number ] && exec sleep 300
 exec ip netns exec NAME$number unshare --uts --mount sh -c "mount --bind DIRECTORY/hosts /etc/hosts; hostname host-$number; $*"
 """
@@ -40,11 +40,12 @@ class Hosts:
 
     Args:
         directory: for what belongs to the hosts.
+        ipv6: whether the hosts have IPv6 addresses, and none of IPv4.
     """
 
-    def __init__(self, count: int, directory: Path):
+    def __init__(self, count: int, directory: Path, *, ipv6: bool = False):
         self._directory, self._name = directory, f"labinfer{os.getpid()}-"
-        self.addresses = [f"10.99.7.{number + 1}" for number in range(count)]
+        self.addresses = [f"fd99:7::{number + 1}" if ipv6 else f"10.99.7.{number + 1}" for number in range(count)]
         (directory / "hosts").write_text("127.0.0.1 localhost\n")
         self.rsh = directory / "rsh"
         self.rsh.write_text(RSH.replace("DIRECTORY", str(directory)).replace("NAME", self._name))
@@ -52,8 +53,8 @@ class Hosts:
 
     @classmethod
     @contextmanager
-    def made(cls, count: int, directory: Path) -> Iterator[Hosts]:
-        hosts = cls(count, directory)
+    def made(cls, count: int, directory: Path, *, ipv6: bool = False) -> Iterator[Hosts]:
+        hosts = cls(count, directory, ipv6=ipv6)
         try:
             hosts._join()
             yield hosts
@@ -82,7 +83,8 @@ class Hosts:
                 )
                 _ip("link", "add", *ends)
                 _ip("-n", self.namespace(0), "link", "set", f"port{number}", "master", DEVICE, "up")
-            _ip("-n", name, "addr", "add", f"{address}/24", "dev", DEVICE)
+            mask = ["/64", "nodad"] if ":" in address else ["/24"]
+            _ip("-n", name, "addr", "add", address + mask[0], "dev", DEVICE, *mask[1:])
             for device in ("lo", DEVICE):
                 _ip("-n", name, "link", "set", device, "up")
 
@@ -92,6 +94,22 @@ class Hosts:
     def cable(self, number: int, state: str) -> None:
         """Pull a host's cable (``down``), or put it back (``up``)."""
         _ip("-n", self.namespace(number), "link", "set", DEVICE, state)
+
+    def drop(self, number: int, ports: str) -> None:
+        """Have a host's firewall drop what comes over the cable for these TCP ports, ``LOW-HIGH``."""
+        self._add_rules(number, ["dport", ports, "blackhole"])
+
+    def let_through(self, number: int, ports: str) -> None:
+        """Have a host's firewall drop all of TCP that comes over the cable, but for these ports, and answers from them."""
+        self._add_rules(number, ["dport", ports, "lookup", "local"], ["sport", ports, "lookup", "local"], ["blackhole"])
+
+    def _add_rules(self, number: int, *rules: list[str]) -> None:
+        """Routing rules in the place of a firewall, which few machines have the tools for."""
+        rule = ["-n", self.namespace(number), "rule"]
+        for place, each in enumerate(rules, start=1):
+            _ip(*rule, "add", "pref", str(place), "iif", DEVICE, "ipproto", "tcp", *each)
+        _ip(*rule, "add", "pref", "10", "lookup", "local")  # behind those above: it stands before all by default
+        _ip(*rule, "del", "pref", "0")
 
     def switch_off(self, number: int) -> None:
         """Kill all that runs on a host, and have it take no more."""

@@ -35,6 +35,9 @@ from labinfer.errors import ExitStatus, PeerLost
 from labinfer.heartbeat import DEFAULT_TIMEOUT, Heartbeat
 from labinfer.standard_error import write_lines
 
+CONNECT_SECONDS = 5.0
+"""Longest wait for one address of rank 0 to answer."""
+FIREWALL = "a firewall may block that port: open it, or choose ports that are open with --port-range LOW-HIGH (docs/operations.md)"
 GRACE_SECONDS = 1.5
 """Time between a connection's breaking and this process's end, in which the failed rank's own account may arrive."""
 STATES_SECONDS = 1.0
@@ -135,7 +138,7 @@ class Lifeline:
         end: Callable[[str, Callable[[], None]], None] = end_process,
         faults: FaultOptions = FaultOptions(),  # noqa: B008 - frozen
     ) -> Lifeline:
-        """Connect a follower to rank 0, at the first of ``addresses`` that answers.
+        """Connect a follower to rank 0, at the first of ``addresses`` that answers: rank 0 listens before they are known.
 
         Raises:
             PeerLost: no address answered within ``timeout`` seconds.
@@ -143,15 +146,13 @@ class Lifeline:
         errors = []
         for address in addresses:
             try:
-                connection = socket.create_connection((address, port), timeout=min(timeout, 5.0))
+                connection = socket.create_connection((address, port), timeout=min(timeout, CONNECT_SECONDS))
                 send(connection, Hello(rank, key))
             except OSError as error:
                 errors.append(f"{address}: {error}")
                 continue
             return cls(rank, {0: connection}, describe, end, faults)
-        raise PeerLost(
-            f"rank {rank} cannot reach rank 0 on port {port} ({'; '.join(errors)}); is a firewall between the nodes?"
-        )
+        raise PeerLost(f"rank {rank} cannot reach rank 0 on port {port} ({'; '.join(errors)}); {FIREWALL}")
 
     def fail(self, text: str, investigate: bool = False) -> None:
         """Tell the others that this rank failed."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 
-from labinfer.comm.lifeline import FaultOptions, Lifeline, end_process
+from labinfer.comm.lifeline import FIREWALL, FaultOptions, Lifeline, end_process
 from labinfer.comm.lifeline_messages import LENGTH_BYTES, Hello, decode
+from labinfer.comm.listening import listen
 from labinfer.errors import PeerLost
 
 MAX_HELLO, MAX_SILENT = 1 << 10, 1 << 8
@@ -21,12 +22,16 @@ class LifelineServer:
 
     Args:
         key: a secret of the group that every ``Hello`` must carry.
+        ports: as ``listen`` takes them.
+
+    Raises:
+        UserError: all of ``ports`` are taken.
     """
 
-    def __init__(self, num_followers: int, key: str):
+    def __init__(self, num_followers: int, key: str, ports: Sequence[int] = ()):
         self._num_followers = num_followers
         self._key = key
-        self._socket = socket.create_server(("", 0), backlog=num_followers + MAX_SILENT)
+        self._socket = listen(ports, backlog=num_followers + MAX_SILENT)
         self.port = self._socket.getsockname()[1]
 
     def accept_all(
@@ -49,7 +54,7 @@ class LifelineServer:
                 except StopIteration:
                     missing = sorted(set(range(1, self._num_followers + 1)) - set(connections))
                     raise PeerLost(
-                        f"rank 0 waited {timeout:g} s for ranks {missing} to connect to port {self.port}; is a firewall between the nodes?"
+                        f"rank 0 waited {timeout:g} s for ranks {missing} to connect to its port {self.port}; {FIREWALL}"
                     ) from None
                 hello = decode(message)
                 if not isinstance(hello, Hello) or hello.key != self._key:

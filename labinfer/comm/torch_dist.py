@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import math
-import socket
 from collections.abc import Callable, Sequence
 
 import torch
@@ -81,6 +80,7 @@ class TorchCommunicator(Communicator):
         rank: int,
         world_size: int,
         *,
+        place: str = "",
         own_addresses: Sequence[str] | None = None,
         choose_interface: Callable[[list[list[str]]], str] = lambda peers: "",
     ) -> TorchCommunicator:
@@ -89,6 +89,7 @@ class TorchCommunicator(Communicator):
         Args:
             address: where the ranks meet: ``env://`` under torchrun, whose agent keeps a store; otherwise
                 ``tcp://host:port`` of rank 0, which opens one.
+            place: host and port of ``address`` for errors, where it does not name them.
             own_addresses: addresses of this machine; None where all ranks are on one.
             choose_interface: given the addresses of all, has gloo listen where the others can reach it, and says where.
 
@@ -98,7 +99,7 @@ class TorchCommunicator(Communicator):
         # Another group of this process shares the first one's world: its keys stay in the store for good.
         if not dist.is_initialized():
             timeout = datetime.timedelta(seconds=progress.timeout)
-            tried = ""
+            tried = "" if own_addresses is None else " (a firewall may block that port)"
             try:
                 store, rank, world_size = next(dist.rendezvous(address, rank, world_size, timeout=timeout))
                 store.set_timeout(timeout)
@@ -110,7 +111,7 @@ class TorchCommunicator(Communicator):
                 dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
             except (RuntimeError, dist.DistError) as error:
                 raise UserError(
-                    f"rank {rank} could not meet the other {world_size - 1} ranks at {address}: {first_line(error):.200}{tried}"
+                    f"rank {rank} could not meet the other {world_size - 1} ranks at {place or address}: {first_line(error):.200}{tried}"
                 ) from None
         return cls(progress, dist.group.WORLD, "cpu")
 
@@ -200,10 +201,3 @@ def _translated(error: RuntimeError, progress: Progress, what: str, limit: float
     if "imed out" in text or "imeout" in text:
         return progress.timed_out(what, limit)
     return PeerLost(f"{progress.label} lost its peer while waiting for {what}: {first_line(error):.200}")
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from labinfer.config import MAX_TIMEOUT
+from labinfer.config import MAX_PORT, MAX_TIMEOUT
 from labinfer.errors import UserError
 from labinfer.option_fields import flag_name, option
 
-MAX_PORT = 65535
 MIB = 1 << 20
 ORIGIN = re.compile(r"https?://[^\s/?#]+", re.IGNORECASE)
 BACKLOG = 2048
@@ -24,7 +23,11 @@ BACKLOG = 2048
 class ServerOptions:
     """Address, callers and limits of the server. A caller is an API key, or the user a request names."""
 
-    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for all of this machine's", metavar="ADDRESS")
+    host: str = option(
+        "127.0.0.1",
+        "address to listen on; 0.0.0.0 for all of this machine's, :: for those of IPv6, too",
+        metavar="ADDRESS",
+    )
     port: int = option(8000, "TCP port to listen on; 0 for one that is free", metavar="N")
     allowed_hosts: tuple[str, ...] = option(
         (),

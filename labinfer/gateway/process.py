@@ -33,8 +33,11 @@ def listen(options: ServerOptions) -> socket.socket:
         UserError: the address is taken, or none of this machine's; or the folder cannot be used.
     """
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    is_for_both = options.host == "::" and socket.has_dualstack_ipv6()  # as other servers take it
     try:
-        listener = socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
+        listener = socket.create_server(
+            (options.host, options.port), family=family, backlog=BACKLOG, dualstack_ipv6=is_for_both
+        )
     except OSError as error:
         reason = str(error.strerror or error).partition(" (while attempting")[0]  # Python adds the address once more
         raise UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import secrets
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,17 +23,19 @@ from labinfer.config import EngineOptions, ParallelOptions, RuntimeOptions
 from labinfer.errors import AgreedError, UserError, first_line
 from labinfer.group.signals import die_with_launcher
 from labinfer.group.time_limits import time_limit_for_joining, time_limit_for_leaving
-from labinfer.spmd.addresses import addresses_towards, interfaces
+from labinfer.spmd.addresses import addresses_towards, bracketed, ephemeral_ports, interfaces
 from labinfer.spmd.end_launcher import end_launcher
-from labinfer.spmd.environment import LaunchEnvironment, choose_gloo_interface
+from labinfer.spmd.environment import LaunchEnvironment, choose_gloo_interface, choose_mpi_ports
 from labinfer.spmd.machine import RankInfo, describe_rank
 from labinfer.spmd.threads import ThreadChoice, bind, choose_threads, is_oversubscribed
 
 if TYPE_CHECKING:
     from labinfer.comm.doorbells import Doorbells
 
+logger = logging.getLogger(__name__)
+
 CONNECT_SECONDS = 60.0
-"""Time that rank 0 waits for the lifelines of ranks that have joined the transport already."""
+"""Time that rank 0 waits for the lifelines of ranks that have joined the transport already, if ``--timeout`` is not less."""
 
 
 class Rendezvous(msgspec.Struct, frozen=True):
@@ -42,6 +45,8 @@ class Rendezvous(msgspec.Struct, frozen=True):
     port: int
     key: str
     node: str
+    refusal: str = ""
+    """Why rank 0 has none."""
 
 
 @dataclass(kw_only=True)
@@ -204,7 +209,7 @@ def join_group(environment: LaunchEnvironment, options: EngineOptions) -> RankGr
     )
     group.take_cores(options.working_ranks, runtime.threads)
     if comm.size > 1:
-        group.lifeline = _tie_lifeline(comm, everyone, progress, faults)
+        group.lifeline = _tie_lifeline(comm, everyone, progress, faults, runtime)
     return group
 
 
@@ -235,15 +240,19 @@ def _join_transport(
 
     # torchrun's agent keeps the store already; env:// knows. Elsewhere rank 0 opens it.
     address = (
-        "env://" if environment.launcher == "torchrun" else f"tcp://{environment.master_addr}:{environment.master_port}"
+        "env://"
+        if environment.launcher == "torchrun"
+        else f"tcp://{bracketed(environment.master_addr)}:{environment.master_port}"
     )
-    several = environment.local_world_size < environment.world_size
+    if not environment.is_one_node and environment.rank == 0:
+        _warn_about_ports(runtime)
     return TorchCommunicator.join(
         progress,
         address,
         environment.rank,
         environment.world_size,
-        own_addresses=mine.addresses if several else None,
+        place=f"{bracketed(environment.master_addr)}:{environment.master_port}",
+        own_addresses=None if environment.is_one_node else mine.addresses,
         choose_interface=functools.partial(_listen_on_routes, own),
     )
 
@@ -257,6 +266,7 @@ def _join_mpi(
     mine: RankInfo,
     own: Mapping[str, str],
 ) -> Communicator:
+    choose_mpi_ports(runtime.ports)
     try:
         from labinfer.comm import mpi
     except (ImportError, RuntimeError) as error:
@@ -271,34 +281,44 @@ def _join_mpi(
     mpi.forget_segments()
     if parallel.transport == "mpi" or (parallel.transport == "auto" and not someone_has_accelerator) or comm.size == 1:
         return comm
-    from labinfer.comm.torch_dist import TorchCommunicator, free_port
+    from labinfer.comm.listening import free_port
+    from labinfer.comm.torch_dist import TorchCommunicator
 
     data = comm.all_gather_bytes(msgspec.msgpack.encode(mine.addresses))
     peers = [msgspec.msgpack.decode(addresses, type=list[str]) for addresses in data]
     _listen_on_routes(own, peers)
     host = _reachable_addresses(mine.addresses, peers)[0]
-    address = f"tcp://{f'[{host}]' if ':' in host else host}:{free_port()}"
+    address = f"tcp://{bracketed(host)}:{free_port(runtime.ports)}"
     address = comm.all_gather_bytes(address.encode())[0].decode()
     return TorchCommunicator.join(progress, address, comm.rank, comm.size)
 
 
-def _tie_lifeline(comm: Communicator, everyone: list[RankInfo], progress: Progress, faults: FaultOptions) -> Lifeline:
+def _tie_lifeline(
+    comm: Communicator, everyone: list[RankInfo], progress: Progress, faults: FaultOptions, runtime: RuntimeOptions
+) -> Lifeline:
     server, data, mine = None, b"", everyone[comm.rank]
     if comm.rank == 0:
         key = secrets.token_hex(16)
-        server = LifelineServer(comm.size - 1, key)
         addresses = _reachable_addresses(mine.addresses, [info.addresses for info in everyone])
-        data = msgspec.msgpack.encode(Rendezvous(addresses, server.port, key, mine.node))
+        try:
+            server = LifelineServer(comm.size - 1, key, runtime.ports)
+            offer = Rendezvous(addresses, server.port, key, mine.node)
+        except UserError as error:
+            offer = Rendezvous([], 0, "", mine.node, str(error))
+        data = msgspec.msgpack.encode(offer)
     rendezvous = msgspec.msgpack.decode(comm.all_gather_bytes(data)[0], type=Rendezvous)
+    if rendezvous.refusal:
+        raise UserError(rendezvous.refusal)
+    timeout = min(CONNECT_SECONDS, runtime.timeout)
     if server is not None:
-        return server.accept_all(CONNECT_SECONDS, progress.describe, faults=faults)
+        return server.accept_all(timeout, progress.describe, faults=faults)
     addresses = (["127.0.0.1"] if rendezvous.node == mine.node else []) + rendezvous.addresses
     return Lifeline.connect(
         rank=comm.rank,
         addresses=addresses,
         port=rendezvous.port,
         key=rendezvous.key,
-        timeout=CONNECT_SECONDS,
+        timeout=timeout,
         describe=progress.describe,
         faults=faults,
     )
@@ -321,4 +341,21 @@ def _listen_on_routes(own: Mapping[str, str], peers: list[list[str]]) -> str:
     if not towards:  # all ranks are on this machine, or there is no route to the others
         return f"no route to the other ranks from {', '.join(own) or 'a machine without addresses'}"
     choose_gloo_interface(own[towards[0]])
-    return f"this machine talks to the others from {towards[0]} on {own[towards[0]]}"
+    ports = ephemeral_ports()
+    listens = f"; gloo listens on ports {ports[0]}-{ports[-1]}, which a firewall may block" if ports else ""
+    return f"this machine talks to the others from {towards[0]} on {own[towards[0]]}{listens}"
+
+
+def _warn_about_ports(runtime: RuntimeOptions) -> None:
+    """Say that ``--port-range`` does not bind gloo, unless the system gives no other ports."""
+    given, ephemeral = runtime.ports, ephemeral_ports()
+    if given and ephemeral and not (given[0] <= ephemeral[0] and ephemeral[-1] <= given[-1]):
+        logger.warning(
+            "warning: --port-range %s holds for the lifeline only: gloo listens on ports %d-%d of the system; open these too, or "
+            'set sysctl net.ipv4.ip_local_port_range="%d %d"',
+            runtime.port_range,
+            ephemeral[0],
+            ephemeral[-1],
+            given[0],
+            given[-1],
+        )

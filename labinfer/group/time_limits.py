@@ -22,6 +22,12 @@ LOOK_SECONDS = 0.5
 """Between looks at the ranks that leave."""
 
 
+FIREWALL_HINT = (
+    "; a firewall between their machines may block the ports they listen on: --port-range LOW-HIGH chooses ports that are open "
+    "(docs/operations.md)"
+)
+
+
 @contextmanager
 def time_limit_for_joining(environment: LaunchEnvironment, timeout: float) -> Iterator[None]:
     """End this process where the ranks have not met after ``timeout`` seconds: MPI would wait for ever. Ranks of this machine that
@@ -39,7 +45,7 @@ def time_limit_for_joining(environment: LaunchEnvironment, timeout: float) -> It
     def end_late() -> None:
         problem = (
             f"rank {environment.rank} on {environment.node_name} waited {timeout:g} s (--timeout) for the "
-            f"other {environment.world_size - 1} ranks to join"
+            f"other {environment.world_size - 1} ranks to join{'' if environment.is_one_node else FIREWALL_HINT}"
         )
         end(problem)
 

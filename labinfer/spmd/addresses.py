@@ -14,6 +14,7 @@ SIOCGIFADDR = 0x8915
 """Asks for the IPv4 address of an interface (``netdevice(7)``)."""
 DISCARD_PORT = 9
 GLOBAL_SCOPE = "00"
+EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def interfaces() -> dict[str, str]:
@@ -34,6 +35,20 @@ def interfaces() -> dict[str, str]:
         if scope == GLOBAL_SCOPE:
             names[str(ipaddress.ip_address(int(address, 16)))] = name
     return {address: name for address, name in names.items() if not ipaddress.ip_address(address).is_loopback}
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands before ``:port``: an IPv6 address in brackets (RFC 3986)."""
+    return f"[{host}]" if ":" in host else host
+
+
+def ephemeral_ports() -> range:
+    """Ports that the system gives to sockets that ask for none, as gloo's do; empty where it does not tell (Linux)."""
+    try:
+        low, high = map(int, EPHEMERAL_PORTS.read_text().split())
+    except (OSError, ValueError):
+        return range(0)
+    return range(low, high + 1)
 
 
 def source_address(peer: str) -> str:

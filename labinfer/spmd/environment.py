@@ -214,6 +214,15 @@ def choose_gloo_interface(name: str) -> None:
     os.environ.setdefault(GLOO_INTERFACE, name)
 
 
+def choose_mpi_ports(ports: Sequence[int]) -> None:
+    """Have MPICH listen on these ports only, through either of its network libraries; settings of the user's stay. To be called
+    before MPI is initialized."""
+    if ports:
+        os.environ.setdefault("UCX_TCP_PORT_RANGE", f"{ports[0]}-{ports[-1]}")
+        os.environ.setdefault("FI_TCP_PORT_LOW_RANGE", str(ports[0]))
+        os.environ.setdefault("FI_TCP_PORT_HIGH_RANGE", str(ports[-1]))
+
+
 def supervised(address: SupervisorAddress) -> dict[str, str]:
     """This process's environment for a group that it supervises."""
     return os.environ | {SUPERVISOR: f"{address.token}:{address.port}:{address.directory}"}

@@ -12,9 +12,10 @@ from checkpoints import make_checkpoint, mixed_prompts
 from layouts import GREEDY, layouts_for
 
 from labinfer import SamplingParams
+from labinfer.comm.listening import free_port
 from labinfer.comm.shared_memory import share_memory
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
-from labinfer.comm.torch_dist import TorchCommunicator, free_port
+from labinfer.comm.torch_dist import TorchCommunicator
 from labinfer.config import EngineOptions
 from labinfer.executor.build import prepare_providers
 from labinfer.functions.providers import make_registry
