@@ -49,6 +49,7 @@ from labinfer.observe.progress_line import PLAIN_SECONDS, START_SECONDS, Ticker
 from labinfer.option_fields import check_bounds, convert, convert_section
 from labinfer.sampling_options import SamplingOptions, as_flags
 from labinfer.sampling_params import SamplingParams
+from labinfer.spmd.address_space import check_address_space, describe_limit, explain_by_limit
 from labinfer.spmd.environment import LaunchEnvironment, detect, shorten_openmp_spins
 from labinfer.spmd.topology import stage_sizes
 from labinfer.standard_error import protect_standard_streams, write_error
@@ -83,7 +84,14 @@ def main(argv: list[str] | None = None) -> int:
         _refuse(error)
         return ExitStatus.USAGE
     die_with_launcher(environment)  # before torch is imported, which takes seconds
-    status = _run(environment, signals, program, arguments)
+    try:
+        status = _run(environment, signals, program, arguments)
+    except (MemoryError, ImportError, OSError, RuntimeError) as error:
+        if not (text := explain_by_limit(error)):
+            raise
+        if environment.local_rank == 0:  # other ranks of the machine have the same limit
+            _refuse(UserError(text))
+        return ExitStatus.USAGE
     if environment.rank == 0 and environment.supervisor and status < ExitStatus.INTERNAL:  # not of a signal, either
         environment.supervisor.write_status(status)
     return status
@@ -158,6 +166,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
         if environment.is_one_node and ModelOptions in COMMANDS[name][1]:  # others may have what this node lacks
             for model in models.values() or [options.model.model]:
                 _check_model(model, environment)
+        check_address_space()
         refusal = None
         if rank == 0:
             try:
@@ -174,6 +183,9 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
             time.sleep(SPEAK_SECONDS)
         return ExitStatus.USAGE
 
+    if environment.local_rank == 0 and (limit := describe_limit()):
+        # Before anything is loaded: C++ ends a process that gets no memory without a word of ours.
+        write_error(f"labinfer: warning: {limit}; a process that needs more may end without another word\n")
     if name in ("generate", "serve", "chat"):
         from labinfer.early_reading import read_early
 

@@ -28,6 +28,10 @@ mpi4py.rc.finalize = True
 from mpi4py import MPI  # noqa: E402
 
 DATA_TAG, UNUSED_TAG = 1, 2
+SHARED_MEMORY = "/dev/shm"
+SEGMENT_BYTES = 1_200_000
+"""Bytes that MPICH 4 and 5 take in shared memory for each rank of a machine, rounded up."""
+SEGMENT_NAMES, BLOCK_BYTES = "mpich_shm_*", 512
 SEGMENTS = re.compile(r"/dev/shm/mpich_shm_\S+")
 
 
@@ -135,6 +139,29 @@ def check_library(launcher: str) -> None:
         raise UserError(
             f"this mpirun is of {vendor}, but this Python's mpi4py uses {library}; call the mpirun that lies beside "
             f"this Python, or pip install {wheel}"
+        )
+
+
+def check_shared_memory(num_ranks: int, folder: str = SHARED_MEMORY) -> None:
+    """Refuse a start whose ``num_ranks`` ranks of this machine MPICH would have no shared memory for: the system ends a process
+    that writes to a page without room by SIGBUS. To be called on each of them before it initializes MPI: mpirun ends none of
+    them because another one has ended before that.
+
+    Raises:
+        UserError: ``folder`` has too little room.
+    """
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return  # MPICH looks for another place
+    free, needed = status.f_bavail * status.f_frsize, num_ranks * SEGMENT_BYTES
+    for path in Path(folder).glob(SEGMENT_NAMES):  # a rank that was faster has made the segment, maybe
+        with suppress(OSError):
+            free += path.stat().st_blocks * BLOCK_BYTES
+    if free < needed:
+        raise UserError(
+            f"{folder} has {free / 2**20:.1f} MiB left, and MPI needs {needed / 2**20:.1f} MiB there for {num_ranks} ranks; give a "
+            f"container more with --shm-size (docker, podman) or an emptyDir of medium Memory (Kubernetes), or remove files from {folder}"
         )
 
 

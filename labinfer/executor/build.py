@@ -43,6 +43,7 @@ from labinfer.native import compiler
 from labinfer.observe.progress_line import compile_progress
 from labinfer.observe.recorder import CAPACITY, Recorder
 from labinfer.rank_stats import StepTimes
+from labinfer.spmd.address_space import describe_limit
 from labinfer.spmd.machine import keep_freed_memory, return_freed_memory
 from labinfer.spmd.topology import Place
 from labinfer.weights.checkpoint import open_checkpoint
@@ -407,5 +408,5 @@ def memory_for(what: str, device: torch.device) -> Iterator[None]:
         reason = first_line(error)
         if type(error) is RuntimeError and "alloc" not in reason:
             raise
-        hint = "use more ranks, a smaller --dtype or a smaller --memory-utilization"
+        hint = describe_limit() or "use more ranks, a smaller --dtype or a smaller --memory-utilization"
         raise UserError(f"{what} do not fit on {device} ({reason:.120}); {hint}") from None

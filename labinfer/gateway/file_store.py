@@ -64,8 +64,10 @@ def lock_folder(folder: Path, seconds: float = 0.0) -> int:
     """
     end = time.monotonic() + seconds
     try:
-        for name in ("files", "batches", "uploads"):
-            (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in (folder, *(folder / name for name in ("files", "batches", "uploads"))):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if path.stat().st_uid == os.geteuid():  # made by an earlier version, or by hand
+                path.chmod(0o700)
         with contextlib.ExitStack() as on_failure:
             lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             on_failure.callback(os.close, lock)

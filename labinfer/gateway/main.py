@@ -35,6 +35,8 @@ from labinfer.observe.line_writer import LineWriter
 from labinfer.standard_error import STANDARD_ERROR, protect_standard_streams
 
 M_MMAP_THRESHOLD = -3
+PRIVATE = 0o077
+"""Mask of file modes: files of ``--files-dir`` hold what callers asked and were answered, and are for this user alone."""
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 3
@@ -57,6 +59,7 @@ def main(hosts: int, listener: int, beats: int | None = None) -> None:
         beats: descriptor of a pipe for signs of life.
     """
     protect_standard_streams()
+    os.umask(PRIVATE)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)  # the host gets them too, and brings things to an orderly end
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))

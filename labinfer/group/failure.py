@@ -19,6 +19,7 @@ from labinfer.errors import (
     WaitTimeout,
 )
 from labinfer.group.rank_group import RankGroup
+from labinfer.spmd.address_space import explain_by_limit
 from labinfer.standard_error import write_lines
 
 NEWS_SECONDS = 3.0
@@ -29,6 +30,8 @@ def describe_failure(error: BaseException) -> str:
     """Text to print for an error: one line for what the user can act on, the traceback for a defect."""
     if isinstance(error, (UserError, WaitTimeout, PeerLost, BrokenLink, FilesChanged)):
         return f"labinfer: error: {error}"
+    if text := explain_by_limit(error):
+        return f"labinfer: error: {text}"
     return "".join(traceback.format_exception(error))
 
 

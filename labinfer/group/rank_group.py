@@ -274,6 +274,8 @@ def _join_mpi(
             f"started by {environment.launcher} ({environment.decided_by}), but mpi4py does not load: "
             f"{first_line(error)}; pip install mpi4py {environment.launcher}"
         ) from None
+    if environment.launcher == "mpich":
+        mpi.check_shared_memory(environment.local_world_size)
     leaving = functools.partial(time_limit_for_leaving, environment, runtime.fault_timeout)
     comm = mpi.join_world(progress, environment.launcher, environment.world_size, leaving)
     wants_accelerator = any(device != "cpu" for device in parallel.device) and bool(mine.accelerator)

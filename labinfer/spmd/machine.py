@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from labinfer.errors import UserError
+from labinfer.spmd.address_space import address_space_left, address_space_limit
 from labinfer.spmd.cgroup import Cgroup
 from labinfer.spmd.processes import pid_space
 
@@ -145,18 +146,20 @@ def cpu_limit() -> float:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes free on a device; for the CPU, those the kernel calls available, within the container's limit."""
+    """Bytes free on a device; for the CPU, those the kernel calls available, within the container's limit and
+    that of this process."""
     if device.type == "cpu":
         available = _meminfo("MemAvailable")
-        return int(min(available, Cgroup().memory_left()))
+        return int(min(available, Cgroup().memory_left(), address_space_left()))
     return torch.accelerator.get_memory_info(device)[0]
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes that a device has; for the CPU, those of the machine within the container's limit."""
+    """Bytes that a device has; for the CPU, those of the machine within the container's limit and that of
+    this process."""
     if device.type != "cpu":
         return torch.accelerator.get_memory_info(device)[1]
-    return int(min(_meminfo("MemTotal"), Cgroup().memory_limit()))
+    return int(min(_meminfo("MemTotal"), Cgroup().memory_limit(), address_space_limit()))
 
 
 def used_memory(device: torch.device, total: int) -> int:

@@ -31,7 +31,7 @@ class History:
         """
         try:
             path = path or Path.home() / ".local" / "state" / "labinfer" / "chat-history.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             history = cls(path, _read(path))
             if len(history.texts) > LONGEST:
                 history.texts = history.texts[-LONGEST:]

@@ -46,7 +46,7 @@ class ExpertArena:
         self.stats = ExpertStats()
         self._library, self._num_bytes, self._folder, self._clock = library, num_bytes, folder, clock
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - it lives as long as the arena
         except OSError as error:
             raise UserError(f"--expert-offload: no file for experts in {folder} ({error.strerror})") from None
