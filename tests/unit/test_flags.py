@@ -21,7 +21,7 @@ ENGINE_FLAGS = {
     "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--max-queued-requests",
     "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
     "--pipeline-schedule", "--max-inflight", "--speculative-config",
-    "--threads", "--log-level", "--timeout", "--fault-timeout --port-range", "--functions", "--trace", "--profile", "--autotune", "--no-autotune",
+    "--threads", "--log-level", "--timeout", "--fault-timeout", "--port-range", "--functions", "--trace", "--profile", "--autotune", "--no-autotune",
     "--weights", "--quantization", "-q", "--quantization-group-size", "--head-preview",
 }  # fmt: skip
 SAMPLING_FLAGS = {
@@ -40,7 +40,7 @@ CHAT_FLAGS = (
 )  # fmt: skip
 COMM_FLAGS = {
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--experts", "--ranks", "--device", "--transport",
-    "--threads", "--log-level", "--timeout", "--fault-timeout --port-range",
+    "--threads", "--log-level", "--timeout", "--fault-timeout", "--port-range",
 }  # fmt: skip
 ACCURACY_FLAGS = COMM_FLAGS | {
     "--layout", "--text", "--reference-dtype", "--per-layer", "--output-json",
