@@ -219,11 +219,14 @@ class MessageWriter:
 
     def _call(self, call: ToolCall) -> Iterator[Answer]:
         yield from self._close()
-        index = len(self._blocks)
+        index, arguments = (
+            len(self._blocks),
+            call.arguments + call.closing,
+        )  # an object for the client, also where it was cut off
         yield BlockStart(index, ToolUseBlock(call.id, call.name, {}))
-        yield BlockDelta(index, InputDelta(call.arguments))
+        yield BlockDelta(index, InputDelta(arguments))
         yield BlockStop(index)
-        self._blocks.append(ToolUseBlock(call.id, call.name, msgspec.json.decode(call.arguments)))
+        self._blocks.append(ToolUseBlock(call.id, call.name, msgspec.json.decode(arguments)))
 
 
 def stop_reason(finish_reason: str, stopped_by: str | int | None) -> tuple[StopReason, str | None]:

@@ -212,7 +212,7 @@ def chat_choice(
 def _read_message(completion: Completion, reader: ReplyReader, include_reasoning: bool) -> ChatMessage:
     if completion.text is None:
         return ChatMessage("assistant", None)
-    reply = join_events(reader.read(completion.text, is_last=True))
+    reply = join_events(reader.read(completion.text, completion.finish_reason))
     reasoning = (include_reasoning and reply.reasoning) or UNSET
     calls, has_functions = [tool_call(call) for call in reply.calls], reader.has_functions
     return ChatMessage(

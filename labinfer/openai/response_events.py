@@ -264,7 +264,8 @@ class ResponseWriter:
     def _call(self, call: ToolCall) -> Iterator[StreamEvent]:
         yield from self._close("completed")
         id, index = new_id("function_call"), len(self._output)
-        item = OutputCall(id=id, call_id=call.id, name=call.name, arguments=call.arguments, status="completed")
+        status: ItemStatus = "incomplete" if call.closing else "completed"
+        item = OutputCall(id=id, call_id=call.id, name=call.name, arguments=call.arguments, status=status)
         begun = msgspec.structs.replace(item, arguments="", status="in_progress")
         place = {"item_id": id, "output_index": index}
         yield OutputItemAdded(sequence_number=self._next(), output_index=index, item=begun)

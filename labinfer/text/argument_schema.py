@@ -68,6 +68,11 @@ class ArgumentSchema:
                 cast[key] = [_cast(item, types) if isinstance(item, str) else item for item in value]
         return cast
 
+    def takes_string(self, key: str) -> bool:
+        """Whether an argument may be a string."""
+        types = _shallow(lambda: self._types(self.properties.get(key), set()), [])
+        return not types or "string" in types
+
     def texts(self, key: str) -> ValueTexts:
         """Texts that stand for an argument; of a schema that says nothing it is any text."""
         texts = ValueTexts()

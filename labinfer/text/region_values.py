@@ -92,13 +92,18 @@ def _json(text: str, arguments: Arguments) -> Any:
         last = source.rfind(end) + len(end) if end in source else 0  # no string ends beyond it
         source = string.sub(lambda match: json.dumps(match[1]), source[:last]) + source[last:]
     if arguments.get("unquoted_keys"):
-        source = _OUTSIDE_STRINGS.sub(lambda match: match[1] or f'{match[2]}"{match[3]}":', source)
+        source = quote_keys(source)
     try:
         return json.loads(source)
     except ValueError:
         if arguments.get("allow_non_json"):
             return text.strip()
         raise
+
+
+def quote_keys(text: str) -> str:
+    """JSON text with its keys between quotes."""
+    return _OUTSIDE_STRINGS.sub(lambda match: match[1] or f'{match[2]}"{match[3]}":', text)
 
 
 _OUTSIDE_STRINGS = re.compile(r'("(?:[^"\\]|\\.)*"?)|([{,]\s*)(\w+)\s*:', re.DOTALL)

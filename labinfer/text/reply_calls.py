@@ -10,6 +10,7 @@ from typing import Any
 
 from labinfer.text.anchors import Match
 from labinfer.text.argument_schema import ArgumentSchema
+from labinfer.text.cut_values import CutValue, OpenText, read_cut_json, read_cut_value
 from labinfer.text.region_values import read_value, transform
 from labinfer.text.reply_parts import ToolCall
 from labinfer.text.response_template import Field
@@ -100,6 +101,52 @@ class CallReader:
             raise ValueError("a list of no calls")
         return calls
 
+    def read_cut(self, text: str, field: Field, captures: dict[str, str]) -> list[ToolCall]:
+        """The calls in a region's text that was cut off. The last one has the arguments so far; it is left out where its name is cut
+        off, too.
+
+        Raises:
+            ValueError: the text does not begin as a call, nor as a list of calls.
+        """
+        if not text.strip() and "name" not in captures:
+            return []
+        cut = read_cut_value(text, field.content, field.arguments)
+        value = _reshape(cut.value, field, captures, is_cut=True)
+        items = value if isinstance(value, list) else [value]
+        return [*map(self._read_one, items[:-1]), *(call for item in items[-1:] for call in self._read_last(item, cut))]
+
+    def _read_last(self, value: Any, cut: CutValue) -> list[ToolCall]:
+        call = value.get("function", value) if isinstance(value, dict) else None
+        if not isinstance(call, dict):
+            raise ValueError("no call")
+        name, arguments = call.get("name"), call.get("arguments")
+        arguments = call.get("parameters") if arguments is None else arguments
+        if not isinstance(name, str) or not name or isinstance(name, OpenText):
+            return []
+        if arguments is None:
+            cut = CutValue({}, "{}" if cut.closing else "")
+            arguments = cut.value
+        elif isinstance(arguments, str):
+            cut = read_cut_json(arguments)
+            arguments = cut.value
+        if not isinstance(arguments, dict):
+            raise ValueError("arguments that are no object")
+        closing, schema = cut.closing_of(arguments), self._schemas.get(name)
+        key = next(reversed(arguments), "")
+        if schema and isinstance(arguments.get(key), OpenText) and not schema.takes_string(key):
+            arguments, closing = {other: arguments[other] for other in arguments if other != key}, "}"
+        text = self._spell(name, arguments)
+        if closing and not text.endswith(closing):  # the schema makes another type of the string that was cut off
+            text, closing = self._spell(name, dict(list(arguments.items())[:-1])), "}"
+        return [ToolCall(id=self._id(value), name=name, arguments=text[: len(text) - len(closing)], closing=closing)]
+
+    def _spell(self, name: str, arguments: dict[str, Any]) -> str:
+        return _spell_json(schema.cast(arguments) if (schema := self._schemas.get(name)) else arguments)
+
+    def _id(self, value: dict[str, Any]) -> str:
+        id = value.get("id")
+        return id if type(id) is str and 0 < len(id) <= MAX_ID else self._make_id()
+
     def _read_one(self, value: Any) -> ToolCall:
         call = value.get("function", value) if isinstance(value, dict) else None
         name = call.get("name") if isinstance(call, dict) else None
@@ -110,22 +157,18 @@ class CallReader:
             arguments = read_value(arguments, "json", {})
         if not isinstance(arguments, dict):
             raise ValueError("arguments that are no object")
-        id = value.get("id")
-        return ToolCall(
-            id=id if isinstance(id, str) and 0 < len(id) <= MAX_ID else self._make_id(),
-            name=name,
-            arguments=_spell_json(schema.cast(arguments) if (schema := self._schemas.get(name)) else arguments),
-        )
+        return ToolCall(id=self._id(value), name=name, arguments=self._spell(name, arguments))
 
 
-def _reshape(value: Any, field: Field, captures: dict[str, str]) -> Any:
+def _reshape(value: Any, field: Field, captures: dict[str, str], is_cut: bool = False) -> Any:
     if field.transform is None:
         return value
     if not field.transform_each:
         return transform(field.transform, {**captures, "content": value})
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ValueError("no list of objects")
-    return [transform(field.transform, {**captures, **item}) for item in value]
+    missing = dict.fromkeys(("name", "arguments", "parameters") if is_cut else ())
+    return [transform(field.transform, {**captures, **missing, **item}) for item in value]
 
 
 def _spell_json(arguments: dict[str, Any]) -> str:

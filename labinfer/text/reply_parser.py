@@ -8,7 +8,7 @@ from typing import Any
 
 from labinfer.text.anchors import Match
 from labinfer.text.reply_calls import CallReader, OpenCall
-from labinfer.text.reply_parts import Content, Event, Reasoning, TextPart
+from labinfer.text.reply_parts import Content, Event, Reasoning, TextPart, ToolCall
 from labinfer.text.response_template import Field, ResponseTemplate, is_empty
 
 WINDOW = 1024
@@ -18,8 +18,8 @@ WINDOW = 1024
 class ReplyParser:
     """The parts of a reply as its text comes in. The joined events do not depend on how the text is cut into pieces.
 
-    A call is told as a whole at its end. What is no call, because its JSON is broken, a name is missing or the reply was
-    cut off, is text of the region in which it began, anchors included. JSON that is whole is a call even where its closing
+    A call is told as a whole at its end. What is no call, because its JSON is broken, a name is missing or the model ended
+    the reply, is text of the region in which it began, anchors included. JSON that is whole is a call even where its closing
     anchor is missing. A closing anchor inside a JSON string is a part of it. No text raises an error.
 
     White space is dropped where a region touches another one, unless its field has ``"strip": false``. A reply of one
@@ -52,7 +52,7 @@ class ReplyParser:
         self._passed: set[tuple[bool, str]] = set()  # anchors that have matched nothing at the begin
         self._field = template.leftover
         self._call: OpenCall | None = None
-        self._is_over = False
+        self._is_over = self._is_cut = False
         self._num_forgotten = -len(prompt)  # characters of the reply
         self._thought_begin = 0  # in the reply, as are all positions of thoughts
         self._past_thoughts: list[tuple[int, int]] = []
@@ -71,8 +71,14 @@ class ReplyParser:
         self._text += text
         return self._run(at_end=False)
 
-    def finish(self) -> list[Event]:
-        """End the text. Returns the events that were still open."""
+    def finish(self, is_cut: bool = False) -> list[Event]:
+        """End the text. Returns the events that were still open.
+
+        Args:
+            is_cut: whether the reply was cut off, as by ``max_tokens``. A call that is open is then told with its arguments so far,
+                and a text that may be the beginning of a mark is left out, where tools were offered.
+        """
+        self._is_cut = is_cut and self._offers
         events = self._run(at_end=True)
         if last := self._parts[Content].finish():
             events.append(last)
@@ -133,11 +139,13 @@ class ReplyParser:
                 continue
             if match := anchor.find(self._text, begin, self._end):
                 matches.append((match.begin, -match.end, is_close, field.name, match, field))
-            if not at_end:
+            if not at_end or self._is_cut:
                 hold = min(hold, anchor.pending(self._text, begin, self._end))
         best = min(matches, key=lambda candidate: candidate[:4], default=None)
         if best is None or (best[0] >= hold and not at_end):
             self._write(hold)
+            if at_end:
+                self._move(self._end)  # the beginning of a mark that was cut off
             return False
         _, _, is_close, _, match, field = best
         self._write(match.begin)
@@ -235,14 +243,29 @@ class ReplyParser:
             if match is None or (match.begin >= hold and not at_end):
                 break
             if not is_json or not call.read_to(self._text, match.begin):
-                return self._end_call(match.begin, match.end)
+                is_longer = self._is_cut and at_end and close.pending(self._text, call.read, self._end) <= match.begin
+                return self._end_call(match.begin, self._end if is_longer else match.end)
             if match.begin == self._end:
                 break
             call.read_to(self._text, max(match.end, match.begin + 1))
         call.read_to(self._text, hold)
         if not at_end:
             return False
+        if self._is_cut:
+            return self._end_cut_call()
         return self._end_call(self._end, self._end) if is_json or close is None else self._fail(self._end)
+
+    def _end_cut_call(self) -> bool:
+        """End the reply in a call."""
+        call, end = self._call, self._end
+        if call.field.close is not None and not call.is_json:
+            end = call.field.close.pending(self._text, call.begin, end)
+        try:
+            calls = self._reader.read_cut(self._text[call.begin : end], call.field, call.match.captures)
+        except ValueError:
+            return self._fail(self._end)
+        self._add_calls(calls, self._end)
+        return True
 
     def _end_call(self, body_end: int, end: int) -> bool:
         call = self._call
@@ -252,13 +275,17 @@ class ReplyParser:
             calls = self._reader.read(self._text[call.begin : body_end], call.field, call.match.captures)
         except ValueError:
             return self._fail(end)
-        self._call = None
-        self._leave(call.match.begin, self._template.leftover)
+        self._add_calls(calls, end)
+        return True
+
+    def _add_calls(self, calls: list[ToolCall], end: int) -> None:
+        """Tell the calls of the region that is open, and go on behind it."""
+        begin, self._call = self._call.match.begin, None
+        self._leave(begin, self._template.leftover)
         self._move(end)
         if not self._parallel:
             calls, self._is_over = calls[:1], True
         self._events += calls
-        return True
 
     def _fail(self, end: int) -> bool:
         """Take the call as text of the region in which it began; another one may begin in it.

@@ -23,12 +23,14 @@ class Content:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A whole call of a tool."""
+    """A call of a tool."""
 
     id: str
     name: str
     arguments: str
-    """JSON text of an object."""
+    """JSON text of an object, up to where it was cut off."""
+    closing: str = ""
+    """Text that would make ``arguments`` whole; empty where nothing is missing."""
 
 
 Event = Reasoning | Content | ToolCall

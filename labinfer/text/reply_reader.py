@@ -27,13 +27,18 @@ class ReplyReader:
         self.num_calls = 0
         """Calls so far."""
 
-    def read(self, text: str, is_last: bool) -> list[Event]:
-        """Take a piece of the answer. Returns the events that it makes certain, all that were open with the last piece."""
+    def read(self, text: str, finish_reason: str | None) -> list[Event]:
+        """Take a piece of the answer. Returns the events that it makes certain, all that were open with the last piece.
+
+        Args:
+            finish_reason: the engine's reason with the last piece, else None. An answer that ended by its length is cut off: a call
+                that is open is told with its arguments so far.
+        """
         if self._parser is None:
             return [Content(text)] if text else []
         events = self._parser.feed(text)
-        if is_last:
-            events += self._parser.finish()
+        if finish_reason is not None:
+            events += self._parser.finish(is_cut=finish_reason == "length")
         self.num_calls += sum(isinstance(event, ToolCall) for event in events)
         return events
 

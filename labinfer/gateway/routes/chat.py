@@ -111,7 +111,7 @@ class ChatStream:
         """The message's fields that grow, in order."""
         reader = self._readers[delta.index]
         num_calls, deltas = reader.num_calls, []
-        for part in reader.read(delta.text or "", is_last=delta.finish_reason is not None):
+        for part in reader.read(delta.text or "", delta.finish_reason):
             if isinstance(part, Reasoning) and not self._parsed.include_reasoning:
                 continue
             deltas.append(reply_delta(part, num_calls, self._parsed.tool_use.has_functions))

@@ -54,7 +54,7 @@ class MessageAnswer:
     def whole(self, completion: Completion) -> Response:
         """The message of an answer that has come."""
         writer = self._writer
-        deque(writer.add(self._reader.read(completion.text or "", is_last=True)), maxlen=0)
+        deque(writer.add(self._reader.read(completion.text or "", completion.finish_reason)), maxlen=0)
         reason = self._reader.finish_reason(completion.finish_reason)
         deque(writer.end(*stop_reason(reason, completion.stop_reason), self._usage()), maxlen=0)
         return self._call.json(writer.message)
@@ -66,7 +66,7 @@ class MessageAnswer:
             yield named_event(event)
         async for _, delta in self._active.deltas():
             is_last = delta.finish_reason is not None
-            for event in writer.add(self._reader.read(delta.text or "", is_last)):
+            for event in writer.add(self._reader.read(delta.text or "", delta.finish_reason)):
                 yield named_event(event)
             if is_last:
                 reason = self._reader.finish_reason(delta.finish_reason)

@@ -139,7 +139,7 @@ class ResponseAnswer:
 
     def whole(self, completion: Completion) -> StoredResponse:
         """The response of an answer that has come."""
-        writer, events = self._writer, self._reader.read(completion.text or "", is_last=True)
+        writer, events = self._writer, self._reader.read(completion.text or "", completion.finish_reason)
         deque(writer.add(events, completion.logprobs), maxlen=0)
         deque(writer.end(completion.finish_reason, self._usage(), self._now()), maxlen=0)
         return self._stored()
@@ -151,7 +151,7 @@ class ResponseAnswer:
             yield named_event(event)
         async for _, delta in self._active.deltas():
             is_last = delta.finish_reason is not None
-            for event in writer.add(self._reader.read(delta.text or "", is_last), delta.logprobs):
+            for event in writer.add(self._reader.read(delta.text or "", delta.finish_reason), delta.logprobs):
                 yield named_event(event)
             if is_last:
                 last = list(writer.end(delta.finish_reason, self._usage(), self._now()))

@@ -1,0 +1,174 @@
+"""CutValue: what can be read of a region's text that was cut off, as by ``max_tokens``."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from labinfer.text.anchors import overlap
+from labinfer.text.patterns import fixed_beginning, fixed_ending
+from labinfer.text.region_values import Arguments, quote_keys, read_value
+
+_TOKEN = re.compile(
+    r'\s*(?:(?P<string>"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*")|(?P<open>[{\[])|(?P<close>[}\]])|(?P<mark>[:,])'
+    r'|(?P<atom>[^\s{}\[\],:"]+)|(?P<cut>".*))',
+    re.DOTALL,
+)
+_OPEN_STRING = re.compile(r'"[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*')
+_OPEN_ESCAPE = re.compile(r"(?:\\(?:u[0-9a-fA-F]{0,3})?)?")
+_CLOSING = {"{": "}", "[": "]"}
+
+
+class OpenText(str):
+    """A string whose end was cut off."""
+
+
+@dataclass(frozen=True)
+class CutValue:
+    """A value up to where its text was cut off. Numbers, names and keys that were cut off themselves are left out."""
+
+    value: Any
+    closing: str = ""
+    """JSON text that closes what is open, the innermost first, such as ``"]}``; empty where the value is whole."""
+
+    def closing_of(self, part: Any) -> str:
+        """The beginning of ``closing`` that closes this part of the value, which is an object or an array."""
+        if self.closing == "{}":
+            return self.closing
+        inner = self.value
+        for num_closed in range(len(self.closing), 0, -1):
+            if inner is part:
+                return self.closing[:num_closed]
+            inner = _last(inner)
+        return ""
+
+
+def read_cut_value(text: str, content: str, arguments: Arguments) -> CutValue:
+    """The value of a region's text that was cut off; see ``read_value``.
+
+    Raises:
+        ValueError: the text does not begin as one of this kind.
+    """
+    if content == "xml-inline":
+        return _read_tags(text, arguments)
+    if content != "json":
+        return CutValue(read_value(text, content, arguments))
+    for begin, end in arguments.get("string_delims", []):
+        text = _quote_strings(text, begin, end)
+    return read_cut_json(quote_keys(text) if arguments.get("unquoted_keys") else text)
+
+
+def read_cut_json(text: str) -> CutValue:
+    """The object or array with which a text begins, up to where it was cut off; an empty object for a blank text.
+
+    Raises:
+        ValueError: the text does not begin as one.
+    """
+    if not text.strip():
+        return CutValue({}, "{}")
+    stack: list[str] = []
+    end, readable, takes_key = 0, 0, False  # text up to ``readable`` is JSON once ``stack`` is closed
+    open_string = ""
+    while not open_string and (token := _TOKEN.match(text, end)):
+        end = token.end()
+        kind, symbol = token.lastgroup, token[token.lastgroup]
+        if kind == "open":
+            stack.append(_CLOSING[symbol])
+            readable, takes_key = end, symbol == "{"
+        elif not stack:
+            raise ValueError("neither an object nor an array")
+        elif kind == "close":
+            if stack.pop() != symbol:
+                raise ValueError(f"{symbol} closes nothing")
+            readable, takes_key = end, False
+            if not stack:
+                break
+        elif kind == "mark":
+            takes_key = symbol == "," and stack[-1] == "}"
+        elif kind == "cut" and not takes_key:
+            open_string = _open_string(symbol)
+            readable = token.start("cut")
+        elif kind == "string" or end < len(text) or symbol in ("true", "false", "null"):
+            readable = readable if takes_key else end
+    closing = "".join(reversed(stack))
+    if not open_string:
+        return CutValue(_load(text[:readable] + closing), closing)
+    value = _load(f'{text[:readable]}{open_string}"{closing}')
+    _mark_open(value, len(closing))
+    return CutValue(value, f'"{closing}')
+
+
+def _load(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _open_string(symbol: str) -> str:
+    """A string without its closing quote, and without an escape that was cut off."""
+    whole = _OPEN_STRING.match(symbol)[0]
+    if not _OPEN_ESCAPE.fullmatch(symbol, len(whole)):
+        raise ValueError("no JSON string")
+    return re.sub(r"(?<!\\)((?:\\\\)*)\\u[dD][89abAB][0-9a-fA-F]{2}\Z", r"\1", whole)  # the first half of a character
+
+
+def _mark_open(value: Any, depth: int) -> None:
+    """Make the last string of a value an ``OpenText``. It stands in ``depth`` objects and arrays."""
+    for _ in range(depth - 1):
+        value = _last(value)
+    if not isinstance(_last(value), str):
+        raise ValueError("a key twice")
+    value[next(reversed(value)) if isinstance(value, dict) else -1] = OpenText(_last(value))
+
+
+def _last(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value[next(reversed(value))] if value else None
+    return value[-1] if isinstance(value, list) and value else None
+
+
+def _quote_strings(text: str, begin: str, end: str) -> str:
+    """The text with its strings between JSON's quotes; of one that is open the closing quote is missing."""
+    parts, position = [], 0
+    while (opening := text.find(begin, position)) >= 0:
+        parts.append(text[position:opening])
+        closing = text.find(end, opening + len(begin))
+        if closing < 0:
+            rest = text[opening + len(begin) :]
+            parts.append(json.dumps(rest[: len(rest) - overlap(rest, end)])[:-1])
+            return "".join(parts)
+        parts.append(json.dumps(text[opening + len(begin) : closing]))
+        position = closing + len(end)
+    rest = text[position:]
+    return "".join([*parts, rest[: len(rest) - overlap(rest, begin)]])
+
+
+def _read_tags(text: str, arguments: Arguments) -> CutValue:
+    """Tags, of which the last one may be open. Its value is a string, or is left out."""
+    pattern = arguments["tag_pattern"]
+    beginning, ending = fixed_beginning(pattern), fixed_ending(pattern)
+    end = text.rfind(ending) + len(ending) if ending and ending in text else 0
+    values, rest = read_value(text[:end], "xml-inline", arguments), text[end:].lstrip()
+    tag = _open_tag(pattern, rest)
+    if tag is None:
+        if not (beginning.startswith(rest) or (beginning and rest.startswith(beginning))):
+            raise ValueError(f"{rest!r:.60} is no tag")
+        return CutValue(values, "}")
+    value, key = rest[tag.end() :], tag["key"]
+    if beginning and beginning in value:
+        raise ValueError(f"a tag begins in the value of {key!r:.60}")
+    if key in values or "value_parser" in arguments or tag.groupdict().get("string") == "false":
+        return CutValue(values, "}")
+    value = value[: len(value) - overlap(value, ending)].removesuffix("\n")
+    return CutValue({**values, key: OpenText(value)}, '"}')
+
+
+def _open_tag(pattern: str, text: str) -> re.Match[str] | None:
+    """The beginning of a tag up to its value; None where the text has no whole one."""
+    try:
+        return re.compile(pattern.partition("(?P<value>")[0], re.DOTALL).match(text)
+    except re.error:  # the value is a part of a group
+        return None
