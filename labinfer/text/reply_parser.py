@@ -154,7 +154,10 @@ class ReplyParser:
         if not is_close:
             self._open(field, match)
         elif not (is_empty(match) and field.is_reasoning):
-            self._close(match.end)
+            is_longer = (
+                self._is_cut and at_end and field.close.pending(self._text, match.begin, self._end) <= match.begin
+            )
+            self._close(self._end if is_longer else match.end)
         elif not self._call_at(match.end, at_end):
             return False
         return True
@@ -243,7 +246,7 @@ class ReplyParser:
             if match is None or (match.begin >= hold and not at_end):
                 break
             if not is_json or not call.read_to(self._text, match.begin):
-                is_longer = self._is_cut and at_end and close.pending(self._text, call.read, self._end) <= match.begin
+                is_longer = self._is_cut and at_end and close.pending(self._text, match.begin, self._end) <= match.begin
                 return self._end_call(match.begin, self._end if is_longer else match.end)
             if match.begin == self._end:
                 break

@@ -14,11 +14,13 @@ from reply_tokenizer import write_tokenizer
 from safetensors.numpy import save_file
 from serving import serving
 
-from labinfer.text.reply_format import built_in_names, load_built_in
+from labinfer.text.reply_format import BUILT_IN, built_in_names, load_built_in
 from labinfer.text.reply_grammar import GrammarWriter
 from labinfer.text.tokenizer import Tokenizer
 
 FORMATS = built_in_names()
+FORCED = ("hermes", "qwen_xml", "kimi", "mistral")
+"""Formats of further checkpoints, by whose chat templates it is known how calls are written, so that they can be forced."""
 CHAT = "{% for tool in tools %}{{ tool.function.name }} {% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -45,21 +47,29 @@ def checkpoints(tmp_path_factory):
     shapes |= {f"layers.0.self_attn.{name}_proj.weight": (32, 32) for name in "qo"}
     shapes |= {f"layers.0.self_attn.{name}_proj.weight": (16, 32) for name in "kv"}
     weights = {f"model.{name}": rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    for name in FORMATS:
+    for name in (*FORMATS, *(f"{name}-forced" for name in FORCED)):
         (directory := root / name).mkdir()
         save_file(weights, directory / "model.safetensors")
         (directory / "config.json").write_text(json.dumps(CONFIG))
-        write_tokenizer(directory, CHAT, response_template=load_built_in(name).source)
+        format = name.removesuffix("-forced")
+        marks = "{# " + " ".join(json.loads((BUILT_IN / f"{format}.json").read_text())["marks"]) + " #}"
+        template = CHAT if format == name else marks + CHAT
+        write_tokenizer(directory, template, response_template=load_built_in(format).source)
     return root
 
 
 @pytest.fixture(scope="module")
-def client(checkpoints):
-    models = [text for name in FORMATS for text in ("--model", f"{name}={checkpoints / name}")]
+def server(checkpoints):
+    models = [text for path in checkpoints.iterdir() for text in ("--model", f"{path.name}={path}")]
     with serving(*models, "--dtype", "float32", "--num-kv-blocks", "64") as server:
-        yield openai.OpenAI(
-            base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60, _strict_response_validation=True
-        )
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return openai.OpenAI(
+        base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60, _strict_response_validation=True
+    )
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -110,6 +120,58 @@ def test_thought_may_be_left_out(client, checkpoints):
     deltas = [choice.delta.to_dict() for chunk in chunks for choice in chunk.choices]
     assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
     assert not any(key.startswith("reasoning") for delta in deltas for key in delta)
+
+
+MARKS = ("<", "[TOOL", "｜", "function", "invoke", "parameter", "weather")
+"""Texts of which some stand in the marks of every format's calls."""
+
+
+@pytest.mark.parametrize("name", FORCED)
+def test_forced_call_that_max_tokens_cuts_off_is_a_call_in_every_api(server, name):
+    name, function = f"{name}-forced", TOOLS[0]["function"]
+    chat = {"model": name, "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
+    numbers = []
+    for max_tokens in (2, 30, 60):
+        for is_named in (False, True):
+            choice = {"type": "function", "function": {"name": "weather"}} if is_named else "required"
+            body = chat | {"tools": TOOLS[:1], "tool_choice": choice, "max_tokens": max_tokens}
+            status, whole = server.post("/v1/chat/completions", body)
+            assert status == 200, whole
+            message = whole["choices"][0]["message"]
+            calls = [call["function"]["arguments"] for call in message.get("tool_calls") or []]
+            text, streamed = message["content"] or "", stream_of_chat(server, body)
+            if whole["choices"][0]["finish_reason"] == "length":
+                assert not any(mark in text for mark in MARKS)
+            assert streamed == (text, calls, whole["choices"][0]["finish_reason"])
+            numbers.append(len(calls))
+            tool = {"type": "function", "name": "weather", "parameters": function["parameters"]}
+            response_choice = {"type": "function", "name": "weather"} if is_named else "required"
+            body = {"model": name, "input": "hi", "temperature": 0, "max_output_tokens": max_tokens, "store": False}
+            _, response = server.post("/v1/responses", body | {"tools": [tool], "tool_choice": response_choice})
+            items = [item for item in response["output"] if item["type"] == "function_call"]
+            assert [item["arguments"] for item in items] == calls
+            if whole["choices"][0]["finish_reason"] == "length":
+                assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+            tool = {"name": "weather", "input_schema": function["parameters"]}
+            message_choice = {"type": "tool", "name": "weather"} if is_named else {"type": "any"}
+            body = chat | {"max_tokens": max_tokens, "tools": [tool], "tool_choice": message_choice}
+            _, answer = server.post("/v1/messages", body)
+            blocks = [block for block in answer["content"] if block["type"] == "tool_use"]
+            assert [block["name"] for block in blocks] == ["weather"] * len(calls)
+            assert all(isinstance(block["input"], dict) for block in blocks)
+            if whole["choices"][0]["finish_reason"] == "length":
+                assert answer["stop_reason"] == "max_tokens"
+    assert numbers[0] == 0 and numbers[-1] >= 1
+
+
+def stream_of_chat(server, body) -> tuple[str, list[str], str]:
+    """Content, arguments of the calls, and why the answer ended."""
+    connection, response = server.open("POST", "/v1/chat/completions", body | {"stream": True})
+    with connection:
+        lines = [line.removeprefix(b"data: ") for line in response.read().split(b"\n\n")]
+    choices = [json.loads(line)["choices"][0] for line in lines if line.startswith(b"{")]
+    calls = [call["function"]["arguments"] for choice in choices for call in choice["delta"].get("tool_calls", ())]
+    return "".join(choice["delta"].get("content", "") for choice in choices), calls, choices[-1]["finish_reason"]
 
 
 def ask(client: openai.OpenAI, checkpoints, name: str, text: str):

@@ -39,18 +39,19 @@ def check_calls(reply: Reply, whole: Reply) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_calls_cut_anywhere_are_calls_and_no_content(name):
     thought, thought_text = THOUGHTS.get(name, ("", ""))
-    for calls in (ONE_CALL[name], TWO_CALLS.get(name, ONE_CALL[name])):
-        text = (thought + calls).replace("Paris", 'Pa\\"ris' if name not in PLAIN_STRINGS else "Pa ris")
-        whole, numbers = parse(name, text), []
-        for end in range(len(thought), len(text) + 1):
-            reply = cut(name, text[:end])
-            assert (reply.reasoning, reply.content) == (thought_text, ""), text[:end]
-            check_calls(reply, whole)
+    text = thought + TWO_CALLS.get(name, ONE_CALL[name])
+    text = text.replace("Paris", 'Pa\\"ris' if name not in PLAIN_STRINGS else "Pa ris")
+    whole, numbers = parse(name, text), []
+    for end in range(len(thought), len(text) + 1):
+        reply = cut(name, text[:end])
+        assert (reply.reasoning, reply.content) == (thought_text, ""), text[:end]
+        check_calls(reply, whole)
+        if end % 7 == 0:
             assert join_events(cut_events(name, list(text[:end]))) == reply
-            numbers.append(len(reply.calls))
-        assert numbers == sorted(numbers)
-        assert numbers[0] == 0 and numbers[-1] == len(whole.calls)
-        assert reply.calls == whole.calls
+        numbers.append(len(reply.calls))
+    assert numbers == sorted(numbers)
+    assert numbers[0] == 0 and numbers[-1] == len(whole.calls)
+    assert reply.calls == whole.calls
 
 
 PLAIN_STRINGS = {"qwen_xml", "glm", "minimax", "deepseek_v32", "gemma4"}
@@ -135,7 +136,7 @@ def test_json_that_is_cut_off_is_read_as_far_as_it_goes(text, value, closing):
 @pytest.mark.parametrize("name", FORMATS)
 def test_damaged_replies_raise_nothing_and_do_not_depend_on_pieces(name):
     rng = random.Random(name)
-    for _ in range(150):
+    for _ in range(60):
         text = list(
             rng.choice([ONE_CALL[name], TWO_CALLS.get(name, "x"), THOUGHTS.get(name, ("x",))[0] + ONE_CALL[name]])
         )
