@@ -33,7 +33,7 @@ class CutValue:
     closing: str = ""
     """JSON text that closes what is open, the innermost first, such as ``"]}``; empty where the value is whole."""
 
-    def closing_of(self, part: Any) -> str:
+    def part_closing(self, part: Any) -> str:
         """The beginning of ``closing`` that closes this part of the value, which is an object or an array."""
         if self.closing == "{}":
             return self.closing

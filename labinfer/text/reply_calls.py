@@ -131,7 +131,7 @@ class CallReader:
             arguments = cut.value
         if not isinstance(arguments, dict):
             raise ValueError("arguments that are no object")
-        closing, schema = cut.closing_of(arguments), self._schemas.get(name)
+        closing, schema = cut.part_closing(arguments), self._schemas.get(name)
         key = next(reversed(arguments), "")
         if schema and isinstance(arguments.get(key), OpenText) and not schema.takes_string(key):
             arguments, closing = {other: arguments[other] for other in arguments if other != key}, "}"

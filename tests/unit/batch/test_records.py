@@ -111,10 +111,13 @@ def test_chat_result_carries_calls_of_the_tools_that_were_offered(text, content)
     assert json.loads(json.dumps(choice))
 
 
-def test_call_that_was_cut_off_is_text():
-    choice = chat_choice(PARIS[:50], "length", tools=TOOLS)
-    assert choice["finish_reason"] == "length"
-    assert choice["message"] == {"role": "assistant", "refusal": None, "content": PARIS[:50]}
+def test_call_that_was_cut_off_has_the_arguments_so_far():
+    choice = chat_choice(PARIS[: PARIS.index("aris")], "length", tools=TOOLS)
+    (call,) = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", None)
+    assert call["function"]["arguments"] == '{"city": "P'
+    ended = chat_choice(PARIS[:50], "stop", tools=TOOLS)
+    assert ended["message"] == {"role": "assistant", "refusal": None, "content": PARIS[:50]}
 
 
 def test_thoughts_stand_beside_the_content():
