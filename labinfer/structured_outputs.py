@@ -32,7 +32,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     choice: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1, max_length=MAX_OPTIONS)] | None = None
     """Strings, of which the answer must be one."""
     grammar: Text | None = None
-    """A context-free grammar of the answer, in Lark's notation as llguidance reads it."""
+    """A context-free grammar of the answer, in Lark's notation as llguidance reads it, in GBNF, or in xgrammar's EBNF."""
 
     def __post_init__(self) -> None:
         given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]

@@ -82,6 +82,19 @@ def test_any_json_object(demo):
     assert done and all(isinstance(json.loads(completion.text), dict) for completion in done)
 
 
+def test_grammar_may_be_in_the_form_of_llama_cpp_and_vllm(demo):
+    grammar = 'root ::= sum # of numbers\nsum ::= number (" + " number){1,4}\nnumber ::= [1-9] [0-9]{0,2}'
+    params = SamplingParams(
+        max_tokens=60, temperature=1.0, n=3, seed=4, structured_outputs=StructuredOutputs(grammar=grammar)
+    )
+    for output in demo.generate(CHATS, params):
+        for completion in output.completions:
+            assert completion.finish_reason == "stop"
+            check("grammar", completion.text)
+    with pytest.raises(UserError, match="structured_outputs.grammar, line 2: there is no rule 'b'"):
+        demo.generate(CHATS[0], SamplingParams(structured_outputs=StructuredOutputs(grammar='root ::= "a"\n b')))
+
+
 def test_answer_may_be_cut_by_its_length(demo):
     params = SamplingParams(max_tokens=5, structured_outputs=FORMS["json"])
     for output in demo.generate(CHATS, params):

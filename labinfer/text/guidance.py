@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from labinfer.errors import UserError
 from labinfer.structured_outputs import StructuredOutputs
+from labinfer.text.gbnf import lark_grammar
 from labinfer.text.gguf_tokenizer import fast_tokenizer_source
 from labinfer.text.json_schema import check_property_counts
 from labinfer.text.tokenizer import Tokenizer
@@ -105,7 +106,7 @@ def grammar_source(form: StructuredOutputs, before: str = "") -> str:
 
         grammar = json.loads(LLMatcher.grammar_from_regex(form.regex))["grammars"][0]
     elif form.grammar is not None:
-        grammar = {"lark_grammar": form.grammar}
+        grammar = {"lark_grammar": lark_grammar(form.grammar)}
     elif form.choice is not None:
         # A single terminal, so that a string may begin with another. Lark's strings are JSON's.
         strings = " | ".join(json.dumps(text).replace("\x7f", "\\u007f") for text in form.choice)
