@@ -54,7 +54,7 @@ def _convert(text: str) -> str:
         kind, value = token.lastgroup, token.group()
         if kind == "rule":
             if parts and (is_empty or depth):
-                parts.append(_end(is_empty, depth, text, position))
+                parts.append(_rule_end(is_empty, depth, text, position))
             name = token["rule"]
             if name in defined:
                 raise _error(f"the rule {name!r:.60} is there twice", text, position)
@@ -80,7 +80,7 @@ def _convert(text: str) -> str:
             raise _error("a parenthesis closes that is not open", text, position)
         is_empty = kind == "sign" and (value == "(" or value.endswith("|"))
         parts.append(value)
-    parts.append(_end(is_empty, depth, text, len(text)))
+    parts.append(_rule_end(is_empty, depth, text, len(text)))
     if ROOT not in defined:
         raise UserError(f"structured_outputs.grammar has no rule {ROOT!r}, with which GBNF and EBNF begin")
     for name, position in used.items():
@@ -104,8 +104,8 @@ def _tokens(text: str) -> Iterator[tuple[re.Match, int]]:
         position = token.end()
 
 
-def _end(is_empty: bool, depth: int, text: str, position: int) -> str:
-    """What completes a rule."""
+def _rule_end(is_empty: bool, depth: int, text: str, position: int) -> str:
+    """Text that completes a rule."""
     if depth:
         raise _error("a parenthesis is not closed", text, position)
     return '""' if is_empty else ""
@@ -119,24 +119,24 @@ def _literal(characters: str) -> str:
 
 def _characters(written: str, text: str, position: int) -> Iterator[str]:
     """Characters of a literal or of a character set, whose escapes are read."""
-    for one in CHARACTER.finditer(written):
-        if digits := one["x"] or one["u"] or one["U"]:
+    for match in CHARACTER.finditer(written):
+        if digits := match["x"] or match["u"] or match["U"]:
             code = int(digits, 16)
             if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-                raise _error(f"{one[0]} is no character", text, position)
+                raise _error(f"{match[0]} is no character", text, position)
             yield chr(code)
-        elif one["plain"] is not None:
-            yield one["plain"]
-        elif one["escaped"] in ESCAPES:
-            yield ESCAPES[one["escaped"]]
+        elif match["plain"] is not None:
+            yield match["plain"]
+        elif match["escaped"] in ESCAPES:
+            yield ESCAPES[match["escaped"]]
         else:
-            raise _error(f"there is no escape {one[0]!r}", text, position)
+            raise _error(f"there is no escape {match[0]!r}", text, position)
 
 
 def _character_set(written: str, text: str, position: int) -> str:
     """``[a-z\\n]`` as a regular expression in which every character is written by its number."""
     is_negated = written.startswith("^")
-    raw = [one[0] for one in CHARACTER.finditer(written[is_negated:])]
+    raw = [match[0] for match in CHARACTER.finditer(written[is_negated:])]
     read = list(_characters(written[is_negated:], text, position))
     ranges, index = [], 0
     while index < len(read):
