@@ -80,6 +80,8 @@ def lock_folder(folder: Path, seconds: float = 0.0) -> int:
                     is_told = True
                 time.sleep(LOOK_SECONDS)
             on_failure.pop_all()
+    except FileExistsError:
+        raise UserError(f"--files-dir {folder} cannot be used: Not a directory") from None
     except OSError as error:
         raise UserError(f"--files-dir {folder} cannot be used: {error.strerror}") from None
     return lock
