@@ -118,6 +118,15 @@ class ConfigFile:
         """The same file, with a family's own values for keys that it leaves out; a null stays."""
         return self.with_values(defaults | self.values)
 
+    def with_aliases(self, **names: str) -> ConfigFile:
+        """The same file with Transformers' other names of keys: where a config has both, the value of the alias holds, as there.
+
+        Args:
+            names: key by alias.
+        """
+        given = {key: self.values[alias] for alias, key in names.items() if self.values.get(alias) is not None}
+        return self.with_values(self.values | given)
+
     def without(self, *keys: str) -> ConfigFile:
         """The same file as if it left these keys out."""
         return self.with_values({key: value for key, value in self.values.items() if key not in keys})
@@ -234,11 +243,14 @@ def require_plain_causal(file: ConfigFile) -> None:
     )
 
 
-def require_no_window(file: ConfigFile) -> None:
+def require_no_window(file: ConfigFile, known: Sequence[str] = (FULL,)) -> None:
     """Refuse a sliding window in a family whose layers see the whole context.
 
+    Args:
+        known: types of layers that the family has.
+
     Raises:
-        UserError: ``sliding_window`` is set and not switched off, or ``layer_types`` has another type than ``full_attention``.
+        UserError: ``sliding_window`` is set and not switched off, or ``layer_types`` has a type that is not ``known``.
     """
     window = file.values.get("sliding_window")
     file.require(
@@ -247,8 +259,21 @@ def require_no_window(file: ConfigFile) -> None:
     )
     types = file.values.get("layer_types")
     file.require(
-        types is None or (isinstance(types, list) and set(map(str, types)) <= {FULL}),
-        f"layer_types {_show(types)} is not supported for this architecture; only {FULL} is",
+        types is None or (isinstance(types, list) and set(map(str, types)) <= {*known}),
+        f"layer_types {_show(types)} is not supported for this architecture; only {' and '.join(known)} are",
+    )
+
+
+def require_one_type(file: ConfigFile, window: int) -> None:
+    """Refuse ``layer_types`` that name other layers than those with this window, 0 for none, in a family whose layers are all alike.
+
+    Raises:
+        UserError: ``layer_types`` is no list of one type, or not of this one.
+    """
+    types, expected = file.values.get("layer_types"), SLIDING if window else FULL
+    file.require(
+        types is None or (isinstance(types, list) and set(map(str, types)) <= {expected}),
+        f"layer_types {_show(types)} is not supported: by its other keys all layers have {expected}",
     )
 
 

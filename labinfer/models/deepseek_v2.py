@@ -18,6 +18,7 @@ from labinfer.models.config import (
     read_model,
     read_rope,
     read_router,
+    require_no_window,
 )
 from labinfer.models.decoder import Decoder
 from labinfer.weights.checkpoint_names import CheckpointNames
@@ -30,6 +31,7 @@ class DeepseekV2ForCausalLM(Decoder):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
+        file = file.with_aliases(num_experts="n_routed_experts")
         file.require(
             not file.get("norm_topk_prob", bool, False),
             "norm_topk_prob true is not supported for DeepSeek-V2; only false is",
@@ -89,6 +91,7 @@ def read_latent_attention(file: ConfigFile, interleaved: bool) -> LatentAttentio
     Raises:
         UserError: a key is missing or makes no sense.
     """
+    require_no_window(file)
     unrotated, rotated = file.size("qk_nope_head_dim"), file.size("qk_rope_head_dim")
     rope = read_rope(file.with_values(file.values | {"head_dim": rotated}), interleaved=interleaved)
     file.require(rope.dim == rotated, "partial_rotary_factor is not supported beside qk_rope_head_dim; only 1 is")

@@ -35,6 +35,7 @@ def read_biased_router(file: ConfigFile, *, num_groups: int = 1, num_chosen_grou
     Raises:
         UserError: a key is missing or makes no sense.
     """
+    file = file.with_aliases(num_local_experts="n_routed_experts")
     require_scores(file, "sigmoid")
     method = file.get("topk_method", str, "noaux_tc")
     file.require(

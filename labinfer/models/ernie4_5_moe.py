@@ -33,7 +33,7 @@ class Ernie4_5_MoeForCausalLM(Decoder):  # noqa: N801 - named as in config.json
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
-        file = file.with_defaults(
+        file = file.with_aliases(num_experts="moe_num_experts", num_experts_per_tok="moe_k").with_defaults(
             num_key_value_heads=4,
             rms_norm_eps=1e-5,
             rope_theta=5e5,

@@ -25,12 +25,12 @@ class Glm4MoeForCausalLM(Decoder):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
-        file = file.with_defaults(
+        file = file.with_aliases(num_local_experts="n_routed_experts").with_defaults(
             num_key_value_heads=8,
             partial_rotary_factor=0.5,
             rms_norm_eps=1e-5,
             max_position_embeddings=131072,
-            n_routed_experts=file.values.get("num_local_experts", 128),
+            n_routed_experts=128,
             moe_intermediate_size=1408,
         )
         columns, first = file.size("moe_intermediate_size"), file.get("first_k_dense_replace", int, 1)

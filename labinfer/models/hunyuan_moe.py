@@ -30,7 +30,8 @@ class HunYuanMoEV1ForCausalLM(Decoder):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
-        file = file.with_defaults(rms_norm_eps=1e-5, num_experts=file.values.get("num_local_experts", 1), moe_topk=1)
+        file = file.with_aliases(num_local_experts="num_experts", num_experts_per_tok="moe_topk")
+        file = file.with_defaults(rms_norm_eps=1e-5, num_experts=1, moe_topk=1)
         eps, mlp = file.get("rms_norm_eps", float), read_gated_mlp(file)
         attention = read_attention(file, qk_norm="head_after_rotation", qk_norm_eps=eps)
         layers = []

@@ -13,6 +13,7 @@ from labinfer.models.config import (
     read_gated_mlp,
     read_model,
     read_windows,
+    require_one_type,
 )
 from labinfer.models.decoder import Decoder
 from labinfer.weights.checkpoint_names import CheckpointNames
@@ -48,11 +49,7 @@ class Ministral3ForCausalLM(Decoder):
             "dynamic" not in (rope.get("rope_type"), rope.get("type")),
             "rope of type dynamic is not supported beside llama_4_scaling_beta",
         )
-        types = file.values.get("layer_types")
-        file.require(
-            types is None or (isinstance(types, list) and len(set(map(str, types))) == 1),
-            f"layer_types {types!r:.80} are not supported in Ministral 3, whose layers are all of one type",
-        )
+        require_one_type(file, file.values.get("sliding_window") or 0)
         return read_model(file, _layers(file, query_scaling=QueryScaling(beta=beta, original_length=original)))
 
 

@@ -10,6 +10,7 @@ from labinfer.models.config import (
     read_gated_mlp,
     read_model,
     read_rope,
+    require_one_type,
 )
 from labinfer.models.decoder import Decoder
 from labinfer.weights.checkpoint_names import CheckpointNames
@@ -26,6 +27,7 @@ class Phi3ForCausalLM(Decoder):
     def read_config(cls, file: ConfigFile) -> ModelConfig:
         file = file.with_defaults(rms_norm_eps=1e-5, max_position_embeddings=4096)
         window = file.size("sliding_window") if file.values.get("sliding_window") is not None else 0
+        require_one_type(file, window)
         attention = read_attention(file, rope=_read_rope(file), qkv_bias=False, out_bias=False, window=window)
         layer = LayerConfig(mixer=attention, mlp=read_gated_mlp(file))
         return read_model(file, [layer] * file.size("num_hidden_layers"))

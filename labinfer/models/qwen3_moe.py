@@ -13,6 +13,7 @@ from labinfer.models.config import (
     read_gated_mlp,
     read_model,
     read_router,
+    require_one_type,
 )
 from labinfer.models.decoder import Decoder
 
@@ -25,6 +26,7 @@ class Qwen3MoeForCausalLM(Decoder):
         file = file.with_defaults(moe_intermediate_size=768, num_experts_per_tok=8)
         mixture = MixtureConfig(router=read_qwen_router(file), intermediate_size=file.size("moe_intermediate_size"))
         window = file.size("sliding_window", 4096) if file.get("use_sliding_window", bool, False) else 0
+        require_one_type(file, window)
         eps = file.get("rms_norm_eps", float, 1e-6)
         attention = read_attention(file, qk_norm="head", qk_norm_eps=eps, window=window)
         return read_model(file, [LayerConfig(mixer=attention, mlp=mlp) for mlp in read_qwen_mlps(file, mixture)])

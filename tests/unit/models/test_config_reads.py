@@ -1,0 +1,201 @@
+"""Every key that Transformers' source reads from a supported family's config: obeyed, refused, or listed with the reason why it
+cannot matter. A key that a newer Transformers reads fails here until one of the three holds."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from checkpoints import CONFIGS, architecture, auto_class
+
+from labinfer.errors import UserError
+from labinfer.models.registry import load_config
+
+ROOT = Path(transformers.__file__).parent
+SHARED = ("masking_utils.py", "cache_utils.py", "modeling_rope_utils.py")
+"""Files that all families' models call with their config."""
+CANNOT_MATTER = {
+    "of training and dropout": "attention_dropout embd_pdrop resid_pdrop residual_dropout router_jitter_noise "
+    "router_aux_loss_coef output_router_logits initializer_range",
+    "ids that no forward pass of text reads: padding is not computed here, others mark pictures and sounds": "pad_token_id "
+    "audio_token_id image_token_id video_token_id eos_token_id",
+    "of configs with towers for pictures and sounds, which are left out, and where the text's stands in them": "attention_context_left attention_context_right "
+    "attention_invalid_logits_value attention_logit_cap audio_config audio_embed_dim conv_kernel_size depth gradient_clipping "
+    "image_size in_channels layer_norm_eps mm_embed_dim mm_posemb_size mm_tokens_per_image model_patch_size num_heads "
+    "num_position_embeddings out_hidden_size output_proj_dims patch_size pooling_kernel_size position_embedding_size "
+    "residual_weight spatial_merge_size standardize subsampling_conv_channels temporal_patch_size use_clipped_linears "
+    "vision_config text_config",
+    "methods, properties and attributes of classes, which are no keys of config.json": "get get_text_config "
+    "standardize_rope_params validate_rope nested_rope_parameter_keys default_theta default_rope_type is_heterogeneous "
+    "ignore_keys_at_rope_validation kv_sharing_modes number_of_conv_states logits_scaling convert_rope_params_to_dict",
+    "attributes of modules in the same file, which are no configs": "config max_seq_len_cached original_inv_freq "
+    "original_max_seq_len rope_type cumulative_length",
+}
+"""Names by the reason why they cannot matter, in any family."""
+CANNOT_MATTER_IN = {
+    "head_dim": ("Transformers sets it to qk_rope_head_dim", "deepseek kimi glm-4.7 minicpm3"),
+    "num_key_value_heads": (
+        "latent attention has a key for every head; with another number Transformers fails",
+        "deepseek kimi glm-4.7 minicpm3",
+    ),
+    "intermediate_size": ("no layer of the kind is dense", "qwen3.5-moe deepseek-v2"),
+    "hidden_act": ("the towers' activation; the text has hidden_activation", "gemma4"),
+    "global_head_dim": ("per_layer_config, which Transformers writes, goes before it", "gemma4"),
+    "num_global_key_value_heads": ("as global_head_dim", "gemma4"),
+    "num_experts": ("without enable_moe_block there are none", "gemma4"),
+    "top_k_experts": ("as num_experts", "gemma4"),
+    "moe_intermediate_size": ("as num_experts", "gemma4"),
+    "use_double_wide_mlp": ("only layers that read the cache of others are twice as wide", "gemma4"),
+    "vocab_size_per_layer_input": ("without hidden_size_per_layer_input there is no such table", "gemma4"),
+    "use_sliding_window": ("without sliding_window it changes nothing", "smollm3"),
+    "rope_theta": ("rope_parameters are needed, and state it", "gemma4 ministral3"),
+    "n_group": ("greedy choice has no groups", "deepseek-v2-lite"),
+    "topk_group": ("greedy choice has no groups", "deepseek-v2-lite"),
+    "max_window_layers": ("without use_sliding_window it changes nothing", "qwen3-next qwen3.5"),
+}
+"""Names by the reason why they cannot matter in some kinds of checkpoints, and parts of the names of these kinds."""
+WINDOWED = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}
+FULL, SLIDING = "full_attention", "sliding_attention"
+SPECIAL: dict[str, list[Any]] = {
+    "is_causal": [False],
+    "layer_types": [[SLIDING] * 4, [FULL] * 4, [SLIDING] * 8, [FULL] * 8],
+    "sliding_window": [5],
+    "attention_chunk_size": [5],
+    "per_layer_config": [{"1": {"head_dim": 20}}],
+    "rope_parameters": [{"rope_type": "default", "rope_theta": 77.0}, {"rope_type": "nothing"}],
+    "rope_scaling": [{"rope_type": "linear", "factor": 3.0}],
+    "rope_theta": [77.0],
+    "partial_rotary_factor": [0.4, 0.125],
+    "swiglu_alpha": [1.25],
+    "no_rope_layers": [[1, 1, 1, 1], [0, 1, 0, 1]],
+    "mlp_only_layers": [[0], [1], [3]],
+    "mlp_layer_types": [["dense"] * 4],
+    "topk_method": ["other"],
+    "text_config": [{}],
+}
+"""Values for keys that have none in the config, or for which another number of the same type would not do."""
+
+
+def is_config(node: ast.expr) -> bool:
+    """Whether an expression is a config by its name, such as ``self.config``."""
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return name.endswith("config")
+
+
+@cache
+def config_reads(path: Path) -> frozenset[str]:
+    """Names of public attributes that a file reads from configs; in the file of a config also from ``self`` and ``kwargs``."""
+    names: set[str] = set()
+    is_own = path.name.startswith("configuration_")
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            is_self = is_own and isinstance(node.value, ast.Name) and node.value.id == "self"
+            names |= {node.attr} if is_config(node.value) or is_self else set()
+        elif isinstance(node, ast.Call) and len(node.args) > 0:
+            called, first, *others = node.func, *node.args
+            if isinstance(called, ast.Name) and called.id in ("getattr", "hasattr") and others:
+                is_self = isinstance(first, ast.Name) and first.id == "self" and (is_own or path.name in SHARED)
+                names |= (
+                    {others[0].value}
+                    if (is_config(first) or is_self) and isinstance(others[0], ast.Constant)
+                    else set()
+                )
+            elif isinstance(called, ast.Attribute) and called.attr in ("pop", "get", "setdefault") and is_own:
+                is_kwargs = isinstance(called.value, ast.Name) and called.value.id == "kwargs"
+                names |= {first.value} if is_kwargs and isinstance(first, ast.Constant) else set()
+    return frozenset(name for name in names if isinstance(name, str) and not name.startswith("_"))
+
+
+def family_reads(kind: str) -> set[str]:
+    """Names that the text model of a kind of checkpoint reads."""
+    text = CONFIGS[kind]().get_text_config()
+    model = transformers.AutoModelForCausalLM._model_mapping.get(type(text), None)
+    model = model or transformers.AutoModel._model_mapping[type(text)]
+    model = model[0] if isinstance(model, tuple) else model
+    files = [ROOT / name for name in SHARED] + [Path(inspect.getfile(part)) for part in (model, type(text))]
+    return set().union(*map(config_reads, files)) | {"tie_word_embeddings"}
+
+
+def other_values(key: str, value: Any) -> list[Any]:
+    """Values of the same type, or of any where the config has none."""
+    if isinstance(value, bool):
+        own = [not value]
+    elif isinstance(value, int):
+        own = [value + 1, max(1, value // 2), 2 * value]
+    elif isinstance(value, float):
+        own = [1.5 * value, value / 2]
+    elif isinstance(value, str):
+        own = ["relu", "other"]
+    else:
+        own = [3, 0.5, True, "other"]
+    return SPECIAL.get(key, own)
+
+
+def excused(key: str, kind: str) -> bool:
+    if any(key in names.split() for names in CANNOT_MATTER.values()):
+        return True
+    _, kinds = CANNOT_MATTER_IN.get(key, ("", ""))
+    return any(part in kind for part in kinds.split())
+
+
+def without(values: dict[str, Any], kept: str, *gone: str) -> dict[str, Any]:
+    """The values but for those that are ``gone``, ``kept`` among them excepted."""
+    return {name: value for name, value in values.items() if name == kept or name not in gone}
+
+
+class Reader:
+    """Reads changed configs of one kind."""
+
+    def __init__(self, kind: str, directory: Path):
+        self._path = directory / "config.json"
+        self._values = json.loads(CONFIGS[kind]().to_json_string()) | {"architectures": [architecture(kind)]}
+        self._is_nested = "text_config" in self._values
+
+    def is_heeded(self, key: str) -> bool:
+        """Whether another value of ``key`` changes what is read, or is refused; perhaps only where keys that go before it are gone."""
+        text = self._values["text_config"] if self._is_nested else self._values
+        bases = [
+            without(text, key, *gone) for gone in ((), ("layer_types",), ("rope_parameters",), ("sliding_window",))
+        ]
+        for base in (
+            *bases,
+            without(text | WINDOWED, key, "layer_types"),
+            without(text, key, "layer_types", "no_rope_layers"),
+        ):
+            try:
+                before = self._read(base)
+            except UserError:
+                continue
+            for value in other_values(key, base.get(key)):
+                try:
+                    if value != base.get(key) and self._read(base | {key: value}) != before:
+                        return True
+                except UserError:
+                    return True
+        return False
+
+    def _read(self, text: dict[str, Any]):
+        values = self._values | ({"text_config": text} if self._is_nested else text)
+        if self._is_nested and "tie_word_embeddings" in text:
+            values["tie_word_embeddings"] = text["tie_word_embeddings"]
+        if not self._is_nested:
+            values = text
+        self._path.write_text(json.dumps(values))
+        return load_config(self._path.parent)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_key_that_transformers_reads_is_obeyed_or_refused_or_cannot_matter(kind, tmp_path):
+    assert auto_class(kind)
+    reader, names = Reader(kind, tmp_path), family_reads(kind)
+    assert {"hidden_size", "is_causal", "sliding_window"} <= names  # the reading itself works
+    ignored = sorted(key for key in names if not excused(key, kind) and not reader.is_heeded(key))
+    assert not ignored, (
+        f"Transformers reads {', '.join(ignored)} of {kind}: obey or refuse them, or say why they cannot matter"
+    )
