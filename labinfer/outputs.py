@@ -117,6 +117,8 @@ class Answer:
     """See ``Completion``."""
     num_taken: int = 0
     """Tokens that were handed out."""
+    num_dropped: int = 0
+    """Tokens at the beginning whose log-probabilities are not kept."""
     drafted: list[bool] = field(default_factory=list)
     """For each token whether it came from a draft that was right."""
     num_drafted: int = 0
@@ -229,11 +231,20 @@ class RequestState:
             answer.end_time = now
         return stopped
 
-    def take_delta(self, index: int) -> Delta:
-        """The growth of one answer since the last call."""
+    def take_delta(self, index: int, drops_logprobs: bool = False) -> Delta:
+        """The growth of one answer since the last call.
+
+        Args:
+            drops_logprobs: whether the log-probabilities are needed in this delta only, and not by ``output``.
+        """
         answer = self.answers[index]
         begin, answer.num_taken = answer.num_taken, len(answer.token_ids)
         ended, detokenizer = answer.finish_reason is not None, answer.detokenizer
+        logprobs = None
+        if self.request.sampling.logprobs is not None:
+            logprobs = answer.logprobs[begin - answer.num_dropped :]
+            if drops_logprobs:
+                answer.logprobs, answer.num_dropped = [], answer.num_taken
         if detokenizer is not None and ended:
             detokenizer.finish()
         return Delta(
@@ -242,7 +253,7 @@ class RequestState:
             text=detokenizer.take_new() if detokenizer else None,
             token_ids=answer.token_ids[begin:],
             finish_reason=answer.finish_reason.value if ended else None,
-            logprobs=None if self.request.sampling.logprobs is None else answer.logprobs[begin:],
+            logprobs=logprobs,
             stop_reason=self._stop_reason(answer) if ended else None,
             drafted=answer.drafted[begin:],
         )
@@ -284,7 +295,8 @@ class RequestState:
         before = len(answer.token_ids) - len(token_ids)
         for number, token in enumerate(token_ids[: max(0, self._num_text_tokens(answer) - before)], before + 1):
             if answer.detokenizer.add(token, number > self.request.sampling.min_tokens):
-                del answer.token_ids[number:], answer.logprobs[number:], answer.drafted[number:]
+                del answer.token_ids[number:], answer.drafted[number:]
+                del answer.logprobs[number - answer.num_dropped :]
                 return True
         return False
 

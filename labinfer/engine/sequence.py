@@ -73,7 +73,7 @@ class Sequence:
     queue_seconds: float | None = None
     """Time from its arrival until it first ran."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """For the answer's tokens since ``Request.output_token_ids``, where the request asks for them."""
+    """For the answer's tokens since the last update, where the request asks for them."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """For the prompt's tokens but the first, where the request asks for them."""
     vector_size: int = 0
@@ -263,10 +263,11 @@ class Sequence:
             num_drafted, num_accepted = self.num_drafted, self.num_accepted
             self.num_drafted = self.num_accepted = 0
             is_first = begin == num_resumed
+            logprobs, self.logprobs = self.logprobs[: self.num_output_tokens - begin], []
             return AnswerUpdate(
                 index=self.choice,
                 token_ids=self.token_ids[self.num_prompt_tokens + begin :],
-                logprobs=self.logprobs[begin - num_resumed : self.num_output_tokens - num_resumed],
+                logprobs=logprobs,
                 finish_reason=self.finish_reason,
                 num_cached_tokens=self.num_cached_tokens,
                 num_drafted=num_drafted,

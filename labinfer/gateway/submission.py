@@ -141,7 +141,7 @@ class Submission:
             if self._changed:  # one at a time: more may come while this one is sent
                 number, index = next(iter(self._changed))
                 del self._changed[number, index]
-                yield number, self.opened[number].take_delta(index)
+                yield number, self.opened[number].take_delta(index, drops_logprobs=True)
 
     async def outputs(self) -> list[RequestOutput] | list[EmbeddingOutput]:
         """All answers, or vectors, when they are complete.

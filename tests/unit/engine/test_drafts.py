@@ -343,6 +343,7 @@ def test_resumed_sequence_goes_on_behind_its_tokens():
     assert bench.plans[0].starts[0].token_ids == [1] * 5 + list(begun)
     assert bench.plans[0].starts[0].sampling.num_prompt_tokens == 5
     assert sequence.num_output_tokens == 9 and sum(len(update.logprobs) for update in bench.updates[0]) == 5
+    assert not sequence.logprobs  # those that were told take no memory
 
 
 def test_first_update_of_a_resumed_sequence_tells_how_long_it_waited():
