@@ -25,6 +25,7 @@ import signal
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -248,6 +249,8 @@ class Bench:
             )
             with open(writer, "wb") as pipe:
                 pipe.write(json.dumps(said).encode())
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(0)
 
