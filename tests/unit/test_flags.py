@@ -22,7 +22,7 @@ ENGINE_FLAGS = {
     "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
     "--pipeline-schedule", "--max-inflight", "--speculative-config",
     "--threads", "--log-level", "--timeout", "--fault-timeout", "--port-range", "--functions", "--trace", "--profile", "--autotune", "--no-autotune",
-    "--weights", "--quantization", "-q", "--quantization-group-size", "--head-preview",
+    "--weights", "--quantization", "-q", "--quantization-group-size", "--head-preview", "--ignore-tensors",
 }  # fmt: skip
 SAMPLING_FLAGS = {
     "--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed", "--stop", "--ignore-eos",
@@ -46,7 +46,7 @@ ACCURACY_FLAGS = COMM_FLAGS | {
     "--layout", "--text", "--reference-dtype", "--per-layer", "--output-json",
     "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
     "--functions", "--autotune", "--no-autotune",
-    "--weights", "--quantization", "-q", "--quantization-group-size",
+    "--weights", "--quantization", "-q", "--quantization-group-size", "--ignore-tensors",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
     "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
 }  # fmt: skip
@@ -64,7 +64,7 @@ SIMULATE_FLAGS = {
 }  # fmt: skip
 FUNCTIONS_FLAGS = {
     "--output-json", "--plot", "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
-    "--functions", "--autotune", "--no-autotune", "--weights", "--quantization", "-q", "--quantization-group-size",
+    "--functions", "--autotune", "--no-autotune", "--weights", "--quantization", "-q", "--quantization-group-size", "--ignore-tensors",
     "--head-preview",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
     "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
