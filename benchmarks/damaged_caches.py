@@ -249,7 +249,7 @@ class Bench:
             )
             with open(writer, "wb") as pipe:
                 pipe.write(json.dumps(said).encode())
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - the process ends, and says why
             traceback.print_exc()
         finally:
             os._exit(0)
