@@ -265,6 +265,7 @@ def test_models_have_anthropics_form_for_its_clients(server):
     [
         ("GET", "/v1/models/other", 404, "not_found_error"),
         ("GET", "/v1/models?limit=0", 400, "invalid_request_error"),
+        ("GET", f"/v1/models?limit=000000001{5000 * '0'}", 400, "invalid_request_error"),
         ("POST", "/v1/models", 405, "invalid_request_error"),
         ("GET", "/v1/messages/batches", 404, "not_found_error"),
         ("POST", "/v1/nothing", 404, "not_found_error"),

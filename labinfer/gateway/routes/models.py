@@ -14,6 +14,8 @@ from labinfer.recommended_sampling import FIELDS
 
 MAX_PAGE = 1000
 """Models of a page at most, as in Anthropic's API."""
+MAX_DIGITS = 9
+"""Digits of ``limit`` that are read: Python refuses to read thousands."""
 SHOWN_DEFAULTS = (*FIELDS, "presence_penalty", "frequency_penalty")
 """Sampling fields whose defaults a model's entry shows."""
 
@@ -25,7 +27,7 @@ async def list_models(call: Call) -> Response:
         return call.json(ModelList("list", entries))
     query = call.http.query_params
     limit = query.get("limit", "20")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MAX_PAGE):
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= MAX_DIGITS and 1 <= int(limit) <= MAX_PAGE):
         raise api_errors.bad_request(f"limit must be from 1 to {MAX_PAGE}, not {limit!r:.40}", "limit")
     models = list(map(anthropic_model, entries))
     return call.json(anthropic_model_list(models, int(limit), query.get("after_id"), query.get("before_id")))
