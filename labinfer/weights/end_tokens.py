@@ -54,9 +54,9 @@ def read_end_ids(model: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _ids(value: Any) -> list[int]:
-    """The ids in an ``eos_token_id``, which may be a number, a list, or null."""
+    """The ids in an ``eos_token_id``, which may be a number, a list, or null. Negative numbers, such as -1 for none, are no ids."""
     values = value if isinstance(value, list) else [value]
-    return [number for number in values if isinstance(number, int) and not isinstance(number, bool)]
+    return [number for number in values if isinstance(number, int) and not isinstance(number, bool) and number >= 0]
 
 
 def _tokenizer_end(directory: Path) -> list[int]:

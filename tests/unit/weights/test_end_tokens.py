@@ -43,6 +43,8 @@ def write_configs(directory, generation=None, tokenizer=None, special=None):
         ({"eos_token_id": [7, 8]}, {"eos_token_id": 9}, (9,)),
         ({"eos_token_id": 0}, {"eos_token_id": [1, 9]}, (1, 9)),
         ({"eos_token_id": None}, {"eos_token_id": 0}, (0,)),
+        ({"eos_token_id": -1}, None, ()),
+        ({"eos_token_id": [7, -1]}, {"eos_token_id": -1}, (7,)),
     ],
 )
 @pytest.mark.parametrize(
