@@ -46,8 +46,8 @@ def read_byte_rules(decoder: dict[str, Any], name: Callable[[int], str | None]) 
                 is_joined = True
             case {"type": "Strip", "content": content, "start": start, "stop": 0} if is_joined and not stripped:
                 stripped, num_stripped = content, start
-            case {"type": "Replace", "pattern": {"String": pattern}, "content": content} if not stripped and (
-                len(pattern) == 1 or not is_joined
+            case {"type": "Replace", "pattern": {"String": pattern}, "content": content} if (
+                not stripped and _read_letters not in steps and (len(pattern) == 1 or not is_joined)
             ):
                 steps.append(lambda text, is_first, old=pattern, new=content: text.replace(old, new))
             case {"type": "Metaspace", "replacement": mark, "prepend_scheme": scheme} if not is_joined:

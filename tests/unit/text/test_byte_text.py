@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
 from labinfer.outputs import RequestState
 from labinfer.sampling_params import SamplingParams
-from labinfer.text.byte_rules import BYTE_LETTERS
+from labinfer.text.byte_rules import BYTE_LETTERS, read_byte_rules
 from labinfer.text.detokenizer import Detokenizer
 from labinfer.text.token_decoder import ContextDecoder
 from labinfer.text.token_offsets import TokenOffsets
@@ -305,6 +305,12 @@ def test_tokens_without_bytes_are_decoded_by_the_library(tmp_path):
         assert tokenizer.decode(token_ids) == expected
         pieces = stream(Detokenizer(tokenizer.further_decoder()), token_ids)
         assert "".join(pieces) == expected and pieces[-1] == ""
+
+
+def test_replacement_behind_byte_level_letters_is_left_to_the_library():
+    steps = [{"type": "ByteLevel"}, {"type": "Replace", "pattern": {"String": "x"}, "content": "y"}]
+    assert read_byte_rules({"type": "Sequence", "decoders": steps[:1]}, {0: "x"}.get)
+    assert read_byte_rules({"type": "Sequence", "decoders": steps}, {0: "x"}.get) is None
 
 
 def test_text_offsets_never_go_back(vocabulary):
