@@ -91,7 +91,7 @@ def _read_module(path: Path, *, normalize: bool) -> PoolingConfig:
     given = values.get("pooling_mode")
     modes = [mode for key, mode in OLD_KEYS.items() if values.get(key)] if given is None else given
     modes = [modes] if isinstance(modes, str) else modes or ["mean"]
-    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in MODES:
+    if not isinstance(modes, list) or len(modes) != 1 or not isinstance(modes[0], str) or modes[0] not in MODES:
         what = modes if isinstance(modes, str) else " with ".join(map(str, modes)) if isinstance(modes, list) else modes
         return PoolingConfig(refusal=f"{path} asks for pooling {what!s:.80}, which is not supported")
     if values.get("include_prompt") is False and modes != ["lasttoken"]:

@@ -42,6 +42,12 @@ def test_other_modes_are_refused_by_name(tmp_path, mode):
     assert f"asks for pooling {mode}" in read(write_modules(tmp_path, mode, old=False)).refusal
 
 
+def test_mode_that_is_no_name_is_refused(tmp_path):
+    write_modules(tmp_path)
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": [{"mean": true}]}')
+    assert "asks for pooling {'mean': True}" in read(tmp_path).refusal
+
+
 @pytest.mark.parametrize(("mode", "is_refused"), [("mean", True), ("cls", True), ("lasttoken", False)])
 def test_prompt_that_is_left_out_is_refused_where_it_matters(tmp_path, mode, is_refused):
     config = read(write_modules(tmp_path, mode, include_prompt=False))
