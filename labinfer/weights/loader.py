@@ -141,10 +141,9 @@ def check_checkpoint(
         for name in checkpoint.names - expected
         if not name.startswith(unread) and not _is_buffer(name, checkpoint.shape(name))
     )
-    told = [name for name in others if _matches(name, ignored)]
-    if told:
+    if told := [name for name in others if _matches(name, ignored)]:
         logger.info("--ignore-tensors: %d tensors are left unread: %s", len(told), ", ".join(told))
-    others = [name for name in others if name not in set(told)]
+        others = [name for name in others if not _matches(name, ignored)]
     parts = [names.ignored_part(name, num_layers) for name in others]
     extra = [name for name, part in zip(others, parts, strict=True) if not part and not _is_zero_bias(name, checkpoint)]
     if left_out := Counter(filter(None, parts)):
