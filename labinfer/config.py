@@ -29,8 +29,8 @@ QUANTIZATION_GROUP_SIZES = (32, 64, 128)
 KV_CACHE_DTYPES = (*DTYPES, "int8")
 EXPERT_CUTS = ("columns", "whole")
 MAX_TIMEOUT = 1e9
-MAX_PORT = 65535
 """Seconds."""
+MAX_PORT = 65535
 TRANSPORTS = ("auto", "mpi", "torch")
 AUTO_LAYOUT = "auto"
 PLANNED = ("tensor_parallel_size", "pipeline_parallel_size", "layers", "ranks")

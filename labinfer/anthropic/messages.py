@@ -219,10 +219,8 @@ class MessageWriter:
 
     def _call(self, call: ToolCall) -> Iterator[Answer]:
         yield from self._close()
-        index, arguments = (
-            len(self._blocks),
-            call.arguments + call.closing,
-        )  # an object for the client, also where it was cut off
+        index = len(self._blocks)
+        arguments = call.arguments + call.closing  # a whole JSON object, also where the reply was cut off
         yield BlockStart(index, ToolUseBlock(call.id, call.name, {}))
         yield BlockDelta(index, InputDelta(arguments))
         yield BlockStop(index)

@@ -215,7 +215,7 @@ class RotaryTable:
         self.cover(1)
 
     def cover(self, length: int) -> None:
-        """Compute what is missing for so many positions, at least; it stays where it is."""
+        """Extend the table to ``length`` positions or more. Its memory stays where it is."""
         while self._num_covered < length:
             begin, end = self._num_covered, min(self._num_covered + COVERED_AT_ONCE, self._length)
             assert begin < end, f"a rotary table of {end} positions is asked for {length}"

@@ -114,7 +114,6 @@ def as_messages(items: Iterable[Item], instructions: str | None) -> list[dict[st
         items: without references.
     """
     messages = [MessageBuilder("system", instructions)] if instructions else []
-    messages = [MessageBuilder("system", instructions)] if instructions else []
     for item in items:
         last = messages[-1] if messages else None
         if item.type == "function_call_output":
