@@ -46,7 +46,12 @@ class StandardErrorHandler(logging.Handler):
     """Writes log records to ``sys.stderr``."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        write_error(self.format(record) + "\n")
+        try:
+            text = self.format(record)
+        except Exception:  # noqa: BLE001 - a wrong call of ``logging`` ends no run, as with the handlers of ``logging``
+            self.handleError(record)
+        else:
+            write_error(text + "\n")
 
 
 def write_error(text: str, stream: TextIO | None = None) -> None:

@@ -63,3 +63,9 @@ def test_files_never_take_the_place_of_closed_descriptors(tmp_path):
     shell = ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", sys.executable, "-c", program]
     assert subprocess.run(shell).returncode > 2  # the descriptor that the file has got
     assert (tmp_path / "file").read_text() == ""
+
+
+def test_log_record_with_wrong_arguments_raises_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    StandardErrorHandler().handle(logging.makeLogRecord({"msg": "%d files", "args": ("three",)}))
+    assert "Logging error" in stream.getvalue()
