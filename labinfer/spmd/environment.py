@@ -63,12 +63,19 @@ class SupervisorAddress:
     def write_identity(self, data: bytes) -> None:
         """Keep the identity of the models that are served, for the next group of ranks.
 
+        Nothing is written if the last group had the same identity: a restart does not fail because the disk is full.
+
         Raises:
-            OSError: it cannot be written; the one before stays.
+            UserError: it cannot be written.
         """
+        if self.read_identity() == data:
+            return
         new = Path(self.directory) / f"{IDENTITY_FILE}.new"
-        new.write_bytes(data)
-        os.replace(new, new.with_suffix(""))
+        try:
+            new.write_bytes(data)
+            os.replace(new, new.with_suffix(""))
+        except OSError as error:
+            raise UserError(f"{new} cannot be written: {error.strerror}; make room there") from None
 
     def read_identity(self) -> bytes:
         """The identity that the last group of ranks has kept; empty before."""

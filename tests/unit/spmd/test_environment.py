@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from labinfer.errors import UserError
-from labinfer.spmd.environment import TORCHRUN_VARIABLES, detect, expand_task_counts, first_host, shorten_openmp_spins
+from labinfer.spmd.environment import (
+    TORCHRUN_VARIABLES,
+    SupervisorAddress,
+    detect,
+    expand_task_counts,
+    first_host,
+    shorten_openmp_spins,
+)
 
 TORCHRUN = {
     "RANK": "5",
@@ -225,3 +232,14 @@ def test_openmp_spins_briefly_unless_the_user_chose():
         env = dict(given)
         shorten_openmp_spins(env)
         assert env.get("GOMP_SPINCOUNT") == expected
+
+
+def test_identity_is_written_again_only_if_it_differs(tmp_path):
+    supervisor = SupervisorAddress(str(tmp_path), "", 0)
+    assert supervisor.read_identity() == b""
+    supervisor.write_identity(b"first")
+    (tmp_path / "identity.new").mkdir()  # nothing can be written there
+    supervisor.write_identity(b"first")
+    with pytest.raises(UserError, match=r"identity\.new cannot be written: Is a directory; make room"):
+        supervisor.write_identity(b"second")
+    assert supervisor.read_identity() == b"first"
