@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import secrets
+import stat
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -66,7 +67,9 @@ def lock_folder(folder: Path, seconds: float = 0.0) -> int:
     try:
         for path in (folder, *(folder / name for name in ("files", "batches", "uploads"))):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if path.stat().st_uid == os.geteuid():  # made by an earlier version, or by hand
+            status = path.stat()
+            is_shared = status.st_mode & stat.S_ISVTX  # such as /tmp, which others need; the folders in it are closed
+            if status.st_uid == os.geteuid() and not is_shared:  # made by an earlier version, or by hand
                 path.chmod(0o700)
         with contextlib.ExitStack() as on_failure:
             lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)

@@ -38,3 +38,10 @@ def test_place_that_cannot_be_used_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="file cannot be used: Not a directory"):
         process.listen(ServerOptions(port=0, files_dir=str(tmp_path / "file")))
+
+
+def test_shared_folder_stays_open_to_others(tmp_path):
+    tmp_path.chmod(0o1777)
+    os.close(lock_folder(tmp_path))
+    assert tmp_path.stat().st_mode & 0o7777 == 0o1777
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
