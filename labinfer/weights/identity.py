@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from labinfer.errors import UserError
-from labinfer.weights.files import weight_files
+from labinfer.weights.files import MAX_HEADER_BYTES, weight_files
 from labinfer.weights.gguf.file import SUFFIX as GGUF
 from labinfer.weights.gguf.file import is_gguf, tensors_in
 from labinfer.weights.model_files import CONFIG
@@ -28,10 +28,8 @@ WHOLE_BYTES = 8 << 20
 SAMPLE_BYTES = 1 << 10
 """Bytes of a sample."""
 SAMPLE_EVERY = 8 << 20
-"""Every tensor has one sample, and one more for each so many bytes."""
+"""A tensor has one sample, and one more for every ``SAMPLE_EVERY`` bytes."""
 CHUNK_BYTES = 1 << 20
-MAX_HEADER_BYTES = 100 << 20
-"""Largest header of a safetensors file, as the library has it."""
 SETTINGS = (".json", ".jinja", ".model")
 """Suffixes of the files beside the weights that answers depend on: configs, tokenizers and templates."""
 POOLING = "1_Pooling/config.json"
@@ -85,7 +83,7 @@ def model_files(model: Path) -> dict[str, Path]:
 
 
 def setting_files(directory: Path) -> dict[str, Path]:
-    """All other files of a model's directory that its answers may depend on, by label; of a tokenizer's directory its files."""
+    """Config, tokenizer and template files of a model's or a tokenizer's ``directory``, by label; of a GGUF file, the file itself."""
     if not directory.is_dir():
         return {directory.name: directory}
     paths = sorted(path for path in directory.iterdir() if path.suffix in SETTINGS and path.is_file())
@@ -95,7 +93,7 @@ def setting_files(directory: Path) -> dict[str, Path]:
 
 
 def template_files(chat_template: str, response_template: str) -> dict[str, Path]:
-    """Files that these options name, by label; what names a built-in format has none."""
+    """Files that these options name, by label. The name of a built-in format is no file."""
     named = {"--chat-template": chat_template, "--response-template": response_template}
     return {flag: path for flag, name in named.items() if name and (path := Path(name)).is_file()}
 
@@ -234,13 +232,13 @@ def _safetensors(fd: int, size: int) -> tuple[int, list[tuple[int, int]]]:
     first = 8 + length
     try:
         header = msgspec.json.decode(os.pread(fd, length, 8), type=dict[str, _Entry])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return first, [(first, size)]
     spans = sorted((first + begin, first + end) for begin, end in (entry.data_offsets for entry in header.values()))
     return first, [(begin, min(end, size)) for begin, end in spans if 0 <= begin < min(end, size)]
 
 
 def _gguf_tensors(path: Path, size: int) -> tuple[int, list[tuple[int, int]]]:
-    """As ``_safetensors``, of a GGUF file, which may be one of several of a model."""
+    """Bytes before the first tensor of a GGUF file, and where each tensor begins and ends."""
     begins = sorted(tensor.position for tensor in tensors_in(path))
     return begins[0] if begins else size, list(zip(begins, [*begins[1:], size], strict=True))

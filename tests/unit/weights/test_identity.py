@@ -123,3 +123,12 @@ def test_missing_file_is_one_line(tmp_path):
     for call in (stamp, file_digest):
         with pytest.raises(UserError, match="cannot be read: No such file"):
             call(tmp_path / "model.safetensors")
+
+
+def test_header_that_is_nested_too_deeply_is_no_reason_to_fail(tmp_path):
+    path, depth = tmp_path / "model.safetensors", 100_000
+    header = b'{"a": {"shape": ' + b"[" * depth + b"]" * depth + b"}}"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(identity.WHOLE_BYTES))
+    before = file_digest(path)
+    flip(path, len(header) // 2)
+    assert file_digest(path) != before
