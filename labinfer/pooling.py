@@ -77,8 +77,8 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.resolve(pooling) and pooling is None and not self.is_embedder:
             raise UserError(
                 "pooling: by its files this model is no embedder (modules.json has no Pooling, the architecture is no base model), so "
-                "cosines of its vectors are no scores; rerankers that read both texts at once are not supported yet. For cosines all "
-                f"the same, name a pooling: {', '.join(POOLINGS)}"
+                "cosines of its vectors are no scores; rerankers that read both texts at once are not supported yet. To get "
+                f"cosines anyway, name a pooling: {', '.join(POOLINGS)}"
             )
 
 

@@ -57,7 +57,7 @@ class ChatMessage(Answer):
     function_call: FunctionCall | UnsetType = UNSET
     """The call, for a request with ``functions``."""
     refusal: None = None
-    """OpenAI's models refuse in words of their own here; models that are served here do so in the content."""
+    """Always null: where the model refuses, its words are the content."""
 
 
 class SpelledLogprob(Answer):
