@@ -30,6 +30,7 @@ ELSEWHERE = {
     r"python (benchmarks|tools)/": "measures for minutes; the flags are checked",
     r"python -m pytest ": "tests; the files are checked",
     r".* --device cuda": "needs a card",
+    r".*=ascend ": "needs the provider of the block above it; tests/test_documents.py runs that",
 }
 """Commands that are not run here, and why."""
 QUICK = (
@@ -83,6 +84,8 @@ class Names:
         """The words of a command line, with files in the place of names."""
         words = shlex.split(text)
         outputs = {words[index + 1] for index, word in enumerate(words) if word in ("--save", "--trace", "--output")}
+        for output in outputs:  # of another command
+            Path(self._folder_path(output)).unlink(missing_ok=True)
         return [self._folder_path(word) if word in outputs else self._replace(word) for word in words]
 
     def _folder_path(self, word: str) -> str:
@@ -115,9 +118,9 @@ class Names:
     def _costs(self, host: str, model: Path) -> Path:
         path = self._folder / f"{host}.json"
         self._check_run("single", 1, "probe", "--model", model, "--save", path)
-        text = json.dumps(json.loads(path.read_text()) | {})
-        (name,) = {each["name"] for each in json.loads(text)["hosts"]}
-        path.write_text(text.replace(json.dumps(name), json.dumps(host)))
+        text = path.read_text()
+        (machine,) = json.loads(text)["machines"]
+        path.write_text(text.replace(json.dumps(machine["name"]), json.dumps(host)))
         return path
 
     def _plan(self) -> Path:

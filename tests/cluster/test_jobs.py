@@ -88,7 +88,8 @@ def test_every_kind_of_line_gets_exactly_one_line(launcher, model, launches, tmp
     response = records["c-chat"]["response"]
     assert response["status_code"] == 200
     assert response["body"]["object"] == "chat.completion"
-    assert response["body"]["choices"][0]["message"] == {"role": "assistant", "content": chat_text}
+    message = {"role": "assistant", "content": chat_text, "refusal": None}
+    assert response["body"]["choices"][0]["message"] == message
     assert records["c-text"]["response"]["body"]["choices"][0]["text"] == text
 
     messages = {key: record["error"]["message"] for key, record in records.items() if record.get("error")}
