@@ -61,13 +61,18 @@ def lock_folder(folder: Path, seconds: float = 0.0) -> int:
         seconds: for which another server's lock is waited for.
 
     Raises:
-        UserError: it cannot be used, or another server uses it.
+        UserError: it cannot be used, its parts belong to another user, or another server uses it.
     """
     end = time.monotonic() + seconds
     try:
         for path in (folder, *(folder / name for name in ("files", "batches", "uploads"))):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = path.stat()
+            if path != folder and (owners := {status.st_uid, path.lstat().st_uid} - {os.geteuid(), 0}):
+                raise UserError(
+                    f"--files-dir {folder}: {path} belongs to user {owners.pop()}, who could read and change what is kept there; "
+                    "choose another folder"
+                )
             is_shared = status.st_mode & stat.S_ISVTX  # such as /tmp, which others need; the folders in it are closed
             if status.st_uid == os.geteuid() and not is_shared:  # made by an earlier version, or by hand
                 path.chmod(0o700)

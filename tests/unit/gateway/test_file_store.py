@@ -45,3 +45,20 @@ def test_shared_folder_stays_open_to_others(tmp_path):
     os.close(lock_folder(tmp_path))
     assert tmp_path.stat().st_mode & 0o7777 == 0o1777
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files away")
+def test_part_that_another_user_has_made_in_a_shared_folder_is_refused(tmp_path):
+    tmp_path.chmod(0o1777)
+    (planted := tmp_path / "files").mkdir(mode=0o777)
+    os.chown(planted, 12345, -1)
+    with pytest.raises(UserError, match="files belongs to user 12345"):
+        lock_folder(tmp_path)
+    planted.rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    planted.symlink_to("elsewhere")
+    os.chown(planted, 12345, -1, follow_symlinks=False)
+    with pytest.raises(UserError, match="files belongs to user 12345"):
+        lock_folder(tmp_path)
+    os.chown(planted, 0, -1, follow_symlinks=False)
+    os.close(lock_folder(tmp_path))
