@@ -30,9 +30,24 @@ SAMPLE_BYTES = 1 << 10
 SAMPLE_EVERY = 8 << 20
 """A tensor has one sample, and one more for every ``SAMPLE_EVERY`` bytes."""
 CHUNK_BYTES = 1 << 20
-SETTINGS = (".json", ".jinja", ".model")
-"""Suffixes of the files beside the weights that answers depend on: configs, tokenizers and templates."""
-POOLING = "1_Pooling/config.json"
+SETTINGS = (
+    "config.json",
+    "generation_config.json",
+    "*.safetensors.index.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "*.model",
+    "chat_template.json",
+    "*.jinja",
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "[0-9]_*/*config.json",
+)
+"""Patterns of the files beside the weights that answers depend on: configs, tokenizers, templates and modules of embedding models.
+Other files may be there, too, such as reports and outputs of runs."""
 NUM_THREADS = 4
 
 
@@ -86,9 +101,7 @@ def setting_files(directory: Path) -> dict[str, Path]:
     """Config, tokenizer and template files of a model's or a tokenizer's ``directory``, by label; of a GGUF file, the file itself."""
     if not directory.is_dir():
         return {directory.name: directory}
-    paths = sorted(path for path in directory.iterdir() if path.suffix in SETTINGS and path.is_file())
-    if (pooling := directory / POOLING).is_file():
-        paths.append(pooling)
+    paths = sorted({path for pattern in SETTINGS for path in directory.glob(pattern) if path.is_file()})
     return {str(path.relative_to(directory)): path for path in paths}
 
 

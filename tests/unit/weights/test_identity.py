@@ -132,3 +132,37 @@ def test_header_that_is_nested_too_deeply_is_no_reason_to_fail(tmp_path):
     before = file_digest(path)
     flip(path, len(header) // 2)
     assert file_digest(path) != before
+
+
+def test_files_that_no_answer_depends_on_may_come_and_go(directory):
+    before = identify(all_files(directory))
+    for name in ("report.json", "trace.json", "output.json", "output.jsonl", "preprocessor_config.json"):
+        (directory / name).write_text("{}")
+    assert not compare(before, identify(all_files(directory))).changed
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "tokenizer.model",
+        "tiktoken.model",
+        "chat_template.jinja",
+        "chat_template.json",
+        "modules.json",
+        "config_sentence_transformers.json",
+        "sentence_bert_config.json",
+        "1_Pooling/config.json",
+        "2_Normalize/config.json",
+        "0_Transformer/sentence_bert_config.json",
+        "model.safetensors.index.json",
+    ],
+)
+def test_every_file_beside_the_weights_that_is_read_is_watched(directory, name):
+    (path := directory / name).parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    before = identify(setting_files(directory))
+    path.write_text("{}")
+    assert compare(before, identify(setting_files(directory))).changed == [str(path)]
