@@ -51,5 +51,7 @@ class LineWriter:
                 text += f"labinfer: {num_lost} more lines of this log are lost, as nobody read it\n"
             with contextlib.suppress(OSError):  # a log that cannot be written is no reason to fail
                 # Not by way of sys.stderr: its lock, held here, would be waited for when the process ends.
-                os.write(self._descriptor, text.encode(errors="backslashreplace"))
+                view = memoryview(text.encode(errors="backslashreplace"))
+                while view:  # a signal may end a write to a pipe after a part of the line
+                    view = view[os.write(self._descriptor, view) :]
             self._lines.task_done()

@@ -155,3 +155,15 @@ def test_report_has_a_line_for_those_who_only_want_the_answer():
     report.num_finished, report.prompt_tokens = 1, 1
     assert report.summary().endswith("; prompt of 1 token")
     assert RunReport().summary() == "0 tokens in 0.0 ms; prompt of 0 tokens"
+
+
+def test_line_of_which_a_part_is_written_goes_on(monkeypatch):
+    read_end, write_end = os.pipe()
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, bytes(data[:3])))
+    writer = LineWriter(write_end)
+    writer.write("a whole line\n")
+    writer.close()
+    assert os.read(read_end, 100) == b"a whole line\n"
+    os.close(read_end)
+    os.close(write_end)
