@@ -186,11 +186,14 @@ def _open(path: Path, content: bytes) -> ctypes.CDLL:
         OSError: it cannot be loaded.
     """
     try:
-        descriptor = os.memfd_create(path.name, os.MFD_CLOEXEC)
-        with open(descriptor, "wb", closefd=False) as memory:
-            memory.write(content)
-        # The descriptor stays open: the dynamic loader takes a name that it has seen before for the same library.
-        opened = ctypes.CDLL(f"/proc/self/fd/{descriptor}")
+        with contextlib.ExitStack() as on_failure:
+            descriptor = os.memfd_create(path.name, os.MFD_CLOEXEC)
+            on_failure.callback(os.close, descriptor)
+            with open(descriptor, "wb", closefd=False) as memory:
+                memory.write(content)
+            opened = ctypes.CDLL(f"/proc/self/fd/{descriptor}")
+            # The descriptor stays open: the dynamic loader takes a name that it has seen before for the same library.
+            on_failure.pop_all()
     except OSError as error:  # a system may run nothing from such memory (vm.memfd_noexec, SELinux)
         opened = _open_file(path, content, error)
     return ctypes.CDLL(str(path), handle=opened._handle)

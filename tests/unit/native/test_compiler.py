@@ -203,6 +203,13 @@ def test_library_is_loaded_from_its_file_where_memory_may_not_be_executed(tmp_pa
     assert first.answer() == second.answer() == 42 and first._handle != second._handle
 
 
+def test_library_that_cannot_be_loaded_leaves_nothing_open(tmp_path):
+    num_open = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="file too short|invalid ELF header"):
+        compiler._open(tmp_path / "broken.so", b"no library")
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
 COUNTING = """#!/bin/sh
 echo x >> {count}
 sleep 1
