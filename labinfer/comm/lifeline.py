@@ -37,7 +37,10 @@ from labinfer.standard_error import write_lines
 
 CONNECT_SECONDS = 5.0
 """Longest wait for one address of rank 0 to answer."""
-FIREWALL = "a firewall may block that port: open it, or choose ports that are open with --port-range LOW-HIGH (docs/operations.md)"
+FIREWALL = (
+    "a firewall may block the ports that ranks listen on: open them, or choose ports that are open with --port-range LOW-HIGH "
+    "(docs/operations.md)"
+)
 GRACE_SECONDS = 1.5
 """Time between a connection's breaking and this process's end, in which the failed rank's own account may arrive."""
 STATES_SECONDS = 1.0

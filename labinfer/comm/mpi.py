@@ -142,10 +142,14 @@ def check_library(launcher: str) -> None:
         )
 
 
-def check_shared_memory(num_ranks: int, folder: str = SHARED_MEMORY) -> None:
+def check_shared_memory(num_ranks: int, since: float, folder: str = SHARED_MEMORY) -> None:
     """Refuse a start whose ``num_ranks`` ranks of this machine MPICH would have no shared memory for: the system ends a process
     that writes to a page without room by SIGBUS. To be called on each of them before it initializes MPI: mpirun ends none of
     them because another one has ended before that.
+
+    Args:
+        since: when the launcher was started, in seconds since 1970. A segment that this user has made since then is taken for one
+            of this launch, by a rank that was faster; others are of other launches, which keep them.
 
     Raises:
         UserError: ``folder`` has too little room.
@@ -155,9 +159,11 @@ def check_shared_memory(num_ranks: int, folder: str = SHARED_MEMORY) -> None:
     except OSError:
         return  # MPICH looks for another place
     free, needed = status.f_bavail * status.f_frsize, num_ranks * SEGMENT_BYTES
-    for path in Path(folder).glob(SEGMENT_NAMES):  # a rank that was faster has made the segment, maybe
-        with suppress(OSError):
-            free += path.stat().st_blocks * BLOCK_BYTES
+    for path in Path(folder).glob(SEGMENT_NAMES):
+        with suppress(OSError):  # its name has been removed meanwhile
+            segment = path.stat()
+            if segment.st_uid == os.geteuid() and segment.st_mtime >= since:
+                free += segment.st_blocks * BLOCK_BYTES
     if free < needed:
         raise UserError(
             f"{folder} has {free / 2**20:.1f} MiB left, and MPI needs {needed / 2**20:.1f} MiB there for {num_ranks} ranks; give a "

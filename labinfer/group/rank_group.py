@@ -27,6 +27,7 @@ from labinfer.spmd.addresses import addresses_towards, bracketed, ephemeral_port
 from labinfer.spmd.end_launcher import end_launcher
 from labinfer.spmd.environment import LaunchEnvironment, choose_gloo_interface, choose_mpi_ports
 from labinfer.spmd.machine import RankInfo, describe_rank
+from labinfer.spmd.processes import mpi_launcher_began
 from labinfer.spmd.threads import ThreadChoice, bind, choose_threads, is_oversubscribed
 
 if TYPE_CHECKING:
@@ -275,7 +276,7 @@ def _join_mpi(
             f"{first_line(error)}; pip install mpi4py {environment.launcher}"
         ) from None
     if environment.launcher == "mpich":
-        mpi.check_shared_memory(environment.local_world_size)
+        mpi.check_shared_memory(environment.local_world_size, mpi_launcher_began())
     leaving = functools.partial(time_limit_for_leaving, environment, runtime.fault_timeout)
     comm = mpi.join_world(progress, environment.launcher, environment.world_size, leaving)
     wants_accelerator = any(device != "cpu" for device in parallel.device) and bool(mine.accelerator)
@@ -307,6 +308,9 @@ def _tie_lifeline(
             offer = Rendezvous(addresses, server.port, key, mine.node)
         except UserError as error:
             offer = Rendezvous([], 0, "", mine.node, str(error))
+        except OSError as error:  # no descriptor or no address is left
+            refusal = f"rank 0 on {mine.node} cannot listen for the other ranks: {error.strerror or error}"
+            offer = Rendezvous([], 0, "", mine.node, refusal)
         data = msgspec.msgpack.encode(offer)
     rendezvous = msgspec.msgpack.decode(comm.all_gather_bytes(data)[0], type=Rendezvous)
     if rendezvous.refusal:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from labinfer.comm.lifeline import end_process
+from labinfer.comm.lifeline import FIREWALL, end_process
 from labinfer.errors import UserError
 from labinfer.spmd.environment import LaunchEnvironment
 from labinfer.spmd.processes import stopped_ancestor, stopped_siblings
@@ -20,12 +20,6 @@ TRANSPORT_SECONDS = 2.0
 """Transports with a time limit of their own may say first what they waited for."""
 LOOK_SECONDS = 0.5
 """Between looks at the ranks that leave."""
-
-
-FIREWALL_HINT = (
-    "; a firewall between their machines may block the ports they listen on: --port-range LOW-HIGH chooses ports that are open "
-    "(docs/operations.md)"
-)
 
 
 @contextmanager
@@ -45,7 +39,7 @@ def time_limit_for_joining(environment: LaunchEnvironment, timeout: float) -> It
     def end_late() -> None:
         problem = (
             f"rank {environment.rank} on {environment.node_name} waited {timeout:g} s (--timeout) for the "
-            f"other {environment.world_size - 1} ranks to join{'' if environment.is_one_node else FIREWALL_HINT}"
+            f"other {environment.world_size - 1} ranks to join{'' if environment.is_one_node else f'; {FIREWALL}'}"
         )
         end(problem)
 

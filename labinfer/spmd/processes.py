@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Container
 from pathlib import Path
 
 STOPPED = "T"
 START_TIME = 19
 """Place of the time at which a process began, counted behind its name in ``/proc/PID/stat``."""
+MPI_LAUNCHERS = ("hydra_pmi_proxy", "slurmstepd", "mpirun", "mpiexec", "mpiexec.hydra")
+"""Names of programs that start ranks which use MPICH; on other machines than the first, only the first two run."""
 RANK_NUMBERS = (b"RANK", b"PMI_RANK", b"OMPI_COMM_WORLD_RANK", b"SLURM_PROCID")
 """Variables in which launchers tell a process its number."""
 
@@ -59,6 +63,15 @@ def start_time(pid: int) -> str:
     """The time at which a process began, by which it differs from a later one with its number; empty where there is none."""
     fields = _read(pid, "stat").rpartition(")")[2].split()
     return fields[START_TIME] if fields else ""
+
+
+def mpi_launcher_began() -> float:
+    """When the MPI launcher of this process, or its part on this machine, was started, in seconds since 1970; infinity where the
+    system does not tell."""
+    begun = start_time(ancestor(MPI_LAUNCHERS) or os.getppid())
+    if not begun:
+        return math.inf
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + int(begun) / os.sysconf("SC_CLK_TCK")
 
 
 def _all() -> list[int]:

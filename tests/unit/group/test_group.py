@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from dataclasses import replace
 
@@ -9,8 +11,9 @@ import msgspec
 import pytest
 import torch
 
+from labinfer.comm.lifeline import FaultOptions
 from labinfer.comm.local import LocalCommunicator
-from labinfer.config import EngineOptions
+from labinfer.config import EngineOptions, RuntimeOptions
 from labinfer.errors import AgreedError, UserError, WaitTimeout
 from labinfer.group import rank_group
 from labinfer.group.rank_group import RankGroup
@@ -82,3 +85,19 @@ def test_rank_that_drafts_has_cores_beside_those_of_the_stages(speculation, expe
     for rank in range(len(expected)):
         LocalCommunicator.run(1, lambda comm, rank=rank: take(rank, comm))
     assert bound == expected
+
+
+def test_rank_0_that_cannot_listen_is_named_on_all(monkeypatch):
+    def refuse(*args):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(rank_group, "LifelineServer", refuse)
+
+    def work(comm):
+        everyone = [describe_rank(rank, rank, f"node-{rank}") for rank in range(comm.size)]
+        with pytest.raises(UserError) as caught:
+            rank_group._tie_lifeline(comm, everyone, comm.progress, FaultOptions(), RuntimeOptions())
+        return str(caught.value)
+
+    text = "rank 0 on node-0 cannot listen for the other ranks: Too many open files"
+    assert LocalCommunicator.run(3, work) == [text] * 3
