@@ -73,14 +73,18 @@ def test_tied_head_of_a_base_model_generates_as_in_transformers(tmp_path):
         assert [output.token_ids for output in llm.generate(PROMPTS, GREEDY)] == expected
 
 
-def test_causal_model_whose_head_is_missing_gives_vectors_only(tmp_path):
+def test_causal_model_whose_head_is_missing_gives_vectors_only_and_says_so(tmp_path, caplog):
     directory = make_checkpoint(tmp_path, "llama-untied")
     expected = reference_vectors(directory, PROMPTS, "lasttoken", normalize=False)
     assert load_config(directory).has_head
     drop_tensors(directory, "lm_head.weight")
     config = load_config(directory)
     assert not config.has_head and config.pooling.is_embedder
-    assert worst_error(embed(directory, normalize=False), expected) < TOLERANCE
+    with caplog.at_level("WARNING", logger="labinfer"):
+        assert worst_error(embed(directory, normalize=False), expected) < TOLERANCE
+    told = [record.message for record in caplog.records if "no output head (lm_head)" in record.message]
+    assert len(told) == 1 and "only embeddings work" in told[0]
+    assert load_config(write_modules(directory)).notes == ()
 
 
 def test_model_without_a_head_cannot_draft(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 from labinfer.models.architectures import MODULES, refuse_unknown
 from labinfer.models.config import ConfigFile, ModelConfig
 from labinfer.models.decoder import Decoder
-from labinfer.models.pooling import read_pooling
+from labinfer.models.pooling import MODULES_FILE, read_pooling
 from labinfer.weights.checkpoint import read_model_formats
 from labinfer.weights.files import has_head
 from labinfer.weights.tied_head import has_different_head
@@ -17,6 +17,10 @@ from labinfer.weights.tied_head import has_different_head
 OWN_HEAD = (
     "tie_word_embeddings is true, but the checkpoint has an output head that differs from the embedding; the head is used, as by "
     "Transformers. Set tie_word_embeddings to false in config.json to silence this warning"
+)
+LOST_HEAD = (
+    "the checkpoint has no output head (lm_head), and tie_word_embeddings is false: only embeddings work, and every generation is "
+    "refused. If the model is to generate, download the missing file, or set tie_word_embeddings to true where its head is the embedding"
 )
 
 ARCHITECTURES: dict[str, type[Decoder]] = {
@@ -39,7 +43,9 @@ def load_config(directory: Path, *, with_mtp: bool = False) -> ModelConfig:
     family = ARCHITECTURES[file.architecture]
     config = replace(family.read_config(file), formats=formats)
     if not config.tied_embeddings and not has_head(directory):
-        config = replace(config, tied_embeddings=True, has_head=False)
+        is_published_so = file.is_base_model or (directory / MODULES_FILE).exists()
+        notes = () if is_published_so else (LOST_HEAD,)
+        config = replace(config, tied_embeddings=True, has_head=False, notes=notes)
     elif config.tied_embeddings and has_different_head(directory, family.names):
         config = replace(config, tied_embeddings=False, notes=(OWN_HEAD,))
     is_embedder = file.is_base_model or not config.has_head
