@@ -20,7 +20,7 @@ MAX_HEADER_BYTES = 100_000_000
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a checkpoint, in the order of their names, or the GGUF files of a model.
 
-    As in Transformers, a single file goes before an index that does not name it: such an index is one that was left behind.
+    As in Transformers, a single file goes before an index that does not name it or is no JSON object: such an index was left behind.
 
     Raises:
         UserError: there are none, or the index is broken.
@@ -29,14 +29,21 @@ def weight_files(directory: Path) -> list[Path]:
         return split_paths(directory)
     index, single = directory / INDEX_FILE, directory / SINGLE_FILE
     if index.exists():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
+        need_plain_file(index)
+        try:
+            weight_map = read_json(index).get("weight_map")
+        except UserError:
+            if not single.exists():
+                raise
+            return [single]
+        names = list(weight_map.values()) if isinstance(weight_map, dict) else []
+        if SINGLE_FILE not in names and single.exists():
+            return [single]
+        if not names:
             raise UserError(f"{index} has no weight_map")
-        names = list(weight_map.values())
         if any(not isinstance(name, str) or Path(name).name != name or "\0" in name for name in names):
             raise UserError(f"{index}: weight_map should name files beside it")
-        if SINGLE_FILE in names or not single.exists():
-            return [directory / name for name in sorted(set(names))]
+        return [directory / name for name in sorted(set(names))]
     if single.exists():
         return [single]
     paths = sorted(directory.glob("*.safetensors"))

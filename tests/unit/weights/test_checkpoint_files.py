@@ -17,7 +17,7 @@ from labinfer.errors import UserError
 from labinfer.functions.cpu.loading import CpuLoading
 from labinfer.weights import tensor_files
 from labinfer.weights.checkpoint import Checkpoint
-from labinfer.weights.files import INDEX_FILE
+from labinfer.weights.files import INDEX_FILE, has_head
 from labinfer.weights.slices import TensorSlice
 
 
@@ -140,10 +140,28 @@ def test_index_that_makes_no_sense_is_refused_by_path(tmp_path, weight_map):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"weight_map": '])
 def test_index_that_is_no_json_object_is_refused_by_path(tmp_path, text):
-    write(tmp_path)
+    directory, tensors = write(tmp_path)
+    shard(directory, tensors)
     (tmp_path / INDEX_FILE).write_text(text)
     with pytest.raises(UserError, match=INDEX_FILE):
         Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": "../part-1.safetensors"}}']
+)
+def test_single_file_goes_before_a_broken_index(tmp_path, text):
+    directory, tensors = write(tmp_path)
+    (directory / INDEX_FILE).write_text(text)
+    assert Checkpoint(directory).names == set(tensors)
+    assert has_head(directory) == any("lm_head" in name for name in tensors)
+
+
+def test_broken_index_that_names_the_single_file_is_refused(tmp_path):
+    directory, _ = write(tmp_path)
+    (directory / INDEX_FILE).write_text('{"weight_map": {"a": "model.safetensors", "b": "../mtp.safetensors"}}')
+    with pytest.raises(UserError, match=f"{INDEX_FILE}.*weight_map"):
+        Checkpoint(directory)
 
 
 STORED = torch.arange(14 * 6, dtype=torch.float32).reshape(14, 6)
