@@ -32,7 +32,8 @@ class ByteRules:
 
 
 def read_byte_rules(decoder: dict[str, Any], name: Callable[[int], str | None]) -> ByteRules | None:
-    """The rules of the decoder of a ``tokenizer.json``; None where a token's text depends on the tokens beside it, as with WordPiece.
+    """The rules of the decoder of a ``tokenizer.json``; None where a token's text depends on the tokens beside it, as with WordPiece
+    or where a ``Replace`` stands behind the step that reads bytes.
 
     Args:
         decoder: JSON of the decoder (Hugging Face tokenizers, ``decoders``).
@@ -47,7 +48,7 @@ def read_byte_rules(decoder: dict[str, Any], name: Callable[[int], str | None]) 
             case {"type": "Strip", "content": content, "start": start, "stop": 0} if is_joined and not stripped:
                 stripped, num_stripped = content, start
             case {"type": "Replace", "pattern": {"String": pattern}, "content": content} if (
-                not stripped and _read_letters not in steps and (len(pattern) == 1 or not is_joined)
+                not stripped and not {_read_letters, _read_fallback} & {*steps} and (len(pattern) == 1 or not is_joined)
             ):
                 steps.append(lambda text, is_first, old=pattern, new=content: text.replace(old, new))
             case {"type": "Metaspace", "replacement": mark, "prepend_scheme": scheme} if not is_joined:

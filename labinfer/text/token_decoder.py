@@ -86,7 +86,7 @@ class ContextDecoder:
         self._token_ids.append(token_id)
         text = self._unread()
         settled = text[:-MAX_BROKEN] + text[-MAX_BROKEN:].rstrip(REPLACEMENT)
-        begin, self._num_shown = self._num_shown, len(settled)
+        begin, self._num_shown = self._num_shown, max(self._num_shown, len(settled))  # a text may become shorter
         if text and (settled == text or len(self._token_ids) - self._read > MAX_UNREAD_TOKENS):
             self._num_shown, settled = 0, text
             self._read = len(self._token_ids)

@@ -313,6 +313,26 @@ def test_replacement_behind_byte_level_letters_is_left_to_the_library():
     assert read_byte_rules({"type": "Sequence", "decoders": steps}, {0: "x"}.get) is None
 
 
+@pytest.mark.parametrize("fuse", [[], [{"type": "Fuse"}]])
+def test_replacement_behind_byte_fallback_is_left_to_the_library(tmp_path, fuse):
+    """The bytes of an ``x`` are replaced, too."""
+    replace = {"type": "Replace", "pattern": {"String": "x"}, "content": "y"}
+    decoder = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, *fuse, replace]}
+    library = FastTokenizer(models.WordLevel({"a": 0, "<0x78>": 1}, unk_token="a"))
+    values = json.loads(library.to_str()) | {"decoder": decoder}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values))
+    tokenizer = Tokenizer(tmp_path)
+    expected = FastTokenizer.from_str(json.dumps(values)).decode([0, 1, 0])
+    assert "y" in expected and tokenizer.decode([0, 1, 0]) == expected
+
+
+def test_text_that_becomes_shorter_does_not_come_twice():
+    texts = {0: "", 1: "ab\ufffd", 2: "a\ufffd", 3: "abc"}
+    decoder = ContextDecoder(lambda token_ids: texts[len(token_ids)])
+    assert [decoder.add(token_id) for token_id in range(3)] == ["ab", "", "c"]
+    assert decoder.finish() == ""
+
+
 def test_text_offsets_never_go_back(vocabulary):
     rng = random.Random(7)
     for _ in range(50):
