@@ -96,6 +96,10 @@ REASONS = (
 """Why a request may be refused that breaks no rule a JSON schema has."""
 
 
+FAR = 256
+"""Largest number of items or characters that the document's bounds are tried with."""
+
+
 def make_schema(document: dict, num_examples: int, coverage: str = "all"):
     """
     Args:
@@ -117,8 +121,13 @@ def with_streams(value: Any) -> Any:
         return value
     if ITEM_SCHEMA in value:
         return {"itemSchema": value[ITEM_SCHEMA]}
-    newer = {key: with_streams(item) for key, item in value.items()}
+    newer = {key: with_streams(item) for key, item in value.items() if not _is_far_bound(key, item)}
     return newer | {"openapi": "3.2.0"} if "openapi" in value else newer
+
+
+def _is_far_bound(key: str, value: Any) -> bool:
+    """Whether it is a bound that takes a long body to reach: schemathesis would send such bodies for hours. ``test_body_costs.py`` does."""
+    return key in ("maxItems", "maxProperties", "maxLength") and isinstance(value, int) and value > FAR
 
 
 DOCUMENT = describe_api(API, ["demo"], VOCAB_SIZE, needs_key=False)

@@ -21,14 +21,14 @@ SHOWN_DEFAULTS = (*FIELDS, "presence_penalty", "frequency_penalty")
 
 
 async def list_models(call: Call) -> Response:
-    """``GET /v1/models``, as OpenAI's or Anthropic's; also while they are loaded."""
+    """``GET /v1/models``, as OpenAI's or Anthropic's; also while models are loaded. OpenAI's list has all models, whatever ``limit``."""
     entries = [_describe(call.service, name) for name in call.service.model_names]
-    if call.error_form is not ANTHROPIC_ERRORS:
-        return call.json(ModelList("list", entries))
     query = call.http.query_params
     limit = query.get("limit", "20")
     if not (limit.isascii() and limit.isdigit() and len(limit) <= MAX_DIGITS and 1 <= int(limit) <= MAX_PAGE):
         raise api_errors.bad_request(f"limit must be from 1 to {MAX_PAGE}, not {limit!r:.40}", "limit")
+    if call.error_form is not ANTHROPIC_ERRORS:
+        return call.json(ModelList("list", entries))
     models = list(map(anthropic_model, entries))
     return call.json(anthropic_model_list(models, int(limit), query.get("after_id"), query.get("before_id")))
 
