@@ -83,7 +83,7 @@ def read_body(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored: 
 
 
 def check_num_values(data: bytes | bytearray | msgspec.Raw) -> None:
-    """Refuse JSON with so many values that it takes long to decode; this takes 10 ms for each MiB.
+    """Refuse JSON whose number of values would make decoding slow; counting takes 10 ms for each MiB of `data`.
 
     Raises:
         WrongBody: it has more than ``MAX_PARTS`` or ``MAX_ITEMS``.

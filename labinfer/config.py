@@ -402,7 +402,7 @@ class EngineOptions:
             raise UserError(f"--swap-space {self.cache.swap_space:g} is of no use with --preemption-mode recompute")
         if self.scheduler.keep and not self.scheduler.context_shift:
             raise UserError(f"--keep {self.scheduler.keep} says what --context-shift keeps; add --context-shift")
-        self.runtime.ports  # noqa: B018 - refuses what is no range
+        self.runtime.ports  # noqa: B018 - raises UserError for a --port-range that is no range
         if not 0 < self.runtime.timeout < MAX_TIMEOUT:
             raise UserError(f"--timeout must be above 0 and under {MAX_TIMEOUT:g} seconds, not {self.runtime.timeout}")
         if not 2 <= self.runtime.fault_timeout < MAX_TIMEOUT:

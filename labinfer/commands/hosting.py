@@ -64,7 +64,7 @@ class Hosting:
         self._failed: list[Layouts] = []
         self._load_seconds = 0.0
         self._identities: dict[str, Identity] = {}
-        """Rank 0: by the name of a model, the identity of what the gateway's open requests have been answered by."""
+        """Identity of the files that open requests of the gateway began with, by model name; rank 0 only."""
         self.llms: dict[str, LLM] = {}
         self._host: EngineHost | None = None
 

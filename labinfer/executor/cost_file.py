@@ -32,7 +32,7 @@ Costs = TypeVar("Costs")
 def read_costs(
     path: Path | None, kind: type[Costs], check: Callable[[Costs], None] = lambda costs: None
 ) -> Costs | None:
-    """Costs, or what was made of them, from a file of the cache; None where there is none, or it cannot be trusted.
+    """Costs, or a plan made from costs, read from a cache file; None if the file is missing, damaged or for other circumstances.
 
     Args:
         check: raises a ``UserError`` for costs that cannot be.

@@ -295,7 +295,7 @@ class AsyncLLMEngine:
         self._requests.begin()
 
     def _end_changed(self, models: list[ModelFacts]) -> None:
-        """End what is open with models whose files have changed: the rest of an answer would be another model's."""
+        """End open requests of models whose files have changed: another model would generate the rest of the answer."""
         for model in models:
             if not model.changed:
                 continue

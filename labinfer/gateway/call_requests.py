@@ -48,7 +48,7 @@ async def parse_requests(call: Call, model: Model, parse: Callable[[], ParsedBod
 
 
 async def count_prompt_tokens(call: Call, model: Model, parse: Callable[[], ChatPrompt]) -> int:
-    """Tokens that the conversation of a body has, with what the chat template adds.
+    """Number of prompt tokens of a chat body, including those that the chat template adds.
 
     Raises:
         ApiError: ``parse`` raises a ``UserError``, or the conversation does not become tokens.
