@@ -286,14 +286,13 @@ class RuntimeOptions:
         """
         if not self.port_range:
             return range(0)
-        low, _, high = self.port_range.partition("-")
-        if not (low.isascii() and low.isdigit() and high.isascii() and high.isdigit()) or not (
-            0 < int(low) <= int(high) <= MAX_PORT
-        ):
+        match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", self.port_range)
+        low, high = map(int, match.groups()) if match else (0, 0)
+        if not 0 < low <= high <= MAX_PORT:
             raise UserError(
-                f"--port-range {self.port_range}: give the lowest and the highest port, from 1 to {MAX_PORT}, as in 29600-29699"
+                f"--port-range {self.port_range:.60}: give the lowest and the highest port, from 1 to {MAX_PORT}, as in 29600-29699"
             )
-        return range(int(low), int(high) + 1)
+        return range(low, high + 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,8 +119,8 @@ def run(session: Session, own: AccuracyOptions) -> int:
     directory, config = find_model(group, options)
     documents: list[Document] = []
     with group.together():
-        if not config.has_head:
-            raise UserError(f"--model {options.model.model} has no output head (lm_head) and predicts nothing")
+        if config.no_generation:
+            raise UserError(f"--model {options.model.model} {config.no_generation} and predicts nothing")
         if group.rank == 0:
             length = min(options.model.max_model_len or LONGEST_TEXT, config.max_position)
             documents = _read(options.model, directory, own.text, length)

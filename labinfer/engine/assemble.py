@@ -68,7 +68,7 @@ def make_scheduler(
     proposer: Proposer | None = None,
 ) -> Scheduler:
     """Assemble a scheduler over empty pools of KV blocks and states."""
-    blocks = BlockManager(facts.num_blocks, cache.block_size, cache.enable_prefix_caching)
+    blocks = BlockManager(facts.num_blocks, cache.block_size, cache.enable_prefix_caching and facts.is_causal)
     host = BlockManager(facts.num_host_blocks, cache.block_size, prefix_caching=False)
     windows = states = None
     if facts.window:
@@ -105,5 +105,6 @@ def make_scheduler(
         drafts=drafts,
         eos_token_ids=facts.eos_token_ids,
         times=facts.step_times,
+        whole_prompts=not facts.is_causal,
         clock=clock,
     )

@@ -33,8 +33,10 @@ class EngineFacts:
     """Numbers of the vector that a pooled prompt comes to."""
     pooling: PoolingConfig = PoolingConfig()
     """Pooling of requests that do not name one."""
-    has_head: bool = True
-    """Whether tokens can be generated; otherwise prompts can only be pooled."""
+    no_generation: str = ""
+    """Reason why no tokens can be generated, as ``ModelConfig.no_generation`` has it; then prompts can only be pooled. Empty for none."""
+    is_causal: bool = True
+    """Whether a token attends to itself and earlier ones only; otherwise a prompt is run in one step and shares no KV blocks."""
     dynamic_rope_from: int = 0
     """Tokens of a prompt from which its KV cache depends on its length, so that only prompts of one length share it; 0 for never."""
     max_model_len: int

@@ -18,8 +18,8 @@ is preempted. Contract:
 
 - Keys are distinct: end the tuple with ``sequence.order``, the order of arrival. Beams of a request share a key.
 - With an empty ``running_of_user`` the key of a sequence is constant from its arrival to its end, preemptions included: it may
-  depend on the request (priority, prompt length, ``max_tokens``) and not on what was generated or scheduled. Otherwise two
-  running sequences could each wait for the other one's blocks. ``RequestQueues`` asserts this.
+  depend on the request (priority, prompt length, ``max_tokens``), but not on how many of its tokens were generated or scheduled.
+  With a key that changes, two running sequences could each wait for the other one's blocks. ``RequestQueues`` asserts this.
 - With users in ``running_of_user`` the key may depend on their counts, which changes only who is admitted next. Of two sequences
   of one user the same one is first for all counts.
 """

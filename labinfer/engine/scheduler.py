@@ -48,6 +48,7 @@ class Scheduler:
         drafts: guessed next tokens, to be verified.
         eos_token_ids: tokens that end a sequence unless it ignores them.
         times: what steps cost, where it was measured.
+        whole_prompts: run each prompt in one step, whatever the chunk size: its tokens attend to later ones.
         clock: seconds that never go back.
     """
 
@@ -61,6 +62,7 @@ class Scheduler:
         drafts: Drafts,
         eos_token_ids: tuple[int, ...] = (),
         times: StepTimes | None = None,
+        whole_prompts: bool = False,
         clock: Callable[[], float],
     ):
         self._options = options
@@ -69,6 +71,7 @@ class Scheduler:
         self._micro_batches = micro_batches
         self._split = choose_split(options.batch_policy, num_stages, options.pipeline_schedule)
         self._times = times
+        self._chunk_size = None if whole_prompts else options.chunked_prefill_size
         self._is_prefilling = self._was_prefilling = False
         self.eos_token_ids = frozenset(eos_token_ids)
         self._queues = RequestQueues(ORDERS[options.scheduling_policy], options.max_num_seqs, clock)
@@ -323,9 +326,10 @@ class Scheduler:
         while cache.num_tokens == sequence.max_context and not self._shift_context(sequence):
             if not self._preempt_for(sequence, chosen):
                 return 0
-        count = min(
-            count, sequence.num_unscheduled, self._options.chunked_prefill_size, sequence.max_context - cache.num_tokens
-        )
+        if self._chunk_size is None and count < sequence.num_unscheduled:
+            return 0
+        chunk_size = self._chunk_size or count
+        count = min(count, sequence.num_unscheduled, chunk_size, sequence.max_context - cache.num_tokens)
         if (limit := self._tables.chunk_limit(cache)) is not None:
             count = min(count, limit)
         if not (sequence.is_decoding or sequence.measures_prompt):

@@ -33,28 +33,28 @@ class AnswerFiles:
     find: Callable[[], dict[str, Path]]
     """Returns the files that this rank reads, by label."""
     stamps: dict[str, str]
-    """``stamp`` of each file before it was read."""
+    """``stamp`` of each file, by label, taken before the model was loaded."""
     identity: Identity
     """Identity of all files that any rank reads."""
 
     def check_read(self, stamps: Mapping[str, str]) -> None:
-        """Check that files that were read before they were identified are the same.
+        """Check files that were read before ``identify_answer_files``: their stamps then and now must be equal.
 
         Args:
-            stamps: of the files before they were read, by label; those that are not of this rank are passed over.
+            stamps: ``stamp`` of each file, by label, taken before it was read; labels that this rank does not read are ignored.
 
         Raises:
-            FilesChanged: one was written to.
+            FilesChanged: a file was written to in between.
         """
         for label in stamps.keys() & self.stamps.keys():
             if stamps[label] != self.stamps[label]:
                 raise FilesChanged(f"{self.identity[label].path} was written to while it was read; start again")
 
     def check_loaded(self) -> None:
-        """Check that no file was written to while it was read, so that what was loaded is what was identified.
+        """Check that no file was written to between ``identify_answer_files`` and now, so that the loaded weights have ``identity``.
 
         Raises:
-            FilesChanged: one was.
+            FilesChanged: a file was written to, is new or is gone.
         """
         try:
             written = self._written()

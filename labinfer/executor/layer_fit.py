@@ -18,8 +18,8 @@ FEW_TOKENS = 64
 CONTEXTS = ((1, 4096), (8, 1024), (64, 1024))
 """Sequences and the context of each, in steps that measure the attention of decodes."""
 ATTENTION_FRACTION = 0.5
-"""Part of a step with few tokens that attention takes at most. In small models its cost by token is not the same for few and many
-tokens; without a bound the rest of the layer would take no time."""
+"""Largest fraction of the time of a step with few tokens that counts as attention. In small models attention costs more per token
+in short steps than in long ones; without this bound the fit would leave no time for the rest of the layer."""
 CHUNK_BEFORE = (256, 3584)
 """Tokens of a chunk and those before it, in the step that measures the attention of chunks."""
 

@@ -59,8 +59,8 @@ def make_draft_layout(
             f"the draft model {name} has a vocabulary of {config.vocab_size} ids, the model one of {size}; choose one that "
             "shares the model's vocabulary"
         )
-    if not config.has_head:
-        raise UserError(f"the draft model {name} has no output head (lm_head) and drafts nothing; choose another one")
+    if config.no_generation:
+        raise UserError(f"the draft model {name} {config.no_generation} and drafts nothing; choose another one")
     length = min(layout.max_model_len, config.max_position)
     options = dataclasses.replace(options, model=dataclasses.replace(options.model, max_model_len=length))
     (rank,) = layout.draft_devices or [0]

@@ -73,7 +73,9 @@ class ModelConfig:
     notes: tuple[str, ...] = ()
     """Warnings for the user about the checkpoint, a line each."""
     has_head: bool = True
-    """Whether tokens can be generated. Without an output head, the embedding stands in its place and is never asked."""
+    """Whether the checkpoint has an output head. Without one, the embedding stands in its place and is never asked."""
+    is_causal: bool = True
+    """Whether a token attends to itself and earlier ones only; otherwise to all tokens of its prompt, which are run in one step."""
     pooling: PoolingConfig = PoolingConfig()
     """The vectors that the checkpoint's files say its embeddings are."""
     layers: tuple[LayerConfig, ...]
@@ -83,6 +85,13 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     formats: Formats = field(default_factory=plain_formats)
     """Formats in which the checkpoint stores matrices."""
+
+    @property
+    def no_generation(self) -> str:
+        """Reason why no tokens can be generated, as the predicate of a sentence about the model; empty where they can."""
+        if not self.has_head:
+            return "has no output head (lm_head)"
+        return "" if self.is_causal else "attends to later tokens as well (is_causal is false in its config.json)"
 
     @property
     def num_layers(self) -> int:
@@ -207,7 +216,7 @@ def read_model(file: ConfigFile, layers: Sequence[LayerConfig], **changes: Any) 
     Raises:
         UserError: a key is missing or makes no sense.
     """
-    require_plain_causal(file)
+    require_plain_layers(file)
     fields = {
         "architecture": file.architecture,
         "vocab_size": file.size("vocab_size"),
@@ -217,22 +226,34 @@ def read_model(file: ConfigFile, layers: Sequence[LayerConfig], **changes: Any) 
         "tied_embeddings": file.get("tie_word_embeddings", bool, False),
         "dtype": file.get("dtype", str, file.get("torch_dtype", str, "float32")),
         "eos_token_ids": file.end_ids(),
+        "is_causal": _read_causal(file, layers),
     }
     return ModelConfig(layers=tuple(layers), **fields | changes)
 
 
-def require_plain_causal(file: ConfigFile) -> None:
-    """Refuse masks, and layers with values of their own, that no family here computes.
+def _read_causal(file: ConfigFile, layers: Sequence[LayerConfig]) -> bool:
+    """``is_causal``, the mask of every layer.
 
     Raises:
-        UserError: tokens are to see later ones, or the context is to be cut into chunks; or ``per_layer_config`` is left over by the
-            family that reads it.
+        UserError: it is neither true nor false, or false in a model whose layers have other mixers than full attention.
     """
+    is_causal = file.values.get("is_causal", True)
+    file.require(isinstance(is_causal, bool), f"is_causal should be true or false, not {_show(is_causal)}")
+    is_full = all(isinstance(layer.mixer, AttentionConfig) and not layer.mixer.window for layer in layers)
     file.require(
-        file.values.get("is_causal", True) is True,
-        f"is_causal {_show(file.values.get('is_causal'))} is not supported: its tokens see later ones, and here neither generation "
-        "nor embeddings are computed without a causal mask; use a checkpoint that was trained with one",
+        is_causal or is_full,
+        "is_causal false is supported only where every layer has full attention, not with sliding windows, latent attention or "
+        "linear attention",
     )
+    return is_causal
+
+
+def require_plain_layers(file: ConfigFile) -> None:
+    """Refuse chunked attention, and layers with values of their own, that no family here computes.
+
+    Raises:
+        UserError: the context is to be cut into chunks, or ``per_layer_config`` is left over by the family that reads it.
+    """
     file.require(
         not file.values.get("per_layer_config"),
         "per_layer_config is not supported for this architecture: its layers have the config's values",

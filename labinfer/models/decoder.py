@@ -271,6 +271,11 @@ class Decoder(nn.Module):
         """See ``ModelConfig``."""
         return self._config.dynamic_rope_from
 
+    @property
+    def is_causal(self) -> bool:
+        """See ``ModelConfig``."""
+        return self._config.is_causal
+
     def rotary_table(self, rope: RopeConfig) -> RotaryTable:
         """The table of one of the stage's layers."""
         return self._rotary[self._ropes.index(rope)]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
+from labinfer.errors import UserError
 from labinfer.models.architectures import MODULES, refuse_unknown
 from labinfer.models.config import ConfigFile, ModelConfig
 from labinfer.models.decoder import Decoder
@@ -43,12 +44,12 @@ def load_config(directory: Path, *, with_mtp: bool = False) -> ModelConfig:
     family = ARCHITECTURES[file.architecture]
     config = replace(family.read_config(file), formats=formats)
     if not config.tied_embeddings and not has_head(directory):
-        is_published_so = file.is_base_model or (directory / MODULES_FILE).exists()
+        is_published_so = file.is_base_model or (directory / MODULES_FILE).exists() or not config.is_causal
         notes = () if is_published_so else (LOST_HEAD,)
         config = replace(config, tied_embeddings=True, has_head=False, notes=notes)
     elif config.tied_embeddings and has_different_head(directory, family.names):
         config = replace(config, tied_embeddings=False, notes=(OWN_HEAD,))
-    is_embedder = file.is_base_model or not config.has_head
+    is_embedder = file.is_base_model or bool(config.no_generation)
     config = replace(config, pooling=read_pooling(directory, file.values, is_embedder=is_embedder))
     return config if with_mtp else replace(config, mtp=None)
 
@@ -59,6 +60,12 @@ def model_class(config: ModelConfig) -> type[Decoder]:
 
 
 def with_window(config: ModelConfig, window: int) -> ModelConfig:
-    """The config with a sliding window of so many tokens in every attention layer."""
+    """The config with a sliding window of ``window`` tokens in every attention layer.
+
+    Raises:
+        UserError: the model is not causal.
+    """
+    if not config.is_causal:
+        raise UserError("--sliding-window needs a causal model; is_causal is false in this one's config.json")
     layers = tuple(replace(layer, mixer=layer.mixer.with_window(window)) for layer in config.layers)
     return replace(config, layers=layers)

@@ -15,10 +15,7 @@ def read_json(path: Path) -> dict:
     Raises:
         UserError: the file cannot be read, or holds no JSON object.
     """
-    values = _read(path)
-    if not isinstance(values, dict):
-        raise UserError(f"{path} holds no JSON object")
-    return values
+    return _read(path, dict, "object")
 
 
 def read_list(path: Path) -> list:
@@ -27,10 +24,7 @@ def read_list(path: Path) -> list:
     Raises:
         UserError: the file cannot be read, or holds no JSON list.
     """
-    values = _read(path)
-    if not isinstance(values, list):
-        raise UserError(f"{path} holds no JSON list")
-    return values
+    return _read(path, list, "list")
 
 
 def read_optional(path: Path) -> dict:
@@ -48,13 +42,16 @@ def need_plain_file(path: Path) -> None:
         raise UserError(f"{path} is no plain file; give a Hugging Face model directory")
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, kind: type, name: str) -> Any:
     need_plain_file(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; give a Hugging Face model directory") from None
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}") from None
     except RecursionError:
         raise UserError(f"{path} is nested too deeply") from None
+    if not isinstance(values, kind):
+        raise UserError(f"{path} holds no JSON {name}")
+    return values

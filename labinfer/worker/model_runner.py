@@ -77,7 +77,8 @@ class ModelRunner:
         capture: Capture | None = None,
     ):
         self.model, self._cache = model, cache
-        self._graphs = partial(StepGraphs, capture=capture)
+        # Batches of ``to_all_tokens`` stand in memory of their own each time, so that no captured step would be run again.
+        self._graphs = partial(StepGraphs, capture=capture if model.is_causal else None)
         self._layers = self._graphs(lambda batch, hidden: model(batch, hidden, cache.layers), kept_bytes=LAYERS_BYTES)
         self._heads = {
             largest_only: self._graphs(partial(sampled_logits, model, largest_only=largest_only), kept_bytes=HEAD_BYTES)
@@ -184,6 +185,8 @@ class ModelRunner:
             context_lens_B=tensors["context_lens_B"],
             table_ptr_B=tensors["table_ptr_B"],
         )
+        if not self.model.is_causal:
+            attention = attention.to_all_tokens()
         if has_windows:
             in_windows = self._window_indices.fill(slots_T=[window_slots], tables_N=window_tables)
             windowed = WindowedPlaces(in_windows["slots_T"], attention.with_tables(in_windows["tables_N"]))

@@ -25,6 +25,27 @@ def embedder(tmp_path_factory):
     return write_modules(directory, "mean", normalize=False)
 
 
+@pytest.fixture(scope="module")
+def bidirectional(tmp_path_factory):
+    return make_base_model(tmp_path_factory.mktemp("bidirectional"), "qwen2-tied", is_causal=False)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "layout"),
+    matrix(("mpirun", "tp 2"), ("torchrun", "pp 2"), over=[(name,) for name in LAYOUTS]),
+)
+def test_bidirectional_vectors_on_several_ranks(bidirectional, launches, tmp_path, launcher, layout):
+    body = {"input": PROMPTS, "model": "any", "pooling": "mean", "normalize": False}
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps({"custom_id": "own", "method": "POST", "url": "/v1/embeddings", "body": body}))
+    options = ("--chunked-prefill-size", "4", *LAYOUTS[layout])
+    done = launches.run(launcher, 2, "--model", bidirectional, "--input", source, "--output", out, *options)
+    assert done.returncode == ExitStatus.OK, done.text
+    (record,) = map(json.loads, out.read_text().splitlines())
+    vectors = [item["embedding"] for item in record["response"]["body"]["data"]]
+    assert worst_error(vectors, reference_vectors(bidirectional, PROMPTS, "mean", normalize=False)) < TOLERANCE
+
+
 @pytest.mark.parametrize(
     ("launcher", "layout"),
     matrix(("mpirun", "pp 2"), ("torchrun", "tp 2"), over=[(name,) for name in LAYOUTS]),

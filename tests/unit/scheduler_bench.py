@@ -121,9 +121,11 @@ class Bench:
         num_host_window_blocks: int = 0,
         enable_prefix_caching: bool = True,
         lends_cores: bool = False,
+        is_causal: bool = True,
         **options,
     ):
         self.options = SchedulerOptions(**options)
+        self.max_chunk = self.options.chunked_prefill_size if is_causal else self.options.max_num_batched_tokens
         self.has_drafts, self.num_behind = proposer is not None, 0
         self.max_context = max_context or num_blocks * block_size
         self.clock = FakeClock(0.0)
@@ -141,6 +143,7 @@ class Bench:
             max_model_len=self.max_context,
             eos_token_ids=eos,
             lends_cores=lends_cores,
+            is_causal=is_causal,
             step_times=times,
         )
         self.scheduler = make_scheduler(
@@ -236,7 +239,7 @@ class Bench:
         if plan is not None:
             self.check_chunks(plan, on_their_way)
             assert plan.num_tokens <= self.options.max_num_batched_tokens
-            assert all(entry.num_tokens <= self.options.chunked_prefill_size for entry in plan.entries)
+            assert all(entry.num_tokens <= self.max_chunk for entry in plan.entries)
             assert len(self.scheduler.running) <= self.options.max_num_seqs
             self.plans.append(plan)
             self.results.append(self.worker.run(plan))

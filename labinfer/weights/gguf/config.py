@@ -67,6 +67,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "dtype": _dtype(file),
         "eos_token_id": end_ids(file),
         "pooling_type": file.get(f"{prefix}.pooling_type", int, 0),
+        "is_causal": file.get(f"{prefix}.attention.causal", bool, True),
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         **family.constants,

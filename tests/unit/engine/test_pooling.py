@@ -41,6 +41,28 @@ def test_prompt_goes_through_in_chunks_and_its_vector_comes_with_the_last(poolin
 
 @pytest.mark.parametrize("policy", ["balanced", "throttle", "greedy", "phases"])
 @pytest.mark.parametrize("num_stages", [1, 2, 4])
+def test_prompt_of_a_model_that_is_not_causal_goes_through_in_one_step(policy, num_stages):
+    """In any order of lengths, with prompts as long as a step, and KV blocks for one of these only."""
+    bench = Bench(
+        num_blocks=16,
+        num_stages=num_stages,
+        batch_policy=policy,
+        max_num_batched_tokens=64,
+        chunked_prefill_size=8,
+        is_causal=False,
+    )
+    lengths = [40, 64, 1, 30, 64, 7, 33, 32, 5, 64] * 2
+    for length in lengths:
+        bench.add(length, 1, shared=length, pooling="mean")
+    bench.finish_all()
+    assert [[e.num_tokens for e in entries_of(bench, seq_id)] for seq_id in range(len(lengths))] == [
+        [length] for length in lengths
+    ]
+    assert bench.scheduler.counts["found"] == 0
+
+
+@pytest.mark.parametrize("policy", ["balanced", "throttle", "greedy", "phases"])
+@pytest.mark.parametrize("num_stages", [1, 2, 4])
 @pytest.mark.parametrize("num_blocks", [17, 40])
 def test_beside_requests_that_generate_all_of_them_end(policy, num_stages, num_blocks):
     """The longest request (64 + 3 tokens) needs 17 blocks of 4."""

@@ -108,6 +108,18 @@ def test_gguf_file_says_its_pooling_by_a_number(tmp_path, monkeypatch, kind, exp
     assert config == expected if isinstance(expected, PoolingConfig) else expected in config.refusal
 
 
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_gguf_file_says_whether_it_is_causal(tmp_path, monkeypatch, is_causal):
+    finish = GGUFWriter.write_header_to_file
+    monkeypatch.setattr(
+        GGUFWriter,
+        "write_header_to_file",
+        lambda self, *args: (self.add_causal_attention(is_causal), finish(self, *args)),
+    )
+    config = load_config(write_gguf(make_checkpoint(tmp_path, "qwen3"), tmp_path / "qwen3.gguf"))
+    assert (config.is_causal, config.pooling.is_embedder) == (is_causal, not is_causal)
+
+
 def test_causal_model_has_no_scores_unless_a_pooling_is_named():
     with pytest.raises(UserError, match="pooling: by its files this model is no embedder"):
         PoolingConfig().check_scores(None)
