@@ -8,7 +8,7 @@ import statistics
 import pytest
 import torch
 import torch.nn.functional as F
-from checkpoints import MIXTURES, make_checkpoint, transformers_logprobs
+from checkpoints import CONFIGS, MIXTURES, make_checkpoint, transformers_logprobs
 from golden import BEAM_PROMPTS, BEAMS, NUM_TOKENS, PROMPTS, check_answers, golden, greedy, recorded
 from safetensors.torch import load_file, save_file
 from toy_format import METHOD, read_toy_config, write_toy
@@ -182,6 +182,26 @@ def test_layers_that_draft_tokens_are_left_out(tmp_path, caplog, kind):
     ):
         assert tokens(greedy(llm, SOME)) == reference.tokens[1:4]
     assert "2 tensors of model.layers.4 are left out" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["glm4-moe", "minimax-m2", "deepseek-v2", "deepseek-v3", "glm-4.7-flash", "kimi-k2"])
+def test_layers_behind_the_last_that_draft_nothing_are_refused(tmp_path, kind):
+    """The config says three of four layers, beside an MTP layer, too."""
+    layers = {
+        key: values[:3] for key in ("mlp_layer_types", "layer_types") if (values := getattr(CONFIGS[kind](), key, None))
+    }
+    for name, extra in (("own", {}), ("mtp", {"model.layers.4.eh_proj.weight": torch.ones(2, 2)})):
+        directory = broken(
+            golden(kind).directory,
+            tmp_path / name,
+            lambda t, extra=extra: t.update(extra),
+            num_hidden_layers=3,
+            **layers,
+        )
+        with pytest.raises(
+            UserError, match=r"has tensor model\.layers\.3\.[^\n]* and \d+ more, which the model [^\n]*$"
+        ):
+            LLM(directory, num_kv_blocks=64)
 
 
 def stack_experts(tensors: dict[str, torch.Tensor], count: int) -> None:

@@ -6,6 +6,9 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+DRAFT_PARTS = ("enorm", "hnorm", "eh_proj")
+"""Parts that every MTP layer of DeepSeek's kind has and no other layer: two norms, and the projection behind them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointNames:
@@ -25,7 +28,7 @@ class CheckpointNames:
     root: str = "model"
     """The root of the checkpoint, once it is resolved; empty where names begin with ``layers.`` and ``embed_tokens.``."""
     has_draft_layers: bool = False
-    """Whether layers that guess tokens ahead may follow the model's own (``model.layers.N`` …); they are left unread, too."""
+    """Whether MTP layers, which draft tokens, may follow the model's own (``model.layers.N`` …); they are left unread, too."""
 
     def resolve(self, tensors: Collection[str]) -> CheckpointNames:
         """The same for a checkpoint with tensors of these names.
@@ -72,17 +75,20 @@ class CheckpointNames:
             own["lm_head"] = f"{root.removesuffix('model')}lm_head"
         return replace(self, renamed={**self.renamed, **own}, roots=(), root=root)
 
-    def ignored_part(self, name: str, num_layers: int) -> str:
-        """The part of the checkpoint that a tensor belongs to, such as ``mtp``, if it is left unread, else an empty string.
+    def ignored_parts(self, num_layers: int, tensors: Collection[str]) -> tuple[str, ...]:
+        """Beginnings of the names of tensors that are left unread: ``ignored``, and draft layers behind the model's own.
 
         Args:
             num_layers: the model's own.
+            tensors: names of the checkpoint's; a layer without a part that only draft layers have is none.
         """
-        for part in self.ignored:
-            if name.startswith(part):
-                return part.rstrip("._")
-        layer = re.match(re.escape(f"{self.root}.".lstrip(".")) + r"layers\.(\d+)(?=\.)", name)
-        return layer[0] if self.has_draft_layers and layer is not None and int(layer[1]) >= num_layers else ""
+        if not self.has_draft_layers:
+            return self.ignored
+        own = re.compile(re.escape(f"{self.root}.".lstrip(".")) + rf"layers\.(\d+)\.(?:{'|'.join(DRAFT_PARTS)})\.")
+        numbers = {
+            (match[0][: match.end(1) + 1], int(match[1])) for match in map(own.match, tensors) if match is not None
+        }
+        return (*self.ignored, *sorted(layer for layer, number in numbers if number >= num_layers))
 
     def stored(self, name: str) -> str:
         """The checkpoint's name for a path in the model."""

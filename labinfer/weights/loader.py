@@ -144,7 +144,8 @@ def check_checkpoint(
     if told := [name for name in others if _matches(name, ignored)]:
         logger.info("--ignore-tensors: %d tensors are left unread: %s", len(told), ", ".join(told))
         others = [name for name in others if not _matches(name, ignored)]
-    parts = [names.ignored_part(name, num_layers) for name in others]
+    ignored_parts = names.ignored_parts(num_layers, checkpoint.names)
+    parts = [next(filter(name.startswith, ignored_parts), "").rstrip("._") for name in others]
     extra = [name for name, part in zip(others, parts, strict=True) if not part and not _is_zero_bias(name, checkpoint)]
     if left_out := Counter(filter(None, parts)):
         logger.info("%d tensors of %s are left out: only the text model runs", left_out.total(), " and ".join(left_out))
