@@ -7,7 +7,7 @@ import logging
 import re
 
 import pytest
-from checkpoints import CONFIGS, FAMILIES, architecture, make_checkpoint, transformers_greedy
+from checkpoints import CONFIGS, FAMILIES, YARN, architecture, make_checkpoint, transformers_greedy
 from golden import PROMPTS, check_answers, greedy, recorded
 from safetensors.torch import load_file, save_file
 
@@ -17,6 +17,7 @@ from labinfer.models.registry import load_config
 SOME = PROMPTS[2:4]
 NUM_TOKENS = 6
 FULL, SLIDING = "full_attention", "sliding_attention"
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 
 
 def change_config(directory, drop=(), **changes):
@@ -117,6 +118,24 @@ def test_head_in_another_dtype_is_compared_by_value(tmp_path):
         ("ministral3", {"layer_types": [FULL, SLIDING] * 2}, "layer_types .* is not supported"),
         ("gpt-oss", {"swiglu_alpha": 0}, "swiglu_alpha should be above 0"),
         ("olmo3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "both rope_parameters and rope_scaling"),
+        ("qwen3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        ("deepseek-v3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        (
+            "olmo3",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}},
+            "should have an entry for full_attention",
+        ),
+        (
+            "olmo3",
+            {"rope_parameters": {FULL: YARN | {"truncate": False}, SLIDING: PLAIN}},
+            "truncate False .* is not supported",
+        ),
+        (
+            "gemma3",
+            {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            "a type but no rope_type",
+        ),
+        ("gemma4", {"layer_types": [FULL, SLIDING] * 2}, "layer_types ends in sliding_attention"),
         ("gemma4", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling is not supported in Gemma 4"),
     ],
 )
@@ -137,3 +156,20 @@ def test_window_that_is_switched_off_is_none(tmp_path, off):
 def test_rope_scaling_goes_before_rope_parameters(tmp_path):
     directory = make_checkpoint(tmp_path, "llama-untied")
     assert_transformers_answers(change_config(directory, rope_scaling={"rope_type": "linear", "factor": 2.0}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        # Only HunYuan's dynamic rope has an alpha.
+        ("qwen3", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 3.0, "alpha": 5.0}}),
+        # YaRN's ramp falls where it ends before its begin.
+        ("gpt-oss", {"original_max_position_embeddings": 3}),
+        # Beside rope parameters by type of layers, of which each has its own.
+        ("olmo3", {"original_max_position_embeddings": 3}),
+        # The base of full attention alone.
+        ("olmo3", {"rope_parameters": None, "rope_theta": 500.0}),
+    ],
+)
+def test_rope_parameter_is_read_as_by_transformers(tmp_path, kind, changes):
+    assert_transformers_answers(change_config(make_checkpoint(tmp_path, kind), **changes))

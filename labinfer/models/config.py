@@ -387,26 +387,37 @@ def _read_context(file: ConfigFile, layers: Sequence[LayerConfig]) -> int:
     return int(min(MOST[""], max(read_max_position(file), *stretched, 0)))
 
 
-def read_rope(file: ConfigFile, layer_type: str = "", **changes: Any) -> RopeConfig:
+def read_rope(
+    file: ConfigFile, layer_type: str = "", *, partial: bool = False, fixed_stretch: bool = False, **changes: Any
+) -> RopeConfig:
     """A rotary table from either spelling: ``rope_parameters`` (Transformers 5) or ``rope_theta`` with ``rope_scaling``, which
     Transformers prefers where a config has both.
 
     Args:
         layer_type: whose entry to take where ``rope_parameters`` has one for each type of layers.
+        partial: whether the family may rotate a part of each head.
+        fixed_stretch: whether ``alpha`` makes ``dynamic`` rope a fixed stretch; other families do not read it.
         changes: fields of the result that this family has otherwise.
 
     Raises:
         UserError: a kind of scaling that is not offered, or a parameter that makes no sense.
     """
     given = file.values.get("rope_scaling") or file.values.get("rope_parameters") or {}
-    if isinstance(given, dict) and isinstance(given.get(layer_type), dict):
+    is_typed = isinstance(given, dict) and isinstance(given.get(layer_type), dict)
+    if is_typed:
         given = given[layer_type]
+        file.require(
+            given.get("truncate", True) is True,
+            f"truncate {_show(given.get('truncate'))} of rope parameters by type of layers is not supported; Transformers ignores it",
+        )
     file.require(isinstance(given, dict), f"rope parameters should be an object, not {given!r:.60}")
     nested = [key for key, value in given.items() if isinstance(value, dict)]
     file.require(not nested, f"rope parameters for {', '.join(nested)} are not known in this family")
     parameters = dict(given)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     parameters["rope_type"] = "longrope" if kind == "su" else kind  # as early configs call it
+    if not fixed_stretch:
+        parameters.pop("alpha", None)
     if parameters.get("rope_theta") is None:
         theta = file.values.get("rope_theta")
         parameters["rope_theta"] = 10000.0 if theta is None else theta
@@ -415,7 +426,7 @@ def read_rope(file: ConfigFile, layer_type: str = "", **changes: Any) -> RopeCon
         isinstance(theta, (int, float)) and 0 < theta <= sys.float_info.max,
         f"rope_theta should be above 0, not {_show(theta)}",
     )
-    if file.values.get("original_max_position_embeddings") is not None:
+    if not is_typed and file.values.get("original_max_position_embeddings") is not None:
         parameters["original_max_position_embeddings"] = file.size("original_max_position_embeddings")
     fraction = parameters.get("partial_rotary_factor")
     if fraction is None:
@@ -423,6 +434,10 @@ def read_rope(file: ConfigFile, layer_type: str = "", **changes: Any) -> RopeCon
     file.require(
         isinstance(fraction, (int, float)) and 0 < fraction <= 1,
         f"partial_rotary_factor should be above 0 and at most 1, not {fraction!r:.60}",
+    )
+    file.require(
+        partial or fraction == 1 or parameters["rope_type"] == "proportional",
+        f"partial_rotary_factor {fraction} is not supported for this architecture; only 1 is",
     )
     dim = read_head_size(file)
     if parameters["rope_type"] != "proportional":
@@ -433,15 +448,27 @@ def read_rope(file: ConfigFile, layer_type: str = "", **changes: Any) -> RopeCon
     return rope
 
 
-def require_one_spelling(file: ConfigFile) -> None:
-    """Refuse ``rope_scaling`` beside ``rope_parameters`` by type of layers: which of them is scaled would be a guess.
+def require_ropes_by_type(file: ConfigFile) -> None:
+    """Refuse ``rope_parameters`` that are not those of each type of layers, and ``rope_scaling`` beside them: which of them is scaled
+    would be a guess.
 
     Raises:
-        UserError: the config has both.
+        UserError: an entry is missing, the config has both, or ``rope_scaling`` names its type as ``type`` alone, which Transformers
+            does not read in these families.
     """
+    given, scaling = file.values.get("rope_parameters"), file.values.get("rope_scaling")
     file.require(
-        not (file.values.get("rope_parameters") and file.values.get("rope_scaling")),
+        given is None
+        or (isinstance(given, dict) and all(isinstance(given.get(kind), dict) for kind in (FULL, SLIDING))),
+        f"rope_parameters should have an entry for {FULL} and for {SLIDING}, not {given!r:.80}",
+    )
+    file.require(
+        not (given and scaling),
         "has both rope_parameters and rope_scaling; leave rope_scaling out",
+    )
+    file.require(
+        not (isinstance(scaling, dict) and "type" in scaling and "rope_type" not in scaling),
+        "rope_scaling has a type but no rope_type, and Transformers ignores it in this family; name it rope_type, or leave it out",
     )
 
 

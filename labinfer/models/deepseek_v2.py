@@ -94,7 +94,6 @@ def read_latent_attention(file: ConfigFile, interleaved: bool) -> LatentAttentio
     require_no_window(file)
     unrotated, rotated = file.size("qk_nope_head_dim"), file.size("qk_rope_head_dim")
     rope = read_rope(file.with_values(file.values | {"head_dim": rotated}), interleaved=interleaved)
-    file.require(rope.dim == rotated, "partial_rotary_factor is not supported beside qk_rope_head_dim; only 1 is")
     return LatentAttentionConfig(
         num_heads=file.size("num_attention_heads"),
         query_rank=0 if file.values.get("q_lora_rank") is None else file.size("q_lora_rank"),

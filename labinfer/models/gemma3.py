@@ -14,7 +14,7 @@ from labinfer.models.config import (
     read_model,
     read_rope,
     read_windows,
-    require_one_spelling,
+    require_ropes_by_type,
 )
 from labinfer.models.decoder import Decoder
 from labinfer.weights.checkpoint_names import CheckpointNames
@@ -122,13 +122,7 @@ def _read_ropes(file: ConfigFile) -> dict[bool, RopeConfig]:
     Raises:
         UserError: parameters that are not those of each type, or make no sense.
     """
-    given = file.values.get("rope_parameters")
-    file.require(
-        given is None
-        or (isinstance(given, dict) and all(isinstance(given.get(kind), dict) for kind in (FULL, SLIDING))),
-        f"rope_parameters should have an entry for {FULL} and for {SLIDING}, not {given!r:.80}",
-    )
-    require_one_spelling(file)
+    require_ropes_by_type(file)
     unscaled = file.without("rope_scaling")
     local = file.with_values(unscaled.values | {"rope_theta": file.get("rope_local_base_freq", float, 1e4)})
     return {True: read_rope(local, SLIDING), False: read_rope(file.with_defaults(rope_theta=1e6), FULL)}

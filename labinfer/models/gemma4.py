@@ -81,6 +81,10 @@ class Gemma4ForCausalLM(Decoder):
             lambda n: SLIDING if (n + 1) % 6 and n + 1 < num_layers else FULL,
         )
         num_shared = file.get("num_kv_shared_layers", int, 0)
+        file.require(
+            windows[-1] == 0,
+            f"layer_types ends in {SLIDING}, which is not supported; Transformers makes the last layer {FULL}",
+        )
         sources = _sources(file, windows, num_shared)
         columns = file.size("intermediate_size")
         mlp = _read_mlp(file, columns, eps)
@@ -148,10 +152,10 @@ def _read_attention(file: ConfigFile, number: int, window: int, *, eps: float, r
         isinstance(ropes, dict) and isinstance(ropes.get(kind), dict),
         f"rope_parameters should have an entry for {kind}, not {ropes!r:.80}",
     )
-    own = file.with_values(values | {"rope_parameters": ropes[kind]})
+    own = file.with_values(values | {"rope_parameters": ropes})
     return read_attention(
         own,
-        rope=read_rope(own),
+        rope=read_rope(own, kind),
         window=window,
         scale=1.0,
         qk_norm="head",

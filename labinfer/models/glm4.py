@@ -37,6 +37,6 @@ class Glm4ForCausalLM(Decoder):
             rms_norm_eps=1.5625e-07,
             max_position_embeddings=131072,
         )
-        attention = read_attention(file, rope=read_rope(file, interleaved=True), out_bias=False)
+        attention = read_attention(file, rope=read_rope(file, partial=True, interleaved=True), out_bias=False)
         layer = LayerConfig(mixer=attention, mlp=read_gated_mlp(file))
         return read_model(file, [layer] * file.size("num_hidden_layers"))

@@ -12,6 +12,7 @@ from labinfer.models.config import (
     read_gated_mlp,
     read_model,
     read_mtp,
+    read_rope,
     read_router,
 )
 from labinfer.models.decoder import Decoder
@@ -49,7 +50,9 @@ class Glm4MoeForCausalLM(Decoder):
         mixture = MixtureConfig(router=router, intermediate_size=columns, shared=shared)
         qk_norm = "head" if file.get("use_qk_norm", bool, False) else "none"
         eps, dense = file.get("rms_norm_eps", float), read_gated_mlp(file)
-        attention = read_attention(file, out_bias=False, qk_norm=qk_norm, qk_norm_eps=eps)
+        attention = read_attention(
+            file, rope=read_rope(file, partial=True), out_bias=False, qk_norm=qk_norm, qk_norm_eps=eps
+        )
         layers = [
             LayerConfig(mixer=attention, mlp=mixture if layer >= first else dense)
             for layer in range(file.size("num_hidden_layers"))

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from labinfer.models.config import ConfigFile, LayerConfig, ModelConfig, read_attention, read_gated_mlp, read_model
+from labinfer.models.config import (
+    ConfigFile,
+    LayerConfig,
+    ModelConfig,
+    read_attention,
+    read_gated_mlp,
+    read_model,
+    read_rope,
+)
 from labinfer.models.decoder import Decoder
 from labinfer.weights.checkpoint_names import CheckpointNames
 
@@ -18,6 +26,8 @@ class HunYuanDenseV1ForCausalLM(Decoder):
     def read_config(cls, file: ConfigFile) -> ModelConfig:
         file = file.with_defaults(rms_norm_eps=1e-5)
         eps = file.get("rms_norm_eps", float)
-        attention = read_attention(file, qk_norm="head_after_rotation", qk_norm_eps=eps)
+        attention = read_attention(
+            file, rope=read_rope(file, fixed_stretch=True), qk_norm="head_after_rotation", qk_norm_eps=eps
+        )
         layer = LayerConfig(mixer=attention, mlp=read_gated_mlp(file))
         return read_model(file, [layer] * file.size("num_hidden_layers"))

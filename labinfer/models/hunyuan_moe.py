@@ -10,6 +10,7 @@ from labinfer.models.config import (
     read_attention,
     read_gated_mlp,
     read_model,
+    read_rope,
     read_router,
 )
 from labinfer.models.decoder import Decoder
@@ -33,7 +34,9 @@ class HunYuanMoEV1ForCausalLM(Decoder):
         file = file.with_aliases(num_local_experts="num_experts", num_experts_per_tok="moe_topk")
         file = file.with_defaults(rms_norm_eps=1e-5, num_experts=1, moe_topk=1)
         eps, mlp = file.get("rms_norm_eps", float), read_gated_mlp(file)
-        attention = read_attention(file, qk_norm="head_after_rotation", qk_norm_eps=eps)
+        attention = read_attention(
+            file, rope=read_rope(file, fixed_stretch=True), qk_norm="head_after_rotation", qk_norm_eps=eps
+        )
         layers = []
         for layer in range(file.size("num_hidden_layers")):
             own = read_layer_values(file, layer, "num_experts", "moe_topk")

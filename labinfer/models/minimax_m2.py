@@ -11,6 +11,7 @@ from labinfer.models.config import (
     read_gated_mlp,
     read_head_size,
     read_model,
+    read_rope,
     read_router,
 )
 from labinfer.models.decoder import Decoder
@@ -44,6 +45,6 @@ class MiniMaxM2ForCausalLM(Decoder):
             bias_dims=1,
         )
         eps, columns = file.get("rms_norm_eps", float, 1e-6), read_gated_mlp(file).intermediate_size
-        attention = read_attention(file, qk_norm="full", qk_norm_eps=eps)
+        attention = read_attention(file, rope=read_rope(file, partial=True), qk_norm="full", qk_norm_eps=eps)
         layer = LayerConfig(mixer=attention, mlp=MixtureConfig(router=router, intermediate_size=columns))
         return read_model(file, [layer] * file.size("num_hidden_layers"))

@@ -13,7 +13,7 @@ from labinfer.models.config import (
     read_model,
     read_rope,
     read_windows,
-    require_one_spelling,
+    require_ropes_by_type,
 )
 from labinfer.models.decoder import Decoder
 from labinfer.weights.checkpoint_names import CheckpointNames
@@ -36,9 +36,10 @@ class Olmo3ForCausalLM(Decoder):
         eps, mlp = file.get("rms_norm_eps", float), read_gated_mlp(file)
         window = file.size("sliding_window") if file.values.get("sliding_window") is not None else 0
         windows = read_windows(file, window, lambda n: FULL if (n + 1) % 4 == 0 else SLIDING)
-        # A scaling that is not told by type of layer is that of the full ones.
-        require_one_spelling(file)
-        ropes = {True: read_rope(file.without("rope_scaling"), SLIDING), False: read_rope(file, FULL)}
+        # Scaling and base that stand beside the types of layers are those of the full ones, as in Transformers.
+        require_ropes_by_type(file)
+        local = file.without("rope_scaling", "rope_theta").with_defaults(rope_theta=5e5)
+        ropes = {True: read_rope(local, SLIDING), False: read_rope(file, FULL)}
         layers = [
             LayerConfig(
                 mixer=read_attention(file, rope=ropes[w > 0], window=w, qk_norm="full", qk_norm_eps=eps), mlp=mlp

@@ -40,4 +40,4 @@ def _read_rope(file: ConfigFile):
         given = values.get(key)
         if isinstance(given, dict) and (given.get("rope_type") or given.get("type")) == "yarn":
             values[key] = given | {"rope_type": "longrope"}
-    return read_rope(file.with_values(values))
+    return read_rope(file.with_values(values), partial=True)

@@ -15,6 +15,7 @@ from labinfer.models.config import (
     read_layer_types,
     read_model,
     read_mtp,
+    read_rope,
     require_no_window,
 )
 from labinfer.models.decoder import Decoder
@@ -86,7 +87,10 @@ def read_gated_attention(file: ConfigFile) -> AttentionConfig:
     require_no_window(file, (FULL, LINEAR))
     file = file.with_defaults(head_dim=256, partial_rotary_factor=0.25)
     eps = file.get("rms_norm_eps", float, 1e-6)
-    return read_attention(file, window=0, qk_norm="head", qk_norm_eps=eps, qk_norm_offset=1.0, output_gate=True)
+    rope = read_rope(file, partial=True)
+    return read_attention(
+        file, rope=rope, window=0, qk_norm="head", qk_norm_eps=eps, qk_norm_offset=1.0, output_gate=True
+    )
 
 
 def read_hybrid_mtp(file: ConfigFile, mlp: MLPConfig) -> LayerConfig | None:

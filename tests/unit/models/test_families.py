@@ -28,7 +28,8 @@ def older_spelling(values: dict) -> dict:
     """As before Transformers 5: ``rope_theta`` beside ``rope_scaling``, which is missing where nothing is scaled."""
     values = dict(values)
     rope = values.pop("rope_parameters")
-    if "full_attention" in rope:  # one theta for all but Gemma; the scaling is that of the full layers
+    is_by_type = "full_attention" in rope
+    if is_by_type:  # one theta for all but Gemma; the scaling is that of the full layers
         values["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
     rope = dict(rope)
@@ -37,7 +38,7 @@ def older_spelling(values: dict) -> dict:
         values["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     kind = rope.pop("rope_type")
     if kind != "default":
-        values["rope_scaling"] = {"type": kind} | rope
+        values["rope_scaling"] = {"rope_type" if is_by_type else "type": kind} | rope
     return values
 
 
@@ -46,10 +47,11 @@ def older_spelling(values: dict) -> dict:
 )  # it came after the older one
 def test_both_spellings_of_rope_give_the_same_tables(tmp_path, kind):
     def same_theta(values: dict) -> dict:
-        """The older spelling has one theta, so the newer one must not have two."""
+        """The older spelling has one theta, which in OLMo 3 is that of full attention alone."""
         rope = values["rope_parameters"]
         if "full_attention" in rope:
-            rope["sliding_attention"]["rope_theta"] = rope["full_attention"]["rope_theta"]
+            theta = 5e5 if kind == "olmo3" else rope["full_attention"]["rope_theta"]
+            rope["sliding_attention"]["rope_theta"] = theta
         return values
 
     newer = load_config(write(tmp_path / "newer", kind, same_theta))
