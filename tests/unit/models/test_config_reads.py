@@ -3,23 +3,17 @@ cannot matter. A key that a newer Transformers reads fails here until one of the
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 from checkpoints import CONFIGS, architecture, auto_class
+from config_values import family_reads, other_values
 
 from labinfer.errors import UserError
 from labinfer.models.registry import load_config
 
-ROOT = Path(transformers.__file__).parent
-SHARED = ("masking_utils.py", "cache_utils.py", "modeling_rope_utils.py")
-"""Files that all families' models call with their config."""
 CANNOT_MATTER = {
     "of training and dropout": "attention_dropout embd_pdrop resid_pdrop residual_dropout router_jitter_noise "
     "router_aux_loss_coef output_router_logits initializer_range",
@@ -61,80 +55,6 @@ CANNOT_MATTER_IN = {
 }
 """Names by the reason why they cannot matter in some kinds of checkpoints, and parts of the names of these kinds."""
 WINDOWED = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}
-FULL, SLIDING = "full_attention", "sliding_attention"
-SPECIAL: dict[str, list[Any]] = {
-    "is_causal": [False],
-    "layer_types": [[SLIDING] * 4, [FULL] * 4, [SLIDING] * 8, [FULL] * 8],
-    "sliding_window": [5],
-    "attention_chunk_size": [5],
-    "per_layer_config": [{"1": {"head_dim": 20}}],
-    "rope_parameters": [{"rope_type": "default", "rope_theta": 77.0}, {"rope_type": "nothing"}],
-    "rope_scaling": [{"rope_type": "linear", "factor": 3.0}],
-    "rope_theta": [77.0],
-    "partial_rotary_factor": [0.4, 0.125],
-    "swiglu_alpha": [1.25],
-    "no_rope_layers": [[1, 1, 1, 1], [0, 1, 0, 1]],
-    "mlp_only_layers": [[0], [1], [3]],
-    "mlp_layer_types": [["dense"] * 4],
-    "topk_method": ["other"],
-    "text_config": [{}],
-}
-"""Values for keys that have none in the config, or for which another number of the same type would not do."""
-
-
-def is_config(node: ast.expr) -> bool:
-    """Whether an expression is a config by its name, such as ``self.config``."""
-    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-    return name.endswith("config")
-
-
-@cache
-def config_reads(path: Path) -> frozenset[str]:
-    """Names of public attributes that a file reads from configs; in the file of a config also from ``self`` and ``kwargs``."""
-    names: set[str] = set()
-    is_own = path.name.startswith("configuration_")
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            is_self = is_own and isinstance(node.value, ast.Name) and node.value.id == "self"
-            names |= {node.attr} if is_config(node.value) or is_self else set()
-        elif isinstance(node, ast.Call) and len(node.args) > 0:
-            called, first, *others = node.func, *node.args
-            if isinstance(called, ast.Name) and called.id in ("getattr", "hasattr") and others:
-                is_self = isinstance(first, ast.Name) and first.id == "self" and (is_own or path.name in SHARED)
-                names |= (
-                    {others[0].value}
-                    if (is_config(first) or is_self) and isinstance(others[0], ast.Constant)
-                    else set()
-                )
-            elif isinstance(called, ast.Attribute) and called.attr in ("pop", "get", "setdefault") and is_own:
-                is_kwargs = isinstance(called.value, ast.Name) and called.value.id == "kwargs"
-                names |= {first.value} if is_kwargs and isinstance(first, ast.Constant) else set()
-    return frozenset(name for name in names if isinstance(name, str) and not name.startswith("_"))
-
-
-def family_reads(kind: str) -> set[str]:
-    """Names that the text model of a kind of checkpoint reads."""
-    text = CONFIGS[kind]().get_text_config()
-    model = transformers.AutoModelForCausalLM._model_mapping.get(type(text), None)
-    model = model or transformers.AutoModel._model_mapping[type(text)]
-    model = model[0] if isinstance(model, tuple) else model
-    files = [ROOT / name for name in SHARED] + [Path(inspect.getfile(part)) for part in (model, type(text))]
-    return set().union(*map(config_reads, files)) | {"tie_word_embeddings"}
-
-
-def other_values(key: str, value: Any) -> list[Any]:
-    """Values of the same type, or of any where the config has none."""
-    if isinstance(value, bool):
-        own = [not value]
-    elif isinstance(value, int):
-        own = [value + 1, max(1, value // 2), 2 * value]
-    elif isinstance(value, float):
-        own = [1.5 * value, value / 2]
-    elif isinstance(value, str):
-        own = ["relu", "other"]
-    else:
-        own = [3, 0.5, True, "other"]
-    return SPECIAL.get(key, own)
 
 
 def excused(key: str, kind: str) -> bool:
