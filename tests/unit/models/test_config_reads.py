@@ -49,6 +49,7 @@ CANNOT_MATTER_IN = {
     "vocab_size_per_layer_input": ("without hidden_size_per_layer_input there is no such table", "gemma4"),
     "use_sliding_window": ("without sliding_window it changes nothing", "smollm3"),
     "rope_theta": ("rope_parameters are needed, and state it", "gemma4 ministral3"),
+    "original_max_position_embeddings": ("rope parameters by type of layers have their own", "gemma4"),
     "n_group": ("greedy choice has no groups", "deepseek-v2-lite"),
     "topk_group": ("greedy choice has no groups", "deepseek-v2-lite"),
     "max_window_layers": ("without use_sliding_window it changes nothing", "qwen3-next qwen3.5"),
