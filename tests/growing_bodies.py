@@ -23,6 +23,8 @@ ONE_FIELD = ("StructuredOutputs",)
 """Structs that may have one of their fields only."""
 ONE_TOKEN = ("max_tokens", "max_output_tokens")
 """Fields that keep the answers short."""
+NAME = b'"a0"'
+"""Every string of an example."""
 MAX_VISITS = 1
 """Places of a struct on one path: those inside itself are as those outside."""
 Wrap = Callable[[Any], Any]
@@ -105,7 +107,7 @@ class _Walker:
             yield self._growth(f"{place} digits", lambda size: msgspec.Raw(b"1" * size), wrap)
         elif name == "array":
             for item in self._examples(kind.get("items", {})):
-                yield self._growth(f"{place}[] {_label(item)}", self._list_of(kind.get("items", {}), item), wrap)
+                yield self._growth(f"{place}[] {_label(item)}", _list_of(msgspec.json.encode(item)), wrap)
             yield from self.walk(kind.get("items", {}), lambda value: wrap([value]), f"{place}[0]", visits)
         elif name == "object" and "properties" in kind:
             bases = [base] if base is not None else self._whole_examples(kind) or [{}]
@@ -141,17 +143,12 @@ class _Walker:
         """Growths of a value without a schema."""
         yield self._growth(f"{place} string", lambda size: "a" * size, wrap)
         for item in (b"1", b"1.0", b'""', b"[]", b"{}", b'{"a":[""]}'):
-            yield self._growth(f"{place}[] {item.decode()}", _raw_list(lambda index, item=item: item), wrap)
+            yield self._growth(f"{place}[] {item.decode()}", _list_of(item), wrap)
         yield self._growth(f"{place} keys", _map_of(1, "a"), wrap)
         yield self._growth(f"{place} depth", lambda size: msgspec.Raw(b"[" * (size // 2) + b"]" * (size // 2)), wrap)
 
     def _growth(self, place: str, grown: Callable[[int], Any], wrap: Wrap) -> Growth:
         return Growth(self._path, place, grown, wrap)
-
-    def _list_of(self, part: Any, item: Any) -> Callable[[int], Any]:
-        """Lists of examples like ``item``, no two of which have the same name."""
-        text = msgspec.json.encode(item)
-        return _raw_list(lambda index: text.replace(b'"a0"', b'"a%d"' % index))
 
     def _alternatives(self, node: Any) -> list[dict[str, Any]]:
         """Kinds of values but null."""
@@ -198,10 +195,15 @@ class _Walker:
         return True if name == "boolean" else None
 
 
-def _raw_list(item: Callable[[int], bytes]) -> Callable[[int], Any]:
+def _list_of(item: bytes) -> Callable[[int], Any]:
+    """Lists of JSON values like ``item``, no two of which have the same name."""
+
+    def named(index: int) -> bytes:
+        return item.replace(NAME, b'"a%d"' % index)
+
     def grown(size: int) -> Any:
-        count = max(1, size // (len(item(10**5)) + 1))
-        return msgspec.Raw(b"[" + b",".join(map(item, range(count))) + b"]")
+        count = max(1, size // (len(named(10**5)) + 1))
+        return msgspec.Raw(b"[" + b",".join(map(named, range(count)) if NAME in item else [item] * count) + b"]")
 
     return grown
 
