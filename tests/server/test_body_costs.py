@@ -78,7 +78,9 @@ class HealthProbe:
 
 @pytest.fixture(scope="module")
 def server():
-    with serving("--dtype", "float32", "--num-kv-blocks", "256", "--max-body-memory", "128") as server:
+    # The probe's connection has to outlast the seconds in which this process makes a long body.
+    options = ("--max-body-memory", "128", "--keep-alive", "120")
+    with serving("--dtype", "float32", "--num-kv-blocks", "256", *options) as server:
         server.complete()
         yield server
         server.wait_idle()
