@@ -17,6 +17,7 @@ from labinfer.models.registry import load_config
 SOME = PROMPTS[2:4]
 NUM_TOKENS = 6
 FULL, SLIDING = "full_attention", "sliding_attention"
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 3.0}
 PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 
 
@@ -27,10 +28,10 @@ def change_config(directory, drop=(), **changes):
     return directory
 
 
-def assert_transformers_answers(directory):
+def assert_transformers_answers(directory, **options):
     """Greedy tokens are Transformers', and logits within the tolerance of all golden tests (1e-4 relative)."""
     reference = transformers_greedy(directory, SOME, NUM_TOKENS)
-    with recorded(directory) as (llm, rows):
+    with recorded(directory, **options) as (llm, rows):
         outputs = greedy(llm, SOME, NUM_TOKENS)
     check_answers(
         outputs, rows, [answer["token_ids"] for answer in reference], [answer["logits"] for answer in reference]
@@ -135,6 +136,11 @@ def test_head_in_another_dtype_is_compared_by_value(tmp_path):
             {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
             "a type but no rope_type",
         ),
+        (
+            "qwen3",
+            {"max_position_embeddings": None, "rope_parameters": DYNAMIC},
+            "rope of type dynamic needs max_position_embeddings",
+        ),
         ("gemma4", {"layer_types": [FULL, SLIDING] * 2}, "layer_types ends in sliding_attention"),
         ("gemma4", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling is not supported in Gemma 4"),
     ],
@@ -162,7 +168,7 @@ def test_rope_scaling_goes_before_rope_parameters(tmp_path):
     ("kind", "changes"),
     [
         # Only HunYuan's dynamic rope has an alpha.
-        ("qwen3", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 3.0, "alpha": 5.0}}),
+        ("qwen3", {"rope_parameters": DYNAMIC | {"alpha": 5.0}}),
         # YaRN's ramp falls where it ends before its begin.
         ("gpt-oss", {"original_max_position_embeddings": 3}),
         # Beside rope parameters by type of layers, of which each has its own.
@@ -173,3 +179,8 @@ def test_rope_scaling_goes_before_rope_parameters(tmp_path):
 )
 def test_rope_parameter_is_read_as_by_transformers(tmp_path, kind, changes):
     assert_transformers_answers(change_config(make_checkpoint(tmp_path, kind), **changes))
+
+
+def test_minicpm3_without_max_position_embeddings_has_the_default_of_transformers(tmp_path):
+    directory = make_checkpoint(tmp_path, "minicpm3")
+    assert_transformers_answers(change_config(directory, drop=("max_position_embeddings",)), max_model_len=256)

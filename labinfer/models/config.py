@@ -428,6 +428,16 @@ def read_rope(
     )
     if not is_typed and file.values.get("original_max_position_embeddings") is not None:
         parameters["original_max_position_embeddings"] = file.size("original_max_position_embeddings")
+    kind, has_original = parameters["rope_type"], parameters.get("original_max_position_embeddings") is not None
+    is_measured = (
+        (kind == "dynamic" and not parameters.get("alpha"))
+        or kind == "longrope"
+        or (kind == "yarn" and not has_original)
+    )
+    file.require(
+        not is_measured or file.values.get("max_position_embeddings") is not None,
+        f"rope of type {kind} needs max_position_embeddings, which is not there",
+    )
     fraction = parameters.get("partial_rotary_factor")
     if fraction is None:
         fraction = file.get("partial_rotary_factor", float, 1.0)

@@ -15,7 +15,7 @@ class MiniCPM3ForCausalLM(Decoder):
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
         heads, hidden = file.size("num_attention_heads"), file.size("hidden_size")
-        file = file.with_defaults(rms_norm_eps=1e-5, tie_word_embeddings=True)
+        file = file.with_defaults(rms_norm_eps=1e-5, tie_word_embeddings=True, max_position_embeddings=32768)
         file = file.with_values(file.values | {"v_head_dim": file.size("v_head_dim", hidden // heads)})
         num_layers = file.size("num_hidden_layers")
         layer = LayerConfig(mixer=read_latent_attention(file, interleaved=False), mlp=read_gated_mlp(file))
