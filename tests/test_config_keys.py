@@ -184,3 +184,10 @@ def test_rope_parameter_is_read_as_by_transformers(tmp_path, kind, changes):
 def test_minicpm3_without_max_position_embeddings_has_the_default_of_transformers(tmp_path):
     directory = make_checkpoint(tmp_path, "minicpm3")
     assert_transformers_answers(change_config(directory, drop=("max_position_embeddings",)), max_model_len=256)
+
+
+@pytest.mark.parametrize("key", ["norm_topk_prob", "rope_interleave"])
+def test_null_for_a_boolean_is_false(tmp_path, key):
+    assert_transformers_answers(
+        change_config(make_checkpoint(tmp_path, "deepseek-v3-plain"), **{"norm_topk_prob": True, key: None})
+    )

@@ -157,7 +157,7 @@ class ConfigFile:
         return self.with_values(self.values | text | {key: self.values[key] for key in outer if key in self.values})
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """The value of ``key``, or ``default``.
+        """The value of ``key``, or ``default``; a boolean that is null is false.
 
         Raises:
             UserError: the key is missing and has no default, or its value has another type.
@@ -166,7 +166,7 @@ class ConfigFile:
         if value is None:
             if default is None:
                 raise UserError(f"{self.path} has no {key!r}; is the checkpoint complete?")
-            return default
+            return False if kind is bool and key in self.values else default  # a null is false in Transformers
         accepted = (int, float) if kind is float else kind
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
             raise UserError(f"{self.path}: {key} should be {kind.__name__}, not {_show(value)}")
