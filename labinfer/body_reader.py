@@ -95,11 +95,11 @@ def check_num_values(data: bytes | bytearray | msgspec.Raw) -> None:
     if _fits(*_count_values(data)):
         return  # also those that stand in strings
     data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # each quote begins or ends a string now
-    # Strings that hold no counted byte are two quotes now. No two strings of JSON touch, so that these are pairs.
-    data = data.translate(None, UNCOUNTED).replace(b'""', b"")
     num_parts, num_items, in_string = 0, 0, False
     for begin in range(0, len(data), SCAN_BYTES):
-        pieces = data[begin : begin + SCAN_BYTES].split(b'"')
+        part = data[begin : begin + SCAN_BYTES].translate(None, UNCOUNTED)
+        # Two quotes are a string without counted bytes: no string of JSON begins right behind another one.
+        pieces = part.replace(b'""', b"").split(b'"')
         parts, items = _count_values(b"".join(pieces[in_string::2]))
         num_parts, num_items = num_parts + parts, num_items + items
         in_string ^= len(pieces) % 2 == 0

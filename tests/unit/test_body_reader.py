@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 
 import msgspec
 import pytest
 
+from labinfer import body_reader
 from labinfer.body_reader import MAX_IGNORED, MAX_ITEMS, MAX_PARTS, WrongBody, check_num_values, read_body
 from labinfer.protocol import ChatBody
 
@@ -125,3 +127,38 @@ def test_values_are_counted_outside_of_strings(data, fits):
         else:
             with pytest.raises(WrongBody, match="the body has more than"):
                 check_num_values(given)
+
+
+def random_value(draw: random.Random, depth: int = 0):
+    """A JSON value with strings that are rich in counted bytes, quotes and backslashes."""
+    kind = draw.randrange(6 if depth < 3 else 3)
+    if kind < 2:
+        return "".join(draw.choice('a",\\{[: é') for _ in range(draw.randrange(6)))
+    if kind == 2:
+        return draw.choice([7, None, ""])
+    if kind < 5:
+        return [random_value(draw, depth + 1) for _ in range(draw.randrange(5))]
+    return {f'{number}:"': random_value(draw, depth + 1) for number in range(draw.randrange(4))}
+
+
+def num_values(value) -> tuple[int, int]:
+    """Objects, arrays and keys of a value, and its commas."""
+    if not isinstance(value, (list, dict)):
+        return 0, 0
+    counts = [num_values(inner) for inner in (value.values() if isinstance(value, dict) else value)]
+    own = 1 + isinstance(value, dict) * len(value), max(0, len(value) - 1)
+    return tuple(map(sum, zip(own, *counts, strict=True)))
+
+
+def test_counts_are_exact_wherever_a_scan_is_cut(monkeypatch):
+    draw = random.Random(5)
+    for _ in range(1000):
+        value = [random_value(draw) for _ in range(draw.randrange(1, 6))]
+        data, (num_parts, num_items) = json.dumps(value, ensure_ascii=False).encode(), num_values(value)
+        monkeypatch.setattr(body_reader, "SCAN_BYTES", draw.choice([1, 2, 3, 5, 8, 64]))
+        monkeypatch.setattr(body_reader, "MAX_ITEMS", num_items)
+        monkeypatch.setattr(body_reader, "MAX_PARTS", num_parts)
+        check_num_values(data)
+        monkeypatch.setattr(body_reader, "MAX_PARTS", num_parts - 1)
+        with pytest.raises(WrongBody):
+            check_num_values(data)
