@@ -98,7 +98,7 @@ def check_num_values(data: bytes | bytearray | msgspec.Raw) -> None:
     num_parts, num_items, in_string = 0, 0, False
     for begin in range(0, len(data), SCAN_BYTES):
         part = data[begin : begin + SCAN_BYTES].translate(None, UNCOUNTED)
-        # Two quotes are a string without counted bytes: no string of JSON begins right behind another one.
+        # JSON strings are never adjacent, so that two quotes are one string, whose bytes were not counted ones.
         pieces = part.replace(b'""', b"").split(b'"')
         parts, items = _count_values(b"".join(pieces[in_string::2]))
         num_parts, num_items = num_parts + parts, num_items + items

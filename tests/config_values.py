@@ -144,7 +144,7 @@ KeyPath = tuple[str, ...]
 
 
 Change = dict[KeyPath, Any]
-"""Another value, or ``ABSENT``, by the path of its key."""
+"""Path of a key → its new value, or ``ABSENT`` to drop the key."""
 
 
 def changes(kind: str, values: dict[str, Any], num_frequencies: int) -> list[Change]:
@@ -176,7 +176,7 @@ def changes(kind: str, values: dict[str, Any], num_frequencies: int) -> list[Cha
 
 
 def changed(values: dict[str, Any], change: Change) -> dict[str, Any]:
-    """A config after a change."""
+    """Copy of ``values`` with ``change`` applied."""
     for (key, *rest), value in change.items():
         inner = changed(values[key], {tuple(rest): value}) if rest else value
         values = {name: old for name, old in values.items() if name != key} | ({} if inner is ABSENT else {key: inner})

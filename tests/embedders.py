@@ -62,8 +62,7 @@ def write_modules(
 @torch.no_grad()
 def reference_vectors(directory: Path, prompts: list[list[int]], mode: str, normalize: bool) -> list[torch.Tensor]:
     """Vectors by sentence-transformers' formulas, of Transformers' hidden states after the final norm."""
-    # Its "sdpa" has a causal mask even where the config's ``is_causal`` is false and nothing is padded.
-    model = AutoModel.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModel.from_pretrained(directory, dtype=torch.float32).eval()
     vectors = []
     for prompt in prompts:
         states_TD = model(input_ids=torch.tensor([prompt])).last_hidden_state[0]

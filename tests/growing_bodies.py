@@ -24,7 +24,7 @@ ONE_FIELD = ("StructuredOutputs",)
 ONE_TOKEN = ("max_tokens", "max_output_tokens")
 """Fields that keep the answers short."""
 NAME = b'"a0"'
-"""Every string of an example."""
+"""The JSON string in every string field of an example."""
 MAX_VISITS = 1
 """Places of a struct on one path: those inside itself are as those outside."""
 Wrap = Callable[[Any], Any]

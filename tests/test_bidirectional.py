@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,22 @@ from labinfer.plan import POOLINGS
 PROMPTS = mixed_prompts()
 SMALL = {"block_size": 4, "num_kv_blocks": 200, "threads": 1, "autotune": "off"}
 MODES = {"last": "lasttoken", "mean": "mean", "cls": "cls"}
+SUPPORTED = (
+    *(
+        "qwen3",
+        "ministral3",
+        "smollm3",
+        "phi3",
+        "phi4-mini",
+        "phi4-mini-long",
+        "seed-oss",
+        "glm4",
+        "ernie4.5",
+        "hunyuan",
+    ),
+    *("ernie4.5-moe", "hunyuan-moe", "glm4-moe", "glm4-moe-groups", "minimax-m2"),
+)
+"""Kinds of checkpoints whose layers all have full attention."""
 TOLERANCE = 1e-4
 
 
@@ -34,8 +49,13 @@ def is_supported(kind: str, directory: Path) -> bool:
 
 
 @pytest.fixture(scope="module", params=["qwen2-tied", "llama-untied"])
-def checkpoint(request, tmp_path_factory):
-    return make_bidirectional(tmp_path_factory.mktemp(request.param), request.param)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def checkpoint(kind, tmp_path_factory):
+    return make_bidirectional(tmp_path_factory.mktemp(kind), kind)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +81,10 @@ def test_first_token_depends_on_the_last(checkpoint):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_every_family_has_the_vectors_of_transformers_or_is_refused(kind, tmp_path):
-    if is_supported(kind, tmp_path):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_the_vectors_of_transformers_or_is_refused(family, tmp_path):
+    assert is_supported(family, tmp_path) == (family in SUPPORTED)
+    if family in SUPPORTED:
         with LLM(str(tmp_path), **SMALL) as llm:
             vectors = [output.embedding for output in llm.embed(PROMPTS, "mean", normalize=False)]
         assert worst_error(vectors, reference_vectors(tmp_path, PROMPTS, "mean", normalize=False)) < TOLERANCE
@@ -72,15 +93,16 @@ def test_every_family_has_the_vectors_of_transformers_or_is_refused(kind, tmp_pa
 def test_generation_is_refused(checkpoint):
     with LLM(str(checkpoint), **SMALL) as llm:
         with pytest.raises(
-            UserError, match=r"attends to later tokens as well \(is_causal is false.*ask for embeddings"
+            UserError, match=r"attends to later tokens as well \(its files say is_causal: false\).*ask for embeddings"
         ):
             llm.generate(PROMPTS, SamplingParams(max_tokens=2))
         assert len(llm.embed(PROMPTS)) == len(PROMPTS)
 
 
-def test_prompt_longer_than_a_step_is_refused(checkpoint):
-    with LLM(str(checkpoint), **SMALL, max_num_batched_tokens=16) as llm:
-        with pytest.raises(UserError, match=r"your prompt has 17 tokens.*at most 16 \(--max-num-batched-tokens\)"):
+def test_context_is_that_of_a_step(checkpoint, caplog):
+    with caplog.at_level("INFO"), LLM(str(checkpoint), **SMALL, max_num_batched_tokens=16) as llm:
+        assert "the context is 16 tokens; --max-num-batched-tokens raises it" in caplog.text
+        with pytest.raises(UserError, match=r"maximum context length is 16 tokens.*your prompt has 17 tokens"):
             llm.embed([[5] * 17])
         assert len(llm.embed([[5] * 16])) == 1
 
@@ -90,13 +112,8 @@ def test_sliding_window_is_refused(checkpoint):
         LLM(str(checkpoint), **SMALL, sliding_window=8)
 
 
-def test_draft_model_has_to_be_causal(checkpoint, tmp_path):
+def test_draft_model_has_to_be_causal(checkpoint, kind, tmp_path):
     causal = tmp_path / "causal"
-    kind = (
-        "qwen2-tied"
-        if json.loads((checkpoint / "config.json").read_text())["model_type"] == "qwen2"
-        else "llama-untied"
-    )
     make_base_model(causal, kind, tie_word_embeddings=True)
     with pytest.raises(UserError, match="the draft model .* attends to later tokens as well"):
         LLM(str(causal), **SMALL, speculative_config={"model": str(checkpoint), "num_speculative_tokens": 2})

@@ -169,11 +169,11 @@ def test_rope_scaling_goes_before_rope_parameters(tmp_path):
     [
         # Only HunYuan's dynamic rope has an alpha.
         ("qwen3", {"rope_parameters": DYNAMIC | {"alpha": 5.0}}),
-        # YaRN's ramp falls where it ends before its begin.
+        # YaRN's ramp is reversed if it ends before it begins.
         ("gpt-oss", {"original_max_position_embeddings": 3}),
         # Beside rope parameters by type of layers, of which each has its own.
         ("olmo3", {"original_max_position_embeddings": 3}),
-        # The base of full attention alone.
+        # ``rope_theta`` applies to layers with full attention only.
         ("olmo3", {"rope_parameters": None, "rope_theta": 500.0}),
     ],
 )

@@ -19,7 +19,7 @@ from labinfer.errors import UserError
 from labinfer.models.registry import load_config
 
 PROMPT = PROMPTS[3]
-"""33 tokens: more than a window, or twice one, has."""
+"""33 tokens, longer than two windows."""
 NUM_TOKENS = 3
 OUTCOMES = ("refused", "equal", "unchanged", "nothing", "noisy")
 SAMPLE = ("mistral", "gemma3", "qwen3-moe", "deepseek-v3", "gpt-oss")
@@ -74,7 +74,7 @@ class Comparison:
             return "equal"
         embedding, noise = model.get_input_embeddings().weight, 0.0
         exact, generator = embedding.clone(), torch.Generator().manual_seed(5)
-        for _ in range(4):  # of two experts as good, half of all noise prefers the same
+        for _ in range(4):  # where two experts tie, one draw of noise may not change the choice
             embedding.copy_(exact * (1 + NOISE * torch.randn(exact.shape, generator=generator)))
             noise = max(noise, worst_error(self._run(model, ids[:-1])[-NUM_TOKENS:], theirs_TV))
         if noise > max(MOST_GROWTH * NOISE, error / 10):
@@ -151,5 +151,6 @@ def test_sample_of_other_values_is_obeyed_or_refused(tmp_path, kind):
 def test_other_value_of_a_key_is_obeyed_or_refused(tmp_path, kind):
     counts = judge_all(Comparison(kind, tmp_path), kind, 10_000)
     print(f"{kind}: {dict(counts)}")
+    assert counts["noisy"] <= 0.05 * counts.total()
     assert counts["equal"] >= 20
     assert counts["refused"] >= 10

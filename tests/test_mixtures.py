@@ -186,7 +186,7 @@ def test_layers_that_draft_tokens_are_left_out(tmp_path, caplog, kind):
 
 @pytest.mark.parametrize("kind", ["glm4-moe", "minimax-m2", "deepseek-v2", "deepseek-v3", "glm-4.7-flash", "kimi-k2"])
 def test_layers_behind_the_last_that_draft_nothing_are_refused(tmp_path, kind):
-    """The config says three of four layers, beside an MTP layer, too."""
+    """``num_hidden_layers`` is 3 in a checkpoint of four layers, with and without an MTP layer."""
     layers = {
         key: values[:3] for key in ("mlp_layer_types", "layer_types") if (values := getattr(CONFIGS[kind](), key, None))
     }

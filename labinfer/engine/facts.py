@@ -34,7 +34,7 @@ class EngineFacts:
     pooling: PoolingConfig = PoolingConfig()
     """Pooling of requests that do not name one."""
     no_generation: str = ""
-    """Reason why no tokens can be generated, as ``ModelConfig.no_generation`` has it; then prompts can only be pooled. Empty for none."""
+    """Reason why generation is refused, see ``ModelConfig.no_generation``; empty if the model can generate."""
     is_causal: bool = True
     """Whether a token attends to itself and earlier ones only; otherwise a prompt is run in one step and shares no KV blocks."""
     dynamic_rope_from: int = 0

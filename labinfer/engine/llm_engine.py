@@ -78,7 +78,6 @@ class LLMEngine:
         self.state = EngineState.IDLE
         self._executor, self._recorder, self._guides = executor, recorder, guides
         self._vocab_size, self._hidden_size = facts.vocab_size, facts.hidden_size
-        self._is_causal = facts.is_causal
         self._no_generation, self._dynamic_rope_from = facts.no_generation, facts.dynamic_rope_from
         self._next_seq_id = 0
         self.last_batch: InFlight | None = None
@@ -183,11 +182,6 @@ class LLMEngine:
             assert sampling == SamplingParams(), "a pooled request samples nothing"
             if len(prompt_ids) > context:
                 raise PromptTooLong.for_context(context, f"your prompt has {len(prompt_ids)} tokens")
-            if not self._is_causal and len(prompt_ids) > (most := self._options.max_num_batched_tokens):
-                raise PromptTooLong(
-                    f"your prompt has {len(prompt_ids)} tokens; this model is not causal and runs a prompt in one step, which "
-                    f"has at most {most} (--max-num-batched-tokens): shorten it, or start with more"
-                )
         elif self._no_generation:
             raise UserError(f"this model {self._no_generation} and generates nothing; ask for embeddings")
         elif len(prompt_ids) >= context:

@@ -48,7 +48,7 @@ class Scheduler:
         drafts: guessed next tokens, to be verified.
         eos_token_ids: tokens that end a sequence unless it ignores them.
         times: what steps cost, where it was measured.
-        whole_prompts: run each prompt in one step, whatever the chunk size: its tokens attend to later ones.
+        whole_prompts: schedule each prompt in one step, ignoring ``chunked_prefill_size`` (bidirectional attention).
         clock: seconds that never go back.
     """
 
@@ -239,6 +239,8 @@ class Scheduler:
         left -= self._choose_from(decoding, chosen, left, budget.num_decodes)
         decodes = list(chosen)
         room = min(budget.num_prefill_tokens, left)
+        if self._chunk_size is None and room > 0:  # whole prompts: a smaller budget would hold back the longest one
+            room = left
         used = self._choose_from(prefilling, chosen, room)
         if self.counts["preemptions"] == preemptions_before:  # no room for those who run is no room for others
             used += self._admit(chosen, room - used)

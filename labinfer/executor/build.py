@@ -287,6 +287,11 @@ def build_placed(
     capacity = agree_on_blocks(group, options, layout, place, draft=draft_room, captured_bytes=captured_bytes)
     if group.rank == 0 and (shortfall := capacity.describe_shortfall(layout.topology.places, options.cache.block_size)):
         logger.warning("KV cache: %s", shortfall)
+    if not layout.config.is_causal and group.rank == 0:
+        logger.info(
+            "the model is not causal and runs a prompt in one step: the context is %d tokens; --max-num-batched-tokens raises it",
+            layout.max_model_len,
+        )
     if capacity.max_model_len < layout.max_model_len and group.rank == 0:
         logger.info(
             "the context is cut from %d to %d tokens: that is all the KV cache holds",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import accumulate, chain
 
 import torch
 
@@ -54,25 +54,6 @@ class AttentionBatch:
     def has_single_rows(self, rows_T: torch.Tensor) -> bool:
         """Whether each sequence has one row of these; known by their numbers, as none has no row."""
         return rows_T.shape[0] == self.context_lens_B.shape[0]
-
-    def to_all_tokens(self) -> AttentionBatch:
-        """The same tokens, each of which attends to its whole sequence, later ones included: in this batch a token is a sequence of one
-        row, with the KV blocks of its own sequence.
-
-        Its tables have as many entries as tokens times blocks of their sequence: 4 MiB for a prompt of 3,000 tokens.
-        """
-        counts = [end - begin for begin, end in pairwise(self.row_ptr)]
-        tables = self.tables_N.tolist()
-        return AttentionBatch.build(
-            list(range(self.row_ptr[-1] + 1)),
-            [length for length, count in zip(self.context_lens, counts, strict=True) for _ in range(count)],
-            [
-                table
-                for (begin, end), count in zip(pairwise(self.table_ptr), counts, strict=True)
-                for table in repeat(tables[begin:end], count)
-            ],
-            self.tables_N.device,
-        )
 
     def with_tables(self, tables_N: torch.Tensor) -> AttentionBatch:
         """The same tokens in other blocks, as many of each sequence."""

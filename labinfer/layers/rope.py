@@ -159,7 +159,7 @@ def _yarn(
     if parameters.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_size - 1)
-    width = high - low or 0.001  # below 0 where the original context is short: a falling ramp, as in Transformers
+    width = high - low or 0.001  # negative for a short original context: a reversed ramp, as in Transformers
     ramp = ((torch.arange(head_size // 2).float() - low) / width).clamp(0, 1)
     frequencies = plain / factor * ramp + plain * (1 - ramp)
     if parameters.get("attention_factor") is not None:

@@ -248,6 +248,8 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
     kv_name = options.cache.kv_cache_dtype
     kv_dtypes = tuple(dtype if kv_name == "auto" else KV_DTYPES[kv_name] for dtype in dtypes)
     length = _resolve_length(options.model.max_model_len, config)
+    if not config.is_causal:  # a prompt runs in one step
+        length = min(length, options.scheduler.max_num_batched_tokens)
     if options.model.head_preview:
         _check_preview(quantizations[-1], devices[topology.sampling_rank], dtypes[-1])
     return Layout(

@@ -91,7 +91,7 @@ class ModelConfig:
         """Reason why no tokens can be generated, as the predicate of a sentence about the model; empty where they can."""
         if not self.has_head:
             return "has no output head (lm_head)"
-        return "" if self.is_causal else "attends to later tokens as well (is_causal is false in its config.json)"
+        return "" if self.is_causal else "attends to later tokens as well (its files say is_causal: false)"
 
     @property
     def num_layers(self) -> int:
@@ -394,7 +394,7 @@ def read_rope(
     Transformers prefers where a config has both.
 
     Args:
-        layer_type: whose entry to take where ``rope_parameters`` has one for each type of layers.
+        layer_type: layer type whose entry of ``rope_parameters`` is read, if it has one per type.
         partial: whether the family may rotate a part of each head.
         fixed_stretch: whether ``alpha`` makes ``dynamic`` rope a fixed stretch; other families do not read it.
         changes: fields of the result that this family has otherwise.
@@ -436,7 +436,7 @@ def read_rope(
     )
     file.require(
         not is_measured or file.values.get("max_position_embeddings") is not None,
-        f"rope of type {kind} needs max_position_embeddings, which is not there",
+        f"rope of type {kind} needs max_position_embeddings, which is missing",
     )
     fraction = parameters.get("partial_rotary_factor")
     if fraction is None:
@@ -459,8 +459,7 @@ def read_rope(
 
 
 def require_ropes_by_type(file: ConfigFile) -> None:
-    """Refuse ``rope_parameters`` that are not those of each type of layers, and ``rope_scaling`` beside them: which of them is scaled
-    would be a guess.
+    """Require one entry of ``rope_parameters`` per layer type, and refuse ``rope_scaling`` beside them: which entry it scales is ambiguous.
 
     Raises:
         UserError: an entry is missing, the config has both, or ``rope_scaling`` names its type as ``type`` alone, which Transformers

@@ -36,7 +36,7 @@ class Olmo3ForCausalLM(Decoder):
         eps, mlp = file.get("rms_norm_eps", float), read_gated_mlp(file)
         window = file.size("sliding_window") if file.values.get("sliding_window") is not None else 0
         windows = read_windows(file, window, lambda n: FULL if (n + 1) % 4 == 0 else SLIDING)
-        # Scaling and base that stand beside the types of layers are those of the full ones, as in Transformers.
+        # Top-level ``rope_scaling`` and ``rope_theta`` apply to layers with full attention only, as in Transformers.
         require_ropes_by_type(file)
         local = file.without("rope_scaling", "rope_theta").with_defaults(rope_theta=5e5)
         ropes = {True: read_rope(local, SLIDING), False: read_rope(file, FULL)}

@@ -66,6 +66,6 @@ def with_window(config: ModelConfig, window: int) -> ModelConfig:
         UserError: the model is not causal.
     """
     if not config.is_causal:
-        raise UserError("--sliding-window needs a causal model; is_causal is false in this one's config.json")
+        raise UserError("--sliding-window needs a causal model; this one's files say is_causal: false")
     layers = tuple(replace(layer, mixer=layer.mixer.with_window(window)) for layer in config.layers)
     return replace(config, layers=layers)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 DRAFT_PARTS = ("enorm", "hnorm", "eh_proj")
-"""Parts that every MTP layer of DeepSeek's kind has and no other layer: two norms, and the projection behind them."""
+"""Modules that only MTP layers in DeepSeek's form have: two norms, and the projection of their outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +76,11 @@ class CheckpointNames:
         return replace(self, renamed={**self.renamed, **own}, roots=(), root=root)
 
     def ignored_parts(self, num_layers: int, tensors: Collection[str]) -> tuple[str, ...]:
-        """Beginnings of the names of tensors that are left unread: ``ignored``, and draft layers behind the model's own.
+        """Name prefixes of tensors that are not loaded: ``ignored``, and MTP layers after the model's last layer.
 
         Args:
-            num_layers: the model's own.
-            tensors: names of the checkpoint's; a layer without a part that only draft layers have is none.
+            num_layers: layers of the model, without MTP layers.
+            tensors: names of the checkpoint's tensors. A layer counts as an MTP layer if it has one of ``DRAFT_PARTS``.
         """
         if not self.has_draft_layers:
             return self.ignored

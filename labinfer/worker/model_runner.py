@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice, repeat
 
 import torch
 from torch import nn
@@ -77,8 +77,7 @@ class ModelRunner:
         capture: Capture | None = None,
     ):
         self.model, self._cache = model, cache
-        # Batches of ``to_all_tokens`` stand in memory of their own each time, so that no captured step would be run again.
-        self._graphs = partial(StepGraphs, capture=capture if model.is_causal else None)
+        self._graphs = partial(StepGraphs, capture=capture)
         self._layers = self._graphs(lambda batch, hidden: model(batch, hidden, cache.layers), kept_bytes=LAYERS_BYTES)
         self._heads = {
             largest_only: self._graphs(partial(sampled_logits, model, largest_only=largest_only), kept_bytes=HEAD_BYTES)
@@ -162,6 +161,12 @@ class ModelRunner:
                 pooled.append(PooledRows(row_ptr[-2], row_ptr[-2] + (begin == 0), index))
             elif state.sampling.pooling == "last" and end == state.sampling.num_prompt_tokens:
                 pooled.append(PooledRows(row_ptr[-1] - 1, row_ptr[-1], index))
+        if not self.model.is_causal:
+            # A token attends to its whole prompt where it is a sequence of one row, with the prompt's length and KV blocks.
+            repeats = [entry.num_tokens for entry in plan.entries]
+            row_ptr = list(range(len(token_ids) + 1))
+            context_lens = list(chain.from_iterable(map(repeat, context_lens, repeats)))
+            block_tables = list(chain.from_iterable(map(repeat, block_tables, repeats)))
         table_ptr = list(accumulate(map(len, block_tables), initial=0))
         has_states = self._cache.has_states
         tensors = self._indices.fill(
@@ -185,8 +190,6 @@ class ModelRunner:
             context_lens_B=tensors["context_lens_B"],
             table_ptr_B=tensors["table_ptr_B"],
         )
-        if not self.model.is_causal:
-            attention = attention.to_all_tokens()
         if has_windows:
             in_windows = self._window_indices.fill(slots_T=[window_slots], tables_N=window_tables)
             windowed = WindowedPlaces(in_windows["slots_T"], attention.with_tables(in_windows["tables_N"]))

@@ -44,14 +44,14 @@ def test_prompt_goes_through_in_chunks_and_its_vector_comes_with_the_last(poolin
 def test_prompt_of_a_model_that_is_not_causal_goes_through_in_one_step(policy, num_stages):
     """In any order of lengths, with prompts as long as a step, and KV blocks for one of these only."""
     bench = Bench(
-        num_blocks=16,
+        num_blocks=128,
         num_stages=num_stages,
         batch_policy=policy,
-        max_num_batched_tokens=64,
+        max_num_batched_tokens=512,
         chunked_prefill_size=8,
         is_causal=False,
     )
-    lengths = [40, 64, 1, 30, 64, 7, 33, 32, 5, 64] * 2
+    lengths = [320, 512, 1, 240, 512, 7, 264, 256, 5, 512] * 2
     for length in lengths:
         bench.add(length, 1, shared=length, pooling="mean")
     bench.finish_all()
@@ -59,6 +59,24 @@ def test_prompt_of_a_model_that_is_not_causal_goes_through_in_one_step(policy, n
         [length] for length in lengths
     ]
     assert bench.scheduler.counts["found"] == 0
+
+
+@pytest.mark.parametrize("policy", ["balanced", "throttle", "greedy"])
+@pytest.mark.parametrize("num_stages", [1, 2, 4])
+def test_long_prompt_of_a_model_that_is_not_causal_is_not_held_back(policy, num_stages):
+    """By shorter ones, and all stages have one."""
+    bench = Bench(
+        num_blocks=1000, num_stages=num_stages, batch_policy=policy, max_num_batched_tokens=512, is_causal=False
+    )
+    long = [bench.add(500, 1, pooling="last") for _ in range(num_stages)]
+    short = [bench.add(20, 1, pooling="last") for _ in range(30)]
+    bench.launch_all()
+    assert len(bench.scheduler.in_flight) == num_stages
+    for _ in range(num_stages):
+        bench.update()
+    assert all(sequence.embedding is not None for sequence in long)
+    bench.finish_all()
+    assert all(sequence.embedding is not None for sequence in short)
 
 
 @pytest.mark.parametrize("policy", ["balanced", "throttle", "greedy", "phases"])
