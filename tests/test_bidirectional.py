@@ -17,18 +17,7 @@ PROMPTS = mixed_prompts()
 SMALL = {"block_size": 4, "num_kv_blocks": 200, "threads": 1, "autotune": "off"}
 MODES = {"last": "lasttoken", "mean": "mean", "cls": "cls"}
 SUPPORTED = (
-    *(
-        "qwen3",
-        "ministral3",
-        "smollm3",
-        "phi3",
-        "phi4-mini",
-        "phi4-mini-long",
-        "seed-oss",
-        "glm4",
-        "ernie4.5",
-        "hunyuan",
-    ),
+    *("ministral3", "smollm3", "phi4-mini", "phi4-mini-long", "seed-oss", "glm4", "ernie4.5", "hunyuan"),
     *("ernie4.5-moe", "hunyuan-moe", "glm4-moe", "glm4-moe-groups", "minimax-m2"),
 )
 """Kinds of checkpoints whose layers all have full attention."""
