@@ -181,6 +181,17 @@ def test_rope_parameter_is_read_as_by_transformers(tmp_path, kind, changes):
     assert_transformers_answers(change_config(make_checkpoint(tmp_path, kind), **changes))
 
 
+@pytest.mark.parametrize("own", [{}, {"original_max_position_embeddings": 3}])
+def test_phi3_without_an_original_context_has_the_default_of_transformers(tmp_path, own):
+    """That is 4096, which goes before the original context among the rope parameters."""
+    directory = make_checkpoint(tmp_path, "phi4-mini-long")
+    rope = json.loads((directory / "config.json").read_text())["rope_parameters"]
+    rope = {key: value for key, value in rope.items() if key != "original_max_position_embeddings"} | own
+    assert_transformers_answers(
+        change_config(directory, drop=["original_max_position_embeddings"], rope_parameters=rope)
+    )
+
+
 def test_minicpm3_without_max_position_embeddings_has_the_default_of_transformers(tmp_path):
     directory = make_checkpoint(tmp_path, "minicpm3")
     assert_transformers_answers(change_config(directory, drop=("max_position_embeddings",)), max_model_len=256)

@@ -25,7 +25,9 @@ class Phi3ForCausalLM(Decoder):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
-        file = file.with_defaults(rms_norm_eps=1e-5, max_position_embeddings=4096)
+        file = file.with_defaults(
+            rms_norm_eps=1e-5, max_position_embeddings=4096, original_max_position_embeddings=4096
+        )
         window = file.size("sliding_window") if file.values.get("sliding_window") is not None else 0
         require_one_type(file, window)
         attention = read_attention(file, rope=_read_rope(file), qkv_bias=False, out_bias=False, window=window)
