@@ -192,6 +192,13 @@ def test_phi3_without_an_original_context_has_the_default_of_transformers(tmp_pa
     )
 
 
+def test_ministral3_with_two_original_contexts_is_refused(tmp_path):
+    values = json.loads(CONFIGS["ministral3"]().to_json_string()) | {"architectures": [architecture("ministral3")]}
+    (tmp_path / "config.json").write_text(json.dumps(values | {"original_max_position_embeddings": 3}))
+    with pytest.raises(UserError, match="original_max_position_embeddings 3 differs from that of the rope parameters"):
+        load_config(tmp_path)
+
+
 def test_minicpm3_without_max_position_embeddings_has_the_default_of_transformers(tmp_path):
     directory = make_checkpoint(tmp_path, "minicpm3")
     assert_transformers_answers(change_config(directory, drop=("max_position_embeddings",)), max_model_len=256)

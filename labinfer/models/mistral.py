@@ -45,6 +45,11 @@ class Ministral3ForCausalLM(Decoder):
             all(isinstance(value, (int, float)) and value > 0 for value in (beta, original)),
             "rope parameters should have llama_4_scaling_beta and original_max_position_embeddings, both above 0",
         )
+        outer = file.values.get("original_max_position_embeddings")
+        file.require(
+            outer in (None, original),
+            f"original_max_position_embeddings {outer!r:.60} differs from that of the rope parameters, {original}; drop it",
+        )
         file.require(
             "dynamic" not in (rope.get("rope_type"), rope.get("type")),
             "rope of type dynamic is not supported beside llama_4_scaling_beta",
