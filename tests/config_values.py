@@ -12,10 +12,11 @@ from typing import Any
 import transformers
 from checkpoints import CONFIGS
 
+from labinfer.models.config import FULL, SLIDING
+
 ROOT = Path(transformers.__file__).parent
 SHARED = ("masking_utils.py", "cache_utils.py", "modeling_rope_utils.py")
 """Files that all families' models call with their config."""
-FULL, SLIDING = "full_attention", "sliding_attention"
 SPECIAL: dict[str, list[Any]] = {
     "is_causal": [False],
     "layer_types": [[SLIDING] * 4, [FULL] * 4, [SLIDING] * 8, [FULL] * 8],

@@ -10,12 +10,13 @@ from embedders import make_base_model, reference_vectors, worst_error
 
 from labinfer import LLM, SamplingParams
 from labinfer.errors import UserError
+from labinfer.models.pooling import MODES
 from labinfer.models.registry import load_config
 from labinfer.plan import POOLINGS
 
 PROMPTS = mixed_prompts()
 SMALL = {"block_size": 4, "num_kv_blocks": 200, "threads": 1, "autotune": "off"}
-MODES = {"last": "lasttoken", "mean": "mean", "cls": "cls"}
+SENTENCE_TRANSFORMERS_MODES = {ours: theirs for theirs, ours in MODES.items()}
 SUPPORTED = (
     *("ministral3", "smollm3", "phi4-mini", "phi4-mini-long", "seed-oss", "glm4", "ernie4.5", "hunyuan"),
     *("ernie4.5-moe", "hunyuan-moe", "glm4-moe", "glm4-moe-groups", "minimax-m2"),
@@ -55,7 +56,7 @@ def test_vectors_are_those_of_transformers(checkpoint, options):
     chunks smaller than a prompt."""
     with LLM(str(checkpoint), **SMALL | {"chunked_prefill_size": 7} | options) as llm:
         for pooling in POOLINGS:
-            expected = reference_vectors(checkpoint, PROMPTS, MODES[pooling], normalize=False)
+            expected = reference_vectors(checkpoint, PROMPTS, SENTENCE_TRANSFORMERS_MODES[pooling], normalize=False)
             for _ in range(2):
                 outputs = llm.embed(PROMPTS, pooling, normalize=False)
                 assert worst_error([output.embedding for output in outputs], expected) < TOLERANCE

@@ -12,11 +12,11 @@ from golden import PROMPTS, check_answers, greedy, recorded
 from safetensors.torch import load_file, save_file
 
 from labinfer.errors import UserError
+from labinfer.models.config import FULL, SLIDING
 from labinfer.models.registry import load_config
 
 SOME = PROMPTS[2:4]
 NUM_TOKENS = 6
-FULL, SLIDING = "full_attention", "sliding_attention"
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 3.0}
 PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 

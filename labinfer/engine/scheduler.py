@@ -71,7 +71,8 @@ class Scheduler:
         self._micro_batches = micro_batches
         self._split = choose_split(options.batch_policy, num_stages, options.pipeline_schedule)
         self._times = times
-        self._chunk_size = None if whole_prompts else options.chunked_prefill_size
+        self._whole_prompts = whole_prompts
+        self._chunk_size = options.max_num_batched_tokens if whole_prompts else options.chunked_prefill_size
         self._is_prefilling = self._was_prefilling = False
         self.eos_token_ids = frozenset(eos_token_ids)
         self._queues = RequestQueues(ORDERS[options.scheduling_policy], options.max_num_seqs, clock)
@@ -239,7 +240,7 @@ class Scheduler:
         left -= self._choose_from(decoding, chosen, left, budget.num_decodes)
         decodes = list(chosen)
         room = min(budget.num_prefill_tokens, left)
-        if self._chunk_size is None and room > 0:  # whole prompts: a smaller budget would hold back the longest one
+        if self._whole_prompts and room > 0:  # a smaller budget would hold back the longest prompt
             room = left
         used = self._choose_from(prefilling, chosen, room)
         if self.counts["preemptions"] == preemptions_before:  # no room for those who run is no room for others
@@ -328,10 +329,9 @@ class Scheduler:
         while cache.num_tokens == sequence.max_context and not self._shift_context(sequence):
             if not self._preempt_for(sequence, chosen):
                 return 0
-        if self._chunk_size is None and count < sequence.num_unscheduled:
+        if self._whole_prompts and count < sequence.num_unscheduled:
             return 0
-        chunk_size = self._chunk_size or count
-        count = min(count, sequence.num_unscheduled, chunk_size, sequence.max_context - cache.num_tokens)
+        count = min(count, sequence.num_unscheduled, self._chunk_size, sequence.max_context - cache.num_tokens)
         if (limit := self._tables.chunk_limit(cache)) is not None:
             count = min(count, limit)
         if not (sequence.is_decoding or sequence.measures_prompt):

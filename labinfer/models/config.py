@@ -415,7 +415,7 @@ def read_rope(
     file.require(not nested, f"rope parameters for {', '.join(nested)} are not known in this family")
     parameters = dict(given)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    parameters["rope_type"] = "longrope" if kind == "su" else kind  # as early configs call it
+    kind = parameters["rope_type"] = "longrope" if kind == "su" else kind  # as early configs call it
     if not fixed_stretch:
         parameters.pop("alpha", None)
     if parameters.get("rope_theta") is None:
@@ -428,14 +428,13 @@ def read_rope(
     )
     if not is_typed and file.values.get("original_max_position_embeddings") is not None:
         parameters["original_max_position_embeddings"] = file.size("original_max_position_embeddings")
-    kind, has_original = parameters["rope_type"], parameters.get("original_max_position_embeddings") is not None
-    is_measured = (
-        (kind == "dynamic" and not parameters.get("alpha"))
-        or kind == "longrope"
-        or (kind == "yarn" and not has_original)
+    needs_length = (
+        kind == "longrope"
+        or (kind == "dynamic" and not parameters.get("alpha"))
+        or (kind == "yarn" and parameters.get("original_max_position_embeddings") is None)
     )
     file.require(
-        not is_measured or file.values.get("max_position_embeddings") is not None,
+        not needs_length or file.values.get("max_position_embeddings") is not None,
         f"rope of type {kind} needs max_position_embeddings, which is missing",
     )
     fraction = parameters.get("partial_rotary_factor")
@@ -446,11 +445,11 @@ def read_rope(
         f"partial_rotary_factor should be above 0 and at most 1, not {fraction!r:.60}",
     )
     file.require(
-        partial or fraction == 1 or parameters["rope_type"] == "proportional",
+        partial or fraction == 1 or kind == "proportional",
         f"partial_rotary_factor {fraction} is not supported for this architecture; only 1 is",
     )
     dim = read_head_size(file)
-    if parameters["rope_type"] != "proportional":
+    if kind != "proportional":
         dim = int(dim * fraction)
     file.require(dim % 2 == 0, f"{dim} dimensions of a head are to be rotated, which is not an even number")
     rope = RopeConfig(**{"dim": dim, "parameters": parameters, "max_position": read_max_position(file)} | changes)

@@ -84,11 +84,10 @@ class CheckpointNames:
         """
         if not self.has_draft_layers:
             return self.ignored
-        own = re.compile(re.escape(f"{self.root}.".lstrip(".")) + rf"layers\.(\d+)\.(?:{'|'.join(DRAFT_PARTS)})\.")
-        numbers = {
-            (match[0][: match.end(1) + 1], int(match[1])) for match in map(own.match, tensors) if match is not None
-        }
-        return (*self.ignored, *sorted(layer for layer, number in numbers if number >= num_layers))
+        root = re.escape(f"{self.root}.".lstrip("."))
+        part = re.compile(rf"({root}layers\.(\d+)\.)(?:{'|'.join(DRAFT_PARTS)})\.")
+        layers = {match[1] for match in map(part.match, tensors) if match and int(match[2]) >= num_layers}
+        return (*self.ignored, *sorted(layers))
 
     def stored(self, name: str) -> str:
         """The checkpoint's name for a path in the model."""
