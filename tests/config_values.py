@@ -12,7 +12,7 @@ from typing import Any
 import transformers
 from checkpoints import CONFIGS
 
-from labinfer.models.config import FULL, SLIDING
+from labinfer.models.config_file import FULL, SLIDING
 
 ROOT = Path(transformers.__file__).parent
 SHARED = ("masking_utils.py", "cache_utils.py", "modeling_rope_utils.py")

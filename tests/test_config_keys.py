@@ -12,7 +12,7 @@ from golden import PROMPTS, check_answers, greedy, recorded
 from safetensors.torch import load_file, save_file
 
 from labinfer.errors import UserError
-from labinfer.models.config import FULL, SLIDING
+from labinfer.models.config_file import FULL, SLIDING
 from labinfer.models.registry import load_config
 
 SOME = PROMPTS[2:4]

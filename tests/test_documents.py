@@ -19,7 +19,8 @@ from labinfer.functions import providers
 from labinfer.functions.provider import Provider
 from labinfer.functions.reference import elementwise, linear
 from labinfer.models import architectures, registry
-from labinfer.models.config import ConfigFile, LayerConfig, ModelConfig, read_attention, read_gated_mlp, read_model
+from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_gated_mlp, read_model
+from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
 from labinfer.text.reply_format import choose_format
 from labinfer.weights.checkpoint_names import CheckpointNames

@@ -26,9 +26,10 @@ from labinfer.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from labinfer.layers.rope import RopeConfig
 from labinfer.layers.sharding import shard_columns
 from labinfer.models.architectures import MODULES
-from labinfer.models.config import LayerConfig, read_attention, read_gated_mlp, read_model, read_rope
+from labinfer.models.config import LayerConfig, read_attention, read_gated_mlp, read_model
 from labinfer.models.decoder import Decoder
 from labinfer.models.registry import ARCHITECTURES, load_config
+from labinfer.models.rope_parameters import read_rope
 from labinfer.spmd.topology import shard_range
 from labinfer.weights.loader import weight_slices
 from labinfer.weights.slices import MatrixSlice

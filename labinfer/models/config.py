@@ -1,40 +1,21 @@
-"""A checkpoint's ``config.json``, read into frozen dataclasses."""
+"""ModelConfig: the shape of a model, and readers of the parts that families have in common."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from labinfer.errors import UserError
 from labinfer.layers.attention import AttentionConfig
 from labinfer.layers.layer_inputs import LayerInputsConfig
 from labinfer.layers.mixer import MixerConfig, MLPConfig
 from labinfer.layers.mlp import GatedMLPConfig
-from labinfer.layers.rope import RopeConfig, check_rope
 from labinfer.layers.router import RouterConfig
-from labinfer.models.architectures import BASE_MODELS
+from labinfer.models.config_file import FULL, MOST, SLIDING, ConfigFile, show_value
+from labinfer.models.rope_parameters import read_rope
 from labinfer.pooling import PoolingConfig
-from labinfer.weights.end_tokens import read_end_ids
 from labinfer.weights.formats.format import Formats
 from labinfer.weights.formats.registry import plain_formats
-from labinfer.weights.model_files import config_path, read_config
-
-MOST = {
-    "layers": 1 << 10,
-    "heads": 1 << 12,
-    "experts": 1 << 12,
-    "_dim": 1 << 12,
-    "vocab_size": 1 << 24,
-    "hidden_size": 1 << 24,
-    "intermediate_size": 1 << 24,
-    "": 1 << 31,
-}
-"""Bounds of sizes, by what their keys contain: a config is worked through before anybody sees that there are no such weights."""
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,100 +97,6 @@ class ModelConfig:
         return self.hidden_size * (1 if self.layer_inputs is None else 2)
 
 
-class ConfigFile:
-    """``config.json``, or what a GGUF file says in its place, with typed access; every error names the file and the key."""
-
-    def __init__(self, directory: Path):
-        self._model, self.path = directory, config_path(directory)
-        self.values = read_config(directory)
-
-    def with_defaults(self, **defaults: Any) -> ConfigFile:
-        """The same file, with a family's own values for keys that it leaves out; a null stays."""
-        return self.with_values(defaults | self.values)
-
-    def with_aliases(self, **names: str) -> ConfigFile:
-        """The same file with Transformers' other names of keys: where a config has both, the value of the alias holds, as there.
-
-        Args:
-            names: key by alias.
-        """
-        given = {key: self.values[alias] for alias, key in names.items() if self.values.get(alias) is not None}
-        return self.with_values(self.values | given)
-
-    def without(self, *keys: str) -> ConfigFile:
-        """The same file as if it left these keys out."""
-        return self.with_values({key: value for key, value in self.values.items() if key not in keys})
-
-    def with_values(self, values: dict[str, Any]) -> ConfigFile:
-        """Other values under the same path."""
-        file = copy(self)
-        file.values = values
-        return file
-
-    def text_part(self) -> ConfigFile:
-        """The text model of one that takes pictures as well: ``text_config``, but for its nulls, over the file's own values.
-
-        Raises:
-            UserError: it is not an object.
-        """
-        text = {key: value for key, value in self.get("text_config", dict, {}).items() if value is not None}
-        outer = ("architectures", "tie_word_embeddings")
-        return self.with_values(self.values | text | {key: self.values[key] for key in outer if key in self.values})
-
-    def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """The value of ``key``, or ``default``; a boolean that is null is false.
-
-        Raises:
-            UserError: the key is missing and has no default, or its value has another type.
-        """
-        value = self.values.get(key)
-        if value is None:
-            if default is None:
-                raise UserError(f"{self.path} has no {key!r}; is the checkpoint complete?")
-            return False if kind is bool and key in self.values else default  # a null is false in Transformers
-        accepted = (int, float) if kind is float else kind
-        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-            raise UserError(f"{self.path}: {key} should be {kind.__name__}, not {_show(value)}")
-        if kind is float and not abs(value) <= sys.float_info.max:
-            raise UserError(f"{self.path}: {key} should be a finite number, not {_show(value)}")
-        return value
-
-    def size(self, key: str, default: int | None = None) -> int:
-        """A positive whole number that some model could have."""
-        value = self.get(key, int, default)
-        most = next(bound for part, bound in MOST.items() if part in key)
-        if not 1 <= value <= most:
-            raise UserError(f"{self.path}: {key} must be from 1 to {most}, not {_show(value)}")
-        return value
-
-    def require(self, holds: bool, complaint: str) -> None:
-        """Refuse the checkpoint unless ``holds``."""
-        if not holds:
-            raise UserError(f"{self.path}: {complaint}")
-
-    def end_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens that end an answer; see ``read_end_ids``."""
-        return read_end_ids(self._model, self.values)
-
-    @property
-    def architecture(self) -> str:
-        """The class in ``MODULES`` that runs the model."""
-        names = self.get("architectures", list)
-        if len(names) != 1 or not isinstance(names[0], str):
-            raise UserError(f"{self.path}: architectures should name one class, not {_show(names)}")
-        return BASE_MODELS.get(names[0], names[0])
-
-    @property
-    def is_base_model(self) -> bool:
-        """Whether ``architectures`` names a class without an output head."""
-        return self.get("architectures", list)[0] in BASE_MODELS
-
-
-def _show(value: Any) -> str:
-    """A value as an error has it."""
-    return f"{value!r:.60}"
-
-
 def read_model(file: ConfigFile, layers: Sequence[LayerConfig], **changes: Any) -> ModelConfig:
     """The fields that families have in common; ``changes`` override them.
 
@@ -238,7 +125,7 @@ def _read_causal(file: ConfigFile, layers: Sequence[LayerConfig]) -> bool:
         UserError: it is neither true nor false, or false in a model whose layers have other mixers than full attention.
     """
     is_causal = file.values.get("is_causal", True)
-    file.require(isinstance(is_causal, bool), f"is_causal should be true or false, not {_show(is_causal)}")
+    file.require(isinstance(is_causal, bool), f"is_causal should be true or false, not {show_value(is_causal)}")
     is_full = all(isinstance(layer.mixer, AttentionConfig) and not layer.mixer.window for layer in layers)
     file.require(
         is_causal or is_full,
@@ -260,7 +147,7 @@ def require_plain_layers(file: ConfigFile) -> None:
     )
     file.require(
         file.values.get("attention_chunk_size") is None,
-        f"attention_chunk_size {_show(file.values.get('attention_chunk_size'))} is not supported: no attention is cut into chunks",
+        f"attention_chunk_size {show_value(file.values.get('attention_chunk_size'))} is not supported: no attention is cut into chunks",
     )
 
 
@@ -276,12 +163,12 @@ def require_no_window(file: ConfigFile, known: Sequence[str] = (FULL,)) -> None:
     window = file.values.get("sliding_window")
     file.require(
         window is None or file.values.get("use_sliding_window") is False,
-        f"sliding_window {_show(window)} is not supported for this architecture; --sliding-window gives every layer one",
+        f"sliding_window {show_value(window)} is not supported for this architecture; --sliding-window gives every layer one",
     )
     types = file.values.get("layer_types")
     file.require(
         types is None or (isinstance(types, list) and set(map(str, types)) <= {*known}),
-        f"layer_types {_show(types)} is not supported for this architecture; only {' and '.join(known)} are",
+        f"layer_types {show_value(types)} is not supported for this architecture; only {' and '.join(known)} are",
     )
 
 
@@ -294,7 +181,7 @@ def require_one_type(file: ConfigFile, window: int) -> None:
     types, expected = file.values.get("layer_types"), SLIDING if window else FULL
     file.require(
         types is None or (isinstance(types, list) and set(map(str, types)) <= {expected}),
-        f"layer_types {_show(types)} is not supported: by its other keys all layers have {expected}",
+        f"layer_types {show_value(types)} is not supported: by its other keys all layers have {expected}",
     )
 
 
@@ -327,7 +214,7 @@ def read_attention(file: ConfigFile, **changes: Any) -> AttentionConfig:
     fields = {
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
-        "head_size": read_head_size(file),
+        "head_size": file.head_size,
         "rope": changes["rope"] if "rope" in changes else read_rope(file),
         "qkv_bias": bias,
         "out_bias": bias,
@@ -370,114 +257,11 @@ def read_router(file: ConfigFile, num_experts: int, num_chosen: int, **fields: A
     return router
 
 
-def read_head_size(file: ConfigFile) -> int:
-    """``head_dim``, or the hidden size over the heads where it is not given."""
-    return file.size("head_dim", file.size("hidden_size") // file.size("num_attention_heads"))
-
-
-def read_max_position(file: ConfigFile) -> int:
-    """Positions that the checkpoint was made for."""
-    return file.size("max_position_embeddings", 2048)
-
-
 def _read_context(file: ConfigFile, layers: Sequence[LayerConfig]) -> int:
     """Tokens of a context at most: the positions that the checkpoint was made for, times the factor of ``dynamic`` rope."""
     ropes = [rope for layer in layers if (rope := getattr(layer.mixer, "rope", None)) is not None and rope.dynamic_from]
     stretched = [rope.max_position * rope.parameters["factor"] for rope in ropes]
-    return int(min(MOST[""], max(read_max_position(file), *stretched, 0)))
-
-
-def read_rope(
-    file: ConfigFile, layer_type: str = "", *, partial: bool = False, fixed_stretch: bool = False, **changes: Any
-) -> RopeConfig:
-    """A rotary table from either spelling: ``rope_parameters`` (Transformers 5) or ``rope_theta`` with ``rope_scaling``, which
-    Transformers prefers where a config has both.
-
-    Args:
-        layer_type: layer type whose entry of ``rope_parameters`` is read, if it has one per type.
-        partial: whether the family may rotate a part of each head.
-        fixed_stretch: whether ``alpha`` makes ``dynamic`` rope a fixed stretch; other families do not read it.
-        changes: fields of the result that this family has otherwise.
-
-    Raises:
-        UserError: a kind of scaling that is not offered, or a parameter that makes no sense.
-    """
-    given = file.values.get("rope_scaling") or file.values.get("rope_parameters") or {}
-    is_typed = isinstance(given, dict) and isinstance(given.get(layer_type), dict)
-    if is_typed:
-        given = given[layer_type]
-        file.require(
-            given.get("truncate", True) is True,
-            f"truncate {_show(given.get('truncate'))} of rope parameters by type of layers is not supported; Transformers ignores it",
-        )
-    file.require(isinstance(given, dict), f"rope parameters should be an object, not {given!r:.60}")
-    nested = [key for key, value in given.items() if isinstance(value, dict)]
-    file.require(not nested, f"rope parameters for {', '.join(nested)} are not known in this family")
-    parameters = dict(given)
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    kind = parameters["rope_type"] = "longrope" if kind == "su" else kind  # as early configs call it
-    if not fixed_stretch:
-        parameters.pop("alpha", None)
-    if parameters.get("rope_theta") is None:
-        theta = file.values.get("rope_theta")
-        parameters["rope_theta"] = 10000.0 if theta is None else theta
-    theta = parameters["rope_theta"]
-    file.require(
-        isinstance(theta, (int, float)) and 0 < theta <= sys.float_info.max,
-        f"rope_theta should be above 0, not {_show(theta)}",
-    )
-    if not is_typed and file.values.get("original_max_position_embeddings") is not None:
-        parameters["original_max_position_embeddings"] = file.size("original_max_position_embeddings")
-    needs_length = (
-        kind == "longrope"
-        or (kind == "dynamic" and not parameters.get("alpha"))
-        or (kind == "yarn" and parameters.get("original_max_position_embeddings") is None)
-    )
-    file.require(
-        not needs_length or file.values.get("max_position_embeddings") is not None,
-        f"rope of type {kind} needs max_position_embeddings, which is missing",
-    )
-    fraction = parameters.get("partial_rotary_factor")
-    if fraction is None:
-        fraction = file.get("partial_rotary_factor", float, 1.0)
-    file.require(
-        isinstance(fraction, (int, float)) and 0 < fraction <= 1,
-        f"partial_rotary_factor should be above 0 and at most 1, not {fraction!r:.60}",
-    )
-    file.require(
-        partial or fraction == 1 or kind == "proportional",
-        f"partial_rotary_factor {fraction} is not supported for this architecture; only 1 is",
-    )
-    dim = read_head_size(file)
-    if kind != "proportional":
-        dim = int(dim * fraction)
-    file.require(dim % 2 == 0, f"{dim} dimensions of a head are to be rotated, which is not an even number")
-    rope = RopeConfig(**{"dim": dim, "parameters": parameters, "max_position": read_max_position(file)} | changes)
-    check_rope(rope)  # before anything is loaded
-    return rope
-
-
-def require_ropes_by_type(file: ConfigFile) -> None:
-    """Require one entry of ``rope_parameters`` per layer type, and refuse ``rope_scaling`` beside them: which entry it scales is ambiguous.
-
-    Raises:
-        UserError: an entry is missing, the config has both, or ``rope_scaling`` names its type as ``type`` alone, which Transformers
-            does not read in these families.
-    """
-    given, scaling = file.values.get("rope_parameters"), file.values.get("rope_scaling")
-    file.require(
-        given is None
-        or (isinstance(given, dict) and all(isinstance(given.get(kind), dict) for kind in (FULL, SLIDING))),
-        f"rope_parameters should have an entry for {FULL} and for {SLIDING}, not {given!r:.80}",
-    )
-    file.require(
-        not (given and scaling),
-        "has both rope_parameters and rope_scaling; leave rope_scaling out",
-    )
-    file.require(
-        not (isinstance(scaling, dict) and "type" in scaling and "rope_type" not in scaling),
-        "rope_scaling has a type but no rope_type, and Transformers ignores it in this family; name it rope_type, or leave it out",
-    )
+    return int(min(MOST[""], max(file.max_position, *stretched, 0)))
 
 
 def read_windows(file: ConfigFile, window: int, default: Callable[[int], str]) -> tuple[int, ...]:

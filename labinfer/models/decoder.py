@@ -25,7 +25,8 @@ from labinfer.layers.mtp import MTPLayer
 from labinfer.layers.norm import RMSNorm
 from labinfer.layers.rope import RopeConfig, RotaryTable
 from labinfer.layers.router import Router
-from labinfer.models.config import ConfigFile, LayerConfig, ModelConfig
+from labinfer.models.config import LayerConfig, ModelConfig
+from labinfer.models.config_file import ConfigFile
 from labinfer.weights.checkpoint_names import CheckpointNames
 from labinfer.weights.loader import choose_forms
 

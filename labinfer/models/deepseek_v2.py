@@ -10,17 +10,10 @@ from labinfer.layers.latent_attention import LatentAttentionConfig
 from labinfer.layers.mixture import MixtureConfig
 from labinfer.layers.mlp import GatedMLPConfig
 from labinfer.layers.router import RouterConfig
-from labinfer.models.config import (
-    ConfigFile,
-    LayerConfig,
-    ModelConfig,
-    read_gated_mlp,
-    read_model,
-    read_rope,
-    read_router,
-    require_no_window,
-)
+from labinfer.models.config import LayerConfig, ModelConfig, read_gated_mlp, read_model, read_router, require_no_window
+from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
+from labinfer.models.rope_parameters import read_rope
 from labinfer.weights.checkpoint_names import CheckpointNames
 
 

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labinfer.models.config import (
-    ConfigFile,
-    LayerConfig,
-    ModelConfig,
-    read_attention,
-    read_gated_mlp,
-    read_model,
-    read_rope,
-)
+from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_gated_mlp, read_model
+from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
+from labinfer.models.rope_parameters import read_rope
 
 
 class Ernie4_5ForCausalLM(Decoder):  # noqa: N801 - named as in config.json

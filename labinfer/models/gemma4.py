@@ -6,20 +6,11 @@ from labinfer.layers.attention import AttentionConfig
 from labinfer.layers.layer_inputs import LayerInputsConfig
 from labinfer.layers.mixer import MLPConfig
 from labinfer.layers.side_by_side import SideBySideConfig
-from labinfer.models.config import (
-    FULL,
-    SLIDING,
-    ConfigFile,
-    LayerConfig,
-    ModelConfig,
-    read_attention,
-    read_model,
-    read_rope,
-    read_router,
-    read_windows,
-)
+from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_model, read_router, read_windows
+from labinfer.models.config_file import FULL, SLIDING, ConfigFile
 from labinfer.models.decoder import Decoder
 from labinfer.models.gemma3 import ROOTS, SANDWICH_NORMS, read_gelu_mlp, read_logits_cap
+from labinfer.models.rope_parameters import read_rope
 from labinfer.weights.checkpoint_names import CheckpointNames
 
 ROPES = {

@@ -5,9 +5,6 @@ from __future__ import annotations
 from labinfer.layers.expert_biases import ClampedGateConfig
 from labinfer.layers.mixture import MixtureConfig
 from labinfer.models.config import (
-    FULL,
-    SLIDING,
-    ConfigFile,
     LayerConfig,
     ModelConfig,
     read_attention,
@@ -16,6 +13,7 @@ from labinfer.models.config import (
     read_router,
     read_windows,
 )
+from labinfer.models.config_file import FULL, SLIDING, ConfigFile
 from labinfer.models.decoder import Decoder
 from labinfer.weights.checkpoint_names import CheckpointNames
 

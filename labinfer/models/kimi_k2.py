@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from labinfer.models.config import ConfigFile, ModelConfig
+from labinfer.models.config import ModelConfig
+from labinfer.models.config_file import ConfigFile
 from labinfer.models.deepseek_v3 import DeepseekV3ForCausalLM
 from labinfer.weights.checkpoint_names import CheckpointNames
 

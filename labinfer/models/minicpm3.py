@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from labinfer.models.config import ConfigFile, LayerConfig, ModelConfig, read_gated_mlp, read_model
+from labinfer.models.config import LayerConfig, ModelConfig, read_gated_mlp, read_model
+from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
 from labinfer.models.deepseek_v2 import read_latent_attention
 

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from labinfer.layers.mixture import MixtureConfig
-from labinfer.models.config import (
-    ConfigFile,
-    LayerConfig,
-    ModelConfig,
-    read_attention,
-    read_gated_mlp,
-    read_head_size,
-    read_model,
-    read_rope,
-    read_router,
-)
+from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_gated_mlp, read_model, read_router
+from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
+from labinfer.models.rope_parameters import read_rope
 from labinfer.weights.checkpoint_names import CheckpointNames
 
 
@@ -36,7 +28,7 @@ class MiniMaxM2ForCausalLM(Decoder):
     def read_config(cls, file: ConfigFile) -> ModelConfig:
         file = file.with_defaults(head_dim=128, num_key_value_heads=8, max_position_embeddings=196608, rope_theta=5e6)
         if file.values.get("rotary_dim") is not None:
-            file = file.with_defaults(partial_rotary_factor=file.size("rotary_dim") / read_head_size(file))
+            file = file.with_defaults(partial_rotary_factor=file.size("rotary_dim") / file.head_size)
         router = read_router(
             file,
             file.size("num_local_experts", 256),

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from labinfer.layers.attention import QueryScaling
 from labinfer.models.config import (
-    FULL,
-    SLIDING,
-    ConfigFile,
     LayerConfig,
     ModelConfig,
     read_attention,
@@ -15,6 +12,7 @@ from labinfer.models.config import (
     read_windows,
     require_one_type,
 )
+from labinfer.models.config_file import FULL, SLIDING, ConfigFile
 from labinfer.models.decoder import Decoder
 from labinfer.weights.checkpoint_names import CheckpointNames
 

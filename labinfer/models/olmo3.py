@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from labinfer.models.config import (
-    FULL,
-    SLIDING,
-    ConfigFile,
-    LayerConfig,
-    ModelConfig,
-    read_attention,
-    read_gated_mlp,
-    read_model,
-    read_rope,
-    read_windows,
-    require_ropes_by_type,
-)
+from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_gated_mlp, read_model, read_windows
+from labinfer.models.config_file import FULL, SLIDING, ConfigFile
 from labinfer.models.decoder import Decoder
+from labinfer.models.rope_parameters import read_rope, require_ropes_by_type
 from labinfer.weights.checkpoint_names import CheckpointNames
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from labinfer.models.config import (
-    ConfigFile,
     LayerConfig,
     ModelConfig,
     read_attention,
     read_gated_mlp,
     read_model,
-    read_rope,
     require_one_type,
 )
+from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
+from labinfer.models.rope_parameters import read_rope
 from labinfer.weights.checkpoint_names import CheckpointNames
 
 

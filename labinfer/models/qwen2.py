@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from labinfer.models.config import (
-    FULL,
-    SLIDING,
-    ConfigFile,
-    LayerConfig,
-    ModelConfig,
-    read_attention,
-    read_gated_mlp,
-    read_model,
-    read_windows,
-)
+from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_gated_mlp, read_model, read_windows
+from labinfer.models.config_file import FULL, SLIDING, ConfigFile
 from labinfer.models.decoder import Decoder
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from labinfer.models.config import ConfigFile, LayerConfig, ModelConfig, read_attention, read_gated_mlp, read_model
+from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_gated_mlp, read_model
+from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
 from labinfer.models.qwen2 import read_qwen_windows
 

@@ -6,8 +6,6 @@ from labinfer.layers.attention import AttentionConfig
 from labinfer.layers.gated_delta import GatedDeltaConfig
 from labinfer.layers.mixer import MixerConfig, MLPConfig
 from labinfer.models.config import (
-    FULL,
-    ConfigFile,
     LayerConfig,
     ModelConfig,
     read_attention,
@@ -15,10 +13,11 @@ from labinfer.models.config import (
     read_layer_types,
     read_model,
     read_mtp,
-    read_rope,
     require_no_window,
 )
+from labinfer.models.config_file import FULL, ConfigFile
 from labinfer.models.decoder import Decoder
+from labinfer.models.rope_parameters import read_rope
 from labinfer.weights.checkpoint_names import CheckpointNames
 
 LINEAR = "linear_attention"

@@ -6,7 +6,6 @@ from labinfer.layers.mixer import MLPConfig
 from labinfer.layers.mixture import MixtureConfig
 from labinfer.layers.router import RouterConfig
 from labinfer.models.config import (
-    ConfigFile,
     LayerConfig,
     ModelConfig,
     read_attention,
@@ -15,6 +14,7 @@ from labinfer.models.config import (
     read_router,
     require_one_type,
 )
+from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from labinfer.models.config import ConfigFile, LayerConfig, ModelConfig, read_model
+from labinfer.models.config import LayerConfig, ModelConfig, read_model
+from labinfer.models.config_file import ConfigFile
 from labinfer.models.qwen3_5 import Qwen3_5ForCausalLM, read_hybrid_mixers, read_hybrid_mtp
 from labinfer.models.qwen3_5_moe import read_hybrid_mixture
 from labinfer.models.qwen3_moe import read_qwen_mlps

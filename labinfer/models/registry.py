@@ -8,7 +8,8 @@ from pathlib import Path
 
 from labinfer.errors import UserError
 from labinfer.models.architectures import MODULES, refuse_unknown
-from labinfer.models.config import ConfigFile, ModelConfig
+from labinfer.models.config import ModelConfig
+from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
 from labinfer.models.pooling import MODULES_FILE, read_pooling
 from labinfer.weights.checkpoint import read_model_formats
