@@ -20,6 +20,7 @@ MODULES = {
     "SamplingParams": "sampling_params",
     "StructuredOutputs": "structured_outputs",
     "UserError": "errors",
+    "register": "base.registry",
 }
 """Public names, and the modules that they are in."""
 __all__ = [*MODULES, "__version__"]  # noqa: PLE0604 - all are strings

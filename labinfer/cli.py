@@ -25,9 +25,10 @@ import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from labinfer.base.plugins import PLUGINS, find_plugin, named_plugins
 from labinfer.batch.options import JobOptions
 from labinfer.bench.options import LoadOptions
-from labinfer.config import AUTO_LAYOUT, SECTIONS, EngineOptions, ModelOptions
+from labinfer.config import AUTO_LAYOUT, GROUP_SECTIONS, SECTIONS, EngineOptions, ModelOptions
 from labinfer.errors import AgreedError, ExitStatus, UserError
 from labinfer.flags import (
     COMMANDS,
@@ -37,6 +38,8 @@ from labinfer.flags import (
     QUOTES,
     QUOTES_HINT,
     REPEATED,
+    Parser,
+    add_options,
     build_bench_parser,
     build_parser,
     program_name,
@@ -59,6 +62,7 @@ from labinfer.weights.resolve import find_directory, find_here, resolve_model
 
 if TYPE_CHECKING:
     from labinfer.commands.session import Session
+    from labinfer.group.rank_group import RankGroup
 
 MODULES = {"plan": "layout"}
 """Modules of ``labinfer.commands`` that are not named like their command."""
@@ -115,74 +119,28 @@ def run_program() -> typing.NoReturn:
 
 
 def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arguments: list[str]) -> int:
-    rank = environment.rank
+    rank, group = environment.rank, None
     try:
-        name, args = _parse(arguments, program, rank)
-        models = _take_models(args) if name == "serve" else {}
-        given = _given(args, *SECTIONS)
-        usual = {key: value for key, value in DEFAULTS_BY_COMMAND.get(name, {}).items() if value}
-        if name == "generate" and args.prompt:
-            usual["log_level"] = "warning"
-            for text in args.prompt:
-                if rank == 0 and len(text) > 1 and {text[0], text[-1]} <= {*QUOTES}:
-                    write_error(f"labinfer: warning: the model sees the quotes of {text}: {QUOTES_HINT}\n")
-        if name == "plan" and not getattr(args, "auto", False):  # who is here says little of who would hold what
-            usual["log_level"] = "warning"
-        options = EngineOptions.from_flat(usual | given)
-        own = _check_own(name, args) | ({"models": models} if models else {})
-        if len(models) > 1 and options.parallel.layout:
-            raise UserError(
-                f"--layout is for one model, and --model was given {len(models)} times; leave it out, or serve one"
-            )
-        if name == "cache":
-            from labinfer.commands.cache import run
-
-            return run(own["own"]) if rank == 0 else ExitStatus.OK
-        if name == "simulate":
-            from labinfer.commands.simulate import run
-
-            return run(options, *own["options"]) if rank == 0 else ExitStatus.OK
-        if name == "plan":
-            from labinfer.commands.auto_plan import check_flags
-            from labinfer.commands.auto_plan import run as run_auto
-
-            check_flags(plan := own["own"], given)
-            if plan.cluster:
-                return run_auto(options, plan) if rank == 0 else ExitStatus.OK
-        if name == "chat" and own["own"].url:
-            from labinfer.commands.chat_with_server import check_alone, run
-
-            check_alone(environment, given)
-            return run(signals, model=given.get("model", ""), key=environment.api_key, **own)
-        if ModelOptions in COMMANDS[name][1] and (name != "plan" or environment.world_size > 1):
-            parallel = options.parallel
-            stage_sizes(
-                parallel.tensor_parallel_size,
-                parallel.pipeline_parallel_size,
-                parallel.layers,
-                environment.world_size,
-                ranks=parallel.ranks,
-            )
-        if environment.is_one_node and ModelOptions in COMMANDS[name][1]:  # others may have what this node lacks
-            for model in models.values() or [options.model.model]:
-                _check_model(model, environment)
-        check_address_space()
-        refusal = None
-        if rank == 0:
-            try:
-                own |= _open(name, environment, options, own)
-            except UserError as error:
-                if environment.world_size == 1:
-                    raise
-                _refuse(error)
-                refusal = error  # the others, who cannot know, end with this rank when they have met
+        if plugins := named_plugins(arguments):
+            if environment.world_size > 1:
+                group = _meet(environment, arguments)
+                group.load_plugins(plugins)
+            else:
+                PLUGINS.load(map(find_plugin, plugins))
+        chosen = _choose(environment, signals, program, arguments)
     except UserError as error:
+        if group is not None:  # the ranks have met, and leave together
+            return _leave_with(error, group)
         if rank == 0:  # every rank was given the same flags, and sees the same files
             _refuse(error)
         else:  # rank 0 speaks, which the launcher ends when this one does
             time.sleep(SPEAK_SECONDS)
         return ExitStatus.USAGE
-
+    if isinstance(chosen, int):
+        if group is not None:
+            group.close(patient=rank != 0)  # rank 0 ran the command alone
+        return chosen
+    name, options, own, refusal = chosen
     if environment.local_rank == 0 and (limit := describe_limit()):
         # Before anything is loaded: C++ ends a process that gets no memory without a word of ours.
         write_error(f"labinfer: warning: {limit}; a process that needs more may end without another word\n")
@@ -204,7 +162,9 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
     gc.freeze()
     gc.enable()
     set_up_logging(rank, options.runtime.log_level)
-    session = Session(environment=environment, options=options, signals=signals, starting=starting, refusal=refusal)
+    session = Session(
+        environment=environment, options=options, signals=signals, starting=starting, refusal=refusal, group=group
+    )
     try:
         return command(session)
     except AgreedError as error:
@@ -212,6 +172,114 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
         return ExitStatus.USAGE
     except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the group
         return end_process_with(error, session.group, session.group is not None or environment.local_rank == 0)
+
+
+def _meet(environment: LaunchEnvironment, arguments: list[str]) -> RankGroup:
+    """Meet the other ranks before the command line is parsed, since a plugin may add commands, flags and values of flags.
+
+    Raises:
+        UserError: a flag of ``GROUP_SECTIONS`` is wrong, or the ranks cannot meet.
+    """
+    parser = Parser(add_help=False, allow_abbrev=False)
+    for section in GROUP_SECTIONS:
+        add_options(parser, section)
+    args, _ = parser.parse_known_args(arguments)
+    options = EngineOptions.group_options(_given(args, *GROUP_SECTIONS))
+    from labinfer.group.failure import end_process_with
+    from labinfer.group.rank_group import join_group
+
+    try:
+        return join_group(environment, options)
+    except UserError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the group
+        return end_process_with(error, None, environment.local_rank == 0)
+
+
+def _leave_with(error: UserError, group: RankGroup) -> int:
+    """End all ranks because of an error of this one, or of each of them. Returns the exit status."""
+    from labinfer.group.failure import leave_agreed
+
+    try:
+        with group.together():
+            raise error
+    except AgreedError as agreed:
+        leave_agreed(agreed, group)
+    return ExitStatus.USAGE
+
+
+def _choose(
+    environment: LaunchEnvironment, signals: SignalGuard, program: str, arguments: list[str]
+) -> int | tuple[str, EngineOptions, dict[str, Any], UserError | None]:
+    """Parse and check the command line. Commands that need no other ranks and no model run here.
+
+    Returns the exit status of a command that has run; else the command's name, the engine's options, the command's own arguments,
+    and an error that only rank 0 knows of so far.
+
+    Raises:
+        UserError: a flag is wrong, or the model cannot be here; on every rank alike.
+    """
+    rank = environment.rank
+    name, args = _parse(arguments, program, rank)
+    models = _take_models(args) if name == "serve" else {}
+    given = _given(args, *SECTIONS)
+    usual = {key: value for key, value in DEFAULTS_BY_COMMAND.get(name, {}).items() if value}
+    if name == "generate" and args.prompt:
+        usual["log_level"] = "warning"
+        for text in args.prompt:
+            if rank == 0 and len(text) > 1 and {text[0], text[-1]} <= {*QUOTES}:
+                write_error(f"labinfer: warning: the model sees the quotes of {text}: {QUOTES_HINT}\n")
+    if name == "plan" and not getattr(args, "auto", False):  # who is here says little of who would hold what
+        usual["log_level"] = "warning"
+    options = EngineOptions.from_flat(usual | given)
+    own = _check_own(name, args) | ({"models": models} if models else {})
+    if len(models) > 1 and options.parallel.layout:
+        raise UserError(
+            f"--layout is for one model, and --model was given {len(models)} times; leave it out, or serve one"
+        )
+    if name == "cache":
+        from labinfer.commands.cache import run
+
+        return run(own["own"]) if rank == 0 else ExitStatus.OK
+    if name == "simulate":
+        from labinfer.commands.simulate import run
+
+        return run(options, *own["options"]) if rank == 0 else ExitStatus.OK
+    if name == "plan":
+        from labinfer.commands.auto_plan import check_flags
+        from labinfer.commands.auto_plan import run as run_auto
+
+        check_flags(plan := own["own"], given)
+        if plan.cluster:
+            return run_auto(options, plan) if rank == 0 else ExitStatus.OK
+    if name == "chat" and own["own"].url:
+        from labinfer.commands.chat_with_server import check_alone, run
+
+        check_alone(environment, given)
+        return run(signals, model=given.get("model", ""), key=environment.api_key, **own)
+    if ModelOptions in COMMANDS[name][1] and (name != "plan" or environment.world_size > 1):
+        parallel = options.parallel
+        stage_sizes(
+            parallel.tensor_parallel_size,
+            parallel.pipeline_parallel_size,
+            parallel.layers,
+            environment.world_size,
+            ranks=parallel.ranks,
+        )
+    if environment.is_one_node and ModelOptions in COMMANDS[name][1]:  # others may have what this node lacks
+        for model in models.values() or [options.model.model]:
+            _check_model(model, environment)
+    check_address_space()
+    refusal = None
+    if rank == 0:
+        try:
+            own |= _open(name, environment, options, own)
+        except UserError as error:
+            if environment.world_size == 1:
+                raise
+            _refuse(error)
+            refusal = error  # the others, who cannot know, end with this rank when they have met
+    return name, options, own, refusal
 
 
 def _refuse(error: UserError) -> None:
@@ -373,6 +441,7 @@ def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
         raise UserError(
             "supervise needs a command that starts ranks, as in supervise -- mpirun -n 2 python launch.py serve"
         )
+    PLUGINS.load(map(find_plugin, named_plugins(command[programs[0] + 1 :])))
     if shutil.which(command[0]) is None:
         raise UserError(f"supervise: there is no program {command[0]} to start; give its path")
     name, args = _parse(command[programs[0] + 1 :], program)

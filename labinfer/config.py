@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from labinfer.base.registry import Names
 from labinfer.errors import UserError
 from labinfer.option_fields import check_bounds, convert_section, flag_name, join, option
 from labinfer.speculative_options import MTP, SpeculativeOptions
 
-PIPELINE_SCHEDULES = ("1f1b", "gpipe", "lockstep")
-SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
+PIPELINE_SCHEDULES = Names("pipeline_schedule")
+SCHEDULING_POLICIES = Names("scheduling_policy")
+BATCH_POLICIES = Names("batch_policy", "auto")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 LOG_LEVELS = ("debug", "info", "warning")
-BATCH_POLICIES = ("auto", "balanced", "throttle", "greedy", "phases")
 FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 DTYPES = ("auto", *FLOAT_DTYPES)
 QUANTIZATIONS = ("auto", "none", "int8", "int4")
@@ -315,6 +317,8 @@ class WeightCacheOptions:
     clean: bool = option(False, "remove them all; what runs with them goes on")
 
 
+GROUP_SECTIONS = (ParallelOptions, RuntimeOptions)
+"""Sections by whose options the ranks meet."""
 SECTIONS = (ModelOptions, ParallelOptions, CacheOptions, SchedulerOptions, RuntimeOptions, ObserveOptions)
 
 
@@ -356,6 +360,16 @@ class EngineOptions:
         if not options.parallel.layout:  # which may say int4
             options.check_group_size()
         return options
+
+    @classmethod
+    def group_options(cls, values: Mapping[str, Any]) -> EngineOptions:
+        """The options by which ranks meet, those of ``GROUP_SECTIONS``, of ``values`` as ``from_flat`` takes them.
+
+        Raises:
+            UserError: as ``from_flat``.
+        """
+        names = [f.name for section in GROUP_SECTIONS for f in dataclasses.fields(section)]
+        return cls.from_flat({name: values[name] for name in names if name in values})
 
     @property
     def weight_options(self) -> tuple[ModelOptions, ParallelOptions]:

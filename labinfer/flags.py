@@ -151,6 +151,10 @@ NEAR = 0.8
 SHORTEST = 3
 """Fewest letters of an abbreviation. In words of so many or fewer no slip is guessed: too many options are alike."""
 
+PLUGIN_HELP = (
+    "load code of your own on every rank: a Python file, which only rank 0 needs; the name of a file in lab/; or an installed module; may "
+    "be given several times, see docs/extending.md (default: none)"
+)
 PROGRAM = "launch.py"
 """Name by which this program calls itself where it was started by no other."""
 PROGRAMS = {PROGRAM: ("python launch.py", "launch.py"), "labinfer": ("labinfer", "-m labinfer")}
@@ -237,6 +241,8 @@ def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"labinfer {labinfer.__version__}")
+    if command != "supervise":  # it has nothing that could be chosen; the command that it starts has flags of its own
+        parser.add_argument("--plugin", action="append", metavar="FILE|MODULE|NAME", help=PLUGIN_HELP)
     for section in sections:
         repeated, left_out = REPEATED_BY_COMMAND.get(command, REPEATED), LEFT_OUT_BY_COMMAND.get(command, ())
         add_options(parser, section, repeated, DEFAULTS_BY_COMMAND.get(command, {}), left_out)

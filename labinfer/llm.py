@@ -13,7 +13,7 @@ Ctrl-C aborts what runs, and the LLM can be used again. For requests at the same
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -61,22 +61,32 @@ class LLM:
 
     Args:
         model: a directory, or a name as ``--model`` takes it; ``demo`` comes with LABInfer.
+        plugins: as the values of ``--plugin``: files and modules that register code of your own; see docs/extending.md.
         options: any option of ``launch.py --help`` with underscores, such as ``tensor_parallel_size=2``.
 
     Raises:
-        UserError: an option, the model or the layout is wrong; on every rank.
+        UserError: an option, a plugin, the model or the layout is wrong; on every rank.
     """
 
     _home: ClassVar[HomeProcess] = HomeProcess()
     """The same for all."""
 
-    def __init__(self, model: str = "demo", **options: Any):
+    def __init__(self, model: str = "demo", *, plugins: Sequence[str] = (), **options: Any):
         LLM._home.enter()
         try:
-            checked, environment = EngineOptions.from_flat({"model": model, **options}), detect()
-            read_early(environment, checked)
-            group = join_group(environment, checked)
-            end_group_on_uncaught(group)
+            values, environment = {"model": model, **options}, detect()
+            if plugins:  # which may add values of options, so the ranks meet before all of these are checked
+                group = join_group(environment, EngineOptions.group_options(values))
+                end_group_on_uncaught(group)
+                group.load_plugins(plugins)
+                with group.together():
+                    checked = EngineOptions.from_flat(values)
+                group.take_cores(checked.working_ranks, checked.runtime.threads)
+            else:
+                checked = EngineOptions.from_flat(values)
+                read_early(environment, checked)
+                group = join_group(environment, checked)
+                end_group_on_uncaught(group)
             self._build(group, choose_layout(group, checked), lambda done, total: None)
         except UserError as error:  # its place in this package tells the caller nothing
             raise type(error)(as_keywords(str(error))) from None

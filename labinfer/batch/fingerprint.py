@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from labinfer.base.plugins import PLUGINS
 from labinfer.config import EngineOptions
 from labinfer.option_fields import join
 from labinfer.sampling_params import SamplingParams
@@ -38,6 +39,8 @@ def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dic
         if os.path.isfile(path):
             files[name] = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
     chosen["quantization"] = join(chosen["quantization"])  # as earlier runs wrote it
+    if PLUGINS.loaded:
+        chosen["plugin"] = ", ".join(PLUGINS.identities())
     values = chosen | files | msgspec.to_builtins(sampling)
     del values["speculate"]  # changes no answer
     return {

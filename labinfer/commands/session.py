@@ -36,6 +36,7 @@ class Session:
     refusal: UserError | None = None
     """Error that rank 0 has found and said before the ranks met; all end with it when they have."""
     group: RankGroup | None = None
+    """The ranks, once they have met: before the command runs if ``--plugin`` is given, else in ``join``."""
     plan_text: str = ""
     """The plan that was made for this start, as a table beside its alternatives; on rank 0, where it was asked for."""
     links: Sequence[PairLink] = ()
@@ -55,7 +56,10 @@ class Session:
         if self.starting is not None and self.environment.world_size > 1 and self.refusal is None:
             self.starting.describe = lambda: "starting: meeting the other ranks"
         try:
-            self.group = group = join_group(self.environment, self.options)
+            group = self.group or join_group(self.environment, self.options)
+            if self.group is not None:  # it met to load plugins, before it had these options
+                group.take_cores(self.options.working_ranks, self.options.runtime.threads)
+            self.group = group
         finally:
             if self.starting is not None:
                 self.starting.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 
+from labinfer.base.plugins import PLUGINS
 from labinfer.clock import SystemClock
 from labinfer.config import EngineOptions
 from labinfer.errors import ExitStatus, UserError
@@ -73,6 +74,7 @@ def run(
                 log_level=options.runtime.log_level,
                 token=token,
                 fault_timeout=options.runtime.fault_timeout,
+                plugins=PLUGINS.loaded,
                 outlives_host=True,
             )
             listener = listen(server)

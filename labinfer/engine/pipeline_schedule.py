@@ -1,23 +1,31 @@
-"""When the next micro-batch may start: three pipeline schedules, to be measured against each other.
-
-Each answers one question and keeps no state but its own. ``in_flight`` counts micro-batches launched and not returned,
-``target`` is the number of micro-batches that the running sequences are best divided into.
-"""
+"""Pipeline schedules: when the next micro-batch may start. Three ship, to be measured against each other."""
 
 from __future__ import annotations
 
-from typing import Protocol
 
+class PipelineSchedule:
+    """When the next micro-batch may start. One object for each engine, on rank 0; the simulator makes its own.
 
-class PipelineSchedule(Protocol):
+    ``in_flight`` counts micro-batches that were launched and have not returned. ``target`` is the number of micro-batches
+    that the running sequences are best divided into: by default the number of stages, at most ``--max-inflight``.
+    """
+
+    has_steady_state = True
+    """Whether the pipeline stays full: a micro-batch starts for each one that returns. Then ``--batch-policy auto`` is ``throttle``."""
+
     def num_micro_batches(self, target: int) -> int:
-        """Number of micro-batches that the running sequences are divided into."""
+        """Number of micro-batches that the running sequences are divided into; at least 1."""
+        return target
 
-    def may_launch(self, in_flight: int, target: int) -> bool: ...
+    def may_launch(self, in_flight: int, target: int) -> bool:
+        """Whether another micro-batch may start now. True whenever none is in flight, or the engine would stand still."""
+        raise NotImplementedError
 
 
-class Lockstep:
+class Lockstep(PipelineSchedule):
     """Run one batch of everything all the way through before the next: every stage but one is idle."""
+
+    has_steady_state = False
 
     def num_micro_batches(self, target: int) -> int:
         return 1
@@ -26,29 +34,21 @@ class Lockstep:
         return in_flight == 0
 
 
-class GPipe:
+class GPipe(PipelineSchedule):
     """Fill the pipeline, drain it, fill it again (Huang et al. 2019, arXiv:1811.06965)."""
+
+    has_steady_state = False
 
     def __init__(self) -> None:
         self._filled = 0  # micro-batches launched since the pipeline was last empty
-
-    def num_micro_batches(self, target: int) -> int:
-        return target
 
     def may_launch(self, in_flight: int, target: int) -> bool:
         self._filled = max(self._filled, in_flight) if in_flight else 0
         return in_flight == self._filled and in_flight < target
 
 
-class OneForwardOneBack:
+class OneForwardOneBack(PipelineSchedule):
     """Launch one micro-batch for each that came back, so that no stage waits (after 1F1B, Narayanan et al. 2019, SOSP PipeDream)."""
-
-    def num_micro_batches(self, target: int) -> int:
-        return target
 
     def may_launch(self, in_flight: int, target: int) -> bool:
         return in_flight < target
-
-
-def make_schedule(name: str) -> PipelineSchedule:
-    return {"lockstep": Lockstep, "gpipe": GPipe, "1f1b": OneForwardOneBack}[name]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from labinfer.base.registry import REGISTRY
 from labinfer.engine.sequence import Sequence
 
 # Which sequence is admitted next, and which one is preempted.
@@ -38,9 +39,6 @@ def priority(sequence: Sequence, running_of_user: Mapping[str, int]) -> SortKey:
 def fair(sequence: Sequence, running_of_user: Mapping[str, int]) -> SortKey:
     """The users in turn: the next is the one with the fewest running; first come, first served among equals."""
     return (running_of_user.get(sequence.request.user, 0), sequence.order)
-
-
-ORDERS: dict[str, SchedulingPolicy] = {"fcfs": fcfs, "priority": priority, "fair": fair}
 
 
 # How the work is split over the micro-batches in flight.
@@ -130,10 +128,12 @@ def phases(load: Load) -> Budget:
     return Budget(load.decode_share, 0)
 
 
-SPLITS: dict[str, Split] = {"balanced": balanced, "greedy": greedy, "throttle": throttle, "phases": phases}
+def choose_split(name: str, num_stages: int, has_steady_state: bool = True) -> Split:
+    """The split of this name; ``auto`` is ``throttle`` where several stages are kept busy, and ``balanced`` elsewhere.
 
-
-def choose_split(name: str, num_stages: int, pipeline_schedule: str = "1f1b") -> Split:
-    """The split of this name; ``auto`` is ``throttle`` where stages work side by side, and ``balanced`` elsewhere."""
-    side_by_side = num_stages > 1 and pipeline_schedule == "1f1b"
-    return SPLITS[("throttle" if side_by_side else "balanced") if name == "auto" else name]
+    Args:
+        has_steady_state: whether the pipeline schedule keeps them busy, see ``PipelineSchedule``.
+    """
+    if name == "auto":
+        name = "throttle" if num_stages > 1 and has_steady_state else "balanced"
+    return REGISTRY.find("batch_policy", name)

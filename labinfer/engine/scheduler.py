@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from labinfer.base.registry import REGISTRY
 from labinfer.config import SchedulerOptions
 from labinfer.engine.beam_forks import BeamForks
 from labinfer.engine.beam_search import BeamGroup
@@ -19,9 +20,9 @@ from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.constraints import no_token_left
 from labinfer.engine.drafts import Drafts
 from labinfer.engine.micro_batches import MicroBatchCount
-from labinfer.engine.pipeline_schedule import make_schedule
+from labinfer.engine.pipeline_schedule import PipelineSchedule
 from labinfer.engine.plan_entries import make_entry, make_start, max_result_bytes
-from labinfer.engine.policies import ORDERS, Load, Split, balanced, choose_split
+from labinfer.engine.policies import Load, Split, balanced, choose_split
 from labinfer.engine.queues import RequestQueues
 from labinfer.engine.request import FinishReason
 from labinfer.engine.sequence import Sequence
@@ -67,15 +68,17 @@ class Scheduler:
     ):
         self._options = options
         self._tables, self._blocks = tables, tables.blocks
-        self._schedule = make_schedule(options.pipeline_schedule)
+        self._schedule: PipelineSchedule = REGISTRY.find("pipeline_schedule", options.pipeline_schedule)()
         self._micro_batches = micro_batches
-        self._split = choose_split(options.batch_policy, num_stages, options.pipeline_schedule)
+        self._split = choose_split(options.batch_policy, num_stages, self._schedule.has_steady_state)
         self._times = times
         self._whole_prompts = whole_prompts
         self._chunk_size = options.max_num_batched_tokens if whole_prompts else options.chunked_prefill_size
         self._is_prefilling = self._was_prefilling = False
         self.eos_token_ids = frozenset(eos_token_ids)
-        self._queues = RequestQueues(ORDERS[options.scheduling_policy], options.max_num_seqs, clock)
+        self._queues = RequestQueues(
+            REGISTRY.find("scheduling_policy", options.scheduling_policy), options.max_num_seqs, clock
+        )
         self._beam_forks = BeamForks(tables, self._queues, self._withdraw)
         self.in_flight: deque[InFlight] = deque()
         self._finished_ids: list[int] = []

@@ -205,6 +205,8 @@ class Cluster(Answer, kw_only=True, tag_field="object", tag="cluster"):
     max_num_seqs: Count
     """Sequences that run at once."""
     pipeline_schedule: str
+    plugins: list[str]
+    """Name and digest of each plugin that the ranks have loaded."""
     hop_seconds: float | None
     """Time of a hop between two stages, measured at the start; null where it was not."""
     ranks: list[ClusterRank]

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 import msgspec
 import uvicorn
 
+from labinfer.base.plugins import PLUGINS
 from labinfer.errors import BrokenLink, ExitStatus, UserError
 from labinfer.gateway.app import make_app
 from labinfer.gateway.async_llm_engine import AsyncLLMEngine
@@ -75,7 +76,10 @@ def main(hosts: int, listener: int, beats: int | None = None) -> None:
     logging.basicConfig(stream=log, format="labinfer: %(message)s", level=logging.ERROR)  # libraries
     logging.getLogger("labinfer").setLevel(setup.log_level.upper())
     try:
+        PLUGINS.load_for_gateway(setup.plugins)
         asyncio.run(_serve(socket.socket(fileno=hosts), socket.socket(fileno=listener), setup, beats, log))
+    except UserError as error:  # the ranks have loaded it, so it needs what the gateway lacks
+        logger.error("error: %s, in the gateway process", error)
     finally:
         log.close()
 

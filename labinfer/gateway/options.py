@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from labinfer.base.plugins import PluginSource
 from labinfer.config import MAX_PORT, MAX_TIMEOUT
 from labinfer.errors import UserError
 from labinfer.option_fields import flag_name, option
@@ -194,5 +195,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Secret by which it knows its host."""
     fault_timeout: float
     """Seconds without a sign of life of its host."""
+    plugins: list[PluginSource] = []
+    """Plugins of the ranks. Those that register parts for the gateway, too, are loaded before anything is decided."""
     outlives_host: bool = False
     """Whether it waits for another host when one is gone without goodbye; else it ends."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 import labinfer
+from labinfer.base.plugins import PLUGINS
 from labinfer.errors import BrokenLink, UserError
 from labinfer.gateway.options import BACKLOG, ServerOptions, Setup
 from labinfer.link import local_socket
@@ -87,6 +88,7 @@ class GatewayProcess:
             log_level=log_level,
             token=secrets.token_hex(16),
             fault_timeout=fault_timeout,
+            plugins=PLUGINS.loaded,
         )
         with private_directory() as directory:
             hosts = local_socket.listen(directory)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
+from labinfer.base.plugins import PLUGINS, share_plugins
 from labinfer.comm.communicator import Communicator
 from labinfer.comm.lifeline import FaultOptions, Lifeline
 from labinfer.comm.lifeline_server import LifelineServer
@@ -131,6 +132,20 @@ class RankGroup:
             if text:
                 where = f"rank {rank} on {self.everyone[rank].node}: " if rank else ""
                 raise AgreedError(where + text.decode()) from None
+
+    def load_plugins(self, names: Sequence[str]) -> None:
+        """Load plugins on every rank, files with the bytes that rank 0 reads; collective. The ranks agree on each plugin's digest.
+
+        Raises:
+            AgreedError: a plugin is missing on a rank, differs from rank 0's, or raises.
+        """
+        with self.together():
+            sources = share_plugins(names, self.rank, self.comm.all_gather_bytes, self._describe_rank)
+        with self.together():
+            PLUGINS.load(sources)
+
+    def _describe_rank(self, rank: int) -> str:
+        return f"rank {rank} on {self.everyone[rank].node}"
 
     def fail(self, text: str, investigate: bool = False) -> None:
         """Tell the others that this rank is about to die."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from labinfer.base.plugins import PLUGINS
 from labinfer.observe.draft_figures import DraftFigures
 from labinfer.observe.table import format_bytes, format_seconds, format_table, percentile
 from labinfer.observe.trace import MODEL_SLICES, WAIT_PREFIX, own_times, read_slices
@@ -100,6 +101,7 @@ class RunReport:
             ],
             "threads": [worker.num_threads for worker in self.workers],
             "cpus": [worker.cpus for worker in self.workers],
+            "plugins": PLUGINS.identities(),
         }
 
     def summary(self) -> str:

@@ -17,19 +17,19 @@ PACKAGE = Path(labinfer.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 MAY_IMPORT = {
     "__main__": "cli",
-    "cli": "early_reading option_fields flags commands supervisor gateway terminal batch bench planner group models observe weights spmd config "
+    "cli": "base early_reading option_fields flags commands supervisor gateway terminal batch bench planner group models observe weights spmd config "
     "sampling_options sampling_params",
     "flags": "planner option_fields supervisor gateway terminal batch simulator bench config sampling_options",
-    "commands": "option_fields supervisor gateway host link terminal batch simulator bench llm jsonl input_processor outputs executor layout group "
+    "commands": "base option_fields supervisor gateway host link terminal batch simulator bench llm jsonl input_processor outputs executor layout group "
     "planner engine worker functions comm prompts text observe weights cache_capacity spmd config sampling_params clock",
-    "supervisor": "option_fields gateway host link spmd config speculative_options heartbeat clock",
-    "gateway": "parsed_body option_fields link batch jsonl recommended_sampling anthropic openai input_processor outputs pooling group engine "
+    "supervisor": "base option_fields gateway host link spmd config speculative_options heartbeat clock",
+    "gateway": "base parsed_body option_fields link batch jsonl recommended_sampling anthropic openai input_processor outputs pooling group engine "
     "body_reader protocol prompts text observe spmd config heartbeat sampling_params rank_stats",
     "async_llm": "host llm request_maker runs outputs pooling group prompts sampling_params",
     "host": "link speculative_options llm recommended_sampling outputs pooling engine comm config heartbeat rank_stats",
     "link": "planner engine pooling heartbeat rank_stats",
     "terminal": "option_fields llm recommended_sampling outputs group engine prompts text config sampling_options sampling_params",
-    "batch": "option_fields llm jsonl openai outputs pooling engine protocol prompts text observe weights config sampling_params clock",
+    "batch": "base option_fields llm jsonl openai outputs pooling engine protocol prompts text observe weights config sampling_params clock",
     "simulator": "option_fields outputs runs planner engine prompts observe plan cache_capacity spmd config sampling_params rank_stats",
     "bench": "option_fields jsonl outputs planner engine prompts observe config sampling_params clock",
     "llm": "early_reading request_maker rank0_engine runs turns home_process input_processor outputs pooling executor layout group engine "
@@ -49,9 +49,9 @@ MAY_IMPORT = {
     "executor": "layout group planner worker models layers functions comm observe plan weights "
     "cache_capacity spmd config speculative_options native rank_stats",
     "layout": "group worker models layers functions comm weights cache_capacity spmd config speculative_options",
-    "group": "comm spmd config",
+    "group": "base comm spmd config",
     "planner": "option_fields engine observe plan cache_capacity spmd config",
-    "engine": "pooling observe plan cache_capacity config speculative_options sampling_params structured_outputs rank_stats clock",
+    "engine": "base pooling observe plan cache_capacity config speculative_options sampling_params structured_outputs rank_stats clock",
     "worker": "layers functions comm observe plan sampling_params",
     "models": "layers functions pooling weights",
     "layers": "functions comm weights spmd",
@@ -63,13 +63,14 @@ MAY_IMPORT = {
     "prompts": "text",
     "text": "weights structured_outputs nesting",
     "pooling": "plan",
-    "observe": "plan rank_stats",
+    "observe": "base plan rank_stats",
     "plan": "",
     "weights": "native",
     "cache_capacity": "",
     "spmd": "",
-    "config": "option_fields speculative_options",
+    "config": "base option_fields speculative_options",
     "sampling_options": "option_fields sampling_params",
+    "base": "",
     "option_fields": "",
     "native": "",
     "speculative_options": "",

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 import msgspec
 from starlette.responses import Response
 
+from labinfer.base.plugins import PLUGINS
 from labinfer.gateway.call import JSON, Call
 from labinfer.gateway.cluster_answers import Cluster, ClusterRank, LayerExperts, RankExpertReads
 from labinfer.gateway.cluster_history import Watcher
@@ -41,6 +42,7 @@ async def show(call: Call) -> Response:
             max_num_seqs=info.max_num_seqs,
             hop_seconds=info.hop_seconds or None,
             pipeline_schedule=info.pipeline_schedule,
+            plugins=PLUGINS.identities(),
             ranks=[_describe_rank(rank, stats.get(rank.rank)) for rank in info.ranks],
             experts=_describe_experts(stats.values()),
             expert_reads=_describe_reads(stats.values()),

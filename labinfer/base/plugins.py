@@ -1,0 +1,259 @@
+"""Plugins: Python files and modules that register parts, loaded on every rank before anything is decided.
+
+Rank 0 reads a plugin's file and sends its bytes to the other ranks, so that no node needs a copy. A module is installed on each
+node, and ranks compare its digest. Nothing is loaded unless ``--plugin`` names it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+import labinfer
+from labinfer.base.kinds import KINDS
+from labinfer.base.registry import REGISTRY, Registry
+from labinfer.errors import UserError
+
+FLAG = "--plugin"
+ENTRY_POINTS = "labinfer.plugins"
+"""Group of entry points of installed packages, among which a name is looked for."""
+LAB = Path(labinfer.__file__).parents[1] / "lab"
+"""Folder of a checkout for ideas of its own: ``--plugin NAME`` finds ``lab/NAME.py``."""
+MAX_BYTES = 1 << 24
+"""Largest file that is sent to the other ranks."""
+
+
+class PluginSource(msgspec.Struct, frozen=True, array_like=True):
+    """A plugin that was found, and perhaps not loaded yet."""
+
+    name: str
+    """File name without ``.py``, or name of the module."""
+    path: str
+    """Path of the file on rank 0's machine."""
+    digest: str
+    """BLAKE2b of its contents, as 16 hexadecimal digits."""
+    code: bytes = b""
+    """Contents of the file; empty for a module, which each node imports from its own disk."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of the parts that it registered, once it is loaded."""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.path}, {self.digest})"
+
+    @property
+    def is_file(self) -> bool:
+        return bool(self.code)
+
+
+class Plugins:
+    """The plugins of this process.
+
+    Args:
+        registry: of what they register.
+    """
+
+    def __init__(self, registry: Registry = REGISTRY):
+        self._registry = registry
+        self.loaded: list[PluginSource] = []
+
+    def load(self, sources: Iterable[PluginSource]) -> None:
+        """Import plugins, in this order. One that is loaded already stays as it is.
+
+        Raises:
+            UserError: a plugin raises, or another one of the same name is loaded; the text names file and line.
+        """
+        for source in sources:
+            known = next((plugin for plugin in self.loaded if plugin.name == source.name), None)
+            if known is None:
+                self.loaded.append(self._import(source))
+            elif known.digest != source.digest:
+                raise UserError(
+                    f"{FLAG} {source.name}: {source.path} ({source.digest}) has the name of {known.path} ({known.digest}), which this "
+                    "process has loaded; rename one, or start a new process"
+                )
+
+    def _import(self, source: PluginSource) -> PluginSource:
+        try:
+            with self._registry.registering_for(source.name):
+                if source.is_file:
+                    _run_file(source)
+                else:
+                    importlib.import_module(source.name)
+        except (Exception, SystemExit) as error:
+            raise UserError(f"{FLAG} {source.name}: {_where(error, source)}: {_describe(error)}") from error
+        kinds = dict.fromkeys(kind for kind, _ in self._registry.added_by(source.name))
+        if not kinds:
+            raise UserError(
+                f"{FLAG} {source.name}: {source.path} registers nothing; decorate a function or class with @register"
+            )
+        return msgspec.structs.replace(source, kinds=tuple(kinds))
+
+    def load_for_gateway(self, sources: Sequence[PluginSource]) -> None:
+        """In the gateway process: import the plugins that registered parts it uses, and name the others, which may need torch.
+
+        Raises:
+            UserError: as ``load``.
+        """
+        for source in sources:
+            if any(KINDS[kind].in_gateway for kind in source.kinds):
+                self.load([source])
+            else:
+                self.loaded.append(source)
+
+    def identities(self) -> list[str]:
+        """Name and digest of each plugin, as reports and fingerprints have them."""
+        return [f"{source.name}@{source.digest}" for source in self.loaded]
+
+
+PLUGINS = Plugins()
+"""The process's."""
+
+
+def named_plugins(arguments: Sequence[str]) -> list[str]:
+    """The values of ``--plugin`` among the arguments of a command line, before they are parsed: a plugin may add commands and flags."""
+    names = []
+    for index, argument in enumerate(arguments):
+        if argument == "--":
+            break
+        if argument == FLAG and index + 1 < len(arguments):
+            names.append(arguments[index + 1])
+        elif argument.startswith(f"{FLAG}="):
+            names.append(argument.partition("=")[2])
+    return list(dict.fromkeys(names))
+
+
+def find_plugin(given: str) -> PluginSource:
+    """Find a plugin: ``FILE.py``, the name of a file in ``lab/`` or of an entry point, or a module.
+
+    Raises:
+        UserError: it cannot be found or read.
+    """
+    if given.endswith(".py") or os.sep in given:
+        return _read_file(given, Path(given))
+    if given.isidentifier() and (path := LAB / f"{given}.py").is_file():
+        return _read_file(given, path)
+    entry_points = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    module = next((point.module for point in entry_points if point.name == given), given)
+    return _find_module(given, module)
+
+
+def share_plugins(
+    names: Sequence[str], rank: int, gather: Callable[[bytes], list[bytes]], describe_rank: Callable[[int], str]
+) -> list[PluginSource]:
+    """Agree on plugins over all ranks; collective. Files come from rank 0; modules must have the same digest everywhere.
+
+    Args:
+        names: values of ``--plugin``.
+        gather: gathers bytes of every rank, by rank.
+        describe_rank: names a rank and its host, for errors.
+
+    Raises:
+        UserError: a plugin is missing or broken on a rank, or differs from rank 0's; on every rank alike.
+    """
+    first, problem = [], ""
+    if rank == 0:
+        try:
+            first = [find_plugin(name) for name in names]
+        except UserError as error:
+            problem = str(error)
+    sent = gather(msgspec.msgpack.encode((problem, first)) if rank == 0 else b"")[0]
+    problem, sources = msgspec.msgpack.decode(sent, type=tuple[str, list[PluginSource]])
+    if problem:
+        raise UserError(problem)
+    own = [source.digest if source.is_file else _digest_here(source) for source in sources]
+    for number, data in enumerate(gather(msgspec.msgpack.encode(own))):
+        for source, digest in zip(sources, msgspec.msgpack.decode(data, type=list[str]), strict=True):
+            if not digest:
+                raise UserError(
+                    f"{FLAG} {source.name}: {describe_rank(number)} has no module {source.name}; install it there, or give a file"
+                )
+            if digest != source.digest:
+                raise UserError(
+                    f"{FLAG} {source.name}: {describe_rank(number)} has another version ({digest}) than rank 0 ({source.digest}); "
+                    "install the same one on every node"
+                )
+    return sources
+
+
+def _read_file(given: str, path: Path) -> PluginSource:
+    try:
+        code = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{FLAG} {given}: {path} cannot be read: {error.strerror or error}") from None
+    if not code.strip():
+        raise UserError(f"{FLAG} {given}: {path} is empty")
+    if len(code) > MAX_BYTES:
+        raise UserError(f"{FLAG} {given}: {path} has {len(code)} bytes; a plugin's file has at most {MAX_BYTES}")
+    return PluginSource(path.stem, str(path), _digest([code]), code)
+
+
+def _find_module(given: str, module: str) -> PluginSource:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        raise UserError(
+            f"{FLAG} {given}: there is no file lab/{given}.py, no entry point of {ENTRY_POINTS} and no Python module of this name; "
+            "give the path of a file, or a name from these"
+        )
+    return PluginSource(module, spec.origin, _module_digest(spec))
+
+
+def _digest_here(source: PluginSource) -> str:
+    """Digest of a module on this rank; empty where there is none."""
+    try:
+        return _find_module(source.name, source.name).digest
+    except UserError:
+        return ""
+
+
+def _module_digest(spec: importlib.machinery.ModuleSpec) -> str:
+    """Digest of a module's file; of a package, of all Python files in it."""
+    folder = Path(spec.origin).parent
+    paths = sorted(folder.rglob("*.py")) if spec.submodule_search_locations else [Path(spec.origin)]
+    return _digest(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() for path in paths)
+
+
+def _digest(contents: Iterable[bytes]) -> str:
+    digest = blake2b(digest_size=8)
+    for content in contents:
+        digest.update(blake2b(content).digest())
+    return digest.hexdigest()
+
+
+def _run_file(source: PluginSource) -> None:
+    """Run a plugin's file as a module that can be found in ``sys.modules``, where dataclasses look for it."""
+    name = f"labinfer_plugin_{source.name}"
+    module = types.ModuleType(name, f"The plugin {source.path}.")
+    module.__file__ = source.path
+    sys.modules[name] = module
+    try:
+        exec(compile(source.code, source.path, "exec"), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+
+def _where(error: BaseException, source: PluginSource) -> str:
+    """File and line of the plugin that raised."""
+    if isinstance(error, SyntaxError) and error.filename == source.path:
+        return f"{source.path}, line {error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source.path]
+    return f"{source.path}, line {frames[-1].lineno}" if frames else source.path
+
+
+def _describe(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"[:300]

@@ -1,0 +1,188 @@
+"""The registry: every part of LABInfer that is chosen by name, shipped or added by a plugin.
+
+    from labinfer import register
+
+    @register("batch_policy", "one_prompt")
+    def one_prompt(state):
+        ...
+
+Shipped parts are listed in ``kinds.py`` by module, and imported when first used. Flags, ``--help`` and refusals take their
+choices from here. The registry belongs to the process, as ``sys.modules`` does: what was registered stays.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from labinfer.base.kinds import KINDS
+from labinfer.errors import UserError
+
+Part = TypeVar("Part")
+SCRIPT = "this program"
+"""Origin of what was registered outside of a plugin."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A part that can be chosen by name.
+
+    Args:
+        part: the function or class; a shipped one as ``module:attribute``, until it is used.
+        details: what else its kind wants to know of it, as given to ``register``.
+        origin: the plugin that registered it; empty for a shipped part.
+    """
+
+    part: Any
+    details: dict[str, Any]
+    origin: str = ""
+
+
+class Registry:
+    """Parts by kind and name.
+
+    Args:
+        kinds: the kinds that there are, each with its shipped parts.
+    """
+
+    def __init__(self, kinds=KINDS):
+        self._kinds = kinds
+        self._entries = {
+            kind: {name: Entry(part=part, details={}) for name, part in listed.shipped.items()}
+            for kind, listed in kinds.items()
+        }
+        self._origin = SCRIPT
+
+    def register(self, kind: str, name: str, **details: Any) -> Callable[[Part], Part]:
+        """Decorate a function or class to be chosen as ``name``.
+
+        Args:
+            kind: one of ``kinds.KINDS``, which says where its contract is.
+            details: what the kind's contract asks for beside the function or class.
+
+        Raises:
+            UserError: there is no such kind, the name is taken, or the decorated object breaks the kind's contract.
+        """
+        if kind not in self._kinds:
+            raise UserError(
+                f"register({kind!r:.60}, {name!r:.60}): there is no such kind; kinds are {', '.join(self._kinds)}"
+            )
+        if not isinstance(name, str) or not name or set(name) & set(", =\n"):
+            raise UserError(
+                f"register({kind!r}, {name!r:.60}): a name is a text without spaces, commas and equals signs"
+            )
+
+        def add(part: Part) -> Part:
+            if (taken := self._entries[kind].get(name)) is not None:
+                by = f"by {taken.origin}" if taken.origin else "as shipped with LABInfer"
+                raise UserError(f"register({kind!r}, {name!r}): the name is registered {by}; choose another one")
+            self._check(kind, name, part, details)
+            self._entries[kind][name] = Entry(part=part, details=details, origin=self._origin)
+            return part
+
+        return add
+
+    def find(self, kind: str, name: str) -> Any:
+        """The function or class of this name.
+
+        Raises:
+            UserError: there is none.
+        """
+        entry = self.entry(kind, name)
+        return _load(entry.part) if isinstance(entry.part, str) else entry.part
+
+    def entry(self, kind: str, name: str) -> Entry:
+        """The entry of this name.
+
+        Raises:
+            UserError: there is none.
+        """
+        entry = self._entries[kind].get(name)
+        if entry is None:
+            raise UserError(
+                f"there is no {kind.replace('_', ' ')} {name!r:.60}; there are: {', '.join(self._entries[kind])}"
+            )
+        return entry
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        """Names of a kind, shipped ones first."""
+        return tuple(self._entries[kind])
+
+    def plugged_in(self, kind: str) -> dict[str, Entry]:
+        """Entries of a kind that do not ship with LABInfer, by name."""
+        return {name: entry for name, entry in self._entries[kind].items() if entry.origin}
+
+    def added_by(self, origin: str) -> list[tuple[str, str]]:
+        """Kind and name of each part that a plugin registered."""
+        return [
+            (kind, name)
+            for kind, entries in self._entries.items()
+            for name, entry in entries.items()
+            if entry.origin == origin
+        ]
+
+    @contextmanager
+    def registering_for(self, origin: str) -> Iterator[None]:
+        """Register parts in the name of a plugin. Where the plugin raises, none of them stays."""
+        before, self._origin = self._origin, origin
+        try:
+            yield
+        except BaseException:
+            for kind, name in self.added_by(origin):
+                del self._entries[kind][name]
+            raise
+        finally:
+            self._origin = before
+
+    def _check(self, kind: str, name: str, part: Any, details: dict[str, Any]) -> None:
+        """Raises:
+        UserError: the part breaks what can be checked of its kind's contract.
+        """
+        listed = self._kinds[kind]
+        unknown = sorted(details.keys() - set(listed.details))
+        if unknown:
+            known = ", ".join(listed.details) or "none"
+            raise UserError(
+                f"register({kind!r}, {name!r}): {unknown[0]!r} is no detail of this kind, which has: {known}"
+            )
+        if not callable(part):
+            raise UserError(f"register({kind!r}, {name!r}) decorates {part!r:.60}; decorate a function or a class")
+        if listed.is_class:
+            base = _load(listed.contract)
+            if not (isinstance(part, type) and issubclass(part, base)):
+                raise UserError(f"register({kind!r}, {name!r}) needs a subclass of {listed.contract.replace(':', '.')}")
+
+
+class Names(Sequence[str]):
+    """Names that an option may have: those of a kind, whatever is registered when one looks.
+
+    Args:
+        kind: of the registry.
+        others: further values, such as ``auto``.
+    """
+
+    def __init__(self, kind: str, *others: str):
+        self._kind, self._others = kind, others
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __getitem__(self, index):
+        return self._all()[index]
+
+    def _all(self) -> tuple[str, ...]:
+        return self._others + REGISTRY.names(self._kind)
+
+
+def _load(place: str) -> Any:
+    """Import ``module:attribute``."""
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+REGISTRY = Registry()
+"""The process's."""
+register = REGISTRY.register
