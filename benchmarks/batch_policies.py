@@ -23,8 +23,8 @@ from pathlib import Path
 from launched import launched, medians
 
 from labinfer import SamplingParams
-from labinfer.bench.arrivals import Arrivals
-from labinfer.llm import LLM
+from labinfer.api.llm import LLM
+from labinfer.cli.bench.arrivals import Arrivals
 from labinfer.observe.table import format_seconds, format_table, percentile
 
 POLICIES = ("greedy", "balanced", "throttle")

@@ -34,10 +34,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from labinfer import LLM, SamplingParams
-from labinfer.executor.cost_file import read_costs, write_costs
-from labinfer.executor.known_plan import KnownPlan
 from labinfer.functions import autotune
 from labinfer.functions.cpu import library
+from labinfer.launch.known_plan import KnownPlan
+from labinfer.launch.measure.cost_file import read_costs, write_costs
 from labinfer.native import compiler
 from labinfer.native.cache_file import read_sealed, write_sealed
 from labinfer.observe.table import format_table

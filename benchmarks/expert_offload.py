@@ -23,8 +23,8 @@ from launched import launched
 from workloads import BLOCKS, CONTEXT, draw_workloads
 
 from labinfer import SamplingParams
-from labinfer.config import EngineOptions
-from labinfer.llm import LLM
+from labinfer.api.llm import LLM
+from labinfer.base.config import EngineOptions
 from labinfer.native import compiler
 from labinfer.observe.table import format_table
 

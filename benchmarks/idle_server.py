@@ -75,7 +75,7 @@ def processor_seconds(pid: int) -> dict[str, float]:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         todo += map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())
         name = "launcher"
-        if b"labinfer.gateway.main" in words:
+        if b"labinfer.server.gateway.main" in words:
             name = "gateway"
         elif (
             any(word.endswith(b"launch.py") for word in words)

@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 
 from labinfer import LLM, SamplingParams
-from labinfer.config import KV_CACHE_DTYPES
+from labinfer.base.config import KV_CACHE_DTYPES
+from labinfer.base.plan import TokenLogprobs
 from labinfer.observe.table import format_table
-from labinfer.plan import TokenLogprobs
 from labinfer.text.tokenizer import Tokenizer
 
 HEADER = ("KV cache", "tokens", "perplexity", "mean |Δ logprob|", "largest", "same likeliest token")

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from labinfer.config import EngineOptions
-from labinfer.group.failure import end_group_on_uncaught
-from labinfer.group.rank_group import join_group
-from labinfer.llm import LLM
-from labinfer.spmd.environment import detect
+from labinfer.api.llm import LLM
+from labinfer.base.config import EngineOptions
+from labinfer.comm.group.failure import end_group_on_uncaught
+from labinfer.comm.group.rank_group import join_group
+from labinfer.comm.spmd.environment import detect
 
 
 @contextmanager

@@ -21,12 +21,12 @@ import msgspec
 from cold_start import drop, read
 from launched import medians
 
-from labinfer.config import EngineOptions
-from labinfer.group.failure import end_group_on_uncaught
-from labinfer.group.rank_group import RankGroup, join_group
-from labinfer.llm import LLM
+from labinfer.api.llm import LLM
+from labinfer.base.config import EngineOptions
+from labinfer.comm.group.failure import end_group_on_uncaught
+from labinfer.comm.group.rank_group import RankGroup, join_group
+from labinfer.comm.spmd.environment import detect
 from labinfer.observe.table import format_table
-from labinfer.spmd.environment import detect
 from labinfer.weights.files import weight_files
 from labinfer.weights.read_ahead import start_reading_ahead
 

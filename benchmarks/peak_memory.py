@@ -19,7 +19,7 @@ import msgspec
 from launched import launched
 
 from labinfer import SamplingParams
-from labinfer.llm import LLM
+from labinfer.api.llm import LLM
 from labinfer.observe.table import format_table
 
 BLOCKS, CONTEXT, OUTPUT = 128, 512, 16

@@ -16,7 +16,7 @@ from pathlib import Path
 from launched import launched, medians
 
 from labinfer import SamplingParams
-from labinfer.config import PIPELINE_SCHEDULES
+from labinfer.base.config import PIPELINE_SCHEDULES
 from labinfer.observe.table import format_table
 
 

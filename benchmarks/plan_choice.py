@@ -87,7 +87,7 @@ def measure(args: argparse.Namespace) -> None:
 
 def choose_cases(cluster, args: argparse.Namespace) -> Iterator[dict]:
     """Layouts to measure, the chosen one first."""
-    from labinfer.config import CacheOptions
+    from labinfer.base.config import CacheOptions
     from labinfer.planner.objective import Limits, Stage, kv_blocks
     from labinfer.planner.problem import Problem
     from labinfer.planner.search import MEMORY_SHARE, find_layout, judge

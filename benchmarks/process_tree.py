@@ -59,7 +59,7 @@ def is_rank(words: Words) -> bool:
 
 
 def is_gateway(words: Words) -> bool:
-    return "labinfer.gateway.main" in words
+    return "labinfer.server.gateway.main" in words
 
 
 def is_running(pid: int) -> bool:

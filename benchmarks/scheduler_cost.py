@@ -9,14 +9,14 @@ import argparse
 import statistics
 import time
 
-from labinfer.config import SCHEDULING_POLICIES, CacheOptions, SchedulerOptions
+from labinfer.base.config import SCHEDULING_POLICIES, CacheOptions, SchedulerOptions
+from labinfer.base.plan import BatchResult, EntryResult
+from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.assemble import make_scheduler
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.request import Request
 from labinfer.engine.sequence import Sequence, token_sampling
 from labinfer.observe.table import format_table
-from labinfer.plan import BatchResult, EntryResult
-from labinfer.sampling_params import SamplingParams
 
 
 def main() -> None:

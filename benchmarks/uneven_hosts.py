@@ -116,12 +116,12 @@ class Joined:
     """
 
     def __init__(self, model: str, **fields):
-        from labinfer.config import EngineOptions
-        from labinfer.executor.probe import probe_cluster
-        from labinfer.group.failure import end_group_on_uncaught
-        from labinfer.group.rank_group import join_group
+        from labinfer.base.config import EngineOptions
+        from labinfer.comm.group.failure import end_group_on_uncaught
+        from labinfer.comm.group.rank_group import join_group
+        from labinfer.comm.spmd.environment import detect
+        from labinfer.launch.measure.probe import probe_cluster
         from labinfer.observe.logs import set_up_logging
-        from labinfer.spmd.environment import detect
 
         common = {"max_model_len": CONTEXT, "num_kv_blocks": 1024, "weight_cache_size": 0.0, "autotune": "off"}
         self.fields = {"model": model} | common | {"enable_prefix_caching": False} | fields
@@ -134,8 +134,8 @@ class Joined:
 
     def load(self, layers: tuple[int, ...], ranks: tuple[int, ...], in_flight: int):
         """An ``LLM`` with these layers on each host; collective."""
-        from labinfer.config import EngineOptions
-        from labinfer.llm import LLM
+        from labinfer.api.llm import LLM
+        from labinfer.base.config import EngineOptions
 
         return LLM.from_options(self.group, EngineOptions.from_flat(self.split(layers, ranks, in_flight)))
 
@@ -261,8 +261,8 @@ def predict_round(
 def simulate_round(cluster, flat: dict, sequences: int) -> float:
     """The same from a simulation of the run."""
     from labinfer import SamplingParams
-    from labinfer.config import EngineOptions
-    from labinfer.simulator.simulation import cluster_simulation
+    from labinfer.base.config import EngineOptions
+    from labinfer.planner.simulator.simulation import cluster_simulation
 
     options = EngineOptions.from_flat({key: value for key, value in flat.items() if key != "model"})
     model = cluster_simulation(cluster, options).make_model(options.cache, options.scheduler)

@@ -20,9 +20,9 @@ import torch
 from launched import launched, medians
 
 from labinfer import SamplingParams
+from labinfer.api.llm import LLM
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.expert_calls import ExpertsCall
-from labinfer.llm import LLM
 from labinfer.observe.report import RunReport
 from labinfer.observe.table import format_table
 

@@ -11,15 +11,15 @@ from typing import Any
 __version__ = "0.1.0"
 
 MODULES = {
-    "AsyncLLM": "async_llm",
-    "Completion": "outputs",
-    "Delta": "outputs",
-    "EmbeddingOutput": "pooling",
-    "LLM": "llm",
-    "RequestOutput": "outputs",
-    "SamplingParams": "sampling_params",
-    "StructuredOutputs": "structured_outputs",
-    "UserError": "errors",
+    "AsyncLLM": "server.host.async_llm",
+    "Completion": "requests.outputs",
+    "Delta": "requests.outputs",
+    "EmbeddingOutput": "base.pooling",
+    "LLM": "api.llm",
+    "RequestOutput": "requests.outputs",
+    "SamplingParams": "base.sampling_params",
+    "StructuredOutputs": "base.structured_outputs",
+    "UserError": "base.errors",
     "register": "base.registry",
 }
 """Public names, and the modules that they are in."""
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
     if name not in MODULES:
         raise AttributeError(f"module 'labinfer' has no attribute {name!r}")
     if name in ("AsyncLLM", "LLM"):  # before torch is imported
-        from labinfer.spmd.environment import shorten_openmp_spins
+        from labinfer.comm.spmd.environment import shorten_openmp_spins
 
         shorten_openmp_spins()
     return getattr(importlib.import_module(f"labinfer.{MODULES[name]}"), name)

@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 from pairwise import mark_slow_cases
 
-from labinfer.spmd.environment import shorten_openmp_spins
+from labinfer.comm.spmd.environment import shorten_openmp_spins
 
 shorten_openmp_spins()  # as a run does, before anything imports torch
 gc.disable()  # also as a run does, while modules are imported and tests are collected

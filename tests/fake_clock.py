@@ -6,7 +6,7 @@ import asyncio
 
 
 class FakeClock:
-    """Stands in for ``labinfer.clock.Clock``; sleeping takes no time."""
+    """Stands in for ``labinfer.base.clock.Clock``; sleeping takes no time."""
 
     def __init__(self, now: float = 1000.0):
         self.now = now

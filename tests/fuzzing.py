@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 
 MAX_SECONDS = 5.0
 """Longest time of a case."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from labinfer.gateway.endpoints import API
+from labinfer.server.gateway.endpoints import API
 
 BASES: dict[str, tuple[dict[str, Any], ...]] = {
     "/v1/chat/completions": ({}, {"tool_choice": "required"}),

@@ -24,7 +24,7 @@ from process_tree import entries, is_running, rank_number
 
 START_SECONDS = 90.0
 ANSWER_SECONDS = 120.0
-GATEWAY = "labinfer.gateway.main"
+GATEWAY = "labinfer.server.gateway.main"
 
 
 @dataclass

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from labinfer import LLM, SamplingParams
-from labinfer.executor import build
 from labinfer.functions import autotune
 from labinfer.functions.cpu import library
+from labinfer.launch import build
 from labinfer.native import compiler
 
 
@@ -25,7 +25,7 @@ def said(tmp_path, monkeypatch):
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
-    logger = logging.getLogger("labinfer.executor.tune")
+    logger = logging.getLogger("labinfer.launch.tune")
     before = logger.level
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)

@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from labinfer import LLM, SamplingParams
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.models.architectures import BASE_MODELS, MODULES
 from labinfer.models.registry import load_config
 

@@ -8,7 +8,7 @@ from checkpoints import make_checkpoint, mixed_prompts
 from transformers import AutoModelForCausalLM
 
 from labinfer import LLM, SamplingParams
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 
 PROMPTS = mixed_prompts(6)
 ENDS = list(range(2, 26))

@@ -10,12 +10,12 @@ import torch
 from checkpoints import make_checkpoint, mixed_prompts
 
 from labinfer import LLM, SamplingParams
-from labinfer.bench.options import AccuracyOptions
-from labinfer.commands.bench_accuracy import VARIANTS, AccuracyBench, Variant, choose_variants
-from labinfer.config import EngineOptions
+from labinfer.base.config import EngineOptions
+from labinfer.cli.bench.options import AccuracyOptions
+from labinfer.cli.commands.bench_accuracy import VARIANTS, AccuracyBench, Variant, choose_variants
+from labinfer.comm.group.rank_group import join_group
+from labinfer.comm.spmd.environment import detect
 from labinfer.functions.reference.quantized import dequantize, quantize_int4, quantize_int8
-from labinfer.group.rank_group import join_group
-from labinfer.spmd.environment import detect
 from labinfer.text.documents import Document
 
 TEXTS = [prompt for prompt in mixed_prompts() if len(prompt) > 1]

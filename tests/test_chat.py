@@ -20,7 +20,7 @@ from launchers import LAUNCH, ROOT, command, descendants, environment, kill_tree
 from pseudo_terminal import CTRL_C, CTRL_D, CTRL_Z, ENTER, LEFT, UP, PseudoTerminal, pseudo_terminal
 from serving import Server, serving
 
-from labinfer.executor.probe_layout import model_name
+from labinfer.launch.measure.probe_layout import model_name
 from labinfer.models.registry import load_config
 from labinfer.planner.saved_plan import SavedPlan, SavedStage
 
@@ -315,7 +315,7 @@ class TestFailures:
 @pytest.mark.timing
 def test_chat_with_a_server_begins_at_once_and_without_torch(server):
     code = (
-        "import sys\nfrom labinfer.cli import main\nstatus = main(sys.argv[1:])\n"
+        "import sys\nfrom labinfer.cli.main import main\nstatus = main(sys.argv[1:])\n"
         "print(int(status), *sorted({'torch', 'numpy', 'tokenizers', 'starlette'} & set(sys.modules)))"
     )
     arguments = ["-c", code, "chat", "--url", server.url, "--api-key", KEY]

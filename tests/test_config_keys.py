@@ -11,7 +11,7 @@ from checkpoints import CONFIGS, FAMILIES, YARN, architecture, make_checkpoint, 
 from golden import PROMPTS, check_answers, greedy, recorded
 from safetensors.torch import load_file, save_file
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.models.config_file import FULL, SLIDING
 from labinfer.models.registry import load_config
 

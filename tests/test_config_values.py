@@ -15,7 +15,7 @@ from checkpoints import CONFIGS, auto_class, make_checkpoint
 from config_values import ABSENT, Change, changed, changes
 from golden import MOST_GROWTH, NOISE, PROMPTS, TOLERANCE, golden, greedy, recorded, relative_error, worst_error
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.models.registry import load_config
 
 PROMPT = PROMPTS[3]

@@ -9,12 +9,12 @@ from checkpoints import make_checkpoint
 from mtp_checkpoints import add_mtp
 
 from labinfer import LLM, SamplingParams
-from labinfer.batch.job import BatchJob
-from labinfer.batch.job_output import JobOutput
-from labinfer.batch.options import JobOptions
-from labinfer.batch.progress import JobProgress
-from labinfer.batch.reader import JsonlReader
-from labinfer.errors import UserError
+from labinfer.api.batch.job import BatchJob
+from labinfer.api.batch.job_output import JobOutput
+from labinfer.api.batch.options import JobOptions
+from labinfer.api.batch.progress import JobProgress
+from labinfer.api.batch.reader import JsonlReader
+from labinfer.base.errors import UserError
 
 EOS = 2
 

@@ -7,7 +7,7 @@ from checkpoints import SHARED_CACHES, make_checkpoint, mixed_prompts
 from endless import EndlessReference
 
 from labinfer import LLM, SamplingParams
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "gpt-oss", "gemma4", SHARED_CACHES])

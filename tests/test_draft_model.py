@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 
 import labinfer
 from labinfer import LLM, SamplingParams, StructuredOutputs
+from labinfer.base.errors import UserError
+from labinfer.base.plan import BatchPlan, BatchResult
 from labinfer.engine.draft_model import DraftModelProposer
 from labinfer.engine.sequence import Sequence
-from labinfer.errors import UserError
-from labinfer.plan import BatchPlan, BatchResult
 
 ASSETS = Path(labinfer.__file__).parent / "assets"
 OPTIONS = {"model": "demo", "dtype": "float32", "threads": 1}

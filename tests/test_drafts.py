@@ -9,9 +9,9 @@ import pytest
 from checkpoints import VOCAB, make_checkpoint, mixed_prompts
 
 from labinfer import LLM, SamplingParams, StructuredOutputs
+from labinfer.base.errors import UserError
 from labinfer.engine.sequence import Sequence
-from labinfer.errors import UserError
-from labinfer.outputs import RequestOutput
+from labinfer.requests.outputs import RequestOutput
 
 PARAMS = [
     SamplingParams(max_tokens=18, ignore_eos=True, logprobs=2),

@@ -12,8 +12,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from labinfer import LLM, SamplingParams
-from labinfer.errors import UserError
-from labinfer.layers.rope import dynamic_frequencies
+from labinfer.base.errors import UserError
+from labinfer.models.layers.rope import dynamic_frequencies
 
 NUM_TOKENS = 12
 PROMPTS = mixed_prompts()

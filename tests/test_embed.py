@@ -10,13 +10,13 @@ import torch
 from checkpoints import make_checkpoint, mixed_prompts, transformers_states, worst_vector_error
 
 from labinfer import LLM, SamplingParams
-from labinfer.batch.job import BatchJob
-from labinfer.batch.job_output import JobOutput
-from labinfer.batch.options import JobOptions
-from labinfer.batch.progress import JobProgress
-from labinfer.batch.reader import JsonlReader
-from labinfer.errors import UserError
-from labinfer.plan import POOLINGS
+from labinfer.api.batch.job import BatchJob
+from labinfer.api.batch.job_output import JobOutput
+from labinfer.api.batch.options import JobOptions
+from labinfer.api.batch.progress import JobProgress
+from labinfer.api.batch.reader import JsonlReader
+from labinfer.base.errors import UserError
+from labinfer.base.plan import POOLINGS
 
 TOLERANCE = 1e-4
 PROMPTS = mixed_prompts()

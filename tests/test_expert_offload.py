@@ -6,7 +6,7 @@ import pytest
 from checkpoints import make_checkpoint, mixed_prompts
 
 from labinfer import LLM, SamplingParams
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.checkpoint import Checkpoint
 
 PROMPTS = mixed_prompts(4)

@@ -11,7 +11,7 @@ from golden import PROMPTS, check_answers, check_captured, golden, greedy, recor
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.models.registry import load_config
 
 SOME = PROMPTS[2:4]

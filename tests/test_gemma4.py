@@ -10,9 +10,9 @@ from golden import PROMPTS, check_answers, check_captured, greedy, recorded
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from labinfer.errors import UserError
-from labinfer.layers.attention import AttentionConfig
+from labinfer.base.errors import UserError
 from labinfer.models.config import ModelConfig
+from labinfer.models.layers.attention import AttentionConfig
 from labinfer.models.registry import load_config
 
 KINDS = ("gemma4", "gemma4-tied-values", "gemma4-moe", "gemma4-layer-inputs", SHARED_CACHES)

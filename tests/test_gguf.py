@@ -37,7 +37,7 @@ from transformers import (
 )
 
 from labinfer import LLM, SamplingParams
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 
 DELTA = HYBRID | {"layer_types": [LINEAR, LINEAR, FULL, LINEAR]}
 CONFIGS = {

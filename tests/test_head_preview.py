@@ -8,7 +8,7 @@ import pytest
 from checkpoints import make_checkpoint, mixed_prompts
 
 from labinfer import LLM, SamplingParams
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.native import compiler
 
 needs_compiler = pytest.mark.skipif(

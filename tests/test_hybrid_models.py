@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from labinfer import LLM, SamplingParams
-from labinfer.commands.layout import HEADER, layout_rows
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
+from labinfer.cli.commands.layout import HEADER, layout_rows
 
 BLOCK = 4
 SIX = PROMPTS[:6]

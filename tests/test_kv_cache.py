@@ -8,11 +8,11 @@ from checkpoints import make_checkpoint, mixed_prompts
 from endless import EndlessReference
 
 from labinfer import LLM, SamplingParams
-from labinfer.errors import UserError
-from labinfer.layers.attention import key_value_spec
-from labinfer.layers.rope import RopeConfig, RotaryTable
-from labinfer.layout import kv_capacity
-from labinfer.plan import CacheMove
+from labinfer.base.errors import UserError
+from labinfer.base.plan import CacheMove
+from labinfer.launch.layout import kv_capacity
+from labinfer.models.layers.attention import key_value_spec
+from labinfer.models.layers.rope import RopeConfig, RotaryTable
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import CAPTURED_BYTES
 

@@ -10,10 +10,10 @@ import torch
 from checkpoints import make_checkpoint, mixed_prompts
 
 from labinfer import LLM, SamplingParams
-from labinfer.config import EngineOptions
-from labinfer.errors import UserError
-from labinfer.layout.layout import make_layout
-from labinfer.spmd.machine import RankInfo
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import UserError
+from labinfer.comm.spmd.machine import RankInfo
+from labinfer.launch.layout.layout import make_layout
 
 PROMPTS = mixed_prompts()
 PARAMS = SamplingParams(max_tokens=8, logprobs=0, prompt_logprobs=0, ignore_eos=True)

@@ -15,10 +15,10 @@ from published_formats import PUBLISHED, write_published
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 from labinfer import LLM, SamplingParams
-from labinfer.commands.layout import HEADER, layout_rows
-from labinfer.config import EngineOptions
-from labinfer.errors import UserError
-from labinfer.layout.layout import make_layout
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import UserError
+from labinfer.cli.commands.layout import HEADER, layout_rows
+from labinfer.launch.layout.layout import make_layout
 
 SIX = PROMPTS[:6]
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from toy_format import METHOD, read_toy_config, write_toy
 
 from labinfer import LLM, SamplingParams
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.formats.registry import METHODS
 
 SOME = PROMPTS[1:4]
@@ -250,7 +250,7 @@ def test_broken_checkpoints_are_refused_before_weights_are_loaded(tmp_path, monk
     def never(*args):
         raise AssertionError("weights were loaded")
 
-    monkeypatch.setattr("labinfer.executor.build.load_weights", never)
+    monkeypatch.setattr("labinfer.launch.build.load_weights", never)
     with pytest.raises(UserError, match=message):
         LLM(broken(directory, tmp_path / "broken", change, **values), num_kv_blocks=64)
 

@@ -14,7 +14,7 @@ from test_drafts import PARAMS, PROMPTS, assert_same
 from transformers import AutoModelForCausalLM
 
 from labinfer import LLM, SamplingParams
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 
 OPTIONS = {"block_size": 4, "threads": 1}
 THREE = {"method": "mtp", "num_speculative_tokens": 3}

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from labinfer import LLM, UserError
-from labinfer.spmd.topology import shard_range
+from labinfer.comm.spmd.topology import shard_range
 from labinfer.weights.checkpoint import open_checkpoint, read_model_formats
 from labinfer.weights.codes import Codes
 from labinfer.weights.slices import MatrixSlice, MatrixStack

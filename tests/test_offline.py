@@ -10,7 +10,7 @@ from launchers import LAUNCH, run
 from transformers import PreTrainedTokenizerFast
 
 from labinfer import LLM, SamplingParams
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 
 SMALL = {"block_size": 4, "num_kv_blocks": 400, "max_num_batched_tokens": 32, "max_num_seqs": 4, "threads": 1}
 """Prompts run in several chunks, and not all at once; one thread, for steps this small."""

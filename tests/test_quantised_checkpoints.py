@@ -52,7 +52,7 @@ def write_model(folder: Path, name: str) -> tuple[Path, Path]:
 
 LOOK = """
 import sys
-from labinfer.cli import main
+from labinfer.cli.main import main
 
 for directory in sys.argv[1:]:
     assert main(["plan", "--model", directory]) == 0

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from labinfer import LLM, SamplingParams, StructuredOutputs
-from labinfer.config import BATCH_POLICIES, SCHEDULING_POLICIES
+from labinfer.base.config import BATCH_POLICIES, SCHEDULING_POLICIES
 
 BLOCK = 4
 SHARED = [7, 8, 9, 10, 11, 12, 13, 14, 15]

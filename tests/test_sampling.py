@@ -7,7 +7,7 @@ import torch
 from checkpoints import make_checkpoint, mixed_prompts
 
 from labinfer import LLM, SamplingParams
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 
 
 @pytest.fixture(scope="module")

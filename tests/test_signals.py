@@ -9,13 +9,13 @@ import sys
 from launchers import ROOT
 from pseudo_terminal import pseudo_terminal
 
-from labinfer.group.signals import NUDGE
+from labinfer.comm.group.signals import NUDGE
 
 PROMPTER = f"""
 import readline, sys
 sys.path.insert(0, {str(ROOT)!r})
-from labinfer.errors import Interrupted
-from labinfer.group.signals import SignalGuard
+from labinfer.base.errors import Interrupted
+from labinfer.comm.group.signals import SignalGuard
 signals = SignalGuard()
 signals.running, signals.interrupt_ends = True, False
 while True:

@@ -6,7 +6,7 @@ import pytest
 from checkpoints import make_checkpoint, mixed_prompts
 
 from labinfer import LLM, SamplingParams
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 
 OPTIONS = {"block_size": 4, "threads": 1, "num_kv_blocks": 400}
 OWN_DRAFTER = """

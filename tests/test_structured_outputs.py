@@ -11,7 +11,7 @@ import pytest
 from checkpoints import make_checkpoint, mixed_prompts
 
 from labinfer import LLM, SamplingParams, StructuredOutputs
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.text import guidance
 from labinfer.weights.resolve import resolve_model
 

@@ -16,21 +16,21 @@ from safetensors.torch import save_file
 from torch import nn
 
 from labinfer.comm.local import LocalCommunicator
+from labinfer.comm.spmd.topology import shard_range
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.functions.calls import FunctionCall
 from labinfer.functions.layer_cache import TokenPool
 from labinfer.functions.providers import reference_registry
-from labinfer.layers.cache_spec import CacheSpec, StateTensor, TokenTensor
-from labinfer.layers.context import StageContext
-from labinfer.layers.linear import MergedColumnParallelLinear, RowParallelLinear
-from labinfer.layers.rope import RopeConfig
-from labinfer.layers.sharding import shard_columns
 from labinfer.models.architectures import MODULES
 from labinfer.models.config import LayerConfig, read_attention, read_gated_mlp, read_model
 from labinfer.models.decoder import Decoder
+from labinfer.models.layers.cache_spec import CacheSpec, StateTensor, TokenTensor
+from labinfer.models.layers.context import StageContext
+from labinfer.models.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from labinfer.models.layers.rope import RopeConfig
+from labinfer.models.layers.sharding import shard_columns
 from labinfer.models.registry import ARCHITECTURES, load_config
 from labinfer.models.rope_parameters import read_rope
-from labinfer.spmd.topology import shard_range
 from labinfer.weights.loader import weight_slices
 from labinfer.weights.slices import MatrixSlice
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launchers import ROOT, Finished, command, finish, kill_tree, start
 
-from labinfer.errors import ExitStatus
+from labinfer.base.errors import ExitStatus
 
 SCRIPT = str(ROOT / "tests" / "waiting_ranks_driver.py")
 END = "end"

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import labinfer.commands.generate  # noqa: F401 - so that no case's seconds are those of imports
-from labinfer.cli import main
-from labinfer.spmd.environment import detect
+import labinfer.cli.commands.generate  # noqa: F401 - so that no case's seconds are those of imports
+from labinfer.cli.main import main
+from labinfer.comm.spmd.environment import detect
 
 POLL_SECONDS = 0.01
 

@@ -8,7 +8,7 @@ import dataclasses
 from harness import Generate, OnToken, Unavailable, run
 
 from labinfer import LLM, SamplingParams
-from labinfer.config import SECTIONS
+from labinfer.base.config import SECTIONS
 
 QUANTIZATION = {"16-bit": {}, "int8": {"quantization": "int8"}, "int4": {"quantization": "int4"}}
 """Options by precision; those that are not here are types of a GGUF file, which is read as it is."""

@@ -1,1 +1,1 @@
-"""The registry of parts that are chosen by name, and plugins, which add to it."""
+"""Plain data, options and errors that every package may use; no torch."""

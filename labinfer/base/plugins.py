@@ -21,9 +21,9 @@ from pathlib import Path
 import msgspec
 
 import labinfer
+from labinfer.base.errors import UserError
 from labinfer.base.kinds import KINDS
 from labinfer.base.registry import REGISTRY, Registry
-from labinfer.errors import UserError
 
 FLAG = "--plugin"
 ENTRY_POINTS = "labinfer.plugins"

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from labinfer.base.errors import UserError
 from labinfer.base.kinds import KINDS
-from labinfer.errors import UserError
 
 Part = TypeVar("Part")
 SCRIPT = "this program"

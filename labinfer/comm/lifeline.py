@@ -18,6 +18,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from labinfer.base.errors import ExitStatus, PeerLost
+from labinfer.base.heartbeat import DEFAULT_TIMEOUT, Heartbeat
+from labinfer.base.standard_error import write_lines
 from labinfer.comm.lifeline_messages import (
     Beat,
     Failure,
@@ -31,9 +34,6 @@ from labinfer.comm.lifeline_messages import (
     StatsRequest,
     send,
 )
-from labinfer.errors import ExitStatus, PeerLost
-from labinfer.heartbeat import DEFAULT_TIMEOUT, Heartbeat
-from labinfer.standard_error import write_lines
 
 CONNECT_SECONDS = 5.0
 """Longest wait for one address of rank 0 to answer."""

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 
+from labinfer.base.errors import PeerLost
 from labinfer.comm.lifeline import FIREWALL, FaultOptions, Lifeline, end_process
 from labinfer.comm.lifeline_messages import LENGTH_BYTES, Hello, decode
 from labinfer.comm.listening import listen
-from labinfer.errors import PeerLost
 
 MAX_HELLO, MAX_SILENT = 1 << 10, 1 << 8
 """Bytes of a follower's first message, and connections that have not said one, at rank 0."""

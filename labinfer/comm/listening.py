@@ -6,7 +6,7 @@ import errno
 import socket
 from collections.abc import Sequence
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 
 ANY_PORT = (0,)
 """The system chooses one that is free."""

@@ -16,10 +16,10 @@ from pathlib import Path
 import mpi4py
 import torch
 
+from labinfer.base.errors import PeerLost, UserError
 from labinfer.comm.communicator import Communicator, Handle, name_ranks, sum_dtype
 from labinfer.comm.polling import wait_until
 from labinfer.comm.progress import Progress
-from labinfer.errors import PeerLost, UserError
 
 mpi4py.rc.initialize = (
     False  # ``check_library`` comes first: a library that does not fit its launcher aborts in MPI_Init

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labinfer.errors import WaitTimeout
-from labinfer.heartbeat import Wait
+from labinfer.base.errors import WaitTimeout
+from labinfer.base.heartbeat import Wait
 
 if TYPE_CHECKING:
     from labinfer.comm.doorbells import Doorbells

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from labinfer.base.errors import PeerLost, UserError, first_line
 from labinfer.comm.attempt import own_part
 from labinfer.comm.communicator import Communicator, Handle, name_ranks, sum_dtype
 from labinfer.comm.progress import Progress
-from labinfer.errors import PeerLost, UserError, first_line
 
 PROCESS_GROUP_BACKENDS = {
     "cpu": "gloo",

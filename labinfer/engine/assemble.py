@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from labinfer.config import CacheOptions, SchedulerOptions
+from labinfer.base.config import CacheOptions, SchedulerOptions
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.draft_model import DraftModel, DraftModelProposer

@@ -8,8 +8,8 @@ from heapq import nlargest
 from operator import itemgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.request import FinishedBeam, FinishReason
-from labinfer.sampling_params import SamplingParams
 
 
 class Beam(Protocol):

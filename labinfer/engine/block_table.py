@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from labinfer.base.plan import MoveKind
 from labinfer.engine.block_manager import BlockManager
-from labinfer.plan import MoveKind
 
 
 class BlockGroup(NamedTuple):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from labinfer.base.plan import CacheMove, MoveKind
 from labinfer.engine.block_manager import BlockManager, extend_chain
 from labinfer.engine.block_table import BlockGroup, BlockTable, SequenceCache
 from labinfer.engine.state_slots import StateSlots
 from labinfer.engine.windowed_blocks import WindowedBlocks
-from labinfer.plan import CacheMove, MoveKind
 
 
 class BlockTables:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from labinfer.base.errors import UserError
 from labinfer.engine.request import Request
-from labinfer.errors import UserError
 
 THINKING_BUDGET = "thinking_budget"
 """The logits processor that closes thoughts."""

@@ -9,14 +9,14 @@ from typing import Protocol
 
 import msgspec
 
-from labinfer.config import CacheOptions
+from labinfer.base.config import CacheOptions
+from labinfer.base.plan import NO_SLOT, NO_TOKEN, BatchEntry, BatchPlan, BatchResult, SequenceStart
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.guide import allows
 from labinfer.engine.sequence import Sequence
 from labinfer.engine.state_slots import StateSlots
-from labinfer.plan import NO_SLOT, NO_TOKEN, BatchEntry, BatchPlan, BatchResult, SequenceStart
 
 
 class DraftModel(Protocol):

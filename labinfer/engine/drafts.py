@@ -8,14 +8,14 @@ from collections.abc import Callable, MutableMapping
 from contextlib import ExitStack
 from functools import lru_cache
 
+from labinfer.base.errors import PeerLost, WaitTimeout, first_line
+from labinfer.base.plan import BatchPlan
 from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.draft_lengths import DraftLengths
 from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.proposer import Proposer
 from labinfer.engine.round_overheads import RoundOverheads
 from labinfer.engine.sequence import Sequence
-from labinfer.errors import PeerLost, WaitTimeout, first_line
-from labinfer.plan import BatchPlan
 
 logger = logging.getLogger(__name__)
 

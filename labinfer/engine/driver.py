@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 
-from labinfer.clock import Clock
+from labinfer.base.clock import Clock
 from labinfer.engine.llm_engine import EngineState, LLMEngine, QueueFull
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
 from labinfer.engine.sequence import Sequence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from labinfer.plan import BatchPlan, BatchResult
-from labinfer.rank_stats import WorkerStats
+from labinfer.base.plan import BatchPlan, BatchResult
+from labinfer.base.rank_stats import WorkerStats
 
 
 class Executor(Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labinfer.pooling import PoolingConfig
-from labinfer.rank_stats import StepTimes
+from labinfer.base.pooling import PoolingConfig
+from labinfer.base.rank_stats import StepTimes
 
 
 @dataclass(frozen=True, kw_only=True)

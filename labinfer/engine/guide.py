@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from labinfer.structured_outputs import StructuredOutputs
+from labinfer.base.structured_outputs import StructuredOutputs
 
 
 class Guide(Protocol):

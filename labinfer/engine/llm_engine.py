@@ -8,7 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from labinfer.config import SchedulerOptions
+from labinfer.base.config import SchedulerOptions
+from labinfer.base.errors import PromptTooLong, UserError
+from labinfer.base.plan import BatchPlan
+from labinfer.base.rank_stats import WorkerStats
+from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.constraints import check_constraints
@@ -18,11 +22,7 @@ from labinfer.engine.guide import Guide, GuideMaker, allows
 from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.scheduler import InFlight, Scheduler
 from labinfer.engine.sequence import Sequence, token_sampling
-from labinfer.errors import PromptTooLong, UserError
 from labinfer.observe.recorder import Recorder
-from labinfer.plan import BatchPlan
-from labinfer.rank_stats import WorkerStats
-from labinfer.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 

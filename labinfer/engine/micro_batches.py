@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from labinfer.rank_stats import StepTimes
+from labinfer.base.rank_stats import StepTimes
 
 WORTH_IT = 0.95
 """Another number than that of the stages must promise a round at least this much shorter: measured times scatter."""

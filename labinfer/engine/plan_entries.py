@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from labinfer.base.plan import NO_SLOT, BatchEntry, SequenceStart
 from labinfer.engine.sequence import Sequence
-from labinfer.plan import NO_SLOT, BatchEntry, SequenceStart
 
 
 def make_start(sequence: Sequence) -> SequenceStart:

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from labinfer.base.errors import UserError
+from labinfer.base.speculative_options import FLAG, MTP, NGRAM, SpeculativeOptions
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.mtp_proposer import MTPProposer
 from labinfer.engine.ngram_proposer import NgramProposer
 from labinfer.engine.proposer import Proposer
-from labinfer.errors import UserError
-from labinfer.speculative_options import FLAG, MTP, NGRAM, SpeculativeOptions
 
 MakeProposer = Callable[[SpeculativeOptions, EngineFacts], Proposer]
 

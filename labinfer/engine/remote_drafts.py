@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from labinfer.base.errors import first_line
+from labinfer.base.plan import DraftAnswer, DraftEntry, DraftRequest, DraftStart
+from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.proposer import Proposer
 from labinfer.engine.request import Request
 from labinfer.engine.sequence import Sequence
-from labinfer.errors import first_line
-from labinfer.plan import DraftAnswer, DraftEntry, DraftRequest, DraftStart
-from labinfer.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from labinfer.plan import TokenLogprobs
-from labinfer.sampling_params import SamplingParams
+from labinfer.base.plan import TokenLogprobs
+from labinfer.base.sampling_params import SamplingParams
 
 
 class FinishReason(str, Enum):

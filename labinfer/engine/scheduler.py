@@ -12,8 +12,10 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from labinfer.base.config import SchedulerOptions
+from labinfer.base.plan import WHOLE_PROMPT_POOLINGS, BatchPlan, BatchResult
+from labinfer.base.rank_stats import StepTimes
 from labinfer.base.registry import REGISTRY
-from labinfer.config import SchedulerOptions
 from labinfer.engine.beam_forks import BeamForks
 from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_tables import BlockTables
@@ -26,8 +28,6 @@ from labinfer.engine.policies import Load, Split, balanced, choose_split
 from labinfer.engine.queues import RequestQueues
 from labinfer.engine.request import FinishReason
 from labinfer.engine.sequence import Sequence
-from labinfer.plan import WHOLE_PROMPT_POOLINGS, BatchPlan, BatchResult
-from labinfer.rank_stats import StepTimes
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from labinfer.base.plan import NO_TOKEN, WHOLE_PROMPT_POOLINGS, EntryResult, TokenLogprobs, TokenSampling, count_right
+from labinfer.base.sampling_params import MAX_SEED, SamplingParams
 from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.constraints import no_token_left
 from labinfer.engine.guide import Guide, allows
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
-from labinfer.plan import NO_TOKEN, WHOLE_PROMPT_POOLINGS, EntryResult, TokenLogprobs, TokenSampling, count_right
-from labinfer.sampling_params import MAX_SEED, SamplingParams
 
 logger = logging.getLogger(__name__)
 

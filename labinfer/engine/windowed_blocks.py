@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labinfer.cache_capacity import window_blocks
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.block_table import BlockGroup, SequenceCache
+from labinfer.engine.cache_capacity import window_blocks
 
 NO_BLOCK = 0
 """Stands in tables where a sequence never had a block: any number that a block may have."""

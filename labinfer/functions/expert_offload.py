@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.functions.functions import Functions
 
 

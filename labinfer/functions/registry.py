@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 import torch
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.functions.by_sequence import BySequence
 from labinfer.functions.functions import ExpertFunctions, Functions, MatrixFunctions, MatrixKind
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from labinfer.layers.attention import AttentionConfig
-from labinfer.layers.layer_inputs import LayerInputsConfig
-from labinfer.layers.mixer import MixerConfig, MLPConfig
-from labinfer.layers.mlp import GatedMLPConfig
-from labinfer.layers.router import RouterConfig
+from labinfer.base.pooling import PoolingConfig
 from labinfer.models.config_file import FULL, MOST, SLIDING, ConfigFile, show_value
+from labinfer.models.layers.attention import AttentionConfig
+from labinfer.models.layers.layer_inputs import LayerInputsConfig
+from labinfer.models.layers.mixer import MixerConfig, MLPConfig
+from labinfer.models.layers.mlp import GatedMLPConfig
+from labinfer.models.layers.router import RouterConfig
 from labinfer.models.rope_parameters import read_rope
-from labinfer.pooling import PoolingConfig
 from labinfer.weights.formats.format import Formats
 from labinfer.weights.formats.registry import plain_formats
 

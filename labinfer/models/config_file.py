@@ -7,7 +7,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.models.architectures import BASE_MODELS
 from labinfer.weights.end_tokens import read_end_ids
 from labinfer.weights.model_files import config_path, read_config

@@ -15,18 +15,18 @@ import torch
 from torch import nn
 
 from labinfer.functions.calls import FunctionCall
-from labinfer.layers.cache_spec import CacheSpec
-from labinfer.layers.context import StageContext
-from labinfer.layers.embedding import VocabParallelEmbedding
-from labinfer.layers.input_batch import ModelInputBatch, OutputRows
-from labinfer.layers.layer_inputs import LayerInputGate, LayerInputs, LayerScalar
-from labinfer.layers.mixer import Angles
-from labinfer.layers.mtp import MTPLayer
-from labinfer.layers.norm import RMSNorm
-from labinfer.layers.rope import RopeConfig, RotaryTable
-from labinfer.layers.router import Router
 from labinfer.models.config import LayerConfig, ModelConfig
 from labinfer.models.config_file import ConfigFile
+from labinfer.models.layers.cache_spec import CacheSpec
+from labinfer.models.layers.context import StageContext
+from labinfer.models.layers.embedding import VocabParallelEmbedding
+from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
+from labinfer.models.layers.layer_inputs import LayerInputGate, LayerInputs, LayerScalar
+from labinfer.models.layers.mixer import Angles
+from labinfer.models.layers.mtp import MTPLayer
+from labinfer.models.layers.norm import RMSNorm
+from labinfer.models.layers.rope import RopeConfig, RotaryTable
+from labinfer.models.layers.router import Router
 from labinfer.weights.checkpoint_names import CheckpointNames
 from labinfer.weights.loader import choose_forms
 

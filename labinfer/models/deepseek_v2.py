@@ -6,13 +6,13 @@ import math
 from collections.abc import Container, Mapping
 from typing import Any
 
-from labinfer.layers.latent_attention import LatentAttentionConfig
-from labinfer.layers.mixture import MixtureConfig
-from labinfer.layers.mlp import GatedMLPConfig
-from labinfer.layers.router import RouterConfig
 from labinfer.models.config import LayerConfig, ModelConfig, read_gated_mlp, read_model, read_router, require_no_window
 from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
+from labinfer.models.layers.latent_attention import LatentAttentionConfig
+from labinfer.models.layers.mixture import MixtureConfig
+from labinfer.models.layers.mlp import GatedMLPConfig
+from labinfer.models.layers.router import RouterConfig
 from labinfer.models.rope_parameters import read_rope
 from labinfer.weights.checkpoint_names import CheckpointNames
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from labinfer.layers.mlp import GatedMLPConfig
-from labinfer.layers.rope import RopeConfig
 from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_model, read_windows
 from labinfer.models.config_file import FULL, SLIDING, ConfigFile
 from labinfer.models.decoder import Decoder
+from labinfer.models.layers.mlp import GatedMLPConfig
+from labinfer.models.layers.rope import RopeConfig
 from labinfer.models.rope_parameters import read_rope, require_ropes_by_type
 from labinfer.weights.checkpoint_names import CheckpointNames
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from labinfer.layers.attention import QueryScaling
 from labinfer.models.config import (
     LayerConfig,
     ModelConfig,
@@ -14,6 +13,7 @@ from labinfer.models.config import (
 )
 from labinfer.models.config_file import FULL, SLIDING, ConfigFile
 from labinfer.models.decoder import Decoder
+from labinfer.models.layers.attention import QueryScaling
 from labinfer.weights.checkpoint_names import CheckpointNames
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from labinfer.errors import UserError
-from labinfer.pooling import PoolingConfig
+from labinfer.base.errors import UserError
+from labinfer.base.pooling import PoolingConfig
 from labinfer.weights.gguf.file import is_gguf
 from labinfer.weights.json_file import read_list, read_optional
 

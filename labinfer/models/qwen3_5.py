@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from labinfer.layers.attention import AttentionConfig
-from labinfer.layers.gated_delta import GatedDeltaConfig
-from labinfer.layers.mixer import MixerConfig, MLPConfig
 from labinfer.models.config import (
     LayerConfig,
     ModelConfig,
@@ -17,6 +14,9 @@ from labinfer.models.config import (
 )
 from labinfer.models.config_file import FULL, ConfigFile
 from labinfer.models.decoder import Decoder
+from labinfer.models.layers.attention import AttentionConfig
+from labinfer.models.layers.gated_delta import GatedDeltaConfig
+from labinfer.models.layers.mixer import MixerConfig, MLPConfig
 from labinfer.models.rope_parameters import read_rope
 from labinfer.weights.checkpoint_names import CheckpointNames
 

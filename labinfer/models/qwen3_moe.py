@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from labinfer.layers.mixer import MLPConfig
-from labinfer.layers.mixture import MixtureConfig
-from labinfer.layers.router import RouterConfig
 from labinfer.models.config import (
     LayerConfig,
     ModelConfig,
@@ -16,6 +13,9 @@ from labinfer.models.config import (
 )
 from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
+from labinfer.models.layers.mixer import MLPConfig
+from labinfer.models.layers.mixture import MixtureConfig
+from labinfer.models.layers.router import RouterConfig
 
 
 class Qwen3MoeForCausalLM(Decoder):

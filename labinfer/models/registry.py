@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.models.architectures import MODULES, refuse_unknown
 from labinfer.models.config import ModelConfig
 from labinfer.models.config_file import ConfigFile

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from labinfer.layers.rope import RopeConfig, check_rope
 from labinfer.models.config_file import FULL, SLIDING, ConfigFile, show_value
+from labinfer.models.layers.rope import RopeConfig, check_rope
 
 
 def read_rope(

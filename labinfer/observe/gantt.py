@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.observe.trace import MODEL_SLICES, WAIT_PREFIX, Slice, Track
 
 NUM_STEPS = 30

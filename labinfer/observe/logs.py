@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from labinfer.standard_error import StandardErrorHandler
+from labinfer.base.standard_error import StandardErrorHandler
 
 
 def set_up_logging(rank: int, level: str) -> None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 
 STANDARD = "-"
 STANDARD_OUTPUT = 1

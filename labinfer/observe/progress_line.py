@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from labinfer.standard_error import is_terminal, write_error
+from labinfer.base.standard_error import is_terminal, write_error
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
 """Least time between two updates, on a terminal and elsewhere."""

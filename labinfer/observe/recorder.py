@@ -6,8 +6,8 @@ import contextlib
 import time
 from array import array
 
-from labinfer.plan import BatchPlan
-from labinfer.rank_stats import Slices
+from labinfer.base.plan import BatchPlan
+from labinfer.base.rank_stats import Slices
 
 CAPACITY = 200_000
 """Slices of a rank in a run: ten thousand steps and more, in 10 MB."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from labinfer.base.plugins import PLUGINS
+from labinfer.base.rank_stats import ExpertReads, WorkerStats
 from labinfer.observe.draft_figures import DraftFigures
 from labinfer.observe.table import format_bytes, format_seconds, format_table, percentile
 from labinfer.observe.trace import MODEL_SLICES, WAIT_PREFIX, own_times, read_slices
-from labinfer.rank_stats import ExpertReads, WorkerStats
 
 FRACTIONS = (0.5, 0.9, 0.99)
 """Percentiles that are shown."""

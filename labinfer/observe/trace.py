@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
+from labinfer.base.rank_stats import Slices, WorkerStats
 from labinfer.observe.output_file import OutputFile
 from labinfer.observe.recorder import FIELDS
-from labinfer.rank_stats import Slices, WorkerStats
 
 logger = logging.getLogger(__name__)
 

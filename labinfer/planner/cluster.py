@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.planner.costs import HostCosts
 
 UNITS = {"bit": 1 / 8, "kbit": 125, "mbit": 125e3, "gbit": 125e6}

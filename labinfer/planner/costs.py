@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.planner.overheads import Overheads
 from labinfer.planner.step_shape import StepShape, tokens_seen
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from labinfer.config import EngineOptions, ModelOptions
-from labinfer.errors import UserError
-from labinfer.option_fields import join
+from labinfer.base.config import EngineOptions, ModelOptions
+from labinfer.base.errors import UserError
+from labinfer.base.option_fields import join
 from labinfer.planner.cluster import Cluster
 from labinfer.planner.objective import Limits
 from labinfer.planner.problem import Problem

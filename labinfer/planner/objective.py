@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from labinfer.cache_capacity import (
+from labinfer.base.errors import UserError
+from labinfer.engine.cache_capacity import (
     BlockCounts,
     CacheRoom,
     WindowNeeds,
@@ -18,7 +19,6 @@ from labinfer.cache_capacity import (
     draft_states_that_fit,
     pool_rooms,
 )
-from labinfer.errors import UserError
 from labinfer.planner.cluster import Cluster, Link
 from labinfer.planner.costs import HostCosts
 from labinfer.planner.prompt_chunks import prompt_chunks

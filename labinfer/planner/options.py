@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labinfer.option_fields import option
+from labinfer.base.option_fields import option
 
 OBJECTIVES = ("throughput", "latency", "memory")
 

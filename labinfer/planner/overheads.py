@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from labinfer.plan import BatchPlan
+from labinfer.base.plan import BatchPlan
 
 PLAN_BYTES, ENTRY_BYTES, TOKEN_BYTES = 32, 24, 3
 """Bytes of a plan, of an entry, and of a prompt's token in it, as they usually are."""

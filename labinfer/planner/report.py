@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from labinfer.base.option_fields import join
+from labinfer.comm.spmd.topology import shard_range
 from labinfer.observe.table import format_bytes, format_seconds, format_table
-from labinfer.option_fields import join
 from labinfer.planner.costs import HostCosts
 from labinfer.planner.make_problem import no_room
 from labinfer.planner.objective import Stage, kv_blocks
@@ -16,7 +17,6 @@ from labinfer.planner.problem import Problem, Solution
 from labinfer.planner.saved_plan import SavedPlan, merge_equal, rounding
 from labinfer.planner.search import find_layout, judge
 from labinfer.planner.units import allowed_forms, choose_units, form_levels
-from labinfer.spmd.topology import shard_range
 
 HEADER = ("machine", "memory", "layers", "tp", "dtype", "quantization", "KV tokens", "busy", "without it")
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from labinfer.config import EngineOptions
-from labinfer.errors import UserError
-from labinfer.option_fields import flag_name, join
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import UserError
+from labinfer.base.option_fields import flag_name, join
 from labinfer.planner.cluster import Cluster
 from labinfer.planner.objective import Stage, kv_blocks
 from labinfer.planner.problem import Problem

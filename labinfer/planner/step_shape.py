@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labinfer.plan import BatchPlan
+from labinfer.base.plan import BatchPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.planner.cluster import Cluster, Link, Machine
 from labinfer.planner.costs import HostCosts
 

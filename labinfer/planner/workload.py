@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 
 DEFAULT_PROMPT, DEFAULT_OUTPUT = 512, 128
 """Tokens of a request where nothing is known."""

@@ -11,7 +11,7 @@ from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.text.limited_rendering import LimitedEnvironment, limited, within_limits
 from labinfer.text.messages import Ending
 

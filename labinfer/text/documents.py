@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.text.tokenizer import Tokenizer
 
 

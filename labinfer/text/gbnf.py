@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 
 ROOT = "root"
 FIRST_RULE = re.compile(r"(?:\s+|#[^\n]*(?:\n|$))*[A-Za-z0-9_-]+\s*::=")

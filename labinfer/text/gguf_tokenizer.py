@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.text.tokenizer_backends import FastBackend, SentencePieceBackend, TokenizerBackend
 from labinfer.weights.gguf.file import GgufFile
 

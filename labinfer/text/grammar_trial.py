@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labinfer.errors import UserError
-from labinfer.structured_outputs import StructuredOutputs
+from labinfer.base.errors import UserError
+from labinfer.base.structured_outputs import StructuredOutputs
 from labinfer.text.gguf_tokenizer import fast_tokenizer_source
 from labinfer.text.guidance import LIMITS, first_line, grammar_source, need_json_file
 from labinfer.text.helper_process import (

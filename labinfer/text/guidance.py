@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labinfer.errors import UserError
-from labinfer.structured_outputs import StructuredOutputs
+from labinfer.base.errors import UserError
+from labinfer.base.structured_outputs import StructuredOutputs
 from labinfer.text.gbnf import lark_grammar
 from labinfer.text.gguf_tokenizer import fast_tokenizer_source
 from labinfer.text.json_schema import check_property_counts

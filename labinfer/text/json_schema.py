@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from labinfer.errors import UserError
-from labinfer.nesting import MAX_DEPTH, is_too_deep
+from labinfer.base.errors import UserError
+from labinfer.base.nesting import MAX_DEPTH, is_too_deep
 from labinfer.text.schema_exclusion import SchemaExclusion
 
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")

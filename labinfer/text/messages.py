@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.text.tools import CalledFunction, PastCall
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]

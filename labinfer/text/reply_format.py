@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.text.reply_parser import ReplyParser
 from labinfer.text.response_template import ResponseTemplate, literals
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.text.argument_schema import ArgumentSchema, ValueTexts
 from labinfer.text.reply_format import CallForm, ReplyFormat
 from labinfer.text.reply_parser import ReplyParser

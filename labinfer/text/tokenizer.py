@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labinfer.errors import PromptTooLong, UserError
+from labinfer.base.errors import PromptTooLong, UserError
 from labinfer.text.gguf_tokenizer import read_gguf_tokenizer
 from labinfer.text.messages import Ending
 from labinfer.text.reply_format import ReplyFormat, choose_format

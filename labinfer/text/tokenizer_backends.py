@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from labinfer.errors import UserError, first_line, is_failure
+from labinfer.base.errors import UserError, first_line, is_failure
 from labinfer.text.byte_rules import FALLBACK, MAX_TOKENS, ByteRules, read_byte_rules
 from labinfer.text.token_decoder import ByteDecoder, ContextDecoder, TokenDecoder
 from labinfer.text.tokenizer_patterns import check_patterns

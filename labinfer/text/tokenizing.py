@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from labinfer.errors import PromptTooLong, UserError
+from labinfer.base.errors import PromptTooLong, UserError
 from labinfer.text.helper_process import (
     HelperEnded,
     HelperProcess,

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from labinfer.errors import UserError
-from labinfer.nesting import MAX_DEPTH, is_too_deep
+from labinfer.base.errors import UserError
+from labinfer.base.nesting import MAX_DEPTH, is_too_deep
 from labinfer.text.json_schema import MAX_SCHEMA_BYTES, fit_schema, json_type
 
 MAX_TOOLS = 1024

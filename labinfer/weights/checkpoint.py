@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.codes import Range
 from labinfer.weights.formats.format import Format, Formats, MatrixForm, TensorReader
 from labinfer.weights.formats.mxfp4 import Mxfp4Format

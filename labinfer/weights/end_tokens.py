@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from labinfer.errors import UserError, first_line
+from labinfer.base.errors import UserError, first_line
 from labinfer.weights.gguf.file import is_gguf
 from labinfer.weights.json_file import need_plain_file, read_optional
 from labinfer.weights.model_files import read_generation_config

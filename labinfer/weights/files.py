@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.gguf.file import is_gguf, split_paths
 from labinfer.weights.json_file import need_plain_file, read_json
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.files import MAX_HEADER_BYTES, weight_files
 from labinfer.weights.gguf.file import SUFFIX as GGUF
 from labinfer.weights.gguf.file import is_gguf, tensors_in

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 
 
 def read_json(path: Path) -> dict:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.checkpoint import CheckpointReader
 from labinfer.weights.checkpoint_names import CheckpointNames
 from labinfer.weights.codes import CodeForm, Codes

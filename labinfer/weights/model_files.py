@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.gguf.file import SUFFIX, GgufFile, is_gguf
 from labinfer.weights.json_file import read_json, read_optional
 

@@ -19,10 +19,10 @@ from typing import Any, BinaryIO
 
 import torch
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
+from labinfer.base.standard_error import write_error
 from labinfer.native.cache_file import Damaged, open_own
 from labinfer.native.memory import has_huge_pages, huge_bytes, use_huge_pages
-from labinfer.standard_error import write_error
 from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.weight_cache import (
     ALIGNMENT,

@@ -11,7 +11,7 @@ import os
 import threading
 from pathlib import Path
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.native.cache_file import Damaged, open_own
 from labinfer.native.memory import read_mapped
 from labinfer.weights.files import weight_files

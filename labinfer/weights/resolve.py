@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from labinfer.errors import UserError, first_line
+from labinfer.base.errors import UserError, first_line
 from labinfer.weights.gguf.file import SUFFIX, is_gguf, split_paths
 
 BUNDLED = ("demo", "demo-draft")

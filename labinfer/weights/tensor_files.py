@@ -18,7 +18,7 @@ from typing import BinaryIO
 import torch
 from safetensors import SafetensorError, safe_open
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.codes import Range
 from labinfer.weights.files import weight_files
 from labinfer.weights.formats.format import TensorReader

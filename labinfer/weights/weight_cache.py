@@ -36,7 +36,7 @@ PIECE = 4 << 20
 FREE_FRACTION = 0.1
 """Part of a disk that is left free."""
 PACKAGE = Path(__file__).parent.parent
-SOURCES = ("functions", "layers", "models", "native", "weights")
+SOURCES = ("functions", "models", "native", "weights")
 """Folders with the code that decides how packed weights look."""
 CODE = (".py", ".cpp", ".h")
 NETWORKS = (

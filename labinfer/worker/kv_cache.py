@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from labinfer.base.plan import CacheMove, MoveKind
 from labinfer.functions.layer_cache import TokenPool
-from labinfer.layers.cache_spec import CacheSpec, TokenTensor
-from labinfer.layers.rope import RopeConfig, RotaryTable
-from labinfer.plan import CacheMove, MoveKind
+from labinfer.models.layers.cache_spec import CacheSpec, TokenTensor
+from labinfer.models.layers.rope import RopeConfig, RotaryTable
 
 Pools = dict[str, torch.Tensor]
 """A layer's pools by name; the first dimension is blocks, or slots."""

@@ -11,12 +11,19 @@ from itertools import accumulate, chain, islice, repeat
 import torch
 from torch import nn
 
+from labinfer.base.plan import BatchEntry, BatchPlan, BatchResult, EntryResult, TokenLogprobs, TokenSampling
+from labinfer.base.sampling_params import GREEDY_BELOW
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.functions import Functions
 from labinfer.functions.graph import SHARED_BYTES, Capture
-from labinfer.layers.input_batch import LongPrompts, ModelInputBatch, OutputRows, PooledRows, PromptRow, WindowedPlaces
-from labinfer.plan import BatchEntry, BatchPlan, BatchResult, EntryResult, TokenLogprobs, TokenSampling
-from labinfer.sampling_params import GREEDY_BELOW
+from labinfer.models.layers.input_batch import (
+    LongPrompts,
+    ModelInputBatch,
+    OutputRows,
+    PooledRows,
+    PromptRow,
+    WindowedPlaces,
+)
 from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.logits_processors.registry import SampledRow, find_processors

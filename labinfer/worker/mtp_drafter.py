@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from labinfer.base.plan import BatchPlan, count_right
 from labinfer.functions.attention_batch import AttentionBatch, int64_tensor
-from labinfer.layers.input_batch import ModelInputBatch, OutputRows
-from labinfer.plan import BatchPlan, count_right
+from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
 from labinfer.worker.logits_processors.registry import SampledRow
 from labinfer.worker.sampler import Sampler
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from labinfer.base.plan import NO_TOKEN, TokenLogprobs
+from labinfer.base.sampling_params import GREEDY_BELOW
 from labinfer.functions.functions import Functions
 from labinfer.functions.sample_params import SampleParams
-from labinfer.plan import NO_TOKEN, TokenLogprobs
-from labinfer.sampling_params import GREEDY_BELOW
 from labinfer.worker.logits_processors.registry import Processor, SampledRow
 
 NEVER = float("-inf")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from labinfer.functions.graph import Capture, Graph
-from labinfer.layers.input_batch import ModelInputBatch
+from labinfer.models.layers.input_batch import ModelInputBatch
 
 MAX_SEQUENCES = 128
 """Sequences of a step that is captured, at most."""

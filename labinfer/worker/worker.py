@@ -7,11 +7,11 @@ from collections import Counter, deque
 
 import torch
 
+from labinfer.base.plan import BatchPlan, BatchResult
 from labinfer.comm.pipeline import Arrival, PipelineCommunicator
 from labinfer.comm.progress import Progress
-from labinfer.layers.input_batch import ModelInputBatch
+from labinfer.models.layers.input_batch import ModelInputBatch
 from labinfer.observe.recorder import Recorder
-from labinfer.plan import BatchPlan, BatchResult
 from labinfer.worker.model_runner import ModelRunner
 
 

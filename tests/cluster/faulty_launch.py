@@ -12,11 +12,11 @@ import signal
 import time
 from pathlib import Path
 
-from labinfer.cli import main
+from labinfer.cli.commands import generate
+from labinfer.cli.main import main
 from labinfer.comm.lifeline import Lifeline
-from labinfer.commands import generate
+from labinfer.comm.spmd.environment import detect
 from labinfer.engine.remote_drafts import Drafter
-from labinfer.spmd.environment import detect
 from labinfer.worker.worker import Worker
 
 KIND, RANK, STEP = os.environ["FAULT"], int(os.environ["FAULT_RANK"]), int(os.environ.get("FAULT_STEP", "0"))

@@ -8,8 +8,8 @@ import os
 import runpy
 from pathlib import Path
 
-from labinfer.executor import build
-from labinfer.spmd.command_senders import command_senders
+from labinfer.comm.spmd.command_senders import command_senders
+from labinfer.launch import build
 
 if __name__ == "__main__":
     build.command_senders = functools.partial(command_senders, max_direct=1, fan_out=2)

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 from labinfer import SamplingParams
-from labinfer.config import EngineOptions
-from labinfer.group.failure import end_group_on_uncaught
-from labinfer.group.rank_group import RankGroup, join_group
-from labinfer.layers.router import Router
-from labinfer.llm import LLM
-from labinfer.spmd.environment import detect
+from labinfer.api.llm import LLM
+from labinfer.base.config import EngineOptions
+from labinfer.comm.group.failure import end_group_on_uncaught
+from labinfer.comm.group.rank_group import RankGroup, join_group
+from labinfer.comm.spmd.environment import detect
+from labinfer.models.layers.router import Router
 
 NUM_SAMPLED = 16
 FEW_BLOCKS = {"block_size": 4, "num_kv_blocks": 60, "preemption_mode": "recompute"}

@@ -14,8 +14,8 @@ if __name__ == "__main__":
     # Once more after the heavy imports, for whoever bound the names early (from pickle import loads).
     import jinja2  # noqa: F401 - pickles a number as it is imported, which happens later
 
-    import labinfer.llm  # noqa: F401
-    from labinfer.cli import main
+    import labinfer.api.llm  # noqa: F401
+    from labinfer.cli.main import main
 
     originals = {pickle.loads, pickle.dumps, pickle.load, pickle.dump, pickle.Pickler, pickle.Unpickler}
     for module in list(sys.modules.values()):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
-from labinfer.cli import main
-from labinfer.host.engine_host import EngineHost
+from labinfer.cli.main import main
+from labinfer.server.host.engine_host import EngineHost
 
 POISON = [7, 7, 7]
 

@@ -10,7 +10,7 @@ from embedders import make_base_model, reference_vectors, worst_error, write_mod
 from launchers import matrix
 from serving import serving
 
-from labinfer.errors import ExitStatus
+from labinfer.base.errors import ExitStatus
 
 PROMPTS = mixed_prompts(5)
 LAYOUTS = {"pp 2": ("-pp", "2"), "tp 2": ("-tp", "2")}

@@ -250,7 +250,7 @@ def test_several_models_and_a_script_that_never_closes_them(launcher, ranks, mod
 
 def test_run_broken_off_in_the_middle_of_a_step_is_not_gone_on_with(model):
     from labinfer import LLM, SamplingParams
-    from labinfer.errors import UserError
+    from labinfer.base.errors import UserError
 
     llm = LLM(model, threads=1)
     llm._parts.worker.runner.sampler = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)

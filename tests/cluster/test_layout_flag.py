@@ -12,7 +12,7 @@ from golden import PROMPTS, golden
 from launchers import BIN, LAUNCH, Finished, finish, free_port, kill_tree, start
 from waiting_ranks import run_in_turn
 
-from labinfer.executor.probe_layout import model_name
+from labinfer.launch.measure.probe_layout import model_name
 from labinfer.models.registry import load_config
 from labinfer.planner.saved_plan import SavedPlan, SavedStage
 

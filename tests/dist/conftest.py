@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from checkpoints import make_checkpoint, mixed_prompts, transformers_greedy
 
-from labinfer.config import EngineOptions, ParallelOptions, RuntimeOptions
-from labinfer.group.failure import end_process_with
-from labinfer.group.rank_group import join_group
-from labinfer.spmd.environment import detect
+from labinfer.base.config import EngineOptions, ParallelOptions, RuntimeOptions
+from labinfer.comm.group.failure import end_process_with
+from labinfer.comm.group.rank_group import join_group
+from labinfer.comm.spmd.environment import detect
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,10 @@ from speculated_requests import NUM_ALL, NUM_REQUESTS, make_requests, tell
 
 import labinfer
 from labinfer import SamplingParams
-from labinfer.config import EngineOptions
+from labinfer.api.llm import LLM
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import AgreedError
 from labinfer.engine import draft_lengths
-from labinfer.errors import AgreedError
-from labinfer.llm import LLM
 
 HELD_OUT = Path(labinfer.__file__).parent / "assets" / "held-out" / "conversations.jsonl"
 FIELDS = [

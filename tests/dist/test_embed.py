@@ -7,10 +7,10 @@ from checkpoints import transformers_states, worst_vector_error
 from layouts import GREEDY, layouts_for
 
 from labinfer import SamplingParams
-from labinfer.config import EngineOptions
-from labinfer.errors import UserError
-from labinfer.llm import LLM
-from labinfer.plan import POOLINGS
+from labinfer.api.llm import LLM
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import UserError
+from labinfer.base.plan import POOLINGS
 
 TOLERANCE = 1e-4
 

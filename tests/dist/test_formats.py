@@ -12,8 +12,8 @@ from published_formats import PUBLISHED, write_published
 from toy_format import METHOD, read_toy_config, write_toy
 
 from labinfer import SamplingParams
-from labinfer.config import EngineOptions
-from labinfer.llm import LLM
+from labinfer.api.llm import LLM
+from labinfer.base.config import EngineOptions
 from labinfer.weights.formats.registry import METHODS
 
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)

@@ -6,9 +6,9 @@ import pytest
 from layouts import GREEDY, layouts_for
 
 from labinfer import SamplingParams
-from labinfer.config import EngineOptions
-from labinfer.errors import AgreedError, UserError
-from labinfer.llm import LLM
+from labinfer.api.llm import LLM
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import AgreedError, UserError
 from labinfer.weights import tensor_files
 
 SLOW = pytest.mark.slow

@@ -12,19 +12,19 @@ from checkpoints import make_checkpoint, mixed_prompts
 from layouts import GREEDY, layouts_for
 
 from labinfer import SamplingParams
+from labinfer.api.llm import LLM
+from labinfer.base.config import EngineOptions
 from labinfer.comm.listening import free_port
 from labinfer.comm.shared_memory import share_memory
+from labinfer.comm.spmd.environment import detect
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.comm.torch_dist import TorchCommunicator
-from labinfer.config import EngineOptions
-from labinfer.executor.build import prepare_providers
 from labinfer.functions.providers import make_registry
-from labinfer.layers.context import StageContext
-from labinfer.layers.mixture import Mixture, MixtureConfig
-from labinfer.layers.mlp import GatedMLPConfig
-from labinfer.layers.router import RouterConfig
-from labinfer.llm import LLM
-from labinfer.spmd.environment import detect
+from labinfer.launch.build import prepare_providers
+from labinfer.models.layers.context import StageContext
+from labinfer.models.layers.mixture import Mixture, MixtureConfig
+from labinfer.models.layers.mlp import GatedMLPConfig
+from labinfer.models.layers.router import RouterConfig
 from labinfer.weights.slices import MatrixSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule
 

@@ -12,9 +12,9 @@ from layouts import layouts_for
 from mtp_checkpoints import add_mtp
 
 from labinfer import SamplingParams
-from labinfer.config import EngineOptions
-from labinfer.llm import LLM
-from labinfer.spmd.environment import detect
+from labinfer.api.llm import LLM
+from labinfer.base.config import EngineOptions
+from labinfer.comm.spmd.environment import detect
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from layouts import layouts_for
 
 from labinfer import LLM, SamplingParams
-from labinfer.spmd.machine import private_memory
+from labinfer.comm.spmd.machine import private_memory
 
 WARM_UP = 4
 """Rounds after which nothing grows any more."""

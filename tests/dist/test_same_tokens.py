@@ -16,9 +16,9 @@ import pytest
 from layouts import layouts_for
 
 from labinfer import SamplingParams
-from labinfer.config import EngineOptions
+from labinfer.api.llm import LLM
+from labinfer.base.config import EngineOptions
 from labinfer.engine.sequence import Sequence
-from labinfer.llm import LLM
 
 SAMPLE, NUM_CASES = 3, 8
 FIELDS = [

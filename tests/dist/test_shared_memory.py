@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from labinfer.base.errors import WaitTimeout
 from labinfer.comm.shared_memory import SLOT_BYTES, share_memory
-from labinfer.errors import WaitTimeout
 from labinfer.native import compiler
 
 

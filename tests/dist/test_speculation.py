@@ -11,11 +11,11 @@ from layouts import layouts_for
 from speculated_requests import KINDS, NUM_ALL, NUM_REQUESTS, make_requests, tell
 
 from labinfer import SamplingParams
-from labinfer.config import EngineOptions
+from labinfer.api.llm import LLM
+from labinfer.base.config import EngineOptions
 from labinfer.engine.draft_lengths import DraftLengths
 from labinfer.engine.ngram_proposer import NgramProposer
 from labinfer.engine.sequence import Sequence
-from labinfer.llm import LLM
 
 
 @dataclass

@@ -17,10 +17,10 @@ from checkpoints import mixed_prompts
 from layouts import layouts_for
 
 from labinfer import SamplingParams
-from labinfer.config import EngineOptions
-from labinfer.errors import UserError
-from labinfer.llm import LLM
-from labinfer.spmd.environment import detect
+from labinfer.api.llm import LLM
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import UserError
+from labinfer.comm.spmd.environment import detect
 
 HYBRID = ["decay", "latent", "attention", "decay"]
 PAGED = ["latent", "attention", "latent", "attention"]

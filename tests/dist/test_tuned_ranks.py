@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from labinfer.config import EngineOptions
-from labinfer.executor import tune
-from labinfer.executor.build import find_model
+from labinfer.base.config import EngineOptions
 from labinfer.functions.autotune import Timing
 from labinfer.functions.providers import reference_registry
 from labinfer.functions.registry import Implementation
-from labinfer.layout.layout import make_layout
+from labinfer.launch import tune
+from labinfer.launch.build import find_model
+from labinfer.launch.layout.layout import make_layout
 
 TARGET = "silu_and_mul"
 

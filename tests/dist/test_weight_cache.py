@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from layouts import GREEDY, layouts_for
 
-from labinfer.config import EngineOptions
-from labinfer.llm import LLM
+from labinfer.api.llm import LLM
+from labinfer.base.config import EngineOptions
 from labinfer.weights import packed_file
 from labinfer.weights.weight_cache import WeightCache
 

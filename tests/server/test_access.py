@@ -8,8 +8,8 @@ import pickle
 
 import pytest
 
-from labinfer.errors import UserError
-from labinfer.gateway.access import ANONYMOUS, ApiKeys, Denied
+from labinfer.base.errors import UserError
+from labinfer.server.gateway.access import ANONYMOUS, ApiKeys, Denied
 
 FIRST, SECOND = "sk-first-0123456789", "sk-second-0123456789"
 

@@ -10,8 +10,8 @@ import msgspec
 import openai
 import pytest
 
-from labinfer.openai import api_errors
-from labinfer.openai.api_errors import ApiError
+from labinfer.requests.openai import api_errors
+from labinfer.requests.openai.api_errors import ApiError
 
 ALL = {
     "bad_request": api_errors.bad_request("temperature must be from 0 to 100, not 200", "temperature"),

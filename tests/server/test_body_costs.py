@@ -15,7 +15,7 @@ import pytest
 from growing_bodies import Growth, growths
 from serving import Server, serving
 
-from labinfer.gateway.endpoints import API
+from labinfer.server.gateway.endpoints import API
 
 MIB = 1 << 20
 SIZES = [MIB >> 3 << power for power in range(8)]

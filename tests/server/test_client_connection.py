@@ -12,8 +12,8 @@ import tracemalloc
 import pytest
 import uvicorn
 
-from labinfer.gateway import client_connection
-from labinfer.gateway.client_connection import ClientConnection
+from labinfer.server.gateway import client_connection
+from labinfer.server.gateway.client_connection import ClientConnection
 
 LIMIT = 0.3
 """Seconds of both bounds in tests of time."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from serving import Server, Stream, serving, wait_for
 
-from labinfer.gateway.endpoints import API
+from labinfer.server.gateway.endpoints import API
 
 ALICE, BOB, CAROL = "sk-alice-0123456789", "sk-bob-0123456789", "sk-carol-0123456789"
 OPEN = ("/health", "/ready", "/ping", "/version", "/openapi.json")

@@ -19,14 +19,14 @@ import pytest
 from serving import Server, Stream, wait_for
 
 import labinfer
+from labinfer.base.errors import BrokenLink, UserError
 from labinfer.engine.request import AnswerUpdate, FinishReason
-from labinfer.errors import BrokenLink, UserError
-from labinfer.gateway.options import ServerOptions, Setup
-from labinfer.gateway.process import start_gateway
-from labinfer.gateway.service import Model
-from labinfer.host.gateway_link import GatewayLink
-from labinfer.link import local_socket
-from labinfer.link.frames import (
+from labinfer.server.gateway.options import ServerOptions, Setup
+from labinfer.server.gateway.process import start_gateway
+from labinfer.server.gateway.service import Model
+from labinfer.server.host.gateway_link import GatewayLink
+from labinfer.server.link import local_socket
+from labinfer.server.link.frames import (
     Accepted,
     Add,
     Attach,
@@ -41,7 +41,7 @@ from labinfer.link.frames import (
     Stats,
     Updates,
 )
-from labinfer.link.framing import pack
+from labinfer.server.link.framing import pack
 from labinfer.text.tokenizer import Tokenizer
 
 TOKEN = "a secret of these tests"

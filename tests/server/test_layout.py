@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from serving import Stream, serving
 
 import labinfer
-from labinfer.config import DTYPES, QUANTIZATIONS
-from labinfer.link.layout_change import LayoutChange
+from labinfer.base.config import DTYPES, QUANTIZATIONS
+from labinfer.server.link.layout_change import LayoutChange
 
 DEMO = Path(labinfer.__file__).parent / "assets" / "demo"
 KEY = "key-for-layouts"

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from fake_clock import FakeClock, settle
 
-from labinfer.gateway.access import Caller
-from labinfer.gateway.limits import FIRST_SWEEP, MAX_REMEMBERED, LimitReached, Limits, ServerFull
-from labinfer.gateway.options import ServerOptions
+from labinfer.server.gateway.access import Caller
+from labinfer.server.gateway.limits import FIRST_SWEEP, MAX_REMEMBERED, LimitReached, Limits, ServerFull
+from labinfer.server.gateway.options import ServerOptions
 
 ANN, BOB = Caller("ann"), Caller("bob")
 

@@ -9,9 +9,9 @@ from fake_clock import FakeClock, settle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labinfer.gateway.access import Caller
-from labinfer.gateway.limits import LimitReached, Limits, ServerFull
-from labinfer.gateway.options import ServerOptions
+from labinfer.server.gateway.access import Caller
+from labinfer.server.gateway.limits import LimitReached, Limits, ServerFull
+from labinfer.server.gateway.options import ServerOptions
 
 ACTIONS = st.lists(
     st.one_of(

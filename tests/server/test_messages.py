@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from serving import Server, serving
 
-from labinfer.anthropic.messages import SIGNATURE
+from labinfer.requests.anthropic.messages import SIGNATURE
 
 KEY = "key-of-somebody"
 QUESTION = {"role": "user", "content": "17 + 25 = ?"}

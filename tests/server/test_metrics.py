@@ -9,9 +9,9 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from labinfer.gateway.metrics import Metrics, length_buckets
-from labinfer.link.stats import NUM_STEP_BUCKETS, STEP_TOKEN_BUCKETS, EngineStats, RankStats, step_bucket
-from labinfer.rank_stats import ExpertReads
+from labinfer.base.rank_stats import ExpertReads
+from labinfer.server.gateway.metrics import Metrics, length_buckets
+from labinfer.server.link.stats import NUM_STEP_BUCKETS, STEP_TOKEN_BUCKETS, EngineStats, RankStats, step_bucket
 
 A = {"model_name": "a", "engine": "0"}
 B = {"model_name": "b", "engine": "0"}

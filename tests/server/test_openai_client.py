@@ -7,7 +7,7 @@ import json
 import openai
 import pytest
 
-from labinfer.protocol import NEUTRAL_VALUES
+from labinfer.requests.protocol import NEUTRAL_VALUES
 
 MESSAGES = [{"role": "user", "content": "17 + 25 = ?"}]
 TOOLS = [

@@ -12,12 +12,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from labinfer.gateway.app import make_app
-from labinfer.gateway.async_llm_engine import AsyncLLMEngine
-from labinfer.gateway.options import ServerOptions
-from labinfer.gateway.routes import pages
-from labinfer.gateway.routes.pages import CONTENT_TYPES, FOLDER
-from labinfer.gateway.service import Service
+from labinfer.server.gateway.app import make_app
+from labinfer.server.gateway.async_llm_engine import AsyncLLMEngine
+from labinfer.server.gateway.options import ServerOptions
+from labinfer.server.gateway.routes import pages
+from labinfer.server.gateway.routes.pages import CONTENT_TYPES, FOLDER
+from labinfer.server.gateway.service import Service
 
 FILES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*") if path.suffix in CONTENT_TYPES)
 VENDOR = FOLDER / "vendor"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labinfer.gateway.request_log import FinishedRequest, RequestLog
+from labinfer.server.gateway.request_log import FinishedRequest, RequestLog
 
 DONE = FinishedRequest(
     id="chatcmpl-17",

@@ -16,9 +16,9 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 from serving import Server, serving
 
-from labinfer.gateway.endpoints import API
-from labinfer.gateway.openapi import ITEM_SCHEMA, describe_api
-from labinfer.gateway.routes.cluster import MAX_EVENTS_SECONDS
+from labinfer.server.gateway.endpoints import API
+from labinfer.server.gateway.openapi import ITEM_SCHEMA, describe_api
+from labinfer.server.gateway.routes.cluster import MAX_EVENTS_SECONDS
 
 VOCAB_SIZE = 3072
 """Of the demo model."""

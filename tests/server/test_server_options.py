@@ -9,11 +9,11 @@ import json
 import httpx
 import pytest
 
-from labinfer.errors import UserError
-from labinfer.gateway.app import make_app
-from labinfer.gateway.async_llm_engine import AsyncLLMEngine
-from labinfer.gateway.options import ServerOptions
-from labinfer.gateway.service import Service
+from labinfer.base.errors import UserError
+from labinfer.server.gateway.app import make_app
+from labinfer.server.gateway.async_llm_engine import AsyncLLMEngine
+from labinfer.server.gateway.options import ServerOptions
+from labinfer.server.gateway.service import Service
 
 SITE, KEY = "https://chat.example", "sk-0123456789"
 LOADING = 503

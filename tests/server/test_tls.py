@@ -9,8 +9,8 @@ import pytest
 from launchers import LAUNCH, run
 from serving import serving
 
-from labinfer.errors import UserError
-from labinfer.gateway.options import ServerOptions
+from labinfer.base.errors import UserError
+from labinfer.server.gateway.options import ServerOptions
 
 CERTIFICATE = str(Path(__file__).with_name("localhost.pem"))
 KEY = str(Path(__file__).with_name("localhost.key"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from worker_model import WRONG_TOKEN, token_at
 
-from labinfer.plan import BatchEntry, BatchPlan, BatchResult, EntryResult
+from labinfer.base.plan import BatchEntry, BatchPlan, BatchResult, EntryResult
 
 BLOCK = 4
 

@@ -11,7 +11,7 @@ from tiny_llama import model_of, write
 
 from labinfer.functions.cpu.loading import CpuLoading
 from labinfer.functions.reference.quantized import dequantize
-from labinfer.layers.matrix import Matrix
+from labinfer.models.layers.matrix import Matrix
 from labinfer.models.registry import load_config
 from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.loader import load_weights, weight_slices

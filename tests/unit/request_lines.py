@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from labinfer.jsonl import parse_line
-from labinfer.protocol import CHAT_URL, COMPLETIONS_URL
-from labinfer.sampling_params import SamplingParams
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.requests.jsonl import parse_line
+from labinfer.requests.protocol import CHAT_URL, COMPLETIONS_URL
 
 DEFAULTS = SamplingParams(max_tokens=7, temperature=0.5, stop=("END",), seed=3)
 

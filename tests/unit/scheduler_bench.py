@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from fake_clock import FakeClock
 from worker_model import VECTOR_SIZE, WRONG_TOKEN, ContextShift, WorkerModel, likely_tokens, token_at, vector_of
 
-from labinfer.cache_capacity import window_blocks
-from labinfer.config import CacheOptions, SchedulerOptions
+from labinfer.base.config import CacheOptions, SchedulerOptions
+from labinfer.base.plan import BatchPlan, BatchResult
+from labinfer.base.rank_stats import StepTimes
+from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.assemble import make_scheduler
 from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_table import SequenceCache
+from labinfer.engine.cache_capacity import window_blocks
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.guide import Guide, allows
 from labinfer.engine.proposer import Proposer
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
 from labinfer.engine.sequence import Sequence, token_sampling
-from labinfer.plan import BatchPlan, BatchResult
-from labinfer.rank_stats import StepTimes
-from labinfer.sampling_params import SamplingParams
 
 VOCAB_SIZE = WRONG_TOKEN + 1
 

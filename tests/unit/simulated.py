@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import msgspec
 
-from labinfer.config import CacheOptions, SchedulerOptions
+from labinfer.base.config import CacheOptions, SchedulerOptions
+from labinfer.base.plan import BatchEntry, BatchPlan
+from labinfer.comm.spmd.topology import Topology
 from labinfer.engine.facts import EngineFacts
 from labinfer.observe.output_file import OutputFile
-from labinfer.plan import BatchEntry, BatchPlan
 from labinfer.planner.cluster import Cluster, Link, Machine
 from labinfer.planner.costs import HostCosts, LayerCosts, Points
-from labinfer.simulator.model import SimulatedModel
-from labinfer.simulator.plan_times import Hop, PlanTimes, StageTimes
-from labinfer.spmd.topology import Topology
+from labinfer.planner.simulator.model import SimulatedModel
+from labinfer.planner.simulator.plan_times import Hop, PlanTimes, StageTimes
 
 
 @dataclass

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from labinfer.cli import COMMANDS
+from labinfer.cli.main import COMMANDS
 
 QUESTIONS = {
     "help": ["--help"],
@@ -52,7 +52,7 @@ MISTAKES = {
 HEAVY = {"torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub", "mpi4py"}
 WATCHED = """
 import json, sys
-from labinfer.cli import main
+from labinfer.cli.main import main
 
 for arguments in json.loads(sys.argv.pop()):
     try:
@@ -106,7 +106,13 @@ def test_run_imports_nothing_that_it_has_no_use_for():
     [(status, modules)] = run_watched(["--prompt", "17 + 25 = ?", "--threads", "1"])
     assert status == 0 and "torch" in modules
     assert not modules & {"sympy", "matplotlib", "transformers", "starlette"}
-    others = {"planner.objective", "jsonl", "openai", "weights.gguf.checkpoint", "weights.gguf.config"}
+    others = {
+        "planner.objective",
+        "requests.jsonl",
+        "requests.openai",
+        "weights.gguf.checkpoint",
+        "weights.gguf.config",
+    }
     assert not modules & {f"labinfer.{name}" for name in others}
 
 

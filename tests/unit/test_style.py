@@ -94,14 +94,14 @@ def bare_logs(tree: ast.AST) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "print":
             text = "print(file)" if any(keyword.arg == "file" for keyword in node.keywords) else ""
         if text in BARE_LOGS:
-            yield node.lineno, f"{text}: use labinfer.standard_error, whose writes never fail"
+            yield node.lineno, f"{text}: use labinfer.base.standard_error, whose writes never fail"
 
 
 RULES = (vague_names, riddles, wide_records, wide_calls, bare_logs)
 EXEMPT = {
     bare_logs: {
-        "labinfer/standard_error.py",  # the writer itself
-        "labinfer/supervisor/child.py",  # runs without the package, and suppresses errors
+        "labinfer/base/standard_error.py",  # the writer itself
+        "labinfer/server/supervisor/child.py",  # runs without the package, and suppresses errors
     }
 }
 """Files that a rule does not hold for. Benchmarks and tools write where they like."""

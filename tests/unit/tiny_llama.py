@@ -12,8 +12,8 @@ from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.providers import reference_registry
-from labinfer.layers.context import StageContext
-from labinfer.layers.input_batch import ModelInputBatch
+from labinfer.models.layers.context import StageContext
+from labinfer.models.layers.input_batch import ModelInputBatch
 from labinfer.models.registry import load_config, model_class
 from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.checkpoint_names import CheckpointNames

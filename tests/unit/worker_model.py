@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from labinfer.plan import BatchEntry, BatchPlan, BatchResult, CacheMove, EntryResult, TokenLogprobs, TokenSampling
+from labinfer.base.plan import BatchEntry, BatchPlan, BatchResult, CacheMove, EntryResult, TokenLogprobs, TokenSampling
 
 
 def token_at(seq_id: int, position: int) -> int:

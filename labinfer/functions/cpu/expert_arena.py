@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.functions.cpu.file_reader import BLOCK_BYTES, NUM_THREADS, PIECE_BYTES, FileReader
 from labinfer.functions.cpu.library import Library
 from labinfer.functions.expert_offload import ExpertStats, needs_compiled_experts

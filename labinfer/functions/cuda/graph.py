@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from labinfer.errors import first_line
+from labinfer.base.errors import first_line
 from labinfer.functions.graph import NotReplayable
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from functools import partial, wraps
 
 import torch
 
-from labinfer.errors import first_line
+from labinfer.base.errors import first_line
 from labinfer.functions.cuda.graph import CudaCapture
 from labinfer.functions.graph import Capture
 from labinfer.functions.provider import Provider

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.codes import CodeForm, Codes, unpack
 from labinfer.weights.formats.decoded import fill
 from labinfer.weights.formats.format import TensorReader

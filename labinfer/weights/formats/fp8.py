@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import torch
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.codes import CodeForm, Range
 from labinfer.weights.formats.decoded import ROUNDED, Decode, DecodedFormat
 from labinfer.weights.formats.format import Format, FormatByName, TensorReader

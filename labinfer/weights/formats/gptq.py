@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.codes import Codes
 from labinfer.weights.formats.coded import CodedFormat, TensorSpec, read_packed
 from labinfer.weights.formats.format import Format, FormatByName, TensorReader

@@ -13,7 +13,7 @@ import re
 
 import torch
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.codes import CodeForm, Codes, Range, row_chunks, unpack
 from labinfer.weights.formats.format import Format, FormatByName, TensorReader
 from labinfer.weights.formats.plain import PlainFormat

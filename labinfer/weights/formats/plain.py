@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.codes import Codes
 from labinfer.weights.formats.format import TensorReader
 from labinfer.weights.slices import MatrixSlice, TensorSlice

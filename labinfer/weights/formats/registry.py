@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.formats.awq import read_awq
 from labinfer.weights.formats.compressed_tensors import read_compressed_tensors
 from labinfer.weights.formats.format import FormatByName, Formats

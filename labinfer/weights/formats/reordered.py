@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.codes import CodeForm, Range
 from labinfer.weights.formats.coded import CodedFormat
 from labinfer.weights.formats.decoded import ROUNDED, Decode, DecodedFormat

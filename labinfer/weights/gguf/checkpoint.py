@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.codes import Codes, Range, row_chunks
 from labinfer.weights.formats.format import Formats, MatrixForm
 from labinfer.weights.formats.settings import spellings

@@ -10,7 +10,7 @@ import struct
 from collections import Counter
 from typing import Any
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.gguf.families import INNER_SIZE, read_family
 from labinfer.weights.gguf.file import GgufFile, GgufTensor
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.gguf.family_configs import read_deepseek2, read_gemma3, read_gpt_oss
 from labinfer.weights.gguf.file import GgufFile
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.gguf.file import GgufFile
 
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.gguf.types import OTHERS, TYPES, BlockType
 from labinfer.weights.json_file import need_plain_file
 

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import torch
 
-from labinfer.errors import UserError
-from labinfer.plan import TokenSampling
+from labinfer.base.errors import UserError
+from labinfer.base.plan import TokenSampling
 
 
 class SampledRow(msgspec.Struct, frozen=True):

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from labinfer.base import plugins
+from labinfer.base.errors import UserError
 from labinfer.base.plugins import Plugins, find_plugin, named_plugins, share_plugins
 from labinfer.base.registry import Registry
-from labinfer.errors import UserError
 
 GOOD = """from labinfer.base.plugins import PLUGINS
 import registering

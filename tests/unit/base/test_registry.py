@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from labinfer.base.errors import UserError
 from labinfer.base.kinds import KINDS, Kind
 from labinfer.base.registry import REGISTRY, Names, Registry
-from labinfer.errors import UserError
 
 
 @pytest.mark.parametrize("kind, name", [(kind, name) for kind, listed in KINDS.items() for name in listed.shipped])

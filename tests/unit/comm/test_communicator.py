@@ -9,10 +9,10 @@ import time
 import pytest
 import torch
 
+from labinfer.base.errors import WaitTimeout
 from labinfer.comm.communicator import name_ranks
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.progress import Progress
-from labinfer.errors import WaitTimeout
 
 
 def test_all_reduce_sums_in_place_with_the_same_bits_everywhere():

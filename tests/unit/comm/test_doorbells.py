@@ -9,11 +9,11 @@ import time
 
 import pytest
 
+from labinfer.base.errors import WaitTimeout
 from labinfer.comm.doorbells import hang_doorbells
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.polling import wait_until
 from labinfer.comm.progress import Progress
-from labinfer.errors import WaitTimeout
 from labinfer.native import compiler
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from labinfer.base.errors import PeerLost
 from labinfer.comm import lifeline_server
 from labinfer.comm.lifeline import GRACE_SECONDS, FaultOptions, Lifeline
 from labinfer.comm.lifeline_messages import Beat, Failure, Goodbye, Hello
 from labinfer.comm.lifeline_server import LifelineServer
-from labinfer.errors import PeerLost
 
 KEY = "secret"
 PATIENCE = GRACE_SECONDS + 3.0

@@ -6,11 +6,11 @@ import socket
 
 import pytest
 
+from labinfer.base.config import RuntimeOptions
+from labinfer.base.errors import UserError
 from labinfer.comm.listening import free_port, listen
-from labinfer.config import RuntimeOptions
-from labinfer.errors import UserError
-from labinfer.gateway.options import ServerOptions
-from labinfer.gateway.process import listen as listen_for_clients
+from labinfer.server.gateway.options import ServerOptions
+from labinfer.server.gateway.process import listen as listen_for_clients
 
 needs_ipv6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this system has no IPv6")
 

@@ -8,10 +8,10 @@ import threading
 import pytest
 import torch
 
+from labinfer.base.errors import WaitTimeout
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.mailboxes import LARGEST_BYTES, RING_BYTES, MailboxCommunicator, share_mailboxes
 from labinfer.comm.wire import WireError
-from labinfer.errors import WaitTimeout
 from labinfer.native import compiler
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")

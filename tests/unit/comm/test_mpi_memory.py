@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from labinfer.errors import UserError
-from labinfer.spmd.processes import mpi_launcher_began
+from labinfer.base.errors import UserError
+from labinfer.comm.spmd.processes import mpi_launcher_began
 
 mpi = pytest.importorskip("labinfer.comm.mpi")
 
@@ -30,7 +30,7 @@ def test_only_segments_of_this_launch_count_as_room(tmp_path, monkeypatch):
 
 def test_time_at_which_the_launcher_began_is_that_of_its_process(tmp_path):
     (launcher := tmp_path / "hydra_pmi_proxy").write_text(
-        f'#!/bin/sh\nsleep 0.3\n{sys.executable} -c "from labinfer.spmd.processes import *; print(mpi_launcher_began())"\n'
+        f'#!/bin/sh\nsleep 0.3\n{sys.executable} -c "from labinfer.comm.spmd.processes import *; print(mpi_launcher_began())"\n'
     )
     launcher.chmod(0o700)
     before = time.time()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from labinfer.base.errors import WaitTimeout
+from labinfer.base.plan import BatchResult, EntryResult
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.pipeline import HEADER, HEADER_BYTES, PipelineCommunicator, StepMismatch
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
-from labinfer.errors import WaitTimeout
-from labinfer.plan import BatchResult, EntryResult
 
 # Stage to stage.
 

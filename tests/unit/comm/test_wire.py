@@ -8,12 +8,12 @@ import msgspec
 import pytest
 import torch
 
+from labinfer.base.errors import WaitTimeout
 from labinfer.comm import wire
 from labinfer.comm.communicator import Handle
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.local import LocalCommunicator
-from labinfer.errors import WaitTimeout
-from labinfer.spmd.command_senders import command_senders
+from labinfer.comm.spmd.command_senders import command_senders
 
 
 class Note(msgspec.Struct, tag="note"):

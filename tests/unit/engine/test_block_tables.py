@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from labinfer.base.plan import CacheMove
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.block_tables import BlockTables
-from labinfer.plan import CacheMove
 
 TOKENS = list(range(100, 200))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from labinfer.base.errors import UserError
+from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.constraints import check_constraints, no_token_left
 from labinfer.engine.request import Request
-from labinfer.errors import UserError
-from labinfer.sampling_params import SamplingParams
 
 VOCAB = 50
 EOS = [1, 2]

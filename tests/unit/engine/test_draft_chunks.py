@@ -8,12 +8,12 @@ import pytest
 from scheduler_bench import Bench, FixedProposer, ListGuide, RandomProposer
 from worker_model import token_at
 
+from labinfer.base.rank_stats import StepTimes
+from labinfer.base.speculative_options import SpeculativeOptions
 from labinfer.engine.draft_lengths import DraftLengths
 from labinfer.engine.guide import allows
 from labinfer.engine.request import FinishReason
 from labinfer.engine.sequence import Sequence
-from labinfer.rank_stats import StepTimes
-from labinfer.speculative_options import SpeculativeOptions
 
 
 def run_one_launch_a_result(bench: Bench) -> int:

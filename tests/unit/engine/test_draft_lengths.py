@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import pytest
 from scheduler_bench import Bench, RandomProposer
 
+from labinfer.base.plan import BatchPlan, BatchResult
+from labinfer.base.rank_stats import StepTimes
+from labinfer.base.speculative_options import SpeculativeOptions
 from labinfer.engine.draft_lengths import LEAST_GAIN, PLACES_WEIGHT, PRIOR, PROBE_STEPS, PROBE_TOKENS, DraftLengths
 from labinfer.engine.round_overheads import FORGET_AFTER, MIN_ROUNDS, PLAIN_EVERY, RoundOverheads
-from labinfer.plan import BatchPlan, BatchResult
-from labinfer.rank_stats import StepTimes
-from labinfer.speculative_options import SpeculativeOptions
 
 FLAT = StepTimes(sizes=[1, 8, 64], by_stage=[[1.0, 1.1, 1.8]])
 """Rows are nearly free."""

@@ -9,12 +9,12 @@ from fake_draft_model import BLOCK, FakeDraftModel
 from scheduler_bench import Bench, ListGuide
 from worker_model import token_at
 
-from labinfer.config import CacheOptions
+from labinfer.base.config import CacheOptions
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.base.speculative_options import SpeculativeOptions
 from labinfer.engine.draft_model import DraftModelProposer
 from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.sequence import Sequence
-from labinfer.sampling_params import SamplingParams
-from labinfer.speculative_options import SpeculativeOptions
 
 
 def make_bench(model: FakeDraftModel, max_tokens: int = 64, eos: tuple = (), **options) -> Bench:

@@ -9,11 +9,11 @@ import pytest
 from scheduler_bench import VOCAB_SIZE, Bench, FixedProposer, ListGuide, RandomProposer
 from worker_model import WRONG_TOKEN, token_at
 
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.base.speculative_options import SpeculativeOptions
 from labinfer.engine.guide import allows
 from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.sequence import Sequence
-from labinfer.sampling_params import SamplingParams
-from labinfer.speculative_options import SpeculativeOptions
 
 
 def decodes(bench: Bench, seq_id: int) -> list[int]:

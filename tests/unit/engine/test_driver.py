@@ -6,15 +6,15 @@ from collections import deque
 
 import pytest
 
-from labinfer.config import CacheOptions, SchedulerOptions
+from labinfer.base.config import CacheOptions, SchedulerOptions
+from labinfer.base.errors import UserError
+from labinfer.base.plan import BatchPlan, BatchResult, EntryResult
+from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.assemble import make_engine
 from labinfer.engine.driver import IDLE_SECONDS, EngineDriver
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.request import FinishReason, Request
-from labinfer.errors import UserError
 from labinfer.observe.recorder import Recorder
-from labinfer.plan import BatchPlan, BatchResult, EntryResult
-from labinfer.sampling_params import SamplingParams
 
 FACTS = EngineFacts(num_blocks=64, vocab_size=100, hidden_size=3, max_model_len=64)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from scheduler_bench import Bench
 
+from labinfer.base.rank_stats import StepTimes
 from labinfer.engine.micro_batches import MicroBatchCount
-from labinfer.rank_stats import StepTimes
 
 SIZES = [1, 8, 64]
 LINEAR = [0.001 * size for size in SIZES]

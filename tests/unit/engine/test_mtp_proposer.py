@@ -9,11 +9,11 @@ import pytest
 from scheduler_bench import Bench
 from worker_model import WRONG_TOKEN, token_at
 
+from labinfer.base.plan import BatchPlan, BatchResult, count_right
+from labinfer.base.rank_stats import StepTimes
+from labinfer.base.speculative_options import MTP, SpeculativeOptions
 from labinfer.engine.draft_lengths import PROBE_STEPS, PROBE_TOKENS
 from labinfer.engine.mtp_proposer import MTPProposer
-from labinfer.plan import BatchPlan, BatchResult, count_right
-from labinfer.rank_stats import StepTimes
-from labinfer.speculative_options import MTP, SpeculativeOptions
 
 FLAT = StepTimes(sizes=[1, 8, 64], by_stage=[[1.0, 1.1, 1.8]])
 LINEAR = StepTimes(sizes=[1, 8, 64], by_stage=[[1.0, 8.0, 64.0]])

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
+from labinfer.base.plan import TokenSampling
+from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.ngram_proposer import IndexedText, NgramProposer
 from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.sequence import Sequence
-from labinfer.plan import TokenSampling
-from labinfer.sampling_params import SamplingParams
 
 
 def search(tokens: list[int], limit: int, least: int, most: int) -> list[int]:

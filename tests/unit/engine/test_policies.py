@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from scheduler_bench import Bench
 
-from labinfer.config import BATCH_POLICIES, SCHEDULING_POLICIES
+from labinfer.base.config import BATCH_POLICIES, SCHEDULING_POLICIES
 from labinfer.engine.policies import Budget, Load, balanced, greedy, phases, throttle
 
 LOAD = Load(

@@ -6,8 +6,8 @@ import pytest
 from scheduler_bench import Bench
 from worker_model import VECTOR_SIZE
 
+from labinfer.base.plan import FLOAT_BYTES, POOLINGS
 from labinfer.engine.request import AnswerUpdate, FinishReason
-from labinfer.plan import FLOAT_BYTES, POOLINGS
 
 MIX = [(1, "mean"), (30, "last"), (7, ""), (16, "mean"), (5, ""), (64, "mean"), (3, "last"), (12, "")]
 

@@ -6,8 +6,8 @@ import pytest
 from scheduler_bench import Bench
 from worker_model import token_at
 
+from labinfer.base.rank_stats import StepTimes
 from labinfer.engine.request import FinishReason
-from labinfer.rank_stats import StepTimes
 
 SCHEDULES = ("1f1b", "gpipe", "lockstep")
 MIX = [(1, 5), (30, 3), (7, 12), (16, 1), (5, 9), (64, 4), (3, 3), (12, 8)]

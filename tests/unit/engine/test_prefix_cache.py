@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from scheduler_bench import Bench
 
+from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.block_manager import BlockManager, extend_chain
 from labinfer.engine.request import FinishReason, Request
-from labinfer.sampling_params import SamplingParams
 
 
 def chain(tokens: list[int], salt: str = "", block_size: int = 4) -> list[bytes]:

@@ -10,12 +10,12 @@ from fake_draft_model import BLOCK, FakeDraftModel
 from scheduler_bench import Bench, ListGuide
 from worker_model import token_at
 
-from labinfer.config import CacheOptions
+from labinfer.base.config import CacheOptions
+from labinfer.base.errors import WaitTimeout
+from labinfer.base.plan import DraftAnswer, DraftRequest
+from labinfer.base.speculative_options import SpeculativeOptions
 from labinfer.engine.draft_model import DraftModelProposer
 from labinfer.engine.remote_drafts import Drafter, RemoteProposer
-from labinfer.errors import WaitTimeout
-from labinfer.plan import DraftAnswer, DraftRequest
-from labinfer.speculative_options import SpeculativeOptions
 
 
 @dataclass

@@ -6,8 +6,8 @@ import pytest
 from scheduler_bench import Bench
 from worker_model import token_at
 
+from labinfer.base.plan import BatchResult, EntryResult
 from labinfer.engine.request import FinishReason
-from labinfer.plan import BatchResult, EntryResult
 
 SCHEDULES = ("1f1b", "gpipe", "lockstep")
 MIX = [(1, 5), (30, 3), (7, 12), (16, 1), (5, 9), (64, 4), (3, 3), (12, 8)]

@@ -17,11 +17,11 @@ from hypothesis.stateful import (
 )
 from scheduler_bench import Bench, RandomProposer
 
-from labinfer.cache_capacity import least_window_blocks
-from labinfer.config import BATCH_POLICIES, PREEMPTION_MODES, SCHEDULING_POLICIES
+from labinfer.base.config import BATCH_POLICIES, PREEMPTION_MODES, SCHEDULING_POLICIES
+from labinfer.base.rank_stats import StepTimes
+from labinfer.base.speculative_options import SpeculativeOptions
+from labinfer.engine.cache_capacity import least_window_blocks
 from labinfer.engine.request import FinishReason
-from labinfer.rank_stats import StepTimes
-from labinfer.speculative_options import SpeculativeOptions
 
 NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS = 10, 3, 6
 ROOM = NUM_BLOCKS * BLOCK_SIZE

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from scheduler_bench import Bench
 
+from labinfer.base.plan import NO_SLOT
 from labinfer.engine.state_slots import StateSlots
-from labinfer.plan import NO_SLOT
 
 
 def bench(num_states: int = 4, **options) -> Bench:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from scheduler_bench import Bench
 
-from labinfer.cache_capacity import window_blocks
+from labinfer.base.plan import CacheMove
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.block_tables import BlockTables
+from labinfer.engine.cache_capacity import window_blocks
 from labinfer.engine.windowed_blocks import WindowedBlocks
-from labinfer.plan import CacheMove
 
 SIZE = 4
 TOKENS = list(range(100, 200))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.functions.cpu.expert_arena import ExpertArena, OffloadedExperts
 from labinfer.functions.cpu.experts import CpuExperts
 from labinfer.functions.cpu.file_reader import BLOCK_BYTES, PIECE_BYTES

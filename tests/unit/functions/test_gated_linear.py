@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch_threads import threads_of_torch
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.functions.cpu.dense import PANEL
 from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.library import Library

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch_threads import threads_of_torch
 
+from labinfer.base.plan import CacheMove
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.cpu.latent import CpuLatent
 from labinfer.functions.latent_cache import LatentCache
@@ -17,10 +18,9 @@ from labinfer.functions.layer_cache import SCALE_DTYPE
 from labinfer.functions.providers import reference_registry
 from labinfer.functions.reference import latent_attention as reference
 from labinfer.functions.reference.elementwise import rms_norm
-from labinfer.layers.cache_spec import CacheSpec, TokenTensor
-from labinfer.layers.rope import RopeConfig, RotaryTable
+from labinfer.models.layers.cache_spec import CacheSpec, TokenTensor
+from labinfer.models.layers.rope import RopeConfig, RotaryTable
 from labinfer.native import compiler
-from labinfer.plan import CacheMove
 from labinfer.worker.kv_cache import KVCacheManager
 
 CPU = torch.device("cpu")

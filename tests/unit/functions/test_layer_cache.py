@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from labinfer.cache_capacity import BlockRoom
+from labinfer.engine.cache_capacity import BlockRoom
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.layer_cache import LayerCache, quantize
 from labinfer.functions.reference.attention import paged_attention, write_kv
 from labinfer.functions.reference.elementwise import rotary
-from labinfer.layers.attention import key_value_spec
+from labinfer.models.layers.attention import key_value_spec
 from labinfer.worker.kv_cache import KVCacheManager
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.library import Library
 from labinfer.functions.cpu.packed12 import CpuPacked12, CpuPacked12Weight

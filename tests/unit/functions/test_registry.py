@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.functions.providers import reference_registry
 from labinfer.functions.reference.elementwise import silu_and_mul
 from labinfer.functions.reference.linear import embedding, linear, pack_weight

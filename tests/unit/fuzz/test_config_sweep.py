@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from checkpoints import CONFIGS, architecture
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.models.registry import load_config
 
 DEEP = "[" * 50 + "]" * 50

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from fuzzing import fuzz, mutate
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.models.registry import load_config
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.weights.checkpoint import open_checkpoint

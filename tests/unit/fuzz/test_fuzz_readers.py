@@ -17,8 +17,12 @@ from msgspec import structs
 from safetensors.torch import save
 
 import labinfer
-from labinfer.batch.reader import JsonlReader
-from labinfer.body_reader import read_body
+from labinfer.api.batch.reader import JsonlReader
+from labinfer.base.errors import BrokenLink, UserError
+from labinfer.base.plan import BatchEntry, BatchPlan, CacheMove, Command, EndRun, SequenceStart, TokenSampling
+from labinfer.base.rank_stats import WorkerStats
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.base.structured_outputs import StructuredOutputs
 from labinfer.comm import lifeline, wire
 from labinfer.comm.communicator import Finished, Handle
 from labinfer.comm.control import ControlChannel
@@ -27,15 +31,11 @@ from labinfer.comm.lifeline_messages import Failure, Goodbye, Hello, State, Stat
 from labinfer.comm.lifeline_server import LifelineServer
 from labinfer.comm.local import LocalCommunicator
 from labinfer.engine.request import Request
-from labinfer.errors import BrokenLink, UserError
-from labinfer.jsonl import parse_line
-from labinfer.link.frames import Abort, Add, Beat, FromGateway, Watch
-from labinfer.link.framing import FrameReader
-from labinfer.link.framing import pack as pack_frame
-from labinfer.plan import BatchEntry, BatchPlan, CacheMove, Command, EndRun, SequenceStart, TokenSampling
-from labinfer.rank_stats import WorkerStats
-from labinfer.sampling_params import SamplingParams
-from labinfer.structured_outputs import StructuredOutputs
+from labinfer.requests.body_reader import read_body
+from labinfer.requests.jsonl import parse_line
+from labinfer.server.link.frames import Abort, Add, Beat, FromGateway, Watch
+from labinfer.server.link.framing import FrameReader
+from labinfer.server.link.framing import pack as pack_frame
 from labinfer.text import limited_rendering
 from labinfer.text.chat_template import ChatTemplate
 from labinfer.text.grammar_trial import GrammarTrial

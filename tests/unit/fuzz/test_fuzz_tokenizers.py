@@ -6,7 +6,7 @@ import json
 
 from fuzzing import fuzz, mutate_json
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.text.tokenizer import Tokenizer
 
 VOCABULARY = {token: number for number, token in enumerate(("<unk>", "<s>", "Ġ", "h", "i", "hi", "Ġhi", "b", "a"))}

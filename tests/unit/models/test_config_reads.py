@@ -11,7 +11,7 @@ import pytest
 from checkpoints import CONFIGS, architecture, auto_class
 from config_values import family_reads, other_values
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.models.registry import load_config
 
 CANNOT_MATTER = {

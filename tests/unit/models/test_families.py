@@ -8,7 +8,7 @@ import pytest
 from checkpoints import CONFIGS, FAMILIES, architecture
 from transformers import DeepseekV3Config
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.models.architectures import MODULES, check_architecture
 from labinfer.models.registry import ARCHITECTURES, load_config
 
@@ -144,7 +144,7 @@ def test_partial_rotary_factor_out_of_range_is_refused(tmp_path, fraction, compl
 
 
 def test_longrope_takes_its_factors_by_the_context_limit():
-    from labinfer.layers.rope import inverse_frequencies
+    from labinfer.models.layers.rope import inverse_frequencies
 
     parameters = {
         "rope_type": "longrope",

@@ -8,10 +8,10 @@ import pytest
 import torch
 from tiny_llama import CONFIG, model_of
 
-from labinfer.errors import UserError
-from labinfer.layers.attention import AttentionConfig
-from labinfer.layers.rope import inverse_frequencies
+from labinfer.base.errors import UserError
 from labinfer.models.config import ModelConfig
+from labinfer.models.layers.attention import AttentionConfig
+from labinfer.models.layers.rope import inverse_frequencies
 from labinfer.models.registry import ARCHITECTURES, load_config, model_class
 
 LLAMA3 = {

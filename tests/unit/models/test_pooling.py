@@ -10,10 +10,10 @@ from embedders import write_modules
 from gguf import GGUFWriter, PoolingType
 from gguf_files import write_gguf
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
+from labinfer.base.pooling import PoolingConfig
 from labinfer.models.pooling import read_pooling
 from labinfer.models.registry import load_config
-from labinfer.pooling import PoolingConfig
 
 
 def read(directory, is_embedder: bool = False) -> PoolingConfig:

@@ -11,9 +11,9 @@ from published_configs import LARGER, PUBLISHED
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.functions.providers import reference_registry
-from labinfer.layers.context import StageContext
-from labinfer.layout.meta_stage import MetaStage
+from labinfer.launch.layout.meta_stage import MetaStage
 from labinfer.models.config import ModelConfig
+from labinfer.models.layers.context import StageContext
 from labinfer.models.registry import load_config, model_class
 
 SIZES = {

@@ -7,11 +7,11 @@ from collections import Counter
 from msgspec import UNSET
 from prometheus_client import CollectorRegistry, generate_latest
 
-from labinfer.gateway.engine_metrics import EngineMetrics
-from labinfer.link.stats import EngineStats
 from labinfer.observe.draft_figures import DraftFigures
 from labinfer.observe.report import RunReport
-from labinfer.openai.answer import count_usage
+from labinfer.requests.openai.answer import count_usage
+from labinfer.server.gateway.engine_metrics import EngineMetrics
+from labinfer.server.link.stats import EngineStats
 
 COUNTS = Counter(
     {

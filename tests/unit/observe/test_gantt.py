@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from labinfer.bench.options import BenchOptions, LatencyOptions, LoadOptions
-from labinfer.commands.gantt import GAP, ROW, draw_gantt, row_places
-from labinfer.commands.plot_file import check_plot, save_plot
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
+from labinfer.cli.bench.options import BenchOptions, LatencyOptions, LoadOptions
+from labinfer.cli.commands.gantt import GAP, ROW, draw_gantt, row_places
+from labinfer.cli.commands.plot_file import check_plot, save_plot
 from labinfer.observe.gantt import NUM_STEPS, Bar, Gantt, Row, make_bars, make_gantt, micro_batch_kind
 from labinfer.observe.trace import Slice, Track
 
@@ -136,7 +136,7 @@ OPTIONS = BenchOptions(input_len=20, output_len=6)
 
 
 def test_of_latency_the_first_batch_that_counts_is_shown_from_its_beginning(llm):
-    from labinfer.bench.latency import LatencyBenchmark
+    from labinfer.cli.bench.latency import LatencyBenchmark
 
     before = llm.engine.scheduler.next_step_id
     benchmark = LatencyBenchmark(OPTIONS, LatencyOptions(batch_size=3, num_iters_warmup=2, num_iters=2))
@@ -146,9 +146,9 @@ def test_of_latency_the_first_batch_that_counts_is_shown_from_its_beginning(llm)
 
 
 def test_of_throughput_and_serving_all_that_counts_may_be_shown(llm):
-    from labinfer.bench.options import ServeOptions
-    from labinfer.bench.serve import ServeBenchmark
-    from labinfer.bench.throughput import ThroughputBenchmark
+    from labinfer.cli.bench.options import ServeOptions
+    from labinfer.cli.bench.serve import ServeBenchmark
+    from labinfer.cli.bench.throughput import ThroughputBenchmark
 
     load = LoadOptions(num_prompts=2, num_warmups=3)
     for benchmark in (ThroughputBenchmark(OPTIONS, load), ServeBenchmark(OPTIONS, load, ServeOptions())):

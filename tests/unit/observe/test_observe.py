@@ -9,12 +9,12 @@ import time
 
 import pytest
 
+from labinfer.base.rank_stats import WorkerStats
 from labinfer.observe import line_writer, progress_line
 from labinfer.observe.line_writer import LineWriter
 from labinfer.observe.progress_line import ProgressLine, Ticker, compile_progress
 from labinfer.observe.report import RunReport, describe_loads
 from labinfer.observe.table import format_bytes, format_table, percentile
-from labinfer.rank_stats import WorkerStats
 
 
 @pytest.mark.parametrize(

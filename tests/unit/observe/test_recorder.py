@@ -13,14 +13,14 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from labinfer.errors import UserError
-from labinfer.executor.spmd import follow
+from labinfer.base.errors import UserError
+from labinfer.base.plan import BatchEntry, BatchPlan, EndRun
+from labinfer.base.rank_stats import Slices, WorkerStats
 from labinfer.observe.output_file import OutputFile
 from labinfer.observe.recorder import Recorder
 from labinfer.observe.report import RunReport
 from labinfer.observe.trace import own_times, read_slices, write_trace
-from labinfer.plan import BatchEntry, BatchPlan, EndRun
-from labinfer.rank_stats import Slices, WorkerStats
+from labinfer.worker.spmd import follow
 
 
 def plan_of(step_id: int, *num_tokens: int) -> BatchPlan:

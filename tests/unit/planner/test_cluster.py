@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.planner.cluster import Cluster, Link, Machine, PairLink, parse_link
 from labinfer.planner.costs import HostCosts, LayerCosts, Points
 

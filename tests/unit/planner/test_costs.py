@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from labinfer.errors import UserError
-from labinfer.plan import BatchEntry, BatchPlan
+from labinfer.base.errors import UserError
+from labinfer.base.plan import BatchEntry, BatchPlan
 from labinfer.planner.costs import DraftBytes, HostCosts, LayerCosts, Points
 from labinfer.planner.merge_costs import merge_ranks
 from labinfer.planner.objective import RESERVE, Limits, cache_room

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from random_clusters import make_cluster, make_costs, make_problem
 
-from labinfer.cache_capacity import BlockCounts
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
+from labinfer.engine.cache_capacity import BlockCounts
 from labinfer.planner.merge_costs import merge_ranks
 from labinfer.planner.objective import RESERVE, Limits, Stage, kv_blocks, kv_tokens
 from labinfer.planner.saved_plan import SavedPlan

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from random_clusters import LAN, make_costs
 
-from labinfer.config import EngineOptions
-from labinfer.errors import UserError
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import UserError
 from labinfer.planner.cluster import Cluster, Machine
 from labinfer.planner.make_problem import make_problem, refuse_draft_rank, refuse_drafters
 

@@ -8,13 +8,13 @@ from collections import defaultdict
 import pytest
 from simulated import GivenTimes, equal_steps, make_model
 
-from labinfer.config import SchedulerOptions
-from labinfer.plan import BatchPlan
+from labinfer.base.config import SchedulerOptions
+from labinfer.base.plan import BatchPlan
+from labinfer.base.sampling_params import SamplingParams
 from labinfer.planner.objective import Limits, make_criteria
 from labinfer.planner.prompt_chunks import prompt_chunks
 from labinfer.planner.workload import MeanRequest, RequestLengths, Workload
-from labinfer.prompts import TokensPrompt
-from labinfer.sampling_params import SamplingParams
+from labinfer.requests.prompts import TokensPrompt
 
 LIMITS = SchedulerOptions()
 

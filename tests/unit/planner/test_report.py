@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from random_clusters import make_cluster, make_costs, make_machine, make_problem
 
-from labinfer.cli import main
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
+from labinfer.cli.main import main
 from labinfer.planner.cluster import Cluster, Link, Machine, PairLink
 from labinfer.planner.objective import Stage
 from labinfer.planner.report import PlanReport

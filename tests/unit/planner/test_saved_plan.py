@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from random_clusters import make_cluster, make_problem
 
-from labinfer.config import PLANNED, SECTIONS, EngineOptions
-from labinfer.errors import UserError
+from labinfer.base.config import PLANNED, SECTIONS, EngineOptions
+from labinfer.base.errors import UserError
 from labinfer.planner.report import PlanReport
 from labinfer.planner.saved_plan import (
     ROOM_OPTIONS,

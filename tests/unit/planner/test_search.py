@@ -25,7 +25,7 @@ from random_clusters import (
     try_all_forms,
 )
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.planner.class_search import ClassSearch
 from labinfer.planner.cluster import Cluster, Link, Machine, PairLink
 from labinfer.planner.costs import HostCosts, Points

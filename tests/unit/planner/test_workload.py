@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.planner.workload import RequestLengths, Workload, read_workload
 
 

@@ -18,9 +18,9 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
-from labinfer.outputs import RequestState
-from labinfer.sampling_params import SamplingParams
+from labinfer.requests.outputs import RequestState
 from labinfer.text.byte_rules import BYTE_LETTERS, read_byte_rules
 from labinfer.text.detokenizer import Detokenizer
 from labinfer.text.token_decoder import ContextDecoder

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import labinfer
-from labinfer.errors import UserError
-from labinfer.input_processor import InputProcessor
-from labinfer.structured_outputs import StructuredOutputs
+from labinfer.base.errors import UserError
+from labinfer.base.structured_outputs import StructuredOutputs
+from labinfer.requests.input_processor import InputProcessor
 from labinfer.text.guidance import GuideMaker
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.tokenizing import PromptText

@@ -8,9 +8,9 @@ import pytest
 from checkpoints import CHAT_TEMPLATE
 from transformers import AutoTokenizer
 
-from labinfer.errors import UserError
-from labinfer.input_processor import InputProcessor
-from labinfer.prompts import parse_prompt
+from labinfer.base.errors import UserError
+from labinfer.requests.input_processor import InputProcessor
+from labinfer.requests.prompts import parse_prompt
 from labinfer.text.chat_template import ChatTemplate
 from labinfer.text.tokenizer import Tokenizer
 

@@ -10,15 +10,15 @@ from reply_reading import parse
 from reply_samples import ONE_CALL, THOUGHTS, TOOLS, TWO_CALLS
 from reply_tokenizer import CHAT, write_tokenizer
 
-from labinfer.anthropic.messages import BlockDelta, BlockStart, InputDelta, MessageWriter, stop_reason
+from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
-from labinfer.openai.answer import count_usage
-from labinfer.openai.chat import chat_choice, chat_messages, reply_delta
-from labinfer.openai.response_body import ResponseBody
-from labinfer.openai.response_events import ArgumentsDone, OutputItemDone, ResponseIncomplete, ResponseWriter
-from labinfer.openai.responses import new_response
-from labinfer.outputs import RequestState
-from labinfer.sampling_params import SamplingParams
+from labinfer.requests.anthropic.messages import BlockDelta, BlockStart, InputDelta, MessageWriter, stop_reason
+from labinfer.requests.openai.answer import count_usage
+from labinfer.requests.openai.chat import chat_choice, chat_messages, reply_delta
+from labinfer.requests.openai.response_body import ResponseBody
+from labinfer.requests.openai.response_events import ArgumentsDone, OutputItemDone, ResponseIncomplete, ResponseWriter
+from labinfer.requests.openai.responses import new_response
+from labinfer.requests.outputs import RequestState
 from labinfer.text.reply_format import load_built_in
 from labinfer.text.reply_reader import ReplyReader
 from labinfer.text.tokenizer import Tokenizer

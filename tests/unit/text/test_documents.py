@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from labinfer.errors import UserError
-from labinfer.executor.text_run import STEP_TOKENS, TextSteps
+from labinfer.base.errors import UserError
+from labinfer.cli.bench.text_run import STEP_TOKENS, TextSteps
 from labinfer.text.documents import Document, cut, read_documents
 
 MESSAGES = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hello you"}]

@@ -9,8 +9,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 import labinfer
-from labinfer.errors import UserError
-from labinfer.structured_outputs import MAX_GRAMMAR_LENGTH, StructuredOutputs
+from labinfer.base.errors import UserError
+from labinfer.base.structured_outputs import MAX_GRAMMAR_LENGTH, StructuredOutputs
 from labinfer.text.gbnf import lark_grammar
 from labinfer.text.guidance import grammar_source
 from labinfer.text.tokenizer import Tokenizer

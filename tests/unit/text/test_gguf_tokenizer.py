@@ -20,7 +20,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
     get_gguf_tokenizer,
 )
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.text.gguf_tokenizer import SPLITS, WAY_OUT
 from labinfer.text.tokenizer import Tokenizer
 

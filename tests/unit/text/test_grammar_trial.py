@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import labinfer
-from labinfer.errors import UserError
-from labinfer.structured_outputs import StructuredOutputs
+from labinfer.base.errors import UserError
+from labinfer.base.structured_outputs import StructuredOutputs
 from labinfer.text.grammar_trial import TRIAL_SECONDS, GrammarTrial
 from labinfer.text.guidance import GuideMaker
 from labinfer.text.tokenizer import Tokenizer

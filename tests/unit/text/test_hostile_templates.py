@@ -9,7 +9,7 @@ from mmap import PAGESIZE, mmap
 import pytest
 from jinja2 import Environment
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.text import limited_rendering
 from labinfer.text.chat_template import ChatTemplate
 

@@ -15,8 +15,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 import labinfer
-from labinfer.errors import UserError
-from labinfer.structured_outputs import StructuredOutputs
+from labinfer.base.errors import UserError
+from labinfer.base.structured_outputs import StructuredOutputs
 from labinfer.text.guidance import grammar_source
 from labinfer.text.json_schema import fit_schema
 from labinfer.text.tokenizer import Tokenizer

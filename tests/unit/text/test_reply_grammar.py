@@ -10,12 +10,12 @@ from llguidance import LLMatcher, LLTokenizer
 from reply_samples import ONE_CALL, THOUGHTS, TOOLS, TWO_CALLS
 from reply_tokenizer import CHAT, write_tokenizer
 
+from labinfer.base.errors import UserError
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.base.structured_outputs import StructuredOutputs
 from labinfer.engine.guide import allows
-from labinfer.errors import UserError
-from labinfer.input_processor import InputProcessor
-from labinfer.prompts import parse_prompt
-from labinfer.sampling_params import SamplingParams
-from labinfer.structured_outputs import StructuredOutputs
+from labinfer.requests.input_processor import InputProcessor
+from labinfer.requests.prompts import parse_prompt
 from labinfer.text.argument_schema import ArgumentSchema
 from labinfer.text.guidance import GuideMaker, grammar_source
 from labinfer.text.reply_format import load_built_in

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_parsing.content_parsers import parse_content
 
-from labinfer.config import ModelOptions
-from labinfer.errors import UserError
+from labinfer.base.config import ModelOptions
+from labinfer.base.errors import UserError
 from labinfer.text.anchors import MAX_MATCH, LiteralAnchor, PatternAnchor
 from labinfer.text.region_values import read_value
 from labinfer.text.reply_format import NONE, built_in_names, choose_format, describe_choice, load_built_in

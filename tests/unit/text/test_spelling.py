@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from labinfer.openai.chat import chat_logprobs
-from labinfer.openai.completions import Echo, text_logprobs
-from labinfer.plan import TokenLogprobs
+from labinfer.base.plan import TokenLogprobs
+from labinfer.requests.openai.chat import chat_logprobs
+from labinfer.requests.openai.completions import Echo, text_logprobs
 from labinfer.text.byte_rules import BYTE_LETTERS
 from labinfer.text.spelling import Spelling, spell
 from labinfer.text.tokenizer import Tokenizer

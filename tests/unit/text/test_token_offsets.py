@@ -7,11 +7,11 @@ import json
 import pytest
 from llama_tokenizer import llama_tokenizer
 
+from labinfer.base.plan import TokenLogprobs
+from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
-from labinfer.openai.completions import Echo, text_choice
-from labinfer.outputs import RequestState
-from labinfer.plan import TokenLogprobs
-from labinfer.sampling_params import SamplingParams
+from labinfer.requests.openai.completions import Echo, text_choice
+from labinfer.requests.outputs import RequestState
 from labinfer.text.token_offsets import TokenOffsets
 from labinfer.text.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AddedToken, AutoTokenizer
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.text.detokenizer import Detokenizer
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.tokenizer_patterns import check_patterns

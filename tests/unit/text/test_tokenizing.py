@@ -11,7 +11,7 @@ from tokenizers import Regex, models, normalizers
 from tokenizers import Tokenizer as FastTokenizer
 
 import labinfer
-from labinfer.errors import PromptTooLong, UserError
+from labinfer.base.errors import PromptTooLong, UserError
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.tokenizing import PromptText, TokenizingProcess
 

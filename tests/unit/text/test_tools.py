@@ -9,14 +9,14 @@ import msgspec
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from labinfer.errors import UserError
-from labinfer.input_processor import InputProcessor
-from labinfer.jsonl import ParsedLine, parse_line
-from labinfer.nesting import MAX_DEPTH
-from labinfer.prompts import ChatPrompt, parse_prompt
-from labinfer.protocol import CHAT_URL, COMPLETIONS_URL
-from labinfer.sampling_params import SamplingParams
-from labinfer.structured_outputs import StructuredOutputs
+from labinfer.base.errors import UserError
+from labinfer.base.nesting import MAX_DEPTH
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.base.structured_outputs import StructuredOutputs
+from labinfer.requests.input_processor import InputProcessor
+from labinfer.requests.jsonl import ParsedLine, parse_line
+from labinfer.requests.prompts import ChatPrompt, parse_prompt
+from labinfer.requests.protocol import CHAT_URL, COMPLETIONS_URL
 from labinfer.text.reply_format import load_built_in
 from labinfer.text.reply_grammar import forced_calls
 from labinfer.text.tools import MAX_FORCED_CALLS, MAX_TOOLS, ToolUse

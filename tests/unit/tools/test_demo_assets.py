@@ -14,7 +14,7 @@ from safetensors import safe_open
 from tasks import TASKS
 from tokenizer import CHAT_TEMPLATE, IM_END, IM_START, render
 
-from labinfer.recommended_sampling import recommended_sampling
+from labinfer.requests.recommended_sampling import recommended_sampling
 from labinfer.text.chat_template import ChatTemplate
 from labinfer.text.reply_format import load_built_in
 from labinfer.text.reply_parts import join_events

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from tiny_llama import load, write
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.functions.cpu.loading import CpuLoading
 from labinfer.weights import tensor_files
 from labinfer.weights.checkpoint import Checkpoint

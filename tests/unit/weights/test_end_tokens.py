@@ -11,9 +11,9 @@ from gguf_files import write_gguf
 from transformers import AutoTokenizer
 
 from labinfer import LLM
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
+from labinfer.base.sampling_params import SamplingParams
 from labinfer.models.registry import load_config
-from labinfer.sampling_params import SamplingParams
 from labinfer.weights.end_tokens import read_end_ids
 
 TURN, TEXT = "<|im_end|>", "<|endoftext|>"

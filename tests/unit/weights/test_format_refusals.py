@@ -12,7 +12,7 @@ from published_models import check_slices, load
 from safetensors.torch import load_file, save_file
 from tiny_llama import model_of, write
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.models.registry import load_config, model_class
 from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.loader import check_checkpoint, load_weights

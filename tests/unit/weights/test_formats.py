@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from tiny_llama import load, model_of, write
 from toy_format import METHOD, read_toy_config, write_toy
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.models.registry import load_config
 from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.checkpoint_names import CheckpointNames

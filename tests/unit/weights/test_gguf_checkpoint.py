@@ -12,10 +12,10 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf_files import code_values, finish, quantize, spread, write_gguf
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
+from labinfer.comm.spmd.topology import shard_range
 from labinfer.functions.packed_weight import TABLES
 from labinfer.functions.reference.quantized import dequantize, pack_codes
-from labinfer.spmd.topology import shard_range
 from labinfer.weights.checkpoint import open_checkpoint, read_model_formats
 from labinfer.weights.codes import CHUNK, CodeForm, Codes
 from labinfer.weights.formats.mxfp4 import E2M1

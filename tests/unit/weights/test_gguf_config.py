@@ -11,7 +11,7 @@ import pytest
 from gguf import ExpertGatingFuncType, GGUFWriter
 from gguf_files import finish
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.gguf.config import gguf_config
 from labinfer.weights.gguf.file import GgufFile
 

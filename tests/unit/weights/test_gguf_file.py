@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights.gguf import file as gguf_file
 from labinfer.weights.gguf.file import GgufFile, is_gguf, split_paths
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.weights import identity
 from labinfer.weights.identity import compare, file_digest, identify, merge, model_files, setting_files, stamp
 from labinfer.weights.resolve import resolve_model

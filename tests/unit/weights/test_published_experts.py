@@ -13,13 +13,13 @@ from published_models import published_pairs
 from safetensors.torch import load_file, save_file
 from tiny_llama import model_of, prompt_logits, write
 
+from labinfer.base.errors import UserError
 from labinfer.comm.local import LocalCommunicator
-from labinfer.errors import UserError
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.providers import make_registry
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.functions.reference.quantized import dequantize
-from labinfer.layers.experts import Experts
+from labinfer.models.layers.experts import Experts
 from labinfer.models.registry import load_config
 from labinfer.weights import tensor_files
 from labinfer.weights.checkpoint import Checkpoint

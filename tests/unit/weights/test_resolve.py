@@ -8,8 +8,8 @@ import json
 import pytest
 
 from labinfer import LLM
-from labinfer.config import EngineOptions
-from labinfer.errors import UserError
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import UserError
 from labinfer.weights.resolve import BUNDLED, resolve_model
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_llama import load, model_of, plain_slices, write
 
-from labinfer.errors import UserError
+from labinfer.base.errors import UserError
 from labinfer.models.registry import load_config
 from labinfer.weights import tensor_files
 from labinfer.weights.checkpoint import Checkpoint

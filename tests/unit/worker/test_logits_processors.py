@@ -7,12 +7,12 @@ import sys
 import pytest
 import torch
 
+from labinfer.base.errors import UserError
+from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.request import Request
 from labinfer.engine.sequence import token_sampling
-from labinfer.errors import UserError
 from labinfer.functions.providers import reference_registry
 from labinfer.functions.reference.sampling import candidates
-from labinfer.sampling_params import SamplingParams
 from labinfer.worker import logits_processors
 from labinfer.worker.logits_processors.registry import SampledRow, check_processors, find_processors
 from labinfer.worker.sampler import Sampler, sample_params

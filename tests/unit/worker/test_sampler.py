@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
+from labinfer.base.plan import NO_TOKEN, TokenSampling
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.providers import make_registry, reference_registry
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.functions.reference.sampling import gumbel_noise, split_mix
-from labinfer.plan import NO_TOKEN, TokenSampling
 from labinfer.worker.logits_processors.constraints import min_tokens
 from labinfer.worker.logits_processors.registry import SampledRow
 from labinfer.worker.sampler import Sampler

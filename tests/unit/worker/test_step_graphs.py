@@ -7,14 +7,14 @@ import torch
 from checkpoints import make_checkpoint
 from tiny_llama import load, write
 
+from labinfer.base.plan import BatchEntry, BatchPlan, SequenceStart, TokenSampling
 from labinfer.functions.cpu import step_memory
 from labinfer.functions.cpu.graph import CpuCapture
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.providers import make_registry
 from labinfer.functions.reference.provider import ReferenceProvider
-from labinfer.layers import rope
+from labinfer.models.layers import rope
 from labinfer.models.registry import load_config, model_class
-from labinfer.plan import BatchEntry, BatchPlan, SequenceStart, TokenSampling
 from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner

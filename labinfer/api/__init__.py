@@ -1,0 +1,1 @@
+"""Python API: LLM, and batch jobs over JSONL files."""

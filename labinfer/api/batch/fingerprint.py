@@ -1,0 +1,74 @@
+"""Fingerprints of what a job's answers depend on, which a later run compares with its own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from labinfer.base.config import EngineOptions
+from labinfer.base.option_fields import join
+from labinfer.base.plugins import PLUGINS
+from labinfer.base.sampling_params import SamplingParams
+
+ANSWERING = {
+    "model": (
+        "dtype",
+        "quantization",
+        "quantization_group_size",
+        "head_preview",
+        "max_model_len",
+        "sliding_window",
+    ),
+    "cache": ("kv_cache_dtype",),
+    "scheduler": ("context_shift", "keep"),
+}
+"""Options of an engine that answers depend on, by section. The layout is none of them: a job may go on on other ranks."""
+CHUNK_BYTES = 1 << 22
+
+
+def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dict[str, Any]:
+    """The options that answers depend on, by flag, as JSON has them; of a file its digest. The model's ``Identity`` has the
+    tokenizer."""
+    chosen = {name: getattr(getattr(options, section), name) for section, names in ANSWERING.items() for name in names}
+    files = {name: getattr(options.model, name) for name in ("response_template", "chat_template")}
+    for name, path in files.items():
+        if os.path.isfile(path):
+            files[name] = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
+    chosen["quantization"] = join(chosen["quantization"])  # as earlier runs wrote it
+    if PLUGINS.loaded:
+        chosen["plugin"] = ", ".join(PLUGINS.identities())
+    values = chosen | files | msgspec.to_builtins(sampling)
+    del values["speculate"]  # changes no answer
+    return {
+        f"--{name.replace('_', '-')}": list(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+    }
+
+
+def input_fingerprint(path: str) -> tuple[dict[str, Any], int | None]:
+    """Size and digest of a file of input lines, and how many there are that are not blank; nothing of what is no regular file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not os.path.isfile(path):
+        return {}, None
+    digest, num_bytes, num_lines, has_text = hashlib.blake2b(digest_size=16), 0, 0, False
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            num_bytes += len(chunk)
+            *ended, last = chunk.split(b"\n")
+            for line in ended:
+                num_lines += has_text or not _is_blank(line)
+                has_text = False
+            has_text = has_text or not _is_blank(last)
+    return {"bytes": num_bytes, "digest": digest.hexdigest()}, num_lines + has_text
+
+
+def _is_blank(line: bytes) -> bool:
+    return not line or line.isspace()

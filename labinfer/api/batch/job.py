@@ -1,0 +1,233 @@
+"""A batch job: lines in, requests through the engine, lines out. Runs on rank 0."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from labinfer.api.batch.job_output import JobOutput
+from labinfer.api.batch.journal import line_digest
+from labinfer.api.batch.progress import JobProgress
+from labinfer.api.batch.reader import JsonlReader, LongLine
+from labinfer.api.batch.records import describe_record, embedding_record, error_record, result_record
+from labinfer.api.llm import LLM
+from labinfer.base.errors import UserError, is_failure
+from labinfer.base.pooling import EmbeddingOutput
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.engine.request import Request
+from labinfer.requests.jsonl import ParsedLine, parse_line, read_ids
+from labinfer.requests.outputs import RequestOutput
+
+logger = logging.getLogger(__name__)
+
+MAX_REASON = 200
+"""Characters of what a library says of its own failure."""
+MAX_WARNINGS = 20
+"""Warnings of a job; those that follow are not given."""
+MAX_IDS = 1 << 20
+"""Ids of simple lines that are kept, to find one that comes twice."""
+
+
+@dataclass(frozen=True)
+class JobLine:
+    """An input line that became a request, or one for each of its inputs."""
+
+    number: int
+    digest: bytes
+    """See ``line_digest``."""
+    parsed: ParsedLine
+    num_requests: int
+    outputs: dict[int, RequestOutput | EmbeddingOutput] = field(default_factory=dict)
+    """Outputs of finished requests, by their place in the line."""
+
+
+class BatchJob:
+    """Exactly one output line for every input line, in the order in which they finish.
+
+    Args:
+        defaults: sampling of lines that do not say otherwise.
+        model_name: for the ``model`` field of batch results; the model that answers, whichever a line asks for.
+        as_text: show questions and answers for people instead of output lines.
+    """
+
+    def __init__(
+        self,
+        reader: JsonlReader,
+        output: JobOutput,
+        progress: JobProgress,
+        *,
+        defaults: SamplingParams,
+        model_name: str,
+        as_text: bool = False,
+    ):
+        self._as_text = as_text
+        self._reader, self._output, self._progress = reader, output, progress
+        self._defaults, self._model_name = defaults, model_name
+        self._base_name = os.path.basename(os.path.abspath(model_name))
+        self._custom_ids: dict[str, int] = {}  # lines by them
+        self._ids: set[str | int] = set()  # of simple lines
+        self._warnings: set[str] = set()  # kinds of those that were given
+        self.num_answered = self.num_failed = 0  # lines
+
+    def run(self, llm: LLM, check: Callable[[], None]) -> None:
+        """Run to the end of the input. ``check`` may raise ``Interrupted``; what has finished is written by then."""
+
+        def each_step() -> None:
+            check()
+            if self._progress.due():
+                self._show_progress(llm)
+
+        try:
+            with contextlib.closing(llm.run(self._requests(llm, each_step), each_step)) as outputs:
+                for output in outputs:
+                    line, index = output.key
+                    line.outputs[index] = output
+                    if len(line.outputs) < line.num_requests:
+                        continue
+                    if isinstance(output, RequestOutput) and output.error:
+                        self._refuse(line.number, line.digest, (line.parsed.custom_id, line.parsed.id), output.error)
+                    else:
+                        self._write(self._record(line, llm), line.number, line.digest, line.parsed)
+                        self.num_answered += 1
+        finally:
+            if self._progress.is_for_machines:
+                self._show_progress(llm)  # the last word
+            self._progress.close()
+            llm.report.num_failed = self.num_failed
+
+    def _show_progress(self, llm: LLM) -> None:
+        self._progress.show(
+            num_done=self.num_answered + self.num_failed,
+            num_failed=self.num_failed,
+            output_tokens=llm.report.output_tokens,
+            generated_tokens=llm.report.generated_tokens,
+            load=llm.engine.load(),
+        )
+
+    def _requests(self, llm: LLM, each_line: Callable[[], None]) -> Iterator[Request | None]:
+        for line in self._reader:
+            if line is None:
+                yield None
+                continue
+            each_line()  # a job may have nothing but bad lines for a long time
+            number, text = line
+            digest = line_digest(b"%d" % text.num_bytes if isinstance(text, LongLine) else text)
+            ids = (None, None) if isinstance(text, LongLine) else read_ids(text)
+            first, comes_again = self._first_line(number, ids[0]), self._comes_again(ids[1])
+            if self._is_done(number, digest):
+                continue
+            if comes_again:
+                self._warn(
+                    number, f"its id {ids[1]!r:.40} is that of an earlier line; give each line one of its own", "id"
+                )
+            if isinstance(text, LongLine):
+                message = f"the line has {text.num_bytes} bytes, more than --max-line-size; shorten it"
+                self._refuse(number, digest, ids, message)
+                continue
+            try:
+                if first != number:
+                    raise UserError(f"custom_id is that of line {first} already; give each line one of its own")
+                parsed = parse_line(text, self._defaults)
+                requests = self._make_requests(llm, number, digest, parsed)
+            except UserError as error:
+                self._refuse(number, digest, ids, str(error))
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
+                logger.error("line %d fails\n%s", number, traceback.format_exc().rstrip())
+                self._refuse(number, digest, ids, f"it fails with {type(error).__name__}: {str(error)[:MAX_REASON]}")
+            else:
+                self._check_model(number, parsed.model)
+                for text in parsed.warnings:
+                    self._warn(number, text, text)
+                yield from requests
+
+    def _check_model(self, number: int, asked: str | None) -> None:
+        """Say so where a line asks for another model than the one that runs."""
+        if asked not in (None, self._model_name) and os.path.basename(asked) != self._base_name:
+            self._warn(number, f"it asks for the model {asked!r:.80}, and {self._model_name!r} answers", "model")
+
+    def _comes_again(self, own_id: str | int | None) -> bool:
+        """Whether an earlier line had the ``id`` of a simple line; of the first ``MAX_IDS``."""
+        if own_id in self._ids:
+            return True
+        if own_id is not None and len(self._ids) < MAX_IDS:
+            self._ids.add(own_id)
+        return False
+
+    def _warn(self, number: int, text: str, kind: str) -> None:
+        """Say what may not be as it was meant in a line, once for all lines of which the same kind of thing is true."""
+        if kind not in self._warnings and len(self._warnings) < MAX_WARNINGS:
+            self._warnings.add(kind)
+            self._progress.close()
+            logger.warning("line %d: %s; other lines of which this is true are not named", number, text)
+
+    def _refuse(self, number: int, digest: bytes, ids: tuple[str | None, str | int | None], message: str) -> None:
+        """Answer a line with an error; for the ids see ``read_ids``."""
+        self._write(error_record(number, *ids, message), number, digest)
+        self.num_failed += 1
+
+    def _write(self, record: dict[str, Any], number: int, digest: bytes, parsed: ParsedLine | None = None) -> None:
+        """Write what came of a line.
+
+        Args:
+            parsed: None for a line that was refused.
+        """
+        if self._output.is_terminal:
+            self._progress.close()  # it comes again below
+        if self._as_text:
+            self._output.write_text(describe_record(record, number, parsed))
+        else:
+            self._output.write(record, number, digest, failed=parsed is None)
+
+    def _is_done(self, number: int, digest: bytes) -> bool:
+        """Whether an earlier run has answered the line.
+
+        Raises:
+            UserError: it answered another line of this number.
+        """
+        before = self._output.digests.get(number)
+        if before not in (None, digest):
+            raise UserError(f"--resume: line {number} is another one than was answered; --overwrite begins anew")
+        return before is not None
+
+    def _first_line(self, number: int, custom_id: str | None) -> int:
+        """The first line with this ``custom_id``, which is line ``number`` itself where there is none."""
+        return number if custom_id is None else self._custom_ids.setdefault(custom_id, number)
+
+    @staticmethod
+    def _make_requests(llm: LLM, number: int, digest: bytes, parsed: ParsedLine) -> list[Request]:
+        """Raises:
+        UserError: one of the line's requests can never run; then none of them is.
+        """
+        prompts, pooling = [parsed.prompt], ""
+        if (body := parsed.embedding) is not None:
+            body.check_dimensions(llm.facts.hidden_size)
+            prompts, pooling = body.prompts(), llm.facts.pooling.resolve(body.pooling)
+        line = JobLine(number, digest, parsed, len(prompts))
+        return [
+            llm.make_request(
+                (line, index),
+                prompt,
+                parsed.sampling,
+                cache_salt=parsed.cache_salt,
+                priority=parsed.priority,
+                user=parsed.user,
+                pooling=pooling,
+                form_field=parsed.form_field,
+                max_tokens_field=parsed.max_tokens_field,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+
+    def _record(self, line: JobLine, llm: LLM) -> dict[str, Any]:
+        outputs = [line.outputs[index] for index in range(line.num_requests)]
+        if line.parsed.embedding is not None:
+            outputs = llm.facts.pooling.finish(outputs, line.parsed.embedding.normalize)
+            return embedding_record(line.number, line.parsed, outputs, self._model_name)
+        return result_record(line.number, line.parsed, outputs[0], self._model_name, llm.tokenizer)

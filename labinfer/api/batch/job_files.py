@@ -1,0 +1,58 @@
+"""JobFiles: the files that rank 0 reads and writes, opened before anything heavy is imported or loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from dataclasses import dataclass
+
+from labinfer.api.batch.fingerprint import input_fingerprint, options_fingerprint
+from labinfer.api.batch.job_output import JobOutput
+from labinfer.api.batch.options import JobOptions
+from labinfer.api.batch.reader import JsonlReader
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import UserError
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.observe.output_file import OutputFile
+
+QUICK_BYTES = 256 << 20
+"""Size of a file whose digest takes less time on any disk than ranks wait for each other."""
+
+
+def open_quickly(job: JobOptions) -> bool:
+    """Whether a job's files are open at once: a pipe waits for whoever writes to it, and long files take long to read."""
+    for path in filter(None, (job.input, job.output)):
+        with contextlib.suppress(OSError):  # what is wrong with it is said at once
+            status = os.stat(path)
+            if stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode) or status.st_size > QUICK_BYTES:
+                return False
+    return True
+
+
+@dataclass(frozen=True)
+class JobFiles:
+    """Input, output and report of a job."""
+
+    reader: JsonlReader | None
+    output: JobOutput
+    report: OutputFile | None
+    num_lines: int | None
+    """Lines of the input; None of a pipe, which has no end yet."""
+
+    @classmethod
+    def open(cls, job: JobOptions, options: EngineOptions, sampling: SamplingParams) -> JobFiles:
+        """Raises:
+        UserError: a file cannot be read or written, is given twice, or has what the job would destroy.
+        """
+        reader = JsonlReader(job.input, job.max_line_size << 20) if job.input else None
+        others = {"--input": job.input, "--trace": options.observe.trace}
+        file, num_lines = input_fingerprint(job.input) if job.output else ({}, None)
+        given = {"input": file, "options": options_fingerprint(options, sampling)}
+        output = JobOutput(job, others, given)
+        try:
+            report = OutputFile(job.report, "--report", others | {"--output": job.output}) if job.report else None
+        except UserError:
+            output.close()
+            raise
+        return cls(reader, output, report, num_lines)

@@ -1,0 +1,207 @@
+"""JobOutput: the output lines of a job, journaled where they go to a file, so that a later run can go on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from labinfer.api.batch.journal import Entry, Journal
+from labinfer.api.batch.options import JobOptions
+from labinfer.base.errors import UserError
+from labinfer.observe.output_file import STANDARD, OutputFile
+from labinfer.weights.identity import Identity, compare
+
+logger = logging.getLogger(__name__)
+
+
+class JobOutput:
+    """The file of ``--output``, or standard output, and the journal of a job.
+
+    Args:
+        others: other files of the run, by the option that named them.
+        given: what the answers depend on beside the model, by kind and name; ``--resume`` refuses to go on with another.
+
+    Raises:
+        UserError: the output cannot be written, has an earlier run's answers that the job would destroy, or cannot be resumed.
+    """
+
+    def __init__(self, job: JobOptions, others: dict[str, str], given: dict[str, dict[str, Any]]):
+        self._path, self._others, self._given = job.output, others, given
+        self._retry_errors = job.retry_errors
+        self.digests: dict[int, bytes] = {}
+        """Digests of the input lines that have their output line already, by number."""
+        self.num_failed = 0
+        """Lines among them whose output line is an error."""
+        is_file = job.output not in ("", STANDARD) and (not os.path.exists(job.output) or os.path.isfile(job.output))
+        wants_more = job.resume or job.retry_errors
+        if wants_more and not (is_file and job.input):
+            raise UserError(
+                "--resume goes on with the answers of an earlier run: give --input FILE and --output FILE as then"
+            )
+        self._file = self._open()
+        self._journal = Journal(job.output, reads=not job.overwrite) if is_file and job.input else None
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self.close)
+            self._resumes = wants_more and self._journal.header is not None
+            if self._resumes:
+                self._adopt_rewritten()
+                self._check_given()
+            elif is_file and not job.overwrite:
+                self._check_empty(wants_more)
+            on_error.pop_all()
+
+    def begin(self, model: Identity) -> None:
+        """Begin to write: after the answers that are there, or in an empty file.
+
+        Raises:
+            UserError: the job was begun with another model.
+        """
+        if self._resumes:
+            self._check_model(model)
+            self._cut()
+            if self._retry_errors:
+                self._leave_out_failed()
+            self.digests = {entry.number: entry.digest for entry in self._journal.entries}
+            self.num_failed = sum(entry.failed for entry in self._journal.entries)
+            return
+        self._file.begin()
+        if self._journal is not None:
+            self._journal.begin(self._given | {"model": msgspec.to_builtins(model), "rewritten": 0})
+
+    @property
+    def is_journaled(self) -> bool:
+        """Whether a later run can go on with this one."""
+        return self._journal is not None
+
+    @property
+    def is_terminal(self) -> bool:
+        return self._file.is_terminal
+
+    def write_text(self, text: str) -> None:
+        """Write an answer that is no output line."""
+        self._file.write(text)
+
+    def write(self, record: dict[str, Any], number: int, digest: bytes = b"", failed: bool = False) -> None:
+        """Write the output line of an input line, of this number and ``line_digest``.
+
+        Raises:
+            UserError: it could not be written; what was written before is complete.
+        """
+        self._file.write_json(record)
+        if self._journal is not None:
+            self._journal.add(Entry(number=number, end=self._file.num_bytes(), digest=digest, failed=failed))
+
+    def close(self) -> None:
+        """Let another job have the journal, and close the file."""
+        self._file.close()
+        if self._journal is not None:
+            self._journal.close()
+
+    def _open(self) -> OutputFile:
+        return OutputFile(self._path or STANDARD, "--output", self._others)
+
+    def _check_empty(self, wants_more: bool) -> None:
+        """Raises:
+        UserError: the output has an earlier run's answers.
+        """
+        if size := self._file.num_bytes():
+            can_resume = self._journal is not None and self._journal.header is not None
+            hint = "--resume goes on with them, " if can_resume else ""
+            lacks = f" (its journal, {self._journal.path}, is missing)" if wants_more else ""
+            raise UserError(
+                f"--output {self._path} has {size} bytes of an earlier run; {hint}--overwrite begins anew{lacks}"
+            )
+
+    def _check_given(self) -> None:
+        header = self._journal.header
+        for kind, values in self._given.items():
+            _refuse_change(self._path, kind, header[kind], values)
+        size, entries = self._file.num_bytes(), self._journal.entries
+        while (
+            entries and entries[-1].end > size
+        ):  # a loss of power may have left less of the output than of its journal
+            entries.pop()
+
+    def _check_model(self, model: Identity) -> None:
+        """Raises:
+        UserError: the job was begun with another model.
+        """
+        changes = compare(msgspec.convert(self._journal.header["model"], Identity), model)
+        if changes.changed:
+            raise UserError(
+                f"--resume: {self._path} was begun with another model: {changes.describe()} since; put the old files back, or "
+                "--overwrite to begin anew"
+            )
+        for path in changes.rewritten:
+            logger.warning(
+                "warning: %s was written to since the job began; its header and samples of all its tensors are the same, so it is taken "
+                "for the same file",
+                path,
+            )
+
+    @property
+    def _end(self) -> int:
+        """Bytes of the output that the journal knows of."""
+        return self._journal.entries[-1].end if self._journal.entries else 0
+
+    def _cut(self) -> None:
+        """Cut off what was written at the moment the earlier run died."""
+        self._journal.cut()
+        self._file.cut(self._end)
+
+    def _rewritten(self, number: int) -> Path:
+        return Path(f"{os.path.realpath(self._path)}.rewritten-{number}")
+
+    def _leave_out_failed(self) -> None:
+        """Rewrite output and journal without the lines that failed. The journal is replaced first, and names the file that
+        becomes the output; whoever dies between the two leaves it to the next run.
+        """
+        if not any(entry.failed for entry in self._journal.entries):
+            return
+        header, begin, end = dict(self._journal.header), 0, 0
+        header["rewritten"] += 1
+        new, kept = self._rewritten(header["rewritten"]), []
+        try:
+            with open(self._path, "rb") as old, open(new, "wb") as file:
+                for entry in self._journal.entries:
+                    line = old.read(entry.end - begin)
+                    begin = entry.end
+                    if not entry.failed:
+                        file.write(line)
+                        end += len(line)
+                        kept.append(Entry(number=entry.number, end=end, digest=entry.digest, failed=False))
+            shutil.copymode(self._path, new)
+            self._journal.replace(header, kept)
+        except OSError as error:
+            new.unlink(missing_ok=True)
+            raise UserError(f"cannot rewrite --output {self._path} without its errors: {error.strerror}") from None
+        self._adopt_rewritten()
+
+    def _adopt_rewritten(self) -> None:
+        if (header := self._journal.header) is not None and (new := self._rewritten(header["rewritten"])).exists():
+            os.replace(new, os.path.realpath(self._path))
+            self._file = self._open()
+
+
+def _refuse_change(output: str, kind: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raises:
+    UserError: the values differ; the text names the first that does.
+    """
+    another = "other" if kind.endswith("s") else "another"
+    for name in before.keys() | now.keys():
+        old, new = before.get(name), now.get(name)
+        if old != new:
+            raise UserError(
+                f"--resume: {output} was begun with {another} {kind}: {name} was {_shown(old)} and is {_shown(new)}; "
+                "give what it was, or --overwrite to begin anew"
+            )
+
+
+def _shown(value: Any) -> str:
+    return "not there" if value is None else f"{value}"

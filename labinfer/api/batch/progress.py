@@ -1,0 +1,93 @@
+"""JobProgress: how far a job is, as a line for people or as JSON lines for machines."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import TextIO
+
+from labinfer.base.clock import Clock
+from labinfer.base.standard_error import write_error
+from labinfer.engine.llm_engine import EngineLoad
+from labinfer.observe.progress_line import ProgressLine
+
+JSONL_SECONDS = 1.0
+"""Least time between two JSON lines."""
+
+
+class JobProgress:
+    """Words on standard error while a job runs.
+
+    Args:
+        form: of ``--progress``.
+        num_lines: of the input; None where it is not known.
+        num_done_before: lines that an earlier run has done.
+    """
+
+    def __init__(
+        self,
+        form: str,
+        clock: Clock,
+        num_lines: int | None,
+        num_done_before: int,
+        stream: TextIO | None = None,
+    ):
+        self._form, self._clock, self._num_lines, self._num_done_before = form, clock, num_lines, num_done_before
+        self._stream = stream
+        self._line = ProgressLine(self._stream)
+        self._begin = self._last = clock()
+
+    @property
+    def is_for_machines(self) -> bool:
+        """Whether it is JSON lines, of which the last says how the job ended."""
+        return self._form == "jsonl"
+
+    def due(self) -> bool:
+        """Whether it is time to ``show``."""
+        if self.is_for_machines:
+            return self._clock() - self._last >= JSONL_SECONDS
+        return self._form == "auto" and self._line.due()
+
+    def show(
+        self, *, num_done: int, num_failed: int, output_tokens: int, generated_tokens: int, load: EngineLoad
+    ) -> None:
+        """Say how far the job is; the counts are those of this run, ``num_failed`` among ``num_done``.
+
+        Args:
+            output_tokens: of lines that are done.
+            generated_tokens: of those that run, too: long answers may run for minutes before the first is done.
+        """
+        self._last = self._clock()
+        seconds = max(self._last - self._begin, 1e-9)
+        rate, total = generated_tokens / seconds, self._num_done_before + num_done
+        seconds_left = None
+        if self._num_lines is not None and num_done:
+            # Lines that run count by their tokens: many of like length end at once, and then none for long.
+            begun = (num_done - num_failed) * (generated_tokens / output_tokens - 1) if output_tokens else 0.0
+            lines = num_done + min(max(0.0, begun), load.num_running)  # sequences: with n a line has several
+            seconds_left = max(0.0, (self._num_lines - self._num_done_before) / lines - 1) * seconds
+        if self.is_for_machines:
+            record = {
+                "lines_done": total,
+                "lines_failed": num_failed,
+                "lines": self._num_lines,
+                "running": load.num_running,
+                "waiting": load.num_waiting,
+                "kv_cache_usage": round(load.kv_usage, 4),
+                "output_tokens": output_tokens,
+                "tokens_per_second": round(rate, 1),
+                "seconds": round(seconds, 1),
+                "seconds_left": None if seconds_left is None else round(seconds_left, 1),
+            }
+            write_error(json.dumps(record) + "\n", self._stream)
+            return
+        done = f"{total}" if self._num_lines is None else f"{total} of {self._num_lines} lines"
+        left = "" if seconds_left is None else f", {timedelta(seconds=round(seconds_left))} left"
+        self._line.update(
+            f"{done} done, {load.num_running} running, {load.num_waiting} waiting, KV {100 * load.kv_usage:.0f} %, "
+            f"{rate:.1f} tokens/s{left}"
+        )
+
+    def close(self) -> None:
+        """Clear a live line."""
+        self._line.close()

@@ -1,0 +1,405 @@
+"""``LLM``: the offline Python API, the same under any launcher.
+
+    from labinfer import LLM, SamplingParams
+
+    llm = LLM(model="path/to/checkpoint", tensor_parallel_size=2)
+    outputs = llm.generate(["Hello"], SamplingParams(max_tokens=16))
+
+Every rank runs the same lines; rank 0 gets the list of outputs and the others None, as in an MPI gather. ``with LLM(…)
+as llm:`` or ``llm.close()`` makes the ranks leave together. Threads may share an LLM: their calls run one after another.
+Ctrl-C aborts what runs, and the LLM can be used again. For requests at the same time there is ``AsyncLLM``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from labinfer.api.home_process import HomeProcess
+from labinfer.api.rank0_engine import engine_facts, make_rank0_engine
+from labinfer.api.request_maker import RequestMaker, conversations
+from labinfer.api.turns import Turns
+from labinfer.base.clock import Clock, SystemClock
+from labinfer.base.config import EngineOptions, as_keywords
+from labinfer.base.errors import UserError
+from labinfer.base.pooling import EmbeddingOutput
+from labinfer.base.rank_stats import WorkerStats
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.comm.group.failure import end_group_on_uncaught
+from labinfer.comm.group.rank_group import RankGroup, join_group
+from labinfer.comm.spmd.environment import detect
+from labinfer.comm.spmd.topology import Place
+from labinfer.engine.assemble import make_drafter
+from labinfer.engine.driver import EngineDriver
+from labinfer.engine.proposers import find_proposer
+from labinfer.engine.request import Request
+from labinfer.launch.build import RankParts, build_rank
+from labinfer.launch.choose_layout import choose_layout
+from labinfer.launch.draft_model import DraftModel
+from labinfer.launch.draft_rank import DraftRank
+from labinfer.launch.early_reading import read_early
+from labinfer.launch.layout.kv_capacity import KVCapacity
+from labinfer.launch.layout.layout import Layout
+from labinfer.observe.output_file import OutputFile
+from labinfer.observe.report import RunReport
+from labinfer.requests.input_processor import InputProcessor
+from labinfer.requests.outputs import Delta, RequestOutput
+from labinfer.requests.prompts import PromptLike
+from labinfer.requests.runs import Runs
+from labinfer.text.guidance import GuideMaker
+from labinfer.text.reply_format import choose_format, describe_choice
+from labinfer.text.tokenizer import Tokenizer
+from labinfer.worker.spmd import StatsReporter, follow
+
+logger = logging.getLogger(__name__)
+
+
+class LLM:
+    """A loaded model on this group of ranks.
+
+    Args:
+        model: a directory, or a name as ``--model`` takes it; ``demo`` comes with LABInfer.
+        plugins: as the values of ``--plugin``: files and modules that register code of your own; see docs/extending.md.
+        options: any option of ``launch.py --help`` with underscores, such as ``tensor_parallel_size=2``.
+
+    Raises:
+        UserError: an option, a plugin, the model or the layout is wrong; on every rank.
+    """
+
+    _home: ClassVar[HomeProcess] = HomeProcess()
+    """The same for all."""
+
+    def __init__(self, model: str = "demo", *, plugins: Sequence[str] = (), **options: Any):
+        LLM._home.enter()
+        try:
+            values, environment = {"model": model, **options}, detect()
+            if plugins:  # which may add values of options, so the ranks meet before all of these are checked
+                group = join_group(environment, EngineOptions.group_options(values))
+                end_group_on_uncaught(group)
+                group.load_plugins(plugins)
+                with group.together():
+                    checked = EngineOptions.from_flat(values)
+                group.take_cores(checked.working_ranks, checked.runtime.threads)
+            else:
+                checked = EngineOptions.from_flat(values)
+                read_early(environment, checked)
+                group = join_group(environment, checked)
+                end_group_on_uncaught(group)
+            self._build(group, choose_layout(group, checked), lambda done, total: None)
+        except UserError as error:  # its place in this package tells the caller nothing
+            raise type(error)(as_keywords(str(error))) from None
+
+    @classmethod
+    def from_options(
+        cls,
+        group: RankGroup,
+        options: EngineOptions,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+        others: tuple[LLM, ...] = (),
+    ) -> LLM:
+        """An LLM over a group that was joined before.
+
+        Args:
+            on_progress: ``on_progress(done, total)`` counts loaded tensors.
+            others: the group's models so far, if it is to be run beside them by ``follow_all``.
+        """
+        LLM._home.enter()
+        llm = cls.__new__(cls)
+        llm._build(group, options, on_progress, others)
+        return llm
+
+    def _build(
+        self,
+        group: RankGroup,
+        options: EngineOptions,
+        on_progress: Callable[[int, int], None],
+        others: tuple[LLM, ...] = (),
+    ) -> None:
+        self.group = group
+        self.options = options
+        self.clock: Clock = SystemClock()
+        speculation = options.scheduler.speculative_config
+        channel = others[0]._parts.channel if others and not others[0].is_spare else None
+        with self.group.together():
+            if self.is_rank0:  # refuses a file that cannot be used before anything is loaded
+                choose_format(options.model.response_template, None, "")
+                make_proposer = find_proposer(speculation) if speculation and not speculation.model else None
+        self._turns, self._closed = Turns("LLM"), False
+        built, self.files = build_rank(self.group, options, on_progress, channel, shares_channel=bool(others))
+        self._parts = parts = built if isinstance(built, RankParts) else None
+        self._draft_rank = built if isinstance(built, DraftRank) else None
+        if self._draft_rank is not None:
+            self._drafter = make_drafter(self._draft_rank.model, cache=options.cache, scheduling=options.scheduler)
+        self.tokenizer: Tokenizer | None = None
+        trace: OutputFile | None = None
+        if parts is not None:
+            self.facts = engine_facts(parts)
+        with self.group.together():
+            if self.is_rank0:
+                own = options.model.tokenizer
+                self.inputs = InputProcessor(
+                    Path(own) if own else parts.directory,
+                    required=bool(own),
+                    max_prompt_tokens=self.facts.max_model_len,
+                    response_template=options.model.response_template,
+                    chat_template=options.model.chat_template,
+                )
+                self.tokenizer = self.inputs.tokenizer
+                if self.tokenizer is not None and self.tokenizer.has_chat_template:
+                    told = describe_choice(self.tokenizer.reply_format, options.model.response_template)
+                    logger.log(logging.DEBUG if self.tokenizer.reply_format else logging.INFO, told)
+                if path := options.observe.trace:
+                    trace = OutputFile(path, "--trace")
+                proposer = make_proposer(speculation, self.facts) if make_proposer else None
+        self.files.check_loaded()
+        if self.is_rank0:
+            self.guides = GuideMaker(self.inputs.need_tokenizer, self.facts.vocab_size, self.facts.eos_token_ids)
+            self.engine, self._executor = make_rank0_engine(
+                self.facts,
+                parts,
+                options,
+                model=len(others),
+                clock=self.clock,
+                guides=self.guides,
+                proposer=proposer,
+            )
+            self.requests = RequestMaker(self.inputs, self.engine, self.facts.vocab_size)
+            self.driver = EngineDriver(self.engine, self.clock, parts.recorder)
+            self._runs = Runs(
+                self.driver, self.clock, parts.recorder, facts=self.facts, tokenizer=self.tokenizer, trace=trace
+            )
+
+    @property
+    def is_rank0(self) -> bool:
+        return self.group.rank == 0
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether this rank has no part of the model (``--ranks``): its calls return at once, but ``close``, unless it drafts."""
+        return self._parts is None
+
+    @property
+    def directory(self) -> Path:
+        """The checkpoint's."""
+        return self._parts.directory
+
+    @property
+    def layout(self) -> Layout:
+        """Topology, devices and dtypes of all ranks."""
+        return self._parts.layout
+
+    @property
+    def place(self) -> Place:
+        """This rank's part of the layout."""
+        return self._parts.place
+
+    @property
+    def capacity(self) -> KVCapacity:
+        """KV blocks, as all ranks have agreed on them."""
+        return self._parts.capacity
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        """On rank 0, where one drafts there."""
+        return self._parts.draft_model
+
+    @property
+    def stats(self) -> StatsReporter:
+        """Counters of this rank."""
+        return self._parts.stats
+
+    @property
+    def report(self) -> RunReport:
+        """Figures of the last run (rank 0)."""
+        return self._runs.report
+
+    def record_steps(self, num_slices: int) -> None:
+        """Have this rank record where the time of its steps goes, from now to the end of the run; on every rank.
+
+        Args:
+            num_slices: at most; what comes after them is dropped.
+        """
+        if not self.is_spare:
+            self._parts.recorder.capacity = num_slices
+
+    def generate(
+        self,
+        prompts: PromptLike | list[PromptLike] | None,
+        params: SamplingParams | list[SamplingParams] | None = None,
+        on_delta: Callable[[Delta], None] | None = None,
+    ) -> list[RequestOutput] | None:
+        """Generate for every prompt. Collective: every rank calls it; only rank 0's arguments count.
+
+        Args:
+            prompts: one prompt or a list of them, see ``PromptLike``.
+            params: one for all or one for each prompt.
+            on_delta: called with what each answer gets, as it gets it; a ``Delta.key`` is the prompt's index.
+
+        Returns:
+            Outputs in the order of the prompts on rank 0, None on the others.
+
+        Raises:
+            UserError: a prompt or a parameter is wrong; on rank 0, before anything has run.
+        """
+        return self._generate(lambda: prompts, params, on_delta)
+
+    def stream(
+        self,
+        prompts: PromptLike | list[PromptLike] | None,
+        params: SamplingParams | list[SamplingParams] | None = None,
+    ) -> Iterator[Delta]:
+        """Generate, as an iterator over what the answers get, as they get it. Collective: every rank iterates; on ranks other
+        than 0 nothing comes.
+
+        Leaving the loop, or closing the iterator, aborts what is left. For the arguments see ``generate``.
+
+        Raises:
+            UserError: as ``generate``, with the first item.
+        """
+        self.check_usable()
+        steps = self._call(
+            lambda: self.requests.make_all(prompts, params, streams=True), lambda requests: self._runs.deltas(requests)
+        )
+        return self._turns.run(steps)
+
+    def chat(
+        self,
+        messages: list[dict[str, Any]] | list[list[dict[str, Any]]] | None,
+        params: SamplingParams | list[SamplingParams] | None = None,
+        on_delta: Callable[[Delta], None] | None = None,
+        **fields: Any,
+    ) -> list[RequestOutput] | None:
+        """Answer a conversation, or each of a list of them; otherwise as ``generate``.
+
+        Args:
+            messages: as in OpenAI's API; the checkpoint's chat template makes a prompt of them.
+            fields: fields that go beside messages, such as ``tools`` and ``chat_template_kwargs``; see ``PromptLike``.
+        """
+        return self._generate(lambda: conversations(messages, fields), params, on_delta)
+
+    def embed(
+        self,
+        prompts: PromptLike | list[PromptLike] | None,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+    ) -> list[EmbeddingOutput] | None:
+        """One vector for every prompt, of its final hidden states. Collective as ``generate`` is.
+
+        Args:
+            prompts: one prompt or a list of them, see ``PromptLike``.
+            pooling: "last" takes the last token's hidden state, "mean" the mean over all tokens, "cls" the first token's; by default
+                the model's own, see ``PoolingConfig``.
+            normalize: whether the vectors are divided by their length; by default as the model's files say.
+
+        Returns:
+            Outputs in the order of the prompts on rank 0, None on the others.
+
+        Raises:
+            UserError: a prompt or the pooling is wrong; on rank 0, before anything has run.
+        """
+        outputs = self._gather(
+            lambda: self.requests.make_all(prompts, None, pooling=self.facts.pooling.resolve(pooling)),
+            lambda requests: self._runs.outputs(requests),
+        )
+        return self.facts.pooling.finish(outputs, normalize) if outputs else outputs
+
+    def make_request(self, key: Any, prompt: PromptLike, sampling: SamplingParams, **fields: Any) -> Request:
+        """Tokenize and check a prompt (rank 0); see ``RequestMaker.make``."""
+        return self.requests.make(key, prompt, sampling, **fields)
+
+    def run(
+        self,
+        requests: Iterable[Request | None],
+        check: Callable[[], None] = lambda: None,
+        on_delta: Callable[[Delta], None] | None = None,
+    ) -> Iterator[RequestOutput | EmbeddingOutput]:
+        """Rank 0: yield outputs as they finish, while the other ranks ``follow``.
+
+        Args:
+            requests: taken one by one, as the engine has room to look at them; None where there is none yet.
+            check: called every step; may raise ``Interrupted``.
+            on_delta: called with what each answer gets, as it gets it.
+        """
+        self.check_usable()
+        return self._turns.run(self._runs.outputs(requests, check, on_delta))
+
+    def end_run(self) -> list[WorkerStats]:
+        """Rank 0: end a run, on the other ranks, too. Returns what each of them did, and writes the trace if wanted."""
+        return self._runs.end()
+
+    def follow(self) -> None:
+        """Ranks other than 0: take part until rank 0's run ends."""
+        self.check_usable()
+        with self._turns.turn():
+            follow_all([self])
+
+    def close(self) -> None:
+        """Leave the group in an orderly way, and free weights and KV cache; collective. The LLM is of no use afterwards."""
+        if not self._closed and LLM._home.is_here:
+            self.unload()
+            self.group.close(patient=self.is_spare)
+
+    def unload(self) -> None:
+        """Free weights and KV cache, but stay in the group, whose ``end_splits`` is to follow; collective."""
+        with self._turns.turn():
+            self._closed = True
+            if self.is_rank0:
+                self.inputs.close()
+                self._runs.close()
+                self._parts.channel.close()
+            for parts in filter(None, (self._parts, self._draft_rank)):
+                parts.close()
+
+    def check_usable(self) -> None:
+        """Raises:
+        UserError: the LLM is closed, or this process is a fork of the one that made it.
+        """
+        LLM._home.enter()
+        if self._closed:
+            raise UserError("this LLM is closed; make a new LLM")
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind, error, traceback) -> None:
+        if kind is None:  # after a failure the others are not where a collective could meet them
+            self.close()
+
+    def _generate(
+        self, prompts: Callable[[], Any], params: Any, on_delta: Callable[[Delta], None] | None
+    ) -> list[RequestOutput] | None:
+        return self._gather(
+            lambda: self.requests.make_all(prompts(), params, streams=on_delta is not None),
+            lambda requests: self._runs.outputs(requests, on_delta=on_delta),
+        )
+
+    def _gather(self, make: Callable[[], list[Request]], run: Callable[[list[Request]], Iterator]) -> list | None:
+        """All that ``_call`` yields, in the order of the requests; None on ranks other than 0."""
+        self.check_usable()
+        outputs = list(self._turns.run(self._call(make, run)))
+        return sorted(outputs, key=lambda output: output.key) if self.is_rank0 else None
+
+    def _call(self, make: Callable[[], list[Request]], run: Callable[[list[Request]], Iterator]) -> Iterator[Any]:
+        """Rank 0: make the requests of a call and yield from their run; the other ranks follow."""
+        if not self.is_rank0:
+            follow_all([self])
+            return
+        try:
+            requests = make()
+        except BaseException:
+            self._executor.end_run([])  # the others are in this call too
+            raise
+        yield from run(requests)
+
+
+def follow_all(llms: list[LLM]) -> None:
+    """Ranks other than 0: take part until rank 0's runs of all these models of the group have ended."""
+    for llm in llms:
+        if llm._draft_rank is not None:
+            llm._draft_rank.follow(llm._drafter.answer)
+    parts = [llm._parts for llm in llms if not llm.is_spare]
+    if not parts:
+        return
+    follow(parts[0].channel, [(part.worker, part.stats, part.recorder) for part in parts])

@@ -1,0 +1,75 @@
+"""The engine of rank 0: it decides by the facts of a loaded model, and its executor commands all ranks of the group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from labinfer.base.config import EngineOptions
+from labinfer.engine.assemble import make_engine
+from labinfer.engine.facts import EngineFacts
+from labinfer.engine.llm_engine import LLMEngine
+from labinfer.engine.proposer import Proposer
+from labinfer.launch.build import RankParts
+from labinfer.text.guidance import GuideMaker
+from labinfer.worker.spmd import SpmdExecutor
+
+
+def engine_facts(parts: RankParts) -> EngineFacts:
+    """Facts from the layout of a model and the room for its KV cache, the same on every rank."""
+    layout, capacity = parts.layout, parts.capacity
+    return EngineFacts(
+        num_stages=layout.topology.num_stages,
+        num_blocks=capacity.num_blocks,
+        num_host_blocks=capacity.num_host_blocks,
+        window=capacity.window,
+        num_window_blocks=capacity.num_window_blocks,
+        num_host_window_blocks=capacity.num_host_window_blocks,
+        num_states=capacity.num_states,
+        num_host_states=capacity.num_host_states,
+        vocab_size=layout.config.vocab_size,
+        hidden_size=layout.config.hidden_size,
+        pooling=layout.config.pooling,
+        dynamic_rope_from=layout.config.dynamic_rope_from,
+        no_generation=layout.config.no_generation,
+        is_causal=layout.config.is_causal,
+        max_model_len=layout.max_model_len,
+        eos_token_ids=layout.config.eos_token_ids,
+        drafting_stage=None if layout.draft_devices else layout.topology.place(0).stage,
+        lends_cores=parts.lends_cores,
+        step_times=parts.step_times,
+    )
+
+
+def make_rank0_engine(
+    facts: EngineFacts,
+    parts: RankParts,
+    options: EngineOptions,
+    *,
+    model: int,
+    clock: Callable[[], float],
+    guides: GuideMaker,
+    proposer: Proposer | None,
+) -> tuple[LLMEngine, SpmdExecutor]:
+    """An engine and its executor.
+
+    Args:
+        parts: of rank 0.
+        model: number of the model among those of the group.
+        proposer: drafts tokens where neither a draft model on rank 0 nor one on a spare rank does.
+    """
+    executor = SpmdExecutor(
+        parts.channel, parts.worker, parts.pipeline, parts.stats, parts.recorder, model=model, drafts=parts.drafts
+    )
+    engine = make_engine(
+        facts,
+        executor,
+        cache=options.cache,
+        scheduling=options.scheduler,
+        clock=clock,
+        recorder=parts.recorder,
+        guides=guides,
+        proposer=proposer,
+        draft_model=parts.draft_model,
+        draft_link=parts.drafts,
+    )
+    return engine, executor

@@ -1,0 +1,125 @@
+"""option: fields of dataclasses that are also flags of the command line, and their values read and checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from typing import Any
+
+from labinfer.base.errors import UserError
+
+Section = typing.TypeVar("Section")
+"""A dataclass of options."""
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    other_name: str | None = None,
+    choices: tuple[str, ...] | None = None,
+    metavar: str | None = None,
+    least: int = 0,
+    secret: bool = False,
+):
+    """A dataclass field that is also a command-line flag (``max_num_seqs`` → ``--max-num-seqs``).
+
+    Args:
+        help: text for ``--help``.
+        other_name: a second, shorter flag.
+        choices: the values that a text may have; one that may be on and off also takes True and False, and its flag is also
+            given alone and with ``--no-``.
+        metavar: name of the value in ``--help``.
+        least: smallest value of a number.
+        secret: leave the value out where options are printed.
+    """
+    metadata = {"help": help, "other_name": other_name, "choices": choices, "metavar": metavar, "least": least}
+    return dataclasses.field(default=default, repr=not secret, metadata=metadata)
+
+
+def convert_section(section: type[Section], values: dict[str, Any]) -> Section:
+    """A section of options from values in the form of flags.
+
+    Raises:
+        UserError: a value does not read as its option's type.
+    """
+    hints, switches = typing.get_type_hints(section), {f.name for f in dataclasses.fields(section) if is_switch(f)}
+    texts = {
+        key: "on" if value else "off" for key, value in values.items() if key in switches and isinstance(value, bool)
+    }
+    return section(**{key: convert(key, value, hints[key]) for key, value in (values | texts).items()})
+
+
+def is_switch(field: dataclasses.Field) -> bool:
+    """Whether an option may be on, off, and something else."""
+    return {"on", "off"} <= set(field.metadata["choices"] or ())
+
+
+def check_bounds(section: Any) -> None:
+    """Check the values of a section against their options' ``choices`` and ``least``. Only an option that is infinite by default
+    may be.
+
+    Raises:
+        UserError: a value is out of bounds.
+    """
+    for f in dataclasses.fields(section):
+        choices, least, value = f.metadata["choices"], f.metadata["least"], getattr(section, f.name)
+        if choices and value not in choices:
+            raise UserError(f"{flag_name(f.name)} {value}: choose one of {', '.join(choices)}")
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, float) and not math.isfinite(number) and number != f.default for number in numbers):
+            raise UserError(f"{flag_name(f.name)} must be a finite number, not {join(numbers)}")
+        if any(isinstance(number, (int, float)) and number < least for number in numbers):
+            bound = f"be at least {least}" if least else "not be negative"
+            raise UserError(f"{flag_name(f.name)} must {bound}, not {join(numbers)}")
+
+
+def flag_name(field_name: str) -> str:
+    """``max_num_seqs`` → ``--max-num-seqs``."""
+    return "--" + field_name.replace("_", "-")
+
+
+def join(values: tuple) -> str:
+    """``(2, 1)`` → ``2,1``."""
+    return ",".join(str(value) for value in values)
+
+
+def convert(name: str, value: Any, hint: Any) -> Any:
+    """Convert ``value`` to type ``hint``: a number, a string, or a tuple of them written ``2,1``, ``[2, 1]`` or ``2``; or a class with
+    a ``parse`` of its own, or None.
+
+    Raises:
+        UserError: the value does not read as that type.
+    """
+    if typing.get_origin(hint) is tuple:
+        item = typing.get_args(hint)[0]
+        if isinstance(value, str):
+            parts = [part.strip() for part in value.replace("，", ",").split(",")]  # as Chinese keyboards have it
+        else:
+            parts = list(value) if isinstance(value, (list, tuple)) else [value]
+        if not parts and name != "layers":
+            raise UserError(f"{flag_name(name)} is empty; give at least one value")
+        return tuple(convert(name, part, item) for part in parts)
+    for kind in typing.get_args(hint):
+        if hasattr(kind, "parse"):
+            return kind.parse(value)
+    if hint is str:
+        value = str(value).removeprefix("torch.")  # torch.bfloat16 is a dtype of Python callers
+        if not value and name not in ("tokenizer", "response_template", "chat_template"):
+            raise UserError(f"{flag_name(name)} is empty; give a value or leave the option out")
+        return value
+    if hint is bool:
+        if not isinstance(value, bool):
+            raise UserError(f"{flag_name(name)} must be True or False, not {value!r}")
+        return value
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        number = hint(value)
+        if isinstance(value, float) and number != value:
+            raise ValueError
+        return number
+    except (TypeError, ValueError):
+        kind = "a whole number" if hint is int else "a number"
+        raise UserError(f"{flag_name(name)} must be {kind}, not {value!r}") from None

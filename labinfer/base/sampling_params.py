@@ -1,0 +1,265 @@
+"""SamplingParams: how a user wants tokens chosen. Every bound is stated here once.
+
+The fields of HTTP bodies and JSONL lines (``protocol.py``), the flags (``config.py``) and the bounds in ``/openapi.json``
+follow from these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from labinfer.base.errors import UserError
+from labinfer.base.nesting import MAX_DEPTH, is_too_deep
+from labinfer.base.structured_outputs import StructuredOutputs
+
+MAX_SEED = 2**63 - 1
+MAX_COUNT = 2**31 - 1
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy: dividing by them would overflow, and the result is the same."""
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 256
+MAX_BAD_WORDS = 1024
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+FORMS = StructuredOutputs.__struct_fields__
+TINY = 1e-300
+"""The smallest value of fields that must be above 0."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Smallest and largest value of a number."""
+
+    least: float
+    most: float
+    text: str = ""
+    """The bounds in words; by default "from … to …"."""
+
+    def check(self, name: str, kind: type, value: Any) -> None:
+        """Refuse a value of another kind or outside of the bounds; NaN is outside.
+
+        Raises:
+            UserError: the text names the field and its bounds.
+        """
+        if isinstance(value, bool) or not isinstance(value, (int, kind)):
+            raise UserError(f"{name} must be a number, not {value!r:.60}")
+        if not self.least <= value <= self.most:
+            raise UserError(f"{name} must be {self.text or f'from {self.least:g} to {self.most:g}'}, not {value}")
+
+
+@dataclass(frozen=True)
+class TextBounds:
+    """The most strings in a list, and the most characters in each of them; empty strings are refused."""
+
+    most: int
+    longest: int
+
+    def check(self, name: str, texts: tuple[str, ...]) -> None:
+        """Refuse too many strings, and those that are empty or too long.
+
+        Raises:
+            UserError: the text names the field and its bounds.
+        """
+        if len(texts) > self.most:
+            raise UserError(f"{name} may have {self.most} strings at most, not {len(texts)}")
+        for text in texts:
+            if not 0 < len(text) <= self.longest:
+                raise UserError(f"{name}: a string must have 1 to {self.longest} characters, not {text!r:.60}")
+
+
+Count = Annotated[int, Bounds(0, MAX_COUNT, f"from 0 to {MAX_COUNT}")]
+Choices = Annotated[int, Bounds(1, MAX_CHOICES)]
+Share = Annotated[float, Bounds(TINY, 1.0, "above 0 and at most 1")]
+Penalty = Annotated[float, Bounds(-2.0, 2.0)]
+NumLogprobs = Annotated[int, Bounds(0, MAX_LOGPROBS)]
+BIAS = Bounds(-100.0, 100.0)
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Choice of one request's tokens. Names and meanings are those of vLLM and Transformers.
+
+    Logits processors come first, then temperature, then the sets: top-k, top-p, min-p, typical-p, each of what the one
+    before left.
+
+    Raises:
+        UserError: a field is out of its bounds.
+    """
+
+    max_tokens: Annotated[int, Bounds(1, MAX_COUNT, f"at least 1 (and at most {MAX_COUNT})")] = 128
+    """Tokens to generate at most."""
+    min_tokens: Count = 0
+    """Before this many, nothing ends the answer."""
+    temperature: Annotated[float, Bounds(0.0, 100.0)] = 0.0
+    """0 is greedy (as is anything under ``GREEDY_BELOW``); otherwise logits are divided by it."""
+    top_p: Share = 1.0
+    """Nucleus sampling (Holtzman et al. 2019, arXiv:1904.09751): the smallest set with this much probability."""
+    top_k: Annotated[int, Bounds(-1, MAX_COUNT, f"-1 (all), 0 (all) or a count up to {MAX_COUNT}")] = 0
+    """Only the k most likely tokens; 0 or -1 keeps all."""
+    min_p: Annotated[float, Bounds(0.0, 1.0)] = 0.0
+    """Only tokens at least this likely, as a fraction of the likeliest (Nguyen et al. 2024, arXiv:2407.01082)."""
+    typical_p: Share = 1.0
+    """Locally typical sampling (Meister et al. 2022, arXiv:2202.00666): the most typical tokens, up to this mass."""
+    repetition_penalty: Annotated[float, Bounds(0.01, 100.0)] = 1.0
+    """Divides the positive logits of tokens in prompt or answer, multiplies negative ones (arXiv:1909.05858)."""
+    presence_penalty: Penalty = 0.0
+    """Taken once from the logit of a token that is in the answer."""
+    frequency_penalty: Penalty = 0.0
+    """Taken from the logit of a token for each time it is in the answer."""
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of these token ids."""
+    bad_words: Annotated[tuple[str, ...], TextBounds(MAX_BAD_WORDS, MAX_STOP_LENGTH)] = ()
+    """Never generated."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """If any are given, only these are generated."""
+    logits_processors: dict[str, Any] = {}
+    """Further processors by name, with their argument; see ``worker/logits_processors``."""
+    seed: Annotated[int, Bounds(0, MAX_SEED, "from 0 to 2**63-1")] = 0
+    """The same seed gives the same tokens on every layout and in every batch (fp32)."""
+    stop: Annotated[tuple[str, ...], TextBounds(MAX_STOP_STRINGS, MAX_STOP_LENGTH)] = ()
+    """Generation ends before the first of these strings."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Generation ends with one of these, as with an end-of-sequence token."""
+    include_stop_str_in_output: bool = False
+    """Whether the text has what it ended with."""
+    skip_special_tokens: bool = True
+    """Whether special tokens stay out of the text; those that chat replies are read by never do."""
+    speculate: bool = True
+    """Whether next tokens may be guessed, where the engine does that; the answer is the same."""
+    ignore_eos: bool = False
+    """Go on after an end-of-sequence token (for benchmarks)."""
+    n: Choices = 1
+    """Answers to one prompt. The i-th one's seed is ``seed + i``."""
+    best_of: Annotated[int, Bounds(0, MAX_CHOICES)] = 0
+    """Generate this many and keep the ``n`` with the highest mean log-probability; 0 is ``n``."""
+    num_beams: Choices = 1
+    """Beam search over so many continuations; the best ``n`` are the answers, or fewer where nothing else is allowed."""
+    length_penalty: Annotated[float, Bounds(-10.0, 10.0)] = 1.0
+    """A beam's score is its log-probability over its length to this power: above 0 favours longer answers."""
+    early_stopping: bool | Literal["never"] = False
+    """When beam search ends: with as many answers as beams (true), when the best beam is unlikely to become better than
+    them (false), or when it cannot ("never")."""
+    max_context_len: Count = 0
+    """Prompt and answer together at most, or with a context shift what is in the context at once; 0 is the model's."""
+    logprobs: NumLogprobs | None = None
+    """Log-probabilities of the chosen tokens and of this many likeliest ones, before any processor."""
+    prompt_logprobs: NumLogprobs | None = None
+    """The same for the prompt's tokens but the first. Such a prompt is not looked up in the prefix cache."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form that answers are held to. They end where it leaves nothing to add, and an end-of-sequence token comes only
+    where they are complete; ``min_tokens`` holds it back as long as the form allows more."""
+
+    def __post_init__(self) -> None:
+        # msgspec does not convert what Python code passes: LLM users may hand over a string or a list.
+        for name, item in (("stop", str), ("bad_words", str), ("allowed_token_ids", int), ("stop_token_ids", int)):
+            self._make_tuple(name, item)
+        for name, (kind, bounds) in NUMBERS.items():
+            value = getattr(self, name)
+            if value is not None or name not in OPTIONAL:
+                bounds.check(name, kind, value)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "speculate"):
+            if not isinstance(getattr(self, name), bool):
+                raise UserError(f"{name} must be true or false, not {getattr(self, name)!r:.60}")
+        if type(self.early_stopping) is not bool and self.early_stopping != "never":
+            raise UserError(f'early_stopping must be true, false or "never", not {self.early_stopping!r:.60}')
+        if self.structured_outputs is not None:
+            self._check_structured()
+        if self.num_beams > 1:
+            self._check_beams()
+        if self.min_tokens > self.max_tokens:
+            raise UserError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
+        if self.best_of and self.best_of < self.n:
+            raise UserError(f"best_of {self.best_of} is less than n {self.n}")
+        for name, text_bounds in TEXTS.items():
+            text_bounds.check(name, getattr(self, name))
+        _check_bias(self.logit_bias)
+        if not isinstance(self.logits_processors, dict):
+            raise UserError(f"logits_processors must map names to arguments, not {self.logits_processors!r:.60}")
+        if is_too_deep(self.logits_processors):
+            raise UserError(f"logits_processors are nested more than {MAX_DEPTH} deep; make them flatter")
+        try:
+            msgspec.msgpack.encode(self.logits_processors)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise UserError(f"logits_processors cannot be sent to the ranks: {error}") from None
+
+    def _check_structured(self) -> None:
+        if isinstance(self.structured_outputs, dict):
+            unknown = sorted(str(key) for key in self.structured_outputs.keys() - set(FORMS))
+            if unknown:
+                raise UserError(f"structured_outputs has no field {unknown[0]!r}; its fields are {', '.join(FORMS)}")
+            msgspec.structs.force_setattr(self, "structured_outputs", StructuredOutputs(**self.structured_outputs))
+        if not isinstance(self.structured_outputs, StructuredOutputs):
+            raise UserError(f"structured_outputs must be StructuredOutputs, not {self.structured_outputs!r:.60}")
+        if self.ignore_eos:
+            raise UserError(
+                "ignore_eos does not go with structured_outputs, whose form says where to end; leave it out"
+            )
+
+    def _check_beams(self) -> None:
+        if self.n > self.num_beams:
+            raise UserError(f"n {self.n} is more than num_beams {self.num_beams}")
+        for name, neutral in (
+            ("temperature", 0.0),
+            ("best_of", 0),
+            ("stop", ()),
+            ("logprobs", None),
+            ("structured_outputs", None),
+        ):
+            if getattr(self, name) != neutral:
+                raise UserError(f"{name} {getattr(self, name)!r:.60} does not go with num_beams; leave it out")
+
+    @property
+    def num_choices(self) -> int:
+        """Answers that are generated on their own, of which ``n`` are kept; the beams of a search are one."""
+        return 1 if self.num_beams > 1 else self.best_of or self.n
+
+    @property
+    def can_stream(self) -> bool:
+        """Whether an answer's first tokens are known before its last."""
+        return self.num_beams == 1 and self.num_choices == self.n
+
+    def _make_tuple(self, name: str, item: type) -> None:
+        value = getattr(self, name)
+        if isinstance(value, item):
+            value = (value,)
+        elif isinstance(value, list) or value is None:
+            value = tuple(value or ())
+        what = "a string or a list of strings" if item is str else "a list of token ids"
+        if not isinstance(value, tuple) or any(type(part) is not item for part in value):
+            raise UserError(f"{name} must be {what}, not {getattr(self, name)!r:.60}")
+        if item is int and len(value) > 1:
+            value = tuple(dict.fromkeys(value))  # the same id again would only cost time
+        msgspec.structs.force_setattr(self, name, value)
+
+
+def _bounds() -> tuple[dict[str, tuple[type, Bounds]], dict[str, TextBounds], frozenset[str]]:
+    """Read them from the annotations: of numbers with their types, of lists of strings, and which may be None."""
+    numbers, texts, optional = {}, {}, []
+    for name, hint in get_type_hints(SamplingParams, include_extras=True).items():
+        kinds = get_args(hint)
+        if type(None) in kinds:  # ``hint | None``
+            hint = kinds[0]
+            optional.append(name)
+        if get_origin(hint) is not Annotated:
+            continue
+        kind, bounds = get_args(hint)
+        if isinstance(bounds, Bounds):
+            numbers[name] = (kind, bounds)
+        else:
+            texts[name] = bounds
+    return numbers, texts, frozenset(optional)
+
+
+NUMBERS, TEXTS, OPTIONAL = _bounds()
+"""Number fields with their types and bounds, fields that are lists of strings, and those that may be None."""
+
+
+def _check_bias(bias: Any) -> None:
+    if not isinstance(bias, dict):
+        raise UserError(f"logit_bias must map token ids to numbers, not {bias!r:.60}")
+    for token, value in bias.items():
+        if type(token) is not int or isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise UserError(f"logit_bias must map token ids to numbers, not {token!r:.40} to {value!r:.40}")
+        BIAS.check(f"logit_bias of token {token}", float, value)

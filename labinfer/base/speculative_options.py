@@ -1,0 +1,123 @@
+"""SpeculativeOptions: how tokens are drafted, as ``--speculative-config`` has it, with vLLM's names."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from labinfer.base.errors import UserError
+
+NGRAM = "ngram"
+DRAFT_MODEL = "draft_model"
+MTP = "mtp"
+METHODS = (NGRAM, DRAFT_MODEL, MTP)
+"""Drafters that come with LABInfer."""
+OWN_METHOD = ".py"
+"""End of a method that is a file with a drafter of the user's own."""
+AUTO = "auto"
+AUTO_TOKENS = 16
+"""Longest draft where no length is given …"""
+AUTO_MTP_TOKENS = 4
+"""… and of an MTP layer, which runs once for each token, and was trained to guess one."""
+MAX_TOKENS = 128
+"""Longest draft that may be asked for; it is hardly ever right to its end."""
+MAX_NGRAM = 64
+MAX_RANK = 1_000_000
+FLAG = "--speculative-config"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeOptions:
+    """Speculation on next tokens, several of which the model then verifies at once."""
+
+    method: str = NGRAM
+    """One of ``METHODS``, or the path of a Python file; see docs/speculation.md."""
+    model: str = ""
+    """With draft_model, which is then the default: the model that drafts, as ``--model`` names models."""
+    draft_rank: int = 0
+    """The rank that holds this model: rank 0, between its steps, or one that ``--ranks`` leaves out, beside the steps of all."""
+    num_speculative_tokens: int = 0
+    """Tokens of a draft; 0 for as many as promise the most tokens a second."""
+    continuous: bool | None = None
+    """Whether stages of a pipeline that nobody else wants verify further drafted tokens of a sequence while others are on their way. None
+    for where stages have cores of their own: where a stage that waits lends its own to the others, none is idle."""
+    prompt_lookup_min: int = 2
+    """Tokens at the end of a sequence that must have come before, at least, for ngram to guess that what came then comes again."""
+    prompt_lookup_max: int = 5
+    """Tokens that ngram compares, at most: more of them make no better guess."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of a draft, at most."""
+        return self.num_speculative_tokens or (AUTO_MTP_TOKENS if self.method == MTP else AUTO_TOKENS)
+
+    @classmethod
+    def parse(cls, value: Any) -> SpeculativeOptions:
+        """Options from a JSON object, as text or as a dictionary.
+
+        Raises:
+            UserError: a key is unknown, or a value has the wrong type or is out of bounds.
+        """
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                raise UserError(
+                    f'{FLAG} {value:.60} is no JSON; give an object, as in \'{{"method": "ngram"}}\''
+                ) from None
+        if not isinstance(value, dict):
+            raise UserError(f'{FLAG} must be an object, as in {{"method": "ngram"}}, not {value!r:.60}')
+        known = [field.name for field in fields(cls)]
+        for key in value:
+            if key not in known:
+                raise UserError(f"{FLAG} has no {key!r:.60}; its keys are {', '.join(known)}")
+        given = {key: item for key, item in value.items() if item is not None}
+        if "model" in given:
+            given.setdefault("method", DRAFT_MODEL)
+        if given.get("num_speculative_tokens") == AUTO:
+            del given["num_speculative_tokens"]
+        elif "num_speculative_tokens" in given:
+            _check_number("num_speculative_tokens", given, 1, MAX_TOKENS, ' or "auto"')
+        if "draft_rank" in given:
+            _check_number("draft_rank", given, 0, MAX_RANK)
+        if type(given.get("continuous", True)) is not bool:
+            raise UserError(f"{FLAG}: continuous must be true or false, not {given['continuous']!r:.60}")
+        for name, other in (("prompt_lookup_min", "prompt_lookup_max"), ("prompt_lookup_max", "prompt_lookup_min")):
+            if name in given:
+                _check_number(name, given, 1, MAX_NGRAM)
+                bound = max if other == "prompt_lookup_max" else min  # the other one gives way, if it was not given
+                given.setdefault(other, bound(given[name], getattr(cls, other)))
+        options = cls(**given)
+        options._check()
+        return options
+
+    def _check(self) -> None:
+        if not isinstance(self.method, str) or not (self.method in METHODS or self.method.endswith(OWN_METHOD)):
+            known = ", ".join(METHODS)
+            raise UserError(f"{FLAG}: method {self.method!r:.60} is none of {known}, nor a Python file; choose one")
+        if not isinstance(self.model, str) or bool(self.model) != (self.method == DRAFT_MODEL):
+            raise UserError(
+                f"{FLAG}: model {self.model!r:.60} does not go with the method {self.method}; the method {DRAFT_MODEL} takes the "
+                "name of a model, and no other one does"
+            )
+        if self.draft_rank and self.method != DRAFT_MODEL:
+            raise UserError(
+                f"{FLAG}: draft_rank {self.draft_rank} is for the method {DRAFT_MODEL}, not for {self.method}; leave it out"
+            )
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise UserError(
+                f"{FLAG}: prompt_lookup_min {self.prompt_lookup_min} is more than prompt_lookup_max {self.prompt_lookup_max}"
+            )
+        if self.method != NGRAM:
+            for name in ("prompt_lookup_min", "prompt_lookup_max"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise UserError(f"{FLAG}: {name} is for the method {NGRAM}, not for {self.method}; leave it out")
+
+
+def _check_number(name: str, values: dict[str, Any], least: int, most: int, instead: str = "") -> None:
+    value = values[name]
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise UserError(f"{FLAG}: {name} must be a whole number from {least} to {most}{instead}, not {value!r:.60}")

@@ -1,0 +1,1 @@
+"""Command line: flags, commands, the terminal chat and benchmarks."""

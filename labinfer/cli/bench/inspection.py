@@ -1,0 +1,124 @@
+"""Errors of a model against a reference, matrix by matrix and after each layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import msgspec
+import torch
+from torch import nn
+
+from labinfer.models.layers.matrix import Matrix
+
+SAMPLE_TOKENS = 256
+"""Tokens of the text's first step whose inputs to every matrix are kept."""
+COLUMNS = 128
+"""Columns of a matrix that are compared at a time: those of a large vocabulary are long."""
+DECODER_LAYER = re.compile(r"\.(layers\.\d+)$")
+
+
+class Squares(msgspec.Struct, frozen=True, array_like=True):
+    """A relative error in parts that can be added over ranks: ``(error / size) ** 0.5``."""
+
+    error: float
+    """Squared norm of the difference."""
+    size: float
+    """Squared norm of what is right."""
+
+    @classmethod
+    def compare(cls, ours: torch.Tensor, exact: torch.Tensor) -> Squares:
+        exact = exact.double()
+        return cls((ours.double() - exact).square().sum().item(), exact.square().sum().item())
+
+    def __add__(self, other: Squares) -> Squares:
+        return Squares(self.error + other.error, self.size + other.size)
+
+    @property
+    def relative(self) -> float:
+        return (self.error / self.size) ** 0.5 if self.size else float(self.error > 0)
+
+
+NOTHING = Squares(0.0, 0.0)
+
+
+class Sample:
+    """Outputs of the layers of a model and inputs of its matrices, for the first tokens of a run."""
+
+    def __init__(self) -> None:
+        self.layers: dict[str, torch.Tensor] = {}
+        """Hidden states after each layer, (T, D)."""
+        self.inputs: dict[str, torch.Tensor] = {}
+        """(T, I) for each matrix that is multiplied with inside the layers."""
+
+    @classmethod
+    @contextmanager
+    def taken(cls, model: nn.Module) -> Iterator[Sample]:
+        """Sample the first step that is run inside."""
+        sample, hooks = cls(), []
+        for name, module in model.named_modules():
+            if layer := DECODER_LAYER.search(name):
+                hooks.append(module.register_forward_hook(partial(sample._keep_layer, layer[1])))
+            elif isinstance(module, Matrix) and "layers." in name:
+                hooks.append(module.register_forward_pre_hook(partial(sample._keep_input, name)))
+        try:
+            yield sample
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _keep_layer(self, name: str, module: nn.Module, given: tuple, output: tuple) -> None:
+        if name not in self.layers:
+            hidden_TD, delta_TD = output
+            self.layers[name] = hidden_TD[:SAMPLE_TOKENS].float() + delta_TD[:SAMPLE_TOKENS].float()
+
+    def _keep_input(self, name: str, module: nn.Module, given: tuple) -> None:
+        if name not in self.inputs:
+            self.inputs[name] = given[0][:SAMPLE_TOKENS].clone()
+
+
+def layer_errors(ours: Sample, exact: Sample) -> dict[str, Squares]:
+    """The relative error of the hidden states after each layer, of everything before it."""
+    return {name: Squares.compare(ours.layers[name], hidden_TD) for name, hidden_TD in exact.layers.items()}
+
+
+@torch.inference_mode()
+def weight_errors(model: nn.Module, reference: nn.Module) -> dict[str, Squares]:
+    """Relative error of every matrix, as its products see it: ‖W − Ŵ‖ / ‖W‖."""
+    errors = {}
+    for name, ours, exact in _matrices(model, reference):
+        errors[name] = NOTHING
+        for begin in range(0, exact.num_inputs, COLUMNS):
+            end = min(begin + COLUMNS, exact.num_inputs)
+            errors[name] += Squares.compare(ours.columns(begin, end), exact.columns(begin, end))
+    return errors
+
+
+@torch.inference_mode()
+def product_errors(model: nn.Module, reference: nn.Module, exact: Sample) -> dict[str, Squares]:
+    """Relative error of every matrix in the layers: its products with the inputs that the reference's matrix was given."""
+    errors = {}
+    for name, ours, theirs in _matrices(model, reference):
+        if name in exact.inputs:
+            x_TI = exact.inputs[name]
+            errors[name] = Squares.compare(ours.product(x_TI.to(ours.dtype)), theirs.product(x_TI))
+    return errors
+
+
+def input_peaks(exact: Sample) -> dict[str, Squares]:
+    """The largest number of a row over the row's root mean square; rounding to 8 bits loses in proportion to it."""
+    peaks = {}
+    for name, x_TI in exact.inputs.items():
+        wide_TI = x_TI.double()
+        largest_T = wide_TI.abs().amax(dim=1)
+        peaks[name] = Squares(largest_T.square().sum().item(), wide_TI.square().mean(dim=1).sum().item())
+    return peaks
+
+
+def _matrices(model: nn.Module, reference: nn.Module) -> Iterator[tuple[str, Matrix, Matrix]]:
+    theirs = dict(reference.named_modules())
+    for name, module in model.named_modules():
+        if isinstance(module, Matrix):
+            yield name, module, theirs[name]

@@ -1,0 +1,35 @@
+"""BenchModel: what a benchmark asks of an ``LLM``, and of a simulation in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+from labinfer.base.clock import Clock
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.engine.facts import EngineFacts
+from labinfer.engine.llm_engine import LLMEngine
+from labinfer.engine.request import Request
+from labinfer.observe.report import RunReport
+from labinfer.requests.outputs import Delta, RequestOutput
+from labinfer.requests.prompts import PromptLike
+
+
+class BenchModel(Protocol):
+    """A model on rank 0; see ``LLM`` for each of these."""
+
+    clock: Clock
+    facts: EngineFacts
+    engine: LLMEngine
+
+    @property
+    def report(self) -> RunReport: ...
+
+    def make_request(self, key: Any, prompt: PromptLike, sampling: SamplingParams) -> Request: ...
+
+    def run(
+        self,
+        requests: Iterable[Request | None],
+        check: Callable[[], None],
+        on_delta: Callable[[Delta], None] | None = None,
+    ) -> Iterator[RequestOutput]: ...

@@ -1,0 +1,113 @@
+"""The requests of a benchmark. Made on rank 0 before anything runs, so that what is wrong with them is known at once."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from labinfer.base.errors import UserError
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.cli.bench.model import BenchModel
+from labinfer.cli.bench.options import BenchOptions
+from labinfer.engine.request import Request
+from labinfer.planner.workload import RequestLengths, Workload, read_workload
+from labinfer.requests.jsonl import parse_line
+from labinfer.requests.prompts import TokensPrompt
+
+WARM_UP = -1
+"""The key of requests that do not count."""
+SHARED_BLOCK = 512
+"""Tokens of a block that a Mooncake trace names."""
+
+
+class RequestMaker:
+    """Draws requests of one length; the same seed draws the same ones, whatever the layout."""
+
+    def __init__(self, llm: BenchModel, options: BenchOptions):
+        self._llm, self._options = llm, options
+        self._draw = random.Random(options.seed)
+        self._vocabulary = range(llm.facts.vocab_size)
+        self._shared_block = cache(self._make_shared_block)
+
+    def random(self, key: int) -> Request:
+        """A prompt of ``--input-len`` random ids to be answered with ``--output-len`` tokens.
+
+        Raises:
+            UserError: it is too long for the model.
+        """
+        length, room = self._options.input_len + self._options.output_len, self._llm.facts.max_model_len
+        if length > room:
+            raise UserError(
+                f"--input-len {self._options.input_len} and --output-len {self._options.output_len} are {length} tokens, but "
+                f"there is room for {room}; give smaller ones"
+            )
+        prompt = self._draw.choices(self._vocabulary, k=self._options.input_len)
+        return self._llm.make_request(key, TokensPrompt(prompt), self._sampling())
+
+    def dataset(self, path: str, count: int) -> list[Request]:
+        """The first ``count`` lines of a JSONL file, by number from 0.
+
+        Raises:
+            UserError: it cannot be read, or a line is no request that can run.
+        """
+        try:
+            lines = Path(path).read_bytes().split(b"\n")
+        except OSError as error:
+            raise UserError(f"cannot read --dataset {path}: {error.strerror}") from None
+        requests = []
+        for number, line in enumerate(lines, 1):
+            if not line.strip() or len(requests) == count:
+                continue
+            try:
+                parsed = parse_line(line.strip(), self._sampling())
+                if parsed.embedding is not None:
+                    raise UserError("an embedding has no tokens to time; leave it out")
+                requests.append(self._llm.make_request(len(requests), parsed.prompt, parsed.sampling))
+            except UserError as error:
+                raise UserError(f"--dataset {path}, line {number}: {error}") from None
+        if not requests:
+            raise UserError(f"--dataset {path} has no line; give a JSONL file of requests")
+        return requests
+
+    def workload(self, path: str, count: int) -> tuple[list[Request], list[float] | None]:
+        """The first ``count`` requests of a file of lengths, by number from 0, and the seconds from the first one on at which they
+        come; None where the file does not say.
+
+        Blocks of prompts that the file gives equal names have equal tokens, so that the prefix cache finds them; so have the parts
+        of prompts that it says were found in a cache.
+
+        Raises:
+            UserError: it cannot be read, or a request is too long for the model.
+        """
+        lengths = Workload(read_workload(path, self._options.output_len).requests[:count])
+        lengths.check(self._llm.facts.max_model_len)
+        requests, arrivals = [], [request.arrival for request in lengths.requests]
+        for key, request in enumerate(lengths.requests):
+            prompt = self._shared_prompt(request)
+            prompt += self._draw.choices(self._vocabulary, k=request.prompt - len(prompt))
+            requests.append(self._llm.make_request(key, TokensPrompt(prompt), self._sampling(request.output)))
+        return requests, None if None in arrivals else [when - arrivals[0] for when in arrivals]
+
+    def _shared_prompt(self, request: RequestLengths) -> list[int]:
+        """The part of a prompt that others have, too: the blocks that the file names, or as many tokens as were found in a cache, from
+        a text that all of them begin with."""
+        if request.hash_ids:
+            blocks, length = map(self._shared_block, request.hash_ids), request.prompt
+        else:
+            blocks, length = map(self._shared_block, itertools.count(step=-1, start=-1)), request.cached
+        return list(itertools.islice(itertools.chain.from_iterable(blocks), length))
+
+    def _make_shared_block(self, number: int) -> list[int]:
+        return random.Random(number).choices(self._vocabulary, k=SHARED_BLOCK)
+
+    def _sampling(self, output_len: int = 0) -> SamplingParams:
+        return SamplingParams(max_tokens=output_len or self._options.output_len, ignore_eos=True)
+
+
+def until_idle(llm: BenchModel) -> Iterator[None]:
+    """For ``LLM.run``: nothing more to come, as long as there is something to run."""
+    while llm.engine.has_work:
+        yield None

@@ -1,0 +1,121 @@
+"""Runs texts through a loaded model as they stand, on all its ranks; nothing is sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from labinfer.base.plan import BatchEntry, BatchPlan, SequenceStart, TokenSampling
+from labinfer.cli.bench.divergence import compare
+from labinfer.comm.group.rank_group import RankGroup
+from labinfer.launch.build import RankParts
+
+STEP_TOKENS = 512
+"""Short texts share a step up to so many tokens; a longer one has a step of its own."""
+LOGITS_ROWS = 64
+"""Tokens whose logits are held at once: in float64, a row of a large vocabulary takes more than a megabyte."""
+
+Text = Sequence[int]
+"""Token ids."""
+
+
+@dataclass(frozen=True)
+class TextSteps:
+    """Texts in order, dealt to steps."""
+
+    steps: list[list[Text]]
+    block_size: int
+
+    @classmethod
+    def split(cls, texts: Sequence[Text], block_size: int) -> TextSteps:
+        steps: list[list[Text]] = []
+        room = 0
+        for text in texts:
+            if not steps or len(text) > room:
+                steps.append([])
+                room = STEP_TOKENS
+            steps[-1].append(text)
+            room -= len(text)
+        return cls(steps, block_size)
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of the largest step."""
+        return max(sum(self._num_blocks(text) for text in step) for step in self.steps)
+
+    def plans(self) -> Iterator[BatchPlan]:
+        """In each step every text is a sequence with blocks of its own; all steps take the same blocks."""
+        sampling = TokenSampling(num_prompt_tokens=1)
+        for step_id, step in enumerate(self.steps):
+            starts, entries, first = [], [], 0
+            for seq_id, text in enumerate(step):
+                end = first + self._num_blocks(text)
+                starts.append(SequenceStart(seq_id, list(text), sampling, state_slot=seq_id))
+                entries.append(
+                    BatchEntry(
+                        seq_id=seq_id,
+                        num_tokens=len(text),
+                        begin=0,
+                        position=0,
+                        first_block=0,
+                        new_blocks=list(range(first, end)),
+                    )
+                )
+                first = end
+            yield BatchPlan(step_id=step_id, starts=starts, finished=[], moves=[], entries=entries)
+
+    def predictions(self) -> Iterator[tuple[list[int], list[int]]]:
+        """For each step the rows that have a next token in their text, and those tokens."""
+        for step in self.steps:
+            rows, next_ids, first = [], [], 0
+            for text in step:
+                rows += range(first, first + len(text) - 1)
+                next_ids += text[1:]
+                first += len(text)
+            yield rows, next_ids
+
+    def _num_blocks(self, text: Text) -> int:
+        return -(-len(text) // self.block_size)
+
+
+def run_texts(group: RankGroup, parts: RankParts, steps: TextSteps) -> list[torch.Tensor]:
+    """The last hidden states of every step, (T, D) each, on the ranks of the last stage; none on others. Collective."""
+    worker, is_last = parts.worker, parts.layout.topology.is_last(parts.place.stage)
+    states = []
+    with group.progress.without_limit():  # a stage may be much slower than the one before it
+        for plan in steps.plans():
+            _, hidden_TD = worker.run_layers(plan, worker.post(plan.step_id, plan.num_tokens), all_rows=True)
+            worker.runner.forget([entry.seq_id for entry in plan.entries])
+            if is_last:
+                states.append(hidden_TD.clone())  # the next step may have its own in the same memory
+            else:
+                parts.pipeline.send_activations(plan.step_id, hidden_TD)
+        worker.stop()
+    return states
+
+
+@torch.inference_mode()
+def compare_runs(
+    steps: TextSteps,
+    reference: RankParts,
+    reference_states: list[torch.Tensor],
+    parts: RankParts,
+    states: list[torch.Tensor],
+) -> torch.Tensor | None:
+    """``divergence.compare`` for every token but the first of each text, in order: (tokens, 4) on one rank.
+
+    Collective over the ranks that have states; None on all but the first of them.
+    """
+    if not states:
+        return None
+    parts_N4 = []
+    for (rows, next_ids), exact_TD, ours_TD in zip(steps.predictions(), reference_states, states, strict=True):
+        for begin in range(0, len(rows), LOGITS_ROWS):
+            part = slice(begin, begin + LOGITS_ROWS)
+            exact_BV = reference.worker.runner.model.logits(exact_TD[rows[part]])
+            ours_BV = parts.worker.runner.model.logits(ours_TD[rows[part]])
+            if exact_BV is not None:
+                parts_N4.append(compare(exact_BV, ours_BV, torch.tensor(next_ids[part], device=exact_BV.device)))
+    return torch.cat(parts_N4) if parts_N4 else None

@@ -1,0 +1,323 @@
+"""``launch.py bench accuracy``: what dtypes, quantised weights and KV cache types lose in quality.
+
+A text is run through the model in float32 and then through each variant of it, as it stands. What each predicts for
+every token is compared over the whole vocabulary. The reference stays loaded; of its run only the last hidden states are
+kept, from which its output head makes the logits again, a few rows at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+from labinfer.base.config import QUANTIZATION_GROUP_SIZES, EngineOptions, ModelOptions
+from labinfer.base.errors import ExitStatus, UserError
+from labinfer.base.option_fields import join
+from labinfer.cli.bench.divergence import Divergence, summarize
+from labinfer.cli.bench.inspection import (
+    Sample,
+    Squares,
+    input_peaks,
+    layer_errors,
+    product_errors,
+    weight_errors,
+)
+from labinfer.cli.bench.options import AccuracyOptions
+from labinfer.cli.bench.text_run import TextSteps, compare_runs, run_texts
+from labinfer.cli.commands.session import Session
+from labinfer.comm.group.rank_group import RankGroup
+from labinfer.launch.build import RankParts, build_rank, find_model
+from labinfer.observe.output_file import STANDARD, OutputFile
+from labinfer.observe.table import format_bytes, format_table
+from labinfer.text.documents import Document, cut, read_documents
+from labinfer.text.tokenizer import Tokenizer
+from labinfer.weights.loader import weight_bytes
+from labinfer.weights.resolve import BUNDLED
+
+logger = logging.getLogger(__name__)
+
+HELD_OUT = Path(__file__).parents[2] / "assets" / "held-out" / "conversations.jsonl"
+"""Conversations that the bundled models were not trained on: ``tools/demo_model/held_out.py``."""
+LONGEST_TEXT = 1024
+"""Tokens; longer texts are cut, unless ``--max-model-len`` says where."""
+
+
+class Inspected(msgspec.Struct):
+    """Errors of one variant, by name; see ``cli/bench/inspection.py``."""
+
+    weights: dict[str, Squares] = {}
+    products: dict[str, Squares] = {}
+    layers: dict[str, Squares] = {}
+    input_peaks: dict[str, Squares] = {}
+
+
+class RankReport(msgspec.Struct):
+    """Measurements of one variant, of one rank or of all."""
+
+    weight_bytes: int
+    inspected: Inspected
+    everything: Divergence | None = None
+    """Over all tokens; from the rank that has the logits."""
+    answers: Divergence | None = None
+    """Over the tokens of answers."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to hold the model's numbers."""
+
+    dtype: tuple[str, ...] = ("bfloat16",)
+    quantization: tuple[str, ...] = ModelOptions.quantization
+    group_size: int = ModelOptions.quantization_group_size
+    kv_cache_dtype: str = "auto"
+
+    @property
+    def name(self) -> str:
+        name = join(self.dtype)
+        if not {*self.quantization} <= {"auto", "none"}:
+            name += f" {join(self.quantization)}" + (f"/{self.group_size}" if "int4" in self.quantization else "")
+        return name + (f", KV {self.kv_cache_dtype}" if self.kv_cache_dtype != "auto" else "")
+
+
+VARIANTS = (
+    Variant(),
+    Variant(("float16",)),
+    Variant(quantization=("int8",)),
+    *(Variant(quantization=("int4",), group_size=size) for size in QUANTIZATION_GROUP_SIZES),
+    Variant(kv_cache_dtype="int8"),
+)
+
+
+def choose_variants(options: EngineOptions, own_dtype: str) -> tuple[Variant, ...]:
+    """The one that the options name, else all.
+
+    Args:
+        own_dtype: the checkpoint's, which ``--dtype auto`` is.
+    """
+    model = options.model
+    given = Variant(model.dtype, model.quantization, model.quantization_group_size, options.cache.kv_cache_dtype)
+    if given == Variant(ModelOptions().dtype):
+        return VARIANTS
+    dtypes = tuple(own_dtype if dtype == "auto" else dtype for dtype in given.dtype)
+    return (dataclasses.replace(given, dtype=dtypes),)
+
+
+def run(session: Session, own: AccuracyOptions) -> int:
+    """Print the tables on rank 0."""
+    group, options = session.join(), session.options
+    output = None
+    with group.together():
+        group.refuse_spares(options.parallel.ranks)
+        if group.rank == 0 and own.output_json:
+            output = OutputFile(own.output_json, "--output-json", {"--text": own.text})
+    directory, config = find_model(group, options)
+    documents: list[Document] = []
+    with group.together():
+        if config.no_generation:
+            raise UserError(f"--model {options.model.model} {config.no_generation} and predicts nothing")
+        if group.rank == 0:
+            length = min(options.model.max_model_len or LONGEST_TEXT, config.max_position)
+            documents = _read(options.model, directory, own.text, length)
+    data = group.comm.all_gather_bytes(msgspec.msgpack.encode(documents))[0]
+    documents = msgspec.msgpack.decode(data, type=list[Document])
+    bench = AccuracyBench(group, options, own, documents)
+    reports = bench.measure(choose_variants(options, config.dtype))
+    if group.rank == 0:
+        OutputFile(STANDARD).write(format_report(own.reference_dtype, reports) + "\n")
+    if output is not None:
+        output.begin()
+        record = as_dict(options.model.model, own, reports)
+        output.write(msgspec.json.format(msgspec.json.encode(record), indent=2).decode() + "\n")
+    group.close()
+    return ExitStatus.OK
+
+
+def _read(model: ModelOptions, directory: Path, text: str, length: int) -> list[Document]:
+    """Raises:
+    UserError: there is no text, or no tokenizer to read it with.
+    """
+    if not text and model.model not in BUNDLED:
+        raise UserError(f"--model {model.model} needs --text FILE: text that it was not trained on")
+    if length < 2:
+        raise UserError(f"--max-model-len {length} leaves nothing to predict; give at least 2")
+    tokenizer = Tokenizer(Path(model.tokenizer) if model.tokenizer else directory)
+    return cut(read_documents(Path(text) if text else HELD_OUT, "--text", tokenizer), length)
+
+
+class AccuracyBench:
+    """The reference, and one variant after the other beside it; every method is collective.
+
+    Args:
+        documents: what is run, the same on every rank.
+    """
+
+    def __init__(self, group: RankGroup, options: EngineOptions, accuracy: AccuracyOptions, documents: list[Document]):
+        self._group, self._inspects = group, accuracy.per_layer
+        self._steps = TextSteps.split([document.token_ids for document in documents], options.cache.block_size)
+        longest = max(len(document.token_ids) for document in documents)
+        self._options = dataclasses.replace(
+            options,
+            model=dataclasses.replace(options.model, max_model_len=longest),
+            cache=dataclasses.replace(options.cache, num_kv_blocks=self._steps.num_blocks),
+            # Nothing is scheduled: no step times are measured, and no host memory is kept for swapping.
+            # A text runs in one step, so that all layers hold all its tokens.
+            scheduler=dataclasses.replace(
+                options.scheduler,
+                max_inflight=1,
+                preemption_mode="recompute",
+                max_num_batched_tokens=longest,
+                chunked_prefill_size=longest,
+            ),
+        )
+        self._in_answer = torch.tensor(
+            [place >= document.answer for document in documents for place in range(1, len(document.token_ids))]
+        )
+        self._reference = self._build(Variant((accuracy.reference_dtype,), ("none",)), functions=("auto",))
+        self._say("reference %s: %d tokens of text", accuracy.reference_dtype, len(self._in_answer))
+        self._reference_states, self._reference_sample = self._run(self._reference)
+
+    def measure(self, variants: Sequence[Variant]) -> dict[Variant, RankReport]:
+        """A report of all ranks for each."""
+        reports = {}
+        for number, variant in enumerate(variants, start=1):
+            self._say("variant %d of %d: %s", number, len(variants), variant.name)
+            reports[variant] = self._merge(self._measure(variant))
+        return reports
+
+    def _measure(self, variant: Variant) -> RankReport:
+        parts = self._build(variant, self._options.model.functions)
+        model, reference = parts.worker.runner.model, self._reference.worker.runner.model
+        states, sample = self._run(parts)
+        inspected = Inspected()
+        if self._inspects:
+            inspected.weights = weight_errors(model, reference)
+            inspected.products = product_errors(model, reference, self._reference_sample)
+            inspected.input_peaks = input_peaks(self._reference_sample)
+            if parts.place.tp_rank == 0:  # all of a stage have the same
+                inspected.layers = layer_errors(sample, self._reference_sample)
+        report = RankReport(weight_bytes(model), inspected)
+        compared = compare_runs(self._steps, self._reference, self._reference_states, parts, states)
+        if compared is not None:
+            report.everything = summarize(compared)
+            if self._in_answer.any():
+                report.answers = summarize(compared[self._in_answer])
+        return report
+
+    def _run(self, parts: RankParts) -> tuple[list[torch.Tensor], Sample]:
+        if not self._inspects:
+            return run_texts(self._group, parts, self._steps), Sample()
+        with Sample.taken(parts.worker.runner.model) as sample:
+            return run_texts(self._group, parts, self._steps), sample
+
+    def _build(self, variant: Variant, functions: tuple[str, ...]) -> RankParts:
+        model = dataclasses.replace(
+            self._options.model,
+            dtype=variant.dtype,
+            quantization=variant.quantization,
+            quantization_group_size=variant.group_size,
+            functions=functions,
+        )
+        cache = dataclasses.replace(self._options.cache, kv_cache_dtype=variant.kv_cache_dtype)
+        options = dataclasses.replace(self._options, model=model, cache=cache)
+        return build_rank(self._group, options, lambda done, total: None)[0]
+
+    def _merge(self, mine: RankReport) -> RankReport:
+        """One report of all ranks' parts."""
+        with self._group.progress.without_limit():  # the last stage is still at its logits
+            parts = self._group.comm.all_gather_bytes(msgspec.msgpack.encode(mine))
+        whole = RankReport(0, Inspected())
+        for data in parts:
+            part = msgspec.msgpack.decode(data, type=RankReport)
+            whole.weight_bytes += part.weight_bytes
+            whole.everything, whole.answers = part.everything or whole.everything, part.answers or whole.answers
+            for field in Inspected.__struct_fields__:
+                sums = getattr(whole.inspected, field)
+                for name, squares in getattr(part.inspected, field).items():
+                    sums[name] = sums[name] + squares if name in sums else squares
+        return whole
+
+    def _say(self, text: str, *values: object) -> None:
+        if self._group.rank == 0:
+            logger.info(text, *values)
+
+
+def format_report(reference_dtype: str, reports: dict[Variant, RankReport]) -> str:
+    """The tables of all variants."""
+    tables = [_format_figures(reference_dtype, "all tokens", reports, "everything")]
+    if any(report.answers for report in reports.values()):
+        tables.append(_format_figures(reference_dtype, "tokens of answers", reports, "answers"))
+    names = {variant.name: report.inspected for variant, report in reports.items()}
+    if not any(inspected.weights for inspected in names.values()):
+        return "\n\n".join(tables)
+    titles = {
+        "weights": "error of each matrix",
+        "products": "error of its products with the reference's inputs",
+        "layers": "error of the hidden states after each layer",
+    }
+    for field, title in titles.items():
+        columns = [getattr(inspected, field) for inspected in names.values()]
+        peaks = next(iter(names.values())).input_peaks if field == "products" else {}
+        rows = [
+            (
+                key.removeprefix("model."),
+                *([f"{peaks[key].relative:.1f}"] if peaks else []),
+                *(f"{100 * column[key].relative:.3g} %" for column in columns),
+            )
+            for key in columns[0]
+        ]
+        header = (title, *(["largest input"] if peaks else []), *names)
+        tables.append(format_table(header, rows))
+    return "\n\n".join(tables)
+
+
+def _format_figures(reference_dtype: str, title: str, reports: dict[Variant, RankReport], field: str) -> str:
+    figures = [getattr(report, field) for report in reports.values()]
+    rows = [(reference_dtype, "", f"{figures[0].reference_perplexity:.4f}", "", "", "")]
+    for (variant, report), divergence in zip(reports.items(), figures, strict=True):
+        rows.append(
+            (
+                variant.name,
+                format_bytes(report.weight_bytes),
+                f"{divergence.perplexity:.4f}",
+                f"{divergence.kl_divergence:.3g}",
+                f"{divergence.largest_kl_divergence:.3g}",
+                f"{100 * divergence.same_likeliest:.2f} %",
+            )
+        )
+    header = (f"{figures[0].tokens} {title}", "weights", "perplexity", "KL", "largest KL", "same likeliest token")
+    return format_table(header, rows)
+
+
+def as_dict(model: str, accuracy: AccuracyOptions, reports: dict[Variant, RankReport]) -> dict:
+    """The record for ``--output-json``."""
+
+    def relative(inspected: Inspected) -> dict:
+        fields = {field: getattr(inspected, field) for field in Inspected.__struct_fields__}
+        return {
+            field: {name: squares.relative for name, squares in matrices.items()}
+            for field, matrices in fields.items()
+            if matrices
+        }
+
+    return {
+        "model": model,
+        "text": accuracy.text or "held-out conversations",
+        "reference_dtype": accuracy.reference_dtype,
+        "variants": [
+            {
+                "name": variant.name,
+                **dataclasses.asdict(variant),
+                "weight_bytes": report.weight_bytes,
+                "all": report.everything,
+                "answers": report.answers,
+                **relative(report.inspected),
+            }
+            for variant, report in reports.items()
+        ],
+    }

@@ -1,0 +1,147 @@
+"""``launch.py bench comm``: what moving bytes costs on these ranks, by size and transport.
+
+Measures the calls that a run makes: the all-reduce of a layer, the gather of logits, activations to the next rank,
+commands from rank 0. Under mpirun that is MPI; under torchrun, gloo (or the accelerator's library). Ranks of one machine
+also sum, gather and send through the memory that they share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+
+from labinfer.base.errors import ExitStatus, UserError
+from labinfer.cli.commands.session import Session
+from labinfer.comm.communicator import Communicator
+from labinfer.comm.control import ControlChannel
+from labinfer.comm.mailboxes import LARGEST_BYTES, share_mailboxes
+from labinfer.comm.shared_memory import share_memory
+from labinfer.comm.spmd.command_senders import command_senders
+from labinfer.comm.spmd.machine import resolve_device
+from labinfer.launch.lent_cores import share_doorbells
+from labinfer.observe.output_file import STANDARD, OutputFile
+from labinfer.observe.progress_line import START_SECONDS, Ticker
+from labinfer.observe.table import format_bytes, format_table
+
+SIZES = (64, 7 * 1024, 57 * 1024, 230 * 1024, 920 * 1024, 7 * 1024 * 1024)
+"""Bytes: a token of a 0.5B model in 16 bits takes 1.8 KB, so these are one token to a chunk of thousands."""
+SECONDS_PER_CASE = 0.3
+MIN_ROUNDS, MAX_ROUNDS = 5, 2000
+
+
+class Note(msgspec.Struct, frozen=True):
+    """A command of a given size."""
+
+    data: bytes
+
+
+def run(session: Session) -> int:
+    """Print one row for each call and size on rank 0."""
+    group = session.join()
+    with group.together():
+        if group.size < 2:
+            raise UserError(
+                "bench comm needs at least 2 ranks; start it with mpirun -n 2 or torchrun --nproc-per-node 2"
+            )
+        devices = [resolve_device(session.options.parallel.device[0], info) for info in group.everyone]
+        if len({device.type for device in devices}) > 1:
+            raise UserError("the ranks have different kinds of devices; give --device cpu")
+    everyone = [range(group.size)]
+    device = devices[group.rank]
+    comm = group.comm.split(everyone, [device.type])
+    shared = share_memory(comm) if device.type == "cpu" else comm
+    host, senders = group.comm.split(everyone), command_senders(range(group.size))
+    messages = [(comm, ControlChannel(host, Note, Note, senders))]
+    if device.type == "cpu" and len({info.node for info in group.everyone}) == 1:
+        share_doorbells(group, comm, group.ranks)
+        boxes, commands = share_mailboxes(host, [comm, host], group.ranks)
+        if boxes is not comm:
+            messages.append((boxes, ControlChannel(commands, Note, Note, senders)))
+    with contextlib.ExitStack() as at_end:
+        if group.rank == 0:
+            at_end.callback(Ticker(lambda: "measuring", plain_seconds=START_SECONDS).close)
+        rows = _measure(comm, shared, messages, device)
+    if group.rank == 0:
+        table = format_table(("call", "transport", "ranks", "size", "latency us", "GB/s"), rows)
+        OutputFile(STANDARD).write(table + "\n")
+    group.close()
+    return ExitStatus.OK
+
+
+def _measure(
+    comm: Communicator,
+    shared: Communicator,
+    messages: Sequence[tuple[Communicator, ControlChannel]],
+    device: torch.device,
+) -> list[tuple]:
+    """Rows of the table.
+
+    Args:
+        messages: ways of messages and of commands; the first one is the transport's, another one for small ones only.
+    """
+    rows = []
+    for size in SIZES:
+        data = torch.zeros(size // 4, dtype=torch.float32, device=device)
+        cases: list[tuple[str, str, Callable[[], None]]] = []
+        for user, channel in messages if size < LARGEST_BYTES else messages[:1]:
+            cases += [
+                ("send (one way)", user.name, lambda data=data, user=user: _ping_pong(user, data)),
+                ("command to all", user.name, lambda size=size, channel=channel: _command(channel, comm.rank, size)),
+            ]
+        for user in dict.fromkeys((comm, shared)):
+            cases += [
+                ("all-reduce", user.name, lambda data=data, user=user: user.all_reduce(data)),
+                ("gather", user.name, lambda data=data, user=user: user.gather(data, [data.numel()] * user.size)),
+            ]
+        for name, transport, call in cases:
+            seconds = _median_time(call, comm)
+            if name.startswith("send"):
+                seconds /= 2
+            rows.append(
+                (name, transport, comm.size, format_bytes(size), round(seconds * 1e6), round(size / seconds / 1e9, 3))
+            )
+    return sorted(rows, key=lambda row: row[:2])
+
+
+def _ping_pong(comm: Communicator, data: torch.Tensor) -> None:
+    """Rank 0 → last rank → rank 0; the others look on."""
+    last = comm.size - 1
+    if comm.rank == 0:
+        sent = comm.isend(data, last)
+        comm.irecv(data, last).wait("the ping to come back")
+        sent.wait("the ping to leave")
+    elif comm.rank == last:
+        comm.irecv(data, 0).wait("the ping")
+        comm.isend(data, 0).wait("the pong to leave")
+
+
+def _command(channel: ControlChannel, rank: int, size: int) -> None:
+    """A command to every rank, and everyone's short report that it is there."""
+    if rank == 0:
+        channel.broadcast(Note(bytes(size)))
+        channel.collect()
+    else:
+        channel.receive()
+        channel.reply(Note(b""))
+
+
+def _median_time(call: Callable[[], None], comm: Communicator) -> float:
+    """Median seconds of a call, over a number of rounds that rank 0 picks by the first few."""
+    comm.barrier()
+    begin = time.perf_counter()
+    for _ in range(3):
+        call()
+    estimate = torch.tensor([(time.perf_counter() - begin) / 3], dtype=torch.float64)
+    slowest = max(float(value) for value in comm.all_gather(estimate))
+    rounds = int(min(MAX_ROUNDS, max(MIN_ROUNDS, SECONDS_PER_CASE / slowest)))
+    comm.barrier()
+    times = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return sorted(times)[len(times) // 2]

@@ -1,0 +1,160 @@
+"""``launch.py bench functions``: every implementation of every function, beside what the machine allows.
+
+Sizes are those of this rank's share of a model, whose weights are not needed. Every rank measures at once, as in a run; rank 0
+prints its own figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+
+import torch
+
+from labinfer.base.errors import ExitStatus
+from labinfer.cli.bench.options import FunctionBenchOptions
+from labinfer.cli.commands.plot_file import check_plot
+from labinfer.cli.commands.roofline import draw_roofline
+from labinfer.cli.commands.session import Session
+from labinfer.functions.autotune import TIMED_ROWS, Times, choose, is_tuned, time_candidates
+from labinfer.functions.ceilings import Ceilings
+from labinfer.functions.providers import make_registry
+from labinfer.functions.rank_calls import RankCalls
+from labinfer.functions.registry import parse_overrides
+from labinfer.launch.build import find_model, prepare_providers
+from labinfer.launch.layout.layout import make_layout
+from labinfer.launch.tune import make_rank_calls
+from labinfer.observe.output_file import STANDARD, OutputFile
+from labinfer.observe.progress_line import Ticker
+from labinfer.observe.table import format_table
+
+SECONDS = 0.2
+"""Time for the candidates of a function at one number of rows."""
+HEADER = ("function", "weights", "rows", "implementation", "us", "GB/s", "GFLOP/s", "% memory", "% arithmetic", "auto")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One implementation at one number of rows."""
+
+    function: str
+    weights: str
+    """Quantization of the matrices."""
+    rows: int
+    implementation: str
+    seconds: float
+    num_bytes: int
+    operations: int
+    memory: float
+    """Fraction of what the memory allows; above 1 where the data are in a cache. 0 where it was not measured."""
+    arithmetic: float
+    """Fraction of what the arithmetic allows."""
+    is_chosen: bool
+    """Whether a run would take it."""
+
+
+def run(session: Session, own: FunctionBenchOptions) -> int:
+    """Print one row for each function, number of rows and implementation on rank 0."""
+    group = session.join()
+    file = None
+    with group.together():
+        if group.rank == 0 and own.output_json:
+            file = OutputFile(own.output_json, "--output-json")
+        if group.rank == 0 and own.plot:
+            check_plot(own.plot, {"--output-json": own.output_json})
+    options = session.options
+    _, config = find_model(group, options)
+    with group.together():
+        group.refuse_spares(options.parallel.ranks)
+        layout = make_layout(options, config, group.everyone)
+    place = layout.topology.place(group.rank)
+    device, dtype = layout.devices[group.rank], layout.dtype(place)
+    providers, overrides = prepare_providers(group, device), parse_overrides(options.model.functions)
+    registry = make_registry(providers, layout.quantization_group_size, layout.weights)
+    with group.together():
+        registry.check(device, dtype, overrides, layout.rounding(place))
+    calls = make_rank_calls(layout, place, registry, overrides, options.cache.block_size)
+    group.comm.barrier()
+    measured = (provider.ceilings() for provider in providers)
+    ticker = contextlib.closing(Ticker(lambda: "measuring")) if group.rank == 0 else contextlib.nullcontext()
+    with ticker, torch.inference_mode():
+        ceilings = next(filter(None, measured), Ceilings(torch.get_num_threads(), 0, 0, 0, 0))
+        times = time_candidates(calls, calls.candidates, SECONDS, dropout_ratio=float("inf"))
+        figures = make_figures(calls, times, ceilings, is_tuned(dtype) and options.model.autotune != "off")
+    with group.together():
+        if group.rank == 0:
+            OutputFile(STANDARD).write(f"{describe_ceilings(ceilings)}\n\n{figures_table(figures)}\n")
+        if file is not None:
+            report = {"ceilings": dataclasses.asdict(ceilings), "figures": list(map(dataclasses.asdict, figures))}
+            file.begin()
+            file.write(json.dumps(report, indent=1) + "\n")
+        if group.rank == 0 and own.plot:
+            draw_roofline(own.plot, figures, ceilings)
+    group.close()
+    return ExitStatus.OK
+
+
+def make_figures(calls: RankCalls, times: Times, ceilings: Ceilings, is_tuned: bool) -> list[Figure]:
+    """A figure for each time."""
+    contested = calls.contested()
+    autotuned = {
+        target: [timing for timing in times[target] if timing.name in candidates]
+        for target, candidates in contested.items()
+    }
+    choice = choose([autotuned]) if is_tuned else {}
+    figures = []
+    for target, timings in times.items():
+        quantization = calls.quantization[target]
+        peak = ceilings.arithmetic(quantization)
+        for index, rows in enumerate(TIMED_ROWS):
+            auto = choice[target][index] if target in choice else timings[-1].name
+            for timing in timings:
+                work = calls.work(target, calls.candidates[target][timing.name], rows)
+                seconds = timing.seconds[index]
+                figures.append(
+                    Figure(
+                        function=target,
+                        weights=quantization,
+                        rows=rows,
+                        implementation=timing.name,
+                        seconds=seconds,
+                        num_bytes=work.num_bytes,
+                        operations=work.operations,
+                        memory=work.num_bytes / seconds / ceilings.memory if ceilings.memory else 0.0,
+                        arithmetic=work.operations / seconds / peak if peak else 0.0,
+                        is_chosen=timing.name == auto,
+                    )
+                )
+        calls.forget_weights()
+    return figures
+
+
+def describe_ceilings(ceilings: Ceilings) -> str:
+    """The rates in one line, for people."""
+    if not ceilings.memory:
+        return "no ceilings: they are measured by compiled functions, which there are not"
+    rates = ceilings.arithmetic_rates().items()
+    arithmetic = ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in rates)
+    threads = f"{ceilings.threads} thread{'s' * (ceilings.threads != 1)}"
+    return f"ceilings on {threads}: memory {ceilings.memory / 1e9:.1f} GB/s, {arithmetic}"
+
+
+def figures_table(figures: list[Figure]) -> str:
+    """A star stands where a run would take it."""
+    rows = [
+        (
+            figure.function,
+            figure.weights,
+            figure.rows,
+            figure.implementation,
+            round(figure.seconds * 1e6, 1),
+            round(figure.num_bytes / figure.seconds / 1e9, 1),
+            round(figure.operations / figure.seconds / 1e9),
+            round(100 * figure.memory),
+            round(100 * figure.arithmetic),
+            "*" if figure.is_chosen else "",
+        )
+        for figure in figures
+    ]
+    return format_table(HEADER, rows)

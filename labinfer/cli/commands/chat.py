@@ -1,0 +1,59 @@
+"""``launch.py chat``: a conversation with the model on these ranks; rank 0 has the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from typing import Any
+
+from labinfer.api.llm import LLM
+from labinfer.base.errors import ExitStatus, Interrupted, UserError
+from labinfer.cli.commands.loading import load
+from labinfer.cli.commands.session import Session
+from labinfer.cli.terminal.chat import COMMANDS, Chat
+from labinfer.cli.terminal.conversation import Conversation
+from labinfer.cli.terminal.launchers_terminal import LaunchersTerminal
+from labinfer.cli.terminal.options import ChatOptions
+from labinfer.cli.terminal.own_ranks import OwnRanks
+from labinfer.cli.terminal.terminal import Terminal
+
+
+def run(session: Session, own: ChatOptions, sampling: dict[str, Any]) -> int:
+    """Chat on rank 0 until the user leaves, while the others follow; returns the exit status.
+
+    Args:
+        sampling: what the user has set of it.
+
+    Raises:
+        AgreedError: the model cannot chat, an option is wrong, or the terminal is gone; on every rank.
+    """
+    group, signals, status = session.join(), session.signals, ExitStatus.OK
+    conversation = Conversation(own.system, sampling)
+    llm = load(session)
+    with group.together():
+        if group.rank == 0 and not (llm.tokenizer and llm.tokenizer.has_chat_template):
+            raise UserError(f"--model {session.options.model.model} has no chat template, so nobody can chat with it")
+    signals.running, signals.interrupt_ends = True, False
+    with group.together():
+        if group.rank == 0:
+            try:
+                status = _talk(llm, session, conversation)
+            except Interrupted:
+                pass
+            except UserError:
+                llm.engine.end_run()  # the others are to hear of it
+                raise
+            llm.engine.end_run()
+        else:
+            llm.follow()
+    llm.close()
+    return 128 + signals.signum if signals.signum == signal.SIGTERM else status
+
+
+def _talk(llm: LLM, session: Session, conversation: Conversation) -> ExitStatus:
+    """Rank 0's part."""
+    launchers = LaunchersTerminal.find() if session.environment.launcher != "single" else None
+    terminal = Terminal(session.signals, list(COMMANDS), launchers)
+    chat = Chat(terminal, OwnRanks(llm, terminal.check), conversation, session.signals)
+    with launchers.held() if launchers else contextlib.nullcontext():
+        return chat.run()

@@ -1,0 +1,55 @@
+"""``launch.py chat --url``: a conversation with a model that is served; no ranks, and no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from labinfer.base.errors import ExitStatus, Interrupted, UserError
+from labinfer.base.option_fields import flag_name
+from labinfer.base.standard_error import write_error
+from labinfer.cli.terminal.chat import COMMANDS, Chat
+from labinfer.cli.terminal.conversation import Conversation
+from labinfer.cli.terminal.options import ChatOptions
+from labinfer.cli.terminal.remote_server import RemoteServer
+from labinfer.cli.terminal.terminal import Terminal
+from labinfer.comm.group.signals import SignalGuard
+from labinfer.comm.spmd.environment import LaunchEnvironment
+
+
+def check_alone(environment: LaunchEnvironment, given: Collection[str]) -> None:
+    """Check that there is one process and no option for a model, as the server has the model.
+
+    Args:
+        given: the engine's options that were given.
+
+    Raises:
+        UserError: there are several ranks, or such an option is given.
+    """
+    if environment.world_size > 1:
+        raise UserError(f"--url needs one process, not {environment.world_size}; leave the launcher out")
+    for name in given:
+        if name != "model":
+            raise UserError(
+                f"{flag_name(name)} is for a model of one's own, and the server has it; leave it or --url out"
+            )
+
+
+def run(signals: SignalGuard, own: ChatOptions, sampling: dict[str, Any], model: str, key: str) -> int:
+    """Chat until the user leaves; returns the exit status.
+
+    Args:
+        sampling: what the user has set of it.
+        model: one of the server's names; its first where this is empty.
+        key: for the server, where ``own`` has none.
+    """
+    try:
+        backend = RemoteServer(own.url, own.api_key or key, model, signals)
+        conversation = Conversation(own.system, sampling)
+        signals.running, signals.interrupt_ends = True, False
+        return Chat(Terminal(signals, list(COMMANDS)), backend, conversation, signals).run()
+    except Interrupted as error:
+        return 128 + error.signum
+    except UserError as error:
+        write_error(f"labinfer: error: {error}\n")
+        return ExitStatus.USAGE

@@ -1,0 +1,149 @@
+"""The Gantt chart of a benchmark's steps, drawn to be printed: it can be read without colours, in letters of 8 points."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from labinfer.cli.commands.plot_file import save_plot
+from labinfer.observe.gantt import Gantt, Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH = 7.0
+"""Inches: a page's width between its margins, or that of two columns."""
+ROW, GAP = 0.42, 0.12
+"""Inches: the height of a rank, and what is between two stages."""
+BAR = 0.8
+"""Height of a bar, as part of that of its rank."""
+LOOKS = {"prefill": ("#E69F00", "////"), "decode": ("#56B4E9", ""), "mixed": ("#F0E442", "xxxx")}
+"""Colour and hatch. The colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which everybody can tell apart."""
+OUTLINE = 0.4
+"""Points."""
+THINNEST = 0.004
+"""Least width of a bar, as part of the chart's duration: some 1.6 points."""
+WAIT_COLOUR, WAIT_WIDTH = "0.7", 1.0
+FONT_SIZE = 8
+DIGIT_WIDTH, DIGIT_HEIGHT = 0.64, 0.8
+"""Size of a digit of DejaVu Sans, which comes with matplotlib; in font sizes."""
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": FONT_SIZE,
+    "hatch.linewidth": 0.4,
+    "axes.linewidth": 0.6,
+    "pdf.fonttype": 42,  # publishers refuse the fonts of type 3 that are matplotlib's default
+}
+NANOSECONDS = 1e6
+"""In a millisecond."""
+POINTS = 72
+"""In an inch."""
+
+
+def draw_gantt(path: str, gantt: Gantt, title: str) -> None:
+    """A row for each rank: bars of micro-batches, lines where it waits, white where it does neither.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    places = row_places(gantt.rows)
+    with matplotlib.rc_context(STYLE):
+        canvas = Figure(figsize=(WIDTH, places[-1] + ROW / 2 + 1.1), dpi=300, layout="constrained")
+        axes = canvas.add_subplot()
+        axes.set(xlim=(0, gantt.duration / NANOSECONDS), ylim=(places[-1] + ROW / 2, -ROW / 2), xlabel="time (ms)")
+        axes.spines[["top", "left", "right"]].set_visible(False)
+        axes.set_yticks(places, [row_label(row) for row in gantt.rows])
+        axes.tick_params(axis="y", length=0)
+        for place, row in zip(places, gantt.rows, strict=True):
+            _draw_row(axes, place, row, THINNEST * gantt.duration)
+            share = f"busy {100 * row.busy:.1f} %\nbubble {100 * (1 - row.busy):.1f} %"
+            axes.text(1.01, place, share, transform=axes.get_yaxis_transform(), va="center")
+        first, last = gantt.steps[0], gantt.steps[-1]
+        numbers = f"steps {first} to {last} of the run, numbered from 1" if last > first else f"step {first} of the run"
+        axes.set_title(f"{title}\n{numbers}", loc="left", fontsize=FONT_SIZE, parse_math=False)
+        canvas.legend(
+            handles=_legend(gantt),
+            loc="outside lower center",
+            ncols=4,
+            frameon=False,
+            handletextpad=0.5,
+            columnspacing=1.5,
+        )
+        canvas.draw_without_rendering()  # only now is it known how wide a bar is
+        _write_numbers(axes, places, gantt)
+        save_plot(path, canvas)
+
+
+def row_places(rows: list[Row]) -> list[float]:
+    """Height of each rank's middle, in inches from that of the first."""
+    places = [0.0]
+    for before, row in zip(rows, rows[1:], strict=False):
+        places.append(places[-1] + ROW + GAP * (row.stage != before.stage))
+    return places
+
+
+def row_label(row: Row) -> str:
+    return f"stage {row.stage}\nrank {row.rank}"
+
+
+def _draw_row(axes: Axes, place: float, row: Row, thinnest: float) -> None:
+    """
+    Args:
+        thinnest: nanoseconds of a bar that is drawn with an outline, which is all that one would see of a thinner one.
+    """
+    height = BAR * ROW
+    begins, ends = ([wait[at] / NANOSECONDS for wait in row.waits] for at in (0, 1))
+    axes.hlines([place] * len(begins), begins, ends, color=WAIT_COLOUR, linewidth=WAIT_WIDTH, zorder=0.5)
+    for kind, (colour, hatch) in LOOKS.items():
+        bars = [bar for bar in row.bars if bar.kind == kind]
+        spans = [(bar.begin / NANOSECONDS, (bar.end - bar.begin) / NANOSECONDS) for bar in bars]
+        outlines = [OUTLINE if bar.end - bar.begin >= thinnest else 0 for bar in bars]
+        where = (place - height / 2, height)
+        axes.broken_barh(spans, where, facecolor=colour, hatch=hatch, edgecolor="black", linewidth=outlines)
+
+
+def _legend(gantt: Gantt) -> list:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list = []
+    for kind, (fewest, most) in gantt.num_tokens.items():
+        colour, hatch = LOOKS[kind]
+        count = f"{fewest}" if fewest == most else f"{fewest}–{most}"
+        label = f"{kind} ({count} token{'s' * (most > 1)})"
+        handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor="black", linewidth=OUTLINE, label=label))
+    if any(row.waits for row in gantt.rows):
+        handles.append(Line2D([], [], color=WAIT_COLOUR, linewidth=WAIT_WIDTH, label="waiting"))
+    return handles
+
+
+def _write_numbers(axes: Axes, places: list[float], gantt: Gantt) -> None:
+    """Into the bars that are wide enough; upright, if that gives half as many again a number."""
+    from matplotlib.patheffects import withStroke
+
+    points = axes.get_window_extent().width / axes.figure.dpi * POINTS / gantt.duration  # of a nanosecond
+    numbers = {step: str(number) for number, step in enumerate(gantt.steps, 1)}
+    bars = [
+        (place, bar, numbers[bar.step_id], (bar.end - bar.begin) * points)
+        for place, row in zip(places, gantt.rows, strict=True)
+        for bar in row.bars
+        if bar.step_id in numbers
+    ]
+    level = [bar for bar in bars if bar[3] >= FONT_SIZE * DIGIT_WIDTH * len(bar[2])]
+    upright = [bar for bar in bars if bar[3] >= FONT_SIZE * DIGIT_HEIGHT]
+    is_upright = len(upright) >= 1.5 * len(level)
+    for place, bar, number, _ in upright if is_upright else level:
+        colour, hatch = LOOKS[bar.kind]
+        axes.text(
+            (bar.begin + bar.end) / 2 / NANOSECONDS,
+            place,
+            number,
+            ha="center",
+            va="center_baseline",
+            rotation=90 if is_upright else 0,
+            rotation_mode="anchor",
+            path_effects=[withStroke(linewidth=3, foreground=colour)] if hatch else [],  # not to be lost in the lines
+            in_layout=False,
+        )

@@ -1,0 +1,170 @@
+"""The main job: prompts from the command line or a JSONL file, answers to the terminal or a JSONL file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections import Counter
+from dataclasses import dataclass
+
+from labinfer.api.batch.job_files import JobFiles
+from labinfer.api.batch.options import JobOptions
+from labinfer.api.batch.progress import JobProgress
+from labinfer.api.llm import LLM
+from labinfer.base.errors import ExitStatus, Interrupted
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.base.standard_error import write_error
+from labinfer.cli.commands.loading import announce, load
+from labinfer.cli.commands.prompt_answers import PromptAnswers
+from labinfer.cli.commands.session import Session
+from labinfer.engine.request import Request
+from labinfer.observe.output_file import STANDARD
+from labinfer.requests.outputs import Completion
+from labinfer.requests.prompts import ChatPrompt, Prompt, TextPrompt
+
+logger = logging.getLogger(__name__)
+
+
+def run(session: Session, job: JobOptions, sampling: SamplingParams, files: JobFiles | None = None) -> int:
+    """Run the job on every rank; returns the exit status.
+
+    Args:
+        files: of rank 0, where they are open already; those that take long are not.
+
+    Raises:
+        AgreedError: nothing could be run, or the output could not be written; on every rank.
+    """
+    group = session.join()
+    with contextlib.ExitStack() as at_end:
+        with group.together():
+            if group.rank == 0:
+                files = files or JobFiles.open(job, session.options, sampling)
+                at_end.callback(files.output.close)
+        return _run(session, job, sampling, files)
+
+
+def _run(session: Session, job: JobOptions, sampling: SamplingParams, files: JobFiles | None) -> int:
+    """``run`` with the files, which rank 0 has.
+
+    Raises:
+        AgreedError: as ``run``.
+    """
+    group, llm = session.group, load(session)
+    prompts: list[Prompt] = []
+    requests: list[Request] = []
+    with group.together():
+        if group.rank == 0:
+            prompts = _read_prompts(llm, job)
+            requests = [llm.make_request(index, prompt, sampling) for index, prompt in enumerate(prompts)]
+            files.output.begin(llm.files.identity)  # refused before the others wait for plans
+    status = ExitStatus.OK
+    session.signals.running = True
+    with group.together():  # rank 0 may fail to write; the others must not wait for it then
+        if group.rank == 0:
+            status = Rank0Job(llm, session, job, sampling, files).run(prompts, requests)
+        else:
+            llm.follow()
+    llm.close()
+    session.signals.running = False  # what the process still waits for may be broken off
+    return 128 + session.signals.signum if session.signals.signum else status
+
+
+@dataclass(frozen=True)
+class Rank0Job:
+    """Rank 0's part while the others follow."""
+
+    llm: LLM
+    session: Session
+    job: JobOptions
+    sampling: SamplingParams
+    files: JobFiles
+
+    def run(self, prompts: list[Prompt], requests: list[Request]) -> int:
+        """Run, write the results as they come, and the figures at the end."""
+        announce({self.session.options.model.model: self.llm})
+        output = self.files.output
+        if output.digests:
+            logger.info("%d lines are done already; going on with the others", len(output.digests))
+        job, model, is_interrupted = None, self.session.options.model.model, False
+        try:
+            if self.files.reader is not None:
+                from labinfer.api.batch.job import BatchJob
+
+                progress = JobProgress(self.job.progress, self.llm.clock, self.files.num_lines, len(output.digests))
+                as_text = self.job.output_format == "text"
+                job = BatchJob(
+                    self.files.reader, output, progress, defaults=self.sampling, model_name=model, as_text=as_text
+                )
+                job.run(self.llm, self.session.signals.check)
+            else:
+                self._answer(prompts, requests)
+        except Interrupted:
+            hint = "; --resume goes on from there" if self.files.output.is_journaled else ""
+            logger.info("interrupted; what was finished is written%s", hint)
+            is_interrupted = True
+        report = self.llm.report
+        has_run = report.num_finished or (job is not None and job.num_failed)
+        is_informed = logger.isEnabledFor(logging.INFO)
+        if report.num_finished:
+            summary = report.summary()
+        elif has_run:
+            summary = "no further line was answered" if output.digests else "no line was answered"
+        elif is_interrupted:
+            summary = "no answer was finished"
+        elif output.digests:
+            summary = f"nothing was left to do: all {len(output.digests)} lines were answered before"
+        else:
+            summary = f"--input {self.job.input} has no lines; nothing was done"
+        end = "; interrupted" if is_interrupted and not is_informed else ""
+        write_error("\n" + report.format() + "\n" if has_run and is_informed else f"labinfer: {summary}{end}\n")
+        if (has_run or output.digests) and self.job.output not in ("", STANDARD):
+            logger.info("the answers are in %s", self.job.output)
+        if self.files.report is not None:
+            self.files.report.begin()
+            self.files.report.write(json.dumps(report.as_dict(), indent=2) + "\n")
+        num_failed = output.num_failed + (job.num_failed if job is not None else 0)
+        if num_failed:
+            total = len(output.digests) + job.num_failed + job.num_answered
+            logger.warning("%d of %d lines failed; their output lines say why", num_failed, total)
+            return ExitStatus.SOME_FAILED
+        return ExitStatus.OK
+
+    def _answer(self, prompts: list[Prompt], requests: list[Request]) -> None:
+        """--prompt: to a file each answer when it is finished, to the terminal as they come."""
+        titles = self.job.prompt if len(self.job.prompt) > 1 else ("",) * len(prompts)
+        answers = PromptAnswers(titles, self.files.output.write_text)
+        streams = not self.job.output and self.sampling.can_stream and self.sampling.n == 1
+        on_delta = answers.grow if streams else None
+        cut: Counter[str] = Counter()
+        with (
+            contextlib.closing(answers),
+            contextlib.closing(self.llm.run(requests, self.session.signals.check, on_delta)) as outputs,
+        ):
+            for output in outputs:
+                if not self.job.output:
+                    answers.end(output, has_grown=streams)
+                    cut.update(self._limit(answer) for answer in output.completions if answer.finish_reason == "length")
+                else:
+                    from labinfer.api.batch.records import result_record
+                    from labinfer.requests.jsonl import ParsedLine
+
+                    line = ParsedLine(prompt=prompts[output.key], sampling=self.sampling)
+                    record = result_record(
+                        output.key + 1, line, output, self.session.options.model.model, self.llm.tokenizer
+                    )
+                    self.files.output.write(record, output.key + 1)
+        for limit, count in sorted(cut.items()):
+            logger.warning("%s cut off: %s", "an answer is" if count == 1 else f"{count} answers are", limit)
+
+    def _limit(self, answer: Completion) -> str:
+        """Say which limit an answer has reached that is cut off."""
+        if len(answer.token_ids) == self.sampling.max_tokens:
+            return f"--max-tokens {self.sampling.max_tokens} is reached"
+        return f"the context of {self.llm.facts.max_model_len} tokens is full"
+
+
+def _read_prompts(llm: LLM, job: JobOptions) -> list[Prompt]:
+    """The prompts of --prompt: messages, where the model knows of them."""
+    as_chat = not job.raw and llm.tokenizer is not None and llm.tokenizer.has_chat_template
+    return [ChatPrompt([{"role": "user", "content": text}]) if as_chat else TextPrompt(text) for text in job.prompt]

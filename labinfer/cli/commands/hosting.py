@@ -1,0 +1,341 @@
+"""Hosting: the models of a server on all ranks, loaded again in another layout while requests stay open."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from labinfer.api.llm import LLM, follow_all
+from labinfer.base.config import EngineOptions, as_keywords
+from labinfer.base.errors import AgreedError, UserError
+from labinfer.base.option_fields import join
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.cli.commands.loading import announce, load
+from labinfer.cli.commands.session import Session
+from labinfer.comm.spmd.machine import return_freed_memory
+from labinfer.engine.request import Request
+from labinfer.launch.layout.layout import Layout, make_layout
+from labinfer.launch.measure.probe_layout import model_name
+from labinfer.planner.cluster import PairLink
+from labinfer.planner.saved_plan import plan_options
+from labinfer.server.gateway.options import ServerOptions
+from labinfer.server.host.engine_host import EngineHost, Layouts
+from labinfer.server.host.followers import follow_host
+from labinfer.server.host.gateway_link import GatewayLink
+from labinfer.server.link.frames import LayoutAnswer, MachineLink
+from labinfer.server.link.layout_change import LayoutChange
+from labinfer.server.link.stats import Drift
+from labinfer.weights.identity import Identity, compare
+
+logger = logging.getLogger(__name__)
+
+WORTH_SECONDS = 600.0
+"""Time in which a better split of the layers has to do more than the pause costs."""
+CHECK_PROMPT, CHECK_TOKENS = 4, 2
+"""Tokens of the prompt, and of the answer, with which a layout shows that it computes numbers."""
+
+
+class Hosting:
+    """Models of a server. Its methods are collective over all ranks, spare ones included.
+
+    Args:
+        layouts: options of each model.
+        link: to the gateway; None on ranks other than 0.
+        own: the server's options.
+        on_ready: called on rank 0 when requests are taken, once.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        layouts: Layouts,
+        link: GatewayLink | None,
+        own: ServerOptions,
+        on_ready: Callable[[], None],
+    ):
+        self._session, self._group, self._link = session, session.group, link
+        self._plan_text = session.plan_text
+        self._layouts, self._own, self._on_ready = layouts, own, on_ready
+        self._failed: list[Layouts] = []
+        self._load_seconds = 0.0
+        self._identities: dict[str, Identity] = {}
+        """Identity of the files that open requests of the gateway began with, by model name; rank 0 only."""
+        self.llms: dict[str, LLM] = {}
+        self._host: EngineHost | None = None
+
+    def load(self) -> None:
+        """Load the models, and say what each rank has of them.
+
+        Raises:
+            AgreedError: one cannot be loaded.
+        """
+        supervisor = self._session.environment.supervisor
+        if self._group.rank == 0 and supervisor is not None and (data := supervisor.read_identity()):
+            self._identities = msgspec.msgpack.decode(data, type=dict[str, Identity])
+        self._load(self._layouts)
+        self._prepare(None)
+
+    def run(self) -> None:
+        """Host the models, in whatever layout is asked for, until a signal comes.
+
+        Raises:
+            BrokenLink: the gateway is gone (rank 0).
+            RuntimeError: neither another layout can be loaded nor the one of before.
+        """
+        while (layouts := self._run_host()) is not None:
+            begin = time.monotonic()
+            problem = self._change(layouts)
+            seconds = time.monotonic() - begin
+            if self._group.rank == 0:
+                now = f"the layout of before is served again: {problem}" if problem else "the layout has changed"
+                logger.info("%s (after a pause of %.1f s)", now, seconds)
+            self._prepare(LayoutAnswer(problem, seconds=seconds))
+
+    def _prepare(self, outcome: LayoutAnswer | None) -> None:
+        with self._group.together():
+            if self._group.rank == 0:
+                self._host = EngineHost(
+                    self.llms,
+                    self._link,
+                    self._session.signals.check,
+                    self._own.drain_timeout,
+                    is_last=self._session.environment.supervisor is None,
+                    plan_change=self._plan,
+                    plan_split=self._plan_split if self._own.replan == "auto" else lambda model, drift: None,
+                    outcome=outcome,
+                    on_ready=self._tell_ready,
+                    plan=self._plan_text,
+                    machine_links=_machine_links(self._session.links),
+                    changed=self._changes(),
+                )
+                announce(self.llms)
+
+    def _changes(self) -> dict[str, str]:
+        """The files that have changed since the gateway's open requests began, in words, by the name of a model."""
+        changes = {
+            name: compare(self._identities[name], llm.files.identity)
+            for name, llm in self.llms.items()
+            if name in self._identities
+        }
+        for path in (path for change in changes.values() for path in change.rewritten):
+            logger.warning(
+                "warning: %s was written to; its header and samples of all its tensors are the same, so it is taken for the same file",
+                path,
+            )
+        return {name: change.describe() for name, change in changes.items()}
+
+    def _tell_ready(self) -> None:
+        self._identities = {name: llm.files.identity for name, llm in self.llms.items()}
+        if (supervisor := self._session.environment.supervisor) is not None:
+            supervisor.write_identity(msgspec.msgpack.encode(self._identities))
+        on_ready, self._on_ready = self._on_ready, lambda: None
+        on_ready()
+
+    def _run_host(self) -> Layouts | None:
+        """Host the models until the end, or until other layouts are to be served, which are returned."""
+        layouts = None
+        with self._group.together():  # spare ranks wait here
+            if self._group.rank == 0:
+                layouts = self._host.run()
+                for llm in self.llms.values():
+                    llm.end_run()
+            else:
+                follow_host(list(self.llms.values()))
+        self._host = None
+        data = self._group.comm.all_gather_bytes(msgspec.msgpack.encode(layouts) if self._group.rank == 0 else b"")
+        return msgspec.msgpack.decode(data[0], type=Layouts | None)
+
+    def _plan(self, change: LayoutChange) -> Layouts | None:
+        """Rank 0: options with which the models are served as is asked for; None where they are.
+
+        Raises:
+            UserError: they cannot be.
+        """
+        llm = self.llms[change.model]
+        try:
+            if change.plan is not None and change.plan.model != (own := model_name(llm.layout.config)):
+                raise UserError(
+                    f"plan is for another model ({change.plan.model}) than {change.model} ({own}); plan again"
+                )
+            options = self._changed_options(change)
+            layout = make_layout(options, llm.layout.config, self._group.everyone)
+        except UserError as error:
+            raise UserError(as_keywords(str(error))) from None
+        if len(self.llms) > 1 and layout.topology.placed_ranks != llm.layout.topology.placed_ranks:
+            raise UserError(
+                "ranks: several models are served, which all have the same ranks; leave none out, and add none"
+            )
+        return None if _shape(layout) == _shape(llm.layout) else self._layouts | {change.model: options}
+
+    def _plan_split(self, name: str, drift: Drift) -> Layouts | None:
+        """Rank 0: options with the better split of a model's layers; None where it could not be loaded before, or is not worth it."""
+        change = LayoutChange(
+            model=name,
+            tensor_parallel_size=list(self.llms[name].layout.topology.tp_sizes),
+            layers=drift.layers,
+            ranks=list(self._layouts[name].parallel.ranks) or None,
+        )
+        layouts = self._layouts | {name: self._changed_options(change)}
+        if layouts in self._failed or drift.gain * WORTH_SECONDS <= self._load_seconds:
+            return None
+        logger.info("--replan auto: the layers of %s are split %s from now on", name, join(drift.layers))
+        return layouts
+
+    def _changed_options(self, change: LayoutChange) -> EngineOptions:
+        """Options with what a change says, and the context that is served: a longer one, once served, would have to be kept for good.
+
+        Raises:
+            UserError: as ``changed_options``.
+        """
+        options = changed_options(self._layouts[change.model], change, [info.node for info in self._group.everyone])
+        length = self.llms[change.model].facts.max_model_len
+        return replace(options, model=replace(options.model, max_model_len=length))
+
+    def _change(self, layouts: Layouts) -> str:
+        """Load the models in other layouts, and those of before where that fails. Returns why it has."""
+        lengths = [llm.facts.max_model_len for llm in self.llms.values() if not llm.is_spare]
+        try:
+            with self._group.together():  # else answers would go on with another model's tokens
+                for llm in self.llms.values():
+                    llm.files.check_unchanged()
+        except AgreedError as error:
+            return str(error)
+        try:
+            self._reload(layouts)
+            self._check(lengths)
+            self._layouts = layouts
+            self._plan_text = ""  # which was another one
+            return ""
+        except AgreedError as error:
+            problem = str(error)
+        self._failed.append(layouts)
+        try:
+            self._reload(self._layouts)
+        except AgreedError as error:
+            raise RuntimeError(f"{problem}; nor can the layout of before be loaded again: {error}") from None
+        return problem
+
+    def _reload(self, layouts: Layouts) -> None:
+        while self.llms:
+            self.llms.popitem()[1].unload()
+        self._group.end_splits()
+        return_freed_memory()
+        ranks = [options.working_ranks for options in layouts.values()]
+        self._group.take_cores(sum(ranks, ()) if all(ranks) else (), self._session.options.runtime.threads)
+        self._load(layouts)
+
+    def _load(self, layouts: Layouts) -> None:
+        begin = time.monotonic()
+        for name, options in layouts.items():
+            self.llms[name] = load(self._session, options, tuple(self.llms.values()))
+        self._load_seconds = time.monotonic() - begin
+
+    def _check(self, lengths: list[int]) -> None:
+        """Check that the models answer.
+
+        Args:
+            lengths: contexts that were served before.
+
+        Raises:
+            AgreedError: log-probabilities are not finite, or the context is shorter than before.
+        """
+        llms = list(self.llms.values())
+        with self._group.together():
+            problem: UserError | None = None
+            if self._group.rank == 0:
+                try:
+                    for llm, length in zip(llms, lengths, strict=True):
+                        _check_length(llm, length)
+                        check_numbers(llm)
+                except UserError as error:
+                    problem = error
+                for llm in llms:
+                    llm.driver.drain()
+                    llm.engine.end_run()
+            else:
+                follow_all(llms)
+            if problem is not None:
+                raise problem
+
+
+def check_numbers(llm: LLM) -> None:
+    """Run a short prompt, while the other ranks follow (rank 0).
+
+    Raises:
+        UserError: its log-probabilities are no finite numbers.
+    """
+    vocab_size, length = llm.facts.vocab_size, llm.facts.max_model_len
+    prompt = [number % vocab_size for number in range(1, 1 + min(CHECK_PROMPT, length - 1))]
+    sampling = SamplingParams(
+        max_tokens=min(CHECK_TOKENS, length - len(prompt)),
+        temperature=0.0,
+        ignore_eos=True,
+        logprobs=1,
+        prompt_logprobs=1,
+    )
+    request = Request(key="self-check", prompt_token_ids=prompt, sampling=sampling, cache_salt="self-check")
+    llm.driver.add(request.key, request)
+    while llm.driver.has_work:
+        for _, update in llm.driver.step():
+            measured = [*update.logprobs, *(update.prompt_logprobs or ())]
+            if not all(math.isfinite(item.logprob) for item in measured):
+                raise UserError("the log-probabilities of its self-check are no finite numbers")
+
+
+def _check_length(llm: LLM, length: int) -> None:
+    if llm.facts.max_model_len < length:
+        raise UserError(
+            f"it has room for a context of {llm.facts.max_model_len} tokens only, and {length} are served; use more ranks, or fewer bits"
+        )
+
+
+def _machine_links(links: Sequence[PairLink]) -> list[MachineLink]:
+    """Links that were measured for a plan."""
+    return [
+        MachineLink(pair.a, pair.b, pair.link.latency, pair.link.bytes_per_second) for pair in links if pair.a != pair.b
+    ]
+
+
+def changed_options(options: EngineOptions, change: LayoutChange, nodes: Sequence[str]) -> EngineOptions:
+    """Options with what a change says, with as many KV blocks as fit.
+
+    Args:
+        nodes: machine of each rank that was started.
+
+    Raises:
+        UserError: a value is wrong by itself.
+    """
+    options = replace(options, planned_blocks=0)  # a plan's are for the layout of the start
+    parallel, model = options.parallel, options.model
+    if change.plan is not None:
+        if change.moves or change.dtype is not None or change.quantization is not None:
+            raise UserError("plan says what all other fields say; leave them out")
+        return plan_options(change.plan, options, nodes)
+    if change.moves:
+        sizes, layers = tuple(change.tensor_parallel_size or (1,)), tuple(change.layers or ())
+        num_placed = sum(sizes) if len(sizes) > 1 else sizes[0] * len(layers)
+        ranks = tuple(change.ranks or ())
+        if not ranks and 0 < num_placed < len(nodes):  # the ranks that have a part now, or the first ones
+            ranks = parallel.ranks if len(parallel.ranks) == num_placed else tuple(range(num_placed))
+        parallel = replace(
+            parallel, tensor_parallel_size=sizes, pipeline_parallel_size=0, layers=layers, ranks=ranks, layout=""
+        )
+    if change.dtype is not None:
+        model = replace(model, dtype=tuple(change.dtype))
+    if change.quantization is not None:
+        given = change.quantization
+        model = replace(model, quantization=(given,) if isinstance(given, str) else tuple(given))
+    changed = replace(options, parallel=parallel, model=model)
+    changed.check()
+    return changed
+
+
+def _shape(layout: Layout) -> tuple:
+    """Everything of a layout that may be changed."""
+    topology = layout.topology
+    return topology.places, topology.layers, layout.dtypes, layout.quantizations

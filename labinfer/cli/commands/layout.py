@@ -1,0 +1,346 @@
+"""``launch.py plan``: who would hold what, without loading anything."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from labinfer.base.errors import ExitStatus
+from labinfer.cli.commands.session import Session
+from labinfer.comm.communicator import name_ranks
+from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.spmd.machine import RankInfo, free_memory
+from labinfer.engine.cache_capacity import BlockCounts, CacheRoom, WindowNeeds, count_blocks, pool_rooms, sum_fields
+from labinfer.launch.build import find_model
+from labinfer.launch.draft_model import plan_draft_model
+from labinfer.launch.layout.draft_layout import draft_options
+from labinfer.launch.layout.kv_capacity import describe_windows
+from labinfer.launch.layout.layout import Layout, make_layout
+from labinfer.launch.mtp_check import check_mtp
+from labinfer.observe.output_file import STANDARD, OutputFile
+from labinfer.observe.table import format_bytes, format_table
+from labinfer.planner.options import PlanOptions
+from labinfer.weights.checkpoint import open_checkpoint
+from labinfer.worker.model_runner import CAPTURED_BYTES, captures_steps
+
+HEADER = (
+    *("rank", "host", "device", "stage", "tp", "layers", "dtype", "weights"),
+    *("a token", "KV tokens", "a sequence", "states"),
+)
+"""A token takes so many bytes of the KV cache, and so many tokens fit; a sequence so many of state, and so many slots."""
+
+REPLICATED = (
+    "every tensor-parallel rank keeps the whole latent of each token: --tensor-parallel-size makes a token no smaller, more "
+    "pipeline stages do"
+)
+
+
+def run(session: Session, own: PlanOptions) -> int:
+    """Print the table on rank 0, and the sums of ranks that are too small. A single process may plan for any number of ranks, as
+    if all were on this machine."""
+    if own.auto:
+        from labinfer.cli.commands.auto_plan import run_here
+
+        return run_here(session, own)
+    group, status = session.join(), ExitStatus.OK
+    directory, config = find_model(group, session.options)
+    everyone = group.everyone
+    parallel = session.options.parallel
+    if group.size == 1:
+        tp = parallel.tensor_parallel_size
+        world_size = sum(tp) if len(tp) > 1 else tp[0] * max(1, parallel.pipeline_parallel_size, len(parallel.layers))
+        speculation = session.options.scheduler.speculative_config
+        named = (*parallel.ranks, speculation.draft_rank if speculation else 0)
+        numbers = range(max(named) + 1 if parallel.ranks else world_size)
+        everyone = [msgspec.structs.replace(group.everyone[0], rank=rank, local_rank=rank) for rank in numbers]
+    with group.together():
+        if config.mtp is not None:
+            check_mtp(session.options, config, directory, open_checkpoint(directory).names)
+        layout = make_layout(session.options, config, everyone)
+        draft = _plan_draft_model(session, layout, everyone) if group.rank == 0 else None
+        on_rank0 = None if layout.draft_devices else draft
+        if group.size == 1:
+            free = {rank: free_memory(device) for rank, device in layout.all_devices.items()}
+        else:
+            free = _gather_free(group, layout)
+        if group.rank == 0:
+            of_rank = {
+                rank: RankBytes.make(
+                    session, layout, everyone, rank, free=free[rank], draft=on_rank0 if rank == 0 else None
+                )
+                for rank in layout.devices
+            }
+            rooms = _estimate_rooms(session, layout, everyone, of_rank)
+            blocks, needs = _count_blocks(session, layout, rooms)
+            size, num_seqs = session.options.cache.block_size, session.options.scheduler.max_num_seqs
+            states = [
+                room.num_states(num_seqs) if layout.meta(layout.topology.place(rank)).bytes_per_sequence else None
+                for rank, room in zip(of_rank, rooms, strict=True)
+            ]
+            kv_tokens = [count * size for count in blocks.of_rank]
+            title = _describe_plan(session.options.model.model, layout, is_alone=group.size == 1)
+            table = format_table(HEADER, layout_rows(layout, everyone, kv_tokens, states))
+            num_tokens = blocks.num_blocks * size
+            least = f"KV cache: all ranks use the least: {blocks.num_blocks} blocks, {num_tokens} tokens"
+            if slots := [count for count in states if count is not None]:
+                least += f", {min(slots)} states of sequences"
+            replicated = any(
+                place.tp_size > 1 and layout.meta(place).is_cache_replicated for place in layout.topology.places
+            )
+            notes = [REPLICATED] if replicated else []
+            if blocks.num_window_blocks:
+                notes.append(describe_windows(needs.window, blocks.num_window_blocks, num_tokens, blocks.gain))
+            if captured := max(own.captured for own in of_rank.values()):
+                notes.append(f"beside all this up to {format_bytes(captured)} of a rank are left to captured steps")
+            if layout.config.mtp is not None:
+                meta = layout.meta(layout.topology.places[-1])
+                notes.append(
+                    f"the MTP layer is among this on the last stage: {format_bytes(meta.mtp_bytes)} of weights on a rank, and "
+                    f"{format_bytes(meta.mtp_bytes_per_token)} a token"
+                )
+            if draft is not None:
+                place = draft.topology.place(0)
+                holds, beside = "rank 0 holds the draft model, too", " beside the model's"
+                for rank in layout.draft_devices:
+                    holds, beside = f"rank {rank} holds the draft model", ""
+                notes.append(
+                    f"{holds}: {format_bytes(draft.weight_bytes(place))} of weights, and "
+                    f"{format_bytes(draft.meta(place).bytes_per_token)} a token{beside}"
+                )
+                if state := draft.meta(place).bytes_per_sequence:
+                    notes[-1] += f", {format_bytes(state)} a sequence"
+            least_bytes = {rank: _least_bytes(session, layout, rank, own, blocks) for rank, own in of_rank.items()}
+            for rank in layout.draft_devices:
+                of_rank[rank] = RankBytes.make_drafting(session, layout, everyone, rank, free=free[rank], draft=draft)
+                least_bytes[rank] = _least_draft_bytes(session, of_rank[rank], draft)
+            complaints = [
+                _describe_shortfall(
+                    session,
+                    layout,
+                    everyone,
+                    ranks,
+                    RankBytes.sum(of_rank[rank] for rank in ranks),
+                    least=sum(least_bytes[rank] for rank in ranks),
+                )
+                for ranks in _ranks_by_memory(layout, everyone, of_rank)
+            ]
+            OutputFile(STANDARD).write(
+                "\n".join([title, "", table, "", least, *notes, *filter(None, complaints)]) + "\n"
+            )
+            if any(complaints):
+                status = ExitStatus.SOME_FAILED
+    group.close()
+    return status
+
+
+def layout_rows(
+    layout: Layout, everyone: list[RankInfo], kv_tokens: list[int], states: list[int | None]
+) -> list[tuple]:
+    """One row a place, its columns those of ``HEADER``.
+
+    Args:
+        kv_tokens: of each place.
+        states: slots of each place; None where no layer keeps a state.
+    """
+    rows = []
+    for place, tokens, slots in zip(layout.topology.places, kv_tokens, states, strict=True):
+        begin, end = layout.topology.layers[place.stage]
+        meta = layout.meta(place)
+        form, quantization = str(layout.dtype(place)).removeprefix("torch."), layout.quantization_name(place)
+        if quantization != "none":
+            form += f", {quantization}"
+        rows.append(
+            (
+                place.rank,
+                everyone[place.rank].node,
+                str(layout.devices[place.rank]),
+                place.stage,
+                place.tp_rank,
+                f"{begin}-{end - 1}",
+                form,
+                format_bytes(layout.weight_bytes(place)),
+                format_bytes(meta.bytes_per_token),
+                tokens,
+                "-" if slots is None else format_bytes(meta.bytes_per_sequence),
+                "-" if slots is None else slots,
+            )
+        )
+    return rows
+
+
+def _describe_plan(model: str, layout: Layout, is_alone: bool) -> str:
+    num_stages, num_ranks = layout.topology.num_stages, layout.topology.num_places
+    title = f"{model} in {num_stages} stage{'s' * (num_stages > 1)} on {num_ranks} rank{'s' * (num_ranks > 1)}"
+    return title + ", as if all were on this machine" * (is_alone and num_ranks > 1)
+
+
+def _gather_free(group: RankGroup, layout: Layout) -> dict[int, int]:
+    mine = torch.tensor([free_memory(layout.all_devices.get(group.rank, torch.device("cpu")))])
+    return dict(zip(group.ranks, map(int, group.comm.all_gather(mine)), strict=True))
+
+
+def _plan_draft_model(session: Session, layout: Layout, everyone: list[RankInfo]) -> Layout | None:
+    """The layout of the draft model, if there is one."""
+    speculation = session.options.scheduler.speculative_config
+    if speculation is None or not speculation.model:
+        return None
+    own = draft_options(session.options, speculation.model, layout)
+    return plan_draft_model(own, session.environment.model_dir, layout, everyone)[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankBytes:
+    """Bytes of a rank: what its device has free for it, and what it is to hold with a draft model, if it holds one."""
+
+    free: int
+    weights: int
+    captured: int
+    """Captured steps, at most."""
+    draft_block: int = 0
+    """A KV block of the draft model."""
+    draft_state: int = 0
+    """A sequence's state in it."""
+
+    @property
+    def room(self) -> int:
+        """For KV blocks and states; negative where there is less than none."""
+        return self.free - self.weights - self.captured
+
+    @classmethod
+    def sum(cls, ranks: Iterable[RankBytes]) -> RankBytes:
+        """The bytes of ranks that share a memory."""
+        return cls(**sum_fields(ranks))
+
+    @classmethod
+    def make(
+        cls, session: Session, layout: Layout, everyone: list[RankInfo], rank: int, *, free: int, draft: Layout | None
+    ) -> RankBytes:
+        """The bytes of one rank of a layout.
+
+        Args:
+            free: bytes of its device, which others may share.
+            draft: the layout of a draft model that the rank holds, too.
+        """
+        weights = layout.weight_bytes(layout.topology.place(rank))
+        tp_size = layout.topology.place(rank).tp_size
+        captured, more = CAPTURED_BYTES * captures_steps(layout.devices[rank], tp_size), {}
+        if draft is not None:
+            weights += draft.weight_bytes(draft.topology.place(0))
+            captured *= 2
+            more = _draft_bytes(session, draft)
+        return cls(free=free // layout.sharing_device(rank, everyone), weights=weights, captured=captured, **more)
+
+    @classmethod
+    def make_drafting(
+        cls, session: Session, layout: Layout, everyone: list[RankInfo], rank: int, *, free: int, draft: Layout
+    ) -> RankBytes:
+        """The bytes of a rank that holds the draft model alone; see ``make``."""
+        return cls(
+            free=free // layout.sharing_device(rank, everyone),
+            weights=draft.weight_bytes(draft.topology.place(0)),
+            captured=CAPTURED_BYTES * captures_steps(layout.draft_devices[rank], 1),
+            **_draft_bytes(session, draft),
+        )
+
+
+def _draft_bytes(session: Session, draft: Layout) -> dict[str, int]:
+    """Bytes of a draft model for each KV block and each sequence, as fields of ``RankBytes``."""
+    place = draft.topology.place(0)
+    return {
+        "draft_block": draft.block_bytes(place, session.options.cache.block_size),
+        "draft_state": draft.meta(place).bytes_per_sequence,
+    }
+
+
+def _estimate_rooms(
+    session: Session, layout: Layout, everyone: list[RankInfo], of_rank: Mapping[int, RankBytes]
+) -> list[CacheRoom]:
+    """Memory for the cache of each rank, together with all others in the same memory."""
+    size, rooms = session.options.cache.block_size, []
+    for rank, own in of_rank.items():
+        place = layout.topology.place(rank)
+        meta = layout.meta(place)
+        windowed = size * meta.window_bytes_per_token
+        rooms.append(
+            CacheRoom(
+                num_bytes=int(own.room * session.options.cache.memory_utilization),
+                block_bytes=layout.block_bytes(place, size) + own.draft_block - windowed,
+                window_block_bytes=windowed,
+                state_bytes=meta.bytes_per_sequence,
+            )
+        )
+    return pool_rooms(rooms, [layout.memory(rank, everyone) for rank in of_rank])
+
+
+def _ranks_by_memory(layout: Layout, everyone: list[RankInfo], ranks: Iterable[int]) -> list[list[int]]:
+    """Ranks that pool their room, together; one that only drafts has its share alone."""
+    by_memory: dict[Hashable, list[int]] = {}
+    for rank in ranks:
+        name = rank if rank in layout.draft_devices else layout.memory(rank, everyone)
+        by_memory.setdefault(name, []).append(rank)
+    return list(by_memory.values())
+
+
+def _count_blocks(
+    session: Session, layout: Layout, rooms: Sequence[CacheRoom]
+) -> tuple[BlockCounts, WindowNeeds | None]:
+    options = session.options
+    window = max(layout.meta(place).window for place in layout.topology.places)
+    needs, num_seqs = layout.window_needs(options, window), options.scheduler.max_num_seqs
+    useful = layout.useful_blocks(num_seqs, options.cache.block_size)
+    blocks = count_blocks(
+        [room.for_blocks(num_seqs) for room in rooms], useful, needs, fixed=options.cache.num_kv_blocks
+    )
+    return blocks.capped(options.planned_blocks), needs
+
+
+def _least_bytes(session: Session, layout: Layout, rank: int, own: RankBytes, blocks: BlockCounts) -> int:
+    """KV cache and states that a rank of a layout needs at least."""
+    cache, place = session.options.cache, layout.topology.place(rank)
+    num_blocks, num_window_blocks = -(-2 // cache.block_size), 0
+    if cache.num_kv_blocks:
+        num_blocks, num_window_blocks = cache.num_kv_blocks, blocks.num_window_blocks
+    least = layout.cache_bytes(place, cache.block_size, num_blocks, num_window_blocks) + num_blocks * own.draft_block
+    return least + layout.meta(place).bytes_per_sequence + own.draft_state
+
+
+def _least_draft_bytes(session: Session, own: RankBytes, draft: Layout) -> int:
+    """The same of a rank that holds the draft model alone, which makes no more blocks than it has use for."""
+    size, given = session.options.cache.block_size, session.options.cache.num_kv_blocks
+    num_blocks = min(given or -(-2 // size), draft.useful_blocks(session.options.scheduler.max_num_seqs, size))
+    return num_blocks * own.draft_block + own.draft_state
+
+
+def _describe_shortfall(
+    session: Session, layout: Layout, everyone: list[RankInfo], ranks: Sequence[int], own: RankBytes, *, least: int
+) -> str:
+    """The sums of ranks that have no room for what they have to hold; empty for those that have.
+
+    Args:
+        ranks: all that pool their room in a memory.
+        own: their sums.
+        least: bytes of KV cache and states that they need.
+    """
+    cache, num_sharing = session.options.cache, layout.sharing_device(ranks[0], everyone)
+    used = 1.0 if cache.num_kv_blocks else cache.memory_utilization
+    if int(max(0, own.room) * used) >= least:
+        return ""
+    who, whose = (f"{name_ranks(ranks)} have", "their") if len(ranks) > 1 else (f"{name_ranks(ranks)} has", "its")
+    shared = ""
+    if num_sharing > len(ranks):
+        total = format_bytes(own.free * num_sharing // len(ranks))
+        shared = f", {whose} part of {total} for {num_sharing} ranks"
+    hint = "use more ranks, a smaller --dtype or --quantization"
+    if ranks[0] in layout.draft_devices:
+        hint = "choose another draft_rank, or a smaller draft model"
+    if cache.num_kv_blocks:
+        hint = f"give less than --num-kv-blocks {cache.num_kv_blocks}, or leave it out"
+    least += own.captured
+    return (
+        f"{who} no room: {format_bytes(own.weights)} of weights and at least {format_bytes(least)} of KV cache, states and "
+        f"captured steps make {format_bytes(own.weights + least)}, but {format_bytes(own.free)} are free on {layout.all_devices[ranks[0]]}{shared}; "
+        f"{hint}"
+    )

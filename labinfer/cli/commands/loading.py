@@ -1,0 +1,114 @@
+"""The model on this group of ranks: loaded with a progress line, and what rank 0 says of it."""
+
+from __future__ import annotations
+
+import logging
+
+from labinfer.api.llm import LLM
+from labinfer.base.config import EngineOptions
+from labinfer.base.standard_error import write_error
+from labinfer.cli.commands.layout import HEADER, layout_rows
+from labinfer.cli.commands.session import Session
+from labinfer.observe.progress_line import ProgressLine
+from labinfer.observe.table import format_bytes, format_table
+
+logger = logging.getLogger(__name__)
+
+
+def load(session: Session, options: EngineOptions | None = None, others: tuple[LLM, ...] = ()) -> LLM:
+    """Load this rank's share; collective.
+
+    Args:
+        options: where they are not the session's.
+        others: see ``LLM.from_options``.
+
+    Raises:
+        UserError: the model or the layout is wrong; on every rank.
+    """
+    line, is_rank0 = ProgressLine(), session.group.rank == 0
+
+    def on_progress(done: int, total: int) -> None:
+        if is_rank0 and line.due():
+            line.update(f"loading weights [{'#' * (20 * done // total):.<20}] {done}/{total} tensors")
+
+    try:
+        return LLM.from_options(session.group, options or session.options, on_progress, others)
+    finally:
+        line.close()
+
+
+def announce(models: dict[str, LLM]) -> None:
+    """One table of the ranks, and what each KV cache holds (rank 0), where the log level asks for them.
+
+    Args:
+        models: by the names that the user knows.
+    """
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    rows: list[tuple] = []
+    for name, llm in models.items():
+        logger.info("model %s: %s", name, llm.directory)
+        kv_tokens = [count * llm.options.cache.block_size for count in llm.capacity.blocks_of_rank]
+        metas = map(llm.layout.meta, llm.layout.topology.places)
+        states = [llm.capacity.num_states if meta.bytes_per_sequence else None for meta in metas]
+        rows += [(name, *row) for row in layout_rows(llm.layout, llm.group.everyone, kv_tokens, states)]
+    if len(models) == 1:
+        write_error(format_table(HEADER, [row[1:] for row in rows]) + "\n")
+    else:
+        write_error(format_table(("model", *HEADER), rows) + "\n")
+    group, placed = llm.group, llm.layout.topology.placed_ranks
+    drafting = llm.layout.draft_devices
+    if spare := [str(rank) for rank in group.ranks if rank not in placed and rank not in drafting]:
+        logger.info("spare: rank%s %s", "s" * (len(spare) > 1), ", ".join(spare))
+    for rank in drafting:
+        logger.info("draft model on rank %d: %s", rank, llm.options.scheduler.speculative_config.model)
+    for name, llm in models.items():
+        _announce_capacity(f" of {name}" if len(models) > 1 else "", llm)
+
+
+def _announce_capacity(whose: str, llm: LLM) -> None:
+    capacity, layout, block_size = llm.capacity, llm.layout, llm.options.cache.block_size
+    logger.info(
+        "KV cache%s: %d blocks of %d tokens on every rank (%s of %s on rank 0); context %d",
+        whose,
+        capacity.num_blocks,
+        block_size,
+        format_bytes(layout.cache_bytes(llm.place, block_size, capacity.num_blocks, capacity.num_window_blocks)),
+        str(layout.kv_dtype(llm.place)).removeprefix("torch."),
+        llm.facts.max_model_len,
+    )
+    if capacity.captured_bytes:
+        logger.info(
+            "captured steps%s: at most %s on rank 0, beside the KV cache", whose, format_bytes(capacity.captured_bytes)
+        )
+    if windows := capacity.describe_windows(block_size):
+        logger.info("KV cache%s: %s", whose, windows)
+    if (draft := llm.draft_model) is not None:
+        logger.info(
+            "draft model%s on rank 0: %s, %s of weights, %d blocks of its own (%s), %d states (%s); context %d",
+            whose,
+            draft.directory,
+            format_bytes(draft.weight_bytes),
+            draft.num_blocks,
+            format_bytes(draft.num_blocks * draft.block_bytes(block_size)),
+            draft.num_states,
+            format_bytes(draft.state_bytes),
+            draft.max_model_len,
+        )
+    if limit := capacity.describe_limit(layout.topology.places):
+        logger.info("KV cache%s: %s", whose, limit)
+    if capacity.num_states:
+        logger.info(
+            "states of sequences%s: %d slots, running sequences first, the others for snapshots (%s each on rank 0)",
+            whose,
+            capacity.num_states,
+            format_bytes(layout.meta(llm.place).bytes_per_sequence),
+        )
+    if capacity.num_host_blocks:
+        states = f", {capacity.num_host_states} states" if capacity.num_states else ""
+        windows = f", {capacity.num_host_window_blocks} of windowed layers" if capacity.window else ""
+        logger.info(
+            "host memory for swapped sequences%s: %d blocks%s%s", whose, capacity.num_host_blocks, windows, states
+        )
+    if llm.facts.step_times is not None:
+        logger.info("measured%s: %s", whose, llm.facts.step_times.describe())

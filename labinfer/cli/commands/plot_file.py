@@ -1,0 +1,42 @@
+"""Pictures that matplotlib draws: whether one can be written is known before anything is measured for it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labinfer.base.errors import UserError
+from labinfer.observe.output_file import OutputFile
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".pdf", ".svg")
+"""Which say what kind of picture it is."""
+
+
+def check_plot(path: str, others: dict[str, str] | None = None) -> None:
+    """
+    Args:
+        others: files that it must not be, by the option that named them.
+
+    Raises:
+        UserError: matplotlib is missing, or ``--plot`` names no file of a kind above that can be written.
+    """
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise UserError(f"--plot {path}: give a file that ends in {', '.join(SUFFIXES)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError("--plot needs matplotlib; pip install matplotlib")
+    OutputFile(path, "--plot", others)
+
+
+def save_plot(path: str, canvas: Figure) -> None:
+    """
+    Raises:
+        UserError: the file cannot be written.
+    """
+    try:
+        canvas.savefig(path)
+    except OSError as error:
+        raise UserError(f"cannot write --plot {path}: {error.strerror}") from None

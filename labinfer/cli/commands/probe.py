@@ -1,0 +1,80 @@
+"""``launch.py probe``: what a model's layers, head and steps cost on these hosts, and what the links between them take."""
+
+from __future__ import annotations
+
+import msgspec
+
+from labinfer.base.errors import ExitStatus
+from labinfer.cli.commands.measuring import measuring
+from labinfer.cli.commands.session import Session
+from labinfer.launch.measure.probe import probe_cluster
+from labinfer.observe.output_file import STANDARD, OutputFile
+from labinfer.observe.table import format_bytes, format_table
+from labinfer.planner.cluster import Machine
+from labinfer.planner.costs import HostCosts
+from labinfer.planner.options import ProbeOptions
+
+ROWS = (1, 8, 64, 512)
+"""Tokens of the steps that the table shows."""
+HOST_HEADER = ("host", "ranks", "tp", "dtype", "memory", "hardware")
+"""Memory: free for one rank."""
+COST_HEADER = (
+    *("host", "tp", "dtype", "a layer"),
+    *(f"{rows} row{'s' * (rows > 1)} ms" for rows in ROWS),
+    *("1,000 context ms", "head ms", "a step ms"),
+)
+"""Times: of a layer by rows, more for 1,000 tokens that decodes see, of the head for one row, and of a step
+beside these."""
+
+LINK_HEADER = ("link", "latency ms", "Mbit/s")
+
+
+def run(session: Session, own: ProbeOptions) -> int:
+    """Measure on all hosts at once, or take what was measured before; rank 0 prints tables, and writes ``--save``."""
+    group = session.join()
+    file = None
+    with group.together():
+        group.refuse_spares(session.options.parallel.ranks)
+        if group.rank == 0 and own.save:
+            file = OutputFile(own.save, "--save")
+    with measuring(group) as on_progress:
+        cluster = probe_cluster(group, session.options, on_progress)
+    if group.rank == 0:
+        hosts = [(machine, costs) for machine in cluster.machines for costs in machine.costs]
+        tables = [
+            format_table(HOST_HEADER, [host_row(machine, costs) for machine, costs in hosts]),
+            format_table(COST_HEADER, [row for machine, costs in hosts for row in cost_rows(machine, costs)]),
+        ]
+        if cluster.links:
+            rows = [
+                (f"{pair.a} - {pair.b}", round(1e3 * pair.link.latency, 3), round(pair.link.bytes_per_second / 125e3))
+                for pair in cluster.links
+            ]
+            tables.append(format_table(LINK_HEADER, rows))
+        OutputFile(STANDARD).write("\n\n".join(tables) + "\n")
+        if file is not None:
+            file.begin()
+            file.write(msgspec.json.format(msgspec.json.encode(cluster), indent=1).decode() + "\n")
+            file.close()
+    group.close()
+    return ExitStatus.OK
+
+
+def host_row(machine: Machine, host: HostCosts) -> tuple:
+    """Cells under ``HOST_HEADER``."""
+    return (machine.name, machine.ranks, host.tp_size, host.dtype, format_bytes(host.memory), host.hardware)
+
+
+def cost_rows(machine: Machine, host: HostCosts) -> list[tuple]:
+    """Cells under ``COST_HEADER``, a row for each kind of layers."""
+    return [
+        (
+            *(machine.name, host.tp_size, host.dtype),
+            format_bytes(host.layer_bytes[kind]),
+            *(round(1e3 * (costs.linear.at(rows) + costs.small.at(rows)), 3) for rows in ROWS),
+            round(1e6 * costs.decode[2], 3),
+            round(1e3 * host.head.at(1), 3),
+            round(1e3 * host.fixed, 3),
+        )
+        for kind, costs in host.layer_kinds.items()
+    ]

@@ -1,0 +1,55 @@
+"""PromptAnswers: answers to --prompt on standard output, in the order of the prompts, the first as it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from labinfer.requests.outputs import Delta, RequestOutput
+
+
+class PromptAnswers:
+    """Texts that come side by side, and are shown one after another.
+
+    Args:
+        titles: a line before each answer; empty for none.
+        write: shows a text.
+    """
+
+    def __init__(self, titles: Sequence[str], write: Callable[[str], None]):
+        self._write = write
+        self._pending = [f"--- {title}\n" if title else "" for title in titles]
+        self._ended: set[int] = set()
+        self._turn = 0
+        self._is_open = False  # whether the last line that was shown has no end yet
+
+    def grow(self, delta: Delta) -> None:
+        """Take in what an answer gets; its key is the prompt's number."""
+        self._pending[delta.key] += delta.text or ""
+        self._show()
+
+    def end(self, output: RequestOutput, has_grown: bool) -> None:
+        """Take in the end of a prompt's answers.
+
+        Args:
+            has_grown: whether they came in deltas.
+        """
+        texts = [] if has_grown else [completion.text or "" for completion in output.completions]
+        self._pending[output.key] += "\n".join(texts) + "\n"
+        self._ended.add(output.key)
+        self._show()
+
+    def close(self) -> None:
+        """End the line of an answer that was broken off."""
+        if self._is_open:
+            self._write("\n")
+            self._is_open = False
+
+    def _show(self) -> None:
+        while self._turn < len(self._pending):
+            text, self._pending[self._turn] = self._pending[self._turn], ""
+            if text:
+                self._write(text)
+                self._is_open = not text.endswith("\n")
+            if self._turn not in self._ended:
+                return
+            self._turn += 1

@@ -1,0 +1,37 @@
+"""PromptLengths: tokens of the prompts in lines of a job, for plans by its lengths."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+from labinfer.base.errors import UserError
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.requests.input_processor import InputProcessor
+from labinfer.requests.jsonl import parse_line
+
+
+class PromptLengths:
+    """Counts tokens with a model's tokenizer, which is read for the first prompt.
+
+    Args:
+        directory: of the model.
+    """
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+
+    @cached_property
+    def _processor(self) -> InputProcessor:
+        return InputProcessor(self._directory, required=True)
+
+    def __call__(self, line: str) -> int:
+        """Tokens of the prompt of a line.
+
+        Raises:
+            UserError: it is no request that generates, or there is no tokenizer.
+        """
+        prompt = parse_line(line.strip().encode(), SamplingParams()).prompt
+        if prompt is None:
+            raise UserError("an embedding generates no tokens to plan for; leave it out")
+        return len(self._processor.encode(prompt))

@@ -1,0 +1,43 @@
+"""The roofline of a machine, and where functions stand under it (Williams et al. 2009, doi:10.1145/1498765.1498785)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from labinfer.cli.commands.plot_file import save_plot
+from labinfer.functions.ceilings import Ceilings
+
+if TYPE_CHECKING:
+    from labinfer.cli.commands.bench_functions import Figure
+
+
+def draw_roofline(path: str, figures: list[Figure], ceilings: Ceilings) -> None:
+    """Products by how much they compute for each byte, and what memory and arithmetic allow there.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure as Canvas
+
+    products = [figure for figure in figures if figure.operations]
+    canvas = Canvas(figsize=(9, 6), layout="constrained")
+    axes = canvas.add_subplot()
+    for function, implementation in dict.fromkeys((figure.function, figure.implementation) for figure in products):
+        mine = [figure for figure in products if (figure.function, figure.implementation) == (function, implementation)]
+        axes.plot(
+            [figure.operations / figure.num_bytes for figure in mine],
+            [figure.operations / figure.seconds / 1e9 for figure in mine],
+            marker="o",
+            label=f"{function} {implementation}",
+        )
+    intensities = [figure.operations / figure.num_bytes for figure in products]
+    low, high = min(intensities) / 2, max(intensities) * 2
+    for name, rate in ceilings.arithmetic_rates().items():
+        if ceilings.memory:
+            ridge = min(max(rate / ceilings.memory, low), high)
+            roof = [min(rate, ceilings.memory * at) / 1e9 for at in (low, ridge, high)]
+            axes.plot((low, ridge, high), roof, color="grey", linewidth=1)
+            axes.annotate(name, (high, roof[-1]), ha="right", va="bottom", color="grey")
+    axes.set(xscale="log", yscale="log", xlabel="operations for each byte", ylabel="GFLOP/s")
+    axes.legend(fontsize="small")
+    save_plot(path, canvas)

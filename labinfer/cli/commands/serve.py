@@ -1,0 +1,107 @@
+"""``launch.py serve``: models behind an OpenAI-compatible API; every rank takes part."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import socket
+
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import BrokenLink, ExitStatus, UserError
+from labinfer.cli.commands.hosting import Hosting
+from labinfer.cli.commands.session import Session
+from labinfer.comm.group.failure import end_process_with
+from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.group.signals import GRACE_SECONDS
+from labinfer.server.gateway.access import ApiKeys
+from labinfer.server.gateway.options import ServerOptions
+from labinfer.server.gateway.process import GatewayProcess, SupervisorsGateway, listen
+from labinfer.server.host.gateway_link import GatewayLink
+from labinfer.server.link.frames import Beat
+
+logger = logging.getLogger(__name__)
+
+
+def run(session: Session, own: ServerOptions, models: dict[str, str], listener: socket.socket | None = None) -> int:
+    """Serve ``models``, by the names that requests use, until a signal comes; returns the exit status.
+
+    Args:
+        listener: for clients, of rank 0; none under a supervisor, which has it.
+
+    Raises:
+        AgreedError: an option, the port or a model is wrong; on every rank.
+    """
+    group, gateway, link = session.join(explains=True), None, None
+    is_rank0, fault_timeout = group.rank == 0, session.options.runtime.fault_timeout
+    with group.together():
+        if is_rank0:
+            own = own.absolute()
+            keys = ApiKeys.load(own.api_key, own.api_key_file, own.is_local)  # refused before anything is loaded
+            cpus = sorted(group.everyone[0].cpus)
+            level = session.options.runtime.log_level
+            if supervisor := session.environment.supervisor:
+                gateway, port = SupervisorsGateway(supervisor, list(models)), supervisor.port
+            else:
+                listener = listener or listen(own)
+                port = listener.getsockname()[1]
+                gateway = GatewayProcess(
+                    listener, own, list(models), cpus, log_level=level, fault_timeout=fault_timeout
+                )
+            link = GatewayLink(gateway.connection)
+            progress = group.progress
+            link.watch(
+                fault_timeout,
+                lambda: Beat(progress.describe(), progress.wait()),
+                lambda: _end_with_stopped(gateway, group, fault_timeout),
+            )
+    speculation = session.options.scheduler.speculative_config
+    with group.together():
+        if len(models) > 1 and speculation and speculation.draft_rank:
+            raise UserError(
+                f"--speculative-config: draft_rank is for a single model, not for {len(models)}; leave it out"
+            )
+    layouts = {}
+    for name, model in models.items():
+        share = 1 / (len(models) - len(layouts))  # the first of three models takes a third of what is free
+        layouts[name] = _model_options(session.options, model, share)
+    hosting = Hosting(session, layouts, link, own, lambda: _announce_address(own, port, len(keys), list(models)))
+    hosting.load()
+    session.signals.running, session.signals.grace_seconds = True, own.drain_timeout + GRACE_SECONDS
+    try:
+        hosting.run()
+    except BrokenLink as error:
+        raise gateway.explain(error) from None
+    with group.together():
+        if is_rank0:
+            gateway.end()
+    hosting.llms.popitem()[1].close()
+    return 128 + session.signals.signum if session.signals.signum else ExitStatus.OK
+
+
+def _end_with_stopped(gateway: GatewayProcess | SupervisorsGateway, group: RankGroup, seconds: float) -> None:
+    gateway.kill()
+    message = (
+        f"no sign of life of the gateway process on {group.environment.node_name} for {seconds:g} s (--fault-timeout)"
+    )
+    end_process_with(BrokenLink(f"{message}: it is stopped; the server ends"), group)
+
+
+def _model_options(options: EngineOptions, model: str, share: float) -> EngineOptions:
+    return dataclasses.replace(
+        options,
+        model=dataclasses.replace(options.model, model=model),
+        cache=dataclasses.replace(options.cache, memory_utilization=options.cache.memory_utilization * share),
+    )
+
+
+def _announce_address(options: ServerOptions, port: int, num_keys: int, names: list[str]) -> None:
+    shown = f"[{options.host}]" if ":" in options.host else options.host
+    address = f"{options.scheme}://{shown}:{port}"
+    logger.info("serving %s at %s/v1", ", ".join(names), address)
+    logger.info("chat page %s/, cluster page %s/cluster, API described at %s/openapi.json", *[address] * 3)
+    who = "none" if num_keys == 0 else "an API key" if num_keys == 1 else f"one of {num_keys} API keys"
+    logger.info("authentication: %s", who)
+    if not num_keys and not options.is_local:
+        logger.warning(
+            "warning: anyone who can reach this machine can use it; give --api-key-file, or --host 127.0.0.1"
+        )

@@ -1,0 +1,89 @@
+"""Session: the start of every command: the launch environment, the options, and the group once it is joined."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import UserError
+from labinfer.comm.group.rank_group import RankGroup, join_group
+from labinfer.comm.group.shared_signals import share_signals
+from labinfer.comm.group.signals import SignalGuard
+from labinfer.comm.spmd.environment import LaunchEnvironment
+from labinfer.comm.spmd.machine import numa_node
+from labinfer.comm.spmd.threads import advice_on_memory
+from labinfer.observe.progress_line import Ticker
+
+if TYPE_CHECKING:
+    from labinfer.planner.cluster import PairLink
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Session:
+    """One run of one command on this rank."""
+
+    environment: LaunchEnvironment
+    options: EngineOptions
+    signals: SignalGuard
+    starting: Ticker | None = None
+    """Rank 0's line, up to when the ranks have met."""
+    refusal: UserError | None = None
+    """Error that rank 0 has found and said before the ranks met; all end with it when they have."""
+    group: RankGroup | None = None
+    """The ranks, once they have met: before the command runs if ``--plugin`` is given, else in ``join``."""
+    plan_text: str = ""
+    """The plan that was made for this start, as a table beside its alternatives; on rank 0, where it was asked for."""
+    links: Sequence[PairLink] = ()
+    """Links between machines that it was made of."""
+
+    def join(self, explains: bool = False) -> RankGroup:
+        """Meet the other ranks, say how the ranks were found, and follow ``--layout``, after which the options have its parts.
+
+        Args:
+            explains: whether to keep a table of the plan, too.
+
+        Raises:
+            AgreedError: rank 0 has refused, or the layout is none for these ranks; on every rank.
+            UserError: as ``join_group``.
+        """
+        logger.debug("modules are imported")
+        if self.starting is not None and self.environment.world_size > 1 and self.refusal is None:
+            self.starting.describe = lambda: "starting: meeting the other ranks"
+        try:
+            group = self.group or join_group(self.environment, self.options)
+            if self.group is not None:  # it met to load plugins, before it had these options
+                group.take_cores(self.options.working_ranks, self.options.runtime.threads)
+            self.group = group
+        finally:
+            if self.starting is not None:
+                self.starting.close()
+        share_signals(self.signals, group)
+        with group.together():
+            if self.refusal is not None:
+                raise self.refusal
+        if group.rank == 0:
+            logger.info("%s", self.environment.describe())
+            for note in self.environment.notes:
+                logger.info("%s", note)
+            logger.info("transport %s; %s", group.comm.name, group.threads.describe())
+            advice = advice_on_memory(map(numa_node, os.sched_getaffinity(0)), group.size)
+            if advice and not group.everyone[0].accelerator:
+                logger.warning("%s", advice)
+            if self.environment.supervisor is not None:
+                self.environment.supervisor.write_nodes([info.node for info in group.everyone])
+        if self.options.parallel.layout:
+            from labinfer.cli.commands.measuring import measuring
+            from labinfer.launch.choose_layout import choose_layout
+
+            with measuring(group) as on_progress:
+                self.options = choose_layout(group, self.options, on_progress, self._keep_report if explains else None)
+        return group
+
+    def _keep_report(self, text: str, links: Sequence[PairLink]) -> None:
+        self.plan_text, self.links = text, links

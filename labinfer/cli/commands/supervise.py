@@ -1,0 +1,110 @@
+"""``launch.py supervise -- …``: a server or a job that is started again when its ranks die. One process, no rank, no torch."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+from labinfer.base.clock import SystemClock
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import ExitStatus, UserError
+from labinfer.base.plugins import PLUGINS
+from labinfer.comm.group.signals import SignalGuard
+from labinfer.comm.spmd.environment import SupervisorAddress, supervised
+from labinfer.observe.logs import set_up_logging
+from labinfer.server.gateway.options import ServerOptions, Setup
+from labinfer.server.gateway.process import listen
+from labinfer.server.link.private_directory import private_directory
+from labinfer.server.supervisor.launch_command import LaunchCommand
+from labinfer.server.supervisor.options import SuperviseOptions
+from labinfer.server.supervisor.rejoin import Rejoin
+from labinfer.server.supervisor.restarts import Restarts
+from labinfer.server.supervisor.supervised_gateway import SupervisedGateway
+from labinfer.server.supervisor.supervisor import Supervisor
+
+GRACE_SECONDS = 86400.0
+"""From a signal to the end of this process at the latest: the group has limits of its own."""
+
+
+def run(
+    signals: SignalGuard,
+    own: SuperviseOptions,
+    command: list[str],
+    *,
+    insists_on_rejoin: bool,
+    launch: int,
+    again: list[str],
+    server: ServerOptions | None,
+    model_names: list[str],
+    options: EngineOptions,
+) -> int:
+    """Run until the group has ended in order; returns its exit status.
+
+    Args:
+        command: what starts the group.
+        insists_on_rejoin: whether ``--rejoin-timeout`` was given, and not left at its default.
+        launch: place of ``launch.py`` in both commands.
+        again: what starts the group after a death.
+        server: the flags of its server; None of a job.
+        model_names: the models that it serves.
+        options: of the ranks.
+
+    Raises:
+        UserError: the server's address is taken, its certificate cannot be used, there is no place for a local socket, or
+            the command names no hosts that ``--rejoin-timeout`` could be about.
+    """
+    set_up_logging(0, options.runtime.log_level)
+    signals.running, signals.grace_seconds = True, GRACE_SECONDS
+    token = secrets.token_hex(16)
+    with private_directory() as directory:
+        launch_command = LaunchCommand(again, launch, directory)
+        if insists_on_rejoin and len(launch_command.hosts) < 2:
+            raise UserError(
+                f"--rejoin-timeout {own.rejoin_timeout:g} is about the hosts of an mpirun or mpiexec with -hosts, -hostfile or the "
+                f"like, and {command[0]} is given fewer than two; leave the flag out (docs/operations.md says how torchrun and Slurm go on)"
+            )
+        gateway = None
+        port = 0
+        if server is not None:
+            server = server.absolute()
+            setup = Setup(
+                options=server,
+                model_names=model_names,
+                cpus=sorted(os.sched_getaffinity(0)),
+                log_level=options.runtime.log_level,
+                token=token,
+                fault_timeout=options.runtime.fault_timeout,
+                plugins=PLUGINS.loaded,
+                outlives_host=True,
+            )
+            listener = listen(server)
+            port = listener.getsockname()[1]
+            gateway = SupervisedGateway(setup, directory, listener)
+        address = SupervisorAddress(str(directory), token, port)
+        rejoin = Rejoin(
+            launch_command,
+            again,
+            options,
+            read_nodes=address.read_nodes,
+            timeout=own.rejoin_timeout,
+            signum=lambda: signals.signum,
+            clock=SystemClock(),
+        )
+        supervisor = Supervisor(
+            command,
+            rejoin.next_command,
+            directory=directory,
+            environment=supervised(address),
+            restarts=Restarts(own.max_restarts),
+            signum=lambda: signals.signum,
+            gateway=gateway,
+            clock=SystemClock(),
+        )
+        try:
+            status = supervisor.run()
+            if status == ExitStatus.USAGE and rejoin.is_smaller:  # it may fit again when the machine is back
+                status = ExitStatus.INTERNAL
+            return status
+        finally:
+            if gateway is not None:
+                gateway.end()

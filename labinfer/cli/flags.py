@@ -1,0 +1,358 @@
+"""Commands and their flags, generated from dataclasses of options, so that each option is written down once."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import itertools
+import os
+import re
+import typing
+from typing import Any
+
+import labinfer
+from labinfer.api.batch.options import JobOptions
+from labinfer.base.config import (
+    SECTIONS,
+    CacheOptions,
+    ModelOptions,
+    ObserveOptions,
+    ParallelOptions,
+    RuntimeOptions,
+    SchedulerOptions,
+    WeightCacheOptions,
+)
+from labinfer.base.errors import UserError
+from labinfer.base.option_fields import flag_name, is_switch, join
+from labinfer.base.sampling_options import SamplingOptions
+from labinfer.cli.bench.options import (
+    AccuracyOptions,
+    BenchOptions,
+    FunctionBenchOptions,
+    LatencyOptions,
+    LoadOptions,
+    ServeOptions,
+)
+from labinfer.cli.terminal.conversation import MANY_ANSWERS
+from labinfer.cli.terminal.options import ChatOptions
+from labinfer.planner.options import PlanOptions, ProbeOptions
+from labinfer.planner.simulator.options import SimulateOptions
+from labinfer.server.gateway.options import ServerOptions
+from labinfer.server.supervisor.options import SuperviseOptions
+
+ENGINE_SECTIONS = tuple(section for section in SECTIONS if section is not ObserveOptions)
+"""Sections of commands that run without end, and so never write a trace."""
+COMMANDS = {
+    "generate": (
+        "Distributed large-language-model inference. The same command starts every rank.",
+        (JobOptions, SamplingOptions, *SECTIONS),
+    ),
+    "serve": (
+        "Serve models over OpenAI's API. The same command starts every rank.",
+        (ServerOptions, *ENGINE_SECTIONS),
+    ),
+    "chat": (
+        "Talk to a model in the terminal: one on these ranks, or one that is served. Sampling that is not given is as the "
+        "checkpoint or the server would have it, and an answer may fill the context. In the chat, /help lists the commands.",
+        (ChatOptions, SamplingOptions, *ENGINE_SECTIONS),
+    ),
+    "supervise": (
+        "Start a server or a job again when its ranks die, as in launch.py supervise -- mpirun -n 2 python launch.py serve. "
+        "A server's clients see a pause, and no error; a job goes on where it was.",
+        (SuperviseOptions,),
+    ),
+    "cache": ("Show the packed weights that are kept for the next start of a model.", (WeightCacheOptions,)),
+    "plan": (
+        "Show which rank would hold what, without loading anything; or, with --auto, choose it by measured costs.",
+        (PlanOptions, *SECTIONS),
+    ),
+    "probe": (
+        "Measure what a model's parts cost on these hosts, and what the links between them take; remembered in ~/.cache/labinfer.",
+        (ProbeOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
+    ),
+    "simulate": (
+        "What bench serve would measure: the same engine on a virtual clock, without a model and without other ranks; all times are what "
+        "the run would take. Speculation is left out, as its drafts depend on tokens, which there are none of.",
+        (SimulateOptions, BenchOptions, LoadOptions, ServeOptions, *SECTIONS),
+    ),
+    "bench latency": (
+        "Time of a fixed batch, from its first request to its last token.",
+        (BenchOptions, LatencyOptions, *SECTIONS),
+    ),
+    "bench throughput": (
+        "Requests and tokens a second, with all requests there from the beginning.",
+        (BenchOptions, LoadOptions, *SECTIONS),
+    ),
+    "bench serve": (
+        "Latencies of requests that arrive one by one, whether or not the engine keeps up.",
+        (BenchOptions, LoadOptions, ServeOptions, *SECTIONS),
+    ),
+    "bench comm": ("Latency and bandwidth of every collective and send in use.", (ParallelOptions, RuntimeOptions)),
+    "bench accuracy": (
+        "What dtypes, quantised weights and KV cache types lose against the float32 model: of all of them, or of "
+        "the one that --dtype, --quantization and --kv-cache-dtype name.",
+        (AccuracyOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
+    ),
+    "bench functions": (
+        "Every implementation of every function at a model's sizes, beside what the machine allows.",
+        (FunctionBenchOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
+    ),
+}
+REPEATED = ("prompt", "stop", "api_key", "link")
+"""Flags that may be given several times."""
+REPEATED_BY_COMMAND = {"serve": (*REPEATED, "model"), "chat": ("stop",)}
+"""Flags that may be given several times, of commands that differ from ``REPEATED``."""
+DEFAULTS_BY_COMMAND: dict[str, dict[str, Any]] = {
+    "chat": {"log_level": "warning"} | {f.name: "" for f in dataclasses.fields(SamplingOptions)},
+}
+"""Defaults that differ from the dataclass's; empty for options that are left to the model or its server."""
+SIMULATED = {
+    *("dtype", "quantization", "max_model_len", "tensor_parallel_size", "pipeline_parallel_size", "layers", "ranks"),
+    *("block_size", "num_kv_blocks", "enable_prefix_caching", "snapshot_interval", "memory_utilization"),
+    *("log_level", "trace"),
+    *({f.name for f in dataclasses.fields(SchedulerOptions)} - {"speculative_config"}),
+}
+"""Options of an engine that count without its ranks."""
+LEFT_OUT_BY_COMMAND = {
+    "chat": MANY_ANSWERS,
+    "bench accuracy": ("head_preview",),
+    **dict.fromkeys(("probe", "bench comm", "bench functions"), ("layout",)),
+    "simulate": tuple(f.name for section in SECTIONS for f in dataclasses.fields(section) if f.name not in SIMULATED),
+}
+"""Options that make no sense for a command."""
+
+GPU_LAYERS = "--device cuda, or --device cuda,cpu --layers 14,10 on two ranks"
+OTHER_ENGINES = {
+    "-m": "--model",
+    "-p": "--prompt",
+    "-n": "--max-tokens",
+    "--n-predict": "--max-tokens",
+    "-c": "--max-model-len",
+    "--ctx-size": "--max-model-len",
+    "-t": "--threads",
+    "-np": "--max-num-seqs",
+    "--parallel": "--max-num-seqs",
+    "-ngl": GPU_LAYERS,
+    "--n-gpu-layers": GPU_LAYERS,
+    "--gpu-layers": GPU_LAYERS,
+    "--gpu-memory-utilization": "--memory-utilization",
+    "--served-model-name": "--model NAME=DIR",
+}
+"""Flags of llama.cpp and vLLM that have another name here."""
+
+QUOTES, DASHES = "“”‘’＂＇„«»", "—–―－‐−"
+"""Characters that keyboards and word processors put in place of quotes and hyphens."""
+QUOTES_HINT = "to a shell only \" and ' are quotes, not “ and ”"
+
+NEAR = 0.8
+"""Likeness of a word to an option or a command (``difflib``) that is taken for a slip; all benchmarks have their first word in common."""
+
+SHORTEST = 3
+"""Fewest letters of an abbreviation. In words of so many or fewer no slip is guessed: too many options are alike."""
+
+PLUGIN_HELP = (
+    "load code of your own on every rank: a Python file, which only rank 0 needs; the name of a file in lab/; or an installed module; may "
+    "be given several times, see docs/extending.md (default: none)"
+)
+PROGRAM = "launch.py"
+"""Name by which this program calls itself where it was started by no other."""
+PROGRAMS = {PROGRAM: ("python launch.py", "launch.py"), "labinfer": ("labinfer", "-m labinfer")}
+"""Names of the program, with how it is started, and how torchrun starts it."""
+EPILOG = """other commands:
+  {name} help COMMAND       its options
+  {name} serve              OpenAI's API over HTTP
+  {name} chat               talk to a model in the terminal
+  {name} supervise -- …     start a server or a job again when its ranks die
+  {name} plan               show which rank would hold what
+  {name} probe              measure hosts and links, for plans
+  {name} simulate           what bench serve would measure, computed
+  {name} cache              show the packed weights that are kept on disk
+  {name} bench KIND         measure: latency, throughput, serve, comm, functions or accuracy
+
+examples:
+  {alone} --prompt "17 + 25 = ?"
+  {alone} --model DIR --prompt "Hello"
+  torchrun --nproc-per-node 4 {script} --model DIR -tp 2 -pp 2 --input prompts.jsonl --output out.jsonl
+  mpirun -n 3 {alone} --model DIR -tp 2,1 --layers 14,10 --input prompts.jsonl
+  {alone} chat --url http://127.0.0.1:8000
+  {alone} plan --model DIR -tp 2 -pp 2
+
+exit status: 0 all done, 1 some requests failed, 2 wrong usage, 70 a rank failed, 130 Ctrl-C, 143 SIGTERM"""
+
+
+class UsageError(UserError):
+    """Flags that do not parse."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises instead of printing, so that only rank 0 speaks."""
+
+    def error(self, message: str) -> typing.NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+    def parse_args(self, arguments: list[str]) -> argparse.Namespace:  # type: ignore[override]
+        args, unknown = self.parse_known_args(arguments)
+        if unknown:
+            flag = unknown[0].partition("=")[0]
+            _check_hyphens(flag)
+            if not flag.startswith("-"):
+                is_command = any(name.split()[0] == flag for name in COMMANDS)
+                hint = "commands come first" if is_command else "quote a text that has spaces"
+                if any(argument[:1] in QUOTES for argument in arguments if argument):
+                    hint = QUOTES_HINT
+                self.error(f"unexpected {unknown[0]!r}; {hint}")
+            near = OTHER_ENGINES.get(flag, "")
+            if near.partition(" ")[0] not in self._option_string_actions:
+                known = {name.lstrip("-"): name for name in self._option_string_actions}  # dashes make all look alike
+                word = flag.lstrip("-")
+                names = sorted((name for name in known if name.startswith(word)), key=len)  # which it may abbreviate
+                if len(word) < SHORTEST or not all(name.startswith(names[0]) for name in names):
+                    names = []
+                if not names and len(word) > SHORTEST:
+                    names = difflib.get_close_matches(word, known, 1, NEAR)
+                near = known[names[0]] if names else ""
+            self.error(f"unknown option {flag}" + (f" (did you mean {near}?)" if near else ""))
+        return args
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Without abbreviations of -tp and -pp, which argparse allows whatever allow_abbrev says: -t 4 would be -tp 4."""
+        return [match for match in super()._get_option_tuples(option_string) if match[1] == option_string[:2]]
+
+
+def program_name(argument: str) -> str:
+    """The name by which the program was started, by the first of the process's arguments."""
+    return "labinfer" if os.path.basename(argument) in ("labinfer", "__main__.py") else PROGRAM
+
+
+def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
+    """The parser of a command of ``COMMANDS``; ``generate`` has no command word.
+
+    Args:
+        program: one of ``PROGRAMS``.
+    """
+    description, sections = COMMANDS[command]
+    alone, script = PROGRAMS[program]
+    parser = Parser(
+        prog=program if command == "generate" else f"{program} {command}",
+        description=description.replace(f"python {PROGRAM}", alone).replace(PROGRAM, program),
+        epilog=EPILOG.format(name=program, alone=alone, script=script) if command == "generate" else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter if command == "generate" else argparse.HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"labinfer {labinfer.__version__}")
+    if command != "supervise":  # it has nothing that could be chosen; the command that it starts has flags of its own
+        parser.add_argument("--plugin", action="append", metavar="FILE|MODULE|NAME", help=PLUGIN_HELP)
+    for section in sections:
+        repeated, left_out = REPEATED_BY_COMMAND.get(command, REPEATED), LEFT_OUT_BY_COMMAND.get(command, ())
+        add_options(parser, section, repeated, DEFAULTS_BY_COMMAND.get(command, {}), left_out)
+    return parser
+
+
+def build_bench_parser(program: str = PROGRAM) -> Parser:
+    """The parser of ``bench`` without a kind, which has nothing but help."""
+    kinds = {name: description for name, (description, _) in COMMANDS.items() if name.startswith("bench ")}
+    lines = [f"  {program} {name:<17} {description[0].lower()}{description[1:]}" for name, description in kinds.items()]
+    return Parser(
+        prog=f"{program} bench",
+        description="Measure an engine or a machine; each kind has its own --help.",
+        epilog="\n".join(["kinds:", *lines]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def split_command(arguments: list[str]) -> tuple[str, list[str]]:
+    """The command's name and the arguments after it.
+
+    Raises:
+        UsageError: the first words are no command.
+    """
+    words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    command = " ".join(words) or "generate"
+    if command not in COMMANDS:
+        for word in words:
+            _check_hyphens(word)
+        for name in COMMANDS:
+            if words[: len(name.split())] == name.split():
+                word = words[len(name.split())]
+                raise UsageError(f"{name}: unexpected {word!r}; a model is given as --model {word}")
+        if any(" " in word for word in words):
+            raise UsageError(
+                f"there is no command {command!r:.80}; a text to answer is given as --prompt {command!r:.80}"
+            )
+        names = [name for name in COMMANDS if name != "generate"]
+        if near := difflib.get_close_matches(command, names, n=1, cutoff=NEAR):
+            raise UsageError(f"there is no command {command!r}; did you mean {near[0]}?")
+        raise UsageError(
+            f"there is no command {command!r}; commands are {', '.join(names)}, and without one --prompt or --input is run"
+        )
+    return command, arguments[len(words) :]
+
+
+def _check_hyphens(word: str) -> None:
+    """Raises:
+    UsageError: it looks like an option, and begins with another character.
+    """
+    if word.startswith(tuple(DASHES)):
+        raise UsageError(f"unknown option {word}: it begins with a dash; options begin with two hyphens, --")
+
+
+def add_options(
+    parser: argparse.ArgumentParser,
+    section: type,
+    repeated: tuple[str, ...] = REPEATED,
+    defaults: dict[str, Any] | None = None,
+    left_out: tuple[str, ...] = (),
+) -> None:
+    """Add a group of flags for a dataclass of options. Their values are converted and checked later.
+
+    Args:
+        repeated: fields whose flags may be given several times.
+        defaults: defaults that differ from the dataclass's.
+        left_out: fields that are no flags.
+    """
+    words = re.findall("[A-Z][a-z]+", section.__name__.removesuffix("Options"))
+    group = parser.add_argument_group(" ".join(words).lower(), section.__doc__.replace("``", ""))
+    hints = typing.get_type_hints(section)
+    for f in dataclasses.fields(section):
+        if f.name in left_out:
+            continue
+        names = [name for name in (f.metadata["other_name"], flag_name(f.name)) if name]
+        default = (defaults or {}).get(f.name, f.default)
+        text = f.metadata["help"].replace("%", "%%")
+        if "default" not in text:
+            text += f" (default: {_describe_default(f.name, default, defaults or {})})"
+        if hints[f.name] is bool:  # a flag that is on by default can be turned off
+            action = argparse.BooleanOptionalAction if f.default else "store_true"
+            group.add_argument(*names, dest=f.name, action=action, default=None, help=text)
+            continue
+        if is_switch(f):
+            values = "|".join(f.metadata["choices"])
+            group.add_argument(*names, nargs="?", const="on", default=None, metavar=values, help=text)
+            group.add_argument(
+                f"--no-{names[-1][2:]}",
+                dest=f.name,
+                action="store_const",
+                const="off",
+                help=f"{names[-1]} off (default: no)",
+            )
+            continue
+        metavar = f.metadata["metavar"] or "|".join(f.metadata["choices"])
+        action = "append" if f.name in repeated else "store"
+        group.add_argument(*names, dest=f.name, action=action, default=None, metavar=metavar, help=text)
+
+
+def _describe_default(name: str, default: Any, own: dict[str, Any]) -> str:
+    """A default in words.
+
+    Args:
+        own: defaults of the command; an empty one leaves the option to the model.
+    """
+    if own.get(name) == "":
+        return "the model's"
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if default in ("", ()) or default is None:
+        return "none"
+    return join(default) if isinstance(default, tuple) else f"{default}"

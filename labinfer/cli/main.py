@@ -1,0 +1,482 @@
+"""The command line.
+
+``launch.py [options]`` runs prompts, ``launch.py serve`` and ``chat`` answer users, ``launch.py plan`` shows the layout,
+``launch.py bench …`` measures. Nothing heavy is imported before the flags are read, so that ``--help`` and a wrong flag
+answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import gc
+import importlib
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import typing
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from labinfer.api.batch.options import JobOptions
+from labinfer.base.config import AUTO_LAYOUT, GROUP_SECTIONS, SECTIONS, EngineOptions, ModelOptions
+from labinfer.base.errors import AgreedError, ExitStatus, UserError
+from labinfer.base.option_fields import check_bounds, convert, convert_section
+from labinfer.base.plugins import PLUGINS, find_plugin, named_plugins
+from labinfer.base.sampling_options import SamplingOptions, as_flags
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.base.standard_error import protect_standard_streams, write_error
+from labinfer.cli.bench.options import LoadOptions
+from labinfer.cli.flags import (
+    COMMANDS,
+    DEFAULTS_BY_COMMAND,
+    PROGRAM,
+    PROGRAMS,
+    QUOTES,
+    QUOTES_HINT,
+    REPEATED,
+    Parser,
+    add_options,
+    build_bench_parser,
+    build_parser,
+    program_name,
+    split_command,
+)
+from labinfer.cli.terminal.options import ChatOptions
+from labinfer.comm.group.signals import SignalGuard, die_with_launcher
+from labinfer.comm.spmd.address_space import check_address_space, describe_limit, explain_by_limit
+from labinfer.comm.spmd.environment import LaunchEnvironment, detect, shorten_openmp_spins
+from labinfer.comm.spmd.topology import stage_sizes
+from labinfer.models.architectures import check_architecture
+from labinfer.observe.output_file import STANDARD
+from labinfer.observe.progress_line import PLAIN_SECONDS, START_SECONDS, Ticker
+from labinfer.server.supervisor.options import SuperviseOptions
+from labinfer.weights.resolve import find_directory, find_here, resolve_model
+
+if TYPE_CHECKING:
+    from labinfer.cli.commands.session import Session
+    from labinfer.comm.group.rank_group import RankGroup
+
+MODULES = {"plan": "layout"}
+"""Modules of ``labinfer.cli.commands`` that are not named like their command."""
+EXIT_SECONDS = 10
+"""After which the system ends a process that hangs in the exit handlers of its libraries."""
+SPEAK_SECONDS = 0.3
+"""Time that rank 0 has to say what all ranks refuse, before the end of another one ends it."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command on this rank. Returns the exit status."""
+    arguments = sys.argv[1:] if argv is None else argv
+    program = program_name(sys.argv[0]) if argv is None else PROGRAM
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    signals = SignalGuard()
+    shorten_openmp_spins()
+    try:
+        if arguments[:1] == ["supervise"]:
+            return _supervise(signals, program, arguments[1:])
+        environment = detect()
+    except UserError as error:
+        _refuse(error)
+        return ExitStatus.USAGE
+    die_with_launcher(environment)  # before torch is imported, which takes seconds
+    try:
+        status = _run(environment, signals, program, arguments)
+    except (MemoryError, ImportError, OSError, RuntimeError) as error:
+        if not (text := explain_by_limit(error)):
+            raise
+        if environment.local_rank == 0:  # other ranks of the machine have the same limit
+            _refuse(UserError(text))
+        return ExitStatus.USAGE
+    if environment.rank == 0 and environment.supervisor and status < ExitStatus.INTERNAL:  # not of a signal, either
+        environment.supervisor.write_status(status)
+    return status
+
+
+def run_program() -> typing.NoReturn:
+    """Run a command and end the process, without the time that freeing torch's modules would take."""
+    protect_standard_streams()  # before anything opens a file
+    status = main()
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        raise SystemExit(status)  # Python waits for them
+    atexit._run_exitfuncs()  # MPI's end is among them
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
+        sys.stdout.flush()
+    if "mpi4py.MPI" in sys.modules:
+        # MPICH reports an orderly end to mpirun from an exit handler of C; without it mpirun returns 0 or 9. PyDLL keeps the
+        # interpreter's lock, so that no daemon thread runs meanwhile.
+        signal.alarm(EXIT_SECONDS)
+        ctypes.PyDLL(None).exit(status)
+    os._exit(status)
+
+
+def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arguments: list[str]) -> int:
+    rank, group = environment.rank, None
+    try:
+        if plugins := named_plugins(arguments):
+            if environment.world_size > 1:
+                group = _meet(environment, arguments)
+                group.load_plugins(plugins)
+            else:
+                PLUGINS.load(map(find_plugin, plugins))
+        chosen = _choose(environment, signals, program, arguments)
+    except UserError as error:
+        if group is not None:  # the ranks have met, and leave together
+            return _leave_with(error, group)
+        if rank == 0:  # every rank was given the same flags, and sees the same files
+            _refuse(error)
+        else:  # rank 0 speaks, which the launcher ends when this one does
+            time.sleep(SPEAK_SECONDS)
+        return ExitStatus.USAGE
+    if isinstance(chosen, int):
+        if group is not None:
+            group.close(patient=rank != 0)  # rank 0 ran the command alone
+        return chosen
+    name, options, own, refusal = chosen
+    if environment.local_rank == 0 and (limit := describe_limit()):
+        # Before anything is loaded: C++ ends a process that gets no memory without a word of ours.
+        write_error(f"labinfer: warning: {limit}; a process that needs more may end without another word\n")
+    if name in ("generate", "serve", "chat"):
+        from labinfer.launch.early_reading import read_early
+
+        read_early(environment, options)
+    starting = None
+    if rank == 0:  # a launcher may hide that somebody sits at a terminal
+        seconds = START_SECONDS if environment.world_size > 1 else PLAIN_SECONDS
+        text = "ending all ranks" if refusal else "starting: importing torch"
+        starting = Ticker(lambda: text, plain_seconds=seconds)
+    gc.disable()  # imported modules are no garbage, so collecting while they load only costs time
+    from labinfer.cli.commands.session import Session
+    from labinfer.comm.group.failure import end_process_with, leave_agreed
+    from labinfer.observe.logs import set_up_logging
+
+    command = _import_command(name, own)
+    gc.freeze()
+    gc.enable()
+    set_up_logging(rank, options.runtime.log_level)
+    session = Session(
+        environment=environment, options=options, signals=signals, starting=starting, refusal=refusal, group=group
+    )
+    try:
+        return command(session)
+    except AgreedError as error:
+        leave_agreed(error, session.group, is_said=refusal is not None)
+        return ExitStatus.USAGE
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the group
+        return end_process_with(error, session.group, session.group is not None or environment.local_rank == 0)
+
+
+def _meet(environment: LaunchEnvironment, arguments: list[str]) -> RankGroup:
+    """Meet the other ranks before the command line is parsed, since a plugin may add commands, flags and values of flags.
+
+    Raises:
+        UserError: a flag of ``GROUP_SECTIONS`` is wrong, or the ranks cannot meet.
+    """
+    parser = Parser(add_help=False, allow_abbrev=False)
+    for section in GROUP_SECTIONS:
+        add_options(parser, section)
+    args, _ = parser.parse_known_args(arguments)
+    options = EngineOptions.group_options(_given(args, *GROUP_SECTIONS))
+    from labinfer.comm.group.failure import end_process_with
+    from labinfer.comm.group.rank_group import join_group
+
+    try:
+        return join_group(environment, options)
+    except UserError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the group
+        return end_process_with(error, None, environment.local_rank == 0)
+
+
+def _leave_with(error: UserError, group: RankGroup) -> int:
+    """End all ranks because of an error of this one, or of each of them. Returns the exit status."""
+    from labinfer.comm.group.failure import leave_agreed
+
+    try:
+        with group.together():
+            raise error
+    except AgreedError as agreed:
+        leave_agreed(agreed, group)
+    return ExitStatus.USAGE
+
+
+def _choose(
+    environment: LaunchEnvironment, signals: SignalGuard, program: str, arguments: list[str]
+) -> int | tuple[str, EngineOptions, dict[str, Any], UserError | None]:
+    """Parse and check the command line. Commands that need no other ranks and no model run here.
+
+    Returns the exit status of a command that has run; else the command's name, the engine's options, the command's own arguments,
+    and an error that only rank 0 knows of so far.
+
+    Raises:
+        UserError: a flag is wrong, or the model cannot be here; on every rank alike.
+    """
+    rank = environment.rank
+    name, args = _parse(arguments, program, rank)
+    models = _take_models(args) if name == "serve" else {}
+    given = _given(args, *SECTIONS)
+    usual = {key: value for key, value in DEFAULTS_BY_COMMAND.get(name, {}).items() if value}
+    if name == "generate" and args.prompt:
+        usual["log_level"] = "warning"
+        for text in args.prompt:
+            if rank == 0 and len(text) > 1 and {text[0], text[-1]} <= {*QUOTES}:
+                write_error(f"labinfer: warning: the model sees the quotes of {text}: {QUOTES_HINT}\n")
+    if name == "plan" and not getattr(args, "auto", False):  # who is here says little of who would hold what
+        usual["log_level"] = "warning"
+    options = EngineOptions.from_flat(usual | given)
+    own = _check_own(name, args) | ({"models": models} if models else {})
+    if len(models) > 1 and options.parallel.layout:
+        raise UserError(
+            f"--layout is for one model, and --model was given {len(models)} times; leave it out, or serve one"
+        )
+    if name == "cache":
+        from labinfer.cli.commands.cache import run
+
+        return run(own["own"]) if rank == 0 else ExitStatus.OK
+    if name == "simulate":
+        from labinfer.cli.commands.simulate import run
+
+        return run(options, *own["options"]) if rank == 0 else ExitStatus.OK
+    if name == "plan":
+        from labinfer.cli.commands.auto_plan import check_flags
+        from labinfer.cli.commands.auto_plan import run as run_auto
+
+        check_flags(plan := own["own"], given)
+        if plan.cluster:
+            return run_auto(options, plan) if rank == 0 else ExitStatus.OK
+    if name == "chat" and own["own"].url:
+        from labinfer.cli.commands.chat_with_server import check_alone, run
+
+        check_alone(environment, given)
+        return run(signals, model=given.get("model", ""), key=environment.api_key, **own)
+    if ModelOptions in COMMANDS[name][1] and (name != "plan" or environment.world_size > 1):
+        parallel = options.parallel
+        stage_sizes(
+            parallel.tensor_parallel_size,
+            parallel.pipeline_parallel_size,
+            parallel.layers,
+            environment.world_size,
+            ranks=parallel.ranks,
+        )
+    if environment.is_one_node and ModelOptions in COMMANDS[name][1]:  # others may have what this node lacks
+        for model in models.values() or [options.model.model]:
+            _check_model(model, environment)
+    check_address_space()
+    refusal = None
+    if rank == 0:
+        try:
+            own |= _open(name, environment, options, own)
+        except UserError as error:
+            if environment.world_size == 1:
+                raise
+            _refuse(error)
+            refusal = error  # the others, who cannot know, end with this rank when they have met
+    return name, options, own, refusal
+
+
+def _refuse(error: UserError) -> None:
+    write_error(f"labinfer: error: {error}\n")
+
+
+def _parse(arguments: list[str], program: str, rank: int = 0) -> tuple[str, argparse.Namespace]:
+    with contextlib.ExitStack() as stack:
+        if rank != 0:  # --help is printed once
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        if arguments[:1] == ["bench"] and all(word.startswith("-") for word in arguments[1:]):
+            parser = build_bench_parser(program)
+            parser.parse_args(arguments[1:])
+            kinds = [name.removeprefix("bench ") for name in COMMANDS if name.startswith("bench ")]
+            parser.error(f"bench needs a kind, one of {', '.join(kinds)}")
+        command, flags = split_command(arguments)
+        return command, build_parser(command, program).parse_args(flags)
+
+
+def _check_model(model: str, environment: LaunchEnvironment) -> None:
+    """Refuse a model that cannot be here before torch is imported, which takes seconds. A rank that is alone also looks in the
+    hub; several do that when they have met, as the others have to wait for the one that fetches it.
+
+    Raises:
+        UserError: there is no such directory, or it holds no model that is supported.
+    """
+    directory, _ = find_directory(model, environment.model_dir)
+    if directory is None and environment.world_size == 1:
+        directory = resolve_model(model, environment.model_dir, may_download=True)
+    elif directory is None:
+        directory = find_here(model, environment.model_dir)
+    if directory is not None:
+        check_architecture(directory)
+
+
+def _open(name: str, environment: LaunchEnvironment, options: EngineOptions, own: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for a command's ``run``: files and sockets, opened before torch is imported.
+
+    Raises:
+        UserError: a file cannot be read or written, or the server's address is taken or its folder cannot be used.
+    """
+    if options.parallel.layout not in ("", AUTO_LAYOUT):
+        from labinfer.planner.saved_plan import SavedPlan
+
+        SavedPlan.read(options.parallel.layout)
+    if name == "generate":
+        from labinfer.api.batch.job_files import JobFiles, open_quickly
+
+        if options.parallel.layout or (environment.world_size > 1 and not open_quickly(own["job"])):
+            return {}
+        return {"files": JobFiles.open(own["job"], options, own["sampling"])}
+    if name == "serve":
+        from labinfer.server.gateway.access import ApiKeys
+        from labinfer.server.gateway.process import listen
+
+        server = own["own"].absolute()
+        ApiKeys.load(server.api_key, server.api_key_file, server.is_local)
+        return {"own": server} | ({} if environment.supervisor else {"listener": listen(server)})
+    for section in own.get("options", [own["own"]] if "own" in own else []):
+        if plot := getattr(section, "plot", ""):
+            from labinfer.cli.commands.plot_file import check_plot
+
+            check_plot(plot)
+        if isinstance(section, LoadOptions):
+            section.check_files()
+    return {}
+
+
+def _given(args: argparse.Namespace, *sections: type) -> dict[str, Any]:
+    """The options that were given, by field name."""
+    names = [f.name for section in sections for f in dataclasses.fields(section)]
+    return {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
+
+
+def _check_own(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """A command's own options, which its ``run`` receives beside the session."""
+    if name == "generate":
+        job, sampling = _check_job(args)
+        return {"job": job, "sampling": sampling}
+    if name == "chat":
+        sampling, _ = _sampling(args)  # refused before anything is loaded
+        return {"own": convert_section(ChatOptions, _given(args, ChatOptions)), "sampling": sampling}
+    own = [convert_section(section, _given(args, section)) for section in COMMANDS[name][1] if section not in SECTIONS]
+    for section in own:
+        check_bounds(section)
+    if len(own) == 1:
+        return {"own": own[0]}
+    return {"kind": name.removeprefix("bench "), "options": own} if own else {}
+
+
+def _take_models(args: argparse.Namespace) -> dict[str, str]:
+    """The models of ``serve --model [NAME=]DIR|NAME``, by the names that requests use; the first one stays in ``args``.
+
+    Raises:
+        UserError: two models have the same name.
+    """
+    models: dict[str, str] = {}
+    for text in args.model or [ModelOptions.model]:
+        name, is_named, model = text.partition("=")
+        if os.path.isdir(text):
+            name, model = os.path.basename(os.path.abspath(text)), text
+        elif not is_named:
+            model = text
+        if not name or not model:
+            raise UserError(f"--model {text}: give NAME=DIR, or DIR")
+        if name in models:
+            raise UserError(
+                f"--model {text}: there is a model {name} already; give it another name, as in NAME={model}"
+            )
+        models[name] = model
+    args.model = next(iter(models.values()))
+    return models
+
+
+def _check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
+    """The prompts or the job to run, and the sampling of requests without their own."""
+    job = JobOptions(
+        **{name: tuple(value) if name in REPEATED else value for name, value in _given(args, JobOptions).items()}
+    )
+    if bool(job.prompt) == bool(job.input):
+        hint = "not both" if job.prompt else "--help lists all options"
+        raise UserError(f"give either --prompt TEXT or --input FILE; {hint}")
+    if job.overwrite and (job.resume or job.retry_errors):
+        raise UserError("--overwrite empties the output that --resume goes on with; give one of them")
+    check_bounds(job)
+    if job.output_format == "text" and (not job.input or job.output not in ("", STANDARD)):
+        raise UserError("--output-format text shows the answers to --input at the terminal; leave it or --output out")
+    if "" in job.prompt:
+        raise UserError("--prompt is empty; give some text")
+    return job, _sampling(args)[1]
+
+
+def _sampling(args: argparse.Namespace) -> tuple[dict[str, Any], SamplingParams]:
+    """The fields of ``SamplingParams`` that were given, and these with the defaults of the others."""
+    hints = typing.get_type_hints(SamplingOptions)
+    given = {
+        name: tuple(value) if name in REPEATED else value if hints[name] is bool else convert(name, value, hints[name])
+        for name, value in _given(args, SamplingOptions).items()
+    }
+    try:
+        return given, SamplingParams(**given)
+    except UserError as error:
+        raise UserError(as_flags(str(error))) from None
+
+
+def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
+    """``launch.py supervise [flags] -- LAUNCHER … launch.py [serve] …``.
+
+    Raises:
+        UserError: a flag of either is wrong, or there is nothing that could be started again.
+    """
+    here = arguments.index("--") if "--" in arguments else len(arguments)
+    given = _given(build_parser("supervise", program).parse_args(arguments[:here]), SuperviseOptions)
+    own = convert_section(SuperviseOptions, given)
+    check_bounds(own)
+    command = arguments[here + 1 :]
+    programs = [index for index, word in enumerate(command) if os.path.basename(word) in PROGRAMS]
+    if not programs:
+        raise UserError(
+            "supervise needs a command that starts ranks, as in supervise -- mpirun -n 2 python launch.py serve"
+        )
+    PLUGINS.load(map(find_plugin, named_plugins(command[programs[0] + 1 :])))
+    if shutil.which(command[0]) is None:
+        raise UserError(f"supervise: there is no program {command[0]} to start; give its path")
+    name, args = _parse(command[programs[0] + 1 :], program)
+    again, server, models = command, None, {}
+    if name == "serve":
+        models = _take_models(args)
+        server = _check_own(name, args)["own"]
+    elif name == "generate" and args.input not in (None, STANDARD) and args.output not in (None, STANDARD):
+        if _check_job(args)[0].overwrite:
+            raise UserError(
+                f"a job that is supervised goes on with its output; remove {args.output} and leave --overwrite out"
+            )
+        again = command if args.resume else [*command, "--resume"]
+    else:
+        raise UserError("supervise starts serve again, or a job with --input FILE and --output FILE; give one of them")
+    options = EngineOptions.from_flat(_given(args, *SECTIONS))
+    if options.model.autotune == "again":
+        again = [*again, "--autotune", "on"]  # a restart takes what the first start has measured
+    from labinfer.cli.commands.supervise import run
+
+    return run(
+        signals,
+        own,
+        command,
+        insists_on_rejoin="rejoin_timeout" in given,
+        launch=programs[0],
+        again=again,
+        server=server,
+        model_names=list(models),
+        options=options,
+    )
+
+
+def _import_command(name: str, own: dict[str, Any]) -> Callable[[Session], int]:
+    """The function that runs the chosen command. Imports torch and all else that a run needs."""
+    module_name = "bench_engine" if "kind" in own else MODULES.get(name, name.replace(" ", "_"))
+    module = importlib.import_module(f"labinfer.cli.commands.{module_name}")
+    return functools.partial(module.run, **own)

@@ -1,0 +1,225 @@
+"""Chat: messages and commands from a terminal, answers back to it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+from labinfer.base.errors import ExitStatus, Interrupted, UserError
+from labinfer.cli.terminal.backend import Answer, AnswerFailed, Backend, MessageRefused, Thought
+from labinfer.cli.terminal.conversation import SETTINGS, Conversation
+from labinfer.cli.terminal.terminal import Terminal
+from labinfer.comm.group.signals import SignalGuard
+
+COMMANDS = {
+    "/system": "[TEXT|off]: show, set or remove the system prompt",
+    "/set": "[NAME [VALUE]]: show the sampling, or change it, as in /set temperature 0.7; without VALUE the default",
+    "/undo": ": take the last exchange back",
+    "/retry": ": answer the last message anew",
+    "/reset": ": begin a new conversation; system prompt and sampling stay",
+    "/thoughts": ": what the model thought before its last answer",
+    "/stats": ": figures of the last answer and of this chat",
+    "/save": "FILE: write the conversation as JSON",
+    "/help": ": this list",
+    "/exit": ": leave (also Ctrl-D)",
+}
+HELP = f"""{chr(10).join(f"{name} {text}".replace(" :", ":") for name, text in COMMANDS.items())}
+Ctrl-C stops an answer. A line that ends with \\ goes on in the next; lines between two \"\"\" are one message."""
+
+
+class Chat:
+    """A conversation with a model.
+
+    Args:
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        terminal: Terminal,
+        backend: Backend,
+        conversation: Conversation,
+        signals: SignalGuard,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._terminal, self._backend, self._conversation, self._signals = terminal, backend, conversation, signals
+        self._clock = clock
+        self._answers: list[Answer] = []
+        self._unanswered = ""
+        """The last message, where it is not in the conversation because no answer came."""
+        self._num_failed = 0
+        self._is_over = False
+
+    def run(self) -> ExitStatus:
+        """Until the user leaves. Where nobody sits at a terminal, messages without an answer make a status of their own.
+
+        Raises:
+            Interrupted: SIGTERM.
+            UserError: the terminal is gone.
+        """
+        if self._terminal.is_interactive:
+            self._greet()
+        while not self._is_over:
+            try:
+                self._take(self._terminal.read())
+            except EOFError:
+                if self._terminal.is_interactive:
+                    self._terminal.write("\n")
+                break
+            except Interrupted as error:
+                self._forgive(error)
+                self._terminal.write("\n" if self._terminal.is_interactive else "")
+                self._terminal.say("Ctrl-D or /exit leaves")
+        failed = self._num_failed and not self._terminal.is_interactive
+        return ExitStatus.SOME_FAILED if failed else ExitStatus.OK
+
+    def _greet(self) -> None:
+        try:
+            self._terminal.say(f"{self._backend.describe()}; /help lists the commands, Ctrl-D leaves")
+        except AnswerFailed as error:
+            self._fail(error)
+
+    def _take(self, text: str) -> None:
+        """A message or a command."""
+        word, _, rest = text.strip().partition(" ")
+        if not word:
+            return
+        if not text.startswith("/"):
+            self._ask(text)
+            return
+        try:
+            commands: dict[str, Callable[[str], None]] = {
+                name: getattr(self, "_" + name.removeprefix("/")) for name in COMMANDS
+            }
+            if word not in commands:
+                raise UserError(f"there is no command {word}; /help lists them. A space before it makes it a message")
+            commands[word](rest.strip())
+        except UserError as error:
+            self._fail(error)
+
+    def _ask(self, text: str) -> None:
+        answer, begin = Answer(), self._clock()
+        self._unanswered, thinks_since = text, None
+        try:
+            messages = self._conversation.messages(text)
+            with closing(self._backend.stream(messages, self._conversation.settings, answer)) as pieces:
+                for piece in pieces:
+                    if answer.seconds_to_first is None:
+                        answer.seconds_to_first = self._clock() - begin
+                    if isinstance(piece, Thought):
+                        if thinks_since is None:
+                            thinks_since = self._clock()
+                            self._terminal.say("[thinking …]")
+                        answer.thought += piece
+                        continue
+                    self._end_thought(answer, thinks_since)
+                    thinks_since = None
+                    answer.text += piece
+                    self._terminal.write(piece)
+        except AnswerFailed as error:
+            self._fail(error)
+            if answer.text:
+                self._terminal.say("the answer is not complete, and not part of the conversation; /retry asks again")
+            if isinstance(error, MessageRefused) and self._conversation.exchanges:
+                self._terminal.say("/undo takes the last exchange back, /reset begins a new conversation")
+            return
+        except Interrupted as error:
+            self._forgive(error)
+            self._terminal.write("\n" if self._terminal.is_interactive else "")  # it has shown ^C
+            answer.finish_reason = "stopped"
+        self._end_thought(answer, thinks_since)
+        answer.seconds = self._clock() - begin
+        self._terminal.end_line()
+        if answer.finish_reason == "stopped":
+            self._terminal.say("[stopped]")
+        elif answer.finish_reason == "length":
+            self._terminal.say("[cut off: max_tokens is reached, or the context is full]")
+        elif answer.finish_reason not in ("stop", ""):
+            self._terminal.say(f"[ended by {answer.finish_reason}]")
+        elif not answer.text:
+            self._terminal.say("[an empty answer]")
+        if answer.text or answer.finish_reason != "stopped":
+            self._conversation.exchanges.append((text, answer.text))
+            self._unanswered = ""
+        self._answers.append(answer)
+
+    def _end_thought(self, answer: Answer, since: float | None) -> None:
+        """Fold thoughts away, if some have come since then."""
+        if since is not None:
+            seconds = self._clock() - since
+            answer.thought_seconds += seconds
+            self._terminal.say(f"[thought for {seconds:.1f} s; /thoughts shows it]")
+
+    def _forgive(self, error: Interrupted) -> None:
+        """Ctrl-C is not for the program; anything else is."""
+        if error.signum != signal.SIGINT:
+            raise error
+        self._signals.signum = 0
+
+    def _fail(self, error: UserError) -> None:
+        self._num_failed += 1
+        self._terminal.say(f"labinfer: error: {error}")
+
+    # The commands; each takes what stands behind its name.
+
+    def _system(self, text: str) -> None:
+        if text:
+            self._conversation.system = "" if text == "off" else text
+        else:
+            self._terminal.say(self._conversation.system or "there is no system prompt")
+
+    def _set(self, text: str) -> None:
+        name, _, value = text.partition(" ")
+        if name:
+            self._conversation.set(name, value.strip())
+        self._terminal.say(self._conversation.describe_settings())
+        if not name:
+            self._terminal.say(f"can be set: {', '.join(SETTINGS)}")
+
+    def _undo(self, text: str) -> None:
+        self._terminal.say(f"taken back: {self._take_back()}")
+
+    def _retry(self, text: str) -> None:
+        self._ask(self._unanswered or self._take_back())
+
+    def _take_back(self) -> str:
+        self._unanswered = ""
+        if not self._conversation.exchanges:
+            raise UserError("nothing has been said yet")
+        return self._conversation.exchanges.pop()[0]
+
+    def _reset(self, text: str) -> None:
+        self._conversation.exchanges.clear()
+        self._unanswered = ""
+        self._terminal.say("a new conversation")
+
+    def _thoughts(self, text: str) -> None:
+        thought = self._answers[-1].thought.strip() if self._answers else ""
+        self._terminal.say(thought or "there are no thoughts")
+
+    def _stats(self, text: str) -> None:
+        if not self._answers:
+            raise UserError("there are no figures before the first answer")
+        self._terminal.say("last answer: " + self._answers[-1].describe())
+        prompts, tokens = (
+            sum(getattr(answer, name) or 0 for answer in self._answers) for name in ("prompt_tokens", "num_tokens")
+        )
+        count, is_known = len(self._answers), all(answer.num_tokens is not None for answer in self._answers)
+        self._terminal.say(
+            f"this chat: {count} answer{'s' * (count > 1)}, {prompts} tokens of prompts, {tokens} of answers"
+            + ("" if is_known else ", as far as is known")
+        )
+
+    def _save(self, text: str) -> None:
+        if not text:
+            raise UserError("/save needs the name of a file")
+        self._conversation.save(text, self._backend.model)
+        self._terminal.say(f"written to {text}")
+
+    def _help(self, text: str) -> None:
+        self._terminal.say(HELP)
+
+    def _exit(self, text: str) -> None:
+        self._is_over = True

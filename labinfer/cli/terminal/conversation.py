@@ -1,0 +1,76 @@
+"""Conversation: what has been said, and how the next answer is to be sampled."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from labinfer.base.errors import UserError
+from labinfer.base.sampling_options import SamplingOptions
+from labinfer.base.sampling_params import SamplingParams
+
+MANY_ANSWERS = ("n", "num_beams", "length_penalty")
+"""Sampling options for several answers, or for those that cannot stream; not for a chat."""
+WORDS = {int: "a whole number", float: "a number", bool: "true or false"}
+SETTINGS = tuple(f.name for f in dataclasses.fields(SamplingOptions) if f.name not in MANY_ANSWERS)
+
+
+@dataclass
+class Conversation:
+    """Messages and settings; whole exchanges of a question and its answer."""
+
+    system: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    exchanges: list[tuple[str, str]] = field(default_factory=list)
+
+    def messages(self, text: str | None = None) -> list[dict[str, str]]:
+        """As OpenAI has them, with a user's next one."""
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        for asked, answered in self.exchanges:
+            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        return messages if text is None else [*messages, {"role": "user", "content": text}]
+
+    def set(self, name: str, text: str) -> None:
+        """A setting as it is typed; without text it is the default again.
+
+        Raises:
+            UserError: there is no such setting, or it cannot have this value.
+        """
+        name = name.lstrip("-").replace("-", "_")
+        if name not in SETTINGS:
+            raise UserError(f"there is no setting {name!r}; settings are {', '.join(SETTINGS)}")
+        others = {key: value for key, value in self.settings.items() if key != name}
+        if text:
+            kind, value = get_type_hints(SamplingParams)[name], (text,) if name == "stop" else text
+            try:
+                others[name] = msgspec.convert(value, kind, strict=False)
+            except msgspec.ValidationError:
+                raise UserError(f"{name} must be {WORDS[kind]}, not {text!r:.60}") from None
+        SamplingParams(**others)  # min_tokens and max_tokens, for one, have to go together
+        self.settings = others
+
+    def describe_settings(self) -> str:
+        """In a line."""
+        texts = [f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in self.settings.items()]
+        return ", ".join(texts) or "all as the model has it"
+
+    def save(self, path: str, model: str) -> None:
+        """As a JSON file, which is the body of a chat request.
+
+        Raises:
+            UserError: it cannot be written, or is there already.
+        """
+        record = {"model": model, "messages": self.messages(), **self.settings}
+        try:
+            with open(Path(path).expanduser(), "x", encoding="utf-8") as file:
+                json.dump(record, file, ensure_ascii=False, indent=2)
+                file.write("\n")
+        except FileExistsError:
+            raise UserError(f"{path} exists; give another name") from None
+        except (OSError, RuntimeError, ValueError) as error:  # a home that nobody has, a name that no file can have
+            raise UserError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None

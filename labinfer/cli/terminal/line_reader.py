@@ -1,0 +1,66 @@
+"""LineReader: standard input, line by line, with Ctrl-C among what may end one."""
+
+from __future__ import annotations
+
+import os
+import select
+
+from labinfer.cli.terminal.launchers_terminal import CTRL_C
+
+CHUNK = 1 << 16
+ENDS = (b"\n", CTRL_C.encode())
+
+
+class LineReader:
+    """Lines of a file descriptor. Reads no more than has come, so that it can be asked what has.
+
+    Args:
+        knows_ctrl_c: whether this character ends lines, too.
+    """
+
+    def __init__(self, fd: int, knows_ctrl_c: bool):
+        self._fd, self._ends = fd, ENDS if knows_ctrl_c else ENDS[:1]
+        self._data = b""
+        self._is_at_end = False
+
+    @property
+    def has_line(self) -> bool:
+        """Whether ``read`` would not have to wait."""
+        return self._is_at_end or self._end >= 0
+
+    def read(self) -> str:
+        """The next line; without its end, unless that is Ctrl-C.
+
+        Raises:
+            EOFError: there is none.
+        """
+        while not self.has_line:
+            self._read()
+        if not self._data:
+            raise EOFError
+        end = self._end if self._end >= 0 else len(self._data)
+        line, ending, self._data = self._data[:end], self._data[end : end + 1], self._data[end + 1 :]
+        if ending == ENDS[1]:
+            return CTRL_C
+        return line.removesuffix(b"\r").decode("utf-8", "replace")
+
+    def take_ctrl_c(self) -> bool:
+        """Whether one has come; with it goes what was typed before it."""
+        while not self._is_at_end and select.select([self._fd], [], [], 0)[0]:
+            self._read()
+        _, ending, after = self._data.rpartition(ENDS[1])
+        if ending:
+            self._data = after
+        return bool(ending)
+
+    @property
+    def _end(self) -> int:
+        return min((place for end in self._ends if (place := self._data.find(end)) >= 0), default=-1)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._fd, CHUNK)
+        except OSError:  # the terminal is gone
+            data = b""
+        self._data += data
+        self._is_at_end = not data

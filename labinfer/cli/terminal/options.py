@@ -1,0 +1,31 @@
+"""Options of a chat in the terminal; see ``labinfer.base.config`` for how these become flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from labinfer.base.errors import UserError
+from labinfer.base.option_fields import option
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """The model that answers: on these ranks, or behind a server."""
+
+    url: str = option(
+        "",
+        "talk to the server at this address, such as http://127.0.0.1:8000, instead of loading a model; --model is then "
+        "one of its names",
+        metavar="URL",
+    )
+    api_key: str = option(
+        "",
+        "key for that server. Other users of the machine can read command lines: $LABINFER_API_KEY hides it from them",
+        metavar="KEY",
+        secret=True,
+    )
+    system: str = option("", "system prompt", metavar="TEXT")
+
+    def __post_init__(self) -> None:
+        if self.api_key and not self.url:
+            raise UserError("--api-key is for a server; add --url URL, or leave it out")

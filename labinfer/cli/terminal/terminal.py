@@ -1,0 +1,194 @@
+"""Terminal: messages from whoever types or pipes them in, and text back to them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from labinfer.base.errors import Interrupted, UserError
+from labinfer.base.standard_error import write_lines
+from labinfer.cli.terminal.history import History
+from labinfer.cli.terminal.launchers_terminal import CTRL_C, LONGEST_LINE, LaunchersTerminal
+from labinfer.cli.terminal.line_reader import LineReader
+from labinfer.comm.group.signals import SignalGuard
+
+try:
+    import readline
+except ImportError:  # Python can be built without it; lines are then typed as the system allows
+    readline = None
+
+PROMPT, PROMPT_FOR_MORE = "> ", ". "
+BLOCK = '"' * 3
+STANDARD_INPUT, STANDARD_OUTPUT = 0, 1
+VISIBLE = dict.fromkeys(range(128, 160), "\N{REPLACEMENT CHARACTER}") | {
+    code: f"^{chr(code ^ 64)}" for code in (*range(32), 127) if chr(code) not in "\n\t"
+}
+"""Control characters as a terminal would echo them: what a model writes is not to steer the terminal."""
+
+
+def read_message(read_line: Callable[[bool], str]) -> str:
+    r"""Read one message of one or more lines: a line that ends with ``\`` goes on in the next, and so do lines after three
+    quotes (``BLOCK``) until three quotes end one.
+
+    Args:
+        read_line: the next line; is told whether it is a message's first. Raises ``EOFError`` at the end.
+
+    Raises:
+        EOFError: there is no further message.
+    """
+    line = read_line(True)
+    if line.lstrip().startswith(BLOCK):
+        return _read_block(line.lstrip()[len(BLOCK) :], read_line)
+    lines = [line]
+    try:
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
+            lines.append(read_line(False))
+    except EOFError:
+        pass
+    return "\n".join(lines)
+
+
+def _read_block(line: str, read_line: Callable[[bool], str]) -> str:
+    lines = [line]
+    try:
+        while not lines[-1].rstrip().endswith(BLOCK):
+            lines.append(read_line(False))
+        lines[-1] = lines[-1].rstrip()[: -len(BLOCK)]
+    except EOFError:
+        pass
+    return "\n".join(lines).strip("\n")
+
+
+class Terminal:
+    """Standard input and output: a terminal with a prompt and a history, or plain lines where either is a pipe or file.
+
+    Args:
+        signals: may raise while a message is awaited.
+        commands: for the Tab key.
+        launchers: the launcher's terminal, on which Ctrl-C is a character.
+    """
+
+    def __init__(self, signals: SignalGuard, commands: Sequence[str] = (), launchers: LaunchersTerminal | None = None):
+        self._signals, self._launchers = signals, launchers
+        # Where it was closed, the number has been given to something else.
+        source = STANDARD_INPUT if sys.stdin is not None else os.open(os.devnull, os.O_RDONLY)
+        self._lines = LineReader(source, knows_ctrl_c=launchers is not None)
+        is_terminal = os.isatty(STANDARD_INPUT) and os.isatty(STANDARD_OUTPUT)
+        self.is_interactive = is_terminal or launchers is not None
+        """Whether somebody sits there."""
+        self._is_line_open = False
+        self._is_editing = False
+        self._history: History | None = None
+        if is_terminal and readline is not None:
+            _set_up_readline(commands)
+            signal.signal(signal.SIGCONT, self._resume)
+            self._history = History.open()
+            for text in self._history.texts:
+                readline.add_history(text)
+
+    def check(self) -> None:
+        """While an answer comes.
+
+        Raises:
+            Interrupted: a signal came, or Ctrl-C.
+        """
+        self._signals.check()
+        if self._launchers is not None and self._lines.take_ctrl_c():
+            raise Interrupted(signal.SIGINT)
+
+    def read(self) -> str:
+        """The next message.
+
+        Raises:
+            EOFError: there is none.
+            Interrupted: a signal came.
+        """
+        with self._signals.raising():
+            text = read_message(self._read_line)
+        if self._history is not None and text.strip() and self._history.texts[-1:] != [text]:
+            readline.add_history(text)
+            self._history.append(text)
+        return text
+
+    def write(self, text: str) -> None:
+        """Show a piece of an answer.
+
+        Raises:
+            UserError: nobody is there to read it.
+        """
+        if text:
+            self._is_line_open = not text.endswith("\n")
+            _write(STANDARD_OUTPUT, text.translate(VISIBLE) if self.is_interactive else text)
+
+    def end_line(self) -> None:
+        """End the line, so that what follows stands on its own."""
+        if self._is_line_open:
+            self.write("\n")
+
+    def say(self, text: str) -> None:
+        """Write a line of the program itself, not of the model."""
+        self.end_line()
+        line = text.translate(VISIBLE)
+        if self.is_interactive:
+            _write(STANDARD_OUTPUT, line + "\n")
+        else:
+            write_lines(line)
+
+    def _read_line(self, is_first: bool) -> str:
+        prompt = PROMPT if is_first else PROMPT_FOR_MORE
+        if self._history is not None and not self._lines.has_line:
+            line = self._edit_line(prompt)
+        else:
+            _write(STANDARD_OUTPUT, prompt if self.is_interactive else "")
+            line = self._lines.read()
+            if self._launchers is not None and len(line.encode()) >= LONGEST_LINE:
+                self.say(
+                    f"labinfer: error: a line has at most {LONGEST_LINE - 1} bytes here; end it with \\ to go on in the next"
+                )
+                return self._read_line(is_first)
+        if self._launchers is not None and CTRL_C in line:
+            raise Interrupted(signal.SIGINT)
+        return line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+    def _edit_line(self, prompt: str) -> str:
+        self._is_editing = True
+        try:
+            return input(prompt)
+        finally:
+            self._is_editing = False
+
+    def _resume(self, signum: int, frame: FrameType | None) -> None:
+        """The program was stopped and goes on: the shell has set the terminal as it likes it, and written elsewhere."""
+        with contextlib.suppress(OSError, AttributeError):  # not this session's terminal, or another kind of readline
+            if self._is_editing and os.tcgetpgrp(STANDARD_INPUT) == os.getpgrp():
+                library = ctypes.CDLL(readline.__file__)  # Python's module does not offer these
+                library.rl_cleanup_after_signal()
+                library.rl_reset_after_signal()
+                library.rl_forced_update_display()
+
+
+def _write(fd: int, text: str) -> None:
+    view = memoryview(text.encode("utf-8", "replace"))
+    try:
+        while view:
+            view = view[os.write(fd, view) :]
+    except OSError as error:
+        raise UserError(f"cannot write the answer: {error.strerror}") from None
+
+
+def _set_up_readline(commands: Sequence[str]) -> None:
+    readline.set_auto_history(False)  # whole messages instead of lines
+    readline.set_completer_delims(" ")
+    readline.set_completer(
+        lambda text, state: [*(name for name in commands if text and name.startswith(text)), None][state]
+    )
+    if "libedit" not in (readline.__doc__ or ""):
+        readline.parse_and_bind("tab: complete")
+        readline.parse_and_bind(r'"\C-c": "\C-v\C-c\C-m"')  # where it is a character, it ends the line
+        readline.parse_and_bind("set enable-bracketed-paste on")  # what is pasted is one message

@@ -1,0 +1,86 @@
+"""The end of a group when something goes wrong: whole, fast, with one account of why, and a status other than 0."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from types import TracebackType
+
+from labinfer.base.errors import (
+    AgreedError,
+    BrokenLink,
+    ExitStatus,
+    FilesChanged,
+    Interrupted,
+    PeerLost,
+    UserError,
+    WaitTimeout,
+)
+from labinfer.base.standard_error import write_lines
+from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.spmd.address_space import explain_by_limit
+
+NEWS_SECONDS = 3.0
+"""Time that a rank that lost a peer waits for the lifeline to bring the reason."""
+
+
+def describe_failure(error: BaseException) -> str:
+    """Text to print for an error: one line for what the user can act on, the traceback for a defect."""
+    if isinstance(error, (UserError, WaitTimeout, PeerLost, BrokenLink, FilesChanged)):
+        return f"labinfer: error: {error}"
+    if text := explain_by_limit(error):
+        return f"labinfer: error: {text}"
+    return "".join(traceback.format_exception(error))
+
+
+def leave_agreed(error: AgreedError, group: RankGroup, is_said: bool = False) -> None:
+    """End all ranks in an orderly way after the same refusal on each; rank 0 prints it, unless it has done so already."""
+    if group.rank == 0 and not is_said:
+        write_lines(describe_failure(error))
+    group.close()
+
+
+def end_process_with(error: BaseException, group: RankGroup | None, speaks: bool = True) -> None:
+    """End this process, and with it the group, because of an error that only this rank knows of. Does not return.
+
+    Args:
+        speaks: whether a user's error is printed here; before the ranks have met, one rank of a node is enough.
+    """
+    status = ExitStatus.USAGE if isinstance(error, UserError) else ExitStatus.INTERNAL
+    if isinstance(error, Interrupted):
+        status = 128 + error.signum
+    try:
+        if not isinstance(error, Interrupted):
+            _tell(error, group, speaks)
+    finally:
+        os._exit(status)
+
+
+def _tell(error: BaseException, group: RankGroup | None, speaks: bool) -> None:
+    if isinstance(error, PeerLost):
+        time.sleep(NEWS_SECONDS)  # the lifeline thread ends the process as soon as it knows more
+    if speaks or not isinstance(error, UserError):
+        write_lines(describe_failure(error))
+    if group is None or group.lifeline is None:
+        return
+    timed_out = isinstance(error, WaitTimeout)
+    if timed_out and group.rank == 0:
+        write_lines("\n".join(group.lifeline.ask_states()))
+    group.fail(f"labinfer: {group.progress.label} on {group.environment.node_name} failed; ending all ranks", timed_out)
+    if timed_out and group.rank != 0:
+        time.sleep(NEWS_SECONDS)  # rank 0 asks every rank what it is doing, this one too
+
+
+def end_group_on_uncaught(group: RankGroup) -> None:
+    """Make an uncaught exception of the main thread end every rank, for scripts that use ``LLM`` under a launcher."""
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, AgreedError):
+            leave_agreed(error, group)
+        else:
+            end_process_with(error, group)
+
+    if group.size > 1:
+        sys.excepthook = hook

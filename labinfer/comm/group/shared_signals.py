@@ -1,0 +1,47 @@
+"""A signal to one rank alone is one to the group: its end is no death without a word."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+
+from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.group.signals import SignalGuard
+
+logger = logging.getLogger(__name__)
+
+ALL_SECONDS = 0.3
+"""Launchers and terminals that signal every rank do so within this time."""
+
+
+def share_signals(signals: SignalGuard, group: RankGroup) -> None:
+    """Have a signal that one rank alone gets end the run as one to all would; rank 0 says who got it, or that its launcher died."""
+    lifeline, launcher = group.lifeline, os.getppid()
+    if lifeline is None:
+        return
+
+    def tell_rank0(signum: int) -> None:
+        lifeline.tell_signal(signum)
+        if not signals.running:  # else this rank goes on until rank 0 ends the run
+            time.sleep(2 * ALL_SECONDS)  # launchers end rank 0 as soon as this one ends, and it is to say why first
+
+    def tell_followers(signum: int) -> None:
+        if os.getppid() != launcher:
+            logger.warning("process %d, which has started the ranks, is gone; the run ends", launcher)
+        if not signals.running:  # else rank 0 ends the run in order
+            lifeline.tell_signal(signum)
+
+    def end_run(rank: str, signum: int) -> None:
+        time.sleep(ALL_SECONDS)
+        if not signals.signum:
+            logger.warning("%s got %s; the run ends", rank, signal.Signals(signum).name)
+            signals.take(signum)
+
+    def end_process(rank: str, signum: int) -> None:
+        time.sleep(ALL_SECONDS)
+        if not signals.signum:
+            os._exit(128 + signum)
+
+    signals.tell, lifeline.on_signal = (tell_rank0, end_process) if group.rank else (tell_followers, end_run)

@@ -1,0 +1,93 @@
+"""Time limits for where the lifelines do not watch the ranks: before they have met, and after their goodbye."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from labinfer.base.errors import UserError
+from labinfer.base.standard_error import write_error
+from labinfer.comm.lifeline import FIREWALL, end_process
+from labinfer.comm.spmd.environment import LaunchEnvironment
+from labinfer.comm.spmd.processes import stopped_ancestor, stopped_siblings
+
+TRANSPORT_SECONDS = 2.0
+"""Transports with a time limit of their own may say first what they waited for."""
+LOOK_SECONDS = 0.5
+"""Between looks at the ranks that leave."""
+
+
+@contextmanager
+def time_limit_for_joining(environment: LaunchEnvironment, timeout: float) -> Iterator[None]:
+    """End this process where the ranks have not met after ``timeout`` seconds: MPI would wait for ever. Ranks of this machine that
+    are stopped are named and killed: launchers wait for them for long. A launcher that is stopped, and keeps the ranks from meeting,
+    is named.
+    """
+
+    def end(problem: str) -> None:
+        stopped, above = stopped_siblings(), stopped_ancestor()
+        named = [_processes(stopped)] if stopped else []
+        named += [f"process {above}, which has started the ranks"] if above else []
+        what = f"; stopped: {', '.join(named)}" if named else ""
+        end_process(f"labinfer: error: {problem}{what}", lambda: _kill(stopped))
+
+    def end_late() -> None:
+        problem = (
+            f"rank {environment.rank} on {environment.node_name} waited {timeout:g} s (--timeout) for the "
+            f"other {environment.world_size - 1} ranks to join{'' if environment.is_one_node else f'; {FIREWALL}'}"
+        )
+        end(problem)
+
+    timer = threading.Timer(timeout + TRANSPORT_SECONDS, end_late)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except UserError as error:
+        if stopped_siblings() or stopped_ancestor():
+            end(str(error))
+        raise
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def time_limit_for_leaving(environment: LaunchEnvironment, timeout: float) -> Iterator[None]:
+    """Kill ranks of this machine that are stopped for ``timeout`` seconds within the block, in which all leave the transport.
+
+    One that is only late is waited for without a limit: a script may have work of its own to do when its LLM is closed.
+    """
+    left = threading.Event()
+
+    def watch() -> None:
+        since: dict[int, float] = {}  # when each was first seen stopped
+        while not left.wait(LOOK_SECONDS):
+            now = time.monotonic()
+            since = {pid: since.get(pid, now) for pid in stopped_siblings()}
+            if late := [pid for pid, begun in since.items() if now - begun >= timeout]:
+                write_error(
+                    f"labinfer: error: rank {environment.rank} on {environment.node_name} waited {timeout:g} s (--fault-timeout) "
+                    f"for the others to leave; stopped: {_processes(late)}; ending all ranks\n"
+                )
+                _kill(late)
+
+    threading.Thread(target=watch, name="leaving", daemon=True).start()
+    try:
+        yield
+    finally:
+        left.set()
+
+
+def _processes(pids: list[int]) -> str:
+    return f"process {' and '.join(map(str, pids))}"
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has just ended
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,307 @@
+"""LaunchEnvironment: this process's number among those started together, read from the launcher's variables.
+
+This is the only file of the package that reads or sets environment variables.
+
+Sources: torchrun's environment variables (PyTorch docs, "torchrun"), Open MPI's ``OMPI_COMM_WORLD_*``, the PMI
+variables of MPICH and Intel MPI (``PMI_RANK``, ``PMI_SIZE``, ``MPI_LOCALRANKID``, ``MPI_LOCALNRANKS``), and the
+output environment of ``srun`` (Slurm manual).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from labinfer.base.errors import UserError
+
+GOMP_SPINCOUNT = "1000"
+"""Iterations that a thread of GNU OpenMP spins at a barrier before it sleeps."""
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+STATUS_FILE, NODES_FILE, IDENTITY_FILE = "status", "nodes", "identity"
+SUPERVISOR = "LABINFER_SUPERVISOR"
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class SupervisorAddress:
+    """The place that ``launch.py supervise`` has made for rank 0."""
+
+    directory: str
+    """A private one: the gateway's local socket, and what rank 0 leaves there: the machine of each rank once they have met, the
+    identity of the models that are served, and the status of an orderly end."""
+    token: str = field(repr=False)
+    """Secret for the gateway."""
+    port: int
+    """Port on which the gateway listens; 0 for a job, which has no gateway."""
+
+    @classmethod
+    def read(cls, text: str) -> SupervisorAddress:
+        """The address as ``supervised`` writes it."""
+        token, port, directory = text.split(":", 2)
+        return cls(directory, token, int(port))
+
+    def write_status(self, status: int) -> None:
+        """Leave the status of an orderly end, which launchers hide."""
+        self._write(STATUS_FILE, str(int(status)))
+
+    def write_nodes(self, nodes: Sequence[str]) -> None:
+        """Leave word that the ranks have met, and on which machine each is."""
+        self._write(NODES_FILE, "\n".join(nodes))
+
+    def read_nodes(self) -> list[str]:
+        """The machine of each rank of the last group whose ranks have met; empty before."""
+        try:
+            return (Path(self.directory) / NODES_FILE).read_text().splitlines()
+        except OSError:
+            return []
+
+    def write_identity(self, data: bytes) -> None:
+        """Keep the identity of the models that are served, for the next group of ranks.
+
+        Nothing is written if the last group had the same identity: a restart does not fail because the disk is full.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        if self.read_identity() == data:
+            return
+        new = Path(self.directory) / f"{IDENTITY_FILE}.new"
+        try:
+            new.write_bytes(data)
+            os.replace(new, new.with_suffix(""))
+        except OSError as error:
+            raise UserError(f"{new} cannot be written: {error.strerror}; make room there") from None
+
+    def read_identity(self) -> bytes:
+        """The identity that the last group of ranks has kept; empty before."""
+        try:
+            return (Path(self.directory) / IDENTITY_FILE).read_bytes()
+        except FileNotFoundError:
+            return b""
+
+    def _write(self, name: str, text: str) -> None:
+        with contextlib.suppress(OSError):
+            (Path(self.directory) / name).write_text(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchEnvironment:
+    """This process among the processes started together."""
+
+    launcher: str
+    """``torchrun``, ``openmpi``, ``mpich`` (Intel MPI too), ``slurm`` or ``single``."""
+    decided_by: str
+    """The variable that named the launcher, with its value."""
+    rank: int
+    world_size: int
+    local_rank: int
+    """Index among the ranks of this node."""
+    local_world_size: int
+    """Ranks on this node."""
+    node_name: str
+    master_addr: str = ""
+    """Host of rank 0, where the launcher names it; empty under MPI, which has its own rendezvous."""
+    master_port: int = 0
+    omp_num_threads: int = 0
+    """Threads that the user asked for with OMP_NUM_THREADS; 0 where it is not set, or set to 1 by torchrun."""
+    omp_forced: bool = False
+    """True where torchrun, not the user, set OMP_NUM_THREADS=1."""
+    model_dir: str = ""
+    """$LABINFER_MODEL_DIR: the directory of models that are given by name."""
+    api_key: str = field(default="", repr=False)
+    """$LABINFER_API_KEY: the key of ``chat --url`` for its server."""
+    supervisor: SupervisorAddress | None = None
+    """$LABINFER_SUPERVISOR, which ``launch.py supervise`` sets."""
+    notes: tuple[str, ...] = ()
+    """Variables that were read and not followed, with the reason, for the start-up banner."""
+
+    @property
+    def uses_mpi(self) -> bool:
+        return self.launcher in ("openmpi", "mpich")
+
+    @property
+    def is_one_node(self) -> bool:
+        return self.world_size == self.local_world_size
+
+    def describe(self) -> str:
+        """Launcher, ranks and node in one line."""
+        if self.launcher == "single":
+            return f"one rank, as {self.decided_by} are set, on {self.node_name}"
+        return (
+            f"launcher {self.launcher} (by {self.decided_by}): rank {self.rank} of {self.world_size}, "
+            f"local rank {self.local_rank} of {self.local_world_size} on {self.node_name}"
+        )
+
+
+def detect(environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
+    """Find the launcher: torchrun, then Open MPI, MPICH / Intel MPI, Slurm, and otherwise a single process.
+
+    ``RANK`` and ``WORLD_SIZE`` without ``LOCAL_RANK`` are not taken for a process rank: some platforms put the
+    node's index there.
+
+    Raises:
+        UserError: a launcher's variables are there but make no sense.
+    """
+    env = os.environ if environ is None else environ
+    common = {
+        "node_name": env.get("LABINFER_NODE_NAME") or socket.gethostname(),
+        "model_dir": env.get("LABINFER_MODEL_DIR", ""),
+        "api_key": env.get("LABINFER_API_KEY", ""),
+    }
+    if supervisor := env.get(SUPERVISOR):
+        common["supervisor"] = SupervisorAddress.read(supervisor)
+    omp = env.get("OMP_NUM_THREADS", "")
+    outermost = omp.split(",")[0]  # a list sets nested levels
+    if outermost.isascii() and outermost.isdigit():
+        common["omp_num_threads"] = int(outermost)
+
+    if all(name in env for name in TORCHRUN_VARIABLES):
+        ranks = _ranks(env, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        if omp == "1" and ranks["local_world_size"] > 1:  # torchrun sets this unless the user did
+            common |= {"omp_num_threads": 0, "omp_forced": True}
+        common |= {"master_addr": env["MASTER_ADDR"], "master_port": _number(env, "MASTER_PORT")}
+        decided_by = f"LOCAL_RANK={env['LOCAL_RANK']} with RANK, WORLD_SIZE and MASTER_ADDR"
+        return _checked(LaunchEnvironment(launcher="torchrun", decided_by=decided_by, **ranks, **common))
+
+    if "RANK" in env and "WORLD_SIZE" in env:
+        seen = f"RANK={env['RANK']} WORLD_SIZE={env['WORLD_SIZE']}"
+        missing = ", ".join(name for name in TORCHRUN_VARIABLES if name not in env)
+        common["notes"] = (f"{seen} passed over: without {missing} they may count nodes, not processes",)
+
+    if "OMPI_COMM_WORLD_RANK" in env:
+        names = [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
+        decided_by = f"{names[0]}={env[names[0]]}"
+        return _checked(LaunchEnvironment(launcher="openmpi", decided_by=decided_by, **_ranks(env, *names), **common))
+    if "PMI_RANK" in env and "PMI_SIZE" in env:
+        local_rank, local_world_size = _number(env, "MPI_LOCALRANKID", "0"), _number(env, "MPI_LOCALNRANKS", "1")
+        if "MPI_LOCALRANKID" not in env and "SLURM_LOCALID" in env:  # srun --mpi=pmi2
+            local_rank, local_world_size = _slurm_local(env)
+        return _checked(
+            LaunchEnvironment(
+                launcher="mpich",
+                decided_by=f"PMI_RANK={env['PMI_RANK']}",
+                rank=_number(env, "PMI_RANK"),
+                world_size=_number(env, "PMI_SIZE"),
+                local_rank=local_rank,
+                local_world_size=local_world_size,
+                **common,
+            )
+        )
+    # A batch script has SLURM_PROCID too; only a step started by srun has SLURM_STEP_NUM_TASKS and a real step id.
+    if "SLURM_PROCID" in env and "SLURM_STEP_NUM_TASKS" in env:
+        return _checked(_from_slurm(env, common))
+    return LaunchEnvironment(
+        launcher="single",
+        decided_by="no launcher's variables",
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        local_world_size=1,
+        **common,
+    )
+
+
+def shorten_openmp_spins(environ: MutableMapping[str, str] | None = None) -> None:
+    """Let OpenMP's threads spin only briefly at a barrier before they sleep; to be called before torch is imported.
+
+    GNU OpenMP's default stalls ranks that share cores (``docs/decisions/0006``). A setting of the user's stays.
+    """
+    env = os.environ if environ is None else environ
+    if "OMP_WAIT_POLICY" not in env:
+        env.setdefault("GOMP_SPINCOUNT", GOMP_SPINCOUNT)
+
+
+def choose_gloo_interface(name: str) -> None:
+    """Have gloo listen on this interface; a setting of the user's stays."""
+    os.environ.setdefault(GLOO_INTERFACE, name)
+
+
+def choose_mpi_ports(ports: Sequence[int]) -> None:
+    """Have MPICH listen on these ports only, through either of its network libraries; settings of the user's stay. To be called
+    before MPI is initialized."""
+    if ports:
+        os.environ.setdefault("UCX_TCP_PORT_RANGE", f"{ports[0]}-{ports[-1]}")
+        os.environ.setdefault("FI_TCP_PORT_LOW_RANGE", str(ports[0]))
+        os.environ.setdefault("FI_TCP_PORT_HIGH_RANGE", str(ports[-1]))
+
+
+def supervised(address: SupervisorAddress) -> dict[str, str]:
+    """This process's environment for a group that it supervises."""
+    return os.environ | {SUPERVISOR: f"{address.token}:{address.port}:{address.directory}"}
+
+
+def _from_slurm(env: Mapping[str, str], common: dict) -> LaunchEnvironment:
+    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
+    local_rank, local_world_size = _slurm_local(env)
+    job_id, step_id = _number(env, "SLURM_JOB_ID", "0"), _number(env, "SLURM_STEP_ID", "0")
+    return LaunchEnvironment(
+        launcher="slurm",
+        decided_by=f"SLURM_PROCID={env['SLURM_PROCID']}",
+        rank=_number(env, "SLURM_PROCID"),
+        world_size=_number(env, "SLURM_STEP_NUM_TASKS"),
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        master_addr=env.get("MASTER_ADDR") or first_host(nodes) or "127.0.0.1",
+        # Every rank must choose the same port without communication; two steps of one job must not meet.
+        master_port=_number(env, "MASTER_PORT", default=str(20000 + (job_id * 7 + step_id) % 20000)),
+        **common,
+    )
+
+
+def _slurm_local(env: Mapping[str, str]) -> tuple[int, int]:
+    """(local rank, ranks on this node) of a Slurm step."""
+    tasks_per_node = expand_task_counts(env.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    node_id = _number(env, "SLURM_NODEID", "0")
+    return _number(env, "SLURM_LOCALID", "0"), tasks_per_node[node_id] if node_id < len(tasks_per_node) else 1
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of a Slurm node list: ``gpu[03-05,07],login`` → ``gpu03``."""
+    match = re.match(r"([^,\[]+)(?:\[([^\]]+)\])?([^,\[]*)", nodelist)
+    if not match:
+        return ""
+    prefix, ranges, suffix = match.groups()
+    return prefix + (re.split(r"[,-]", ranges)[0] if ranges else "") + suffix
+
+
+def expand_task_counts(text: str) -> list[int]:
+    """Slurm's tasks per node: ``2(x3),1`` → ``[2, 2, 2, 1]``."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if not match:
+            raise UserError(f"SLURM_STEP_TASKS_PER_NODE={text!r} does not read as task counts such as 2(x3),1")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _ranks(env: Mapping[str, str], rank: str, size: str, local_rank: str, local_size: str) -> dict[str, int]:
+    """The four numbers of ``LaunchEnvironment`` from the variables of these names."""
+    return {
+        "rank": _number(env, rank),
+        "world_size": _number(env, size),
+        "local_rank": _number(env, local_rank),
+        "local_world_size": _number(env, local_size),
+    }
+
+
+def _number(env: Mapping[str, str], name: str, default: str | None = None) -> int:
+    text = env.get(name, default)
+    if text is None:
+        raise UserError(
+            f"the launcher set some of its variables but not {name}; start the ranks with torchrun, mpirun or srun"
+        )
+    if not (text.isascii() and text.isdigit()):
+        raise UserError(f"{name}={text!r} is not a number; start the ranks with torchrun, mpirun or srun")
+    return int(text)
+
+
+def _checked(launch: LaunchEnvironment) -> LaunchEnvironment:
+    if not 0 <= launch.rank < launch.world_size or not 0 <= launch.local_rank < launch.local_world_size:
+        raise UserError(f"the launcher's numbers make no sense: {launch.describe()}")
+    return launch

@@ -1,0 +1,211 @@
+"""Resources of this rank's machine: devices, cores and memory."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import resource
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+from labinfer.base.errors import UserError
+from labinfer.comm.spmd.address_space import address_space_left, address_space_limit
+from labinfer.comm.spmd.cgroup import Cgroup
+from labinfer.comm.spmd.processes import pid_space
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Parameters of ``mallopt(3)``, as in glibc's malloc.h."""
+LARGEST_KEPT, LARGEST_KEPT_EARLIER = 256 << 20, 32 << 20
+"""Bytes of the largest allocation that is kept when it is freed; glibc before 2.35 takes no more than the second."""
+
+
+class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's machine and its place on it, sent to every other rank at the start."""
+
+    rank: int
+    local_rank: int
+    node: str
+    cores: list[list[int]]
+    """CPUs (hardware threads) of each core this rank may run on, neighbouring cores beside each other."""
+    num_cpus: int
+    """CPUs of the node."""
+    cpu_limit: float
+    """CPUs' worth of time that the rank's container may use, with fractions; all CPUs of the node without a quota."""
+    accelerator: str
+    """Device type that torch offers beside the CPU; empty for none."""
+    num_accelerators: int
+    torch_version: str
+    addresses: list[str] = []
+    """Addresses of the machine, without loopback."""
+    pid: int = 0
+    pid_space: str = ""
+    """Equal for ranks that can see each other's processes."""
+    memory_group: int = 0
+    """See ``Cgroup.memory_group``."""
+
+    @property
+    def memory(self) -> tuple[str, int]:
+        """Name of the machine's memory, or of a container's or a task's part of it, that the rank draws on."""
+        return self.node, self.memory_group
+
+    @property
+    def cpus(self) -> set[int]:
+        """The CPUs this rank may run on."""
+        return {cpu for core in self.cores for cpu in core}
+
+
+def describe_rank(rank: int, local_rank: int, node: str, addresses: Sequence[str] = ()) -> RankInfo:
+    """The ``RankInfo`` of this process."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    count = torch.accelerator.device_count() if accelerator else 0
+    return RankInfo(
+        rank=rank,
+        local_rank=local_rank,
+        node=node,
+        cores=usable_cores(),
+        num_cpus=os.cpu_count() or 1,
+        cpu_limit=cpu_limit(),
+        accelerator=accelerator.type if accelerator else "",
+        num_accelerators=count,
+        torch_version=str(torch.__version__),  # a str subclass that msgspec does not take
+        addresses=list(addresses),
+        pid=os.getpid(),
+        pid_space=pid_space(),
+        memory_group=Cgroup().memory_group(),
+    )
+
+
+def resolve_device(flag: str, info: RankInfo) -> torch.device:
+    """The device of a rank. Ranks of a node take its accelerators in turn where the flag has no index.
+
+    Args:
+        flag: ``cpu``, ``cuda``, ``cuda:1``, …; ``auto`` is the accelerator if torch knows one there, otherwise the CPU.
+
+    Raises:
+        UserError: torch has no such device there.
+    """
+    kind, _, index = flag.partition(":")
+    if kind == "auto":
+        kind = info.accelerator or "cpu"
+    if kind == "cpu":
+        return torch.device("cpu")
+    if kind != info.accelerator or (index and not index.isdigit()) or int(index or 0) >= info.num_accelerators:
+        here = f"cpu and {info.num_accelerators} x {info.accelerator}" if info.accelerator else "only cpu"
+        raise UserError(f"--device {flag}: torch {info.torch_version} on {info.node} offers {here}")
+    return torch.device(kind, int(index) if index else info.local_rank % info.num_accelerators)
+
+
+def usable_cores(cpus: Iterable[int] | None = None, system: Path = Path("/sys/devices/system/cpu")) -> list[list[int]]:
+    """The CPUs of this process's affinity mask by core, those of a NUMA node one after another, and its sockets' too.
+
+    CPUs are often numbered with the second hardware threads of all cores after the first ones of all sockets, so that a
+    run of numbers would be half of every core.
+
+    Args:
+        cpus: the mask; this process's own by default.
+    """
+    cores: dict[tuple[int, int, int], list[int]] = {}
+    for cpu in sorted(os.sched_getaffinity(0) if cpus is None else cpus):
+        topology = system / f"cpu{cpu}" / "topology"
+        try:
+            socket = int((topology / "physical_package_id").read_text())
+            siblings = (topology / "thread_siblings_list").read_text()  # "3,67" or "6-7"
+            first = int(siblings.replace("-", ",").split(",")[0])
+        except (OSError, ValueError):  # the system does not tell: take each CPU for a core
+            socket, first = 0, cpu
+        cores.setdefault((socket, numa_node(cpu, system), first), []).append(cpu)
+    return [cores[place] for place in sorted(cores)]
+
+
+def last_level_caches(system: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Bytes of a machine's last-level caches together, the same for all its ranks; 0 where the system does not tell."""
+    sizes: dict[str, int] = {}
+    for folder in system.glob("cpu[0-9]*"):
+        levels = sorted((folder / "cache").glob("index*"))
+        try:
+            size = (levels[-1] / "size").read_text().strip()  # "32768K"
+            sizes[(levels[-1] / "shared_cpu_list").read_text()] = int(size.removesuffix("K")) << 10
+        except (IndexError, OSError, ValueError):
+            continue
+    return sum(sizes.values())
+
+
+def numa_node(cpu: int, system: Path = Path("/sys/devices/system/cpu")) -> int:
+    """The NUMA node, that is the part of the memory, that a CPU is nearest to; 0 where the system does not tell."""
+    folders = [path.name.removeprefix("node") for path in (system / f"cpu{cpu}").glob("node[0-9]*")]
+    return int(folders[0]) if folders else 0
+
+
+def cpu_limit() -> float:
+    """CPUs' worth of time that a container's quota allows, with fractions; all CPUs without a quota."""
+    return min(Cgroup().cpu_quota(), os.cpu_count() or 1)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes free on a device; for the CPU, those the kernel calls available, within the container's limit and
+    that of this process."""
+    if device.type == "cpu":
+        available = _meminfo("MemAvailable")
+        return int(min(available, Cgroup().memory_left(), address_space_left()))
+    return torch.accelerator.get_memory_info(device)[0]
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes that a device has; for the CPU, those of the machine within the container's limit and that of
+    this process."""
+    if device.type != "cpu":
+        return torch.accelerator.get_memory_info(device)[1]
+    return int(min(_meminfo("MemTotal"), Cgroup().memory_limit(), address_space_limit()))
+
+
+def used_memory(device: torch.device, total: int) -> int:
+    """Bytes in use of the ``total_memory`` of a device: of the CPU's by all processes, of an accelerator's by this one, whose
+    other threads may record a graph: the device itself is not asked."""
+    if device.type != "cpu":
+        return torch.accelerator.memory_reserved(device)
+    return max(0, total - free_memory(device))
+
+
+def _meminfo(name: str) -> int:
+    """Bytes of one line of ``/proc/meminfo``."""
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{name}:"))
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes this rank has had at a time: resident memory, plus allocations on an accelerator."""
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return resident if device.type == "cpu" else resident + torch.accelerator.max_memory_allocated(device)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep memory that a step frees, instead of returning it to the system.
+
+    Otherwise the activations of a large batch are mapped anew in every layer, with a page fault for each page. Changes the
+    whole process for good; no effect without glibc (``mallopt(3)``).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT) or mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_EARLIER)
+        mallopt(M_TRIM_THRESHOLD, LARGEST_KEPT)
+
+
+def return_freed_memory() -> None:
+    """Give the system back what is free: as much as a model that has just been dropped took, ``keep_freed_memory`` or not.
+    No effect on a CPU's without glibc (``malloc_trim(3)``)."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
+
+
+def private_memory() -> int:
+    """Bytes of this process's resident memory now, without pages of mapped files, which the system can drop."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem")) * 1024

@@ -1,1 +1,0 @@
-"""Joins engine and workers: this rank's membership in its group, and the executor that the engine drives."""

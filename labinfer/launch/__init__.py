@@ -1,0 +1,1 @@
+"""From a joined group of ranks to workers that can run: layout, links, weights, measurements."""

@@ -1,0 +1,128 @@
+"""choose_layout: the options of a start with the layout that ``--layout`` names."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from labinfer.base.config import AUTO_LAYOUT, EngineOptions
+from labinfer.base.errors import UserError
+from labinfer.comm.group.rank_group import RankGroup
+from labinfer.launch.build import cache_folder, find_model
+from labinfer.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from labinfer.planner.cluster import Cluster, PairLink
+    from labinfer.planner.saved_plan import SavedPlan
+
+logger = logging.getLogger(__name__)
+
+
+def choose_layout(
+    group: RankGroup,
+    options: EngineOptions,
+    on_progress: Callable[[str], None] = lambda text: None,
+    on_report: Callable[[str, Sequence[PairLink]], None] | None = None,
+) -> EngineOptions:
+    """The options of a start in which ``--layout`` is followed: rank 0 reads the plan, or makes it of what all machines measure,
+    and the others are told. The ranks in it share out the cores. Collective; nothing happens without ``--layout``.
+
+    Args:
+        on_progress: called with what is measured.
+        on_report: called on rank 0 with a plan that was made, as a table beside its alternatives, for which further searches are
+            needed, and with the links it was made of.
+
+    Raises:
+        AgreedError: the plan cannot be read or is not for this model and these machines, or there is none.
+    """
+    layout = options.parallel.layout
+    is_auto = layout == AUTO_LAYOUT
+    if not layout or (is_auto and group.size == 1):
+        return dataclasses.replace(options, parallel=dataclasses.replace(options.parallel, layout=""))
+    if is_auto:
+        from labinfer.planner.make_problem import refuse_draft_rank
+
+        with group.together():
+            refuse_draft_rank(options, f"--layout {AUTO_LAYOUT}")
+    from labinfer.launch.measure.probe import probe_cluster
+    from labinfer.launch.measure.probe_layout import model_name
+    from labinfer.planner.saved_plan import SavedPlan, describe_difference, describe_plan, plan_options, room_options
+
+    _, config = find_model(group, options)
+    nodes, data = [info.node for info in group.everyone], b""
+    cluster = probe_cluster(group, options, on_progress, for_plan=True) if is_auto else None
+    if is_auto:
+        on_progress("done; looking for the best layout")
+    with group.together(), _named(layout):
+        if group.rank == 0:
+            plan = (
+                SavedPlan.read(layout) if cluster is None else _find_plan(cluster, options, config, nodes[0], on_report)
+            )
+            data = msgspec.msgpack.encode(plan)
+    plan = msgspec.msgpack.decode(group.comm.all_gather_bytes(data)[0], type=SavedPlan)
+    with group.together(), _named(layout):
+        if plan.model != (model := model_name(config)):
+            raise UserError(
+                f"the plan is for another model ({plan.model}) than --model {options.model.model} ({model}); plan again"
+            )
+        chosen = plan_options(plan, options, nodes)
+        chosen.check_group_size()
+    if is_auto:  # these are what was measured, and other starts must not take them for others
+        chosen = dataclasses.replace(chosen, model=options.model)
+    group.take_cores(chosen.working_ranks, options.runtime.threads)
+    own = room_options(options, options.model.max_model_len or config.max_position)
+    # A user who changes an option that the room depends on wants what comes of it, and gets what there is.
+    difference = describe_difference(plan, own)
+    if group.rank == 0:
+        logger.info("--layout %s: %s", layout, describe_plan(plan, nodes))
+        if plan.num_blocks and not difference:
+            logger.info("--layout %s: room for %d KV tokens", layout, plan.num_tokens)
+        elif plan.num_blocks:
+            logger.info(
+                "--layout %s: the %d KV tokens of the plan are for other options, so all that fit are taken: %s",
+                layout,
+                plan.num_tokens,
+                difference,
+            )
+    return dataclasses.replace(chosen, planned_blocks=0 if difference else plan.num_blocks)
+
+
+def _find_plan(
+    cluster: Cluster,
+    options: EngineOptions,
+    config: ModelConfig,
+    first: str,
+    on_report: Callable[[str, Sequence[PairLink]], None] | None,
+) -> SavedPlan:
+    """The best plan with rank 0's machine as the first.
+
+    Raises:
+        UserError: as ``find_plan``.
+    """
+    from labinfer.launch.known_plan import find_plan
+    from labinfer.planner.make_problem import make_problem
+
+    problem = make_problem(cluster, options, first=first, max_position=config.max_position)
+    plan, report = find_plan(problem, cache_folder(), explains=on_report is not None)
+    if on_report is not None:
+        on_report(report, cluster.links)
+    return plan
+
+
+@contextmanager
+def _named(layout: str) -> Iterator[None]:
+    """Name ``--layout`` in errors.
+
+    Raises:
+        UserError: those of the block.
+    """
+    try:
+        yield
+    except UserError as error:
+        text = str(error)
+        raise UserError(text if "--layout" in text else f"--layout {layout}: {text}") from None

@@ -1,0 +1,172 @@
+"""DraftModel: a smaller model that one rank holds whole, with KV blocks of its own, and that drafts for the model of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import UserError
+from labinfer.base.plan import BatchPlan, BatchResult
+from labinfer.base.speculative_options import FLAG
+from labinfer.comm.local import LocalCommunicator
+from labinfer.comm.spmd.machine import RankInfo, free_memory
+from labinfer.comm.spmd.topology import Place
+from labinfer.comm.tensor_parallel import TensorParallelCommunicator
+from labinfer.engine.cache_capacity import STATES_EACH, draft_states_that_fit
+from labinfer.functions.graph import Capture
+from labinfer.functions.provider import Provider
+from labinfer.functions.providers import make_registry
+from labinfer.launch.layout.draft_layout import draft_options, make_draft_layout
+from labinfer.launch.layout.layout import Layout
+from labinfer.launch.packed_files import packed_files
+from labinfer.models.registry import load_config, model_class
+from labinfer.weights.checkpoint import open_checkpoint
+from labinfer.weights.loader import check_checkpoint, load_weights, weight_bytes
+from labinfer.weights.resolve import resolve_model
+from labinfer.weights.weight_cache import WeightCache
+from labinfer.worker.kv_cache import KVCacheManager
+from labinfer.worker.model_runner import ModelRunner
+
+
+class DraftModel:
+    """The model without KV blocks, until ``make_cache`` gives it some.
+
+    Args:
+        options: its own, see ``draft_options``.
+        model_dir: $LABINFER_MODEL_DIR, or empty.
+        layout: the layout of the model that it drafts for.
+        everyone: all ranks.
+        rank: this one.
+        providers: prepared for its device.
+        weight_cache: packed weights of earlier starts; None for none.
+
+    Raises:
+        UserError: it is nowhere, or cannot draft for this model.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        model_dir: str,
+        layout: Layout,
+        everyone: Sequence[RankInfo],
+        *,
+        rank: int = 0,
+        providers: list[Provider],
+        weight_cache: WeightCache | None,
+    ):
+        self.directory, self.layout = plan_draft_model(options, model_dir, layout, everyone)
+        config = self.layout.config
+        self._device, self._dtype = self.layout.devices[0], self.layout.dtypes[0]
+        registry = make_registry(providers, self.layout.quantization_group_size, self.layout.weights)
+        tp = TensorParallelCommunicator(LocalCommunicator())
+        context = self.layout.stage_context(self.place, tp, registry)
+        self._functions = context.functions
+        with torch.device("meta"):
+            self._model = model_class(config)(config, context).eval()
+        checkpoint = open_checkpoint(self.directory)
+        check_checkpoint(
+            self.layout.meta(self.place).model, checkpoint, config.tied_embeddings, options.model.ignore_tensors
+        )
+        for functions in filter(None, (provider.loading() for provider in providers)):
+            checkpoint.functions = functions
+        load_weights(
+            self._model,
+            checkpoint,
+            self._device,
+            lambda done, total: None,
+            packed_files(weight_cache, options, self.layout, self.place, self.directory, providers=providers),
+        )
+        self.weight_bytes = weight_bytes(self._model)
+        self.num_blocks = 0
+        self._max_num_batched_tokens = options.scheduler.max_num_batched_tokens
+        per_state = self.layout.meta(self.place).bytes_per_sequence
+        room = free_memory(self._device) / layout.sharing_device(rank, everyone) * options.cache.memory_utilization
+        max_num_seqs = options.scheduler.max_num_seqs
+        self.num_states = draft_states_that_fit(int(room), per_state, max_num_seqs)
+        if per_state and self.num_states < STATES_EACH:
+            raise UserError(
+                f"the draft model {options.model.model} has no room for {STATES_EACH} states of {per_state} bytes on rank {rank}; "
+                "raise --memory-utilization or choose another draft model"
+            )
+        self.state_bytes = self.num_states * per_state
+        self._runner: ModelRunner | None = None
+
+    @property
+    def place(self) -> Place:
+        """The only place in its layout."""
+        return self.layout.topology.place(0)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a sequence that may be in its context at once."""
+        return self.layout.max_model_len
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of one of its KV blocks."""
+        return self.layout.block_bytes(self.place, block_size)
+
+    def make_cache(self, num_blocks: int, block_size: int, max_num_seqs: int, capture: Capture | None) -> None:
+        """Give it so many KV blocks, or as many as so many sequences can fill."""
+        self.num_blocks = min(num_blocks, self.layout.useful_blocks(max_num_seqs, block_size))
+        cache = KVCacheManager(
+            self._model.cache_specs(),
+            num_blocks=self.num_blocks,
+            block_size=block_size,
+            dtype=self.layout.kv_dtype(self.place),
+            device=self._device,
+            rotary_table=self._model.rotary_table,
+            num_states=self.num_states,
+        )
+        self._model.make_rotary_tables(self.max_model_len, self._device, self._max_num_batched_tokens)
+        self._runner = ModelRunner(
+            self._model, cache, device=self._device, dtype=self._dtype, functions=self._functions, capture=capture
+        )
+
+    def run(self, plan: BatchPlan) -> BatchResult:
+        """Run a plan's tokens and sample."""
+        batch = self._runner.prepare(plan)
+        return self._runner.sample(plan, batch, self._runner.run(plan, batch, None))
+
+    def close(self) -> None:
+        """Let go of the weights and the KV cache."""
+        self._model = self._runner = None
+
+
+def plan_draft_model(
+    options: EngineOptions, model_dir: str, layout: Layout, everyone: Sequence[RankInfo]
+) -> tuple[Path, Layout]:
+    """Directory (or GGUF file) and layout of a draft model, with nothing loaded.
+
+    Args:
+        options: its own, see ``draft_options``.
+        model_dir: $LABINFER_MODEL_DIR, or empty.
+        layout: the layout of the model that it drafts for.
+
+    Raises:
+        UserError: it is nowhere, or cannot draft for this model.
+    """
+    try:
+        directory = resolve_model(options.model.model, model_dir, may_download=True)
+    except UserError as error:
+        raise UserError(f"the draft model of {FLAG}: {error}") from None
+    return directory, make_draft_layout(options, load_config(directory), layout, everyone)
+
+
+def load_draft_model(
+    options: EngineOptions,
+    name: str,
+    model_dir: str,
+    layout: Layout,
+    everyone: Sequence[RankInfo],
+    *,
+    rank: int = 0,
+    providers: list[Provider],
+    weight_cache: WeightCache | None,
+) -> DraftModel:
+    """The draft model of this name, for the model with these options; see ``DraftModel``."""
+    own = draft_options(options, name, layout)
+    return DraftModel(own, model_dir, layout, everyone, rank=rank, providers=providers, weight_cache=weight_cache)

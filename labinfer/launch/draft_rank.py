@@ -1,0 +1,121 @@
+"""The rank beside the stages that holds the draft model: what it runs, and rank 0's link to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import UserError
+from labinfer.base.plan import DraftAnswer, DraftRequest, EndRun
+from labinfer.comm.control import ControlChannel
+from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.spmd.machine import free_memory
+from labinfer.functions.provider import Provider
+from labinfer.launch.draft_model import DraftModel, load_draft_model
+from labinfer.launch.layout.layout import Layout
+from labinfer.weights.weight_cache import WeightCache
+from labinfer.worker.model_runner import CAPTURED_BYTES
+
+
+class RemoteLink:
+    """Rank 0's link to the rank that drafts; see ``engine/remote_drafts.py``.
+
+    Args:
+        channel: to that rank alone.
+    """
+
+    def __init__(self, channel: ControlChannel):
+        self._channel = channel
+        self._awaits = False
+
+    def ask(self, request: DraftRequest) -> None:
+        """Send a request; does not wait."""
+        self._channel.broadcast(request)
+        self._awaits = True
+
+    def take(self) -> DraftAnswer | None:
+        """Wait for the answer to the last request; None where it was taken before, or nothing was asked."""
+        if not self._awaits:
+            return None
+        self._awaits = False
+        (answer,) = self._channel.collect("the drafts")
+        return answer
+
+    def end_run(self) -> None:
+        """Let the other rank go, as a run has ended."""
+        self.take()
+        self._channel.broadcast(EndRun([]))
+
+    def close(self) -> None:
+        """Wait until all that was sent has arrived."""
+        self._channel.close()
+
+
+@dataclass(frozen=True)
+class DraftRank:
+    """Parts of the rank that drafts."""
+
+    model: DraftModel
+    channel: ControlChannel
+
+    def follow(self, answer: Callable[[DraftRequest], DraftAnswer]) -> None:
+        """Answer requests until rank 0's run ends. It may take an answer long after it is ready, as it does nothing while there
+        is no work."""
+        while isinstance(request := self.channel.receive("requests for drafts"), DraftRequest):
+            self.channel.reply(answer(request), "drafts", math.inf)
+
+    def close(self) -> None:
+        """Let go of the weights and the KV cache."""
+        self.model.close()
+
+
+def build_draft_rank(
+    group: RankGroup,
+    options: EngineOptions,
+    layout: Layout,
+    channel: ControlChannel,
+    *,
+    providers: list[Provider],
+    weight_cache: WeightCache | None,
+) -> DraftRank:
+    """Load the draft model on this rank, which has no part of the model.
+
+    Args:
+        layout: the model's.
+
+    Raises:
+        UserError: it is nowhere, cannot draft for this model, or does not fit.
+    """
+    name, size = options.scheduler.speculative_config.model, options.cache.block_size
+    model = load_draft_model(
+        options,
+        name,
+        group.environment.model_dir,
+        layout,
+        group.everyone,
+        rank=group.rank,
+        providers=providers,
+        weight_cache=weight_cache,
+    )
+    device, scheduling = layout.draft_devices[group.rank], options.scheduler
+    free = free_memory(device) // layout.sharing_device(group.rank, group.everyone)
+    if device.type == "cpu" and weight_cache is not None:  # the system calls memory of mapped files available
+        free -= weight_cache.mapped_bytes()
+    capture = next(filter(None, (provider.capture() for provider in providers)), None)
+    free -= model.state_bytes + (CAPTURED_BYTES if capture is not None else 0)
+    useful, given = model.layout.useful_blocks(scheduling.max_num_seqs, size), options.cache.num_kv_blocks
+    num_blocks = given or int(free * options.cache.memory_utilization) // model.block_bytes(size)
+    if num_blocks * size < 2:
+        raise UserError(
+            f"the draft model {name} has no room for a KV cache ({max(0, free) >> 20} MiB free for it); raise --memory-utilization or "
+            "choose another draft_rank"
+        )
+    if given and (needed := min(given, useful) * model.block_bytes(size)) > free:
+        raise UserError(
+            f"--num-kv-blocks {given} needs {needed >> 20} MiB for the draft model {name}, but {max(0, free) >> 20} MiB are free for "
+            "it; give less or choose another draft_rank"
+        )
+    model.make_cache(num_blocks, size, scheduling.max_num_seqs, capture)
+    return DraftRank(model, channel)

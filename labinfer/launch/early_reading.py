@@ -1,0 +1,26 @@
+"""read_early: a model's files on their way into memory while a start does other things."""
+
+from __future__ import annotations
+
+from labinfer.base.config import EngineOptions
+from labinfer.comm.spmd.environment import LaunchEnvironment
+from labinfer.weights.read_ahead import start_reading_ahead
+from labinfer.weights.weight_cache import WeightCache, digest
+
+
+def read_early(environment: LaunchEnvironment, options: EngineOptions) -> None:
+    """Have the system read this rank's share of the model's files, in a thread, where all of them are needed on this node.
+
+    Nothing is read where other nodes have a part of the model, nor where several ranks have to meet before they know their parts
+    (``--layout``).
+    """
+    layout_is_known = environment.world_size == 1 or not options.parallel.layout
+    if environment.is_one_node and layout_is_known:
+        start_reading_ahead(
+            options.model.model,
+            environment.model_dir,
+            environment.local_rank,
+            environment.local_world_size,
+            cache=WeightCache.from_home(options.cache.weight_cache_size),
+            options=digest(options.weight_options),
+        )

@@ -1,0 +1,67 @@
+"""make_draft_layout: the layout of a draft model, which one rank holds whole: rank 0 beside its share of the model, or a spare one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from labinfer.base.config import EngineOptions, ParallelOptions
+from labinfer.base.errors import UserError
+from labinfer.comm.spmd.machine import RankInfo
+from labinfer.launch.layout.layout import Layout, make_layout
+from labinfer.models.config import ModelConfig
+
+
+def draft_options(options: EngineOptions, name: str, layout: Layout) -> EngineOptions:
+    """Options of a draft model: its rank's device, and rank 0's dtype; what the checkpoint holds in codes stays, and nothing else is
+    rounded.
+
+    Args:
+        name: the draft model's, as ``--model`` takes it.
+        layout: the model's.
+    """
+    dtype = str(layout.dtypes[0]).removeprefix("torch.")
+    model = dataclasses.replace(
+        options.model,
+        model=name,
+        dtype=(dtype,),
+        quantization=("auto",),
+        functions=("auto",),
+        autotune="off",
+        weights="plain" if options.model.weights == "plain" else "auto",
+        max_model_len=0,
+        sliding_window=0,
+        head_preview=False,
+    )
+    cache = dataclasses.replace(options.cache, expert_offload=0.0)
+    scheduler = dataclasses.replace(options.scheduler, speculative_config=None)
+    (device,) = layout.draft_devices.values() or [layout.devices[0]]
+    parallel = ParallelOptions(device=(str(device),))
+    return dataclasses.replace(options, model=model, parallel=parallel, cache=cache, scheduler=scheduler)
+
+
+def make_draft_layout(
+    options: EngineOptions, config: ModelConfig, layout: Layout, everyone: Sequence[RankInfo]
+) -> Layout:
+    """Build and check the layout of a draft model on its rank.
+
+    Args:
+        options: as ``draft_options`` gives them.
+        config: the draft model's.
+        layout: the model's.
+
+    Raises:
+        UserError: it cannot draft for this model.
+    """
+    name, size = options.model.model, layout.config.vocab_size
+    if config.vocab_size != size:
+        raise UserError(
+            f"the draft model {name} has a vocabulary of {config.vocab_size} ids, the model one of {size}; choose one that "
+            "shares the model's vocabulary"
+        )
+    if config.no_generation:
+        raise UserError(f"the draft model {name} {config.no_generation} and drafts nothing; choose another one")
+    length = min(layout.max_model_len, config.max_position)
+    options = dataclasses.replace(options, model=dataclasses.replace(options.model, max_model_len=length))
+    (rank,) = layout.draft_devices or [0]
+    return make_layout(options, config, [everyone[rank]])

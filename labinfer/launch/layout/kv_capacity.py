@@ -1,0 +1,275 @@
+"""``KVCapacity``: KV blocks and state slots, one number for all ranks, as each holds its layers of every token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass
+
+import torch
+
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import UserError
+from labinfer.comm.communicator import name_ranks
+from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.spmd.machine import free_memory
+from labinfer.comm.spmd.topology import Place
+from labinfer.engine.cache_capacity import BlockCounts, BlockRoom, CacheRoom, count_blocks, pool_rooms, states_that_fit
+from labinfer.launch.layout.layout import GIB, Layout
+from labinfer.weights.weight_cache import WeightCache
+
+DEFAULT_SWAP_SPACE = 4
+"""GiB, as vLLM has it."""
+DEFAULT_SWAP_FRACTION = 0.25
+"""Part of the free host memory that swapping takes, where that is less."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVCapacity:
+    """Room for keys, values and states, as all ranks have agreed on it."""
+
+    num_blocks: int
+    """The least of what each has room for, and no more than a plan says."""
+    num_host_blocks: int
+    """In host memory, for sequences that are swapped out."""
+    max_model_len: int
+    """The context that fits."""
+    blocks_of_rank: tuple[int, ...]
+    """Blocks that each rank with a place has room for."""
+    window: int = 0
+    """Tokens that a token sees at most in layers with a window, where these have KV blocks of their own; 0 where they have none."""
+    num_window_blocks: int = 0
+    """Blocks of those layers."""
+    num_host_window_blocks: int = 0
+    """The same in host memory."""
+    gain: float = 1.0
+    """Tokens that fit, by those that would if all layers held all tokens."""
+    num_states: int = 0
+    """Slots for states of sequences; 0 where no layer keeps any."""
+    num_host_states: int = 0
+    """The same in host memory."""
+    captured_bytes: int = 0
+    """Bytes of this rank that are left for captured steps, at most."""
+    planned_blocks: int = 0
+    """See ``EngineOptions``."""
+
+    def describe_windows(self, block_size: int) -> str:
+        """A text on layers with a window; empty where they have no blocks of their own."""
+        if not self.window:
+            return ""
+        return describe_windows(self.window, self.num_window_blocks, self.num_blocks * block_size, self.gain)
+
+    def describe_shortfall(self, places: list[Place], block_size: int) -> str:
+        """A text that names the stages with less room than a plan says; empty where they have it."""
+        if self.num_blocks >= self.planned_blocks:
+            return ""
+        stages = sorted(
+            {p.stage for p, count in zip(places, self.blocks_of_rank, strict=True) if count < self.planned_blocks}
+        )
+        return (
+            f"{self.num_blocks * block_size} tokens fit, not the {self.planned_blocks * block_size} of the plan: stage "
+            f"{', '.join(map(str, stages))} has less memory free than when it was measured, or larger weights; plan again"
+        )
+
+    def describe_limit(self, places: list[Place]) -> str:
+        """A text that names the stages with the least room; empty where all have the same."""
+        least, most = min(self.blocks_of_rank), max(self.blocks_of_rank)
+        if self.num_blocks == self.planned_blocks:
+            return f"as many blocks as the plan says; {least} would fit" if least > self.num_blocks else ""
+        if most == self.num_blocks:
+            return ""
+        stages = sorted(
+            {p.stage for p, count in zip(places, self.blocks_of_rank, strict=True) if count == self.num_blocks}
+        )
+        roomiest = places[self.blocks_of_rank.index(most)]
+        percent = 100 * (most - self.num_blocks) / self.num_blocks
+        return (
+            f"limited by stage {', '.join(map(str, stages))}; stage {roomiest.stage} has room for {most} ({percent:.0f} % "
+            "more); --layers can move layers there"
+        )
+
+
+@dataclass(frozen=True)
+class DraftRoom:
+    """Bytes that the cache of a draft model takes on a rank; none where it holds none."""
+
+    block: int = 0
+    """Bytes of a block, beside each of the model's."""
+    states: int = 0
+    """Bytes of all states."""
+
+
+def describe_windows(window: int, num_window_blocks: int, num_tokens: int, gain: float) -> str:
+    """A text on layers with blocks of their own.
+
+    Args:
+        num_tokens: that fit into the cache.
+        gain: these by those that would if all layers held all tokens.
+    """
+    text = f"layers with a window of {window} tokens hold no others, in {num_window_blocks} blocks of their own"
+    if gain > 1:
+        text += f"; {num_tokens} tokens fit, {gain:.2g} times as many as if they held all"
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRoom:
+    """Memory that a rank has for its cache, and what it takes; all numbers are bytes but the counts and the window."""
+
+    free: int
+    """For KV blocks and states."""
+    room: int
+    """Part of it that they may take."""
+    block_bytes: int
+    """Bytes of a block of all layers that see all tokens."""
+    window_block_bytes: int
+    """Bytes of a block of all layers with a window."""
+    window: int
+    """The largest window of its layers, 0 without any."""
+    host: int
+    """For blocks in host memory."""
+    num_host_states: int
+    state_bytes: int
+    """Bytes of a sequence's state."""
+
+    draft_bytes: int
+    """Bytes that a draft model takes with each block of all layers."""
+
+    def for_cache(self) -> CacheRoom:
+        return CacheRoom(
+            num_bytes=self.room,
+            block_bytes=self.block_bytes + self.draft_bytes,
+            window_block_bytes=self.window_block_bytes,
+            state_bytes=self.state_bytes,
+        )
+
+    def for_host_blocks(self) -> BlockRoom:
+        return BlockRoom(num_bytes=self.host, block_bytes=self.block_bytes, window_block_bytes=self.window_block_bytes)
+
+
+def agree_on_blocks(
+    group: RankGroup, options: EngineOptions, layout: Layout, place: Place, *, draft: DraftRoom, captured_bytes: int
+) -> KVCapacity:
+    """Count the blocks of every rank, once its weights are loaded; collective.
+
+    Args:
+        draft: bytes that a draft model's cache takes on this rank.
+        captured_bytes: that captured steps may come to take on it.
+
+    Raises:
+        AgreedError: a rank has no room for what is needed or asked for.
+    """
+    size, cache = options.cache.block_size, options.cache
+    useful = layout.useful_blocks(options.scheduler.max_num_seqs, size)
+    meta = layout.meta(place)
+    per_block, per_state = layout.block_bytes(place, size), meta.bytes_per_sequence
+    window_block = size * meta.window_bytes_per_token
+    device = layout.devices[group.rank]
+    free = free_memory(device) // layout.sharing_device(group.rank, group.everyone)
+    weights = WeightCache.from_home(cache.weight_cache_size)
+    if device.type == "cpu" and weights is not None:  # the system calls memory of mapped files available
+        free -= weights.mapped_bytes()
+    with group.together():
+        host = swap_bytes(group, options, layout, per_block)
+        num_host_states = states_that_fit(host, per_state, options.scheduler.max_num_seqs, each=1)
+        num_host = min(useful, (host - num_host_states * per_state) // max(1, per_block))
+    if device.type == "cpu":  # both pools are in the same memory
+        free -= num_host * per_block + num_host_states * per_state
+    free -= draft.states + captured_bytes
+    mine = RankRoom(
+        free=free,
+        room=int(free * cache.memory_utilization),
+        block_bytes=per_block - window_block,
+        window_block_bytes=window_block,
+        window=meta.window,
+        host=host - num_host_states * per_state,
+        num_host_states=num_host_states,
+        state_bytes=per_state,
+        draft_bytes=draft.block,
+    )
+    gathered = group.comm.all_gather(torch.tensor(astuple(mine)))
+    of_rank = [RankRoom(**dict(zip(asdict(mine), numbers.tolist(), strict=True))) for numbers in gathered]
+    memories = [layout.memory(rank, group.everyone) for rank in group.ranks]
+    max_num_seqs = options.scheduler.max_num_seqs
+    rooms = pool_rooms([each.for_cache() for each in of_rank], memories)
+    needs = layout.window_needs(options, max(each.window for each in of_rank))
+    fitting = count_blocks([room.for_blocks(max_num_seqs) for room in rooms], useful, needs, fixed=cache.num_kv_blocks)
+    blocks = fitting.capped(options.planned_blocks)
+    num_host, num_host_window_blocks = _host_blocks(of_rank, blocks, useful)
+    largest = max(each.state_bytes for each in of_rank)
+    num_states = num_host_states = 0
+    if largest:
+        num_states = min(room.num_states(max_num_seqs) for room in rooms)
+        num_host_states = min(each.num_host_states for each in of_rank)
+    free_of_rank = [
+        sum(each.free for each, other in zip(of_rank, memories, strict=True) if other == name) for name in memories
+    ]
+    own, memory = rooms[group.comm.rank], memories[group.comm.rank]
+    needed = own.used_bytes(blocks)
+    left = free_of_rank[group.comm.rank] - own.num_states(max_num_seqs) * own.state_bytes
+    with group.together():
+        if fitting.num_blocks * size < 2:
+            least = fitting.of_rank.index(fitting.num_blocks)
+            raise UserError(
+                f"{layout.topology.place(group.ranks[least])} has no room for KV cache ({max(0, free_of_rank[least]) >> 20} MiB free "
+                "for it and all that share its memory); raise --memory-utilization or use more ranks"
+            )
+        if largest and num_states < 1:
+            least = group.ranks[[room.num_states(max_num_seqs) for room in rooms].index(num_states)]
+            raise UserError(
+                f"{layout.topology.place(least)} has no room for the state of a sequence ({largest} bytes at most on a rank); "
+                "raise --memory-utilization or use more ranks"
+            )
+        if cache.num_kv_blocks and needed > left:
+            sharing = [rank for rank, name in zip(group.ranks, memories, strict=True) if name == memory]
+            raise UserError(
+                f"--num-kv-blocks {cache.num_kv_blocks} needs {needed >> 20} MiB on {name_ranks(sharing)}, but {max(0, left) >> 20} MiB "
+                f"are free{' for them together' * (len(sharing) > 1)}"
+            )
+    fits = min(layout.max_model_len, blocks.num_blocks * size)
+    return KVCapacity(
+        num_blocks=blocks.num_blocks,
+        num_host_blocks=num_host,
+        max_model_len=fits,
+        blocks_of_rank=fitting.of_rank,
+        window=needs.window if blocks.num_window_blocks else 0,
+        num_window_blocks=blocks.num_window_blocks,
+        num_host_window_blocks=num_host_window_blocks,
+        gain=blocks.gain,
+        num_states=num_states,
+        num_host_states=num_host_states,
+        captured_bytes=captured_bytes,
+        planned_blocks=options.planned_blocks,
+    )
+
+
+def _host_blocks(of_rank: Sequence[RankRoom], blocks: BlockCounts, useful: int) -> tuple[int, int]:
+    """Blocks in host memory of all ranks, and those of windowed layers, in the proportion that the others have."""
+    if not blocks.num_window_blocks:
+        return min(each.for_host_blocks().whole_blocks(useful) for each in of_rank), 0
+    share = blocks.num_window_blocks / blocks.num_blocks
+    count = min(
+        useful, *(int(each.host / max(1, each.block_bytes + share * each.window_block_bytes)) for each in of_rank)
+    )
+    return count, int(share * count)
+
+
+def swap_bytes(group: RankGroup, options: EngineOptions, layout: Layout, per_block: int) -> int:
+    """Host memory of this rank for sequences that are swapped out.
+
+    Args:
+        per_block: bytes of a block of all layers; 0 where that is not known yet.
+
+    Raises:
+        UserError: more is asked for than there is, or less than a block.
+    """
+    mode, gib = options.scheduler.preemption_mode, options.cache.swap_space
+    free = free_memory(torch.device("cpu")) // group.num_sharing_memory
+    if gib:
+        if gib * GIB > free:
+            raise UserError(f"--swap-space {gib:g} GiB is more than the {free / GIB:.1f} GiB that are free for a rank")
+        if gib * GIB < per_block:
+            raise UserError(f"--swap-space {gib:g} GiB has no room for a KV block of {per_block} bytes; raise it")
+        return int(gib * GIB)
+    if mode == "swap" or (mode == "auto" and any(device.type != "cpu" for device in layout.devices.values())):
+        return min(DEFAULT_SWAP_SPACE * GIB, int(free * DEFAULT_SWAP_FRACTION))
+    return 0

@@ -1,0 +1,307 @@
+"""``Layout``: topology, devices and dtypes of a run, and so who holds what."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import UserError
+from labinfer.base.speculative_options import FLAG
+from labinfer.comm.local import LocalCommunicator
+from labinfer.comm.spmd.machine import RankInfo, resolve_device
+from labinfer.comm.spmd.topology import Place, Topology, make_topology, per_stage
+from labinfer.comm.tensor_parallel import TensorParallelCommunicator
+from labinfer.engine.cache_capacity import WindowNeeds
+from labinfer.functions.providers import reference_registry
+from labinfer.functions.registry import Choice, FunctionRegistry, WeightChoice
+from labinfer.launch.layout.meta_stage import MetaStage
+from labinfer.models.config import ModelConfig
+from labinfer.models.layers.context import ExpertCut, StageContext
+from labinfer.models.registry import model_class
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+GIB = 1 << 30
+KV_DTYPES = TORCH_DTYPES | {"int8": torch.int8}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The parts that each rank holds; equal on every rank."""
+
+    config: ModelConfig
+    topology: Topology
+    devices: Mapping[int, torch.device]
+    """Device of each rank that has a place."""
+    draft_devices: Mapping[int, torch.device] = field(default_factory=dict)
+    """The spare rank that holds a draft model, if there is one, and its device."""
+    dtypes: tuple[torch.dtype, ...]
+    """Dtype of each stage's activations and weights."""
+    kv_dtypes: tuple[torch.dtype, ...]
+    """Dtype of each stage's KV cache."""
+    experts: tuple[ExpertCut, ...]
+    """The way in which the ranks of each stage share experts."""
+    max_model_len: int
+    quantizations: tuple[str, ...]
+    """``--quantization`` of each stage: ``int8`` and ``int4`` round what the checkpoint holds in floating point; with ``none``,
+    unlike ``auto``, what it holds in codes is decoded."""
+    quantization_group_size: int = 0
+    """Inputs that share a scale in int4."""
+    weights: WeightChoice = "auto"
+    """``--weights``."""
+    loaded_bytes: tuple[int, ...] = ()
+    """Bytes of each rank's weights, by rank, once they are loaded: what 12 bits do not hold is not known before."""
+    head_preview: bool = False
+    """``--head-preview``."""
+    expert_memory: int = 0
+    """Bytes on each rank for experts, which are all in a file; 0 where all are in memory."""
+    _meta: dict[Place, MetaStage] = field(default_factory=dict, repr=False, compare=False)
+
+    def dtype(self, place: Place) -> torch.dtype:
+        return self.dtypes[place.stage]
+
+    def kv_dtype(self, place: Place) -> torch.dtype:
+        return self.kv_dtypes[place.stage]
+
+    def num_layers(self, place: Place) -> int:
+        begin, end = self.topology.layers[place.stage]
+        return end - begin
+
+    def block_bytes(self, place: Place, block_size: int) -> int:
+        """Bytes of one KV block on one rank, over all its layers."""
+        return block_size * self.meta(place).bytes_per_token
+
+    def cache_bytes(self, place: Place, block_size: int, num_blocks: int, num_window_blocks: int) -> int:
+        """Bytes of the KV blocks on one rank.
+
+        Args:
+            num_window_blocks: blocks of layers with a window; 0 where they have as many as the others.
+        """
+        windowed = block_size * self.meta(place).window_bytes_per_token
+        others = self.block_bytes(place, block_size) - windowed
+        return num_blocks * others + (num_window_blocks or num_blocks) * windowed
+
+    def weight_bytes(self, place: Place) -> int:
+        """Bytes of a rank's weights in memory, without experts that are in a file alone.
+
+        Before they are loaded they count as plain where ``weights`` is auto.
+        """
+        meta = self.meta(place)
+        in_file = max(0, meta.expert_bytes - self.expert_memory) if self.expert_memory else 0
+        if self.loaded_bytes and not self.expert_memory:  # experts in a file are among what was loaded
+            return self.loaded_bytes[place.rank]
+        return meta.weight_bytes - in_file
+
+    def useful_blocks(self, max_num_seqs: int, block_size: int) -> int:
+        """KV blocks of as many of the longest sequences as may run at once; more can never be filled."""
+        return max_num_seqs * -(-self.max_model_len // block_size)
+
+    def window_needs(self, options: EngineOptions, window: int) -> WindowNeeds | None:
+        """Blocks that layers with a window have use for; None where these hold all tokens as the others do.
+
+        Args:
+            window: the largest of any layer, 0 without any.
+        """
+        scheduler = options.scheduler
+        return WindowNeeds.estimate(
+            window,
+            block_size=options.cache.block_size,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            chunked_prefill_size=scheduler.chunked_prefill_size,
+            max_model_len=self.max_model_len,
+            kept=scheduler.keep if scheduler.context_shift else None,
+        )
+
+    @property
+    def all_devices(self) -> dict[int, torch.device]:
+        """Devices of the ranks that have a place, and of the one that drafts for them."""
+        return {**self.devices, **self.draft_devices}
+
+    def memory(self, rank: int, everyone: Sequence[RankInfo]) -> Hashable:
+        """Name of the memory of a rank's device, equal for ranks that draw on the same."""
+        info, device = everyone[rank], self.all_devices[rank]
+        return info.memory if device.type == "cpu" else (info.node, device)
+
+    def sharing_device(self, rank: int, everyone: Sequence[RankInfo]) -> int:
+        """Ranks that draw on the same memory as this one."""
+        return sum(self.memory(other, everyone) == self.memory(rank, everyone) for other in self.all_devices)
+
+    def carrier(self, ranks: Sequence[int], everyone: Sequence[RankInfo]) -> str:
+        """The device type whose library can move tensors between these ranks; ``cpu`` where they must use host memory.
+
+        Vendors' libraries want one type of device, and a device for each rank.
+        """
+        devices = [(everyone[rank].node, self.devices[rank]) for rank in ranks]
+        types = {device.type for _, device in devices}
+        return types.pop() if len(types) == 1 and len(set(devices)) == len(devices) else "cpu"
+
+    def stage_context(
+        self,
+        place: Place,
+        tp: TensorParallelCommunicator,
+        registry: FunctionRegistry,
+        overrides: Mapping[str, str] | None = None,
+        choice: Choice | None = None,
+    ) -> StageContext:
+        """Things that the layers of a rank are built with.
+
+        Args:
+            overrides: names of implementations by function.
+            choice: the implementations that were measured to be fastest.
+        """
+        begin, end = self.topology.layers[place.stage]
+        dtype = self.dtype(place)
+        device = self.devices[place.rank]
+        functions = registry.select(device, dtype, overrides, self.rounding(place), choice)
+        quantization = self.quantizations[place.stage]
+        return StageContext(
+            tp=tp,
+            functions=functions,
+            dtype=dtype,
+            first_layer=begin,
+            last_layer=end,
+            is_first=self.topology.is_first(place.stage),
+            is_last=self.topology.is_last(place.stage),
+            # Only CPUs have kernels for codes; other devices hold what was decoded.
+            form=lambda matrix: self.config.formats(matrix).form(quantization) if device.type == "cpu" else None,
+            experts=self.experts[place.stage],
+            head_preview=self.head_preview,
+            names=model_class(self.config).names,
+        )
+
+    def rounding(self, place: Place) -> str:
+        """Quantization of a rank's matrices that the checkpoint holds in floating point."""
+        quantization = self.quantizations[place.stage]
+        return "none" if quantization == "auto" else quantization
+
+    def quantization_name(self, place: Place) -> str:
+        """Name of a rank's quantization for users: the checkpoint's method, and the rounding of everything else."""
+        method = self.config.formats.method if self.quantizations[place.stage] != "none" else ""
+        return " + ".join(name for name in (method, self.rounding(place)) if name not in ("", "none")) or "none"
+
+    def meta(self, place: Place) -> MetaStage:
+        """A rank's share of the model without memory behind it; built once."""
+        if place not in self._meta:
+            tp = TensorParallelCommunicator(LocalCommunicator(rank=place.tp_rank, size=place.tp_size))
+            context = self.stage_context(place, tp, reference_registry(self.quantization_group_size, self.weights))
+            self._meta[place] = MetaStage(self.config, context, self.kv_dtype(place))
+        return self._meta[place]
+
+    def whole(self) -> Layout:
+        """The same model on one rank, which with one rank is this layout."""
+        if self.topology.num_places == 1:
+            return self
+        return Layout(
+            config=self.config,
+            topology=Topology((1,), ((0, self.config.num_layers),)),
+            devices={0: self.devices[self.topology.placed_ranks[0]]},
+            dtypes=self.dtypes[:1],
+            kv_dtypes=self.kv_dtypes[:1],
+            experts=self.experts[:1],
+            max_model_len=self.max_model_len,
+            quantizations=self.quantizations[:1],
+            quantization_group_size=self.quantization_group_size,
+            weights=self.weights,
+            head_preview=self.head_preview,
+            expert_memory=self.expert_memory,
+        )
+
+
+def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[RankInfo]) -> Layout:
+    """Build and check the layout. Pure: every rank comes to the same.
+
+    Args:
+        everyone: all ranks that were started.
+
+    Raises:
+        UserError: the flags, the model and the machines do not fit together.
+    """
+    parallel = options.parallel
+    topology = make_topology(
+        parallel.tensor_parallel_size,
+        parallel.pipeline_parallel_size,
+        parallel.layers,
+        config.num_layers,
+        len(everyone),
+        ranks=parallel.ranks,
+        last_cut=config.last_cut,
+    )
+    for stage, tp_size in enumerate(topology.tp_sizes):
+        for layer in config.layers[slice(*topology.layers[stage])]:
+            layer.mixer.check(tp_size)
+    if (gib := options.cache.expert_offload) and not any(layer.mlp.has_experts for layer in config.layers):
+        raise UserError(f"--expert-offload {gib:g}: a model of {config.architecture} has no experts; leave it out")
+    topology.check_nodes([info.node for info in everyone])
+    device_names = per_stage("--device", parallel.device, topology.num_stages)
+    devices = {place.rank: resolve_device(device_names[place.stage], everyone[place.rank]) for place in topology.places}
+    draft_devices = {}
+    if (speculation := options.scheduler.speculative_config) and (rank := speculation.draft_rank):
+        _check_draft_rank(rank, topology, len(everyone))
+        name = device_names[0] if len(set(device_names)) == 1 else "auto"
+        draft_devices[rank] = resolve_device(name, everyone[rank])
+    dtype_names = per_stage("--dtype", options.model.dtype, topology.num_stages)
+    dtypes = tuple(_resolve_dtype(name, config) for name in dtype_names)
+    quantizations = per_stage("--quantization", options.model.quantization, topology.num_stages)
+    kv_name = options.cache.kv_cache_dtype
+    kv_dtypes = tuple(dtype if kv_name == "auto" else KV_DTYPES[kv_name] for dtype in dtypes)
+    length = _resolve_length(options.model.max_model_len, config)
+    if not config.is_causal:  # a prompt runs in one step
+        length = min(length, options.scheduler.max_num_batched_tokens)
+    if options.model.head_preview:
+        _check_preview(quantizations[-1], devices[topology.sampling_rank], dtypes[-1])
+    return Layout(
+        config=config,
+        topology=topology,
+        devices=devices,
+        draft_devices=draft_devices,
+        dtypes=dtypes,
+        kv_dtypes=kv_dtypes,
+        experts=tuple(per_stage("--experts", parallel.experts, topology.num_stages)),
+        max_model_len=length,
+        quantizations=quantizations,
+        quantization_group_size=options.model.quantization_group_size,
+        weights=options.model.weights,
+        head_preview=options.model.head_preview,
+        expert_memory=int(options.cache.expert_offload * GIB),
+    )
+
+
+def _check_draft_rank(rank: int, topology: Topology, num_ranks: int) -> None:
+    if rank >= num_ranks:
+        raise UserError(
+            f"{FLAG}: there is no rank {rank} for the draft model among {num_ranks}; give another draft_rank"
+        )
+    if rank in topology.placed_ranks:
+        raise UserError(
+            f"{FLAG}: draft_rank {rank} is {topology.place(rank)}; give a rank that --ranks leaves out, or 0 for the first one "
+            "beside its stage"
+        )
+
+
+def _check_preview(quantization: str, device: torch.device, dtype: torch.dtype) -> None:
+    if quantization == "int4":
+        raise UserError("--head-preview: with --quantization int4 the vocabulary has 4 bits already; leave it out")
+    dtypes = (torch.bfloat16, torch.float32) if quantization == "int8" else (torch.bfloat16,)
+    if device.type != "cpu" or dtype not in dtypes:
+        name = str(dtype).removeprefix("torch.")
+        raise UserError(
+            f"--head-preview is for bfloat16 or int8 on CPUs, not for {name} on {device.type}; leave it out"
+        )
+
+
+def _resolve_dtype(name: str, config: ModelConfig) -> torch.dtype:
+    name = config.dtype if name == "auto" else name
+    if name not in TORCH_DTYPES:
+        raise UserError(f"the checkpoint's dtype {name!r} is not supported; give --dtype {'|'.join(TORCH_DTYPES)}")
+    return TORCH_DTYPES[name]
+
+
+def _resolve_length(length: int, config: ModelConfig) -> int:
+    if length > config.max_position:
+        raise UserError(f"--max-model-len {length} is more than the model's {config.max_position} positions")
+    if length == 1:
+        raise UserError("--max-model-len 1 leaves no room for a prompt and one new token; give at least 2")
+    return length or config.max_position

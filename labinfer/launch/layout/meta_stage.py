@@ -1,0 +1,101 @@
+"""``MetaStage``: a rank's share of the model without memory behind it, which answers what the rank needs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property
+
+import torch
+
+from labinfer.functions.calls import FunctionCall, collect_calls
+from labinfer.models.config import ModelConfig
+from labinfer.models.decoder import Decoder
+from labinfer.models.layers.cache_spec import CacheSpec
+from labinfer.models.layers.context import StageContext
+from labinfer.models.layers.experts import Experts
+from labinfer.models.registry import model_class
+from labinfer.weights.loader import pack_weights, weight_bytes
+
+
+class MetaStage:
+    """Built on torch's meta device from the same classes as the stage that runs.
+
+    Args:
+        context: of the rank, with functions that run on any device.
+        kv_dtype: of its KV cache.
+    """
+
+    def __init__(self, config: ModelConfig, context: StageContext, kv_dtype: torch.dtype):
+        self._config, self._context, self._kv_dtype = config, context, kv_dtype
+        self.model = self._build()
+
+    def _build(self) -> Decoder:
+        with torch.device("meta"):
+            return model_class(self._config)(self._config, self._context)
+
+    @cached_property
+    def _packed(self) -> Decoder:
+        packed = self._build()
+        pack_weights(packed)
+        return packed
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the rank's weights, packed as it holds them."""
+        return weight_bytes(self._packed)
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of those of them that are a mixture's experts."""
+        return sum(module.num_bytes for module in self._packed.modules() if isinstance(module, Experts))
+
+    @property
+    def mtp_bytes(self) -> int:
+        """Bytes of those that an MTP layer takes, with the embedding where the rank has it for that alone."""
+        parts = (self._packed.mtp, self._packed.mtp_embedding)
+        return sum(weight_bytes(part) for part in parts if part is not None)
+
+    @property
+    def mtp_bytes_per_token(self) -> int:
+        """Bytes that a token takes in the KV blocks of that layer."""
+        mtp = self.model.mtp
+        return 0 if mtp is None else mtp.layer.self_attn.cache_spec().bytes_per_token(self._kv_dtype)
+
+    @cached_property
+    def _cache_specs(self) -> list[CacheSpec]:
+        return self.model.cache_specs()
+
+    @cached_property
+    def calls(self) -> Counter[FunctionCall]:
+        """Calls of functions that the rank makes for every batch, each with how often."""
+        return collect_calls(self.model)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that a token takes in the rank's KV blocks."""
+        return sum(spec.bytes_per_token(self._kv_dtype) for spec in self._cache_specs)
+
+    @property
+    def window_bytes_per_token(self) -> int:
+        """Bytes of these that are of layers with a window."""
+        return sum(spec.bytes_per_token(self._kv_dtype) for spec in self._cache_specs if spec.window)
+
+    @property
+    def window(self) -> int:
+        """The largest window of its layers; 0 without any."""
+        return max((spec.window for spec in self._cache_specs), default=0)
+
+    @property
+    def is_cache_replicated(self) -> bool:
+        """Whether every tensor-parallel rank keeps all that a token leaves."""
+        return all(spec.is_replicated for spec in self._cache_specs)
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether its layers let tokens be taken out of the context."""
+        return all(spec.can_shift for spec in self._cache_specs)
+
+    @property
+    def bytes_per_sequence(self) -> int:
+        """Bytes of state that a sequence takes on the rank, however long it is."""
+        return sum(spec.bytes_per_sequence for spec in self._cache_specs)

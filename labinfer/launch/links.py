@@ -1,0 +1,128 @@
+"""Links: the communicators of a model, one for each purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from labinfer.base.plan import Command, DraftAnswer, DraftCommand
+from labinfer.base.rank_stats import WorkerStats
+from labinfer.comm.communicator import Communicator
+from labinfer.comm.control import ControlChannel
+from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.mailboxes import share_mailboxes
+from labinfer.comm.pipeline import PipelineCommunicator
+from labinfer.comm.shared_memory import share_memory
+from labinfer.comm.spmd.command_senders import command_senders
+from labinfer.comm.spmd.topology import Place
+from labinfer.comm.tensor_parallel import TensorParallelCommunicator
+from labinfer.launch.layout.layout import Layout
+from labinfer.launch.lent_cores import share_doorbells
+from labinfer.observe.progress_line import compile_progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """Communicators of a model, one for each purpose."""
+
+    placed: RankGroup
+    """The ranks that have a place."""
+    stage: Communicator
+    """The ranks of this one's stage; itself on a spare rank."""
+    activations: Communicator | None
+    results: Communicator | None
+    """Both None where there is one stage."""
+    machine: Communicator | None
+    """The placed ranks of this one's machine; itself on a spare rank, None where there is one stage."""
+    channel: ControlChannel | None
+    """None on a spare rank whose first model has made it."""
+    drafts: ControlChannel | None
+    """From rank 0 to the spare rank that drafts; None where none does."""
+
+
+def make_links(
+    group: RankGroup,
+    layout: Layout,
+    channel: ControlChannel | None = None,
+    *,
+    shares_channel: bool = False,
+    may_share: bool,
+) -> Links:
+    """Make the communicators; collective over all ranks, also spare ones, as ``torch.distributed`` wants it. For the arguments see
+    ``build_rank`` and ``connect``."""
+    topology, everyone = layout.topology, range(group.size)
+    placed = topology.placed_ranks
+    stages = [topology.stage_ranks(stage) for stage in range(topology.num_stages)]
+    spare = [(rank,) for rank in everyone if rank not in placed]
+    carriers = [layout.carrier(ranks, group.everyone) for ranks in stages]
+    has_pipeline = topology.num_stages > 1
+    by_machine: dict[str, list[int]] = {}
+    for rank in sorted(placed):
+        by_machine.setdefault(group.everyone[rank].node, []).append(rank)
+    machine = group.split([*by_machine.values(), *spare])
+    carrier = "cpu" if spare else layout.carrier(placed, group.everyone)
+    comms = [group.split([everyone]) for _ in range((not shares_channel) + has_pipeline)]
+    if has_pipeline:
+        comms.append(group.split([everyone], [carrier]))
+    drafts = None
+    if layout.draft_devices:
+        senders = dict.fromkeys(layout.draft_devices, 0)
+        drafts = ControlChannel(group.split([everyone]), DraftCommand, DraftAnswer, senders)
+    placed_group = group.only(placed) if spare else group
+    stage = group.split([*stages, *spare], [*carriers, *("cpu" for _ in spare)])
+    if may_share and group.rank in placed:  # the last thing: who has to compile keeps only its own machine waiting
+        comms = _share_messages(group, layout, machine, by_machine[group.everyone[group.rank].node], comms)
+    activations, results = (comms.pop(), comms.pop()) if has_pipeline else (None, None)
+    if not shares_channel:
+        channel = ControlChannel(comms.pop(), Command, WorkerStats, command_senders(topology.command_order))
+    return Links(
+        placed=placed_group,
+        stage=stage,
+        activations=activations,
+        results=results,
+        machine=machine if has_pipeline else None,
+        channel=channel,
+        drafts=drafts,
+    )
+
+
+def _share_messages(
+    group: RankGroup, layout: Layout, machine: Communicator, ranks: Sequence[int], comms: list[Communicator]
+) -> list[Communicator]:
+    """Have messages between ranks of this machine go through memory, if all of them compute on CPUs; collective over these.
+
+    Args:
+        ranks: those of the machine that have a place.
+    """
+    if not comms or len(ranks) < 2 or any(layout.devices[rank].type != "cpu" for rank in ranks):
+        return comms
+    with compile_progress() as on_progress:
+        if share_doorbells(group, machine, ranks, on_progress) is None:
+            return comms
+    return share_mailboxes(machine, comms, ranks)
+
+
+def connect(
+    links: Links, layout: Layout, place: Place, *, may_share: bool
+) -> tuple[TensorParallelCommunicator, PipelineCommunicator | None]:
+    """Exchanges with the ranks of this stage, and with the stages beside it, if there are any; collective over the stage.
+
+    Args:
+        may_share: also through memory, not over the transport alone.
+    """
+    topology, stage = layout.topology, links.stage
+    if may_share and all(layout.devices[rank].type == "cpu" for rank in topology.stage_ranks(place.stage)):
+        with compile_progress() as on_progress:
+            stage = share_memory(stage, on_progress)
+    tp = TensorParallelCommunicator(stage)
+    if links.activations is None:
+        return tp, None
+    pipeline = PipelineCommunicator(
+        links.activations,
+        links.results,
+        source=topology.activation_source(place),
+        destinations=topology.activation_destinations(place),
+        sampling_rank=topology.sampling_rank,
+        labels={each.rank: str(each) for each in topology.places},
+    )
+    return tp, pipeline

@@ -1,0 +1,221 @@
+"""StepMeter: times of a step by its size, of a hop and of what is swapped, measured once before the first request."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from labinfer.base.config import SchedulerOptions
+from labinfer.base.plan import (
+    BatchEntry,
+    BatchPlan,
+    BatchResult,
+    CacheMove,
+    EntryResult,
+    MoveKind,
+    SequenceStart,
+    TokenSampling,
+)
+from labinfer.base.rank_stats import StepTimes
+from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.pipeline import PipelineCommunicator
+from labinfer.comm.spmd.topology import Place
+from labinfer.launch.layout.kv_capacity import KVCapacity
+from labinfer.launch.layout.layout import Layout
+from labinfer.worker.kv_cache import KVCacheManager
+from labinfer.worker.worker import Worker
+
+BATCH_SIZES = (1, 8, 64)
+"""Decoding sequences."""
+DRAFT_ROWS = (1, 2, 4, 8, 16)
+"""Rows of one sequence, where steps also run drafted tokens; the first one has none."""
+DRAFT_ROUNDS = 5
+"""Repetitions of a step with drafts: what is captured is so from the third one on."""
+ROUNDS = 3
+"""Repetitions of which the fastest counts: others run on the machine too."""
+RING_BYTES = BatchResult.max_bytes(1) + EntryResult.max_bytes(num_samples=1)
+
+
+@dataclass(frozen=True)
+class MadeUp:
+    """Activations that need not come from another stage; see ``comm.pipeline.Arrival``."""
+
+    hidden_TD: torch.Tensor
+
+    def wait(self) -> torch.Tensor:
+        return self.hidden_TD
+
+
+@dataclass(frozen=True)
+class StepMeter:
+    """Runs steps of made-up sequences through this rank's part of the model.
+
+    They differ as those of requests do: a mixture sends each token to experts of its own, and each sequence has a state.
+    """
+
+    layout: Layout
+    place: Place
+    worker: Worker
+    pipeline: PipelineCommunicator | None
+    cache: KVCacheManager
+    """KV cache of the model, in which nothing has to be kept yet."""
+
+    def measure(self, group: RankGroup, options: SchedulerOptions, capacity: KVCapacity) -> StepTimes:
+        """Time steps, hops and swaps, and gather what all ranks measured; collective."""
+        most = min(options.max_num_seqs, options.max_num_batched_tokens, capacity.num_states or options.max_num_seqs)
+        sizes = [size for size in BATCH_SIZES if size <= most]
+        positions = min(capacity.num_blocks * self.cache.block_size, capacity.max_model_len)
+        room = min(
+            options.chunked_prefill_size,
+            options.max_num_batched_tokens,
+            positions // 2 if self.layout.config.mtp is not None else positions,
+        )
+        rows = []
+        if options.chooses_drafts:
+            most_rows = min(room, 1 + options.speculative_config.max_tokens)
+            rows = [count for count in DRAFT_ROWS if count <= most_rows]
+        drafts = [
+            min(self._time_with_others(group, 1, number, count) for number in range(DRAFT_ROUNDS)) for count in rows
+        ]
+        mine = [min(self._time_with_others(group, size, number) for number in range(ROUNDS)) for size in sizes]
+        alone: list[float] = []
+        for stage in range(self.layout.topology.num_stages):
+            group.comm.barrier()  # the others wait in the next one
+            if stage == self.place.stage and self.pipeline is not None:
+                alone = [min(self._time_step(size, number) for number in range(ROUNDS)) for size in sizes]
+        group.comm.barrier()
+        swaps = [
+            self._time_swap("swap_out", "swap_in") if capacity.num_host_blocks else 0.0,
+            self._time_swap("swap_out_window", "swap_in_window") if capacity.num_host_window_blocks else 0.0,
+            self._time_swap("swap_out_state", "swap_in_state") if capacity.num_host_states else 0.0,
+        ]
+        hop = 0.0
+        if self.pipeline is not None:
+            rings = [self._time_ring(group, number) for number in range(2 * ROUNDS)]
+            hop = statistics.median(rings) / (self.layout.topology.num_stages - (not self.pipeline.results_travel))
+        of_rank = {
+            rank: msgspec.msgpack.decode(data, type=tuple[list[float], list[float], list[float], float, list[float]])
+            for rank, data in group.gather_bytes(msgspec.msgpack.encode((mine, alone, drafts, hop, swaps))).items()
+        }
+        topology = self.layout.topology
+        together, alone_by_stage, drafts_by_stage = (
+            [
+                [
+                    max(times)
+                    for times in zip(*(of_rank[rank][kind] for rank in topology.stage_ranks(stage)), strict=True)
+                ]
+                for stage in range(topology.num_stages)
+            ]
+            for kind in (0, 1, 2)
+        )
+        swapped_block, swapped_window_block, swapped_state = (
+            max(times) for times in zip(*(swaps for *_, swaps in of_rank.values()), strict=True)
+        )
+        return StepTimes(
+            sizes=sizes,
+            by_stage=together,
+            alone=alone_by_stage if any(alone_by_stage) else [],
+            hop=of_rank[0][3],
+            draft_rows=rows,
+            drafts_by_stage=drafts_by_stage,
+            swapped_block=swapped_block,
+            swapped_window_block=swapped_window_block,
+            swapped_state=swapped_state,
+        )
+
+    def _time_with_others(self, group: RankGroup, size: int, number: int, rows: int = 1) -> float:
+        """Seconds of a step that all stages begin at once: a stage that is done earlier lends its cores, as it does later on."""
+        if self.pipeline is not None:
+            group.comm.barrier()
+        return self._time_step(size, number, rows)
+
+    def _time_step(self, size: int, number: int, rows: int = 1) -> float:
+        """Seconds of a step of so many sequences, with tokens from all over the vocabulary; all write to the first blocks.
+
+        Args:
+            number: of the round; each has tokens of its own.
+            rows: tokens of each sequence, behind each of which one is sampled; where an MTP layer drafts, it drafts as many as all but
+                one of them, which so are in the time.
+        """
+        sequences, vocab_size = range(size), self.layout.config.vocab_size
+        tokens = [(seq_id * ROUNDS + number) * vocab_size // (size * ROUNDS) for seq_id in sequences]
+        sampling, blocks = TokenSampling(num_prompt_tokens=1), list(range(-(-rows // self.cache.block_size)))
+        num_drafts = rows - 1 if self.layout.config.mtp is not None else 0
+        all_blocks = list(range(-(-(rows + num_drafts) // self.cache.block_size)))
+        plan = BatchPlan(
+            step_id=0,
+            starts=[
+                SequenceStart(
+                    seq_id,
+                    [(tokens[seq_id] + row * vocab_size // rows) % vocab_size for row in range(rows)],
+                    sampling,
+                    state_slot=seq_id,
+                )
+                for seq_id in sequences
+            ],
+            finished=[],
+            moves=[],
+            entries=[
+                BatchEntry(
+                    seq_id=seq_id,
+                    num_tokens=rows,
+                    begin=0,
+                    position=0,
+                    first_block=0,
+                    new_blocks=all_blocks,
+                    new_window_blocks=blocks,
+                    num_samples=rows,
+                    num_drafts=num_drafts,
+                )
+                for seq_id in sequences
+            ],
+        )
+        arrival = None if self.place.stage == 0 else MadeUp(self._hidden(size * rows, number))
+        begin = time.perf_counter()
+        batch, hidden_TD = self.worker.run_layers(plan, arrival)
+        if self.layout.topology.is_last(self.place.stage):
+            self.worker.sample(plan, batch, hidden_TD)
+        else:
+            hidden_TD.flatten()[:1].tolist()  # an accelerator is done when its numbers are here
+        seconds = time.perf_counter() - begin
+        self.worker.runner.forget(list(sequences))
+        return seconds
+
+    def _time_ring(self, group: RankGroup, number: int) -> float:
+        """Seconds from sending a token's activations off on stage 0 to having its successor on rank 0; 0 on others."""
+        place, topology, step_id = self.place, self.layout.topology, -1 - number
+        hidden_TD = self._hidden(1, number)
+        if topology.place(0).stage > 0:  # nothing comes back to stage 0, which would run ahead
+            group.comm.barrier()
+        begin = time.perf_counter()
+        has_result = place.rank == 0 and self.pipeline.results_travel
+        result = self.pipeline.post_result(step_id, RING_BYTES) if has_result else None
+        if (arrival := self.worker.post(step_id, 1)) is not None:
+            arrival.wait()
+        if not topology.is_last(place.stage):
+            self.pipeline.send_activations(step_id, hidden_TD)
+        elif place.rank == topology.sampling_rank and self.pipeline.results_travel:
+            self.pipeline.send_result(step_id, bytes(RING_BYTES), RING_BYTES)
+        if result is not None:
+            result.wait()
+        return time.perf_counter() - begin if place.rank == 0 else 0.0
+
+    def _time_swap(self, *kinds: MoveKind) -> float:
+        """Seconds to move the first block or state to the host pool and back."""
+        seconds = []
+        for _ in range(ROUNDS):
+            begin = time.perf_counter()
+            self.cache.move([CacheMove(kind, [0], [0]) for kind in kinds])
+            seconds.append(time.perf_counter() - begin)
+        return min(seconds)
+
+    def _hidden(self, size: int, number: int) -> torch.Tensor:
+        """(T, D) activations of this stage's type, each row another one; the same on all ranks, which choose the same experts."""
+        hidden_TD = torch.randn(
+            size, self.layout.config.activation_size, generator=torch.Generator().manual_seed(number)
+        )
+        return hidden_TD.to(self.layout.devices[self.place.rank], self.layout.dtype(self.place))

@@ -1,0 +1,452 @@
+"""Costs of hosts: seconds of a model's layers, head and steps on them, measured through the model runner that serves.
+
+A few layers of the model are loaded, with both of its ends, and made-up steps are run through them, so that what is measured is
+what runs. They are as many as no cache of a processor holds, since a stage reads its weights from memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+import labinfer
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import UserError
+from labinfer.base.plan import Command
+from labinfer.base.rank_stats import WorkerStats
+from labinfer.comm.control import ControlChannel
+from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.links import measure_links
+from labinfer.comm.spmd.machine import return_freed_memory
+from labinfer.functions.calls import PagedAttentionCall
+from labinfer.launch.build import build_placed, cache_folder, find_model, prepare_providers
+from labinfer.launch.draft_model import plan_draft_model
+from labinfer.launch.layout.draft_layout import draft_options
+from labinfer.launch.layout.kv_capacity import swap_bytes
+from labinfer.launch.layout.layout import Layout
+from labinfer.launch.links import Links
+from labinfer.launch.machine_share import cpu_share, describe_hardware, memory_share
+from labinfer.launch.measure.cost_file import file_name, read_costs, write_costs
+from labinfer.launch.measure.layer_fit import (
+    CHUNK_ROWS,
+    CONTEXTS,
+    DECODE_ROWS,
+    FEW_TOKENS,
+    HEAD_ROWS,
+    fit_layer,
+    make_points,
+)
+from labinfer.launch.measure.probe_layout import (
+    Units,
+    all_degrees,
+    kind_name,
+    make_unit_layout,
+    measured_places,
+    model_name,
+    ranks_by_node,
+    split_nodes,
+)
+from labinfer.launch.measure.step_timer import StepTimer
+from labinfer.launch.measure.stopwatch import Stopwatch
+from labinfer.models.config import LayerConfig, ModelConfig
+from labinfer.models.layers.mixer import Mixer
+from labinfer.planner.cluster import Cluster, Link, Machine, PairLink, check_link
+from labinfer.planner.costs import MIXER_SUMS, DraftBytes, HostCosts, LayerCosts, Points
+from labinfer.planner.merge_costs import merge_points, merge_ranks
+from labinfer.planner.overheads import Overheads
+from labinfer.planner.step_shape import StepShape
+from labinfer.weights.loader import weight_bytes
+from labinfer.weights.weight_cache import digest
+from labinfer.worker.model_runner import CAPTURED_BYTES, captures_steps
+
+logger = logging.getLogger(__name__)
+
+CACHE_FRACTION = 0.25
+"""Part of the free memory that the KV cache takes at most."""
+STARTED_BYTES = 16 << 20
+"""Memory of a CPU that a start takes beside weights until it counts its blocks: for modules, buffers, tables of pages, and pieces of
+freed memory too small to be given back."""
+FILL_TOKENS = 128
+"""Tokens of the prompt whose keys and values fill it."""
+MAX_MEASUREMENTS = 4
+"""Measurements of the costs of a model at most, where a disturbed machine gives impossible times."""
+FEW_SEQUENCES = 16
+"""Sequences of a step whose inputs are timed beside those of one."""
+
+
+def probe_cluster(
+    group: RankGroup,
+    options: EngineOptions,
+    on_progress: Callable[[str], None] = lambda text: None,
+    *,
+    for_plan: bool = False,
+) -> Cluster:
+    """Costs of every machine of the group, and links between them; collective. All machines measure at once, as they will run.
+
+    Args:
+        group: without a model, as communicators that were split off end here.
+        on_progress: called with what is measured.
+        for_plan: all tensor-parallel degrees count that machines can have, not only that of the options, and links are remembered
+            as long as costs are.
+
+    Raises:
+        AgreedError: the model, the devices or the memory are not as they should be, on any rank.
+    """
+    directory, config = find_model(group, options)
+    mtp = config.mtp
+    config = dataclasses.replace(config, mtp=None)  # seconds are those of the model alone, whoever drafts
+    with group.together():
+        rounds = all_degrees(group.everyone, config) if for_plan else [split_nodes(group.everyone, options)]
+        layouts = [make_unit_layout(options, config, group.everyone, units, group.rank) for units in rounds]
+        drafting = [_draft_bytes(group, options, layout, mtp) for layout in layouts]
+    providers = prepare_providers(group, layouts[0].devices[group.rank])
+    folder, begin, is_known, own = cache_folder(), time.perf_counter(), True, []
+    is_anew = options.model.autotune == "again"
+    here, device = group.everyone[group.rank], layouts[0].devices[group.rank]
+    with group.together():
+        taken = STARTED_BYTES + swap_bytes(group, options, layouts[0], 0) if device.type == "cpu" else 0
+    free = max(0, memory_share(group, device) - taken)
+    can_capture = any(provider.capture() is not None for provider in providers)
+    for units, layout, draft in zip(rounds, layouts, drafting, strict=True):
+        captured = CAPTURED_BYTES * (can_capture and captures_steps(device, layout.topology.tp_sizes[0]))
+        path = folder / file_name(group, options, layout, config, providers) if folder is not None else None
+        costs = None if is_anew else read_costs(path, HostCosts, HostCosts.check_measured)
+        if not all(group.comm.all_gather_bytes(b"" if costs is None else b"known")):
+            on_progress("loading some layers" + f", tp {layout.topology.tp_sizes[0]}" * (len(rounds) > 1))
+            timer = _make_timer(group, options, layout, directory, units)
+            group.comm.barrier()
+            (costs, is_possible), is_known = _measure_until_possible(group, timer, layout, config, on_progress), False
+            del timer  # with what is loaded
+            return_freed_memory()
+            write_costs(path if is_possible else None, costs)
+            group.comm.barrier()  # ranks of a unit may still wait for each other's last sums
+            group.end_splits()
+        own.append(
+            msgspec.structs.replace(
+                costs,
+                name=here.node,
+                hardware=describe_hardware(group),
+                memory=max(0, free - captured),
+                drafting=msgspec.structs.replace(draft, first=draft.first + captured * (draft.first > 0)),
+                sharing=group.num_sharing_memory if device.type == "cpu" else 1,
+            )
+        )
+    gathered = {
+        rank: msgspec.json.decode(data, type=list[HostCosts])
+        for rank, data in group.gather_bytes(msgspec.json.encode(own)).items()
+    }
+    machines = []
+    for node, ranks in ranks_by_node(group.everyone).items():
+        merged = [merge_ranks(measured) for measured in zip(*(gathered[rank] for rank in ranks), strict=True)]
+        costs_by_degree = {costs.tp_size: costs for costs in merged}
+        machines.append(Machine(name=node, costs=list(costs_by_degree.values()), num_ranks=len(ranks)))
+    on_progress("links")
+    links = _find_links(group, folder, may_remember=is_known and for_plan)
+    if group.rank == 0:
+        how = f"measured in {time.perf_counter() - begin:.1f} s"
+        if is_known:
+            how = "as measured before; --autotune again measures them anew"
+        logger.info("costs of %d machine%s: %s", len(machines), "s" * (len(machines) > 1), how)
+    return Cluster(machines=machines, links=links)
+
+
+def _draft_bytes(group: RankGroup, options: EngineOptions, layout: Layout, mtp: LayerConfig | None) -> DraftBytes:
+    """Bytes of an MTP layer on this rank, and on rank 0 of a draft model.
+
+    Args:
+        layout: of the model without MTP layer, on the ranks that measure together with this one.
+        mtp: this layer; None without.
+
+    Raises:
+        UserError: the draft model is nowhere, or cannot draft for this model.
+    """
+    numbers: dict[str, int] = {}
+    if mtp is not None:
+        config = dataclasses.replace(layout.config, mtp=mtp)
+        meta = dataclasses.replace(layout, config=config, _meta={}).meta(layout.topology.place(group.rank))
+        numbers = {"last": meta.mtp_bytes, "last_kv": meta.mtp_bytes_per_token}
+    speculation = options.scheduler.speculative_config
+    if speculation is not None and speculation.model and group.rank == 0:
+        own = draft_options(options, speculation.model, layout)
+        draft = plan_draft_model(own, group.environment.model_dir, layout, group.everyone)[1]
+        place = draft.topology.place(0)
+        meta = draft.meta(place)
+        numbers |= {
+            "first": draft.weight_bytes(place),
+            "first_kv": meta.bytes_per_token,
+            "first_state": meta.bytes_per_sequence,
+        }
+    return DraftBytes(**numbers)
+
+
+def _find_links(group: RankGroup, folder: Path | None, *, may_remember: bool) -> list[PairLink]:
+    """Links between all machines, measured, or as rank 0 remembers them; collective.
+
+    Args:
+        folder: for rank 0's file of them; None where there is none.
+        may_remember: whether those of an earlier start will do.
+    """
+    by_node = ranks_by_node(group.everyone)
+    nodes, path = list(by_node), None
+    if folder is not None:
+        path = folder / f"links-{digest(labinfer.__version__, group.comm.name, nodes)}.json"
+    data = b""
+    if may_remember and group.rank == 0 and (links := read_costs(path, list[PairLink], _check_links)) is not None:
+        data = msgspec.msgpack.encode(links)
+    if data := group.comm.all_gather_bytes(data)[0]:
+        return msgspec.msgpack.decode(data, type=list[PairLink])
+    times = measure_links(group.comm, [ranks[0] for ranks in by_node.values()])
+    links = [
+        PairLink(a=nodes[a], b=nodes[b], link=Link(each.latency, each.bytes_per_second))
+        for (a, b), each in times.items()
+    ]
+    if group.rank == 0:
+        write_costs(path, links)
+    return links
+
+
+def _check_links(links: Sequence[PairLink]) -> None:
+    """Raises:
+    UserError: a link cannot be.
+    """
+    for pair in links:
+        check_link(pair.link, f"{pair.a}:{pair.b}")
+
+
+def _make_timer(group: RankGroup, options: EngineOptions, layout: Layout, directory: Path, units: Units) -> StepTimer:
+    """The layers, loaded on the ranks of each unit; collective."""
+    place = layout.topology.place(group.rank)
+    carrier = layout.carrier(layout.topology.ranks, group.everyone)
+    unit = dataclasses.replace(group, comm=group.split(units), ranks=layout.topology.ranks)
+    links = Links(
+        placed=unit,
+        stage=group.split(units, [carrier] * len(units)),
+        activations=None,
+        results=None,
+        machine=None,
+        channel=ControlChannel(group.split(units), Command, WorkerStats),
+        drafts=None,
+    )
+    size, room = options.cache.block_size, memory_share(group, layout.devices[group.rank]) * CACHE_FRACTION
+    tokens = max(rows * min(seen, layout.max_model_len) for rows, seen in CONTEXTS)
+    num_blocks = min(-(-tokens // size), int(room) // max(1, layout.block_bytes(place, size)))
+    options = dataclasses.replace(
+        options,
+        cache=dataclasses.replace(options.cache, num_kv_blocks=max(1, num_blocks), weight_cache_size=0.0),
+        scheduler=dataclasses.replace(
+            options.scheduler,
+            max_num_seqs=max(DECODE_ROWS),
+            preemption_mode="recompute",
+            max_inflight=1,
+            speculative_config=None,
+            # Made-up steps of any size: all layers hold all tokens.
+            max_num_batched_tokens=layout.max_model_len,
+            chunked_prefill_size=layout.max_model_len,
+        ),
+    )
+    with group.together():
+        parts = build_placed(
+            links,
+            options,
+            layout.config,
+            directory,
+            layout,
+            on_progress=lambda done, total: None,
+            is_whole=False,
+        )
+    return StepTimer(
+        comm=unit.comm,
+        tp=parts.tp,
+        runner=parts.worker.runner,
+        device=layout.devices[group.rank],
+        block_size=size,
+        num_blocks=parts.capacity.num_blocks,
+        vocab_size=layout.config.vocab_size,
+        num_states=parts.capacity.num_states,
+        length=parts.capacity.max_model_len,
+        stopwatch=Stopwatch(cpu_share(group)),
+    )
+
+
+def _measure_until_possible(
+    group: RankGroup, timer: StepTimer, layout: Layout, config: ModelConfig, on_progress: Callable[[str], None]
+) -> tuple[HostCosts, bool]:
+    """Costs of this rank's unit, measured again on all ranks where a rank has times that no machine takes; collective.
+
+    Of several measurements the least time of each step counts: load only ever adds to it.
+
+    Returns:
+        The costs, and whether they are possible: what a machine disturbs in each of ``MAX_MEASUREMENTS`` is used once and not kept.
+    """
+    times: dict[object, float] = {}
+
+    def least(step: object, seconds: float) -> float:
+        times[step] = min(seconds, times.get(step, seconds))
+        return times[step]
+
+    for _ in range(MAX_MEASUREMENTS):
+        costs, problem = _measure(timer, layout, config, on_progress, least), ""
+        try:
+            costs.check_measured()
+        except UserError as error:
+            problem = str(error)
+        if not any(group.comm.all_gather_bytes(problem.encode())):
+            return costs, True
+    if problem:
+        logger.warning("costs are not kept for the next start, which measures again: %s", problem)
+    return costs, not problem
+
+
+def _measure(
+    timer: StepTimer,
+    layout: Layout,
+    config: ModelConfig,
+    on_progress: Callable[[str], None],
+    least: Callable[[object, float], float],
+) -> HostCosts:
+    """Costs of this rank's unit.
+
+    Args:
+        least: called with a step and its seconds; gives the least seconds of this step in all measurements.
+    """
+    decoder, place, few = timer.runner.model, layout.topology.places[0], min(FEW_TOKENS, timer.length)
+    timer.fill_cache(min(FILL_TOKENS, timer.length))
+    most = min(max(DECODE_ROWS), timer.num_states or max(DECODE_ROWS))
+    decode_rows = [rows for rows in DECODE_ROWS if rows <= most]
+    chunk_rows = [rows for rows in CHUNK_ROWS if rows <= timer.length]
+    on_progress("embedding and head")
+    embed_rows = (1, *chunk_rows[-1:])
+    embed = make_points(
+        {rows: least(("embed", rows), timer.time_embedding(timer.chunk(rows, 0))) for rows in embed_rows}
+    )
+    inputs = make_points(
+        {rows: least(("inputs", rows), timer.time_layer_inputs(timer.chunk(rows, 0))) for rows in embed_rows}
+    )
+    before = merge_points([embed, inputs], sum)
+    head_rows = [rows for rows in HEAD_ROWS if rows <= most]
+    head = make_points({rows: least(("head", rows), timer.time_head(timer.decodes(rows, few))) for rows in head_rows})
+    places = measured_places(layout)
+    layers = {kind: decoder.model.layers[str(numbers[0])] for kind, numbers in places.items()}
+    fixed, overheads = _measure_inputs(timer, few, min(FEW_SEQUENCES, most))
+    width, dtype = config.hidden_size, layout.dtype(place)
+    sums = Points([], [])
+    if place.tp_size > 1:
+        sizes = (1, decode_rows[-1], *chunk_rows[-1:])
+        sums = make_points({rows * width * dtype.itemsize: timer.time_sum(rows, width, dtype) for rows in sizes})
+    kinds: dict[str, LayerCosts] = {}
+    skipped = Points([], [])
+    for kind, numbers in places.items():
+        on_progress(f"layers of kind {len(kinds) + 1} of {len(places)}")
+        seconds = _layer_timer(timer, numbers, before, least)
+
+        num_sums = MIXER_SUMS + config.layers[numbers[0]].mlp.num_sums
+
+        def own_seconds(
+            shape: StepShape, seconds: Callable[[StepShape], float] = seconds, num_sums: int = num_sums
+        ) -> float:
+            share = inputs.at(shape.rows) / len(decoder.model.layers)
+            return seconds(shape) + share - num_sums * sums.at(shape.rows * width * dtype.itemsize)
+
+        window = _window(layers[kind].self_attn)
+        fitted = fit_layer(own_seconds, most_decodes=decode_rows[-1], length=timer.length, window=window)
+        kinds[kind] = msgspec.structs.replace(fitted, num_sums=num_sums)
+        if kind == kind_name(config.layers[-1]):
+            skipped = _measure_skipped(timer, numbers, chunk_rows[:1] + chunk_rows[1:][-1:], seconds, before)
+    specs = {kind: layer.self_attn.cache_spec() for kind, layer in layers.items()}
+    input_bytes = 0
+    if (layer_inputs := decoder.model.layer_inputs) is not None:
+        input_bytes = weight_bytes(layer_inputs) // len(decoder.model.layers)
+    kv_dtype = layout.kv_dtype(place)
+    return HostCosts(
+        name="",
+        model=model_name(config),
+        dtype=str(dtype).removeprefix("torch."),
+        quantization=layout.quantization_name(place),
+        tp_size=place.tp_size,
+        memory=0,
+        layers=[kind_name(layer) for layer in config.layers],
+        last_cut=config.last_cut,
+        layer_kinds=kinds,
+        head=head,
+        embed=embed,
+        fixed=fixed,
+        all_reduce=sums,
+        skipped=skipped,
+        overheads=overheads,
+        hidden_bytes=width * dtype.itemsize,
+        embedded_bytes=(config.activation_size - width) * dtype.itemsize,
+        layer_bytes={kind: weight_bytes(layer) + input_bytes for kind, layer in layers.items()},
+        embedding_bytes=weight_bytes(decoder.model.embed_tokens),
+        head_bytes=weight_bytes(decoder.lm_head),
+        shared_bytes=weight_bytes(decoder.lm_head) if decoder.lm_head is decoder.model.embed_tokens else 0,
+        kv_bytes={kind: spec.bytes_per_token(kv_dtype) for kind, spec in specs.items()},
+        state_bytes={kind: spec.bytes_per_sequence for kind, spec in specs.items()},
+    )
+
+
+def _measure_inputs(timer: StepTimer, few: int, most: int) -> tuple[float, Overheads]:
+    """Seconds of the inputs of a step of one sequence, and what a plan and further sequences take.
+
+    Args:
+        few: tokens that each sequence sees.
+        most: sequences of another step.
+    """
+    single = timer.decodes(1, few)
+    fixed, (encode, decode) = timer.time_inputs(single), timer.time_plan(single)
+    sequence = 0.0
+    if most > 1:
+        sequence = max(0.0, timer.time_inputs(timer.decodes(most, few)) - fixed) / (most - 1)
+    return fixed, Overheads(broadcast=encode, decode=decode, prepare_sequence=sequence)
+
+
+def _layer_timer(
+    timer: StepTimer, numbers: Sequence[int], before: Points, least: Callable[[object, float], float]
+) -> Callable[[StepShape], float]:
+    """A function of a layer's seconds in a step, sums included; each step is measured once. What a step takes beside its layers
+    counts as theirs: all of it as one layer's in chunks, which take much longer.
+
+    Args:
+        numbers: of the layers that are measured, all of a kind.
+        before: seconds before the first of them, by rows: the embedding, and the inputs of all layers.
+        least: see ``_measure``.
+    """
+    runners = {False: timer.runner.part(numbers), True: timer.runner.part(numbers[:1])}
+    counts = {False: len(numbers), True: 1}
+
+    @cache
+    def seconds(shape: StepShape) -> float:
+        is_chunk = bool(shape.chunks)
+        total = least((tuple(numbers), shape), timer.time_layers(timer.plan(shape), runners[is_chunk]))
+        return (total - before.at(shape.rows)) / counts[is_chunk]
+
+    return seconds
+
+
+def _measure_skipped(
+    timer: StepTimer, numbers: Sequence[int], rows: Sequence[int], seconds: Callable[[StepShape], float], before: Points
+) -> Points:
+    """``HostCosts.skipped``, from chunks of which one row is sampled.
+
+    Args:
+        numbers: of the layers that are measured, all of the kind of the model's last one.
+        rows: tokens of the chunks.
+        seconds: of such a layer that computes all rows.
+        before: see ``_layer_timer``.
+    """
+    runner, saved = timer.runner.part(numbers[:1]), {0: 0.0}
+    for size in rows:
+        shape = StepShape(chunks=((size, 0),))
+        less = timer.time_layers(timer.plan(shape), runner, all_rows=False) - before.at(size)
+        saved[size - 1] = seconds(shape) - max(0.0, less)  # a layer saves no more than it takes
+    return make_points(saved) if len(saved) > 1 else Points([], [])
+
+
+def _window(mixer: Mixer) -> int:
+    """Tokens that a token of a layer sees at most; 0 for all, and where the layer has no attention."""
+    return max((call.window for call in mixer.calls() if isinstance(call, PagedAttentionCall)), default=0)

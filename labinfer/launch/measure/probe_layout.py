@@ -1,0 +1,162 @@
+"""The stage on which a probe measures: a few layers of every kind, with both ends of the model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import UserError
+from labinfer.comm.spmd.machine import RankInfo, last_level_caches
+from labinfer.launch.layout.layout import Layout, make_layout
+from labinfer.launch.measure.layer_fit import CHUNK_BEFORE
+from labinfer.models.config import LayerConfig, ModelConfig
+from labinfer.weights.loader import weight_bytes
+from labinfer.weights.weight_cache import digest
+
+LEAST_BYTES = 64 << 20
+"""Weights, before they are packed, of as many layers as are loaded of each kind, at least …"""
+CACHES = 2
+"""… and as many as this many times the machine's last-level caches hold: a stage reads its weights from memory."""
+MIN_LAYERS = 2
+"""Layers of a kind at least, where the model has them; chunks, which hardly wait for weights, run through one."""
+
+Units = list[tuple[int, ...]]
+"""Ranks of each stage that could be; every rank is in one."""
+
+
+def split_nodes(everyone: Sequence[RankInfo], options: EngineOptions) -> Units:
+    """The ranks of each stage that could be: neighbours on a node, as many as the tensor-parallel degree.
+
+    Raises:
+        UserError: there are several degrees, or a node's ranks are no multiple of it.
+    """
+    degrees = options.parallel.tensor_parallel_size
+    if len(degrees) > 1:
+        raise UserError(
+            f"--tensor-parallel-size {','.join(map(str, degrees))}: a probe measures one degree at a time; give one number"
+        )
+    units: Units = []
+    for node, ranks in ranks_by_node(everyone).items():
+        if len(ranks) % degrees[0]:
+            raise UserError(
+                f"--tensor-parallel-size {degrees[0]} does not divide the number of ranks on {node}, {len(ranks)}; start a "
+                "multiple of it there"
+            )
+        units += _split(ranks, degrees[0])
+    return units
+
+
+def all_degrees(everyone: Sequence[RankInfo], config: ModelConfig) -> list[Units]:
+    """Units for each of several probes, which have all tensor-parallel degrees that divide a node's ranks and that the model allows.
+
+    Nodes with fewer degrees than others measure their last one again.
+    """
+    nodes = list(ranks_by_node(everyone).values())
+    degrees = [
+        [degree for degree in range(1, len(ranks) + 1) if len(ranks) % degree == 0 and _allows(config, degree)]
+        for ranks in nodes
+    ]
+    return [
+        [
+            unit
+            for ranks, own in zip(nodes, degrees, strict=True)
+            for unit in _split(ranks, own[min(number, len(own) - 1)])
+        ]
+        for number in range(max(map(len, degrees)))
+    ]
+
+
+def _allows(config: ModelConfig, degree: int) -> bool:
+    try:
+        for layer in config.layers:
+            layer.mixer.check(degree)
+    except UserError:
+        return degree == 1
+    return True
+
+
+def _split(ranks: Sequence[int], degree: int) -> Units:
+    return [tuple(ranks[begin : begin + degree]) for begin in range(0, len(ranks), degree)]
+
+
+def ranks_by_node(everyone: Sequence[RankInfo]) -> dict[str, list[int]]:
+    """Ranks of each node, in the order of the first ones."""
+    by_node: dict[str, list[int]] = {}
+    for info in everyone:
+        by_node.setdefault(info.node, []).append(info.rank)
+    return by_node
+
+
+def kind_name(layer: LayerConfig) -> str:
+    """Name of a kind of layers, the same for layers of the same shape."""
+    return f"{type(layer.mixer).__name__}+{type(layer.mlp).__name__}-{digest(layer)[:6]}".replace("Config", "")
+
+
+def layer_places(layers: Sequence[LayerConfig], num_bytes: Mapping[str, int]) -> dict[str, list[int]]:
+    """For each kind of layers the numbers of its first ones, as many as are measured.
+
+    Args:
+        num_bytes: weights of a layer of each kind.
+    """
+    places: dict[str, list[int]] = {}
+    for number, layer in enumerate(layers):
+        places.setdefault(kind_name(layer), []).append(number)
+    least = measured_bytes()
+    return {kind: numbers[: max(MIN_LAYERS, -(-least // max(1, num_bytes[kind])))] for kind, numbers in places.items()}
+
+
+def measured_bytes() -> int:
+    """Bytes of the weights of each kind of layers that are loaded, before they are packed."""
+    return max(LEAST_BYTES, CACHES * last_level_caches())
+
+
+def measured_places(layout: Layout) -> dict[str, list[int]]:
+    """``layer_places`` of the layers of one stage, by their weights in its first rank."""
+    stage = layout.meta(layout.topology.places[0]).model.model.layers
+    num_bytes: dict[str, int] = {}
+    for number, layer in enumerate(layout.config.layers):
+        kind = kind_name(layer)
+        if kind not in num_bytes:
+            num_bytes[kind] = weight_bytes(stage[str(number)])
+    return layer_places(layout.config.layers, num_bytes)
+
+
+def make_unit_layout(
+    options: EngineOptions, config: ModelConfig, everyone: Sequence[RankInfo], units: Units, rank: int
+) -> Layout:
+    """One stage on the ranks that measure together with this one: the first layers of the model, with both of its ends.
+
+    Raises:
+        UserError: as ``make_layout``.
+    """
+    unit = next(ranks for ranks in units if rank in ranks)
+    length = min(config.max_position, sum(CHUNK_BEFORE), options.model.max_model_len or config.max_position)
+    options = dataclasses.replace(
+        options,
+        parallel=dataclasses.replace(
+            options.parallel, tensor_parallel_size=(len(unit),), pipeline_parallel_size=1, layers=(), ranks=()
+        ),
+        model=dataclasses.replace(options.model, max_model_len=length),
+    )
+    layout = make_layout(options, config, [everyone[rank] for rank in unit])
+    last = max(numbers[-1] for numbers in measured_places(layout).values())
+    return dataclasses.replace(
+        layout,
+        config=dataclasses.replace(config, layers=config.layers[: last + 1]),
+        topology=dataclasses.replace(layout.topology, layers=((0, last + 1),), ranks=tuple(unit)),
+        devices={rank: layout.devices[number] for number, rank in enumerate(unit)},
+        _meta={},
+    )
+
+
+def model_name(config: ModelConfig) -> str:
+    """Name of the shapes of a model's layers and ends."""
+    shapes = (
+        config.vocab_size,
+        config.hidden_size,
+        config.tied_embeddings,
+        [kind_name(layer) for layer in config.layers],
+        *([] if config.layer_inputs is None else [config.layer_inputs]),
+    )
+    return f"{config.architecture}-{digest(shapes)[:8]}"

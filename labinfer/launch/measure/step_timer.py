@@ -1,0 +1,225 @@
+"""StepTimer: seconds of made-up steps of a real model runner, as often as it takes to know them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+
+from labinfer.base.plan import BatchEntry, BatchPlan, CacheMove, Command, SequenceStart, TokenSampling
+from labinfer.comm import wire
+from labinfer.comm.communicator import Communicator
+from labinfer.comm.tensor_parallel import TensorParallelCommunicator
+from labinfer.launch.measure.stopwatch import Stopwatch
+from labinfer.models.layers.input_batch import ModelInputBatch
+from labinfer.planner.step_shape import StepShape
+from labinfer.worker.model_runner import ModelRunner
+
+BATCH_SECONDS = 0.06
+"""Steps are repeated for so long at least, and their mean is taken …"""
+MAX_STEPS = 200
+"""… unless they are this many."""
+NUM_BATCHES = 3
+"""Batches of steps, of which the median counts: the fastest one of a few is faster than those of a run."""
+INPUT_STEPS = 5
+"""Steps whose inputs are timed, each after the layers of another, which leave little of them in a processor's caches, as in a run."""
+SLOW_SECONDS = 0.3
+"""Time of a step; those that take longer are run twice, the first run included …"""
+MAX_FIRST_RATIO = 1.05
+"""… unless that took more than this many times as long as the second: then a third is run, and the first one does not count."""
+
+_decode_command = msgspec.msgpack.Decoder(Command)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimer:
+    """Runs plans on this rank's share of the model, together with the ranks of its stage.
+
+    Args:
+        comm: the ranks of the stage.
+        tp: the exchanges of their layers.
+        block_size: tokens of a KV block.
+        num_blocks: KV blocks of the cache, which sequences share where there are too few.
+        vocab_size: token ids.
+        num_states: slots for states of sequences; 0 where no layer keeps any.
+        length: tokens of the longest sequence.
+        stopwatch: that knows this rank's CPU quota.
+    """
+
+    comm: Communicator
+    tp: TensorParallelCommunicator
+    runner: ModelRunner
+    device: torch.device
+    block_size: int
+    num_blocks: int
+    vocab_size: int
+    num_states: int
+    length: int
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+
+    def plan(self, shape: StepShape) -> BatchPlan:
+        """A step of decodes that see as many tokens each, or of one chunk."""
+        if shape.chunks:
+            return self.chunk(*shape.chunks[0])
+        return self.decodes(shape.num_decodes, shape.decode_context // shape.num_decodes)
+
+    def decodes(self, count: int, context: int) -> BatchPlan:
+        """A step of one token for each of so many sequences, which see ``context`` tokens each."""
+        each = -(-context // self.block_size)
+        tables = [[(i * each + j) % self.num_blocks for j in range(each)] for i in range(count)]
+        tokens = [[(7 + 31 * i + 13 * j) % self.vocab_size for j in range(context)] for i in range(count)]
+        return self._plan(tokens, tables, num_tokens=1)
+
+    def chunk(self, num_tokens: int, before: int) -> BatchPlan:
+        """A step of so many tokens of a prompt, which see those ``before`` them as well."""
+        blocks = [block % self.num_blocks for block in range(-(-(before + num_tokens) // self.block_size))]
+        tokens = [(7 + 31 * i) % self.vocab_size for i in range(before + num_tokens)]
+        return self._plan([tokens], [blocks], num_tokens=num_tokens)
+
+    def _plan(self, tokens: Sequence[list[int]], tables: Sequence[list[int]], *, num_tokens: int) -> BatchPlan:
+        sampling = TokenSampling(num_prompt_tokens=1)
+        slots = max(1, self.num_states)
+        return BatchPlan(
+            step_id=0,
+            starts=[SequenceStart(i, ids, sampling, state_slot=i % slots) for i, ids in enumerate(tokens)],
+            finished=[],
+            moves=[],
+            entries=[
+                BatchEntry(
+                    seq_id=i,
+                    num_tokens=num_tokens,
+                    begin=len(ids) - num_tokens,
+                    position=len(ids) - num_tokens,
+                    first_block=0,
+                    new_blocks=table,
+                    num_samples=1,
+                )
+                for i, (ids, table) in enumerate(zip(tokens, tables, strict=True))
+            ],
+        )
+
+    def fill_cache(self, num_tokens: int) -> None:
+        """Run a prompt, and copy its keys and values to all blocks: what was never written may hold numbers that are none."""
+        num_blocks = -(-num_tokens // self.block_size)
+        plan = self.chunk(num_tokens, 0)
+        batch = self.runner.prepare(plan)
+        self._run(self.runner, plan, batch)
+        dest = list(range(num_blocks, self.num_blocks))
+        copies = CacheMove("copy", [block % num_blocks for block in dest], dest)
+        self._run(self.runner, msgspec.structs.replace(plan, moves=[copies] if dest else []), batch)
+        self._forget(plan)
+
+    def time_layers(self, plan: BatchPlan, runner: ModelRunner, all_rows: bool = True) -> float:
+        """Seconds that a step spends in the embedding and the layers.
+
+        Args:
+            runner: with only some of the layers.
+            all_rows: whether the last of them computes all rows, and not only those that are sampled.
+        """
+        batch = self.runner.prepare(plan, all_rows=all_rows)
+        seconds = self._time(lambda: self._run(runner, plan, batch))
+        self._forget(plan)
+        return seconds
+
+    def time_inputs(self, plan: BatchPlan) -> float:
+        """Seconds to build a step's inputs."""
+        self.runner.prepare(plan)
+        later = self._later(plan)
+        seconds, batch = [], []
+        for _ in range(INPUT_STEPS):
+            batch.clear()
+            seconds.append(self.stopwatch.time(lambda: batch.append(self.runner.prepare(later))))
+            self._run(self.runner, later, batch[0])
+        self._forget(plan)
+        return statistics.median(seconds)
+
+    def time_plan(self, plan: BatchPlan) -> tuple[float, float]:
+        """Seconds to encode a step's plan, and to decode it."""
+        batch = self.runner.prepare(plan)
+        later = self._later(plan)
+        parts = wire.pack(later)
+        encode, decode = [], []
+        for _ in range(INPUT_STEPS):
+            encode.append(self.stopwatch.time(lambda: wire.pack(later)))
+            self._run(self.runner, plan, batch)
+            decode.append(self.stopwatch.time(lambda: wire.unpack(parts, _decode_command)))
+            self._run(self.runner, plan, batch)
+        self._forget(plan)
+        return statistics.median(encode), statistics.median(decode)
+
+    def time_head(self, plan: BatchPlan) -> float:
+        """Seconds from a step's last hidden states to its sampled tokens."""
+        batch = self.runner.prepare(plan)
+        hidden_TD = self.runner.run(plan, batch, None).clone()
+        seconds = self._time(lambda: self.runner.sample(plan, batch, hidden_TD))
+        self._forget(plan)
+        return seconds
+
+    def time_embedding(self, plan: BatchPlan) -> float:
+        """Seconds to look up a step's tokens."""
+        batch = self.runner.prepare(plan)
+        with torch.inference_mode():
+            seconds = self._time(lambda: self.runner.model.model.embed_tokens(batch.token_ids_T))
+        self._forget(plan)
+        return seconds
+
+    def time_layer_inputs(self, plan: BatchPlan) -> float:
+        """Seconds to compute what this stage's layers are told about a step's tokens; 0 where they are told nothing."""
+        decoder = self.runner.model
+        if decoder.model.layer_inputs is None:
+            return 0.0
+        batch = self.runner.prepare(plan)
+        with torch.inference_mode():
+            embedded_TD = decoder.model.embed_tokens(batch.token_ids_T)
+            seconds = self._time(lambda: decoder.model.layer_inputs(batch.token_ids_T, embedded_TD))
+        self._forget(plan)
+        return seconds
+
+    def time_sum(self, num_rows: int, width: int, dtype: torch.dtype) -> float:
+        """Seconds of a sum over the ranks of the stage."""
+        partial_TD = torch.zeros(num_rows, width, dtype=dtype, device=self.device)
+        return self._time(lambda: self.tp.all_reduce(partial_TD).flatten()[:1].tolist())
+
+    def _run(self, runner: ModelRunner, plan: BatchPlan, batch: ModelInputBatch) -> None:
+        hidden_TD = runner.run(plan, batch, None)
+        hidden_TD.flatten()[:1].tolist()  # an accelerator is done when its numbers are here
+
+    def _later(self, plan: BatchPlan) -> BatchPlan:
+        """The same step of sequences that are known by now, as most are."""
+        entries = [
+            msgspec.structs.replace(
+                entry, first_block=len(entry.new_blocks), new_blocks=[], new_tokens=(plan.starts[i].token_ids[-1],)
+            )
+            for i, entry in enumerate(plan.entries)
+        ]
+        return msgspec.structs.replace(plan, starts=[], entries=entries)
+
+    def _forget(self, plan: BatchPlan) -> None:
+        self.runner.forget([start.seq_id for start in plan.starts])
+
+    def _time(self, step: Callable[[], object]) -> float:
+        """Seconds of a step: the median of a few batches' means, or of a slow step the mean of two runs."""
+        first = self._time_batch(step, 1)  # small steps are captured
+        estimate = self._time_batch(step, 1)
+        slowest = torch.tensor([first, estimate])
+        if self.comm.size > 1:  # all ranks of the stage repeat it as often
+            slowest = torch.stack(self.comm.all_gather(slowest)).amax(0)
+        first_slowest, slowest_estimate = slowest.tolist()
+        if slowest_estimate > SLOW_SECONDS:
+            first_counts = first_slowest <= MAX_FIRST_RATIO * slowest_estimate
+            return statistics.mean((estimate, first if first_counts else self._time_batch(step, 1)))
+        count = min(MAX_STEPS, max(1, round(BATCH_SECONDS / slowest_estimate)))
+        batches = [estimate] if count == 1 else []
+        while len(batches) < NUM_BATCHES:
+            batches.append(self._time_batch(step, count))
+        return statistics.median(batches)
+
+    def _time_batch(self, step: Callable[[], object], count: int) -> float:
+        def repeat() -> None:
+            for _ in range(count):
+                step()
+
+        return self.stopwatch.time(repeat) / count

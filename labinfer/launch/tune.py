@@ -1,0 +1,114 @@
+"""The ranks measure together which implementations are the fastest on them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+import labinfer
+from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.spmd.topology import Place
+from labinfer.functions.autotune import (
+    Times,
+    choose,
+    describe,
+    file_name,
+    is_disturbed,
+    is_tuned,
+    merge,
+    read_times,
+    time_candidates,
+    write_times,
+)
+from labinfer.functions.calls import CallSetting
+from labinfer.functions.provider import Provider
+from labinfer.functions.rank_calls import RankCalls
+from labinfer.functions.registry import Choice, FunctionRegistry
+from labinfer.launch.layout.layout import Layout
+
+logger = logging.getLogger(__name__)
+
+
+def make_rank_calls(
+    layout: Layout, place: Place, registry: FunctionRegistry, overrides: Mapping[str, str], block_size: int
+) -> RankCalls:
+    """The calls of one rank's layers."""
+    setting = CallSetting(
+        device=layout.devices[place.rank],
+        dtype=layout.dtype(place),
+        kv_dtype=layout.kv_dtype(place),
+        block_size=block_size,
+        tiled_cache=registry.tiled_cache(layout.devices[place.rank], layout.dtype(place), overrides),
+    )
+    return RankCalls(layout.meta(place).calls, registry, setting, overrides)
+
+
+def tune(
+    group: RankGroup,
+    layout: Layout,
+    place: Place,
+    calls: RankCalls,
+    *,
+    cache: Path | None,
+    providers: Sequence[Provider],
+    anew: bool = False,
+) -> Choice:
+    """The fastest implementations on the ranks of this stage; collective over the group.
+
+    All ranks measure at once, since in a run they share the memory as well, and all measure if one of them has to: for the
+    first time, or once more, where its machine was not idle.
+
+    Args:
+        cache: folder in which times are kept between runs; None for nowhere.
+        providers: the sources of the implementations that are timed.
+        anew: whether times that were kept are forgotten.
+    """
+    begin = time.perf_counter()
+    contested = calls.contested() if is_tuned(layout.dtype(place)) else {}
+    times: Times | None = {}
+    path = cache / _file_name(group, layout, calls, providers) if cache and contested else None
+    if contested:
+        times = read_times(path, calls) if path and not anew else None
+    states = group.comm.all_gather_bytes(b"new" if times is None else b"busy" if is_disturbed(times) else b"known")
+    remembered = set(states) == {b"known"}
+    if contested and not remembered:
+        with torch.inference_mode():
+            measured = time_candidates(calls, contested)
+        times = measured if b"new" in states else merge(times, measured)
+        if path:
+            _keep(path, times)
+    gathered = group.gather_bytes(msgspec.msgpack.encode(times))
+    stage = [gathered[rank] for rank in layout.topology.stage_ranks(place.stage)]
+    choice = choose([msgspec.msgpack.decode(data, type=Times) for data in stage])
+    if group.rank == 0 and choice:
+        again = "" if b"new" in states else " again, as the machine had been busy,"
+        measured_in = f"measured{again} in {time.perf_counter() - begin:.1f} s"
+        how = "as measured before" if remembered else measured_in
+        logger.info("functions, %s: %s", how, describe(choice))
+    return choice
+
+
+def _keep(path: Path, times: Times) -> None:
+    try:
+        write_times(path, times)
+    except OSError as error:
+        logger.info("what was measured could not be kept: %s", error)
+
+
+def _file_name(group: RankGroup, layout: Layout, calls: RankCalls, providers: Sequence[Provider]) -> str:
+    """Name of the file for times of these circumstances."""
+    here = group.everyone[group.rank]
+    return file_name(
+        labinfer.__version__,
+        [provider.fingerprint() for provider in providers],
+        calls.setting,
+        calls.counts,
+        layout.quantization_group_size,
+        {target: list(candidates) for target, candidates in calls.contested().items()},
+        sum(info.node == here.node for info in group.everyone),  # they share the memory
+    )

@@ -1,0 +1,242 @@
+"""Self-attention over the paged KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import nn
+
+from labinfer.functions.calls import FunctionCall, PagedAttentionCall, RotateAndWriteCall
+from labinfer.functions.head_norms import HeadNorms
+from labinfer.functions.layer_cache import LayerCache, PoolLayout
+from labinfer.models.layers.cache_spec import CacheSpec, TokenTensor
+from labinfer.models.layers.context import StageContext
+from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
+from labinfer.models.layers.linear import QKVParallelLinear, RowParallelLinear
+from labinfer.models.layers.mixer import Angles
+from labinfer.models.layers.norm import NormWeight, ShardedRMSNorm
+from labinfer.models.layers.rope import RopeConfig
+from labinfer.models.layers.sharding import shard_heads
+from labinfer.weights.slices import TensorSlice, WeightSlice
+from labinfer.weights.weighted_module import WeightedModule, empty_parameter
+
+QKNorm = Literal["none", "head", "head_after_rotation", "full"]
+"""Normalisation of queries and keys: nowhere; each head over its own dimensions, before or after it is rotated; or all
+heads together, before they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryScaling:
+    """Queries times ``1 + beta * ln(1 + floor(position / original_length))``, which keeps attention sharp far out.
+
+    As in Transformers' Ministral 3 (``get_llama_4_attn_scale``); the rule is Llama 4's.
+    """
+
+    beta: float
+    original_length: int
+
+    def __call__(self, positions_T: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Factor of each token's query, (T, 1, 1)."""
+        spans_T = torch.floor(positions_T.float() / self.original_length)
+        return (1 + self.beta * torch.log(1 + spans_T)).to(dtype).view(-1, 1, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """Grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245) of one layer over the whole model."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    rope: RopeConfig | None
+    """None: positions are not encoded."""
+    qkv_bias: bool = False
+    out_bias: bool = False
+    window: int = 0
+    """Tokens that a token sees, itself included; 0 for all."""
+    qk_norm: QKNorm = "none"
+    qk_norm_eps: float = 1e-6
+    qk_norm_offset: float = 0.0
+    """Added to the weights of these norms, if they are of each head."""
+    value_norm: bool = False
+    """Whether values have a norm of each head as well, without a weight; beside ``qk_norm`` of each head."""
+    tied_values: bool = False
+    """Whether values are what the projection of keys gives, before their norm and rotation."""
+    reads_earlier: bool = False
+    """Whether keys and values are those of an earlier layer, see ``LayerConfig.cache_layer``; this one makes queries alone."""
+    output_gate: bool = False
+    """Whether the output of each head is multiplied with the sigmoid of a gate, which ``q_proj`` has after the head's query
+    (Qiu et al. 2025, arXiv:2505.06708)."""
+    query_scaling: QueryScaling | None = None
+    scale: float | None = None
+    """Factor on the products of queries and keys; None for ``head_size ** -0.5``."""
+    sinks: bool = False
+    """Whether each head has a learned logit that counts in the softmax without a value."""
+
+    def build(self, hidden_size: int, ctx: StageContext) -> Attention:
+        return Attention(self, hidden_size, ctx)
+
+    def with_window(self, window: int) -> AttentionConfig:
+        return replace(self, window=window)
+
+    def check(self, tp_size: int) -> None:
+        shard_heads(self.num_heads, self.num_kv_heads, tp_size, 0)
+
+
+class Attention(nn.Module):
+    """This rank's heads of an attention layer."""
+
+    def __init__(self, config: AttentionConfig, hidden_size: int, ctx: StageContext):
+        super().__init__()
+        self.config, self._functions = config, ctx.functions
+        self.rope = config.rope
+        size = config.head_size
+        shard = shard_heads(config.num_heads, config.num_kv_heads, ctx.tp.size, ctx.tp.rank)
+        self._shard = shard
+        self._num_new = 0 if config.reads_earlier else shard.num_kv
+        """KV heads that tokens leave in the cache."""
+        kv_names = () if config.reads_earlier else ("k_proj", "k_proj" if config.tied_values else "v_proj")
+        self.qkv_proj = QKVParallelLinear(
+            hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_size=size,
+            shard=shard,
+            bias=config.qkv_bias,
+            ctx=ctx,
+            kv_names=kv_names,
+            output_gate=config.output_gate,
+        )
+        columns = (shard.query[0] * size, shard.query[1] * size)
+        self.o_proj = RowParallelLinear(config.num_heads * size, columns, hidden_size, config.out_bias, ctx)
+        if config.qk_norm == "full":
+            eps, kv = config.qk_norm_eps, (shard.kv[0] * size, shard.kv[1] * size)
+            self.q_norm = ShardedRMSNorm(config.num_heads * size, columns, columns[0], eps, ctx)
+            own_kv = 0  # a KV head that several ranks hold counts once, at the first of them
+            if ctx.tp.rank > 0:
+                own_kv = shard_heads(config.num_heads, config.num_kv_heads, ctx.tp.size, ctx.tp.rank - 1).kv[1] * size
+            self.k_norm = ShardedRMSNorm(config.num_kv_heads * size, kv, max(kv[0], own_kv), eps, ctx)
+            self._tp = ctx.tp
+        elif config.qk_norm != "none":
+            self.q_norm = NormWeight(size, ctx, config.qk_norm_offset)
+            self.k_norm = self.q_norm if config.reads_earlier else NormWeight(size, ctx, config.qk_norm_offset)
+        self._scale = config.head_size**-0.5 if config.scale is None else config.scale
+        self.sinks = HeadLogits(config.num_heads, shard.query) if config.sinks else None
+        self._head_ptr = torch.tensor(shard.head_ptr, device="cpu")
+
+    def calls(self) -> Iterator[FunctionCall]:
+        config, shard = self.config, self._shard
+        norms = {"head": "before", "head_after_rotation": "after"}.get(config.qk_norm, "none")
+        yield RotateAndWriteCall(
+            heads=shard.num_query,
+            kv_heads=self._num_new,
+            head_size=config.head_size,
+            rotary_size=self.rope.dim if self.rope is not None else 0,
+            interleaved=self.rope is not None and self.rope.interleaved,
+            norms=norms,
+            value_norm=config.value_norm,
+        )
+        yield PagedAttentionCall(head_ptr=shard.head_ptr, head_size=config.head_size, window=config.window)
+
+    def cache_spec(self) -> CacheSpec:
+        if self.config.reads_earlier:
+            return CacheSpec(view=lambda: None)
+        spec = key_value_spec(self._shard.num_kv, self.config.head_size, self.rope, tiled=self._functions.tiled_cache)
+        spec = replace(spec, window=self.config.window)
+        if self.config.qk_norm != "head_after_rotation":
+            return spec
+        return replace(spec, per_token=spec.per_token | {"k": replace(spec.per_token["k"], can_turn=False)})
+
+    def forward(
+        self,
+        x_TD: torch.Tensor,
+        batch: ModelInputBatch,
+        cache: LayerCache,
+        angles: Angles | None,
+        output_rows: OutputRows | None = None,
+    ) -> torch.Tensor:
+        """(T, D) → (T, D), or (R, D); writes the new tokens' keys and values into ``cache``."""
+        config, functions = self.config, self._functions
+        windowed = batch.windowed if config.window else None
+        slots_T, attention = batch.slots_T, batch.attention
+        if windowed is not None:
+            slots_T, attention = windowed.slots_T, windowed.attention
+        qkv_TI, gate_TI = self.qkv_proj(x_TD), None
+        if config.output_gate:
+            columns = self.o_proj.num_inputs
+            qkv_TI, gate_TI = qkv_TI[:, :-columns].contiguous(), qkv_TI[:, -columns:]
+        if config.qk_norm == "full":
+            self._normalize(qkv_TI)
+        q_THP = functions.rotate_and_write(
+            qkv_TI.view(x_TD.shape[0], -1, config.head_size),
+            cache,
+            slots_T,
+            *(angles or (None, None)),
+            num_kv=self._num_new,
+            interleaved=self.rope is not None and self.rope.interleaved,
+            norms=self._head_norms(),
+        )
+        if config.query_scaling is not None:
+            q_THP = q_THP * config.query_scaling(batch.positions_T, q_THP.dtype)
+        if output_rows is not None:
+            if not len(output_rows.rows_R):
+                return x_TD[:0]
+            attention = output_rows.attention if windowed is None else output_rows.windowed
+            q_THP = q_THP[output_rows.rows_R]
+            gate_TI = None if gate_TI is None else gate_TI[output_rows.rows_R]
+        out_THP = functions.paged_attention(
+            q_THP,
+            cache,
+            attention,
+            self._head_ptr,
+            self._scale,
+            window=config.window,
+            sinks_H=None if self.sinks is None else self.sinks.logits_H,
+        )
+        out_TI = out_THP.reshape(q_THP.shape[0], -1)
+        return self.o_proj(out_TI if gate_TI is None else out_TI * gate_TI.sigmoid())
+
+    def _head_norms(self) -> HeadNorms | None:
+        config = self.config
+        if config.qk_norm in ("none", "full"):
+            return None
+        after = config.qk_norm == "head_after_rotation"
+        return HeadNorms(self.q_norm.weight, self.k_norm.weight, config.qk_norm_eps, after, config.value_norm)
+
+    def _normalize(self, qkv_TI: torch.Tensor) -> None:
+        """The norms over the heads of all ranks, in place."""
+        norms, width = (self.q_norm, self.k_norm), self.config.head_size
+        parts = qkv_TI.split(
+            [width * self._shard.num_query, width * self._shard.num_kv, width * self._shard.num_kv], dim=1
+        )
+        sums_2T = self._tp.all_reduce(
+            torch.stack([norm.square_sum(x_TI) for norm, x_TI in zip(norms, parts, strict=False)])
+        )
+        for norm, x_TI, sum_T in zip(norms, parts, sums_2T, strict=False):
+            x_TI.copy_(norm(x_TI, sum_T))
+
+
+class HeadLogits(WeightedModule):
+    """A number for each of this rank's query heads, in float32."""
+
+    def __init__(self, num_heads: int, heads: tuple[int, int]):
+        super().__init__()
+        self._num_heads, self._heads = num_heads, heads
+        self.logits_H = empty_parameter(heads[1] - heads[0], dtype=torch.float32)
+
+    def slices(self, prefix: str) -> Iterator[WeightSlice]:
+        yield TensorSlice(name=prefix, shape=(self._num_heads,), ranges=(self._heads,), destination=self.logits_H)
+
+
+def key_value_spec(num_kv: int, head_size: int, rope: RopeConfig | None, tiled: bool = False) -> CacheSpec:
+    """Keys and values of so many KV heads for every token, in tiles if they are wanted so and can be."""
+    shape = (num_kv, head_size)
+    layouts = (PoolLayout.KEY_TILES, PoolLayout.VALUE_TILES) if tiled else (PoolLayout.ROWS, PoolLayout.ROWS)
+    per_token = {
+        "k": TokenTensor(shape=shape, rope=rope, layout=layouts[0]),
+        "v": TokenTensor(shape=shape, layout=layouts[1]),
+    }
+    return CacheSpec(view=LayerCache, per_token=per_token)

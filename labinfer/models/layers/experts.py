@@ -1,0 +1,208 @@
+"""The experts of a mixture that a rank holds: of every expert some columns, or some experts whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+
+from labinfer.functions.expert_calls import ExpertsCall
+from labinfer.functions.packed_experts import ExpertForm, PackedExperts
+from labinfer.models.layers.context import StageContext
+from labinfer.models.layers.expert_biases import ClampedGateConfig, ExpertBiases
+from labinfer.models.layers.sharding import shard_columns, shard_experts
+from labinfer.weights.codes import CodeForm, Codes
+from labinfer.weights.slices import MatrixSlice, MatrixStack, WeightSlice
+from labinfer.weights.weighted_module import WeightedModule, empty_parameter
+
+Projection = Literal["gate_proj", "up_proj", "down_proj"]
+
+
+class Experts(WeightedModule):
+    """Gated MLPs of one shape, of which each token has some; their partial sums are to be added up over the ranks.
+
+    They are loaded and packed one by one: a layer's experts never stand in memory as the checkpoint has them. Where it has all of
+    them in codes of one form, they stay codes; otherwise each is decoded.
+
+    Args:
+        num_experts, columns: over the whole model.
+        gate: of experts with biases.
+        gelu: whether the activation is a GELU instead of a SiLU.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        columns: int,
+        hidden_size: int,
+        ctx: StageContext,
+        gate: ClampedGateConfig | None = None,
+        *,
+        gelu: bool = False,
+    ):
+        super().__init__()
+        self._functions = self._value_functions = ctx.functions.experts
+        self._code_functions = ctx.functions.coded_experts
+        self._num_experts, self._all_columns = num_experts, columns
+        self._hidden_size, self._dtype = hidden_size, ctx.dtype
+        self._range, self._columns = (0, num_experts), (0, columns)
+        if ctx.experts == "whole":
+            self._range = shard_experts(num_experts, ctx.tp.size, ctx.tp.rank)
+        else:
+            self._columns = shard_columns(columns, ctx.tp.size, ctx.tp.rank)
+        self._is_transposed, self.biases, self._gelu = gate is not None, None, gelu
+        if gate is not None:
+            sizes, parts = (num_experts, columns, hidden_size), (self._range, self._columns)
+            counts = ctx.experts == "whole" or ctx.tp.rank == 0
+            self.biases = ExpertBiases(gate, sizes, *parts, counts=counts)
+        self.packed: PackedExperts | None = None
+        self._codes: tuple[Codes, Codes] | None = None
+        """In the place of ``gate_up`` and ``down``."""
+        self.hold_values()
+
+    def hold_values(self) -> None:
+        device = None if self._codes is None else self._codes[1].device
+        self._functions, self._codes = self._value_functions, None
+        self.gate_up = empty_parameter(2 * self._width, self._hidden_size, dtype=self._dtype, device=device)
+        self.down = empty_parameter(self._hidden_size, self._width, dtype=self._dtype, device=device)
+
+    @property
+    def _width(self) -> int:
+        """Columns of each expert on this rank."""
+        return self._columns[1] - self._columns[0]
+
+    @property
+    def _memory(self) -> tuple[torch.Tensor, torch.Tensor] | tuple[Codes, Codes]:
+        """For an expert of the checkpoint: gate with up, and down."""
+        return self._codes or (self.gate_up.detach(), self.down.detach())
+
+    def forward(self, x_TD: torch.Tensor, ids_TA: torch.Tensor, weights_TA: torch.Tensor) -> torch.Tensor:
+        """(T, D) → (T, D): this rank's part of the weighted sum of each token's experts."""
+        gate = None if self.biases is None else self.biases.gate
+        return self._functions.experts(
+            x_TD, ids_TA, weights_TA, self.packed, first=self._range[0], gate=gate, gelu=self._gelu
+        )
+
+    def call(self, num_chosen: int) -> ExpertsCall:
+        """The call that a batch makes, for so many experts of each token."""
+        return ExpertsCall(
+            target=self._functions.target,
+            quantization=self._functions.quantization,
+            num_experts=self._range[1] - self._range[0],
+            all_experts=self._num_experts,
+            num_chosen=num_chosen,
+            hidden_size=self._hidden_size,
+            columns=self._width,
+        )
+
+    def slices(self, prefix: str) -> Iterator[MatrixSlice]:
+        for expert in range(*self._range):
+            yield from self._expert_slices(prefix, expert)
+
+    def choose_forms(self, prefix: str, form: Callable[[str], CodeForm | None]) -> None:
+        forms = {form(part.name) for part in self.slices(prefix)}
+        if len(forms) == 1 and (chosen := forms.pop()) is not None:
+            self._functions = self._code_functions[chosen.quantization]
+            self._codes = self._empty_codes(chosen, self.down.device)
+            self.gate_up = self.down = None
+
+    def allocate(self, device: torch.device) -> None:
+        super().allocate(device)
+        if self._codes is not None:
+            self._codes = self._empty_codes(self._codes[0].form, device)
+
+    def check_room(self) -> None:
+        self._make()  # on the meta device still
+
+    def _empty_codes(self, form: CodeForm, device: torch.device) -> tuple[Codes, Codes]:
+        gate_up = Codes.empty(form, 2 * self._width, (0, self._hidden_size), device)
+        return gate_up, Codes.empty(form, self._hidden_size, self._columns, device)
+
+    def load(self, prefix: str, read: Callable[[WeightSlice], None]) -> None:
+        packed = self._make()
+        pack = packed.pack if self._codes is None else packed.pack_codes
+        for expert in range(*self._range):
+            for part in self._expert_slices(prefix, expert):
+                read(part)
+            pack(expert - self._range[0], *self._memory)
+        self._take(packed)
+
+    def pack(self) -> None:
+        """Experts without weights, whose size counts."""
+        self._take(self._make())
+
+    @property
+    def packing(self) -> str:
+        return self._functions.packing
+
+    def export_packed(self) -> dict[str, Any] | None:
+        return None if self.packed.data_EB is None else {"data_EB": self.packed.data_EB}
+
+    def import_packed(self, state: Mapping[str, Any]) -> None:
+        self._take(self._make(state["data_EB"]))
+
+    def _take(self, packed: PackedExperts) -> None:
+        self.packed, self._codes, self.gate_up, self.down = packed, None, None, None
+
+    def _make(self, data_EB: torch.Tensor | None = None) -> PackedExperts:
+        _, down = self._memory
+        form = None
+        if isinstance(down, Codes):
+            own = down.form
+            form = ExpertForm(
+                bits=own.bits,
+                group=own.group,
+                has_zeros=own.has_zeros,
+                has_minima=own.has_minima,
+                table=own.table,
+                down_lead=down.lead,
+            )
+        return self._functions.make_experts(
+            num_experts=self._range[1] - self._range[0],
+            hidden_size=self._hidden_size,
+            columns=self._width,
+            dtype=self._dtype,
+            device=down.device if data_EB is None else data_EB.device,
+            form=form,
+            **({} if data_EB is None else {"data_EB": data_EB}),
+        )
+
+    def _expert_slices(self, prefix: str, expert: int) -> Iterator[MatrixSlice]:
+        """Gate, up and down of one expert: from matrices of its own, or from two tensors with all experts. None on a rank
+        without columns."""
+        hidden_size, width, full = self._hidden_size, self._width, self._all_columns
+        gate_up, down = self._memory
+        if not width:
+            return
+
+        def part(name: Projection, destination: torch.Tensor | Codes, stack: str, first_row: int) -> MatrixSlice:
+            is_down = name == "down_proj"
+            outputs, inputs = (hidden_size, full) if is_down else (full, hidden_size)
+            return MatrixSlice(
+                name=f"{prefix}.{expert}.{name}",
+                outputs=outputs,
+                inputs=inputs,
+                rows=(0, outputs) if is_down else self._columns,
+                columns=self._columns if is_down else (0, inputs),
+                destination=destination,
+                stack=MatrixStack(
+                    name=f"{prefix}.{stack}",
+                    shape=(self._num_experts, outputs if is_down else 2 * outputs, inputs),
+                    index=expert,
+                    first_row=first_row,
+                    is_transposed=self._is_transposed,
+                ),
+            )
+
+        gate, up = (
+            gate_up.rows(begin, begin + width) if isinstance(gate_up, Codes) else gate_up[begin : begin + width]
+            for begin in (0, width)
+        )
+        yield part("gate_proj", gate, "gate_up_proj", 0)
+        yield part("up_proj", up, "gate_up_proj", full)
+        yield part("down_proj", down, "down_proj", 0)
+
+    @property
+    def num_bytes(self) -> int:
+        return super().num_bytes + (self.packed.nbytes if self.packed is not None else 0)

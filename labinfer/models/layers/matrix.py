@@ -1,0 +1,185 @@
+"""A module around one matrix of weights."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from labinfer.functions.calls import FunctionCall, LinearCall
+from labinfer.functions.functions import MatrixFunctions, MatrixKind
+from labinfer.functions.packed_weight import PackedWeight, export_packed, import_packed
+from labinfer.models.layers.context import StageContext
+from labinfer.weights.codes import CodeForm, Codes, Range
+from labinfer.weights.slices import MatrixSlice
+from labinfer.weights.weighted_module import WeightedModule, empty_parameter
+
+
+@dataclass
+class Block:
+    """Consecutive outputs of a matrix that are held in one form."""
+
+    rows: Range
+    functions: MatrixFunctions
+    codes: Codes | None = None
+    """Memory for codes until they are packed; None where values are, in the matrix's ``weight``."""
+    packed: PackedWeight | None = None
+
+    @property
+    def slice(self) -> slice:
+        return slice(*self.rows)
+
+
+class Matrix(WeightedModule):
+    """A matrix that is a parameter ``weight``, or codes, while it is loaded, and packed by its functions afterwards.
+
+    Where a checkpoint holds the projections that are merged here in different forms, there are several blocks.
+
+    Args:
+        kind: decides about its quantisation; a matrix of kind ``exact`` takes no codes.
+    """
+
+    def __init__(self, outputs: int, inputs: int, kind: MatrixKind, ctx: StageContext):
+        super().__init__()
+        self._code_functions = ctx.functions.codes if kind != "exact" else {}
+        self.num_outputs, self.num_inputs, self.dtype = outputs, inputs, ctx.dtype
+        self._blocks = [Block((0, outputs), ctx.functions.matrices[kind])]
+        self.weight = empty_parameter(outputs, inputs, dtype=ctx.dtype)
+
+    @property
+    def _functions(self) -> MatrixFunctions:
+        """Functions of a matrix that is a single block."""
+        (block,) = self._blocks
+        return block.functions
+
+    @property
+    def packed(self) -> PackedWeight | None:
+        """A matrix that is a single block; None before it is packed."""
+        (block,) = self._blocks
+        return block.packed
+
+    def choose_forms(self, prefix: str, form: Callable[[str], CodeForm | None]) -> None:
+        if not self._code_functions:
+            return
+        parts = [part for part in self.slices(prefix) if isinstance(part, MatrixSlice)]
+        forms = [(part, form(part.name)) for part in parts]
+        if all(chosen is None for _, chosen in forms):
+            return
+        values, self._blocks, begin = self._functions, [], 0
+        for chosen, run in itertools.groupby(forms, key=lambda part_and_form: part_and_form[1]):
+            parts = [part for part, _ in run]
+            end = begin + sum(part.rows[1] - part.rows[0] for part in parts)
+            if chosen is None:
+                self._blocks.append(Block((begin, end), values))
+            else:
+                codes = Codes.empty(chosen, end - begin, parts[0].columns, self.weight.device)
+                self._blocks.append(Block((begin, end), self._code_functions[chosen.quantization], codes))
+            begin = end
+        if all(block.codes is not None for block in self._blocks):
+            self.weight = None
+
+    def allocate(self, device: torch.device) -> None:
+        super().allocate(device)
+        for block in self._blocks:
+            if block.codes is not None:
+                block.codes = Codes.empty(block.codes.form, block.rows[1] - block.rows[0], block.codes.columns, device)
+
+    def memory(self, begin: int, end: int) -> torch.Tensor | Codes:
+        """Memory for a checkpoint's values or codes of these outputs, which are of one block."""
+        for block in self._blocks:
+            if block.rows[0] <= begin and end <= block.rows[1]:
+                if block.codes is None:
+                    return self.weight[begin:end]
+                return block.codes.rows(begin - block.rows[0], end - block.rows[0])
+        raise AssertionError(f"outputs {begin} to {end} are of several blocks")
+
+    def pack(self) -> None:
+        for block in self._blocks:
+            if (codes := block.codes) is None:
+                weight_OI = self.weight.detach()
+                rows_OI = weight_OI if len(self._blocks) == 1 else weight_OI[block.slice].clone()
+                block.packed = block.functions.pack_weight(rows_OI)
+            else:
+                block.packed = block.functions.pack_codes(
+                    codes.words,
+                    codes.scales,
+                    codes.zeros,
+                    codes.minima,
+                    bits=codes.form.bits,
+                    table=codes.form.table,
+                    inputs=self.num_inputs,
+                    group=codes.form.group,
+                    lead=codes.lead,
+                    dtype=self.dtype,
+                )
+                block.codes = None
+        self.weight = None
+
+    @property
+    def packing(self) -> str:
+        return " ".join(f"{block.rows} {block.functions.packing}" for block in self._blocks)
+
+    def export_packed(self) -> dict[str, Any] | None:
+        state = super().export_packed()
+        for index, block in enumerate(self._blocks):
+            if (fields := export_packed(block.packed, f"block {index}")) is None:
+                return None
+            state |= fields
+        return state
+
+    def import_packed(self, state: Mapping[str, Any]) -> None:
+        for index, block in enumerate(self._blocks):
+            block.packed, block.codes = import_packed(state, f"block {index}"), None
+        self.weight = None
+        super().import_packed(state)
+
+    def product(self, x_TI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+        """``x @ weight.T + bias`` as its functions compute it, in the dtype of x; partial where the inputs are cut over ranks."""
+        if len(self._blocks) == 1:
+            block = self._blocks[0]
+            return block.functions.linear(x_TI, block.packed, bias_O)
+        outs = (
+            block.functions.linear(x_TI, block.packed, None if bias_O is None else bias_O[block.slice])
+            for block in self._blocks
+        )
+        return torch.cat(list(outs), dim=1)
+
+    @property
+    def can_gate(self) -> bool:
+        """Whether there is a product with the activation of a gated MLP in one call."""
+        return len(self._blocks) == 1 and self._functions.gated_linear is not None
+
+    def gated_product(self, x_TI: torch.Tensor, bias_O: torch.Tensor | None, *, gelu: bool) -> torch.Tensor:
+        """See ``GatedLinear``."""
+        return self._functions.gated_linear(x_TI, self.packed, bias_O, gelu=gelu)
+
+    def columns(self, begin: int, end: int) -> torch.Tensor:
+        """Inputs ``begin:end`` of the matrix as products see it, (end - begin, outputs): those of unit vectors."""
+        units = torch.zeros(end - begin, self.num_inputs)
+        units[torch.arange(end - begin), torch.arange(begin, end)] = 1
+        outs = (
+            block.functions.linear(units.to(block.packed.device, block.packed.exact_dtype), block.packed)
+            for block in self._blocks
+        )
+        return torch.cat(list(outs), dim=1)
+
+    def calls(self) -> Iterator[FunctionCall]:
+        """The products with it."""
+        yield from self.product_calls()
+
+    def product_calls(self) -> Iterator[LinearCall]:
+        """A product with each block."""
+        for block in self._blocks:
+            yield LinearCall(
+                target=block.functions.target,
+                quantization=block.functions.quantization,
+                outputs=block.rows[1] - block.rows[0],
+                inputs=self.num_inputs,
+            )
+
+    @property
+    def num_bytes(self) -> int:
+        return super().num_bytes + sum(block.packed.nbytes for block in self._blocks if block.packed is not None)

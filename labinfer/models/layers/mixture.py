@@ -1,0 +1,72 @@
+"""Mixture of experts in the place of an MLP (Shazeer et al. 2017, arXiv:1701.06538)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from labinfer.functions.calls import FunctionCall
+from labinfer.models.layers.context import StageContext
+from labinfer.models.layers.expert_biases import ClampedGateConfig
+from labinfer.models.layers.experts import Experts
+from labinfer.models.layers.linear import ReplicatedLinear
+from labinfer.models.layers.mlp import GatedMLP, GatedMLPConfig
+from labinfer.models.layers.router import Router, RouterConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureConfig:
+    """Experts of a layer over the whole model; each is a gated MLP."""
+
+    router: RouterConfig
+    intermediate_size: int
+    """Columns of each expert."""
+    shared: GatedMLPConfig | None = None
+    """An MLP for every token beside its experts (Dai et al. 2024, arXiv:2401.06066)."""
+    shared_gate: bool = False
+    """Whether the shared MLP counts by a sigmoid of its own."""
+
+    gate: ClampedGateConfig | None = None
+    """Activation of experts with biases; None for SiLU without any."""
+    has_experts: ClassVar[bool] = True
+    reads_hidden: ClassVar[bool] = False
+    num_sums: ClassVar[int] = 1
+
+    def build(self, hidden_size: int, ctx: StageContext) -> Mixture:
+        return Mixture(self, hidden_size, ctx)
+
+
+class Mixture(nn.Module):
+    """This rank's part of the experts and of the shared MLP; one sum over the ranks for both."""
+
+    def __init__(self, config: MixtureConfig, hidden_size: int, ctx: StageContext):
+        super().__init__()
+        self._tp = ctx.tp
+        self.gate = Router(config.router, hidden_size, ctx)
+        self.experts = Experts(config.router.num_experts, config.intermediate_size, hidden_size, ctx, config.gate)
+        self.shared_expert: GatedMLP | None = None
+        self.shared_expert_gate: ReplicatedLinear | None = None
+        if config.shared is not None:
+            self.shared_expert = config.shared.build(hidden_size, ctx)
+            if config.shared_gate:
+                self.shared_expert_gate = ReplicatedLinear(hidden_size, 1, ctx)
+
+    def calls(self) -> Iterator[FunctionCall]:
+        """The call of the experts, where this rank has any."""
+        call = self.experts.call(self.gate.config.num_chosen)
+        if call.elements:
+            yield call
+
+    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """(T, D) → (T, D)."""
+        out_TD = self.experts(x_TD, *self.gate(x_TD))
+        if self.shared_expert is not None:
+            shared_TD = self.shared_expert.partial(x_TD)
+            if self.shared_expert_gate is not None:
+                shared_TD = shared_TD * self.shared_expert_gate(x_TD).sigmoid()
+            out_TD = out_TD + shared_TD
+        return self._tp.all_reduce(out_TD)

@@ -1,0 +1,80 @@
+"""Normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from labinfer.functions.calls import AddRMSNormCall, FunctionCall
+from labinfer.models.layers.context import StageContext
+from labinfer.weights.slices import TensorSlice, WeightSlice
+from labinfer.weights.weighted_module import WeightedModule, empty_parameter
+
+
+class NormWeight(WeightedModule):
+    """A norm's weight, whole on every rank.
+
+    Args:
+        offset: added to what the checkpoint has; the weight is then kept in float32, as the sum has more digits.
+    """
+
+    def __init__(self, size: int, ctx: StageContext, offset: float = 0.0):
+        super().__init__()
+        self._offset = offset
+        self.weight = empty_parameter(size, dtype=torch.float32 if offset else ctx.dtype)
+
+    def pack(self) -> None:
+        if self._offset:
+            self.weight += self._offset
+
+    def slices(self, prefix: str) -> Iterator[WeightSlice]:
+        yield TensorSlice(name=f"{prefix}.weight", shape=tuple(self.weight.shape), destination=self.weight)
+
+
+class RMSNorm(NormWeight):
+    """Root-mean-square normalisation over the last dimension (Zhang & Sennrich 2019, arXiv:1910.07467)."""
+
+    def __init__(self, size: int, eps: float, ctx: StageContext, offset: float = 0.0):
+        super().__init__(size, ctx, offset)
+        self._eps, self._add_rms_norm = eps, ctx.functions.add_rms_norm
+
+    def calls(self) -> Iterator[FunctionCall]:
+        yield AddRMSNormCall(self.weight.shape[0])
+
+    def forward(
+        self, hidden_TD: torch.Tensor, delta_TD: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add a sublayer's output and normalise: (hidden + delta, the norm of that). May overwrite ``hidden_TD``,
+        unless ``delta_TD`` is None."""
+        return self._add_rms_norm(hidden_TD, delta_TD, self.weight, self._eps)
+
+
+class ShardedRMSNorm(WeightedModule):
+    """Root-mean-square normalisation over a dimension that is cut over the ranks, who add up their sums of squares.
+
+    Args:
+        full: size of the whole dimension.
+        columns: this rank's (begin, end) of it.
+        counted_from: the first column that counts in this rank's sum; those before it count on another rank.
+    """
+
+    def __init__(self, full: int, columns: tuple[int, int], counted_from: int, eps: float, ctx: StageContext):
+        super().__init__()
+        self._full, self._columns, self._eps = full, columns, eps
+        self._num_uncounted = counted_from - columns[0]
+        self.weight = empty_parameter(columns[1] - columns[0], dtype=ctx.dtype)
+
+    def square_sum(self, x_TI: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the sum of squares, (T,) float32."""
+        return x_TI[:, self._num_uncounted :].float().square().sum(dim=1)
+
+    def forward(self, x_TI: torch.Tensor, sum_T: torch.Tensor) -> torch.Tensor:
+        """Normalise this rank's columns by the sum over all ranks."""
+        scale_T1 = torch.rsqrt(sum_T / self._full + self._eps).unsqueeze(1)
+        return self.weight * (x_TI.float() * scale_T1).to(x_TI.dtype)
+
+    def slices(self, prefix: str) -> Iterator[WeightSlice]:
+        yield TensorSlice(
+            name=f"{prefix}.weight", shape=(self._full,), ranges=(self._columns,), destination=self.weight
+        )

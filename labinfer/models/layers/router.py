@@ -1,0 +1,74 @@
+"""Router of a mixture of experts: which experts a token is sent to, and how much each counts.
+
+Every tensor-parallel rank computes the same choice from the same bits, so no ids are sent. All arithmetic is in float32,
+whatever the model's dtype: two scores that round to the same number must not change places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from labinfer.functions.routing_rule import RoutingRule
+from labinfer.models.layers.context import StageContext
+from labinfer.weights.slices import MatrixSlice, TensorSlice, WeightSlice
+from labinfer.weights.weighted_module import WeightedModule, empty_parameter
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig(RoutingRule):
+    """A router over the whole model."""
+
+    num_experts: int
+    bias_dims: int = 0
+    """Dimensions of the checkpoint's bias, the last of which is the experts'; 0 for none. It is added to the scores for the
+    choice only (Wang et al. 2024, arXiv:2408.15664)."""
+    expert_scale: bool = False
+    """Whether each expert has a learned factor on its weights."""
+
+
+class Router(WeightedModule):
+    """Scores and choice, whole on every rank; the first of them counts the tokens of each expert in ``num_tokens_E``."""
+
+    def __init__(self, config: RouterConfig, hidden_size: int, ctx: StageContext):
+        super().__init__()
+        self.config, self._route = config, ctx.functions.route
+        self.weight = empty_parameter(config.num_experts, hidden_size, dtype=torch.float32)
+        self.bias = empty_parameter(config.num_experts, dtype=torch.float32) if config.bias_dims else None
+        self.scale = empty_parameter(config.num_experts, dtype=torch.float32) if config.expert_scale else None
+        self._counts = ctx.tp.rank == 0
+        self.register_buffer("num_tokens_E", torch.zeros(config.num_experts, dtype=torch.int64), persistent=False)
+
+    def forward(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(T, D) → each token's experts, (T, A) int64, and their weights, (T, A) float32."""
+        counts_E = self.num_tokens_E if self._counts else None
+        return self._route(x_TD, self.weight, self.bias, self.config, counts_E, scale_E=self.scale)
+
+    def pack(self) -> None:
+        self.num_tokens_E.zero_()
+        if self.weight.is_meta:
+            return
+        narrow_ED = self.weight.bfloat16()
+        if torch.equal(
+            narrow_ED.float(), self.weight
+        ):  # the checkpoint has no more digits: half as much to read in every step
+            self.weight = nn.Parameter(narrow_ED, requires_grad=False)
+
+    def slices(self, prefix: str) -> Iterator[WeightSlice]:
+        experts, hidden_size = self.weight.shape
+        yield MatrixSlice(
+            name=prefix,
+            outputs=experts,
+            inputs=hidden_size,
+            rows=(0, experts),
+            columns=(0, hidden_size),
+            destination=self.weight,
+        )
+        if self.bias is not None:
+            shape = (1,) * (self.config.bias_dims - 1) + (experts,)
+            yield TensorSlice(name=f"{prefix}.e_score_correction_bias", shape=shape, destination=self.bias.view(shape))
+        if self.scale is not None:
+            yield TensorSlice(name=f"{prefix}.expert_scale", shape=(experts,), destination=self.scale)

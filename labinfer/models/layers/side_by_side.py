@@ -1,0 +1,81 @@
+"""An MLP for every token and experts beside it, each with norms of its own, as Gemma 4 has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from labinfer.functions.calls import FunctionCall
+from labinfer.models.layers.context import StageContext
+from labinfer.models.layers.experts import Experts
+from labinfer.models.layers.mlp import GatedMLPConfig
+from labinfer.models.layers.norm import RMSNorm
+from labinfer.models.layers.router import Router, RouterConfig
+from labinfer.weights.weighted_module import empty_parameter
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideBySideConfig:
+    """``norm_1(dense(x)) + norm_2(experts(norm_3(hidden)))``; the router reads a norm of ``hidden`` of its own."""
+
+    dense: GatedMLPConfig
+    router: RouterConfig
+    intermediate_size: int
+    """Columns of each expert, whose activation is that of ``dense``."""
+    norm_eps: float
+    has_experts: ClassVar[bool] = True
+    reads_hidden: ClassVar[bool] = True
+    num_sums: ClassVar[int] = 2
+
+    def build(self, hidden_size: int, ctx: StageContext) -> SideBySide:
+        return SideBySide(self, hidden_size, ctx)
+
+
+class SideBySide(nn.Module):
+    """This rank's part of both."""
+
+    def __init__(self, config: SideBySideConfig, hidden_size: int, ctx: StageContext):
+        super().__init__()
+        self._tp = ctx.tp
+        self.dense = config.dense.build(hidden_size, ctx)
+        self.dense_output_norm, self.experts_input_norm, self.experts_output_norm = (
+            RMSNorm(hidden_size, config.norm_eps, ctx) for _ in range(3)
+        )
+        self.gate_norm = RouterNorm(hidden_size, config.norm_eps, ctx)
+        self.gate = Router(config.router, hidden_size, ctx)
+        gelu = config.dense.activation == "gelu"
+        self.experts = Experts(config.router.num_experts, config.intermediate_size, hidden_size, ctx, gelu=gelu)
+
+    def calls(self) -> Iterator[FunctionCall]:
+        """The call of the experts, where this rank has any."""
+        call = self.experts.call(self.gate.config.num_chosen)
+        if call.elements:
+            yield call
+
+    def forward(self, x_TD: torch.Tensor, hidden_TD: torch.Tensor) -> torch.Tensor:
+        """(T, D) → (T, D).
+
+        Args:
+            x_TD: for the MLP, normalised.
+            hidden_TD: for the experts and their router, not normalised.
+        """
+        _, dense_TD = self.dense_output_norm(self.dense(x_TD))
+        _, routed_TD = self.gate_norm(hidden_TD)
+        _, experts_TD = self.experts_input_norm(hidden_TD)
+        _, experts_TD = self.experts_output_norm(self._tp.all_reduce(self.experts(experts_TD, *self.gate(routed_TD))))
+        return dense_TD + experts_TD
+
+
+class RouterNorm(RMSNorm):
+    """A norm whose weight is divided by the root of the hidden size; it is in float32, as what it gives decides a choice."""
+
+    def __init__(self, size: int, eps: float, ctx: StageContext):
+        super().__init__(size, eps, ctx)
+        self.weight = empty_parameter(size, dtype=torch.float32)
+
+    def pack(self) -> None:
+        self.weight *= self.weight.shape[0] ** -0.5

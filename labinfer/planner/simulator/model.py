@@ -1,0 +1,82 @@
+"""SimulatedModel: the real engine over a simulated executor, with the calls of an ``LLM`` that benchmarks make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from labinfer.base.config import CacheOptions, SchedulerOptions
+from labinfer.base.errors import UserError
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.comm.spmd.topology import Topology
+from labinfer.engine.assemble import make_engine
+from labinfer.engine.driver import EngineDriver
+from labinfer.engine.facts import EngineFacts
+from labinfer.engine.llm_engine import LLMEngine
+from labinfer.engine.request import Request
+from labinfer.observe.output_file import OutputFile
+from labinfer.observe.recorder import Recorder
+from labinfer.observe.report import RunReport
+from labinfer.planner.simulator.clock import VirtualClock
+from labinfer.planner.simulator.executor import SimulatedExecutor
+from labinfer.planner.simulator.plan_times import TimeSource
+from labinfer.requests.outputs import Delta, RequestOutput
+from labinfer.requests.prompts import PromptLike, TokensPrompt, parse_prompt
+from labinfer.requests.runs import Runs
+
+
+class SimulatedModel:
+    """A model that nobody has loaded; see ``labinfer.cli.bench.model.BenchModel``.
+
+    Args:
+        source: what micro-batches cost.
+        trace: file for the trace at the end of a run, if one is to be written.
+        num_slices: slices to record of every rank.
+    """
+
+    def __init__(
+        self,
+        facts: EngineFacts,
+        topology: Topology,
+        source: TimeSource,
+        *,
+        cache: CacheOptions,
+        scheduling: SchedulerOptions,
+        trace: OutputFile | None = None,
+        num_slices: int = 0,
+    ):
+        self.clock, self.facts = VirtualClock(), facts
+        executor = SimulatedExecutor(topology, source, self.clock, vocab_size=facts.vocab_size, capacity=num_slices)
+        self.engine: LLMEngine = make_engine(facts, executor, cache=cache, scheduling=scheduling, clock=self.clock)
+        recorder = Recorder(0)
+        driver = EngineDriver(self.engine, self.clock, recorder)
+        self._runs = Runs(driver, self.clock, recorder, facts=facts, tokenizer=None, trace=trace)
+
+    @property
+    def report(self) -> RunReport:
+        """Figures of the last run, or of the one that is on."""
+        return self._runs.report
+
+    def make_request(self, key: Any, prompt: PromptLike, sampling: SamplingParams) -> Request:
+        """A checked request of token ids.
+
+        Raises:
+            UserError: it can never run, or not without a model.
+        """
+        typed, extras = parse_prompt(prompt)
+        if not isinstance(typed, TokensPrompt):
+            raise UserError("a simulation has no tokenizer; give prompt_token_ids")
+        if sampling.num_beams > 1 or sampling.structured_outputs is not None:
+            raise UserError("beam search and structured_outputs depend on the model's tokens, and cannot be simulated")
+        request = Request(key=key, prompt_token_ids=typed.token_ids, sampling=sampling, **extras)
+        self.engine.check_request(request)
+        return request
+
+    def run(
+        self,
+        requests: Iterable[Request | None],
+        check: Callable[[], None] = lambda: None,
+        on_delta: Callable[[Delta], None] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Yield outputs as they finish; see ``LLM.run``."""
+        return self._runs.outputs(requests, check, on_delta)

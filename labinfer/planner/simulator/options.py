@@ -1,0 +1,24 @@
+"""Options of ``launch.py simulate``, beside those of ``bench serve``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from labinfer.base.option_fields import option
+from labinfer.planner.options import ClusterOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateOptions(ClusterOptions):
+    """Times of the micro-batches, and what is looked for. On machines of --cluster the layout is that of -tp, -pp, --layers and
+    --ranks, with ranks counting up from machine to machine."""
+
+    replay: str = option(
+        "",
+        "take all times from this file, which --trace of a real run wrote; the other options are to be those of that run",
+        metavar="TRACE",
+    )
+    find_rate: bool = option(
+        False,
+        "look for the highest --request-rate at which the 99th percentiles keep all goals of --goodput",
+    )

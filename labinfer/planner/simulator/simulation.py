@@ -1,0 +1,189 @@
+"""Simulation: everything that a run on a virtual clock is made of, but its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from labinfer.base.config import CacheOptions, EngineOptions, SchedulerOptions
+from labinfer.base.errors import UserError
+from labinfer.comm.spmd.topology import Topology, make_topology, per_stage
+from labinfer.engine.facts import EngineFacts
+from labinfer.observe.output_file import OutputFile
+from labinfer.observe.table import format_bytes
+from labinfer.observe.trace import Track, read_trace
+from labinfer.planner.cluster import Cluster, Machine
+from labinfer.planner.costs import HostCosts
+from labinfer.planner.objective import Limits, Stage, kv_blocks, stage_rooms, window_needs
+from labinfer.planner.saved_plan import rounding
+from labinfer.planner.simulator.cluster_times import ClusterTimes
+from labinfer.planner.simulator.model import SimulatedModel
+from labinfer.planner.simulator.plan_times import TimeSource
+from labinfer.planner.simulator.recorded_times import RecordedTimes
+
+VOCAB_SIZE = 1 << 31
+"""Token ids of a simulated model: costs do not tell the width of its vocabulary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """An engine's surroundings."""
+
+    facts: EngineFacts
+    topology: Topology
+    source: TimeSource
+    hosts: tuple[str, ...] = ()
+    """Name of each stage's machine; empty where it is not known."""
+    is_measured: bool = True
+    """Whether all times were measured, not estimated."""
+    recorded: tuple[Track, ...] = ()
+    """Tracks of the run that is replayed."""
+
+    def make_model(
+        self,
+        cache: CacheOptions,
+        scheduling: SchedulerOptions,
+        *,
+        trace: OutputFile | None = None,
+        num_slices: int = 0,
+    ) -> SimulatedModel:
+        """A model at the beginning of its time; for the arguments see there."""
+        return SimulatedModel(
+            self.facts,
+            self.topology,
+            self.source,
+            cache=cache,
+            scheduling=scheduling,
+            trace=trace,
+            num_slices=num_slices,
+        )
+
+
+def replay_simulation(path: str) -> Simulation:
+    """The surroundings of the run whose trace this file has.
+
+    Raises:
+        UserError: it is no trace, or one that lacks what is needed.
+    """
+    tracks, fields = read_trace(path)
+    try:
+        facts = msgspec.convert(fields, EngineFacts)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path} lacks the facts of its engine ({error}); record it once more with --trace") from None
+    places = sorted(tracks, key=lambda track: (track.stage, track.tp_rank))
+    tp_sizes = tuple(sum(track.stage == stage for track in tracks) for stage in range(facts.num_stages))
+    layers = tuple((stage, stage + 1) for stage in range(facts.num_stages))  # which nobody asks for
+    if sum(tp_sizes) != len(tracks) or not all(tp_sizes):
+        raise UserError(f"{path} has tracks of {len(tracks)} ranks that are not those of {facts.num_stages} stages")
+    try:
+        source = RecordedTimes(tracks)
+    except UserError as error:
+        raise UserError(f"{path} cannot be replayed: {error}") from None
+    return Simulation(
+        facts=facts,
+        topology=Topology(tp_sizes, layers, tuple(track.rank for track in places)),
+        source=source,
+        recorded=tuple(tracks),
+    )
+
+
+def cluster_simulation(cluster: Cluster, options: EngineOptions) -> Simulation:
+    """The surroundings that a layout on a cluster would have. Ranks count up from machine to machine.
+
+    Args:
+        options: the layout (``-tp``, ``-pp``, ``--layers``, ``--ranks``, ``--dtype``, ``--quantization``) and the cache.
+
+    Raises:
+        UserError: the layout does not go with the cluster, or a stage has no room for its part of the model.
+    """
+    parallel, scheduler, size = options.parallel, options.scheduler, options.cache.block_size
+    nodes = [machine.name for machine in cluster.machines for _ in range(machine.ranks)]
+    topology = make_topology(
+        parallel.tensor_parallel_size,
+        parallel.pipeline_parallel_size,
+        parallel.layers,
+        len(cluster.machines[0].costs[0].layers),
+        len(nodes),
+        ranks=parallel.ranks,
+        last_cut=cluster.machines[0].costs[0].last_cut,
+        remedy="probe machines with {ranks} in all",
+    )
+    topology.check_nodes(nodes)
+    machines = {machine.name: machine for machine in cluster.machines}
+    dtypes = per_stage("--dtype", options.model.dtype, topology.num_stages)
+    quantizations = per_stage("--quantization", options.model.quantization, topology.num_stages)
+    stages = []
+    for stage, tp_size in enumerate(topology.tp_sizes):
+        machine = machines[nodes[topology.stage_ranks(stage)[0]]]
+        costs = _choose_costs(machine, tp_size, dtypes[stage], quantizations[stage])
+        begin, end = topology.layers[stage]
+        stages.append(Stage(machine=machine.name, costs=costs, begin=begin, end=end))
+    limits = Limits(
+        max_model_len=options.model.max_model_len
+        or scheduler.max_num_seqs * max(stage.costs.memory for stage in stages),
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        chunked_prefill_size=scheduler.chunked_prefill_size,
+        block_size=size,
+        memory_utilization=options.cache.memory_utilization,
+        kept=scheduler.keep if scheduler.context_shift else None,
+        num_kv_blocks=options.cache.num_kv_blocks,
+    )
+    blocks = kv_blocks(stages, limits)
+    num_blocks = blocks.num_blocks
+    all_states = [room.num_states(limits.max_num_seqs) for room in stage_rooms(stages, limits)]
+    num_states = min(all_states)
+    if num_blocks * size < 2 or num_states < 1:
+        of_stage = [min(count * size, states) for count, states in zip(blocks.of_rank, all_states, strict=True)]
+        raise _describe_shortfall(topology, stages, of_stage)
+    keeps_state = any(stage.costs.state_bytes.get(kind) for stage in stages for kind in stage.layers)
+    source = ClusterTimes(topology, stages, cluster)
+    fits = num_blocks * size
+    facts = EngineFacts(
+        num_stages=topology.num_stages,
+        num_blocks=num_blocks,
+        window=window_needs(stages[0].costs, limits).window if blocks.num_window_blocks else 0,
+        num_window_blocks=blocks.num_window_blocks,
+        num_states=num_states if keeps_state else 0,
+        vocab_size=VOCAB_SIZE,
+        hidden_size=1,
+        max_model_len=min(fits, options.model.max_model_len or fits),
+        step_times=source.step_times(scheduler.max_num_seqs) if topology.num_stages > 1 else None,
+    )
+    return Simulation(
+        facts=facts,
+        topology=topology,
+        source=source,
+        hosts=tuple(stage.machine for stage in stages),
+        is_measured=all(stage.costs.measured for stage in stages),
+    )
+
+
+def _choose_costs(machine: Machine, tp_size: int, dtype: str, quantization: str) -> HostCosts:
+    """The first measurement that fits.
+
+    Raises:
+        UserError: none does.
+    """
+    for costs in machine.costs:
+        if (
+            costs.tp_size == tp_size
+            and dtype in ("auto", costs.dtype)
+            and quantization in ("auto", rounding(costs.quantization))
+        ):
+            return costs
+    form = f"-tp {tp_size}" + f" --dtype {dtype}" * (dtype != "auto")
+    form += f" --quantization {quantization}" * (quantization != "auto")
+    known = ", ".join(f"tp {costs.tp_size} in {costs.dtype} and {costs.quantization}" for costs in machine.costs)
+    raise UserError(f"machine {machine.name} has no costs for {form}; it has those of {known}")
+
+
+def _describe_shortfall(topology: Topology, stages: Sequence[Stage], rooms: Sequence[int]) -> UserError:
+    number = rooms.index(min(rooms))
+    begin, end = topology.layers[number]
+    return UserError(
+        f"stage {number} on {stages[number].machine} has no room for layers {begin} to {end - 1} and a KV cache beside them in "
+        f"{format_bytes(stages[number].costs.memory)}; use more stages, --layers with fewer there, or a smaller --dtype"
+    )

@@ -1,0 +1,1 @@
+"""Requests: prompts and HTTP bodies in, outputs and answers out."""

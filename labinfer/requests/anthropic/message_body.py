@@ -1,0 +1,298 @@
+"""MessageBody: the body of ``POST /v1/messages`` (Anthropic's API reference, "Messages"), and conversations as it tells them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from labinfer.base.errors import UserError
+from labinfer.base.sampling_params import MAX_COUNT, SamplingParams
+from labinfer.base.structured_outputs import StructuredOutputs
+from labinfer.requests.parsed_body import ParsedBody
+from labinfer.requests.prompts import ChatPrompt, ReasoningEffort, TemplateUse, thinking_switches
+from labinfer.requests.protocol import JSON_TYPES
+from labinfer.text.json_schema import fit_schema
+from labinfer.text.messages import MAX_MESSAGES, PARAGRAPHS, MessageBuilder
+from labinfer.text.tools import (
+    MAX_TOOLS,
+    CalledFunction,
+    Function,
+    FunctionName,
+    NamedFunction,
+    NamedTool,
+    PastCall,
+    Tool,
+    ToolUse,
+)
+
+Temperature, TopP, TopK, Stop = (JSON_TYPES[name] for name in ("temperature", "top_p", "top_k", "stop"))
+BLOCK_FIELDS = {
+    "text": ("text",),
+    "thinking": ("thinking",),
+    "redacted_thinking": (),
+    "tool_use": ("id", "name", "input"),
+    "tool_result": ("tool_use_id",),
+}
+"""Kinds of blocks, and the fields that they need."""
+ROLES = {"thinking": "assistant", "redacted_thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
+"""Roles whose messages may have blocks of these kinds."""
+
+
+class Block(msgspec.Struct, kw_only=True):
+    """A part of a message; other keys are dropped."""
+
+    type: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(BLOCK_FIELDS)})]
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | Blocks | None = None
+    cache_control: Any = None
+    """Accepted; the prefix cache needs no hints."""
+
+    def __post_init__(self) -> None:
+        if self.type not in BLOCK_FIELDS:
+            raise UserError(f"this model reads text only, and no block of the type {self.type!r:.60}; leave it out")
+        missing = [name for name in BLOCK_FIELDS[self.type] if getattr(self, name) is None]
+        if missing:
+            raise UserError(f"a block of the type {self.type!r} needs {' and '.join(missing)}")
+
+
+Blocks = Annotated[list[Block], msgspec.Meta(max_length=MAX_MESSAGES)]
+
+
+class Turn(msgspec.Struct):
+    """A message; other keys are dropped."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Blocks
+
+    def blocks(self) -> list[Block]:
+        """The content in blocks.
+
+        Raises:
+            UserError: a block belongs in the messages of another role.
+        """
+        if isinstance(self.content, str):
+            return [Block(type="text", text=self.content)]
+        for block in self.content:
+            role = ROLES.get(block.type, self.role)
+            if role != self.role:
+                raise UserError(
+                    f"messages: a block of the type {block.type!r} belongs to the role {role!r}, not {self.role!r}"
+                )
+        return self.content
+
+
+class MessageTool(msgspec.Struct, kw_only=True):
+    """A function that the model may call; other keys are dropped."""
+
+    name: FunctionName
+    type: Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": ["custom", None]})] = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.type not in (None, "custom"):
+            raise UserError(
+                f"tools of the type {self.type!r:.60} are not offered: nothing runs here; describe your own"
+            )
+
+
+class MessageToolChoice(msgspec.Struct, kw_only=True):
+    """Whether tools may or must be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    def choice(self) -> str | NamedTool:
+        """The same in the form of chat requests.
+
+        Raises:
+            UserError: no name says which tool.
+        """
+        if self.type != "tool":
+            return {"any": "required"}.get(self.type, self.type)
+        if self.name is None:
+            raise UserError("tool_choice of the type 'tool' needs a name")
+        return NamedTool(NamedFunction(self.name))
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    """Whether the model thinks first; other keys are dropped."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)] | None = None
+    """Tokens of a thought at most; see ``ChatPrompt``."""
+    display: Literal["summarized", "omitted"] | None = None
+    """Thoughts are told in full, or left out."""
+
+
+class JsonFormat(msgspec.Struct):
+    """JSON by a schema."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """Length of the thoughts, and the form of the answer; other keys are dropped."""
+
+    effort: ReasoningEffort | None = None
+    format: JsonFormat | None = None
+
+
+class PromptBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fields that make a prompt: the body of ``POST /v1/messages/count_tokens``. The last group changes nothing here."""
+
+    messages: Annotated[list[Turn], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
+    model: str | None = None
+    system: str | Blocks | None = None
+    tools: Annotated[list[MessageTool], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: MessageToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None
+    """The older place of ``output_config.format``."""
+
+    cache_control: Any = None
+    context_management: Any = None
+
+    supported: ClassVar[tuple[str, ...]] = ("tools", "tool_choice")
+
+    def prompt(self) -> ChatPrompt:
+        """The conversation, with its tools where any are offered.
+
+        Raises:
+            UserError: the messages, or ``tools`` and ``tool_choice``, do not go together.
+        """
+        goes_on = self.messages[-1].role == "assistant"
+        messages = [MessageBuilder("system", _joined(self.system))] if self.system else []
+        for turn in self.messages:
+            _add_turn(messages, turn)
+        if goes_on and messages[-1].calls:
+            raise UserError("messages: the last one calls tools, so an answer cannot go on in it; add their results")
+        tool_use, config = self._tool_use(), self.output_config
+        thinks = self.thinking is not None and self.thinking.type != "disabled"
+        template_use = TemplateUse(
+            chat_template_kwargs=thinking_switches(thinks),
+            continue_final_message=goes_on or None,
+            reasoning_effort=config.effort if config is not None else None,
+        )
+        tool_use = tool_use if tool_use.offered else ToolUse()
+        budget = self.thinking.budget_tokens if thinks else None
+        return ChatPrompt([message.as_dict() for message in messages], tool_use, template_use, budget)
+
+    def _tool_use(self) -> ToolUse:
+        tools = [
+            Tool("function", Function(tool.name, tool.description, tool.input_schema, tool.strict))
+            for tool in self.tools or []
+        ]
+        if self.tool_choice is None:
+            return ToolUse(tools=tools)
+        parallel = False if self.tool_choice.disable_parallel_tool_use else None
+        return ToolUse(tools=tools, tool_choice=self.tool_choice.choice(), parallel_tool_calls=parallel)
+
+
+class MessageMetadata(msgspec.Struct):
+    """Whom the request is for; other keys are dropped."""
+
+    user_id: str | None = None
+    """Accepted: clients put session and device there, so it does not part callers."""
+
+
+class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
+    """The fields of ``POST /v1/messages``. The last group changes nothing here."""
+
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    stop_sequences: Stop = None
+    stream: bool | None = None
+    thread: Any = None
+    """Refused with a code that clients know."""
+
+    diagnostics: Any = None
+    metadata: MessageMetadata | None = None
+    service_tier: str | None = None
+    inference_geo: str | None = None
+    speed: str | None = None
+    mcp_servers: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
+
+    @property
+    def shows_thoughts(self) -> bool:
+        """Whether thoughts are told: who does not ask for them expects the text first."""
+        thinking = self.thinking
+        return thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"
+
+    def parse(self, defaults: SamplingParams) -> ParsedBody:
+        """The request; fields that it leaves out have these defaults.
+
+        Raises:
+            UserError: a field is out of bounds, or asks for what is not offered.
+        """
+        given = {
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "stop": self.stop_sequences,
+        }
+        prompt = self.prompt()
+        warnings = prompt.tool_use.check_schemas()
+        form = self.output_config.format if self.output_config and self.output_config.format else self.output_format
+        if form is not None:
+            schema = fit_schema(form.schema, "output_config", False, warnings)
+            given["structured_outputs"] = StructuredOutputs(json=schema)
+        return ParsedBody(
+            prompts=[prompt],
+            sampling=msgspec.structs.replace(
+                defaults, **{name: value for name, value in given.items() if value is not None}
+            ),
+            model=self.model,
+            echo=False,
+            priority=0,
+            user="",
+            cache_salt="",
+            stream=bool(self.stream),
+            include_usage=True,
+            continuous_usage=False,
+            form_field="output_config",
+            tool_use=prompt.tool_use,
+            warnings=warnings,
+        )
+
+
+def _add_turn(messages: list[MessageBuilder], turn: Turn) -> None:
+    """Add a turn as messages of a chat template: results of tools stand alone, and what a user says in a row together."""
+    blocks = turn.blocks()
+    if turn.role == "assistant":
+        message = MessageBuilder("assistant", _joined(blocks))
+        for block in blocks:
+            if block.type == "tool_use":
+                message.calls.append(PastCall(CalledFunction(block.name, block.input), block.id))
+            elif block.type == "thinking":
+                message.add_thought(block.thinking)
+        messages.append(message)
+        return
+    for block in blocks:
+        last = messages[-1] if messages else None
+        if block.type == "tool_result":
+            messages.append(MessageBuilder("tool", _joined(block.content), block.tool_use_id))
+        elif last is not None and last.role == turn.role:
+            last.add_text(block.text)
+        else:
+            messages.append(MessageBuilder(turn.role, block.text))
+
+
+def _joined(content: str | list[Block] | None) -> str:
+    """The texts among the blocks, as one."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return PARAGRAPHS.join(block.text for block in content if block.type == "text")

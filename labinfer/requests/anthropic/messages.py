@@ -1,0 +1,250 @@
+"""Anthropic's message objects and the events of their streams (API reference, "Messages", "Streaming messages")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from labinfer.requests.openai.answer import Answer, Count, Usage
+from labinfer.text.reply_parts import Content, Event, Reasoning, ToolCall
+
+MESSAGE_PREFIX = "msg_"
+"""Ids of these objects begin with it."""
+SIGNATURE = "unsigned"
+"""Signature of every thought: clients drop thoughts without one. It is not checked when it comes back."""
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class TextBlock(Answer, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+
+
+class ThinkingBlock(Answer, tag_field="type", tag="thinking"):
+    """A thought, told in full."""
+
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(Answer, tag_field="type", tag="tool_use"):
+    """A call of a tool."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class ThinkingTokens(Answer):
+    """Tokens of thoughts, their marks included."""
+
+    thinking_tokens: Count
+
+
+class MessageUsage(Answer, kw_only=True):
+    """Numbers of tokens. The prompt's are ``input_tokens`` and those that were in the KV cache together."""
+
+    input_tokens: Count
+    cache_creation_input_tokens: Count = 0
+    cache_read_input_tokens: Count
+    output_tokens: Count
+    output_tokens_details: ThinkingTokens
+
+
+class AnthropicMessage(Answer, kw_only=True, tag_field="type", tag="message"):
+    """A whole answer of ``/v1/messages``."""
+
+    id: str
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[AnswerBlock] = []
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+class TokenCount(Answer):
+    """Length of a prompt."""
+
+    input_tokens: Count
+
+
+class MessageStart(Answer, tag_field="type", tag="message_start"):
+    """The first event."""
+
+    message: AnthropicMessage
+
+
+class BlockStart(Answer, tag_field="type", tag="content_block_start"):
+    """A block begins."""
+
+    index: Count
+    content_block: AnswerBlock
+
+
+class TextDelta(Answer, tag_field="type", tag="text_delta"):
+    """A piece of text."""
+
+    text: str
+
+
+class ThinkingDelta(Answer, tag_field="type", tag="thinking_delta"):
+    """A piece of a thought."""
+
+    thinking: str
+
+
+class SignatureDelta(Answer, tag_field="type", tag="signature_delta"):
+    """The end of a thought."""
+
+    signature: str
+
+
+class InputDelta(Answer, tag_field="type", tag="input_json_delta"):
+    """The input of a call, which comes as a whole."""
+
+    partial_json: str
+
+
+class BlockDelta(Answer, tag_field="type", tag="content_block_delta"):
+    """A block grows."""
+
+    index: Count
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta
+
+
+class BlockStop(Answer, tag_field="type", tag="content_block_stop"):
+    """A block is whole."""
+
+    index: Count
+
+
+class Ending(Answer):
+    """Why the answer has ended."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(Answer, tag_field="type", tag="message_delta"):
+    """The answer has ended."""
+
+    delta: Ending
+    usage: MessageUsage
+
+
+class MessageStop(Answer, tag_field="type", tag="message_stop"):
+    """The last event."""
+
+
+class Ping(Answer, tag_field="type", tag="ping"):
+    """A sign of life."""
+
+
+STREAM_EVENTS = (MessageStart, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop, Ping)
+
+
+class MessageWriter:
+    """Makes the content of a message of a reply's events, and the stream's events on the way. Whoever wants the message alone
+    passes them over.
+
+    Args:
+        shows_thoughts: False leaves them out.
+    """
+
+    def __init__(self, id: str, model: str, usage: Usage, shows_thoughts: bool):
+        self.message = AnthropicMessage(id=id, model=model, usage=message_usage(usage))
+        """The message as far as it has come."""
+        self._shows_thoughts = shows_thoughts
+        self._blocks: list[AnswerBlock] = []  # that are whole
+        self._open: type[Reasoning] | type[Content] | None = None
+        self._pieces: list[str] = []  # of the open block
+
+    def begin(self) -> Iterator[Answer]:
+        """The events before the first token."""
+        yield MessageStart(self.message)
+
+    def add(self, events: list[Event]) -> Iterator[Answer]:
+        """Take in what a reply has come to."""
+        for event in events:
+            if isinstance(event, ToolCall):
+                yield from self._call(event)
+            elif self._shows_thoughts or not isinstance(event, Reasoning):
+                yield from self._write(event)
+
+    def end(self, stop_reason: StopReason, stop_sequence: str | None, usage: Usage) -> Iterator[Answer]:
+        """The events after the last token."""
+        yield from self._close()
+        if all(isinstance(block, ThinkingBlock) for block in self._blocks):
+            yield from self._begin(Content)  # whoever waits for text is to get one
+            yield from self._close()
+        self.message = msgspec.structs.replace(
+            self.message,
+            content=self._blocks,
+            stop_reason=stop_reason,
+            stop_sequence=stop_sequence,
+            usage=message_usage(usage),
+        )
+        yield MessageDelta(Ending(stop_reason, stop_sequence), self.message.usage)
+        yield MessageStop()
+
+    def _write(self, event: Reasoning | Content) -> Iterator[Answer]:
+        if self._open is not type(event):
+            yield from self._close()
+            yield from self._begin(type(event))
+        self._pieces.append(event.text)
+        delta = ThinkingDelta(event.text) if isinstance(event, Reasoning) else TextDelta(event.text)
+        yield BlockDelta(len(self._blocks), delta)
+
+    def _begin(self, kind: type[Reasoning] | type[Content]) -> Iterator[Answer]:
+        self._open, self._pieces = kind, []
+        yield BlockStart(len(self._blocks), ThinkingBlock("", "") if kind is Reasoning else TextBlock(""))
+
+    def _close(self) -> Iterator[Answer]:
+        """End the block that is open, if one is."""
+        if self._open is None:
+            return
+        index, text = len(self._blocks), "".join(self._pieces)
+        if self._open is Reasoning:
+            yield BlockDelta(index, SignatureDelta(SIGNATURE))
+        yield BlockStop(index)
+        self._blocks.append(ThinkingBlock(text, SIGNATURE) if self._open is Reasoning else TextBlock(text))
+        self._open = None
+
+    def _call(self, call: ToolCall) -> Iterator[Answer]:
+        yield from self._close()
+        index = len(self._blocks)
+        arguments = call.arguments + call.closing  # a whole JSON object, also where the reply was cut off
+        yield BlockStart(index, ToolUseBlock(call.id, call.name, {}))
+        yield BlockDelta(index, InputDelta(arguments))
+        yield BlockStop(index)
+        self._blocks.append(ToolUseBlock(call.id, call.name, msgspec.json.decode(arguments)))
+
+
+def stop_reason(finish_reason: str, stopped_by: str | int | None) -> tuple[StopReason, str | None]:
+    """Why an answer has ended, in the words of this API, and the stop sequence that ended it.
+
+    Args:
+        finish_reason: that of OpenAI's API.
+        stopped_by: the stop string, or the id of the stop token.
+    """
+    if finish_reason == "stop" and isinstance(stopped_by, str):
+        return "stop_sequence", stopped_by
+    return {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}[finish_reason], None
+
+
+def message_usage(usage: Usage) -> MessageUsage:
+    """The same numbers under the names of this API."""
+    cached = usage.prompt_tokens_details.cached_tokens
+    return MessageUsage(
+        input_tokens=usage.prompt_tokens - cached,
+        cache_read_input_tokens=cached,
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=ThinkingTokens(usage.completion_tokens_details.reasoning_tokens),
+    )

@@ -1,0 +1,64 @@
+"""Anthropic's list of models (API reference, "Models")."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Literal
+
+from labinfer.requests.openai.answer import Answer, Count
+from labinfer.requests.openai.models import ModelEntry
+
+
+class AnthropicModel(Answer, kw_only=True, tag_field="type", tag="model"):
+    """A model."""
+
+    id: str
+    display_name: str
+    created_at: str
+    """RFC 3339."""
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: Count | None = None
+    max_tokens: Count | None = None
+    """Tokens of a prompt, and of an answer, at most; null until the model is loaded."""
+
+
+class AnthropicModelList(Answer, kw_only=True):
+    """A page of models."""
+
+    data: list[AnthropicModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+def anthropic_model(entry: ModelEntry) -> AnthropicModel:
+    """An entry of OpenAI's list in Anthropic's form."""
+    created_at = datetime.fromtimestamp(entry.created, timezone.utc).isoformat().replace("+00:00", "Z")
+    length = entry.max_model_len if isinstance(entry.max_model_len, int) else None
+    return AnthropicModel(
+        id=entry.id, display_name=entry.id, created_at=created_at, max_input_tokens=length, max_tokens=length
+    )
+
+
+def anthropic_model_list(
+    models: list[AnthropicModel], limit: int, after_id: str | None, before_id: str | None
+) -> AnthropicModelList:
+    """The ``limit`` models behind ``after_id``, or those right before ``before_id``; from the first on where neither is given.
+
+    An id that is none of the models' counts as not given.
+    """
+    ids = [model.id for model in models]
+    begin, end = ids.index(after_id) + 1 if after_id in ids else 0, len(models)
+    if before_id in ids:
+        end = ids.index(before_id)
+        begin = max(begin, end - limit)
+        has_more = begin > 0
+    else:
+        has_more = begin + limit < end
+    data = models[begin : min(end, begin + limit)]
+    return AnthropicModelList(
+        data=data,
+        has_more=has_more,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+    )

@@ -1,0 +1,202 @@
+"""read_body: JSON as the struct of a request, and in words what is wrong with it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import UNSET
+
+from labinfer.base.errors import UserError
+
+FIELD = re.compile(r"(?:at|in) `\$\.([A-Za-z_][A-Za-z0-9_]*)")
+"""Place of a wrong field in msgspec's texts."""
+UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`(?: - at `\$([^`]*)`)?")
+WRONG_VALUE = re.compile(r"Invalid (?:enum )?value .* - at `\$([^`]*)`$")
+"""Text about a value that is none of those that may stand in its place."""
+WRONG_ENTRY = re.compile(r"(?:at `key` in `\$\.([A-Za-z_][A-Za-z0-9_]*)`|at `\$\.([A-Za-z_][A-Za-z0-9_]*)\[\.\.\.\]`)$")
+"""Place of a wrong key, or of a wrong value, of a field that maps keys to values."""
+STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]+)\]")
+"""Step of a place in them."""
+MAX_TEXT = 300
+"""Characters of msgspec's texts that are told."""
+MAX_IGNORED = 16
+"""Unknown fields of a body that are left out; the body is decoded again for each."""
+SMALL_BYTES = 1 << 16
+"""Length of a body that is decoded within milliseconds, whatever it contains."""
+MAX_PARTS = 1 << 18
+"""Objects, arrays and keys of a body. They take the most time to decode, some 0.5 µs each."""
+MAX_ITEMS = 1 << 20
+"""Commas of a body, and so nearly its items and keys: a context of a million token ids."""
+COUNTED = b"{[:,"
+"""Bytes outside strings that begin an object or an array, or follow a key or an item."""
+UNCOUNTED = bytes(set(range(256)) - {*COUNTED, *b'"'})
+SCAN_BYTES = 1 << 20
+"""Bytes that are scanned at once, which bounds the memory of a scan."""
+Body = TypeVar("Body")
+
+
+class WrongBody(UserError):
+    """A body that is not the request's.
+
+    Args:
+        field: the one that is wrong, if one is.
+    """
+
+    def __init__(self, message: str, field: str | None = None):
+        super().__init__(message)
+        self.field = field
+
+
+def read_body(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored: list[str] | None = None) -> Body:
+    """A struct from JSON. Where it has whole numbers, 5.0 is one, as in JSON Schema.
+
+    Args:
+        ignored: if given, unknown fields are left out, and their names put here; else they are refused.
+
+    Raises:
+        WrongBody: it is no JSON, has more than ``MAX_PARTS`` or ``MAX_ITEMS``, or a field that is unknown or of another type.
+    """
+    if memoryview(data).nbytes > SMALL_BYTES:
+        check_num_values(data)
+    has_whole_numbers, value = False, UNSET
+    while True:
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except msgspec.ValidationError as error:
+            text = str(error)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise WrongBody(f"not valid JSON: {error}") from None
+        unknown = UNKNOWN_FIELD.search(text)
+        try:
+            value = msgspec.json.decode(data) if value is UNSET else value
+            if "got `float`" in text and not has_whole_numbers:
+                has_whole_numbers, value = True, _whole_numbers(value)
+            elif unknown and ignored is not None and len(ignored) < MAX_IGNORED and _leave_out(value, unknown):
+                ignored.append(unknown[1][:MAX_TEXT])
+            else:
+                raise _describe(text + _wrong_entry(text, kind, value), kind)
+            data = msgspec.json.encode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError):  # behind the first mistake
+            raise _describe(text, kind) from None
+
+
+def check_num_values(data: bytes | bytearray | msgspec.Raw) -> None:
+    """Refuse JSON whose number of values would make decoding slow; counting takes 10 ms for each MiB of `data`.
+
+    Raises:
+        WrongBody: it has more than ``MAX_PARTS`` or ``MAX_ITEMS``.
+    """
+    data = bytes(data)
+    if _fits(*_count_values(data)):
+        return  # also those that stand in strings
+    data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # each quote begins or ends a string now
+    num_parts, num_items, in_string = 0, 0, False
+    for begin in range(0, len(data), SCAN_BYTES):
+        part = data[begin : begin + SCAN_BYTES].translate(None, UNCOUNTED)
+        # JSON strings are never adjacent, so that two quotes are one string, whose bytes were not counted ones.
+        pieces = part.replace(b'""', b"").split(b'"')
+        parts, items = _count_values(b"".join(pieces[in_string::2]))
+        num_parts, num_items = num_parts + parts, num_items + items
+        in_string ^= len(pieces) % 2 == 0
+        if not _fits(num_parts, num_items):
+            raise WrongBody(
+                f"the body has more than {MAX_PARTS} objects, arrays and keys, or more than {MAX_ITEMS} items; "
+                "send less at once"
+            )
+
+
+def _count_values(data: bytes) -> tuple[int, int]:
+    """Objects, arrays and keys, and commas, of JSON without strings."""
+    return sum(map(data.count, (b"{", b"[", b":"))), data.count(b",")
+
+
+def _fits(num_parts: int, num_items: int) -> bool:
+    return num_parts <= MAX_PARTS and num_items <= MAX_ITEMS
+
+
+def _describe(text: str, kind: type) -> WrongBody:
+    """The error of a text of msgspec's, in which names may be anything, and of any length."""
+    text = "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text[:MAX_TEXT]
+    )
+    if unknown := UNKNOWN_FIELD.search(text):
+        name, place = unknown.groups()
+        near = [] if place else difflib.get_close_matches(name[:100], kind.__struct_fields__, 1)
+        return WrongBody(f"{text}; did you mean {near[0]!r}?" if near else text, name)
+    field, place = FIELD.search(text), WRONG_VALUE.match(text)
+    if place and (values := _listed_values(kind, place[1])):
+        text += f"; use {'one of ' * (len(values) > 1)}{', '.join(values)}"
+    return WrongBody(text, field and field[1])
+
+
+def _wrong_entry(text: str, kind: type, value: Any) -> str:
+    """Words that name the key at fault, where a text is about one entry of a field that maps keys to values."""
+    place = WRONG_ENTRY.search(text)
+    name = place and (place[1] or place[2])
+    types = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    if not isinstance(value, dict) or not isinstance(value.get(name), dict) or name not in types:
+        return ""
+    entries = list(value[name].items())
+    while len(entries) > 1:  # the first half that is wrong has the first wrong entry
+        half = entries[: len(entries) // 2]
+        entries = half if _is_wrong(dict(half), types[name]) else entries[len(half) :]
+    return f": {entries[0][0]!r:.60} is at fault" if entries and _is_wrong(dict(entries), types[name]) else ""
+
+
+def _is_wrong(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.json.decode(msgspec.json.encode(value), type=kind)
+    except msgspec.ValidationError:
+        return True
+    return False
+
+
+def _listed_values(kind: type, place: str) -> list[str]:
+    """The values that may stand in a place of a request, as JSON, if its schema lists them."""
+    schema = _schema(kind)
+
+    def forms(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if reference := node.get("$ref"):
+            yield from forms(schema["$defs"][reference.rpartition("/")[2]])
+        yield node
+        for each in node.get("anyOf", ()):
+            yield from forms(each)
+
+    nodes = [schema]
+    for key, _ in STEP.findall(place):
+        inner = [
+            form.get("properties", {}).get(key) if key else form.get("items") for node in nodes for form in forms(node)
+        ]
+        nodes = [node for node in inner if isinstance(node, dict)]
+    values = [value for node in nodes for form in forms(node) for value in form.get("enum", ())]
+    return [msgspec.json.encode(value).decode() for value in dict.fromkeys(values) if value is not None]
+
+
+@lru_cache(32)
+def _schema(kind: type) -> dict[str, Any]:
+    return msgspec.json.schema(kind)
+
+
+def _leave_out(value: Any, unknown: re.Match) -> bool:
+    """Delete an unknown field; returns whether it was found."""
+    name, place = unknown.groups()
+    for key, index in STEP.findall(place or ""):
+        try:
+            value = value[key] if key else value[int(index)]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return isinstance(value, dict) and value.pop(name, value) is not value
+
+
+def _whole_numbers(value: Any) -> Any:
+    """The same with 5 for 5.0 everywhere."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) <= 2**53 else value
+    if isinstance(value, list):
+        return [_whole_numbers(item) for item in value]
+    return {key: _whole_numbers(item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,280 @@
+"""InputProcessor: requests made of prompts; text and conversations become token ids."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from labinfer.base.errors import UserError
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.base.structured_outputs import StructuredOutputs
+from labinfer.engine.constraints import THINKING_BUDGET
+from labinfer.engine.request import Request
+from labinfer.requests.prompts import THINKING_SWITCHES, ChatPrompt, Prompt, PromptLike, TextPrompt, TokensPrompt
+from labinfer.text.grammar_trial import GrammarTrial
+from labinfer.text.reply_grammar import before_form, forced_calls
+from labinfer.text.tokenizer import Tokenizer
+from labinfer.text.tokenizing import PromptText, TokenizingProcess
+from labinfer.text.tools import ToolUse
+
+EFFORT, VERBOSITY = "reasoning_effort", "verbosity"
+"""Variables that say how long thoughts and answers are to be."""
+
+
+class InputProcessor:
+    """Makes requests of prompts, with the tokenizer of one checkpoint.
+
+    Args:
+        directory: of the tokenizer.
+        required: whether to refuse a directory without one; otherwise only prompts that need it are refused.
+        response_template: how chat replies are read; see ``choose_format``.
+        max_prompt_tokens: the longest prompt that can be used; what is far longer is refused before it is tokenized.
+        chat_template: file that takes the place of the checkpoint's chat templates; empty for none.
+
+    Raises:
+        UserError: there is no tokenizer, or it is broken; one of the templates cannot be used.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        required: bool,
+        response_template: str = "",
+        max_prompt_tokens: int = sys.maxsize,
+        chat_template: str = "",
+    ):
+        self._max_prompt_tokens = max_prompt_tokens
+        self.tokenizer: Tokenizer | None = None
+        self._error: UserError | None = None
+        try:
+            self.tokenizer = Tokenizer(directory, response_template, chat_template)
+        except UserError as error:
+            if required or response_template or chat_template:
+                raise
+            self._error = error
+        self._trial = GrammarTrial(self.need_tokenizer)
+        self.tokenizing = TokenizingProcess(
+            directory, response_template, max_prompt_tokens, chat_template, self.tokenizer_digest
+        )
+        """A process for long prompts, where others must not wait for them."""
+
+    def process(
+        self,
+        key: Any,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        token_ids: list[int] | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
+        user: str = "",
+        pooling: str = "",
+        form_field: str = "structured_outputs",
+        max_tokens_field: str = "",
+    ) -> Request:
+        """Make the request of a prompt. For ``key`` and what else is given by name see ``Request``.
+
+        Args:
+            token_ids: those of the prompt, where they are known.
+
+        Raises:
+            UserError: the prompt does not become tokens.
+        """
+        if token_ids is None:
+            token_ids = self.encode(prompt)
+        if sampling.stop:
+            self.need_tokenizer()
+        before, goes_on = "", False
+        if isinstance(prompt, ChatPrompt):
+            goes_on = bool(prompt.template_use.continue_final_message)
+            if prompt.tool_use.is_forced:
+                sampling, form_field = self._force_call(prompt.tool_use, sampling), "tools"
+            if prompt.thinking_budget is not None:
+                sampling = self._bound_thoughts(token_ids, prompt, sampling)
+            if sampling.structured_outputs is not None:
+                before = self._before_form(token_ids, prompt.tool_use)
+        return Request(
+            key=key,
+            prompt_token_ids=token_ids,
+            sampling=sampling,
+            bad_token_ids=self._encode_bad_words(sampling.bad_words),
+            cache_salt=cache_salt,
+            priority=priority,
+            user=user,
+            pooling=pooling,
+            is_chat=isinstance(prompt, ChatPrompt),
+            goes_on=goes_on,
+            before_form=before,
+            form_field=form_field,
+            max_tokens_field=max_tokens_field,
+        )
+
+    def check_form(self, request: Request) -> None:
+        """Try the form of a request's answers, where they must have one; this may take a second.
+
+        Raises:
+            UserError: it is broken, or costs too much.
+        """
+        if request.sampling.structured_outputs is not None:
+            self._trial.check(request.sampling.structured_outputs, request.before_form, request.form_field)
+
+    def knows_form(self, request: Request) -> bool:
+        """Whether ``check_form`` takes no time.
+
+        Raises:
+            UserError: this checkpoint has no tokenizer for forms.
+        """
+        form = request.sampling.structured_outputs
+        return form is None or self._trial.is_known(form, request.before_form)
+
+    def close(self) -> None:
+        """End the processes, if they run."""
+        self._trial.close()
+        self.tokenizing.close()
+
+    def _force_call(self, tool_use: ToolUse, sampling: SamplingParams) -> SamplingParams:
+        """Give answers the form of a call, which ``tool_choice`` demands."""
+        if sampling.structured_outputs is not None:
+            raise UserError(
+                "tool_choice demands a call, and structured_outputs or response_format another form; leave one out"
+            )
+        tokenizer = self.need_tokenizer()
+        form = tokenizer.reply_format and tokenizer.reply_format.call
+        if form is None:
+            raise UserError(
+                f"tool_choice {tool_use.tool_choice!r:.60} cannot be forced: it is not known how this model writes calls; "
+                'use "auto", or give --response-template'
+            )
+        grammar = forced_calls(tool_use, form, tokenizer.added_tokens)
+        return msgspec.structs.replace(sampling, structured_outputs=StructuredOutputs(grammar=grammar))
+
+    def _bound_thoughts(self, token_ids: list[int], prompt: ChatPrompt, sampling: SamplingParams) -> SamplingParams:
+        """Have thoughts closed, where tokens of their own are the marks of that."""
+        tokenizer = self.need_tokenizer()
+        form, parser = tokenizer.reply_format and tokenizer.reply_format.thought, tokenizer.reply_parser(token_ids, [])
+        if form is None or parser is None or (parser.has_reasoned and not parser.is_reasoning):
+            return sampling
+        call, marks = tokenizer.reply_format.call, frozenset(tokenizer.added_tokens.values())
+        may_call = prompt.tool_use.offered and call is not None
+        opening, closing, call_ids = (
+            tokenizer.encode(text, add_special_tokens=False)
+            for text in (form.open, form.close, (call.begin or call.text) if may_call else "")
+        )
+        if closing[0] not in marks:
+            return sampling
+        calls = [token for token in call_ids[:1] if token in marks]
+        own = [prompt.thinking_budget, [] if parser.is_reasoning else opening, closing, calls]
+        return msgspec.structs.replace(sampling, logits_processors=sampling.logits_processors | {THINKING_BUDGET: own})
+
+    def _before_form(self, prompt_token_ids: list[int], tool_use: ToolUse) -> str:
+        """Rules of what stands before the form of a chat reply."""
+        tokenizer = self.need_tokenizer()
+        parser = tokenizer.reply_parser(prompt_token_ids, tool_use.offered)
+        if parser is None:
+            return ""
+        return before_form(
+            tokenizer.reply_format, parser, tokenizer.may_think, tokenizer.added_tokens, for_call=tool_use.is_forced
+        )
+
+    def _template_kwargs(self, prompt: ChatPrompt) -> dict[str, Any]:
+        """Variables for the chat template; see ``TemplateUse``."""
+        variables = dict(prompt.template_use.chat_template_kwargs or {})
+        effort, verbosity = prompt.template_use.reasoning_effort, prompt.template_use.verbosity
+        if effort is None and verbosity is None and not variables:
+            return {}
+        tokenizer, tools = self.need_tokenizer(), prompt.tool_use.offered
+        if verbosity is not None and tokenizer.template_reads(VERBOSITY, tools):
+            variables.setdefault(VERBOSITY, verbosity)
+        unread = [name for name in (EFFORT, *THINKING_SWITCHES) if not tokenizer.template_reads(name, tools)]
+        for name in unread:  # clients send them to models without thoughts, too
+            variables.pop(name, None)
+        if effort is None:
+            return variables
+        reads_effort = EFFORT not in unread
+        switches = [name for name in THINKING_SWITCHES if name not in unread]
+        known = {EFFORT: effort} if reads_effort else {}
+        if effort == "none" or not reads_effort:
+            known |= dict.fromkeys(switches, effort != "none")
+        return known | variables
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; see ``process``."""
+        if isinstance(prompt, TokensPrompt):
+            return prompt.token_ids
+        return self.encode_text(self.prompt_text(prompt))
+
+    def encode_text(self, text: PromptText) -> list[int]:
+        """Token ids of a prompt from ``prompt_text``."""
+        return text.encode(self.need_tokenizer(), self._max_prompt_tokens)
+
+    def prompt_text(self, prompt: TextPrompt | ChatPrompt) -> PromptText:
+        """A prompt as it goes to the tokenizer.
+
+        Raises:
+            UserError: it is empty, or its chat template does not read what it says.
+        """
+        if isinstance(prompt, ChatPrompt):
+            variables = self._template_kwargs(prompt)
+            return PromptText(
+                messages=prompt.messages,
+                tools=prompt.tool_use.offered,
+                template_kwargs=variables,
+                ending=prompt.template_use.ending,
+            )
+        if not prompt.text:
+            raise UserError("the prompt is empty; give at least one token")
+        self.need_tokenizer().check_length(prompt.text, self._max_prompt_tokens)
+        return PromptText(text=prompt.text)
+
+    def _encode_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it is spelled in the middle of a text and at its beginning: after a space and without one."""
+        if not words:
+            return ()
+        encode = self.need_tokenizer().encode
+        spelled = (
+            prefix + (word.lstrip(" ") or word) for word in words for prefix in ("", " ") if word.strip() or not prefix
+        )
+        return tuple({ids: None for text in spelled if (ids := tuple(encode(text, add_special_tokens=False)))})
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """Digest of the contents of the tokenizer's files; empty where there is no tokenizer."""
+        return self.tokenizer.digest if self.tokenizer is not None else ""
+
+    def need_tokenizer(self) -> Tokenizer:
+        """Raises:
+        UserError: there is none.
+        """
+        if self.tokenizer is None:
+            raise self._error
+        return self.tokenizer
+
+
+def pair_prompts(prompts: Any, params: Any) -> list[tuple[PromptLike, SamplingParams]]:
+    """Prompts with their sampling parameters, as ``LLM.generate`` takes both: one or a list.
+
+    Raises:
+        UserError: something else was given, or lists of different lengths.
+    """
+    if prompts is None:
+        raise UserError("rank 0 must be given prompts; only the other ranks may pass None")
+    if not isinstance(prompts, (str, dict, list, tuple)):
+        raise UserError(f"prompts must be one prompt or a list of prompts, not {prompts!r:.80}")
+    if isinstance(prompts, (str, dict)) or _is_one_prompt(prompts):
+        prompts = [prompts]
+    if params is None or isinstance(params, SamplingParams):
+        params = [params or SamplingParams()] * len(prompts)
+    if not isinstance(params, (list, tuple)) or not all(isinstance(item, SamplingParams) for item in params):
+        raise UserError(f"params must be SamplingParams, one for all prompts or a list of them, not {params!r:.80}")
+    if len(params) != len(prompts):
+        raise UserError(f"{len(params)} sampling parameters for {len(prompts)} prompts; give one, or one for each")
+    return list(zip(prompts, params, strict=True))
+
+
+def _is_one_prompt(prompts: list | tuple) -> bool:
+    """Whether a list is itself a prompt: of token ids, or the messages of one conversation."""
+    first = prompts[0] if prompts else None
+    return isinstance(first, int) or (isinstance(first, dict) and "role" in first)

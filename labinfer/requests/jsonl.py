@@ -1,0 +1,209 @@
+"""JSONL lines. Simple ones carry a prompt and sampling fields beside each other; batch lines follow OpenAI's batch input
+format (API reference, "Batch": ``custom_id``, ``method``, ``url``, ``body``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+
+from labinfer.base.errors import UserError
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.requests.body_reader import read_body
+from labinfer.requests.parsed_body import read_chat, read_completion
+from labinfer.requests.prompts import (
+    PROMPT_KEYS,
+    ChatPrompt,
+    Prompt,
+    ReasoningEffort,
+    TemplateKwargs,
+    TemplateUse,
+    TextPrompt,
+    TokensPrompt,
+    check_template_use,
+    only_key,
+)
+from labinfer.requests.protocol import (
+    CHAT_URL,
+    COMPLETIONS_URL,
+    EMBEDDINGS_URL,
+    MAX_TOKEN_IDS,
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    RequestFields,
+)
+from labinfer.text.messages import MAX_MESSAGES, Message
+
+
+class SimpleLine(RequestFields, kw_only=True, forbid_unknown_fields=True):
+    """``{"prompt": …}``, ``{"prompt_token_ids": […]}`` or ``{"messages": […]}``, with an ``id`` if you like."""
+
+    id: str | int | None = None
+    prompt: str | None = None
+    prompt_token_ids: Annotated[list[int], msgspec.Meta(max_length=MAX_TOKEN_IDS)] | None = None
+    messages: Annotated[list[Message], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    """Both beside messages, as in a chat request."""
+
+
+class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
+    """A line of OpenAI's batch input."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+class BatchProbe(msgspec.Struct):
+    """Enough of a line to tell which kind it is."""
+
+    custom_id: msgspec.Raw = msgspec.Raw()
+    body: msgspec.Raw = msgspec.Raw()
+
+
+class _Ids(msgspec.Struct):
+    custom_id: msgspec.Raw = msgspec.Raw()
+    id: msgspec.Raw = msgspec.Raw()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsedLine:
+    """A request as a line asks for it."""
+
+    prompt: Prompt | None
+    """None where there is an ``embedding``, which may have several."""
+    sampling: SamplingParams
+    id: str | int | None = None
+    """A simple line's own id."""
+    custom_id: str | None = None
+    url: str | None = None
+    model: str | None = None
+    echo: bool = False
+    prompt_alone: bool = False
+    priority: int = 0
+    user: str = ""
+    cache_salt: str = ""
+    form_field: str = "structured_outputs"
+    max_tokens_field: str = ""
+    include_reasoning: bool = True
+    return_drafted: bool = False
+    embedding: EmbeddingBody | None = None
+    warnings: tuple[str, ...] = ()
+    """Parts of it that were left out, in words."""
+
+    @property
+    def is_batch(self) -> bool:
+        return self.custom_id is not None
+
+
+def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
+    """Read one JSONL line.
+
+    Raises:
+        UserError: it is no JSON object, has a field that is unknown or out of bounds, or asks for what is not offered.
+    """
+    kind = BatchLine if _is_batch(line) else SimpleLine
+    parsed = read_body(line, kind)
+    if isinstance(parsed, SimpleLine):
+        return _simple(parsed, defaults)
+    if parsed.method != "POST":
+        raise UserError(f"method {parsed.method!r:.40} is not supported; use POST")
+    if parsed.url == COMPLETIONS_URL:
+        body = read_completion(read_body(parsed.body, CompletionBody), defaults)
+        if len(body.prompts) != 1:
+            raise UserError(f"a line may have one prompt, not {len(body.prompts)}; give each a line of its own")
+    elif parsed.url == CHAT_URL:
+        body = read_chat(read_body(parsed.body, ChatBody), defaults)
+    elif parsed.url == EMBEDDINGS_URL:
+        return _embedding(parsed)
+    else:
+        urls = f"{COMPLETIONS_URL}, {CHAT_URL} or {EMBEDDINGS_URL}"
+        raise UserError(f"url {parsed.url!r:.60} is not supported; use {urls}")
+    if body.stream:
+        raise UserError("stream=True is not supported in a batch; leave it out")
+    return ParsedLine(
+        prompt=body.prompts[0],
+        sampling=body.sampling,
+        custom_id=parsed.custom_id,
+        url=parsed.url,
+        model=body.model,
+        echo=body.echo,
+        prompt_alone=body.prompt_alone,
+        priority=body.priority,
+        user=body.user,
+        cache_salt=body.cache_salt,
+        form_field=body.form_field,
+        max_tokens_field=body.max_tokens_field,
+        include_reasoning=body.include_reasoning,
+        return_drafted=body.return_drafted,
+        warnings=tuple(body.warnings),
+    )
+
+
+def _embedding(line: BatchLine) -> ParsedLine:
+    body = read_body(line.body, EmbeddingBody)
+    return ParsedLine(
+        prompt=None,
+        sampling=SamplingParams(),
+        custom_id=line.custom_id,
+        url=line.url,
+        model=body.model,
+        user=body.user or "",
+        embedding=body,
+    )
+
+
+def read_ids(line: bytes) -> tuple[str | None, str | int | None]:
+    """The ``custom_id`` of a batch line and the ``id`` of a simple one, so that even a refused one can be answered by it;
+    None for those that are not there. Nothing else of the line is made objects of."""
+    try:
+        probe = msgspec.json.decode(line, type=_Ids)
+        return _convert(probe.custom_id, str), _convert(probe.id, str | int)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None, None
+
+
+def _convert(raw: msgspec.Raw, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _simple(line: SimpleLine, defaults: SamplingParams) -> ParsedLine:
+    sampling = line.params(defaults)
+    return ParsedLine(
+        prompt=_prompt(line),
+        sampling=sampling,
+        id=line.id,
+        max_tokens_field="" if line.max_tokens is None else "max_tokens",
+        echo=bool(line.echo),
+        priority=line.priority or 0,
+        user=line.user or "",
+        cache_salt=line.cache_salt or "",
+    )
+
+
+def _prompt(line: SimpleLine) -> Prompt:
+    given = {name: value for name in PROMPT_KEYS if (value := getattr(line, name)) is not None}
+    key = only_key(given)
+    template_use = TemplateUse(
+        chat_template_kwargs=line.chat_template_kwargs or None, reasoning_effort=line.reasoning_effort
+    )
+    check_template_use(template_use, key)
+    if key == "messages":
+        return ChatPrompt([message.as_dict() for message in line.messages], template_use=template_use)
+    return TextPrompt(line.prompt) if key == "prompt" else TokensPrompt(line.prompt_token_ids)
+
+
+def _is_batch(line: bytes) -> bool:
+    try:
+        probe = msgspec.json.decode(line, type=BatchProbe)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False  # the full reading says what is wrong
+    return bool(bytes(probe.custom_id) or bytes(probe.body))

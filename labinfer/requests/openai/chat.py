@@ -1,0 +1,269 @@
+"""OpenAI's chat completion objects and their chunks (API reference, "Chat"), made of what the engine gives."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from labinfer.base.plan import TokenLogprobs
+from labinfer.requests.openai.answer import (
+    Answer,
+    Count,
+    FinishReason,
+    PromptLogprobs,
+    Usage,
+    or_unset,
+    spell,
+    total_usage,
+)
+from labinfer.requests.outputs import Completion, RequestOutput
+from labinfer.text.reply_parts import Event, Reasoning, ToolCall, join_events
+from labinfer.text.reply_reader import ReplyReader
+from labinfer.text.tokenizer import Tokenizer
+from labinfer.text.tools import ToolUse
+
+CHAT_PREFIX = "chatcmpl-"
+"""Ids of these objects begin with it."""
+Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
+
+
+class FunctionCall(Answer):
+    """Name and arguments of a call; the arguments are JSON in a string."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallAnswer(Answer):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class ChatMessage(Answer):
+    """The message that answers a conversation."""
+
+    role: Literal["assistant"]
+    content: str | None
+    tool_calls: Annotated[list[ToolCallAnswer], msgspec.Meta(min_length=1)] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    """The model's thoughts; not OpenAI's."""
+    reasoning_content: str | UnsetType = UNSET
+    """The same under its older name."""
+    function_call: FunctionCall | UnsetType = UNSET
+    """The call, for a request with ``functions``."""
+    refusal: None = None
+    """Always null: where the model refuses, its words are the content."""
+
+
+class SpelledLogprob(Answer):
+    """Log-probability of a token that might have come."""
+
+    token: str
+    logprob: float
+    bytes: list[Byte] | None
+
+
+class ChosenLogprob(SpelledLogprob):
+    """Log-probability of a token that came, and of the likeliest ones."""
+
+    top_logprobs: list[SpelledLogprob]
+
+
+class ChatLogprobs(Answer):
+    """Log-probabilities of the tokens of an answer."""
+
+    content: list[ChosenLogprob]
+    refusal: None = None
+
+
+class AnswerToken(Answer):
+    """A token of an answer; not OpenAI's."""
+
+    token: str
+    bytes: list[Byte] | None
+    """Both as those of log-probabilities."""
+    drafted: bool
+    """Whether it came from a draft, which was right."""
+
+
+class ChatChoice(Answer, kw_only=True):
+    """An answer. The fields after ``finish_reason`` are not OpenAI's."""
+
+    index: Count
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: str | int | UnsetType = UNSET
+    score: float | UnsetType = UNSET
+    tokens: list[AnswerToken] | UnsetType = UNSET
+
+
+class ChatCompletion(Answer, kw_only=True):
+    """A whole answer of ``/v1/chat/completions``."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: Count
+    model: str
+    choices: Annotated[list[ChatChoice], msgspec.Meta(min_length=1)]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """Not OpenAI's."""
+
+
+class ToolCallDelta(Answer, kw_only=True):
+    """The ``index``-th call of an answer, which comes as a whole."""
+
+    index: Count
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatDelta(Answer):
+    """The fields of a message that grow."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
+    refusal: None | UnsetType = UNSET
+    """Null in an answer's first delta."""
+
+
+class ChatChunkChoice(Answer, kw_only=True):
+    """A piece of one answer. The fields after ``finish_reason`` are not OpenAI's."""
+
+    index: Count
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | UnsetType = UNSET
+    tokens: list[AnswerToken] | UnsetType = UNSET
+
+
+class ChatCompletionChunk(Answer, kw_only=True):
+    """An event of a streamed answer. Usage is null or there with ``stream_options`` only."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: Count
+    model: str
+    usage: Usage | None | UnsetType = UNSET
+    choices: list[ChatChunkChoice]
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """In one of the first chunks. Not OpenAI's."""
+
+
+def first_delta(delta: ChatDelta) -> ChatDelta:
+    """``delta`` as the first one of an answer, which has the role, and content where it has nothing else."""
+    is_empty = delta == ChatDelta()
+    content = "" if is_empty else delta.content
+    return msgspec.structs.replace(delta, role="assistant", content=content, refusal=None)
+
+
+def chat_messages(
+    output: RequestOutput, tokenizer: Tokenizer | None, tool_use: ToolUse, include_reasoning: bool = True
+) -> tuple[list[ChatMessage], Usage]:
+    """The messages of a request's answers, their texts parted into thoughts, calls and content; and its usage.
+
+    Args:
+        include_reasoning: whether messages have the thoughts.
+    """
+    messages, num_reasoning_tokens = [], 0
+    for completion in output.completions:
+        reader = ReplyReader(tokenizer, output.prompt_token_ids, tool_use)
+        messages.append(_read_message(completion, reader, include_reasoning))
+        num_reasoning_tokens += reader.num_reasoning_tokens(completion.token_ids)
+    return messages, total_usage([output], num_reasoning_tokens)
+
+
+def chat_choice(
+    completion: Completion,
+    message: ChatMessage,
+    output: RequestOutput,
+    tokenizer: Tokenizer | None,
+    lists_tokens: bool = False,
+) -> ChatChoice:
+    """An answer of ``output``, as a choice with this message."""
+    finish_reason = completion.finish_reason
+    if finish_reason == "stop" and message.tool_calls is not UNSET:
+        finish_reason = "tool_calls"
+    elif finish_reason == "stop" and message.function_call is not UNSET:
+        finish_reason = "function_call"
+    return ChatChoice(
+        index=completion.index,
+        message=message,
+        logprobs=None if completion.logprobs is None else chat_logprobs(completion.logprobs, tokenizer),
+        finish_reason=finish_reason,
+        stop_reason=or_unset(completion.stop_reason),
+        score=or_unset(completion.score),
+        tokens=answer_tokens(completion.token_ids, completion.drafted, tokenizer) if lists_tokens else UNSET,
+    )
+
+
+def _read_message(completion: Completion, reader: ReplyReader, include_reasoning: bool) -> ChatMessage:
+    if completion.text is None:
+        return ChatMessage("assistant", None)
+    reply = join_events(reader.read(completion.text, completion.finish_reason))
+    reasoning = (include_reasoning and reply.reasoning) or UNSET
+    calls, has_functions = [tool_call(call) for call in reply.calls], reader.has_functions
+    return ChatMessage(
+        role="assistant",
+        content=(reply.content or None) if calls else reply.content,
+        tool_calls=UNSET if has_functions else calls or UNSET,
+        reasoning=reasoning,
+        reasoning_content=reasoning,
+        function_call=calls[0].function if calls and has_functions else UNSET,
+    )
+
+
+def tool_call(call: ToolCall) -> ToolCallAnswer:
+    """A whole call of an answer."""
+    return ToolCallAnswer(call.id, "function", FunctionCall(call.name, call.arguments))
+
+
+def chat_logprobs(measured: list[TokenLogprobs], tokenizer: Tokenizer | None) -> ChatLogprobs:
+    """Log-probabilities of some tokens, with what each token reads as."""
+    content = []
+    for token in measured:
+        top = [SpelledLogprob(*_spell(token_id, logprob, tokenizer)) for token_id, logprob in token.top.items()]
+        content.append(ChosenLogprob(*_spell(token.token_id, token.logprob, tokenizer), top))
+    return ChatLogprobs(content)
+
+
+def answer_tokens(token_ids: list[int], drafted: list[bool], tokenizer: Tokenizer | None) -> list[AnswerToken]:
+    """Some tokens of an answer, each with whether it was drafted."""
+    spellings = [spell(token_id, tokenizer) for token_id in token_ids]
+    return [
+        AnswerToken(spelling.token, spelling.bytes and list(spelling.bytes), is_drafted)
+        for spelling, is_drafted in zip(spellings, drafted, strict=True)
+    ]
+
+
+def reply_delta(event: Event, num_calls: int, has_functions: bool = False) -> ChatDelta:
+    """The delta for an event of a reply that has had so many calls before.
+
+    Args:
+        has_functions: whether its request has ``functions`` instead of ``tools``.
+    """
+    if isinstance(event, ToolCall):
+        function = FunctionCall(event.name, event.arguments)
+        if has_functions:
+            return ChatDelta(function_call=function)
+        return ChatDelta(tool_calls=[ToolCallDelta(index=num_calls, id=event.id, function=function)])
+    if isinstance(event, Reasoning):
+        return ChatDelta(reasoning=event.text, reasoning_content=event.text)
+    return ChatDelta(content=event.text)
+
+
+def _spell(token_id: int, logprob: float, tokenizer: Tokenizer | None) -> tuple[str, float, list[int] | None]:
+    spelling = spell(token_id, tokenizer)
+    return spelling.token, logprob, spelling.bytes and list(spelling.bytes)

@@ -1,0 +1,169 @@
+"""OpenAI's completion objects and their chunks (API reference, "Completions"), made of what the engine gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from labinfer.base.plan import TokenLogprobs
+from labinfer.requests.openai.answer import (
+    Answer,
+    Count,
+    FinishReason,
+    PromptLogprobs,
+    Usage,
+    or_unset,
+    prompt_logprobs,
+    spell,
+)
+from labinfer.requests.outputs import Completion, Delta, RequestOutput
+from labinfer.text.token_offsets import TokenOffsets
+from labinfer.text.tokenizer import Tokenizer
+
+COMPLETION_PREFIX = "cmpl-"
+"""Ids of these objects begin with it."""
+
+
+class TextLogprobs(Answer):
+    """Log-probabilities of the tokens of an answer; null for the first token of a prompt, which follows nothing."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[Count]
+
+
+class TextChoice(Answer, kw_only=True):
+    """An answer. The fields after ``finish_reason`` are not OpenAI's."""
+
+    index: Count
+    text: str | None
+    logprobs: TextLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: str | int | UnsetType = UNSET
+    score: float | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class TextCompletion(Answer, kw_only=True):
+    """A whole answer of ``/v1/completions``."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: Count
+    model: str
+    choices: Annotated[list[TextChoice], msgspec.Meta(min_length=1)]
+    usage: Usage
+
+
+class TextChunkChoice(Answer, kw_only=True):
+    """A piece of one answer. The fields after ``finish_reason`` are not OpenAI's; ``token_ids`` stand in for the text where
+    the checkpoint has no tokenizer."""
+
+    index: Count
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: FinishReason | None
+    token_ids: list[Count] | UnsetType = UNSET
+    stop_reason: str | int | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class TextCompletionChunk(Answer, kw_only=True):
+    """An event of a streamed answer. Usage is null or there with ``stream_options`` only."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: Count
+    model: str
+    usage: Usage | None | UnsetType = UNSET
+    choices: list[TextChunkChoice]
+
+
+@dataclass(frozen=True)
+class Echo:
+    """The prompt, where it comes back before the answer."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+
+
+Answered = TypeVar("Answered", Completion, Delta)
+
+
+def without_tokens(output: RequestOutput) -> RequestOutput:
+    """``output`` with empty answers, for a request that wants its prompt back and nothing else."""
+    return replace(output, completions=list(map(emptied, output.completions)), num_output_tokens=0)
+
+
+def emptied(answer: Answered) -> Answered:
+    """An answer, or a piece of one, without its tokens."""
+    return replace(
+        answer,
+        text=answer.text and "",
+        token_ids=[],
+        finish_reason=answer.finish_reason and "length",
+        stop_reason=None,
+        logprobs=None if answer.logprobs is None else [],
+        drafted=[],
+    )
+
+
+def text_choice(
+    completion: Completion, output: RequestOutput, tokenizer: Tokenizer | None, echo: Echo | None, index: int
+) -> TextChoice:
+    """An answer of ``output`` as the ``index``-th; with ``echo``, the prompt and its log-probabilities come first."""
+    text, logprobs = completion.text, None
+    if echo is not None and text is not None:
+        text = echo.text + text
+    if completion.logprobs is not None:
+        logprobs = text_logprobs(completion.token_ids, completion.logprobs, tokenizer, echo)
+    return TextChoice(
+        index=index,
+        text=text,
+        logprobs=logprobs,
+        finish_reason=completion.finish_reason,
+        stop_reason=or_unset(completion.stop_reason),
+        score=or_unset(completion.score),
+        prompt_logprobs=prompt_logprobs(output.prompt_logprobs, tokenizer),
+    )
+
+
+def text_logprobs(
+    token_ids: list[int],
+    measured: list[TokenLogprobs],
+    tokenizer: Tokenizer | None,
+    echo: Echo | None = None,
+    offsets: TokenOffsets | None = None,
+) -> TextLogprobs:
+    """Log-probabilities of some tokens, with what each token reads as.
+
+    Args:
+        echo: the prompt before them, if they are the first ones and it comes back.
+        offsets: has read all tokens before these; None where they are the first.
+    """
+    offsets = offsets or TokenOffsets(tokenizer)
+    logprobs: list[TokenLogprobs | None] = list(measured)
+    tokens, begins = [], []
+    if echo is not None:
+        logprobs = [None, *(echo.logprobs or []), *logprobs]  # the first token follows nothing
+        tokens, begins = offsets.read_prompt(echo.token_ids, echo.text)
+    more_tokens, more_begins = offsets.read(token_ids)
+    return TextLogprobs(
+        tokens=tokens + more_tokens,
+        token_logprobs=[token and token.logprob for token in logprobs],
+        top_logprobs=[token and _top_by_text(token, tokenizer) for token in logprobs],
+        text_offset=begins + more_begins,
+    )
+
+
+def _top_by_text(token: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[str, float]:
+    """The likeliest tokens and the chosen one; of those that read alike, the likelier."""
+    by_text: dict[str, float] = {}
+    for token_id, logprob in [*token.top.items(), (token.token_id, token.logprob)]:  # in falling order
+        by_text.setdefault(spell(token_id, tokenizer).token, logprob)
+    return by_text

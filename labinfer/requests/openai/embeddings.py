@@ -1,0 +1,59 @@
+"""OpenAI's answer to an embeddings request (API reference, "Embeddings")."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from typing import Annotated, Literal
+
+import msgspec
+
+from labinfer.base.pooling import EmbeddingOutput
+from labinfer.requests.openai.answer import Answer, Count
+
+
+class Embedding(Answer):
+    """The vector of one input: numbers, or base64 of little-endian float32 ones."""
+
+    object: Literal["embedding"]
+    index: Count
+    embedding: Annotated[list[float], msgspec.Meta(min_length=1)] | str
+
+
+class EmbeddingUsage(Answer):
+    """Numbers of tokens of all inputs."""
+
+    prompt_tokens: Count
+    total_tokens: Count
+
+
+class EmbeddingList(Answer):
+    """A whole answer of ``/v1/embeddings``."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+def embedding_list(outputs: list[EmbeddingOutput], model: str, encoding_format: str) -> EmbeddingList:
+    """The answer with these outputs.
+
+    Args:
+        outputs: of all inputs, in their order.
+        model: the name to answer with.
+        encoding_format: "float", or "base64" of little-endian float32 numbers.
+    """
+    data = []
+    for index, output in enumerate(outputs):
+        vector: list[float] | str = output.embedding
+        if encoding_format == "base64":
+            vector = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode("ascii")
+        data.append(Embedding("embedding", index, vector))
+    return EmbeddingList("list", data, model, count_tokens(outputs))
+
+
+def count_tokens(outputs: list[EmbeddingOutput]) -> EmbeddingUsage:
+    """Tokens of all these prompts."""
+    num_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    return EmbeddingUsage(num_tokens, num_tokens)

@@ -1,0 +1,118 @@
+"""OpenAI's file and batch objects (API reference, "Files", "Batch")."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from labinfer.requests.openai.answer import Answer, Count, ListPage
+from labinfer.requests.protocol import Metadata
+
+BATCH_WINDOW = "24h"
+BatchUrl = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+"""Routes that lines of a batch may be for."""
+
+
+class FileObject(Answer, kw_only=True):
+    """A file."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: Count
+    created_at: Count
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    status: Literal["processed"] = "processed"
+
+
+class FileForm(msgspec.Struct, forbid_unknown_fields=True):
+    """The form of ``POST /v1/files``."""
+
+    purpose: Literal["batch"]
+    file: str
+    """Lines of JSON."""
+
+
+class FileList(ListPage, kw_only=True):
+    """A page of files."""
+
+    data: list[FileObject]
+
+
+class FileDeleted(Answer):
+    """A file that is no longer there."""
+
+    id: str
+    object: Literal["file"] = "file"
+    deleted: bool = True
+
+
+class BatchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of ``POST /v1/batches``."""
+
+    input_file_id: str
+    endpoint: BatchUrl
+    completion_window: Literal["24h"]
+    """Accepted: a batch goes on until it is done."""
+    metadata: Metadata | None = None
+
+
+class BatchError(Answer, kw_only=True):
+    """A reason why a batch was not begun, or was broken off."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: Count | None = None
+
+
+class BatchErrors(Answer):
+    """All of them."""
+
+    data: list[BatchError]
+    object: Literal["list"] = "list"
+
+
+class RequestCounts(Answer):
+    """Lines of a batch."""
+
+    total: Count = 0
+    completed: Count = 0
+    failed: Count = 0
+
+
+class Batch(Answer, kw_only=True):
+    """A batch."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    input_file_id: str
+    completion_window: str = BATCH_WINDOW
+    status: Literal["validating", "failed", "in_progress", "finalizing", "completed", "cancelling", "cancelled"] = (
+        "validating"
+    )
+    errors: BatchErrors | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: Count
+    in_progress_at: Count | None = None
+    finalizing_at: Count | None = None
+    completed_at: Count | None = None
+    failed_at: Count | None = None
+    cancelling_at: Count | None = None
+    cancelled_at: Count | None = None
+    request_counts: RequestCounts = RequestCounts()
+    metadata: dict[str, str] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not over."""
+        return self.status in ("validating", "in_progress", "finalizing", "cancelling")
+
+
+class BatchList(ListPage, kw_only=True):
+    """A page of batches."""
+
+    data: list[Batch]

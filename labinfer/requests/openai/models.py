@@ -1,0 +1,29 @@
+"""OpenAI's list of models (API reference, "Models")."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, UnsetType
+
+from labinfer.requests.openai.answer import Answer, Count
+
+
+class ModelEntry(Answer, kw_only=True):
+    """A model. The last two fields are not OpenAI's, and there once the model is loaded."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: Count
+    owned_by: str = "labinfer"
+    max_model_len: Count | UnsetType = UNSET
+    """Tokens."""
+    default_sampling: dict[str, float] | UnsetType = UNSET
+    """Sampling of a chat request that says nothing of it."""
+
+
+class ModelList(Answer):
+    """All models."""
+
+    object: Literal["list"]
+    data: list[ModelEntry]

@@ -1,0 +1,261 @@
+"""ResponseBody: the body of ``POST /v1/responses`` (OpenAI's API reference, "Create a model response"), and vLLM's fields."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
+
+import msgspec
+
+from labinfer.base.errors import UserError
+from labinfer.base.sampling_params import MAX_COUNT, MAX_LOGPROBS, MAX_SEED, SamplingParams
+from labinfer.base.structured_outputs import StructuredOutputs
+from labinfer.requests.openai.response_items import Item, as_messages
+from labinfer.requests.parsed_body import ParsedBody
+from labinfer.requests.prompts import ChatPrompt, ReasoningEffort, TemplateKwargs, TemplateUse
+from labinfer.requests.protocol import JSON_TYPES, JsonObjectFormat, Metadata, StreamOptions, TextFormat
+from labinfer.text.json_schema import fit_schema
+from labinfer.text.messages import MAX_MESSAGES
+from labinfer.text.tools import MAX_TOOLS, Function, FunctionName, NamedFunction, NamedTool, Tool, ToolUse
+
+LOGPROBS = "message.output_text.logprobs"
+"""Name of log-probabilities in ``include``."""
+MAX_INCLUDES = 64
+SAMPLING = [
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "logits_processors",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "structured_outputs",
+    "speculate",
+]
+"""Fields of ``SamplingParams`` that a response may have under their own names."""
+
+
+class ResponseTool(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A function that the model may call; other keys are dropped."""
+
+    type: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["function"]})]
+    name: FunctionName | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.type != "function":
+            raise UserError(f"tools of the type {self.type!r:.60} are not offered: nothing runs here; offer functions")
+        if self.name is None:
+            raise UserError("a tool of the type 'function' needs a name")
+
+    def as_tool(self) -> Tool:
+        """The tool in the form of chat requests."""
+        return Tool("function", Function(self.name, self.description, self.parameters, self.strict))
+
+    def as_answer(self) -> dict[str, Any]:
+        """The tool as a response shows it."""
+        return {name: getattr(self, name) for name in self.__struct_fields__}
+
+
+class NamedChoice(msgspec.Struct, tag_field="type", tag="function"):
+    """A function that must be called."""
+
+    name: str
+
+
+class AllowedTool(msgspec.Struct):
+    """A function that may be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class AllowedTools(msgspec.Struct, tag_field="type", tag="allowed_tools"):
+    """Some of the tools, of which one may or must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], msgspec.Meta(max_length=MAX_TOOLS)]
+
+
+class JsonSchemaText(msgspec.Struct, tag_field="type", tag="json_schema", kw_only=True, forbid_unknown_fields=True):
+    """JSON by a schema; name and description are for people."""
+
+    name: FunctionName
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """Form of the text, and its length, where the chat template knows of that."""
+
+    format: TextFormat | JsonObjectFormat | JsonSchemaText | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningOptions(msgspec.Struct):
+    """Length of the thoughts. They are told in full, so ``summary`` changes nothing; other keys are dropped."""
+
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fields that make a prompt: the body of ``POST /v1/responses/input_tokens``."""
+
+    input: str | Annotated[list[Item], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
+    """A text, or the items of a conversation; behind those of ``previous_response_id``."""
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: Annotated[list[ResponseTool], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedTools | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    truncation: Literal["disabled"] | None = None
+    """Too long a conversation is refused, not cut."""
+    chat_template_kwargs: TemplateKwargs | None = None
+
+    supported: ClassVar[tuple[str, ...]] = ("tools", "tool_choice")
+
+    def items(self) -> list[Item]:
+        """The items of ``input``."""
+        if isinstance(self.input, str):
+            return [Item(role="user", content=self.input)]
+        return self.input or []
+
+    def prompt(self, items: list[Item]) -> ChatPrompt:
+        """The conversation of these items, with its tools where any are offered.
+
+        Raises:
+            UserError: there are no items, or ``tools`` and ``tool_choice`` do not go together.
+        """
+        if not items and not self.instructions:
+            raise UserError("input is empty; give a text, or at least one item")
+        tool_use = self.tool_use()
+        template_use = TemplateUse(
+            chat_template_kwargs=self.chat_template_kwargs or None,
+            reasoning_effort=self.reasoning.effort if self.reasoning else None,
+            verbosity=self.text.verbosity if self.text else None,
+        )
+        return ChatPrompt(
+            as_messages(items, self.instructions), tool_use if tool_use.offered else ToolUse(), template_use
+        )
+
+    def tool_use(self) -> ToolUse:
+        """The tools, without those that ``allowed_tools`` leaves out.
+
+        Raises:
+            UserError: ``tools`` and ``tool_choice`` do not go together.
+        """
+        tools, choice = [tool.as_tool() for tool in self.tools or []], self.tool_choice
+        if isinstance(choice, AllowedTools):
+            allowed, names = {tool.name for tool in choice.tools}, {tool.function.name for tool in tools}
+            if unknown := sorted(allowed - names):
+                raise UserError(f"tool_choice allows {unknown[0]!r:.70}, which is not among tools")
+            tools, choice = [tool for tool in tools if tool.function.name in allowed], choice.mode
+        elif isinstance(choice, NamedChoice):
+            choice = NamedTool(NamedFunction(choice.name))
+        return ToolUse(tools=tools, tool_choice=choice, parallel_tool_calls=self.parallel_tool_calls)
+
+
+MaxTokens = JSON_TYPES["max_tokens"]
+_HINTS = get_type_hints(SamplingParams)
+SampledBody = msgspec.defstruct(
+    "SampledBody",
+    [(name, JSON_TYPES.get(name, _HINTS[name] | None), None) for name in SAMPLING],
+    bases=(CountBody,),
+    kw_only=True,
+    forbid_unknown_fields=True,
+)
+"""A prompt and the ``SAMPLING`` fields, each None where a request does not say."""
+
+
+class ResponseBody(SampledBody, kw_only=True, forbid_unknown_fields=True):
+    """The fields of ``POST /v1/responses``. The last group changes nothing here."""
+
+    max_output_tokens: MaxTokens = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    include: Annotated[list[str], msgspec.Meta(max_length=MAX_INCLUDES)] | None = None
+    """``message.output_text.logprobs``; nothing else that it may name is ever there."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    store: bool | None = None
+    """Whether the response can be looked up and gone on from later; true where it is left out."""
+    priority: Annotated[int, msgspec.Meta(ge=-MAX_COUNT, le=MAX_COUNT)] | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+    metadata: Metadata | None = None
+
+    background: Annotated[bool | None, msgspec.Meta(extra_json_schema={"enum": [False, None]})] = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    client_metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    max_tool_calls: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+    def parse(self, items: list[Item], defaults: SamplingParams) -> ParsedBody:
+        """The request over these items; fields that it leaves out have these defaults.
+
+        Raises:
+            UserError: a field is out of bounds, or asks for what is not offered.
+        """
+        if self.background:
+            raise UserError("background=True is not offered: a response ends with its connection; leave it out")
+        if self.stream_options is not None and not self.stream:
+            raise UserError("stream_options goes with stream: true; leave it out")
+        prompt = self.prompt(items)
+        warnings = prompt.tool_use.check_schemas()
+        return ParsedBody(
+            prompts=[prompt],
+            sampling=self._sampling(defaults, warnings),
+            model=self.model,
+            echo=False,
+            priority=self.priority or 0,
+            user=self.user or "",
+            cache_salt=self.cache_salt or "",
+            stream=bool(self.stream),
+            include_usage=True,
+            continuous_usage=False,
+            form_field="text" if self.structured_outputs is None else "structured_outputs",
+            tool_use=prompt.tool_use,
+            warnings=warnings,
+        )
+
+    def _sampling(self, defaults: SamplingParams, left_out: list[str]) -> SamplingParams:
+        given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
+        if "seed" in given:
+            given["seed"] %= MAX_SEED + 1
+        if self.max_output_tokens is not None:
+            given["max_tokens"] = self.max_output_tokens
+        if LOGPROBS in (self.include or ()):
+            given["logprobs"] = self.top_logprobs or 0
+        elif self.top_logprobs:
+            raise UserError(f"top_logprobs needs include: [{LOGPROBS!r}]")
+        form = self.text.format if self.text else None
+        if form is not None and not isinstance(form, TextFormat):
+            if self.structured_outputs is not None:
+                raise UserError("text.format and structured_outputs both say what an answer must be; leave one out")
+            if form.schema is None:
+                given["structured_outputs"] = StructuredOutputs(json_object=True)
+            else:
+                is_strict = isinstance(form, JsonSchemaText) and bool(form.strict)
+                schema = fit_schema(form.schema, "text.format", is_strict, left_out)
+                given["structured_outputs"] = StructuredOutputs(json=schema)
+        return msgspec.structs.replace(defaults, **given)

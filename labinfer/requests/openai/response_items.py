@@ -1,0 +1,153 @@
+"""Items of OpenAI's Responses API (API reference, "Responses"): a conversation as its requests tell it, and as messages."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from labinfer.base.errors import UserError
+from labinfer.text.messages import MAX_MESSAGES, MessageBuilder
+from labinfer.text.tools import CalledFunction, PastCall
+
+TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
+ITEM_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+"""Kinds of items that are taken beside ``item_reference``, and how their ids begin."""
+REFERENCE = "item_reference"
+
+
+def _kinds(*names: str) -> Any:
+    """A string whose JSON schema has these values only; the struct around it refuses others, with what to do."""
+    return Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(names)})]
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """A part of an item's content; other keys are dropped."""
+
+    type: _kinds(*TEXT_PARTS)
+    text: str | None = None
+    refusal: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.type not in TEXT_PARTS:
+            raise UserError(f"this model reads text only, and no part of the type {self.type!r:.60}; leave it out")
+        if self.text is None and self.refusal is None:
+            raise UserError(f"a part of the type {self.type!r} needs a text")
+
+
+Parts = Annotated[list[ContentPart], msgspec.Meta(max_length=MAX_MESSAGES)]
+Content = str | Parts
+
+
+class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A message, a call of a function, its output, a thought, or a reference to an item of a stored response. Other keys are
+    dropped.
+    """
+
+    type: _kinds(*ITEM_PREFIXES, REFERENCE) | None = None
+    """None for a message, and for a reference, which has nothing but an id."""
+    id: str | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Content | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: Content | None = None
+    summary: Parts | None = None
+
+    def __post_init__(self) -> None:
+        self.type = self.type or (REFERENCE if self.role is None else "message")
+        needs = {
+            "message": ("role", "content"),
+            "function_call": ("call_id", "name", "arguments"),
+            "function_call_output": ("call_id", "output"),
+            REFERENCE: ("id",),
+            "reasoning": (),
+        }
+        if self.type not in needs:
+            raise UserError(f"items of the type {self.type!r:.60} are not offered; leave it out")
+        missing = [name for name in needs[self.type] if getattr(self, name) is None]
+        if missing:
+            raise UserError(f"an item of the type {self.type!r} needs {' and '.join(missing)}")
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it stands for an item of a response that is stored."""
+        return self.type == REFERENCE
+
+    @property
+    def thought(self) -> str:
+        """Text of a thought."""
+        return _text(self.content or self.summary or "")
+
+    def as_stored(self) -> dict[str, Any]:
+        """The item with an id and its content in parts, as ``input_items`` shows it."""
+        fields: dict[str, Any] = {"id": self.id or new_id(self.type), "type": self.type}
+        if self.type == "reasoning":
+            parts = {name: getattr(self, name) or [] for name in ("summary", "content")}
+            kinds = {"summary": "summary_text", "content": "reasoning_text"}
+            return fields | {name: [_part(kinds[name], _text(part))] if part else [] for name, part in parts.items()}
+        fields["status"] = "completed"
+        if self.type == "function_call":
+            return fields | {"call_id": self.call_id, "name": self.name, "arguments": self.arguments}
+        if self.type == "function_call_output":
+            return fields | {"call_id": self.call_id, "output": _text(self.output)}
+        if self.role == "assistant":
+            part = _part("output_text", _text(self.content)) | {"annotations": []}
+        else:
+            part = _part("input_text", _text(self.content))
+        return fields | {"role": self.role, "content": [part]}
+
+
+def new_id(kind: str) -> str:
+    """A new id of an item of this kind, as OpenAI's begin."""
+    return f"{ITEM_PREFIXES[kind]}_{secrets.token_hex(16)}"
+
+
+def as_messages(items: Iterable[Item], instructions: str | None) -> list[dict[str, Any]]:
+    """Items as messages in the form of chat templates. What an assistant thought, said and called in a row becomes one
+    message; ``instructions`` and the system's messages at the beginning become one, too, as many templates take no second.
+
+    Args:
+        items: without references.
+    """
+    messages = [MessageBuilder("system", instructions)] if instructions else []
+    for item in items:
+        last = messages[-1] if messages else None
+        if item.type == "function_call_output":
+            messages.append(MessageBuilder("tool", _text(item.output), item.call_id))
+        elif item.type == "reasoning" and not item.thought:
+            continue  # clients leave the text out
+        elif item.type != "message" or item.role == "assistant":
+            _add_to_turn(messages, item)
+        elif item.role in ("system", "developer") and len(messages) == 1 and last.role == "system":
+            last.add_text(_text(item.content))
+        else:
+            role = "system" if item.role == "developer" else item.role
+            messages.append(MessageBuilder(role, _text(item.content)))
+    return [message.as_dict() for message in messages]
+
+
+def _add_to_turn(messages: list[MessageBuilder], item: Item) -> None:
+    """Add a thought, a call or an assistant's message to the last message, or begin one: thoughts come first, calls last."""
+    turn = messages[-1] if messages and messages[-1].role == "assistant" else None
+    has_more = turn is not None and (turn.calls or (item.type == "reasoning" and turn.has_text))
+    if turn is None or (item.type != "function_call" and has_more):
+        turn = MessageBuilder("assistant")
+        messages.append(turn)
+    if item.type == "reasoning":
+        turn.add_thought(item.thought)
+    elif item.type == "function_call":
+        turn.calls.append(PastCall(CalledFunction(item.name, item.arguments), item.call_id))
+    else:
+        turn.add_text(_text(item.content))
+
+
+def _text(content: Content) -> str:
+    return content if isinstance(content, str) else "".join(part.text or part.refusal or "" for part in content)
+
+
+def _part(kind: str, text: str) -> dict[str, Any]:
+    return {"type": kind, "text": text}

@@ -1,0 +1,91 @@
+"""vLLM's answers of its pooling, score and rerank routes (its documentation, "OpenAI-Compatible Server")."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from labinfer.base.pooling import EmbeddingOutput
+from labinfer.requests.openai.answer import Answer, Count
+from labinfer.requests.openai.embeddings import EmbeddingUsage, embedding_list
+
+
+class Pooled(Answer):
+    """The vector of one input: numbers, or base64 of little-endian float32 ones."""
+
+    object: Literal["pooling"]
+    index: Count
+    data: Annotated[list[float], msgspec.Meta(min_length=1)] | str
+
+
+class PooledList(Answer, kw_only=True):
+    """A whole answer of ``/pooling``."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: Count
+    model: str
+    data: list[Pooled]
+    usage: EmbeddingUsage
+
+
+class Score(Answer):
+    """Likeness of one pair of texts, from -1 to 1."""
+
+    object: Literal["score"]
+    index: Count
+    score: float
+
+
+class ScoreList(Answer, kw_only=True):
+    """A whole answer of ``/score``."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: Count
+    model: str
+    data: list[Score]
+    usage: EmbeddingUsage
+
+
+class DocumentText(Answer):
+    """A document that was ranked."""
+
+    text: str
+
+
+class RankedDocument(Answer):
+    """A document's place among those of its request, and its likeness to the query, from -1 to 1."""
+
+    index: Count
+    relevance_score: float
+    document: DocumentText | UnsetType = UNSET
+
+
+class Ranking(Answer, kw_only=True):
+    """A whole answer of ``/rerank``, the likest first."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: EmbeddingUsage
+
+
+def pooled_list(outputs: list[EmbeddingOutput], encoding_format: str, **fields: str | int) -> PooledList:
+    """The answer with these outputs; see ``embedding_list``. ``fields`` are its id, time and model."""
+    whole = embedding_list(outputs, "", encoding_format)
+    data = [Pooled("pooling", item.index, item.embedding) for item in whole.data]
+    return PooledList(data=data, usage=whole.usage, **fields)
+
+
+def cosine_scores(first: list[EmbeddingOutput], second: list[EmbeddingOutput]) -> list[float]:
+    """Cosines of the angles between pairs of vectors; a single first one is paired with every second one."""
+    if len(first) == 1:
+        first = first * len(second)
+    pairs = zip(first, second, strict=True)
+    return [
+        sum(a * b for a, b in zip(left.normalized().embedding, right.normalized().embedding, strict=True))
+        for left, right in pairs
+    ]

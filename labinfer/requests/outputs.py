@@ -1,0 +1,365 @@
+"""A request from its prompt to its answers: what the engine says of it, what streams out, what comes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+from labinfer.base.plan import TokenLogprobs
+from labinfer.base.pooling import EmbeddingOutput
+from labinfer.engine.request import AnswerUpdate, FinishedBeam, FinishReason, Request
+from labinfer.text.detokenizer import Detokenizer
+from labinfer.text.token_decoder import TokenDecoder
+from labinfer.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delta:
+    """The growth of one answer since its last delta; the texts of an answer joined are its whole text."""
+
+    key: Any
+    index: int
+    """Which of the request's answers."""
+    text: str | None
+    """None where the checkpoint has no tokenizer. Never half a character, nor the beginning of a stop string."""
+    token_ids: list[int]
+    finish_reason: str | None
+    """Set with the last one."""
+    logprobs: list[TokenLogprobs] | None = None
+    """Log-probabilities of these tokens, where the request asks for them."""
+    stop_reason: str | int | None = None
+    """See ``Completion``."""
+    drafted: list[bool] = field(default_factory=list)
+    """Likewise, for these tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """One answer."""
+
+    index: int
+    text: str | None
+    """None where the checkpoint has no tokenizer."""
+    token_ids: list[int]
+    finish_reason: str
+    stop_reason: str | int | None
+    """The stop string or stop token id that ended it; None if something else did."""
+    logprobs: list[TokenLogprobs] | None
+    """Log-probabilities of each token, where the request asks for them."""
+    score: float | None = None
+    """With beam search; see ``SamplingParams.length_penalty``."""
+    drafted: list[bool] = field(default_factory=list)
+    """For each token whether it came from a draft that was right; see ``--speculative-config``."""
+    error: str = ""
+    """Why the engine broke the answer off, where ``finish_reason`` is "abort"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOutput:
+    """A finished request. Times in seconds."""
+
+    key: Any
+    prompt_token_ids: list[int]
+    completions: list[Completion]
+    """As many as ``n`` says; with ``best_of`` and beam search the best first."""
+    prompt_logprobs: list[TokenLogprobs] | None
+    """Log-probabilities of each prompt token but the first, where the request asks for them."""
+    num_cached_tokens: int
+    """Prompt tokens that were found in the KV cache; of the first answer."""
+    num_output_tokens: int
+    """Tokens of all answers, those that ``best_of`` drops included."""
+    time_to_first_token: float
+    time_per_output_token: float
+    """Mean over the tokens after the first, of the slowest answer; 0 for a single token."""
+    total_time: float
+    num_drafted_tokens: int = 0
+    """Tokens that were drafted for the answers; see ``--speculative-config``."""
+    num_accepted_tokens: int = 0
+    """Number of these that were right."""
+    num_steps: int = 0
+    """Steps of the model that the tokens came with, those of all answers added up."""
+
+    @property
+    def text(self) -> str | None:
+        """The first answer's."""
+        return self.completions[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The first answer's."""
+        return self.completions[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        """The first answer's."""
+        return self.completions[0].finish_reason
+
+    @property
+    def error(self) -> str:
+        """Why the engine broke one of the answers off; empty where all are complete."""
+        return next((completion.error for completion in self.completions if completion.error), "")
+
+
+@dataclass(eq=False, kw_only=True)
+class Answer:
+    """One answer as it grows."""
+
+    index: int
+    detokenizer: Detokenizer | None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: str = ""
+    """See ``Completion``."""
+    num_taken: int = 0
+    """Tokens that were handed out."""
+    num_dropped: int = 0
+    """Tokens at the beginning whose log-probabilities are not kept."""
+    drafted: list[bool] = field(default_factory=list)
+    """For each token whether it came from a draft that was right."""
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_steps: int = 0
+    """Steps that brought tokens."""
+    first_token_time: float = 0.0
+    end_time: float = 0.0
+    queue_seconds: float | None = None
+    """From its arrival at the engine until it was first run."""
+
+
+class RequestState:
+    """A request whose answers are being generated.
+
+    Args:
+        tokenizer: None where the checkpoint has none; there are no stop strings then.
+        streams: whether ``take_delta`` will be called.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer | None,
+        streams: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.request, self._clock = request, clock
+        sampling = request.sampling
+        reads = tokenizer is not None and (sampling.stop or streams)
+        self._make_decoder: Callable[[], TokenDecoder] | None = None
+        if tokenizer is not None:
+            make = tokenizer.further_decoder
+            if request.is_chat:
+                make = partial(tokenizer.reply_decoder, inside=request.goes_on)
+            self._make_decoder = partial(make, with_special=not sampling.skip_special_tokens)
+        self.answers = [
+            Answer(
+                index=index,
+                detokenizer=Detokenizer(self._make_decoder(), sampling.stop, sampling.include_stop_str_in_output)
+                if reads
+                else None,
+            )
+            for index in range(sampling.num_choices)
+        ]
+        self._beams: list[FinishedBeam] = []
+        self.prompt_logprobs: list[TokenLogprobs] | None = None
+        self.num_cached_tokens = 0
+        self.embedding: list[float] | None = None
+        """The vector of a pooled request, once it has come."""
+        self._arrival_time = clock()
+
+    @property
+    def is_done(self) -> bool:
+        return all(answer.finish_reason is not None for answer in self.answers)
+
+    @property
+    def first_token_time(self) -> float:
+        """When the first token of any answer came; 0 before."""
+        return min((answer.first_token_time for answer in self.answers if answer.first_token_time), default=0.0)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all answers so far."""
+        answers = self._beams or self.answers
+        return sum(len(answer.token_ids) for answer in answers)
+
+    @property
+    def num_drafted_tokens(self) -> int:
+        """Tokens that were drafted for all answers so far."""
+        return sum(answer.num_drafted for answer in self.answers)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Number of these that were right."""
+        return sum(answer.num_accepted for answer in self.answers)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the model that the tokens came with, those of all answers added up."""
+        return sum(answer.num_steps for answer in self.answers)
+
+    def add(self, update: AnswerUpdate) -> bool:
+        """Take in what the engine says of an answer.
+
+        Returns whether a stop string has ended the answer, which the engine does not know.
+        """
+        answer, now = self.answers[update.index], self._clock()
+        if not self.request.pooling:
+            answer.first_token_time = answer.first_token_time or now
+        if update.index == 0 and not answer.token_ids:  # one that goes on finds its own tokens in the cache as well
+            self.num_cached_tokens = update.num_cached_tokens
+        answer.num_drafted += update.num_drafted
+        answer.num_accepted += update.num_accepted
+        answer.num_steps += bool(update.token_ids)
+        answer.token_ids += update.token_ids
+        answer.drafted += (number < update.num_accepted for number in range(len(update.token_ids)))
+        answer.logprobs += update.logprobs
+        if update.queue_seconds is not None:
+            answer.queue_seconds = update.queue_seconds
+        answer.finish_reason, answer.error = update.finish_reason, update.error
+        if update.prompt_logprobs is not None:
+            self.prompt_logprobs = update.prompt_logprobs
+        self._beams, self.embedding = update.beams, update.embedding
+        stopped = self._read(answer, update.token_ids)
+        if stopped:
+            answer.finish_reason = FinishReason.STOP  # also where the length would have ended it
+        if answer.finish_reason is not None:
+            answer.end_time = now
+        return stopped
+
+    def take_delta(self, index: int, drops_logprobs: bool = False) -> Delta:
+        """The growth of one answer since the last call.
+
+        Args:
+            drops_logprobs: whether the log-probabilities are needed in this delta only, and not by ``output``.
+        """
+        answer = self.answers[index]
+        begin, answer.num_taken = answer.num_taken, len(answer.token_ids)
+        ended, detokenizer = answer.finish_reason is not None, answer.detokenizer
+        logprobs = None
+        if self.request.sampling.logprobs is not None:
+            logprobs = answer.logprobs[begin - answer.num_dropped :]
+            if drops_logprobs:
+                answer.logprobs, answer.num_dropped = [], answer.num_taken
+        if detokenizer is not None and ended:
+            detokenizer.finish()
+        return Delta(
+            key=self.request.key,
+            index=index,
+            text=detokenizer.take_new() if detokenizer else None,
+            token_ids=answer.token_ids[begin:],
+            finish_reason=answer.finish_reason.value if ended else None,
+            logprobs=logprobs,
+            stop_reason=self._stop_reason(answer) if ended else None,
+            drafted=answer.drafted[begin:],
+        )
+
+    def output(self) -> RequestOutput | EmbeddingOutput:
+        """All answers, once all are done, or the vector of a request that is pooled."""
+        sampling = self.request.sampling
+        if self.request.pooling:
+            return EmbeddingOutput(
+                self.request.key, self.request.prompt_token_ids, self.embedding, self.num_cached_tokens
+            )
+        if self._beams:
+            completions = [self._beam(index, beam) for index, beam in enumerate(self._beams)]
+        else:
+            completions = [self._completion(answer) for answer in self.answers]
+        num_output_tokens = self.num_output_tokens
+        if sampling.num_choices > sampling.n:
+            ranked = sorted(zip(completions, self.answers, strict=True), key=lambda pair: -_mean_logprob(pair[1]))
+            completions = [replace(pair[0], index=index) for index, pair in enumerate(ranked[: sampling.n])]
+        return RequestOutput(
+            key=self.request.key,
+            prompt_token_ids=self.request.prompt_token_ids,
+            completions=completions,
+            prompt_logprobs=self.prompt_logprobs,
+            num_cached_tokens=self.num_cached_tokens,
+            num_drafted_tokens=self.num_drafted_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
+            num_steps=self.num_steps,
+            num_output_tokens=num_output_tokens,
+            time_to_first_token=self.first_token_time - self._arrival_time,
+            time_per_output_token=max(map(self._time_per_token, self.answers)),
+            total_time=max(answer.end_time for answer in self.answers) - self._arrival_time,
+        )
+
+    def _read(self, answer: Answer, token_ids: list[int]) -> bool:
+        """New tokens as text. Returns whether they complete a stop string; those behind it are dropped."""
+        if answer.detokenizer is None:
+            return False
+        before = len(answer.token_ids) - len(token_ids)
+        for number, token in enumerate(token_ids[: max(0, self._num_text_tokens(answer) - before)], before + 1):
+            if answer.detokenizer.add(token, number > self.request.sampling.min_tokens):
+                del answer.token_ids[number:], answer.drafted[number:]
+                del answer.logprobs[number - answer.num_dropped :]
+                return True
+        return False
+
+    def _completion(self, answer: Answer) -> Completion:
+        text: str | None = None
+        if answer.detokenizer is not None:
+            answer.detokenizer.finish()
+            text = answer.detokenizer.text
+        elif self._make_decoder is not None:
+            text = self._make_decoder().decode(answer.token_ids[: self._num_text_tokens(answer)])
+        return Completion(
+            index=answer.index,
+            text=text,
+            token_ids=answer.token_ids,
+            finish_reason=answer.finish_reason.value,
+            stop_reason=self._stop_reason(answer),
+            logprobs=None if self.request.sampling.logprobs is None else answer.logprobs,
+            drafted=answer.drafted,
+            error=answer.error,
+        )
+
+    def _beam(self, index: int, beam: FinishedBeam) -> Completion:
+        last, sampling = beam.token_ids[-1], self.request.sampling
+        stop_token = last if last in sampling.stop_token_ids else None
+        dropped = stop_token is not None and not sampling.include_stop_str_in_output
+        text = None
+        if self._make_decoder is not None:
+            text = self._make_decoder().decode(beam.token_ids[: len(beam.token_ids) - dropped])
+        return Completion(
+            index=index,
+            text=text,
+            token_ids=beam.token_ids,
+            finish_reason=beam.finish_reason.value,
+            stop_reason=stop_token,
+            logprobs=None,
+            score=beam.score,
+            drafted=[False] * len(beam.token_ids),
+        )
+
+    def _stop_reason(self, answer: Answer) -> str | int | None:
+        if answer.detokenizer is not None and answer.detokenizer.stopped_by is not None:
+            return answer.detokenizer.stopped_by
+        return answer.token_ids[-1] if self._ended_by_token(answer) else None
+
+    def _time_per_token(self, answer: Answer) -> float:
+        """Mean over the tokens after the first, 0 if there is none."""
+        answers = [beam.token_ids for beam in self._beams] or [answer.token_ids]
+        after_first = max(map(len, answers)) - 1
+        return (answer.end_time - answer.first_token_time) / after_first if after_first > 0 else 0.0
+
+    def _num_text_tokens(self, answer: Answer) -> int:
+        """Output tokens that belong to the text: all but the one that ended it, if it would show and is not to be included."""
+        sampling = self.request.sampling
+        shows = self._ended_by_token(answer) or (
+            not sampling.skip_special_tokens and answer.finish_reason is FinishReason.STOP
+        )
+        return len(answer.token_ids) - (shows and not sampling.include_stop_str_in_output)
+
+    def _ended_by_token(self, answer: Answer) -> bool:
+        """Whether one of the request's own stop tokens ended it."""
+        stops = self.request.sampling.stop_token_ids
+        return answer.finish_reason is FinishReason.STOP and bool(stops) and answer.token_ids[-1] in stops
+
+
+def _mean_logprob(answer: Answer) -> float:
+    return fmean(measured.logprob for measured in answer.logprobs) if answer.logprobs else float("-inf")

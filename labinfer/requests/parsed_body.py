@@ -1,0 +1,137 @@
+"""ParsedBody: bodies of chats and completions as checked requests, over the sampling that they leave out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from labinfer.base.errors import UserError
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.requests.prompts import Prompt
+from labinfer.requests.protocol import (
+    MAX_INPUTS,
+    NEUTRAL_VALUES,
+    ChatBody,
+    CompletionBody,
+    OpenAIBody,
+    StreamOptions,
+    typed_prompts,
+)
+from labinfer.text.tools import ToolUse
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsedBody:
+    """A body's request, checked."""
+
+    prompts: list[Prompt]
+    sampling: SamplingParams
+    model: str | None
+    echo: bool
+    prompt_alone: bool = False
+    """Whether the answers are to have no tokens. One is generated all the same, as in vLLM."""
+    priority: int
+    user: str
+    cache_salt: str
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    tool_use: ToolUse
+    form_field: str = "structured_outputs"
+    max_tokens_field: str = ""
+    """Both see ``Request``."""
+    include_reasoning: bool = True
+    """Whether the answer has the thoughts."""
+    return_drafted: bool = False
+    """Whether the answer lists its tokens, each with whether it came from a draft."""
+    warnings: list[str] = field(default_factory=list)
+    """Parts of it that were left out, in words."""
+
+
+def read_completion(body: CompletionBody, defaults: SamplingParams) -> ParsedBody:
+    """Read a completion's body; fields that it leaves out have these defaults.
+
+    Raises:
+        UserError: a field is out of bounds, or asks for what is not offered.
+    """
+    logprobs = None if body.logprobs is False else body.logprobs
+    if body.echo and logprobs is not None and body.prompt_logprobs is None:
+        body = msgspec.structs.replace(body, prompt_logprobs=logprobs)  # OpenAI's echo brings the prompt's too
+    return _read(body, typed_prompts("prompt", body.prompt), logprobs, ToolUse(), defaults)
+
+
+def read_chat(body: ChatBody, defaults: SamplingParams) -> ParsedBody:
+    """Read a chat request's body; fields that it leaves out have these defaults.
+
+    Raises:
+        UserError: a field is out of bounds, or asks for what is not offered.
+    """
+    if body.echo:
+        raise UserError("echo is for completions; a chat answer has no prompt text")
+    parsed = _read(body, [body.prompt()], body.count_logprobs(), body.tool_use(), defaults)
+    return replace(
+        parsed, include_reasoning=body.include_reasoning is not False, return_drafted=bool(body.return_drafted)
+    )
+
+
+def _check_neutral(body: OpenAIBody) -> None:
+    """Raises:
+    UserError: a field of ``NEUTRAL_VALUES`` that the body does not support has a value that would change something.
+    """
+    for name in body.__struct_fields__:
+        if name not in NEUTRAL_VALUES or name in body.supported:
+            continue
+        value = getattr(body, name)
+        is_neutral = any(
+            value == neutral and type(value) is type(neutral) for neutral in NEUTRAL_VALUES[name]
+        )  # 1 is not True here
+        if value is not None and not is_neutral:
+            raise UserError(f"{name}={value!r:.60} is not supported; leave it out")
+
+
+def _read(
+    body: OpenAIBody, prompts: list[Prompt], logprobs: Any, tool_use: ToolUse, defaults: SamplingParams
+) -> ParsedBody:
+    _check_neutral(body)
+    warnings = tool_use.check_schemas()
+    options = body.stream_options or StreamOptions()
+    if body.stream_options is not None and not body.stream:
+        raise UserError("stream_options goes with stream: true; leave it out")
+    max_tokens, max_tokens_field = body.max_completion_tokens, "max_completion_tokens"
+    if max_tokens is None:
+        max_tokens, max_tokens_field = body.max_tokens, "max_tokens" if body.max_tokens is not None else ""
+    elif body.max_tokens is not None:
+        SamplingParams(max_tokens=body.max_tokens)  # must be in bounds, although the other goes before it
+    prompt_alone, has_format = bool(body.echo) and max_tokens == 0, body.structured_outputs is None
+    body = msgspec.structs.replace(
+        body,
+        max_tokens=1 if prompt_alone else max_tokens,
+        logprobs=logprobs,
+        structured_outputs=body.answer_form(warnings),
+    )
+    sampling = body.params(defaults)
+    num_answers = max(sampling.num_choices, sampling.num_beams)
+    if len(prompts) * num_answers > MAX_INPUTS:
+        raise UserError(
+            f"prompt: {num_answers} answers to each of {len(prompts)} prompts are more than the {MAX_INPUTS} that one "
+            "request may want; send several"
+        )
+    return ParsedBody(
+        prompts=prompts,
+        sampling=sampling,
+        model=body.model,
+        echo=bool(body.echo),
+        prompt_alone=prompt_alone,
+        priority=body.priority or 0,
+        user=body.user or "",
+        cache_salt=body.cache_salt or "",
+        stream=bool(body.stream),
+        include_usage=options.wants_usage,
+        continuous_usage=options.wants_usage and bool(options.continuous_usage_stats),
+        tool_use=tool_use,
+        form_field="response_format" if has_format else "structured_outputs",
+        max_tokens_field="" if prompt_alone else max_tokens_field,
+        warnings=warnings,
+    )

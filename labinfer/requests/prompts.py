@@ -1,0 +1,168 @@
+"""Prompts by their kinds: text, token ids, or a conversation with its tools. Made once, where input enters."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from labinfer.base.errors import UserError
+from labinfer.text.messages import Ending
+from labinfer.text.tools import ToolUse
+
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
+EXTRA_KEYS = {"cache_salt": str, "priority": int, "user": str}
+TOOL_KEYS = ToolUse.__struct_fields__
+
+VariableName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}$(?!\n)")]
+VariableValue = bool | int | float | Annotated[str, msgspec.Meta(max_length=1024)] | None
+TemplateKwargs = Annotated[dict[VariableName, VariableValue], msgspec.Meta(max_length=16)]
+"""Variables of a chat template, by name."""
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
+
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""Variables with which chat templates switch thoughts on and off."""
+
+
+class TemplateUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Fields of a request for the chat template, beside messages and tools. Names and meanings are vLLM's and OpenAI's."""
+
+    chat_template_kwargs: TemplateKwargs | None = None
+    """Variables, such as ``enable_thinking``."""
+    reasoning_effort: ReasoningEffort | None = None
+    """Length of the thoughts, ``none`` for none at all. It becomes the variables that the template has for it."""
+    verbosity: Verbosity | None = None
+    """Length of the answer, for templates that have a variable for it."""
+    add_generation_prompt: bool | None = None
+    """False to end the text behind the last message."""
+    continue_final_message: bool | None = None
+    """True to go on in the last message, as if it were the beginning of the answer."""
+
+    def __post_init__(self) -> None:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise UserError(
+                "continue_final_message goes on in the last message, and add_generation_prompt begins another; leave one out"
+            )
+
+    @property
+    def ending(self) -> Ending:
+        """End of the conversation's text."""
+        if self.continue_final_message:
+            return "in message"
+        return "behind message" if self.add_generation_prompt is False else "before answer"
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> TemplateUse:
+        """Read the fields of these names; others are passed over.
+
+        Raises:
+            UserError: a field is out of its bounds.
+        """
+        given = {name: fields[name] for name in TEMPLATE_KEYS if fields.get(name) is not None}
+        try:
+            return msgspec.convert(given, cls)
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise UserError(str(error)) from None
+
+
+def thinking_switches(is_on: bool) -> dict[str, bool]:
+    """Variables of a chat template that switch thoughts on or off; those that a template does not read are passed over."""
+    return dict.fromkeys(THINKING_SWITCHES, is_on)
+
+
+TEMPLATE_KEYS = TemplateUse.__struct_fields__
+
+
+class TextPrompt(msgspec.Struct, frozen=True):
+    """A text, given to the model as it is."""
+
+    text: str
+
+
+class TokensPrompt(msgspec.Struct, frozen=True):
+    """Token ids."""
+
+    token_ids: list[int]
+
+
+class ChatPrompt(msgspec.Struct, frozen=True):
+    """A conversation, which the checkpoint's template makes a text of."""
+
+    messages: list[dict[str, Any]]
+    """Messages as chat templates take them."""
+    tool_use: ToolUse = ToolUse()
+    template_use: TemplateUse = TemplateUse()
+    thinking_budget: int | None = None
+    """Tokens of a thought at most, where it is a token that ends the model's thoughts; None for any number."""
+
+
+Prompt = TextPrompt | TokensPrompt | ChatPrompt
+PromptLike = Prompt | str | list[int] | dict[str, Any] | list[dict[str, Any]]
+"""A prompt as Python callers may give it: one of these types; text, token ids or a list of chat messages; or a dictionary
+with one of ``PROMPT_KEYS``.
+
+A dictionary may also have ``cache_salt``, ``priority`` and ``user``; see ``Request``. Beside messages it may have
+the fields of ``ToolUse``, such as ``tools``, and of ``TemplateUse``, such as ``chat_template_kwargs``.
+"""
+
+
+def parse_prompt(given: PromptLike) -> tuple[Prompt, dict[str, Any]]:
+    """A typed prompt, and those of ``EXTRA_KEYS`` that a dictionary has.
+
+    Raises:
+        UserError: the prompt is of no known kind, or a key is unknown, or its value has another type.
+    """
+    if not isinstance(given, dict):
+        return _convert(given, ToolUse(), TemplateUse()), {}
+    extras, key = _extras(given), only_key(given)
+    tool_use = ToolUse.from_fields(given)
+    if tool_use.offered and key != "messages":
+        raise UserError(f"tools go with messages, not with {key}")
+    template_use = TemplateUse.from_fields(given)
+    check_template_use(template_use, key)
+    return _convert(given[key], tool_use, template_use), extras
+
+
+def check_template_use(template_use: TemplateUse, key: str) -> None:
+    """Raises:
+    UserError: there is something for the chat template, but the prompt, the one of ``PROMPT_KEYS``, is no conversation.
+    """
+    if key != "messages" and (names := list(msgspec.to_builtins(template_use))):
+        raise UserError(f"{names[0]} goes with messages, not with {key}")
+
+
+def only_key(given: dict[str, Any]) -> str:
+    """The one of ``PROMPT_KEYS`` that has a value.
+
+    Raises:
+        UserError: none has, or several have.
+    """
+    keys = [key for key in PROMPT_KEYS if given.get(key) is not None]
+    if len(keys) != 1:
+        raise UserError(f"a prompt needs exactly one of prompt, prompt_token_ids and messages, not {sorted(given)}")
+    return keys[0]
+
+
+def _convert(given: Any, tool_use: ToolUse, template_use: TemplateUse) -> Prompt:
+    if isinstance(given, Prompt):
+        return given
+    if isinstance(given, str):
+        return TextPrompt(given)
+    if isinstance(given, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in given):
+        return TokensPrompt(given)
+    if isinstance(given, list) and all(isinstance(message, dict) for message in given):
+        return ChatPrompt(given, tool_use, template_use)
+    raise UserError(f"a prompt is text, a list of token ids or a list of messages, not {given!r:.80}")
+
+
+def _extras(given: dict[str, Any]) -> dict[str, Any]:
+    known = (*PROMPT_KEYS, *EXTRA_KEYS, *TOOL_KEYS, *TEMPLATE_KEYS)
+    unknown = sorted(str(key) for key in set(given).difference(known))
+    if unknown:
+        raise UserError(f"a prompt has no key {unknown[0]!r}; its keys are {', '.join(known)}")
+    extras = {key: given[key] for key in EXTRA_KEYS if given.get(key) is not None}
+    for key, value in extras.items():
+        if type(value) is not EXTRA_KEYS[key]:
+            raise UserError(f"{key} must be {'a string' if EXTRA_KEYS[key] is str else 'a number'}, not {value!r:.60}")
+    return extras

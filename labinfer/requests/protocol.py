@@ -1,0 +1,385 @@
+"""Schema of requests, with all its bounds, for HTTP bodies and JSONL lines.
+
+Names and meanings are OpenAI's (API reference) and, for what it does not have, vLLM's.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
+
+import msgspec
+
+from labinfer.base.errors import UserError
+from labinfer.base.sampling_params import BIAS, MAX_COUNT, MAX_SEED, NUMBERS, TEXTS, SamplingParams
+from labinfer.base.structured_outputs import StructuredOutputs
+from labinfer.requests.prompts import (
+    TEMPLATE_KEYS,
+    TOOL_KEYS,
+    ChatPrompt,
+    Prompt,
+    ReasoningEffort,
+    TemplateKwargs,
+    TemplateUse,
+    TextPrompt,
+    TokensPrompt,
+    Verbosity,
+)
+from labinfer.text.json_schema import fit_schema
+from labinfer.text.messages import Messages
+from labinfer.text.tools import FunctionChoice, FunctionList, FunctionName, ToolChoice, ToolList, ToolUse
+
+COMPLETIONS_URL = "/v1/completions"
+CHAT_URL = "/v1/chat/completions"
+EMBEDDINGS_URL = "/v1/embeddings"
+MAX_INPUTS = 2048
+"""Texts or prompts of one request, and answers to them together; OpenAI's bound for embeddings."""
+SAMPLING_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
+
+TOKEN_ID = "token id"
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT, title=TOKEN_ID)]
+"""The model's vocabulary bounds it further."""
+
+MAX_TOKEN_IDS = 1 << 20
+"""Token ids of a prompt; as many items as a body may have."""
+MAX_CHOSEN_IDS = 1 << 18
+"""Token ids in a list or map that says which may come; the largest vocabularies have as many."""
+
+Metadata = Annotated[
+    dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
+    msgspec.Meta(max_length=16),
+]
+"""A caller's own notes on what is kept here, with OpenAI's bounds."""
+
+NEUTRAL_VALUES: dict[str, list[Any]] = {
+    "suffix": [""],
+    "tools": [[]],
+    "tool_choice": ["none", "auto"],
+    "modalities": [["text"]],
+    "web_search_options": [],
+    "audio": [],
+    "truncate_prompt_tokens": [],
+    "use_beam_search": [False],
+    "return_token_ids": [False],
+    "return_tokens_as_token_ids": [False],
+    "chat_template": [],
+    "documents": [[]],
+}
+"""Fields of OpenAI's bodies, then of vLLM's, that are accepted only with the values that change nothing; null is one
+for all of them."""
+
+
+def _bounded(kind: Any, **keywords: Any) -> Any:
+    """A type, or None, whose JSON schema has further keywords; ``SamplingParams`` refuses what breaks them, by name."""
+    return Annotated[kind | None, msgspec.Meta(extra_json_schema=keywords)]
+
+
+def _number(name: str) -> Any:
+    """The type of a number of ``SamplingParams``, or None, with its bounds as keywords of its JSON schema."""
+    kind, bounds = NUMBERS[name]
+    return _bounded(kind, minimum=bounds.least, maximum=bounds.most)
+
+
+def _texts(name: str) -> Any:
+    """A string or a list of strings, or None, with the bounds of this field of ``SamplingParams``."""
+    short = {"minLength": 1, "maxLength": TEXTS[name].longest}
+    return _bounded(str | list[str], **short, maxItems=TEXTS[name].most, items={"type": "string"} | short)
+
+
+JSON_TYPES: dict[str, Any] = {name: _number(name) for name in NUMBERS} | {
+    "seed": int | None,  # any: those out of bounds are taken modulo 2**63
+    "stop": _texts("stop"),
+    "bad_words": _texts("bad_words"),
+    "logit_bias": _bounded(
+        Annotated[dict[TokenId, float], msgspec.Meta(max_length=MAX_CHOSEN_IDS)],
+        propertyNames={"pattern": "^(0|[1-9][0-9]{0,8})$"},
+        additionalProperties={"type": "number", "minimum": BIAS.least, "maximum": BIAS.most},
+    ),
+    "allowed_token_ids": Annotated[list[TokenId], msgspec.Meta(max_length=MAX_CHOSEN_IDS)] | None,
+    "stop_token_ids": Annotated[list[TokenId], msgspec.Meta(max_length=MAX_CHOSEN_IDS)] | None,
+    "early_stopping": _bounded(bool | str, enum=[True, False, "never", None]),
+    "logprobs": bool | int | None,  # a count; in OpenAI's chat bodies true, beside top_logprobs
+}
+"""Sampling fields that JSON has in other types than ``SamplingParams``, or in bounds."""
+SamplingFields = msgspec.defstruct(
+    "SamplingFields",
+    [(name, JSON_TYPES.get(name, kind | None), None) for name, kind in get_type_hints(SamplingParams).items()],
+    kw_only=True,
+)
+"""The fields of ``SamplingParams``, each None where a request does not say."""
+
+
+class RequestFields(SamplingFields, kw_only=True):
+    """The fields that every kind of request may have beside its prompt.
+
+    A ``seed`` out of the bounds of ``SamplingParams`` is taken modulo 2**63.
+    """
+
+    priority: Annotated[int, msgspec.Meta(ge=-MAX_COUNT, le=MAX_COUNT)] | None = None
+    """With ``--scheduling-policy priority`` the lowest goes first."""
+    user: str | None = None
+    """With ``--scheduling-policy fair`` users take turns."""
+    cache_salt: str | None = None
+    """Only requests with the same salt find each other's tokens in the KV cache."""
+    echo: bool | None = None
+    """The answer's text begins with the prompt's."""
+
+    def params(self, defaults: SamplingParams) -> SamplingParams:
+        """The sampling fields over ``defaults``, checked.
+
+        Raises:
+            UserError: a field is out of bounds.
+        """
+        given = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        if "seed" in given:
+            given["seed"] %= MAX_SEED + 1
+        return SamplingParams(**({name: getattr(defaults, name) for name in SAMPLING_FIELDS} | given))
+
+
+TokenIds = Annotated[list[TokenId], msgspec.Meta(max_length=MAX_TOKEN_IDS)]
+_TOKEN_IDS = {"type": "array", "minItems": 1, "maxItems": MAX_TOKEN_IDS, "items": msgspec.json.schema(TokenId)}
+_SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS}
+_INPUT_KINDS = [
+    {"type": "string", "minLength": 1},
+    _SEVERAL | {"items": {"type": "string", "minLength": 1}},
+    _TOKEN_IDS,
+    _SEVERAL | {"items": _TOKEN_IDS},
+]
+"""Inputs of an embeddings request as JSON schemas: msgspec's types have one list at most to choose from."""
+Inputs = Annotated[
+    str | Annotated[list[str | TokenId | TokenIds], msgspec.Meta(max_length=MAX_TOKEN_IDS)],
+    msgspec.Meta(extra_json_schema={"oneOf": _INPUT_KINDS}),
+]
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    """Whether a last chunk has the numbers of tokens; by default only with ``continuous_usage_stats``."""
+    continuous_usage_stats: bool | None = None
+    """Whether every chunk has the numbers of tokens so far, unless ``include_usage`` is false."""
+    include_obfuscation: bool | None = None
+    """Accepted; nothing is added to hide the lengths of tokens."""
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the numbers of tokens are told at all."""
+        return bool(self.continuous_usage_stats if self.include_usage is None else self.include_usage)
+
+
+class TextFormat(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """Any text."""
+
+
+class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+    """A JSON object."""
+
+    schema: dict[str, Any] | None = None
+    """JSON schema of the answer, as llama.cpp and Together have it; None for any object."""
+
+
+class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """A JSON schema in OpenAI's wrapping; name and description are for people. Answers keep to it, strict or not; if it is not,
+    what no grammar holds is left out."""
+
+    name: FunctionName
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    """None: any JSON object."""
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    """JSON by a schema: exactly one of these fields is given."""
+
+    json_schema: NamedSchema | None = None
+    schema: dict[str, Any] | None = None
+    """The schema alone, as llama.cpp and Together have it."""
+
+    def __post_init__(self) -> None:
+        if (self.json_schema is None) == (self.schema is None):
+            raise UserError("response_format of the type json_schema needs json_schema, or schema alone")
+
+
+class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
+    """The fields of OpenAI's bodies. The second group changes nothing here; for the third see ``NEUTRAL_VALUES``."""
+
+    model: str | None = None
+    """The first one that is served where it is left out."""
+    max_completion_tokens: _number("max_tokens") = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    metadata: dict | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    spaces_between_special_tokens: bool | None = None
+
+    suffix: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    truncate_prompt_tokens: Any = None
+    use_beam_search: Any = None
+    return_token_ids: Any = None
+    return_tokens_as_token_ids: Any = None
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
+
+    def answer_form(self, left_out: list[str]) -> StructuredOutputs | None:
+        """``response_format`` and ``structured_outputs`` as one.
+
+        Args:
+            left_out: is given a sentence where something of a schema is left out.
+
+        Raises:
+            UserError: both are given, or a schema is out of its bounds.
+        """
+        form = self.response_format
+        if form is None or isinstance(form, TextFormat):
+            return self.structured_outputs
+        if self.structured_outputs is not None:
+            raise UserError("response_format and structured_outputs both say what an answer must be; leave one out")
+        named = form.json_schema if isinstance(form, JsonSchemaFormat) else None
+        schema = form.schema if named is None else named.schema
+        if schema is None:
+            return StructuredOutputs(json_object=True)
+        is_strict = named is not None and bool(named.strict)
+        return StructuredOutputs(json=fit_schema(schema, "response_format", is_strict, left_out))
+
+    supported: ClassVar[tuple[str, ...]] = ()
+    """Names in ``NEUTRAL_VALUES`` that may have other values in this kind of body."""
+
+
+class CompletionBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
+    prompt: Inputs
+    """A text, token ids, or a list of texts or of lists of token ids."""
+    max_tokens: _bounded(int, minimum=0, maximum=MAX_COUNT) = None
+    """0, with ``echo``, for the prompt alone and its log-probabilities."""
+
+
+class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
+    messages: Messages
+    top_logprobs: _number("logprobs") = None
+    tools: ToolList | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    """Length of the thoughts, where the chat template knows of that."""
+    verbosity: Verbosity | None = None
+    """Length of the answer, where the chat template knows of that."""
+    chat_template_kwargs: TemplateKwargs | None = None
+    """Variables of the chat template, such as ``enable_thinking``."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    """Both see ``TemplateUse``."""
+    thinking_token_budget: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)] | None = None
+    """Tokens of a thought at most; see ``ChatPrompt``."""
+    include_reasoning: bool | None = None
+    """Whether the answer has the thoughts; true by default. The model thinks all the same."""
+    return_drafted: bool | None = None
+    """The answer lists its tokens, each with whether it came from a draft."""
+    functions: FunctionList | None = None
+    function_call: FunctionChoice | None = None
+    """Both as ``tools`` and ``tool_choice``, see ``ToolUse``."""
+
+    prediction: dict | None = None
+    """Accepted; nothing is faster for it."""
+    modalities: Any = None
+    web_search_options: Any = None
+    audio: Any = None
+    chat_template: Any = None
+    documents: Any = None
+
+    supported: ClassVar[tuple[str, ...]] = ("tools", "tool_choice")
+
+    def prompt(self) -> ChatPrompt:
+        """The conversation, with its tools where any are offered.
+
+        Raises:
+            UserError: ``tools`` and ``tool_choice`` do not go together.
+        """
+        messages, tool_use = [message.as_dict() for message in self.messages], self.tool_use()
+        template_use = TemplateUse(
+            **{name: value for name in TEMPLATE_KEYS if (value := getattr(self, name)) not in (None, {})}
+        )
+        tool_use = tool_use if tool_use.offered else ToolUse()
+        return ChatPrompt(messages, tool_use, template_use, self.thinking_token_budget)
+
+    def tool_use(self) -> ToolUse:
+        """Raises:
+        UserError: ``tools`` and ``tool_choice`` do not go together.
+        """
+        return ToolUse(**{name: getattr(self, name) for name in TOOL_KEYS})
+
+    def count_logprobs(self) -> int | None:
+        """``logprobs`` and ``top_logprobs`` as the one count that ``SamplingParams`` has.
+
+        Raises:
+            UserError: ``logprobs`` is neither true nor false, or ``top_logprobs`` stands alone or is out of bounds.
+        """
+        if type(self.logprobs) is int:
+            raise UserError(f"logprobs must be true or false in a chat request, not {self.logprobs!r:.60}")
+        if self.top_logprobs and not self.logprobs:
+            raise UserError("top_logprobs needs logprobs: true")
+        if self.top_logprobs is not None:
+            kind, bounds = NUMBERS["logprobs"]
+            bounds.check("top_logprobs", kind, self.top_logprobs)
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's body of an embeddings request (API reference, "Create embeddings"), and ``pooling``."""
+
+    input: Inputs
+    """A text, token ids, or a list of texts or of lists of token ids."""
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = "float"
+    dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Only as many as the model has."""
+    user: str | None = None
+    pooling: Literal["last", "mean", "cls"] | None = None
+    """See ``plan.POOLINGS``; by default the model's own."""
+    normalize: bool | None = None
+    """Whether vectors are divided by their length; by default as the model's files say."""
+    use_activation: bool | None = None
+    """vLLM's newer name of ``normalize``."""
+
+    def __post_init__(self) -> None:
+        self.normalize = self.use_activation if self.normalize is None else self.normalize
+        self.encoding_format = self.encoding_format or "float"
+
+    def prompts(self) -> list[Prompt]:
+        """A prompt of each input, in order.
+
+        Raises:
+            UserError: there is none or too many, one is empty, or they are of several kinds.
+        """
+        return typed_prompts("input", self.input)
+
+    def check_dimensions(self, hidden_size: int) -> None:
+        """Raises:
+        UserError: other dimensions are wanted than the model has.
+        """
+        if self.dimensions not in (None, hidden_size):
+            raise UserError(
+                f"dimensions {self.dimensions} are not offered: this model's vectors have {hidden_size}; leave it out"
+            )
+
+
+def typed_prompts(field: str, inputs: Any) -> list[Prompt]:
+    """A prompt of each of the ``Inputs`` of a field, in order.
+
+    Raises:
+        UserError: there is none or too many, one is empty, or they are of several kinds.
+    """
+    if isinstance(inputs, str) or (inputs and all(isinstance(item, int) for item in inputs)):
+        inputs = [inputs]
+    kinds = {type(item) for item in inputs}
+    if len(kinds) > 1 or int in kinds:
+        raise UserError(f"{field} mixes texts, token ids and lists of them; give all of one kind")
+    if not 0 < len(inputs) <= MAX_INPUTS:
+        raise UserError(f"{field} must have 1 to {MAX_INPUTS} texts or prompts, not {len(inputs)}")
+    for index, item in enumerate(inputs):
+        if not item:
+            raise UserError(f"{field} {index} is empty; give at least one token")
+    return list(map(TextPrompt if str in kinds else TokensPrompt, inputs))

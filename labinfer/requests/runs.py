@@ -1,0 +1,162 @@
+"""Runs: rank 0's runs of an engine, one after another: requests in, deltas and outputs out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+
+from labinfer.base.clock import Clock
+from labinfer.base.errors import UserError
+from labinfer.base.pooling import EmbeddingOutput
+from labinfer.base.rank_stats import WorkerStats
+from labinfer.comm.group.signals import interrupts_held
+from labinfer.engine.driver import EngineDriver, News
+from labinfer.engine.facts import EngineFacts
+from labinfer.engine.request import FinishReason, Request
+from labinfer.observe.output_file import OutputFile
+from labinfer.observe.recorder import Recorder
+from labinfer.observe.report import RunReport
+from labinfer.observe.trace import write_trace
+from labinfer.requests.outputs import Delta, RequestOutput, RequestState
+from labinfer.text.tokenizer import Tokenizer
+
+Outputs = list[RequestOutput | EmbeddingOutput]
+
+
+class Runs:
+    """Rank 0's side of a run, while the other ranks follow.
+
+    A run that is broken off, by an error of its caller or by Ctrl-C, aborts its requests; the next one finds the engine empty.
+
+    Args:
+        facts: those of the engine.
+        tokenizer: None where the checkpoint has none.
+        trace: file for the trace at the end of a run, if one is to be written.
+    """
+
+    def __init__(
+        self,
+        driver: EngineDriver,
+        clock: Clock,
+        recorder: Recorder,
+        *,
+        facts: EngineFacts,
+        tokenizer: Tokenizer | None,
+        trace: OutputFile | None = None,
+    ):
+        self._driver, self._engine, self._clock, self._recorder = driver, driver.engine, clock, recorder
+        self._facts, self._tokenizer, self._trace = facts, tokenizer, trace
+        self.report = RunReport()
+        """Figures of the last run, or of the one that is on."""
+
+    def outputs(
+        self,
+        requests: Iterable[Request | None],
+        check: Callable[[], None] = lambda: None,
+        on_delta: Callable[[Delta], None] | None = None,
+    ) -> Iterator[RequestOutput | EmbeddingOutput]:
+        """Yield outputs as they finish; see ``LLM.run``."""
+        with contextlib.closing(self._run(requests, check, streams=on_delta is not None)) as steps:
+            for deltas, outputs in steps:
+                for delta in deltas:
+                    on_delta(delta)
+                yield from outputs
+
+    def deltas(self, requests: Iterable[Request]) -> Iterator[Delta]:
+        """Yield what the answers get, as they get it."""
+        with contextlib.closing(self._run(requests, lambda: None, streams=True)) as steps:
+            for deltas, _ in steps:
+                yield from deltas
+
+    def end(self) -> list[WorkerStats]:
+        """End a run, on the other ranks, too. Returns what each of them did, and writes the trace if there is to be one."""
+        workers = self._engine.end_run()
+        if self._trace is not None:
+            write_trace(self._trace, workers, msgspec.to_builtins(self._facts))
+        return workers
+
+    def close(self) -> None:
+        """Close the trace's file."""
+        if self._trace is not None:
+            self._trace.close()
+
+    def _run(
+        self, requests: Iterable[Request | None], check: Callable[[], None], streams: bool
+    ) -> Iterator[tuple[list[Delta], Outputs]]:
+        """Yield the deltas and the outputs of each step."""
+        driver = self._driver
+        if driver.is_broken:
+            raise UserError("an earlier run of this LLM was broken off; make a new LLM")
+        self.report = report = RunReport()
+        before = self._engine.scheduler.counts.copy()
+        begin = self._clock()
+        steps = driver.run(self._open(requests, streams), check)
+        try:
+            while True:
+                with interrupts_held():
+                    news = next(steps, None)
+                if news is None:
+                    return
+                with self._recorder.slice("detokenise"):
+                    deltas, outputs = self._advance(news, streams)
+                for output in outputs:
+                    _count(report, output)
+                yield deltas, outputs
+        except BaseException:
+            if not driver.is_broken:
+                with interrupts_held():
+                    driver.drain()
+            raise
+        finally:
+            if not driver.is_broken:
+                report.wall_time = self._clock() - begin
+                report.counts = self._engine.scheduler.counts.copy()
+                report.counts.subtract(before)
+                with interrupts_held():
+                    report.workers = self.end()
+
+    def _open(self, requests: Iterable[Request | None], streams: bool) -> Iterator[tuple[RequestState, Request] | None]:
+        """Each request with its state."""
+        for request in requests:
+            if request is None:
+                yield None
+                continue
+            if streams:
+                check_can_stream(request)
+            yield RequestState(request, self._tokenizer, streams, self._clock), request
+
+    def _advance(self, news: News, streams: bool) -> tuple[list[Delta], Outputs]:
+        """Turn the news of a step into text: the deltas, and the outputs of the requests that are done with it."""
+        deltas, outputs = [], []
+        for state, update in news:
+            self.report.generated_tokens += len(update.token_ids)
+            if state.add(update):
+                self._driver.abort(state, update.index, FinishReason.STOP)
+            if streams:
+                deltas.append(state.take_delta(update.index))
+            if state.is_done:
+                outputs.append(state.output())
+        return deltas, outputs
+
+
+def check_can_stream(request: Request) -> None:
+    """Raises:
+    UserError: the answers are chosen at the end.
+    """
+    if not request.sampling.can_stream:
+        raise UserError(
+            "best_of and num_beams cannot stream: the best are known at the end; leave them or on_delta out"
+        )
+
+
+def _count(report: RunReport, output: RequestOutput | EmbeddingOutput) -> None:
+    report.num_finished += 1
+    report.prompt_tokens += len(output.prompt_token_ids)
+    if isinstance(output, EmbeddingOutput):
+        return
+    report.output_tokens += output.num_output_tokens
+    report.time_to_first_token.append(output.time_to_first_token)
+    if output.time_per_output_token:
+        report.time_per_output_token.append(output.time_per_output_token)

@@ -1,0 +1,130 @@
+"""The ASGI application: which path is answered by what, and how every failure becomes its API's error object."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response as HttpResponse
+from starlette.routing import Match, Route
+
+from labinfer.base.errors import is_failure
+from labinfer.requests.openai import api_errors
+from labinfer.requests.openai.api_errors import ApiError
+from labinfer.server.gateway.access import Denied
+from labinfer.server.gateway.batch_runner import BatchRunner
+from labinfer.server.gateway.call import ID_HEADER, WARNING_HEADER, Call
+from labinfer.server.gateway.endpoints import API, PAGES
+from labinfer.server.gateway.error_form import ANTHROPIC_ERRORS, OPENAI_ERRORS, VERSION_HEADER, ErrorForm
+from labinfer.server.gateway.host_check import AllowedHosts, HostCheck
+from labinfer.server.gateway.limits import LimitReached, ServerFull
+from labinfer.server.gateway.openapi import Endpoint
+from labinfer.server.gateway.routes import batches
+from labinfer.server.gateway.service import Service
+
+logger = logging.getLogger(__name__)
+
+
+def make_app(service: Service) -> Starlette:
+    """The application over one service."""
+    if service.files is not None:
+        service.batches = BatchRunner(service, service.files, batches.HANDLERS)
+    routes, endpoints = [], {}
+    for endpoint in (*API, *PAGES):
+        for path in (endpoint.path, *endpoint.aliases):
+            routes.append(Route(path, _guard(service, endpoint), methods=[endpoint.method]))
+            endpoints[path] = endpoint
+
+    def refuse(http: Request, error: ApiError) -> HttpResponse:
+        endpoint = endpoints.get(_matching_path(http, routes))
+        call = Call(service, http, endpoint.path if endpoint else "", _error_form(http, endpoint))
+        return _answer_error(call, error, logged=True)
+
+    async def on_http_exception(http: Request, error: Exception) -> HttpResponse:
+        return refuse(http, _routing_error(http, error, routes))
+
+    options = service.options
+    hosts = AllowedHosts(options.allowed_hosts, options.host, options.allowed_origins)
+    middleware = [Middleware(HostCheck, hosts=hosts, refuse=refuse)]
+    if options.allowed_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=[origin.lower() for origin in options.allowed_origins],
+                allow_methods=sorted({endpoint.method for endpoint in API}),
+                allow_headers=("*",),
+                expose_headers=(ID_HEADER, WARNING_HEADER, "retry-after"),
+            )
+        )
+    app = Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception}, middleware=middleware)
+    app.router.redirect_slashes = False  # a path with one more slash is another path
+    return app
+
+
+def _guard(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaitable[HttpResponse]]:
+    needs_key = endpoint.needs_key and not (endpoint.opened_by and getattr(service.options, endpoint.opened_by))
+
+    async def run(http: Request) -> HttpResponse:
+        call = Call(service, http, endpoint.path, _error_form(http, endpoint))
+        try:
+            if needs_key:
+                call.caller = service.keys.authenticate(
+                    http.headers.get("authorization"), http.headers.get("x-api-key")
+                )
+            response = await endpoint.handler(call)
+        except ApiError as error:
+            return _answer_error(call, error, endpoint.logged)
+        except LimitReached as error:
+            refusal = api_errors.rate_limited(error.message, error.retry_after_seconds, error.kind)
+            return _answer_error(call, refusal, endpoint.logged)
+        except ServerFull as error:
+            refusal = api_errors.overloaded(error.message, error.retry_after_seconds)
+            return _answer_error(call, refusal, endpoint.logged)
+        except Denied as error:
+            return _answer_error(call, api_errors.unauthorized(str(error)), endpoint.logged)
+        except ClientDisconnect:
+            return _answer_error(call, api_errors.cancelled(), endpoint.logged)
+        except BaseException as error:  # whatever it is, the other requests go on
+            if not is_failure(error):
+                raise
+            logger.error("request %s failed\n%s", call.id, traceback.format_exc().rstrip())
+            return _answer_error(call, api_errors.internal(call.id), logged=True)
+        if isinstance(response, HttpResponse):  # a stream ends its call itself
+            call.end(response.status_code, endpoint.logged)
+        return response
+
+    return run
+
+
+def _error_form(http: Request, endpoint: Endpoint | None) -> ErrorForm:
+    """Form of the errors of a path; ``endpoint`` is None where nothing is served at it."""
+    if (endpoint is None or endpoint.is_anthropics_too) and VERSION_HEADER in http.headers:
+        return ANTHROPIC_ERRORS
+    return endpoint.error_form if endpoint else OPENAI_ERRORS
+
+
+def _answer_error(call: Call, error: ApiError, logged: bool) -> HttpResponse:
+    call.end(error.status, logged)
+    return call.json(call.error_form.make(error, call.id), error.status, error.headers)
+
+
+def _routing_error(http: Request, error: HTTPException, routes: list[Route]) -> ApiError:
+    path = http.scope["path"]  # a URL is made with the header Host, which may be anything
+    if error.status_code == 405:
+        first = _matching_path(http, routes)
+        allowed = [method for route in routes if route.path == first for method in sorted(route.methods or ())]
+        return api_errors.method_not_allowed(http.method, path, allowed)
+    if error.status_code == 404:
+        return api_errors.not_found_route(http.method, path)
+    return ApiError(error.status_code, str(error.detail), api_errors.INVALID_REQUEST)
+
+
+def _matching_path(http: Request, routes: list[Route]) -> str | None:
+    """The pattern of the first route that has the path of a request, whatever its method; None where there is none."""
+    return next((route.path for route in routes if route.matches(http.scope)[0] is not Match.NONE), None)

@@ -1,0 +1,326 @@
+"""AsyncLLMEngine: the engines of a host, as the gateway sees them at the other end of a local socket."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+
+from labinfer.base.heartbeat import DEFAULT_TIMEOUT, Wait
+from labinfer.engine.request import Request
+from labinfer.requests.outputs import RequestState
+from labinfer.server.gateway.host_link import HostLink
+from labinfer.server.gateway.open_requests import OpenRequests
+from labinfer.server.gateway.submission import Cancelled, EngineFailed, EngineGone, Submission
+from labinfer.server.link.frames import (
+    Accepted,
+    Attach,
+    Beat,
+    Bye,
+    ChangeLayout,
+    Draining,
+    FromGateway,
+    FromHost,
+    LayoutAnswer,
+    ModelFacts,
+    Paused,
+    Ready,
+    Rebuilding,
+    Refused,
+    Stats,
+    Trace,
+    Updates,
+    Watch,
+)
+from labinfer.server.link.layout_change import LayoutChange
+from labinfer.server.link.stats import EngineStats
+from labinfer.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+TOLD_WAIT_SECONDS = 5.0
+"""Waits that are shorter are told to nobody: a long prompt takes such a time."""
+ENGINE_HAS_FAILED = "the engine has failed, and the server ends; send the request to another one, or try again later"
+
+
+class ChangeUnderWay(RuntimeError):
+    """The layout is being changed already."""
+
+    def __init__(self) -> None:
+        super().__init__("the layout is being changed already; try again when that is done")
+
+
+class NoEngine(RuntimeError):
+    """No host is there that could change its layout."""
+
+
+class AsyncLLMEngine:
+    """The engines of the host that is attached, for any number of requests at once.
+
+    Args:
+        clock: seconds that never go back.
+        outlives_host: what is open when a host dies goes on with the next one; else it fails.
+        stall_seconds: time without a step, while requests are open, after which the engine counts as stalled.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        outlives_host: bool = False,
+        stall_seconds: float = DEFAULT_TIMEOUT,
+    ):
+        self._clock, self._outlives_host, self._stall_seconds = clock, outlives_host, stall_seconds
+        self._num_steps = 0  # of all engines
+        self._last_progress = clock()  # when a step ended, or work came to an idle engine
+        self._wait: tuple[Wait, float] | None = None  # of rank 0 in its last frame, and when that came
+        self._link: HostLink | None = None
+        self._submissions: set[Submission] = set()  # that may be cancelled
+        self._requests = OpenRequests(self._tell)
+        self._facts: list[ModelFacts] = []  # of the models of the last host that was ready
+        self._keys = itertools.count()  # ids may be chosen by callers, and two may choose the same
+        self._ending: Exception | None = None  # what ended all that was open, until another host comes
+        self.is_draining = False
+        """Whether the host has said that it will end."""
+        self._awaits_host = False  # one has died, and what is open waits for another
+        self.is_rebuilding = False
+        """Whether the models are loaded again in another layout, and what is open waits for that."""
+        self._change: asyncio.Future[LayoutAnswer] | None = None  # of the layout, for whoever has asked for it
+        self._awaits_outcome = False  # of a change, whoever has asked for it
+        self.on_stats: Callable[[EngineStats], None] = lambda stats: None
+        """Called with the stats of each engine as they come."""
+        self.on_trace: Callable[[Trace], None] = lambda trace: None
+        """Called with what the ranks did, between ``watch(True)`` and ``watch(False)``."""
+        self.on_attach: Callable[[list[ModelFacts]], None] = lambda models: None
+        """Called when a host has loaded its models."""
+        self.on_begin: Callable[[], None] = lambda: None
+        """Called when a host has come."""
+        self.on_end: Callable[[bool], None] = lambda is_final: None
+        """Called when nothing more comes from it, with whether its models are gone, too."""
+
+    async def run(self, link: HostLink) -> None:
+        """Carry frames to and fro until the host says goodbye.
+
+        Raises:
+            BrokenLink: it has ended without.
+        """
+        self._link, self._ending, self.is_draining = link, None, False
+        tasks = [asyncio.create_task(link.write()), asyncio.create_task(link.watch())]
+        ending: Exception | None = None if self._outlives_host else EngineFailed(ENGINE_HAS_FAILED)
+        try:
+            self.on_begin()
+            while True:
+                for frame in await link.receive():
+                    if isinstance(frame, Bye):
+                        ending = EngineGone("the server is shutting down")
+                        return
+                    self._take(frame)
+        finally:
+            for task in tasks:
+                task.cancel()
+            link.close()
+            self._link = self._wait = None
+            self.is_rebuilding = self._awaits_outcome = False
+            self._requests.end(sum(model.max_num_seqs for model in self._facts))
+            if self._change is not None and not self._change.done():
+                self._change.set_exception(EngineFailed("the engine has ended while it changed its layout"))
+            self._awaits_host = ending is None and bool(self._facts)
+            if ending is not None:
+                self._fail(ending)
+            self.on_end(not self._awaits_host)
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether a host has died, and not all that was open then goes on with another."""
+        return self._awaits_host or self._requests.is_trying
+
+    @property
+    def has_work(self) -> bool:
+        """Whether requests are open."""
+        return self._requests.any_open
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the host is silent, or gives signs of life but ends no step though requests are open."""
+        takes_steps = self._link is not None and self._facts and not (self._awaits_host or self.is_rebuilding)
+        waits = takes_steps and self.has_work and self._clock() - self._last_progress > self._stall_seconds
+        return self.is_silent or bool(waits)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether there is a host that gives no signs of life."""
+        return self._link is not None and self._link.is_silent
+
+    @property
+    def wait(self) -> Wait | None:
+        """The wait that holds up the open requests: of rank 0 for other ranks, or of the gateway for rank 0."""
+        if self._link is not None and (silence := self._link.silence):
+            return Wait(rank=None, peers="0", step=-1, seconds=silence)
+        if self._wait is None:
+            return None
+        wait, since = self._wait
+        seconds = wait.seconds + self._clock() - since
+        return msgspec.structs.replace(wait, seconds=seconds) if seconds >= TOLD_WAIT_SECONDS else None
+
+    def submission(self, *, id: str, model: str, owner: str, seconds: float) -> Submission:
+        """A submission, yet to be opened and started; ``close`` it in any case. For its arguments see ``Submission``."""
+        submission = Submission(self, id=id, model=model, owner=owner, seconds=seconds)
+        self._submissions.add(submission)
+        if self._ending is not None:
+            submission.fail(self._ending)
+        return submission
+
+    def cancel(self, name: str, owner: str) -> bool:
+        """End the requests with this name, if they are open and this owner's; returns whether they were."""
+        matches = [
+            submission for submission in self._submissions if submission.owner == owner and name in submission.names
+        ]
+        for submission in matches:
+            submission.fail(Cancelled("the request was cancelled"))
+        return bool(matches)
+
+    def submissions(self, model: str) -> list[Submission]:
+        """Open submissions to a model, the oldest first."""
+        matches = (submission for submission in self._submissions if submission.model == model)
+        return sorted(matches, key=lambda submission: submission.begin)
+
+    def watch(self, on: bool) -> None:
+        """Have the ranks tell of their steps from now on, or no longer."""
+        self._tell(Watch(on))
+
+    def tell_ready(self) -> None:
+        """Tell the host that requests are taken."""
+        self._tell(Ready())
+
+    async def change_layout(self, change: LayoutChange) -> tuple[LayoutAnswer, ModelFacts]:
+        """Have a model served in another layout. Returns what has become of that, and the model as it is served then.
+
+        Args:
+            change: names its model.
+
+        Raises:
+            ChangeUnderWay: another change has not come to its end.
+            NoEngine: a host has died, and the next one is not there yet.
+            EngineFailed: the host has died during the change.
+        """
+        if self._change is not None or self._awaits_outcome:
+            raise ChangeUnderWay
+        if self._link is None or self._awaits_host:
+            raise NoEngine("the engine has ended, and another one is awaited; try again in a moment")
+        self._change = asyncio.get_running_loop().create_future()
+        try:
+            self._tell(ChangeLayout(change))
+            answer = await self._change
+            if answer.is_busy:  # a change by --replan had begun, and the news of it was on its way here
+                raise ChangeUnderWay
+            return answer, next(model for model in self._facts if model.name == change.model)
+        finally:
+            self._change = None
+
+    # For submissions.
+
+    def open(self, requests: list[Request], tokenizer: Tokenizer | None, streams: bool, id: str) -> list[RequestState]:
+        """The state of each request, with a key that no other has."""
+        return [
+            RequestState(replace(request, key=f"{next(self._keys)}:{id}"), tokenizer, streams, self._clock)
+            for request in requests
+        ]
+
+    def start(self, submission: Submission) -> None:
+        """Hand its requests to the host."""
+        if not self.has_work:
+            self._last_progress = self._clock()
+        self._requests.add(submission)
+
+    def end(self, submission: Submission) -> None:
+        """Forget it, and let the engine do so where it goes on."""
+        self._submissions.discard(submission)
+        self._requests.remove(submission)
+
+    # Frames.
+
+    def _tell(self, frame: FromGateway) -> None:
+        if self._link is not None:  # else what is open has failed, or waits for another host
+            self._link.send(frame)
+
+    def _take(self, frame: FromHost) -> None:
+        self._wait = None  # who waits sends nothing but signs of life
+        if isinstance(frame, Updates):
+            self._last_progress = self._clock()
+            for key, update in frame.answers:
+                self._requests.update(key, update)
+        elif isinstance(frame, Accepted):
+            self._requests.accept(frame.request_id)
+        elif isinstance(frame, Refused):
+            self._requests.refuse(frame)
+        elif isinstance(frame, Beat) and self._link is not None:
+            self._link.note(frame)
+            self._wait = (frame.wait, self._clock()) if frame.wait else None
+        elif isinstance(frame, Stats):
+            num_steps = sum(stats.num_steps for stats in frame.engines)
+            if num_steps != self._num_steps:  # of a long prompt, which brings no token yet
+                self._num_steps, self._last_progress = num_steps, self._clock()
+            for stats in frame.engines:
+                self.on_stats(stats)
+        elif isinstance(frame, Trace):
+            self.on_trace(frame)
+        elif isinstance(frame, Attach):
+            self._attach(frame.models)
+        elif isinstance(frame, Rebuilding):
+            self.is_rebuilding = self._awaits_outcome = True
+            self._requests.pause()
+            self.on_end(False)
+            self._tell(Paused())
+        elif isinstance(frame, LayoutAnswer):
+            self._awaits_outcome &= frame.is_refused
+            if self._change is not None and not self._change.done():
+                self._change.set_result(frame)
+        elif isinstance(frame, Draining):
+            self.is_draining = True
+
+    def _attach(self, models: list[ModelFacts]) -> None:
+        if self.is_rebuilding:
+            self.is_rebuilding = False
+            self.on_begin()
+        self._end_changed(models)
+        if self._awaits_host and not all(map(_can_go_on, self._facts, models)):
+            self._fail(EngineFailed("the engine has failed, and other models are served now"))
+            self._ending = None
+        self._facts, self._awaits_host, self._last_progress = models, False, self._clock()
+        self.on_attach(models)
+        self._requests.begin()
+
+    def _end_changed(self, models: list[ModelFacts]) -> None:
+        """End open requests of models whose files have changed: another model would generate the rest of the answer."""
+        for model in models:
+            if not model.changed:
+                continue
+            submissions = self.submissions(model.name)
+            error = EngineFailed(f"{model.changed} since the answer began, so it cannot go on; send the request again")
+            for submission in submissions:
+                submission.fail(error)
+            logger.warning(
+                "warning: %s: the new files of model %s are served from now on; open requests that ended with an error: %d",
+                model.changed,
+                model.name,
+                len(submissions),
+            )
+
+    def _fail(self, ending: Exception) -> None:
+        """End all that is open, and what is submitted before another host comes."""
+        self._ending = ending
+        for submission in list(self._submissions):
+            submission.fail(ending)
+
+
+def _can_go_on(before: ModelFacts, now: ModelFacts) -> bool:
+    """Whether answers of one model can go on with the other, which may have another layout or precision, and so room for a longer or
+    shorter context: what no longer fits is refused by itself."""
+    return all(
+        getattr(before, name) == getattr(now, name)
+        for name in ("name", "tokenizer", "vocab_size", "hidden_size", "num_layers")
+    )

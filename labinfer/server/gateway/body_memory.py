@@ -1,0 +1,76 @@
+"""BodyMemory: a bound on the bodies that are in memory at once."""
+
+from __future__ import annotations
+
+from labinfer.server.gateway.limits import RETRY_SECONDS, LimitReached, ServerFull
+from labinfer.server.gateway.options import MIB, ServerOptions
+
+FREE_BYTES = 1 << 16
+"""Bodies up to so long are always taken: connections have as much memory of their own."""
+FLAG = "--max-body-memory"
+
+
+class BodyMemory:
+    """Bytes of the long bodies that are read, parsed or tokenized now, of each caller and of all."""
+
+    def __init__(self, options: ServerOptions):
+        largest = options.max_body_size * MIB
+        self._most = max(options.max_body_memory * MIB, largest)
+        self._most_per_caller = max(self._most // 2, largest)
+        self._used: dict[str, int] = {}
+        self._num_bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a body as long as may be would not be taken now, whoever sent it."""
+        return self._num_bytes > self._most - self._most_per_caller
+
+    def lease(self, caller: str) -> BodyLease:
+        """A place for one body, empty yet."""
+        return BodyLease(self, caller)
+
+    def _add(self, caller: str, count: int) -> None:
+        used = self._used.get(caller, 0) + count
+        if count > 0 and used > self._most_per_caller:
+            raise LimitReached(
+                f"the bodies of this caller's requests fill {self._most_per_caller} bytes already, half of {FLAG}; "
+                "send the next when one is done",
+                RETRY_SECONDS,
+                "requests",
+            )
+        if count > 0 and self._num_bytes + count > self._most:
+            raise ServerFull(
+                f"the bodies of all requests fill {self._most} bytes already ({FLAG}); try again later", RETRY_SECONDS
+            )
+        self._num_bytes += count
+        if used:
+            self._used[caller] = used
+        else:
+            self._used.pop(caller, None)
+
+
+class BodyLease:
+    """Memory of one body."""
+
+    def __init__(self, memory: BodyMemory, caller: str):
+        self._memory, self._caller = memory, caller
+        self.num_bytes = 0
+        """Length of the body so far."""
+        self._num_counted = 0
+
+    def grow(self, num_bytes: int) -> None:
+        """Count so many bytes more, before they are kept.
+
+        Raises:
+            LimitReached: the caller has as much as may be.
+            ServerFull: so have all.
+        """
+        self.num_bytes += num_bytes
+        if self.num_bytes > FREE_BYTES:
+            self._memory._add(self._caller, self.num_bytes - self._num_counted)
+            self._num_counted = self.num_bytes
+
+    def close(self) -> None:
+        """Give the memory back; a second call does nothing."""
+        self._memory._add(self._caller, -self._num_counted)
+        self._num_counted = 0

@@ -1,0 +1,347 @@
+"""ClusterHistory: stats of the last minutes, and the trace of the ranks' steps while somebody watches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from labinfer.base.rank_stats import Slices
+from labinfer.observe.trace import WAIT_PREFIX, Slice, Track, read_slices
+from labinfer.server.gateway.cluster_answers import (
+    LayoutDrift,
+    Link,
+    RankPoint,
+    RankTrace,
+    StageSpeed,
+    StatsEvent,
+    StatsPoint,
+    Step,
+    StepSequence,
+    TraceEvent,
+    Verdict,
+)
+from labinfer.server.gateway.event_stream import event
+from labinfer.server.gateway.stage_speeds import find_stage_speeds
+from labinfer.server.gateway.verdict import find_verdict
+from labinfer.server.link.frames import ModelFacts, RankFacts, Trace
+from labinfer.server.link.stats import EngineStats, RankStats, TracedStep
+
+HISTORY_SECONDS = 300.0
+"""Age of the oldest point, and of the oldest slice against the latest."""
+POINT_SECONDS = 0.4
+"""Between two points. An engine sends stats more often where requests are short: whenever work begins and ends."""
+VERDICT_SECONDS = 10.0
+"""Time that verdicts and the speeds of links are about."""
+SPEED_SECONDS, MARK_SECONDS = 60.0, 5.0
+"""Time that speeds of stages are about, and between two stats that are kept for them."""
+KEPT_BYTES = 4 << 20
+"""Bytes of a model's slices: about half a minute of short steps on two ranks."""
+IDLE_SECONDS = 10.0
+"""A wait that was longer is left out of a trace, which may else begin an hour before the first step that it shows."""
+MAX_BEHIND = 8
+"""Events that may wait for a watcher who is slow to read them; older ones are dropped."""
+
+
+class Watcher:
+    """Somebody who looks at one model."""
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def add(self, data: bytes) -> None:
+        """Have ``next`` return this event; where too many wait, the oldest is dropped."""
+        if self._events.qsize() >= MAX_BEHIND:
+            self._events.get_nowait()
+        self._events.put_nowait(data)
+
+    def end(self) -> None:
+        """Have ``next`` return None when it has returned all that came before."""
+        self._events.put_nowait(None)
+
+    async def next(self, seconds: float | None = None) -> bytes | None:
+        """The next event, encoded; None when there is none any more, or none within these seconds."""
+        try:
+            return await asyncio.wait_for(self._events.get(), seconds)
+        except asyncio.TimeoutError:  # the built-in one from Python 3.11 on
+            return None
+
+
+@dataclass(kw_only=True)
+class ModelHistory:
+    """Points, slices and watchers of one model."""
+
+    last: EngineStats
+    last_time: float
+    """Time of the last point, in seconds since 1970."""
+    facts: ModelFacts | None = None
+    """None until a host has loaded it."""
+    points: deque[StatsPoint] = field(default_factory=deque)
+    recent: deque[tuple[float, EngineStats]] = field(default_factory=deque)
+    """Stats of the points of the last ``VERDICT_SECONDS`` up to the latest one, each with the time when it came."""
+    minute: deque[tuple[float, EngineStats]] = field(default_factory=deque)
+    """Some stats of the last ``SPEED_SECONDS``, and the last ones before, each with the time when it came."""
+    verdict: Verdict | None = None
+    slices: deque[tuple[float, int, Slices]] = field(default_factory=deque)
+    """Each with the time when it came, and its rank."""
+    slice_bytes: int = 0
+    watchers: set[Watcher] = field(default_factory=set)
+
+
+class ClusterHistory:
+    """History of all models of a gateway.
+
+    Args:
+        watch: called with whether anybody watches, when that changes.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self, model_names: Iterable[str], watch: Callable[[bool], None], clock: Callable[[], float] = time.time
+    ):
+        self._models = {name: ModelHistory(last=EngineStats(model=name), last_time=clock()) for name in model_names}
+        self._watch, self._clock = watch, clock
+        self._ended = False
+        self.tracing = asyncio.Lock()
+        """Taken to make a trace: many at once would take the memory and the processor from the answers."""
+
+    # For the engine.
+
+    def begin(self) -> None:
+        """Start anew with a host that has just come, whose counters begin at 0."""
+        self._ended = False
+        for name, model in self._models.items():
+            model.last, model.last_time = EngineStats(model=name), self._clock()
+            model.recent.clear()
+            model.minute.clear()
+            model.verdict = None
+        if self._is_watched:
+            self._watch(True)
+
+    def attach(self, models: Iterable[ModelFacts]) -> None:
+        """Know the models that a host has loaded."""
+        for facts in models:
+            self._models[facts.name].facts = facts
+
+    def add_stats(self, stats: EngineStats) -> None:
+        """Take in stats of a model that have just come."""
+        model, now = self._models[stats.model], self._clock()
+        model.last_time = min(model.last_time, now)  # the clock may be set back
+        if now - model.last_time < POINT_SECONDS and model.points:
+            return  # there are others to come when work has ended
+        point = _point(model.last, stats, now - model.last_time, now)
+        model.last, model.last_time = stats, now
+        model.points.append(point)
+        self._forget_points(model)
+        if model.recent and model.recent[-1][0] > now:
+            model.recent.clear()
+        model.recent.append((now, stats))
+        while model.recent[0][0] < now - VERDICT_SECONDS:
+            model.recent.popleft()
+        minute = model.minute
+        if minute and minute[-1][0] > now:
+            minute.clear()
+        if not minute or minute[-1][0] <= now - MARK_SECONDS:
+            minute.append((now, stats))
+        while len(minute) > 1 and minute[1][0] <= now - SPEED_SECONDS:
+            minute.popleft()
+        model.verdict = self._judge(model, point.time_us) or model.verdict
+        if model.watchers:
+            present = {
+                "links": self.links(stats.model),
+                "stages": self.stages(stats.model),
+                "verdict": model.verdict,
+                "drift": self.drift(stats.model),
+            }
+            _hand_out(model, StatsEvent(**msgspec.structs.asdict(point), **present))
+
+    def add_trace(self, trace: Trace) -> None:
+        """Take in steps and slices of a model that have just come."""
+        model, now = self._models[trace.model], self._clock()
+        for rank, slices in trace.slices:
+            model.slices.append((now, rank, slices))
+            model.slice_bytes += len(slices.numbers)
+        while model.slices and (model.slice_bytes > KEPT_BYTES or model.slices[0][0] < now - HISTORY_SECONDS):
+            model.slice_bytes -= len(model.slices.popleft()[2].numbers)
+        if model.watchers:
+            _hand_out(model, _trace_event(trace))
+
+    def end(self) -> None:
+        """Send all watchers home: nothing comes any more."""
+        self._ended = True
+        for model in self._models.values():
+            for watcher in model.watchers:
+                watcher.end()
+
+    # For routes.
+
+    def points(self, name: str) -> list[StatsPoint]:
+        """Points of the last minutes, oldest first."""
+        model = self._models[name]
+        self._forget_points(model)
+        return list(model.points)
+
+    def rank_stats(self, name: str) -> dict[int, RankStats]:
+        """The last stats of each rank, by its number."""
+        return {stats.rank: stats for stats in self._models[name].last.ranks}
+
+    def links(self, name: str) -> list[Link]:
+        """Bytes that every rank has sent to others."""
+        recent = self._models[name].recent
+        before = {rank.rank: rank for rank in recent[0][1].ranks} if recent else {}
+        ranks = self._models[name].last.ranks
+        return [_link(before.get(rank.rank), rank, to) for rank in ranks for to in sorted(rank.bytes_sent)]
+
+    def stages(self, name: str) -> list[StageSpeed]:
+        """Times of steps of each stage in the last minute with work."""
+        model = self._models[name]
+        return find_stage_speeds(model.minute[0][1], model.last) if model.minute else []
+
+    def verdict(self, name: str) -> Verdict | None:
+        """The latest verdict on a model, as long as its engine lives."""
+        return self._models[name].verdict
+
+    def drift(self, name: str) -> LayoutDrift | None:
+        """The latest finding of whether stages have become slower."""
+        drift = self._models[name].last.drift
+        if drift is None:
+            return None
+        return LayoutDrift(
+            factors=drift.factors,
+            slow_stage=drift.slow,
+            slow_rank=drift.rank,
+            better_layers=drift.layers or None,
+            gain=drift.gain,
+        )
+
+    @contextlib.contextmanager
+    def watching(self, name: str) -> Iterator[Watcher]:
+        """Have the ranks tell of their steps as long as this lasts."""
+        model, watcher = self._models[name], Watcher()
+        if not self._is_watched:
+            self._watch(True)
+        model.watchers.add(watcher)
+        if self._ended:
+            watcher.end()
+        try:
+            yield watcher
+        finally:
+            model.watchers.discard(watcher)
+            if not self._is_watched:
+                self._watch(False)
+
+    def tracks(
+        self, name: str, ranks: Iterable[RankFacts], since: float = 0.0, seconds: float = math.inf
+    ) -> list[Track]:
+        """Slices of each rank that are still kept. Many take a while: to be called beside the event loop.
+
+        Args:
+            since: seconds since 1970; slices that came before are left out.
+            seconds: of each rank, from its first slice on: its clock may not be this one.
+        """
+        slices: dict[int, list[Slice]] = {rank.rank: [] for rank in ranks}
+        for when, rank, packed in list(self._models[name].slices):
+            if when >= since and rank in slices:  # else it has no part any more
+                slices[rank] += (item for item in read_slices(packed) if not _is_idle(item))
+        return [Track(rank.rank, rank.stage, rank.tp_rank, _in_order(slices[rank.rank], seconds)) for rank in ranks]
+
+    def _judge(self, model: ModelHistory, time_us: int) -> Verdict | None:
+        if model.facts is None:
+            return None
+        others = [other.recent for other in self._models.values() if other is not model]
+        begin = model.recent[0][0]
+        others_ran = any(
+            recent and recent[-1][0] > begin and recent[-1][1].num_steps > recent[0][1].num_steps for recent in others
+        )
+        return find_verdict([stats for _, stats in model.recent], model.facts, time_us, others_ran)
+
+    @property
+    def _is_watched(self) -> bool:
+        return any(model.watchers for model in self._models.values())
+
+    def _forget_points(self, model: ModelHistory) -> None:
+        begin_us = (self._clock() - HISTORY_SECONDS) * 1e6
+        while model.points and model.points[0].time_us < begin_us:
+            model.points.popleft()
+
+
+def _is_idle(item: Slice) -> bool:
+    return item.name.startswith(WAIT_PREFIX) and item.end - item.begin > IDLE_SECONDS * 1e9
+
+
+def _in_order(slices: list[Slice], seconds: float) -> list[Slice]:
+    """Slices by their begin, outer ones first, up to so many seconds after the end of the first, which may be a long wait."""
+    until = min((item.end for item in slices), default=0) + seconds * 1e9
+    return sorted((item for item in slices if item.begin < until), key=lambda item: (item.begin, -item.end))
+
+
+def _hand_out(model: ModelHistory, content: StatsEvent | TraceEvent) -> None:
+    data = event(content)  # once for all
+    for watcher in model.watchers:
+        watcher.add(data)
+
+
+def _point(before: EngineStats, stats: EngineStats, seconds: float, now: float) -> StatsPoint:
+    """The point for stats that came so many seconds after the last ones."""
+    seconds = max(seconds, 1e-3)
+    num_steps = stats.num_steps - before.num_steps
+    ranks_before = {rank.rank: rank for rank in before.ranks}
+    return StatsPoint(
+        time_us=round(now * 1e6),
+        running=stats.running,
+        waiting=stats.waiting,
+        kv_usage=stats.kv_usage,
+        steps_per_second=num_steps / seconds,
+        tokens_per_step=(stats.step_tokens - before.step_tokens) / num_steps if num_steps else 0.0,
+        prompt_tokens_per_second=(stats.prompt_tokens - before.prompt_tokens) / seconds,
+        generation_tokens_per_second=(stats.generation_tokens - before.generation_tokens) / seconds,
+        ranks=[_rank_point(ranks_before.get(rank.rank), rank) for rank in stats.ranks],
+    )
+
+
+def _rank_point(before: RankStats | None, rank: RankStats) -> RankPoint:
+    return RankPoint(rank.rank, _busy(before, rank), rank.private_memory, rank.memory_used, rank.memory_total)
+
+
+def _link(before: RankStats | None, now: RankStats, destination: int) -> Link:
+    sent, seconds, steps = now.bytes_sent[destination], 0.0, 0
+    new = sent
+    if before is not None:
+        new -= before.bytes_sent.get(destination, 0)
+        seconds, steps = now.when - before.when, now.num_steps - before.num_steps
+    return Link(now.rank, destination, sent, new / seconds if seconds > 0 else None, new / steps if steps > 0 else None)
+
+
+def _busy(before: RankStats | None, now: RankStats) -> float | None:
+    """Fraction of the time between two stats of a rank in which it computed; None where there are not two."""
+    if before is None or now.when <= before.when:
+        return None
+    return min(1.0, max(0.0, now.busy_seconds - before.busy_seconds) / (now.when - before.when))
+
+
+def _trace_event(trace: Trace) -> TraceEvent:
+    ranks = {rank: read_slices(packed) for rank, packed in trace.slices}
+    everything = [item for slices in ranks.values() for item in slices]
+    return TraceEvent(
+        begin_us=min(item.begin for item in everything) // 1000 if everything else None,
+        end_us=max(item.end for item in everything) // 1000 if everything else None,
+        dropped=sum(packed.num_dropped for _, packed in trace.slices),
+        steps=[_describe_step(step) for step in trace.steps],
+        ranks=[
+            RankTrace(rank, [(item.name, item.begin // 1000, item.end // 1000, item.step_id) for item in slices])
+            for rank, slices in ranks.items()
+        ],
+    )
+
+
+def _describe_step(step: TracedStep) -> Step:
+    sequences = [
+        StepSequence(key.partition(":")[2], tokens, context, decode) for key, tokens, context, decode in step.sequences
+    ]
+    return Step(step.step_id, step.num_tokens - step.num_decodes, step.num_decodes, step.num_sequences, sequences)

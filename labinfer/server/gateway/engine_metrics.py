@@ -1,0 +1,172 @@
+"""EngineMetrics: what engines tell of themselves, as Prometheus asks for it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from labinfer.base.rank_stats import ExpertReads
+from labinfer.server.link.stats import STEP_TOKEN_BUCKETS, EngineStats, RankStats
+
+MODEL_LABELS = ("model_name", "engine")
+ENGINE = "0"
+"""vLLM numbers the replicas of a model by this label; here there is one."""
+RANK_LABELS = ("model_name", "rank", "stage", "tp_rank")
+EXPERT_LABELS = ("model_name", "layer", "expert")
+LINK_LABELS = ("model_name", "source", "destination")
+
+GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("vllm:num_requests_running", "Sequences that are in the batches of the model.", lambda s: s.running),
+    ("vllm:num_requests_waiting", "Sequences that wait to be run.", lambda s: s.waiting),
+    ("vllm:kv_cache_usage_perc", "Fraction of the KV cache that is in use; 1 is all of it.", lambda s: s.kv_usage),
+)
+COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("vllm:prefix_cache_queries", "Tokens that were looked up in the KV cache.", lambda s: s.prefix_cache_queries),
+    ("vllm:prefix_cache_hits", "Tokens that were found in the KV cache.", lambda s: s.prefix_cache_hits),
+    ("vllm:num_preemptions", "Sequences that had to give their KV blocks up.", lambda s: s.num_preemptions),
+    ("vllm:prompt_tokens", "Tokens of prompts that were run.", lambda s: s.prompt_tokens),
+    ("vllm:generation_tokens", "Tokens that were generated.", lambda s: s.generation_tokens),
+    ("vllm:spec_decode_num_drafts", "Drafts of a sequence that were verified.", lambda s: s.num_drafts),
+    ("vllm:spec_decode_num_draft_tokens", "Tokens that were drafted.", lambda s: s.drafted_tokens),
+    ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were right.", lambda s: sum(s.accepted_by_place)),
+    ("labinfer:draft_seconds", "Time of the drafter.", lambda s: s.draft_seconds),
+    ("labinfer:drafter_failures", "Drafters that failed, and are not asked any more.", lambda s: s.drafter_failures),
+    ("labinfer:num_swaps", "Preemptions that swapped KV blocks to host memory.", lambda s: s.num_swaps),
+    ("labinfer:steps", "Steps of the engine that came back.", lambda s: s.num_steps),
+)
+RANK_COUNTERS: tuple[tuple[str, str, Callable[[RankStats], float]], ...] = (
+    ("labinfer:rank_steps", "Steps that a rank ran.", lambda r: r.num_steps),
+    ("labinfer:stage_busy_seconds", "Time that a rank of a stage computed.", lambda r: r.busy_seconds),
+    (
+        "labinfer:stage_bubble_seconds",
+        "Time that a rank of a stage did not compute though the engine had work.",
+        lambda r: r.bubble_seconds,
+    ),
+)
+RANK_GAUGES: tuple[tuple[str, str, Callable[[RankStats], float]], ...] = (
+    (
+        "labinfer:rank_private_memory_bytes",
+        "Memory of a rank's process without mapped files, all its models together.",
+        lambda r: r.private_memory,
+    ),
+    (
+        "labinfer:rank_peak_memory_bytes",
+        "Memory of a rank's process at most, mapped files and its accelerator's included.",
+        lambda r: r.peak_memory,
+    ),
+)
+READ_COUNTERS: tuple[tuple[str, str, Callable[[ExpertReads], float]], ...] = (
+    ("labinfer:expert_hits", "Experts that a rank needed and had in memory.", lambda e: e.hits),
+    ("labinfer:expert_misses", "Experts that a rank needed and read from its file.", lambda e: e.misses),
+    ("labinfer:expert_read_bytes", "Bytes of experts that a rank read from its file.", lambda e: e.bytes_read),
+    ("labinfer:expert_stall_seconds", "Time that a rank waited for experts to be read.", lambda e: e.stall_time),
+)
+"""Counters of ranks that keep experts in a file."""
+
+
+class EngineMetrics(Collector):
+    """Keeps what each engine sent last, and reads it when it is asked: between two scrapes it costs nothing.
+
+    An engine that is started anew counts from 0 again, as Prometheus expects of counters.
+
+    Args:
+        model_names: of the engines; until one has sent something, it has done nothing.
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, model_names: Iterable[str], clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        now = clock()
+        self._last = {model: (EngineStats(model=model), now) for model in model_names}
+
+    def update(self, stats: EngineStats) -> None:
+        assert stats.model in self._last, f"no engine is called {stats.model}"
+        self._last[stats.model] = (stats, self._clock())
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric with its values now."""
+        engines = [stats for stats, _ in self._last.values()]
+        for family, rows in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
+            for name, text, read in rows:
+                metric = family(name, text, labels=MODEL_LABELS)
+                for stats in engines:
+                    metric.add_metric((stats.model, ENGINE), read(stats))
+                yield metric
+        for family, rows in ((CounterMetricFamily, RANK_COUNTERS), (GaugeMetricFamily, RANK_GAUGES)):
+            for name, text, read in rows:
+                metric = family(name, text, labels=RANK_LABELS)
+                for stats in engines:
+                    for rank in stats.ranks:
+                        metric.add_metric(_rank_values(stats, rank), read(rank))
+                yield metric
+        for name, text, read in READ_COUNTERS:
+            metric = CounterMetricFamily(name, text, labels=RANK_LABELS)
+            for stats in engines:
+                for rank in stats.ranks:
+                    if rank.expert_reads is not None:
+                        metric.add_metric(_rank_values(stats, rank), read(rank.expert_reads))
+            yield metric
+        yield self._accepted(engines)
+        yield self._step_tokens(engines)
+        yield self._step_age()
+        yield self._links(engines)
+        yield self._experts(engines)
+
+    def _accepted(self, engines: list[EngineStats]) -> Metric:
+        metric = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens that were right, by their place in a draft.",
+            labels=(*MODEL_LABELS, "position"),
+        )
+        for stats in engines:
+            for place, count in enumerate(stats.accepted_by_place):
+                metric.add_metric((stats.model, ENGINE, str(place)), count)
+        return metric
+
+    def _step_tokens(self, engines: list[EngineStats]) -> Metric:
+        metric = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a step.", labels=MODEL_LABELS)
+        bounds = [*map(str, map(float, STEP_TOKEN_BUCKETS)), "+Inf"]
+        for stats in engines:
+            up_to = itertools.accumulate(stats.steps_by_tokens)
+            metric.add_metric((stats.model, ENGINE), list(zip(bounds, up_to, strict=True)), stats.step_tokens)
+        return metric
+
+    def _step_age(self) -> Metric:
+        """Grows on while an engine that has work says nothing: its host may hang in a step."""
+        metric = GaugeMetricFamily(
+            "labinfer:step_age_seconds",
+            "Time since the last step came back while there is work; no finer than the engine's reports.",
+            labels=MODEL_LABELS,
+        )
+        now = self._clock()
+        for stats, received in self._last.values():
+            age = stats.step_age + now - received if stats.has_work else 0.0
+            metric.add_metric((stats.model, ENGINE), age)
+        return metric
+
+    def _links(self, engines: list[EngineStats]) -> Metric:
+        metric = CounterMetricFamily("labinfer:link_bytes", "Bytes that one rank sent to another.", labels=LINK_LABELS)
+        for stats in engines:
+            for rank in stats.ranks:
+                for destination, num_bytes in rank.bytes_sent.items():
+                    metric.add_metric((stats.model, str(rank.rank), str(destination)), num_bytes)
+        return metric
+
+    def _experts(self, engines: list[EngineStats]) -> Metric:
+        metric = CounterMetricFamily(
+            "labinfer:expert_tokens", "Tokens that an expert of a layer was given.", labels=EXPERT_LABELS
+        )
+        for stats in engines:
+            loads = (item for rank in stats.ranks for item in rank.expert_tokens.items())
+            for layer, counts in sorted(loads):
+                for expert, count in enumerate(counts):
+                    metric.add_metric((stats.model, str(layer), str(expert)), count)
+        return metric
+
+
+def _rank_values(stats: EngineStats, rank: RankStats) -> tuple[str, ...]:
+    return stats.model, str(rank.rank), str(rank.stage), str(rank.tp_rank)

@@ -1,0 +1,341 @@
+"""FileStore: files and batches of all callers, in a folder that outlives the server.
+
+``files/ID`` is a file's content, ``files/ID.json`` what is known of it, and ``batches/ID.json`` a batch. JSON files are
+replaced whole, so that a death in between leaves the one before. Paths are made of ids that were made here, never of what a
+caller says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import secrets
+import stat
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from labinfer.base.errors import UserError
+from labinfer.requests.openai import api_errors
+from labinfer.requests.openai.files import Batch, FileObject
+from labinfer.server.gateway.options import MIB, ServerOptions
+
+logger = logging.getLogger(__name__)
+
+SECRET_BYTES = 32
+MAX_FILES = 10_000
+"""Files of one caller."""
+UPLOAD_NAME, FILE_NAME = re.compile("[0-9a-f]{16}"), re.compile("file-[0-9a-f]{24}")
+ANSWERS_NAME = re.compile(r"(batch_[0-9a-f]{24})\.answers.*")
+"""Names that are given here: what others have put into the folder is left alone."""
+LOOK_SECONDS = 0.1
+"""Between two looks at a folder that another server uses."""
+Record = TypeVar("Record")
+
+
+class StoredFile(msgspec.Struct, frozen=True):
+    """A file and whose it is."""
+
+    owner: str
+    file: FileObject
+
+
+class StoredBatch(msgspec.Struct, frozen=True):
+    """A batch and whose it is."""
+
+    owner: str
+    batch: Batch
+
+
+def lock_folder(folder: Path, seconds: float = 0.0) -> int:
+    """Make the folder of ``--files-dir`` and its parts, and lock it; returns the descriptor that holds the lock until it is closed.
+
+    Args:
+        seconds: for which another server's lock is waited for.
+
+    Raises:
+        UserError: it cannot be used, its parts belong to another user, or another server uses it.
+    """
+    end = time.monotonic() + seconds
+    try:
+        for path in (folder, *(folder / name for name in ("files", "batches", "uploads"))):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = path.stat()
+            if path != folder and (owners := {status.st_uid, path.lstat().st_uid} - {os.geteuid(), 0}):
+                raise UserError(
+                    f"--files-dir {folder}: {path} belongs to user {owners.pop()}, who could read and change what is kept there; "
+                    "choose another folder"
+                )
+            is_shared = status.st_mode & stat.S_ISVTX  # such as /tmp, which others need; the folders in it are closed
+            if status.st_uid == os.geteuid() and not is_shared:  # made by an earlier version, or by hand
+                path.chmod(0o700)
+        with contextlib.ExitStack() as on_failure:
+            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            on_failure.callback(os.close, lock)
+            is_told = False
+            while not _try_lock(lock):
+                if time.monotonic() > end:
+                    raise UserError(f"--files-dir {folder}: another server uses it; give each a folder of its own")
+                if not is_told:
+                    logger.warning("--files-dir %s: another server uses it; waiting %g s for its end", folder, seconds)
+                    is_told = True
+                time.sleep(LOOK_SECONDS)
+            on_failure.pop_all()
+    except FileExistsError:
+        raise UserError(f"--files-dir {folder} cannot be used: Not a directory") from None
+    except OSError as error:
+        raise UserError(f"--files-dir {folder} cannot be used: {error.strerror}") from None
+    return lock
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+class FileStore:
+    """The folder of ``--files-dir``.
+
+    Args:
+        now: seconds since 1970.
+
+    Raises:
+        UserError: it cannot be used, or another server uses it.
+    """
+
+    def __init__(self, options: ServerOptions, now: Callable[[], float]):
+        self._folder, self._now = Path(options.files_dir), now
+        self.max_file_bytes, self._max_bytes = options.max_file_size * MIB, options.max_files_size * MIB
+        self._files: dict[str, StoredFile] = {}
+        self._batches: dict[str, StoredBatch] = {}
+        self._num_bytes: Counter[str] = Counter()  # of the files of each owner, those that come in included
+        self._lock = lock_folder(self._folder)
+        try:
+            self.secret = self._load_secret()
+            """Secret with which owners are derived, so that they are the same after a restart."""
+            for path in sorted((self._folder / "files").glob("*.json")):
+                if path.with_suffix("").exists():
+                    self._files[path.stem] = stored = _load(path, StoredFile)
+                    self._num_bytes[stored.owner] += stored.file.bytes
+            for path in sorted((self._folder / "batches").glob("*.json")):
+                self._batches[path.stem] = _load(path, StoredBatch)
+            self._remove_orphans()
+        except OSError as error:
+            raise UserError(f"--files-dir {self._folder} cannot be used: {error.strerror}") from None
+
+    # Files.
+
+    def begin(self, owner: str) -> Upload:
+        """A file that comes in.
+
+        Raises:
+            ApiError: the owner has too many.
+        """
+        if len(self.files(owner)) >= MAX_FILES:
+            raise api_errors.bad_request(f"file: there are {MAX_FILES} files already; delete some")
+        return Upload(self, owner)
+
+    def files(self, owner: str) -> list[FileObject]:
+        """An owner's files, the oldest first."""
+        own = [stored.file for stored in self._files.values() if stored.owner == owner]
+        return sorted(own, key=lambda file: file.created_at)
+
+    def file(self, owner: str, id: str) -> FileObject:
+        """Raises:
+        ApiError: the owner has none of this id.
+        """
+        stored = self._files.get(id)
+        if stored is None or stored.owner != owner:
+            raise api_errors.not_found_object("file", id)
+        return stored.file
+
+    def content(self, file: FileObject) -> Path:
+        """Path of a file's content."""
+        return self._folder / "files" / file.id
+
+    def delete_file(self, owner: str, id: str) -> None:
+        """Raises:
+        ApiError: the owner has none of this id.
+        """
+        file = self.file(owner, id)
+        path = self.content(file)
+        del self._files[id]
+        self.release(owner, file.bytes)
+        path.with_suffix(".json").unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+
+    # Batches.
+
+    def batches(self, owner: str) -> list[Batch]:
+        """An owner's batches, the oldest first."""
+        own = [stored.batch for stored in self._batches.values() if stored.owner == owner]
+        return sorted(own, key=lambda batch: batch.created_at)
+
+    def batch(self, owner: str, id: str) -> Batch:
+        """Raises:
+        ApiError: the owner has none of this id.
+        """
+        stored = self._batches.get(id)
+        if stored is None or stored.owner != owner:
+            raise api_errors.not_found_object("batch", id)
+        return stored.batch
+
+    def all_batches(self) -> list[StoredBatch]:
+        """Batches of all owners."""
+        return list(self._batches.values())
+
+    def put_batch(self, owner: str, batch: Batch, is_lasting: bool = True) -> None:
+        """Keep a batch as it is now, until the server ends where it is not lasting."""
+        self._batches[batch.id] = stored = StoredBatch(owner, batch)
+        if is_lasting:
+            self._write(self._folder / "batches" / f"{batch.id}.json", stored)
+
+    def forget_batch(self, batch: Batch) -> None:
+        """Forget a batch; its files stay."""
+        del self._batches[batch.id]
+        (self._folder / "batches" / f"{batch.id}.json").unlink(missing_ok=True)
+
+    def answers(self, batch: Batch) -> Path:
+        """Path of a batch's answers, which stand there beside their journal until it is done."""
+        return self._folder / "batches" / f"{batch.id}.answers"
+
+    def remove_answers(self, batch: Batch) -> None:
+        """Remove a batch's answers, of which files were made."""
+        for path in (self._folder / "batches").glob(f"{batch.id}.answers*"):
+            path.unlink()
+
+    def remove_results(self, owner: str, filename: str) -> None:
+        """Remove the results of an owner's batch that have this name, if there are any."""
+        for file in self.files(owner):
+            if (file.filename, file.purpose) == (filename, "batch_output"):
+                self.delete_file(owner, file.id)
+
+    # For uploads.
+
+    def reserve(self, owner: str, num_bytes: int) -> None:
+        """Count so many bytes more, before they are written.
+
+        Raises:
+            ApiError: there is no room for them.
+        """
+        self.check_room(owner, num_bytes)
+        self._num_bytes[owner] += num_bytes
+
+    def check_room(self, owner: str, num_bytes: int = 0) -> None:
+        """Raises:
+        ApiError: there is no room for so many bytes more, or the folder is too full already.
+        """
+        own, used = self._num_bytes[owner] + num_bytes, self._num_bytes.total() + num_bytes
+        if own > self._max_bytes // 2 or used > self._max_bytes:
+            raise api_errors.bad_request(
+                f"there is no room: this caller's files would have {own} bytes, and all callers' {used} "
+                "(--max-files-size; half of it for one caller); delete files that are done with"
+            )
+
+    def release(self, owner: str, num_bytes: int) -> None:
+        """Count so many bytes less."""
+        self._num_bytes[owner] -= num_bytes
+
+    def new_upload_path(self) -> Path:
+        """A path for a file that is not whole yet."""
+        return self._folder / "uploads" / secrets.token_hex(8)
+
+    def adopt(self, owner: str, path: Path, filename: str, purpose: str) -> FileObject:
+        """Make a file of one that is whole; there is always room for it, as batches have results."""
+        file = FileObject(
+            id=f"file-{secrets.token_hex(12)}",
+            bytes=path.stat().st_size,
+            created_at=int(self._now()),
+            filename=filename,
+            purpose=purpose,
+        )
+        os.replace(path, self.content(file))
+        self._num_bytes[owner] += file.bytes
+        self._files[file.id] = stored = StoredFile(owner, file)
+        self._write(self.content(file).with_suffix(".json"), stored)
+        return file
+
+    def _load_secret(self) -> bytes:
+        path = self._folder / "secret"
+        if not path.exists():
+            new = self.new_upload_path()
+            new.write_bytes(secrets.token_bytes(SECRET_BYTES))
+            new.chmod(0o600)
+            os.replace(new, path)
+        return path.read_bytes()
+
+    def _remove_orphans(self) -> None:
+        """Remove what a server that died left on its way in, and answers of batches that are over."""
+        for path in (self._folder / "uploads").iterdir():
+            if UPLOAD_NAME.fullmatch(path.name):
+                path.unlink()
+        for path in (self._folder / "files").iterdir():
+            if FILE_NAME.fullmatch(path.name) and path.name not in self._files:
+                path.unlink()
+        for path in (self._folder / "batches").iterdir():
+            match = ANSWERS_NAME.fullmatch(path.name)
+            if match and ((stored := self._batches.get(match[1])) is None or not stored.batch.is_open):
+                path.unlink()
+
+    def _write(self, path: Path, record: msgspec.Struct) -> None:
+        new = self.new_upload_path()
+        new.write_bytes(msgspec.json.encode(record))
+        os.replace(new, path)
+
+
+class Upload:
+    """A file while it comes in; ``close`` it whatever happens."""
+
+    def __init__(self, store: FileStore, owner: str):
+        self._store, self._owner = store, owner
+        self._path = store.new_upload_path()
+        self._file = open(self._path, "xb")  # noqa: SIM115 - it is closed by ``close``
+        self._num_bytes = 0  # that are reserved
+
+    def write(self, data: bytes) -> None:
+        """Add a piece.
+
+        Raises:
+            ApiError: it is too long, or there is no room for it.
+        """
+        if self._num_bytes + len(data) > self._store.max_file_bytes:
+            raise api_errors.too_large(self._store.max_file_bytes)
+        self._store.reserve(self._owner, len(data))
+        self._num_bytes += len(data)
+        self._file.write(data)
+
+    def finish(self, filename: str, purpose: str) -> FileObject:
+        """Keep the file."""
+        self._close_file()
+        return self._store.adopt(self._owner, self._path, filename, purpose)
+
+    def close(self) -> None:
+        """Remove what was not kept."""
+        self._close_file()
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+
+    def _close_file(self) -> None:
+        self._file.close()
+        self._store.release(self._owner, self._num_bytes)
+        self._num_bytes = 0
+
+
+def _load(path: Path, kind: type[Record]) -> Record:
+    """Raises:
+    UserError: the file is not as this server writes it.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.DecodeError as error:
+        raise UserError(f"--files-dir: {path} cannot be read: {error}; move it away") from None

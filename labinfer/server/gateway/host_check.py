@@ -1,0 +1,101 @@
+"""HostCheck: by which names the server may be reached, and from which pages it may be changed.
+
+A page of anybody's can have its name point to this machine (DNS rebinding), and is of the same origin as the server then. It
+is known by the header ``Host``, which browsers do not let it choose. And any page can have a browser send requests to any
+address, though it does not see the answers; those are known by ``Origin`` (RFC 6454).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from labinfer.requests.openai import api_errors
+from labinfer.requests.openai.api_errors import ApiError
+
+LOCAL = "localhost"
+ANY = "*"
+CHANGES_NOTHING = ("GET", "HEAD", "OPTIONS", "TRACE")
+FLAG, ORIGINS_FLAG = "--allowed-hosts", "--allowed-origins"
+
+
+class AllowedHosts:
+    """Names by which the server may be reached.
+
+    Addresses always may: a name that points here is what a foreign page needs, and an address is not one.
+
+    Args:
+        names: beside this machine's own; ``*`` for any.
+        listens_on: name or address of ``--host``.
+        origins: whose pages may use the server beside its own; ``*`` for anybody's.
+    """
+
+    def __init__(self, names: tuple[str, ...], listens_on: str, origins: tuple[str, ...] = ()):
+        self._origins = {origin.lower() for origin in origins}
+        self._given = {name.lower().rstrip(".") for name in names}
+        self._names = self._given | {LOCAL, socket.gethostname().lower(), listens_on.lower()}
+
+    def check(self, method: str, hosts: list[str], origin: str | None) -> None:
+        """Refuse a request that a foreign page may have sent.
+
+        Args:
+            hosts: its headers ``Host``; programs may do without, and browsers never do.
+            origin: its header ``Origin``, if it has one.
+
+        Raises:
+            ApiError: the name is none of this server's, or the page is none of its pages.
+        """
+        for host in hosts:
+            if host and not self._is_own(host):
+                raise api_errors.wrong_host(host, FLAG)
+        if origin is None or method in CHANGES_NOTHING or self._origins & {ANY, origin.lower()}:
+            return
+        netloc = origin.partition("://")[2].lower()
+        if netloc not in (host.lower() for host in hosts) and _name(netloc) not in self._given:
+            raise api_errors.foreign_origin(origin, FLAG, ORIGINS_FLAG)
+
+    def _is_own(self, host: str) -> bool:
+        name = _name(host)
+        return ANY in self._given or name in self._names or name.endswith("." + LOCAL) or _is_address(name)
+
+
+class HostCheck:
+    """ASGI middleware that refuses what ``AllowedHosts`` does.
+
+    Args:
+        refuse: makes the answer.
+    """
+
+    def __init__(self, app: Callable, hosts: AllowedHosts, refuse: Callable[[Request, ApiError], Response]):
+        self._app, self._hosts, self._refuse = app, hosts, refuse
+
+    async def __call__(self, scope: dict, receive: Callable, send: Callable[[dict], Awaitable[None]]) -> None:
+        answer = self._app
+        if scope["type"] == "http":
+            http = Request(scope, receive)
+            try:
+                self._hosts.check(http.method, http.headers.getlist("host"), http.headers.get("origin"))
+            except ApiError as error:
+                answer = self._refuse(http, error)
+        await answer(scope, receive, send)
+
+
+def _name(host: str) -> str:
+    """Name or address of ``name``, ``name:port`` or ``[address]:port``, in lower case; empty where it is none."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,237 @@
+"""Limits: bounds of what one caller may ask for, and of what may be open at all.
+
+A caller is an API key, or within it the user that a request names (OpenAI's ``user``). Whoever holds a key is trusted
+to tell its users apart; what cannot be talked around is the bound on all open requests.
+
+The budget of tokens is a bucket that holds a minute's worth and fills steadily. A window that slides would have to
+remember every charge of the last minute; a bucket is two numbers, and says exactly when there is budget again. How much
+a request will generate is not known when it comes. So one is admitted while anything is left: its prompt is charged at
+once, its answer as it grows, and what goes beyond the budget is a debt that fills up first. On the average no caller
+gets more than its tokens a minute, and no prompt is too long ever to be admitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from labinfer.server.gateway.access import Caller
+from labinfer.server.gateway.options import ServerOptions
+
+LimitKind = Literal["requests", "tokens"]
+"""Kinds of limits, as the ``type`` of OpenAI's errors names them."""
+WINDOW_SECONDS = 60.0
+RETRY_SECONDS = 1.0
+"""To be waited where nobody can know when there will be room."""
+MAX_USER_LENGTH = 256
+MAX_REMEMBERED = 4096
+"""Callers in debt that have nothing open. Beyond so many, those with the least debt are forgiven."""
+FIRST_SWEEP = 64
+
+
+class LimitReached(Exception):
+    """A caller has had its share (HTTP 429)."""
+
+    def __init__(self, message: str, retry_after_seconds: float, kind: LimitKind):
+        super().__init__(message)
+        self.message, self.retry_after_seconds, self.kind = message, retry_after_seconds, kind
+
+
+class ServerFull(Exception):
+    """All callers together have as many requests open as may be (HTTP 503)."""
+
+    def __init__(self, message: str, retry_after_seconds: float):
+        super().__init__(message)
+        self.message, self.retry_after_seconds = message, retry_after_seconds
+
+
+class Limits:
+    """Admits requests. For one event loop; not for threads.
+
+    Args:
+        options: the bounds; 0 is none.
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, options: ServerOptions, clock: Callable[[], float] = time.monotonic):
+        self._max_running = options.max_concurrent_requests
+        self._max_waiting = options.max_waiting_per_caller
+        self._max_open = options.max_open_requests
+        self._budget = options.tokens_per_minute
+        self._clock = clock
+        self._accounts: dict[tuple[str, str], _Account] = {}
+        self._sweep_at = FIRST_SWEEP
+        self._num_open = 0
+
+    @property
+    def num_open(self) -> int:
+        """Requests that were admitted or await their turn."""
+        return self._num_open
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nobody's request is admitted now."""
+        return 0 < self._max_open <= self._num_open
+
+    @property
+    def num_callers(self) -> int:
+        """Callers that are remembered."""
+        return len(self._accounts)
+
+    async def admit(self, caller: Caller, user: str | None, prompt_tokens: int) -> Lease:
+        """Let a request in: at once, or in its turn if its caller has all the requests open that it may have.
+
+        Cancelled while it waits, it has never been there.
+
+        Args:
+            user: whom the request is for; users of one key have limits of their own.
+            prompt_tokens: charged at once. A request whose prompt is not known yet gives 0; see ``Lease.charge_prompt``.
+
+        Raises:
+            LimitReached: the caller's budget is used up, or its requests and its queue are as many as may be.
+            ServerFull: there is no room for anybody's.
+        """
+        key = (caller.name, (user or "")[:MAX_USER_LENGTH])
+        account = self._accounts.get(key) or _Account(key, self._budget, self._clock())
+        self._check_budget(account)
+        must_wait = 0 < self._max_running <= account.num_running
+        if must_wait and len(account.waiting) >= self._max_waiting:
+            raise LimitReached(self._describe(account), RETRY_SECONDS, "requests")
+        if self.is_full:
+            raise ServerFull(f"{self._num_open} requests are open, as many as may be; try again later", RETRY_SECONDS)
+        self._remember(account)
+        self._num_open += 1
+        self._charge(account, prompt_tokens)
+        if must_wait:
+            await self._await_turn(account, prompt_tokens)
+        else:
+            account.num_running += 1
+        return Lease(self, account)
+
+    def _check_budget(self, account: _Account) -> None:
+        if self._budget and self._refill(account) <= 0:
+            seconds = (1 - account.level) * WINDOW_SECONDS / self._budget  # until one whole token is there
+            raise LimitReached(
+                f"the budget of {self._budget} tokens a minute is used up; try again in {math.ceil(seconds)} s",
+                seconds,
+                "tokens",
+            )
+
+    def _describe(self, account: _Account) -> str:
+        text = f"{account.num_running} requests of this caller are open, as many as may be"
+        if self._max_waiting:
+            text += f", and {len(account.waiting)} wait for their turn"
+        return f"{text}; send the next when one has ended"
+
+    async def _await_turn(self, account: _Account, prompt_tokens: int) -> None:
+        """Wait until a request that runs hands its place on."""
+        turn = asyncio.get_running_loop().create_future()
+        account.waiting[turn] = None
+        try:
+            await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled():  # it had its place already, when it was cancelled
+                self._hand_on(account)
+            else:
+                account.waiting.pop(turn, None)
+            self._charge(account, -prompt_tokens)
+            self._leave(account)
+            raise
+
+    def _hand_on(self, account: _Account) -> None:
+        """Give the place of a request to the one that has waited longest, if any does."""
+        for turn in account.waiting:
+            if not turn.done():  # else it was cancelled, and will take itself out
+                del account.waiting[turn]
+                turn.set_result(None)
+                return
+        account.num_running -= 1
+
+    def _close(self, account: _Account) -> None:
+        self._hand_on(account)
+        self._leave(account)
+
+    def _leave(self, account: _Account) -> None:
+        self._num_open -= 1
+        if account.is_idle and self._refill(account) >= self._budget:
+            del self._accounts[account.key]
+
+    def _refill(self, account: _Account) -> float:
+        """Tokens that are left now; less than 0 is a debt."""
+        now = self._clock()
+        gained = (now - account.updated) * self._budget / WINDOW_SECONDS
+        account.level = min(account.level + gained, self._budget)
+        account.updated = now
+        return account.level
+
+    def _charge(self, account: _Account, tokens: int) -> None:
+        if self._budget:
+            account.level = min(self._refill(account) - tokens, self._budget)
+
+    def _remember(self, account: _Account) -> None:
+        if account.key not in self._accounts and len(self._accounts) >= self._sweep_at:
+            self._sweep()
+        self._accounts[account.key] = account
+
+    def _sweep(self) -> None:
+        """Forget who has nothing open and no debt that matters. Rare: when there are twice as many as after the last."""
+        accounts = [item for item in self._accounts.values() if not item.is_idle or self._refill(item) < self._budget]
+        in_debt = sorted((account for account in accounts if account.is_idle), key=lambda account: account.level)
+        forgiven = {account.key for account in in_debt[MAX_REMEMBERED:]}
+        self._accounts = {account.key: account for account in accounts if account.key not in forgiven}
+        self._sweep_at = max(2 * len(self._accounts), FIRST_SWEEP)
+
+
+class Lease:
+    """A request that was admitted; ``close`` it at its end, whatever that is, or use it in a ``with``."""
+
+    __slots__ = ("_limits", "_account", "_is_open")
+
+    def __init__(self, limits: Limits, account: _Account):
+        self._limits, self._account, self._is_open = limits, account, True
+
+    def charge_prompt(self, tokens: int) -> None:
+        """Charge a prompt that was not known when the request was admitted.
+
+        Raises:
+            LimitReached: the budget was used up meanwhile; nothing is charged.
+        """
+        self._limits._check_budget(self._account)
+        self.spend(tokens)
+
+    def spend(self, tokens: int) -> None:
+        """Charge tokens that were generated."""
+        assert self._is_open, "spend after close"
+        self._limits._charge(self._account, tokens)
+
+    def close(self) -> None:
+        """Hand the place on; a second call does nothing."""
+        if self._is_open:
+            self._is_open = False
+            self._limits._close(self._account)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, kind, error, traceback) -> None:
+        self.close()
+
+
+@dataclass(eq=False)
+class _Account:
+    """Open requests of one caller, and what is left of its budget."""
+
+    key: tuple[str, str]
+    level: float
+    updated: float
+    num_running: int = 0
+    waiting: dict[asyncio.Future, None] = field(default_factory=dict)
+    """In the order in which they came; each is done when its turn has come."""
+
+    @property
+    def is_idle(self) -> bool:
+        return self.num_running == 0 and not self.waiting

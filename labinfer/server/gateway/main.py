@@ -1,0 +1,184 @@
+"""The gateway process: HTTP on one side, an engine host on the other. It imports no torch, so it is there within a second.
+
+It is started with two inherited sockets, the one on which hosts come and the one on which clients do, both bound before
+anything heavy was done, and with its ``Setup`` on standard input; a supervisor's has a pipe for signs of life, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import functools
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+import msgspec
+import uvicorn
+
+from labinfer.base.errors import BrokenLink, ExitStatus, UserError
+from labinfer.base.heartbeat import BEATS
+from labinfer.base.plugins import PLUGINS
+from labinfer.base.standard_error import STANDARD_ERROR, protect_standard_streams
+from labinfer.comm.group.signals import die_with_parent
+from labinfer.observe.line_writer import LineWriter
+from labinfer.server.gateway.app import make_app
+from labinfer.server.gateway.async_llm_engine import AsyncLLMEngine
+from labinfer.server.gateway.client_connection import ClientConnection
+from labinfer.server.gateway.host_link import HostListener
+from labinfer.server.gateway.options import BACKLOG, MIB, Setup
+from labinfer.server.gateway.service import Service
+
+M_MMAP_THRESHOLD = -3
+PRIVATE = 0o077
+"""Mask of file modes: files of ``--files-dir`` hold what callers asked and were answered, and are for this user alone."""
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_SECONDS = 3
+"""Answers on their way out may take so long when the engine has ended."""
+
+
+class Server(uvicorn.Server):
+    """Ends when its host says so; signals are for the host."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def main(hosts: int, listener: int, beats: int | None = None) -> None:
+    """Serve until the host says goodbye, or is gone and no other is waited for.
+
+    Args:
+        hosts, listener: descriptors of the sockets for hosts and for clients.
+        beats: descriptor of a pipe for signs of life.
+    """
+    protect_standard_streams()
+    os.umask(PRIVATE)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)  # the host gets them too, and brings things to an orderly end
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    setup = _read_setup()
+    if setup.outlives_host:
+        die_with_parent(signal.SIGKILL)
+    os.sched_setaffinity(0, setup.cpus)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every connection is an open file
+    _return_large_blocks()
+    gc.freeze()  # imported modules are no garbage, and to look through them takes time in which nobody is answered
+    log = LineWriter(STANDARD_ERROR)
+    logging.basicConfig(stream=log, format="labinfer: %(message)s", level=logging.ERROR)  # libraries
+    logging.getLogger("labinfer").setLevel(setup.log_level.upper())
+    try:
+        PLUGINS.load_for_gateway(setup.plugins)
+        asyncio.run(_serve(socket.socket(fileno=hosts), socket.socket(fileno=listener), setup, beats, log))
+    except UserError as error:  # the ranks have loaded it, so it needs what the gateway lacks
+        logger.error("error: %s, in the gateway process", error)
+    finally:
+        log.close()
+
+
+def _return_large_blocks() -> None:
+    """Have blocks of a MiB and more returned to the system as soon as they are free, so that one long body does not make this
+    process large for good: glibc alone would keep ever larger ones (``mallopt(3)``, M_MMAP_THRESHOLD)."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, MIB)
+
+
+async def _serve(
+    hosts: socket.socket, listener: socket.socket, setup: Setup, beats: int | None, log: LineWriter
+) -> None:
+    engine = AsyncLLMEngine(outlives_host=setup.outlives_host, stall_seconds=setup.fault_timeout)
+    try:
+        service = Service(setup.options, setup.model_names, engine, log=log)
+    except UserError as error:
+        logger.error("error: %s", error)
+        return
+    config = uvicorn.Config(
+        make_app(service),
+        http=functools.partial(ClientConnection, max_connections=setup.options.max_connections),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        backlog=BACKLOG,
+        ssl_certfile=setup.options.ssl_certfile or None,
+        ssl_keyfile=setup.options.ssl_keyfile or None,
+        timeout_keep_alive=setup.options.keep_alive,
+        timeout_graceful_shutdown=LAST_WORDS_SECONDS,
+    )
+    server = Server(config)
+    service.metrics.watch_connections(lambda: len(server.server_state.connections))
+    host_listener = HostListener(hosts, setup.token, setup.model_names, setup.fault_timeout)
+    if service.batches is not None:
+        service.batches.resume()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    preparing = asyncio.create_task(service.prepare_models())
+    hosting = asyncio.create_task(_run_hosts(host_listener, engine, setup.outlives_host))
+    beating = asyncio.create_task(_beat(beats, setup.fault_timeout / BEATS)) if beats is not None else None
+    try:
+        await asyncio.wait((hosting, preparing), return_when=asyncio.FIRST_COMPLETED)
+        if preparing.done():  # which it only is when it has failed
+            preparing.result()
+        hosting.result()
+    except UserError as error:
+        logger.error("error: %s", error)
+    except BrokenLink as error:  # the host or its launcher says why
+        logger.debug("%s", error)
+    finally:
+        preparing.cancel()
+        hosting.cancel()
+        server.should_exit = True
+        await serving
+        if beating is not None:
+            beating.cancel()
+
+
+async def _run_hosts(hosts: HostListener, engine: AsyncLLMEngine, goes_on: bool) -> None:
+    """Run one host after another, until one says goodbye.
+
+    Raises:
+        BrokenLink: a host is gone without, and this is not to go on.
+    """
+    while True:
+        link = await hosts.accept()
+        try:
+            await engine.run(link)
+            return
+        except BrokenLink as error:
+            if not goes_on:
+                raise
+            logger.warning("%s; waiting for another", error)
+
+
+async def _beat(pipe: int, seconds: float) -> None:
+    """Give signs of life out of this loop: one that does not get on gives none. Ends the process when nobody is there to read
+    them: the supervisor may have died before this process asked to be ended with it.
+    """
+    os.set_blocking(pipe, False)
+    while True:
+        try:
+            os.write(pipe, b".")
+        except BlockingIOError:
+            pass  # nobody has read any for very long
+        except BrokenPipeError:
+            os._exit(ExitStatus.INTERNAL)
+        await asyncio.sleep(seconds)
+
+
+def _read_setup() -> Setup:
+    data = sys.stdin.buffer.read()
+    if not data:
+        raise SystemExit(1)  # whoever started this ended before it could say what is wanted
+    return msgspec.msgpack.decode(data, type=Setup)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

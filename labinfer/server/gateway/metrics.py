@@ -1,0 +1,187 @@
+"""Metrics: what the gateway measures, and what ``/metrics`` says.
+
+Metrics whose names begin with ``vllm:`` have the names, labels and buckets of vLLM's V1 engine (its
+``vllm/v1/metrics/loggers.py``, and "Production Metrics" in its documentation), so that dashboards made for it work.
+``labinfer:`` ones are our own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from labinfer.server.gateway.engine_metrics import ENGINE, MODEL_LABELS, EngineMetrics
+from labinfer.server.link.stats import EngineStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Prometheus' text format. Newer versions of it differ for names that we do not have, and old scrapers do not know them."""
+FINISH_REASONS = ("stop", "length", "abort", "error")
+COMPLETE = ("stop", "length")
+"""Answers that ran to their ends. The times of others say when somebody gave up, not how fast the engine is."""
+FIRST_TOKEN_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+TOKEN_BUCKETS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+REQUEST_BUCKETS = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)  # fmt: skip
+HTTP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Metrics:
+    """All metrics of a gateway, in a registry of its own.
+
+    Every value of a label is known from the beginning, but for the routes and statuses of HTTP: what callers send makes
+    no new ones.
+
+    Args:
+        model_names: as requests use them.
+        max_model_len: longest prompt and answer in tokens of any model; histograms of lengths end there.
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, model_names: Iterable[str], max_model_len: int, clock: Callable[[], float] = time.monotonic):
+        self._model_names = tuple(model_names)
+        self._registry = CollectorRegistry()
+        self._engines = EngineMetrics(self._model_names, clock)
+        self._registry.register(self._engines)
+        lengths = length_buckets(max_model_len)
+        self._prompt_tokens = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", lengths)
+        self._answer_tokens = self._histogram("vllm:request_generation_tokens", "Tokens of an answer.", lengths)
+        self._first_token = self._histogram(
+            "vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", FIRST_TOKEN_BUCKETS
+        )
+        self._inter_token = self._histogram(
+            "vllm:inter_token_latency_seconds", "From each token of an answer to the next.", TOKEN_BUCKETS
+        )
+        self._per_token = self._histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Mean of an answer's times from token to token.",
+            TOKEN_BUCKETS,
+        )
+        self._e2e = self._histogram(
+            "vllm:e2e_request_latency_seconds", "From a request's arrival to its end.", REQUEST_BUCKETS
+        )
+        self._queue = self._histogram(
+            "vllm:request_queue_time_seconds",
+            "From a request's arrival at the engine until it is run.",
+            REQUEST_BUCKETS,
+        )
+        self._prefill = self._histogram(
+            "vllm:request_prefill_time_seconds",
+            "From arrival to the first token, without the queue; the gateway's own work is in it.",
+            REQUEST_BUCKETS,
+        )
+        self._decode = self._histogram(
+            "vllm:request_decode_time_seconds", "From the first token of an answer to its end.", REQUEST_BUCKETS
+        )
+        self._inference = self._histogram(
+            "vllm:request_inference_time_seconds", "From arrival to the end, without the queue.", REQUEST_BUCKETS
+        )
+        success = Counter(
+            "vllm:request_success",
+            "Answers that ended, by how they did.",
+            (*MODEL_LABELS, "finished_reason"),
+            registry=self._registry,
+        )
+        self._success = {
+            (model, reason): success.labels(model, ENGINE, reason)
+            for model in self._model_names
+            for reason in FINISH_REASONS
+        }
+        self._http_requests = Counter(
+            "labinfer:http_requests", "HTTP requests that ended.", ("route", "status"), registry=self._registry
+        )
+        self._http_seconds = Histogram(
+            "labinfer:http_request_seconds",
+            "From an HTTP request's head to the end of its answer.",
+            ("route",),
+            buckets=HTTP_BUCKETS,
+            registry=self._registry,
+        )
+        self._connections = Gauge("labinfer:open_connections", "Connections that are open.", registry=self._registry)
+
+    def first_token(self, model: str, seconds: float) -> None:
+        """Count an answer whose first token came so long after its request."""
+        self._first_token[model].observe(seconds)
+
+    def inter_token(self, model: str, seconds: float) -> None:
+        """Count a further token that came so long after the one before; called for every token."""
+        self._inter_token[model].observe(seconds)
+
+    def finished(
+        self,
+        model: str,
+        reason: str,
+        *,
+        prompt_tokens: int,
+        generated: int,
+        e2e_seconds: float,
+        queue_seconds: float | None = None,
+        first_token_seconds: float | None = None,
+    ) -> None:
+        """Count an answer that has ended. As in vLLM, each answer of a request with several counts.
+
+        Args:
+            reason: the engine's, one of ``FINISH_REASONS``.
+            generated: tokens of this answer.
+            e2e_seconds: from the request's arrival to now.
+            queue_seconds: part of these, waiting for the engine; None if nobody knows.
+            first_token_seconds: from the request's arrival to the answer's first token, if there was one.
+        """
+        self._success[model, reason].inc()
+        if reason not in COMPLETE:
+            return
+        self._prompt_tokens[model].observe(prompt_tokens)
+        self._answer_tokens[model].observe(generated)
+        self._e2e[model].observe(e2e_seconds)
+        if queue_seconds is not None:
+            self._queue[model].observe(queue_seconds)
+            self._inference[model].observe(max(0.0, e2e_seconds - queue_seconds))
+        if first_token_seconds is not None:
+            decode = max(0.0, e2e_seconds - first_token_seconds)
+            self._decode[model].observe(decode)
+            if generated > 1:
+                self._per_token[model].observe(decode / (generated - 1))
+            if queue_seconds is not None:
+                self._prefill[model].observe(max(0.0, first_token_seconds - queue_seconds))
+
+    def update_engine(self, stats: EngineStats) -> None:
+        """Keep the stats of an engine that have just come."""
+        self._engines.update(stats)
+
+    def http(self, route: str, status: int, seconds: float) -> None:
+        """Count an HTTP request that has ended.
+
+        Args:
+            route: the app's own pattern, such as ``/v1/requests/{id}/cancel``, and one word for all paths that match
+                none; never a path as it was sent.
+        """
+        self._http_requests.labels(route, str(status)).inc()
+        self._http_seconds.labels(route).observe(seconds)
+
+    def watch_connections(self, count: Callable[[], int]) -> None:
+        """Ask ``count`` how many connections are open whenever that is asked for."""
+        self._connections.set_function(count)
+
+    def render(self) -> tuple[bytes, str]:
+        """Body and content type of ``/metrics``, in Prometheus' text format."""
+        return generate_latest(self._registry), CONTENT_TYPE
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> dict[str, Any]:
+        """A histogram for each model; to look it up by labels would cost more than the observation."""
+        metric = Histogram(name, text, MODEL_LABELS, buckets=tuple(buckets), registry=self._registry)
+        return {model: metric.labels(model, ENGINE) for model in self._model_names}
+
+
+def length_buckets(longest: int) -> list[int]:
+    """1, 2, 5, 10, 20, 50, … up to ``longest``, as vLLM has them."""
+    steps = (digit * 10**exponent for exponent in range(len(str(longest))) for digit in (1, 2, 5))
+    return [step for step in steps if step <= longest]

@@ -1,0 +1,227 @@
+"""OpenRequests: what is open with the engine, and how it goes to another host when the one before has died."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from labinfer.base.errors import PromptTooLong, UserError
+from labinfer.base.sampling_params import MAX_SEED
+from labinfer.engine.request import AnswerUpdate, Request
+from labinfer.requests.outputs import RequestState
+from labinfer.server.gateway.submission import GivenUp, QueueIsFull, Submission
+from labinfer.server.link.frames import Abort, Add, FromGateway, Refused
+
+MAX_DEATHS = 2
+"""Deaths of hosts after which a request that ran alone is given up."""
+TRIAL_TOKENS = (1, 16, 64)
+"""Tokens that a request has to get alone on a new host before others run beside it: after one death, two, and more."""
+FORGIVEN_TOKENS = 256
+"""A request that has got so many on a host is not suspected of what that died of before."""
+
+
+@dataclass(eq=False, kw_only=True)
+class OpenRequest:
+    """A request of a submission that has not ended."""
+
+    submission: Submission
+    number: int
+    """Number of the request in its submission."""
+    is_accepted: bool = False
+    """Whether a host has taken it once."""
+    deaths: int = 0
+    """Hosts that died while it was running."""
+    is_tried: bool = False
+    """Whether it has run alone on the present host, or need not."""
+    was_reached: bool = False
+    """Whether the present host has said anything of it."""
+    tokens_before: int = 0
+    """Tokens of its answers when the present host got it."""
+    keys: list[str] = field(default_factory=list)
+    """Keys under which the present host knows it: one, or one for each of its answers."""
+
+    @property
+    def state(self) -> RequestState:
+        return self.submission.opened[self.number]
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that it got from the present host."""
+        return self.state.num_output_tokens - self.tokens_before
+
+
+class OpenRequests:
+    """The open requests of all submissions, in the order in which they came.
+
+    When a host dies, its requests stay open. They go to the next one with the tokens that they have: those that were
+    running one at a time and alone for a few tokens first, as one of them may be what the host died of; then all the others.
+
+    Args:
+        send: hands a frame to the host.
+    """
+
+    def __init__(self, send: Callable[[FromGateway], None]):
+        self._send = send
+        self._requests: dict[str, OpenRequest] = {}  # by the key of the request
+        self._parts: dict[str, tuple[OpenRequest, int | None]] = {}
+        """By the host's key: the request, and the answer that it stands for, where that is a part of the request."""
+        self._attempts = itertools.count()
+        self._takes_all = False  # whether the host takes requests as they come
+        self._trial: OpenRequest | None = None
+        self._last_trial: OpenRequest | None = None
+        """The suspect that ran alone before: a host may die of it just behind the token that cleared it."""
+
+    @property
+    def any_open(self) -> bool:
+        """Whether there are any."""
+        return bool(self._requests)
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether a suspect runs alone, and all others wait."""
+        return self._trial is not None
+
+    def add(self, submission: Submission) -> None:
+        """Take in the requests of a submission; they go to the host once it takes all."""
+        for number, state in enumerate(submission.opened):
+            request = self._requests[state.request.key] = OpenRequest(submission=submission, number=number)
+            if self._takes_all:
+                self._hand_over(request)
+
+    def remove(self, submission: Submission) -> None:
+        """Forget a submission's requests, and have the host do so where they go on."""
+        keys = [state.request.key for state in submission.opened if state.request.key in self._requests]
+        requests = [self._requests.pop(key) for key in keys]
+        for request in requests:
+            self._take_back(request)
+        if self._trial in requests:
+            self._try_next()
+
+    def begin(self) -> None:
+        """Hand all that is open to a host that is ready."""
+        self._try_next()
+
+    def pause(self) -> None:
+        """Keep what is open until ``begin``; the host knows nothing of it any more."""
+        if self._trial is not None:
+            self._trial.is_tried = False
+        for request in self._requests.values():
+            request.was_reached = False
+            request.keys.clear()
+        self._parts.clear()
+        self._takes_all, self._trial, self._last_trial = False, None, None
+
+    def end(self, max_running: int) -> None:
+        """Keep what is open, as the host is gone.
+
+        Args:
+            max_running: requests without a token that may have been running on it, too: the oldest.
+        """
+        handed = [request for request in self._requests.values() if request.keys and not request.state.is_done]
+        begun = [request for request in handed if request.new_tokens]
+        waiting = [request for request in handed if not request.new_tokens]
+        trial, doubted = self._trial, None
+        if trial is not None and not trial.was_reached:
+            doubted = self._last_trial
+        running = [suspect for suspect in (trial, doubted) if suspect] if trial else [*begun, *waiting[:max_running]]
+        for request in running:
+            request.deaths = 1 if request.new_tokens >= FORGIVEN_TOKENS else request.deaths + 1
+        for request in self._requests.values():
+            request.is_tried = False
+        self.pause()
+        if trial is not None and trial.deaths >= MAX_DEATHS + (doubted is not None):
+            message = f"the engine has ended {trial.deaths} times while it ran this request, which is given up"
+            trial.submission.fail(GivenUp(message))
+
+    # What the host says.
+
+    def accept(self, key: str) -> None:
+        """The host has taken a request."""
+        request, _ = self._parts.get(key, (None, None))
+        if request is None:
+            return
+        request.was_reached = True
+        if not request.is_accepted:
+            request.is_accepted = True
+            request.submission.accept()
+
+    def refuse(self, frame: Refused) -> None:
+        """The host does not take a request."""
+        request, _ = self._parts.pop(frame.request_id, (None, None))
+        if request is not None:
+            request.keys.remove(frame.request_id)
+            kind = QueueIsFull if frame.queue_is_full else PromptTooLong if frame.is_too_long else UserError
+            request.submission.fail(kind(frame.message))
+
+    def update(self, key: str, update: AnswerUpdate) -> None:
+        """Take in news of an answer."""
+        request, index = self._parts.get(key, (None, None))
+        if request is None:
+            return
+        own = update if index is None else msgspec.structs.replace(update, index=index)
+        if request.submission.update(request.number, own):
+            self._send(Abort(key, update.index))
+        if request is self._trial and self._is_cleared(request):
+            self._take_back(request)
+            self._try_next()
+
+    # The way to the host.
+
+    def _is_cleared(self, request: OpenRequest) -> bool:
+        least = TRIAL_TOKENS[min(request.deaths, len(TRIAL_TOKENS)) - 1]
+        return request.state.is_done or request.new_tokens >= least
+
+    def _try_next(self) -> None:
+        """Hand over the next suspect alone, or all others when there is none left."""
+        self._last_trial, self._trial = self._trial, None
+        for request in list(self._requests.values()):
+            if request.deaths and not request.is_tried and not request.state.is_done:
+                request.is_tried, self._trial = True, request
+                self._hand_over(request)
+                return
+        self._takes_all = True
+        for request in self._requests.values():
+            if not request.keys and not request.state.is_done:
+                self._hand_over(request)
+
+    def _hand_over(self, request: OpenRequest) -> None:
+        request.tokens_before = request.state.num_output_tokens
+        for index, part in remaining_parts(request.state):
+            key = f"{next(self._attempts)}:{part.key.partition(':')[2]}"  # the id, as people know it, behind a number
+            request.keys.append(key)
+            self._parts[key] = (request, index)
+            self._send(Add(request.submission.model, replace(part, key=key), request.is_accepted))
+
+    def _take_back(self, request: OpenRequest) -> None:
+        for key in request.keys:
+            self._parts.pop(key)
+            if not request.state.is_done:
+                self._send(Abort(key))
+        request.keys.clear()
+
+
+def remaining_parts(state: RequestState) -> Iterator[tuple[int | None, Request]]:
+    """The rest of a request: itself, or, once there are tokens, a request for each answer that has not ended, with its index.
+    Their tokens are those that the whole request would have got.
+    """
+    request, sampling = state.request, state.request.sampling
+    if not any(answer.token_ids for answer in state.answers):
+        yield None, request
+        return
+    ranks = sampling.num_choices > sampling.n  # the best are chosen by their log-probabilities
+    for answer in state.answers:
+        if answer.finish_reason is not None:
+            continue
+        wants_prompt = answer.index == 0 and state.prompt_logprobs is None
+        own = msgspec.structs.replace(
+            sampling,
+            n=1,
+            best_of=0,
+            seed=(sampling.seed + answer.index) % (MAX_SEED + 1),
+            logprobs=0 if ranks and sampling.logprobs is None else sampling.logprobs,
+            prompt_logprobs=sampling.prompt_logprobs if wants_prompt else None,
+        )
+        yield answer.index, replace(request, sampling=own, output_token_ids=tuple(answer.token_ids))

@@ -1,0 +1,47 @@
+"""body_decoder: bodies that are packed for their way (RFC 9110, section 8.4), unpacked piece by piece."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+from labinfer.requests.openai import api_errors
+
+GZIP = 31
+"""zlib's window bits for gzip's format."""
+NAMES = ("gzip", "x-gzip")
+
+
+def body_decoder(encoding: str) -> Callable[[bytes, int], bytes]:
+    """A function from the next piece of a body, and the most bytes that may come of it, to what it unpacks to. An empty piece
+    is the end.
+
+    Args:
+        encoding: the header ``Content-Encoding``.
+
+    Raises:
+        ApiError: bodies are not unpacked so. The function raises it for what is no such body, or ends too early.
+    """
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        return lambda piece, _: piece
+    if name not in NAMES:
+        raise api_errors.unsupported_encoding(encoding)
+    packed = zlib.decompressobj(GZIP)
+
+    def unpack(piece: bytes, most: int) -> bytes:
+        if not piece:
+            if not packed.eof:
+                raise api_errors.bad_request("the body ends before its gzip data does")
+            return b""
+        if packed.eof:
+            raise api_errors.bad_request("the body has more than one gzip member; send one")
+        try:
+            data = packed.decompress(piece, most)
+        except zlib.error as error:
+            raise api_errors.bad_request(f"the body is not valid gzip: {error}") from None
+        if packed.unused_data:
+            raise api_errors.bad_request("the body has more than one gzip member; send one")
+        return data
+
+    return unpack

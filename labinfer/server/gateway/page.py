@@ -1,0 +1,48 @@
+"""Page: a part of a list, as the parameters ``limit``, ``order`` and ``after`` ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from labinfer.base.errors import UserError
+
+Item = TypeVar("Item")
+DEFAULT_ITEMS = 20
+ORDERS = ("asc", "desc")
+
+
+@dataclass(frozen=True)
+class Page:
+    """So many items behind one of an id, the newest first unless the order is ``asc``."""
+
+    limit: int
+    order: str
+    after: str | None
+
+    @classmethod
+    def read(cls, query: Mapping[str, str], most: int) -> Page:
+        """The page that a URL asks for.
+
+        Raises:
+            UserError: a parameter is out of bounds.
+        """
+        limit, order = query.get("limit", str(min(most, DEFAULT_ITEMS))), query.get("order", "desc")
+        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= most):
+            raise UserError(f"limit must be from 1 to {most}, not {limit!r:.40}")
+        if order not in ORDERS:
+            raise UserError(f"order must be asc or desc, not {order!r:.40}")
+        return cls(int(limit), order, query.get("after"))
+
+    def cut(self, items: list[Item], id: Callable[[Item], str]) -> dict[str, Any]:
+        """The fields of a list with this page of items, which come with the oldest first; ``id`` tells that of one."""
+        items = items if self.order == "asc" else items[::-1]
+        begin = next((index + 1 for index, item in enumerate(items) if id(item) == self.after), 0)
+        data = items[begin : begin + self.limit]
+        return {
+            "data": data,
+            "first_id": id(data[0]) if data else None,
+            "last_id": id(data[-1]) if data else None,
+            "has_more": begin + self.limit < len(items),
+        }

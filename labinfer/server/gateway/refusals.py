@@ -1,0 +1,38 @@
+"""Refusals: errors of wrong requests, with the field that is at fault."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from labinfer.base.errors import PromptTooLong, UserError
+from labinfer.requests.anthropic.message_body import MessageBody
+from labinfer.requests.openai import api_errors
+from labinfer.requests.openai.files import BatchBody
+from labinfer.requests.openai.response_body import ResponseBody
+from labinfer.requests.protocol import ChatBody, CompletionBody, EmbeddingBody
+from labinfer.server.link.layout_change import LayoutChange
+
+BODIES = (ChatBody, CompletionBody, EmbeddingBody, ResponseBody, MessageBody, BatchBody, LayoutChange)
+FIELD_NAMES = {name for body in BODIES for name in body.__struct_fields__} | {"tokens", "text_1", "limit", "order"}
+"""Fields of all bodies that errors begin with, with those of ``/detokenize`` and ``/score``, and parameters of lists."""
+
+Result = TypeVar("Result")
+
+
+def checked(make: Callable[[], Result]) -> Result:
+    """The result of ``make``; a ``UserError`` becomes the ``ApiError`` of a wrong request."""
+    try:
+        return make()
+    except UserError as error:
+        raise refused_field(error) from None
+
+
+def refused_field(error: UserError) -> api_errors.ApiError:
+    """The error of a request that is wrong by a ``UserError``, whose first word is the field where a field is at fault."""
+    text = str(error)
+    if isinstance(error, PromptTooLong):
+        return api_errors.too_long(text)
+    first = re.split(r"[\s.:=\[]", text, maxsplit=1)[0]
+    return api_errors.bad_request(text, first if first in FIELD_NAMES else None)

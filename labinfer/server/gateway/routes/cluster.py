@@ -1,0 +1,148 @@
+"""The routes under /v1/cluster: what the ranks are, and what they do now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+
+import msgspec
+from starlette.responses import Response
+
+from labinfer.base.plugins import PLUGINS
+from labinfer.observe.trace import trace_text
+from labinfer.requests.openai import api_errors
+from labinfer.server.gateway.call import JSON, Call
+from labinfer.server.gateway.cluster_answers import Cluster, ClusterRank, LayerExperts, RankExpertReads
+from labinfer.server.gateway.cluster_history import Watcher
+from labinfer.server.gateway.event_stream import EventStream
+from labinfer.server.link.frames import ModelFacts, RankFacts
+from labinfer.server.link.stats import RankStats
+
+MAX_TRACE_SECONDS = 60.0
+MAX_EVENTS_SECONDS = 86_400.0
+LATE_SECONDS = 1.25
+"""Delay of what has been recorded: rank 0 sends it with the stats after next, see ``Telemetry``."""
+TRACE_NAME = "labinfer-trace.json"
+JSONL = "application/jsonl"
+
+
+async def show(call: Call) -> Response:
+    """``GET /v1/cluster``: the ranks, and figures of the last minutes."""
+    info, history = call.service.loaded_model(call.query("model").get("model")).info, call.service.history
+    stats = history.rank_stats(info.name)
+    return call.json(
+        Cluster(
+            time_us=round(call.service.wall_clock() * 1e6),
+            model=info.name,
+            num_layers=info.num_layers,
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+            num_window_blocks=info.num_window_blocks,
+            max_model_len=info.max_model_len,
+            max_num_seqs=info.max_num_seqs,
+            hop_seconds=info.hop_seconds or None,
+            pipeline_schedule=info.pipeline_schedule,
+            plugins=PLUGINS.identities(),
+            ranks=[_describe_rank(rank, stats.get(rank.rank)) for rank in info.ranks],
+            experts=_describe_experts(stats.values()),
+            expert_reads=_describe_reads(stats.values()),
+            links=history.links(info.name),
+            stages=history.stages(info.name),
+            machine_links=info.machine_links,
+            plan=info.plan or None,
+            verdict=history.verdict(info.name),
+            drift=history.drift(info.name),
+            history=history.points(info.name),
+        )
+    )
+
+
+async def events(call: Call) -> EventStream:
+    """``GET /v1/cluster/events``: figures and steps as they come, until the client goes, or for so many ``seconds``."""
+    info, seconds = _read_query(call, MAX_EVENTS_SECONDS)
+    watching = call.service.history.watching(info.name)
+    watcher = watching.__enter__()  # until the response has ended, which is after this function has
+
+    def end() -> None:
+        watching.__exit__(None, None, None)
+        call.end(200, log=False)
+
+    return EventStream(_until(watcher, seconds, call.service.clock), call.headers, watcher.end, end, call.service.clock)
+
+
+async def trace(call: Call) -> Response:
+    """``GET /v1/cluster/trace``: what was seen while somebody watched; with ``seconds``, after watching for so long."""
+    info, seconds = _read_query(call, MAX_TRACE_SECONDS)
+    history, span = call.service.history, {}
+    if seconds:
+        span = {"since": call.service.wall_clock(), "seconds": seconds}
+        with history.watching(info.name) as watcher:
+            await call.until_disconnect(_wait(_until(watcher, seconds + LATE_SECONDS, call.service.clock)), watcher.end)
+    async with history.tracing:
+        text = await asyncio.to_thread(lambda: "".join(trace_text(history.tracks(info.name, info.ranks, **span))))
+    headers = call.headers | {"content-disposition": f'attachment; filename="{TRACE_NAME}"'}
+    return Response(text, headers=headers, media_type=JSON)
+
+
+async def workload(call: Call) -> Response:
+    """``GET /v1/cluster/workload``: sizes of the last requests that ran to their ends, for ``launch.py plan`` and ``simulate``."""
+    name = call.service.loaded_model(call.query("model").get("model")).info.name
+    return Response(call.service.recent_requests.lines(name), headers=call.headers, media_type=JSONL)
+
+
+def _describe_rank(rank: RankFacts, stats: RankStats | None) -> ClusterRank:
+    return ClusterRank(
+        **msgspec.structs.asdict(rank),
+        threads=stats.num_threads if stats else None,
+        cpus=stats.cpus if stats else None,
+    )
+
+
+def _describe_experts(ranks: Iterable[RankStats]) -> list[LayerExperts]:
+    loads = {layer: tokens for rank in ranks for layer, tokens in rank.expert_tokens.items()}
+    return [LayerExperts(layer, tokens) for layer, tokens in sorted(loads.items())]
+
+
+def _describe_reads(ranks: Iterable[RankStats]) -> list[RankExpertReads]:
+    return [
+        RankExpertReads(rank.rank, reads.hits, reads.misses, reads.bytes_read, reads.stall_time)
+        for rank in ranks
+        if (reads := rank.expert_reads) is not None
+    ]
+
+
+async def _until(watcher: Watcher, seconds: float | None, clock: Callable[[], float]) -> AsyncIterator[bytes]:
+    """Events of so many seconds, or until there is nothing more to come."""
+    end = None if seconds is None else clock() + seconds
+    while (data := await watcher.next(None if end is None else max(0.0, end - clock()))) is not None:
+        yield data
+
+
+async def _wait(events: AsyncIterator[bytes]) -> None:
+    async for _ in events:
+        pass
+
+
+def _read_query(call: Call, most: float) -> tuple[ModelFacts, float | None]:
+    """The model to be looked at, and the seconds; see ``_seconds``. For a HEAD nobody has to look at all."""
+    query = call.query("model", "seconds")
+    info, seconds = call.service.loaded_model(query.get("model")).info, _seconds(query, most)
+    return info, 0.0 if call.http.method == "HEAD" else seconds
+
+
+def _seconds(query: dict[str, str], most: float) -> float | None:
+    """The parameter ``seconds``.
+
+    Raises:
+        ApiError: it is no number, or out of bounds.
+    """
+    given = query.get("seconds")
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= most:  # nor NaN
+        raise api_errors.bad_request(f"seconds must be a number from 0 to {most:g}, not {given!r:.60}", "seconds")
+    return seconds

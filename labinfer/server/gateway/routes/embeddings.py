@@ -1,0 +1,62 @@
+"""``/v1/embeddings``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.responses import Response
+
+from labinfer.base.pooling import EmbeddingOutput
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.requests.openai.embeddings import embedding_list
+from labinfer.requests.prompts import Prompt
+from labinfer.requests.protocol import EmbeddingBody
+from labinfer.server.gateway.active_call import ActiveCall
+from labinfer.server.gateway.call import Call
+from labinfer.server.gateway.call_requests import CallRequests
+from labinfer.server.gateway.refusals import checked
+from labinfer.server.gateway.service import Model
+
+
+async def answer(call: Call) -> Response:
+    """``POST /v1/embeddings``, as OpenAI's."""
+    body = await call.read(EmbeddingBody)
+    model = call.service.model(body.model)
+
+    checked(lambda: body.check_dimensions(model.info.hidden_size))
+    outputs = await embed(call, model, body.prompts, body.pooling, body.user, normalize=body.normalize)
+
+    def whole() -> Response:
+        return call.json(embedding_list(outputs, model.info.name, body.encoding_format))
+
+    return await asyncio.to_thread(whole)
+
+
+async def embed(
+    call: Call,
+    model: Model,
+    parse: Callable[[], list[Prompt]],
+    pooling: str | None,
+    user: str | None,
+    *,
+    normalize: bool | None = None,
+) -> list[EmbeddingOutput]:
+    """The vectors of the prompts of a body that was read, in order.
+
+    Args:
+        pooling, normalize: None for the model's own.
+
+    Raises:
+        ApiError: ``parse`` raises a ``UserError``, a prompt or the pooling is wrong, or the vectors will not come.
+        LimitReached, ServerFull: there are too many requests.
+    """
+    own = model.info.pooling
+    resolved = checked(lambda: own.resolve(pooling))
+
+    def make_requests() -> CallRequests:
+        return CallRequests(call, model, checked(parse), SamplingParams(), user=user or "", pooling=resolved)
+
+    active = await ActiveCall.start(call, model, await call.compute(make_requests), streams=False, user=user)
+    outputs = await active.outputs()
+    return await asyncio.to_thread(own.finish, outputs, normalize)

@@ -1,0 +1,122 @@
+"""``/v1/files``: OpenAI's Files API, for the input and the output of batches."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import PurePosixPath
+
+from starlette.responses import FileResponse, Response
+
+from labinfer.requests.openai import api_errors
+from labinfer.requests.openai.files import FileDeleted, FileList, FileObject
+from labinfer.server.gateway.call import Call
+from labinfer.server.gateway.file_store import FileStore, Upload
+from labinfer.server.gateway.multipart import BadForm, MultipartReader, PartBegin, PartData
+from labinfer.server.gateway.page import Page
+from labinfer.server.gateway.refusals import checked
+
+MAX_PAGE = 10_000
+MAX_FIELDS, MAX_FIELD_BYTES = 4, 1 << 10
+"""Fields of a form that are no file, and bytes of each."""
+MAX_NAME = 255
+"""Characters of a file's name."""
+PURPOSE = "batch"
+ONE_RANGE = re.compile(rb"bytes=(?:(\d{1,18})-(\d{1,18})?|-\d{1,18})")
+
+
+async def upload(call: Call) -> Response:
+    """``POST /v1/files``: a form with ``purpose`` and ``file``."""
+    store = file_store(call)
+    try:
+        reader = MultipartReader(call.http.headers.get("content-type", ""))
+    except BadForm as error:
+        raise api_errors.unsupported_form(str(error)) from None
+    with contextlib.closing(store.begin(call.caller.owner)) as incoming:
+        try:
+            return call.json(await _read_form(call, reader, incoming))
+        except BadForm as error:
+            raise api_errors.bad_request(str(error)) from None
+
+
+async def _read_form(call: Call, reader: MultipartReader, incoming: Upload) -> FileObject:
+    """Raises:
+    ApiError: the form lacks something, or the file is too long.
+    BadForm: the form is broken.
+    """
+    fields: dict[str, bytearray] = {}
+    filename, part = None, PartBegin("", None)
+    async for piece in call.http.stream():
+        for event in reader.feed(piece):
+            if isinstance(event, PartBegin):
+                part = event
+                if part.name == "file":
+                    if filename is not None:
+                        raise BadForm("file: the form has two")
+                    filename = PurePosixPath(part.filename or "file.jsonl").name[-MAX_NAME:]
+            elif isinstance(event, PartData):
+                if part.name == "file":
+                    incoming.write(event.data)
+                    continue
+                field = fields.setdefault(part.name[:MAX_NAME], bytearray())
+                field += event.data
+                if len(field) > MAX_FIELD_BYTES or len(fields) > MAX_FIELDS:
+                    raise BadForm(f"{part.name[:MAX_NAME]}: the form has too many fields, or too long ones")
+    if not reader.is_whole:
+        raise BadForm("the form ends in the middle")
+    if filename is None:
+        raise api_errors.bad_request("file: the form has none", "file")
+    purpose = fields.pop("purpose", bytearray()).decode("utf-8", "replace")
+    if purpose != PURPOSE:
+        raise api_errors.bad_request(f"purpose must be {PURPOSE!r}, not {purpose!r:.60}", "purpose")
+    for name in fields:
+        raise api_errors.bad_request(f"{name} is not offered; leave it out", name)
+    return incoming.finish(filename, PURPOSE)
+
+
+async def list_files(call: Call) -> Response:
+    """``GET /v1/files``."""
+    page = checked(lambda: Page.read(call.http.query_params, MAX_PAGE))
+    files, purpose = file_store(call).files(call.caller.owner), call.http.query_params.get("purpose")
+    chosen = [file for file in files if purpose in (None, file.purpose)]
+    return call.json(FileList(**page.cut(chosen, lambda file: file.id)))
+
+
+async def show(call: Call) -> Response:
+    """``GET /v1/files/{id}``."""
+    return call.json(file_store(call).file(call.caller.owner, call.http.path_params["id"]))
+
+
+async def delete(call: Call) -> Response:
+    """``DELETE /v1/files/{id}``."""
+    store, id, owner = file_store(call), call.http.path_params["id"], call.caller.owner
+    store.file(owner, id)
+    if call.service.batches.reads(owner, id):
+        raise api_errors.bad_request(f"the file {id} is read by a batch; cancel that first")
+    store.delete_file(owner, id)
+    return call.json(FileDeleted(id))
+
+
+async def content(call: Call) -> Response:
+    """``GET /v1/files/{id}/content``: all of it, or one range of bytes. Other ranges are ignored, as RFC 9110 (14.2) allows."""
+    store = file_store(call)
+    file = store.file(call.caller.owner, call.http.path_params["id"])
+    headers = call.http.scope["headers"]
+    headers[:] = [(name, value) for name, value in headers if name != b"range" or _is_range(value)]
+    return FileResponse(
+        store.content(file), headers=call.headers, media_type="application/octet-stream", filename=file.filename
+    )
+
+
+def file_store(call: Call) -> FileStore:
+    """Raises:
+    ApiError: the server keeps no files.
+    """
+    if call.service.files is None:
+        raise api_errors.no_files()
+    return call.service.files
+
+
+def _is_range(value: bytes) -> bool:
+    match = ONE_RANGE.fullmatch(value)
+    return match is not None and (match[2] is None or int(match[1]) <= int(match[2]))

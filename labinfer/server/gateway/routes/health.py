@@ -1,0 +1,121 @@
+"""Routes that need no engine: health, readiness, version and metrics."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, UnsetType
+from starlette.responses import Response
+
+import labinfer
+from labinfer.base.heartbeat import Wait
+from labinfer.requests.openai import api_errors
+from labinfer.requests.openai.answer import Answer, Count
+from labinfer.server.gateway.call import Call
+from labinfer.server.gateway.service import LOADING_SECONDS, Service
+
+State = Literal["ok", "idle", "loading", "stalled", "recovering", "rebuilding", "draining"]
+
+
+class RankWait(Answer):
+    """A wait of some seconds: of a rank, or of the gateway (null), for others; ``peers`` is ``1``, ``1-3`` or ``0, 2``."""
+
+    seconds: float
+    rank: Count | None
+    peers: str
+    step: Count | None
+    """The step that does not get on; null where there is none yet."""
+
+
+class Health(Answer):
+    """State of a server: it runs requests (ok) or has none (idle); its models are loaded; its engine gives no signs of life, or
+    ends no step (stalled); another engine takes up the work of one that died; its models are loaded again in another layout; or the
+    server comes to its end."""
+
+    status: State
+    wait: RankWait | UnsetType = UNSET
+    """The wait that holds up the open requests, from some 5 s on."""
+
+
+class Readiness(Answer):
+    """A server that takes requests, and its models."""
+
+    status: Literal["ready"]
+    models: list[str]
+
+
+class Version(Answer):
+    """Version of the server."""
+
+    version: str
+
+
+class Pong(Answer):
+    """A server that is alive."""
+
+
+class ServerLoad(Answer):
+    """Requests that are answered or await their turn."""
+
+    server_load: Count
+
+
+async def health(call: Call) -> Response:
+    """``GET /health``: the gateway is alive, and so is the engine behind it, or another one is on its way; 503 of one that is
+    stalled."""
+    state = _state(call.service)
+    wait = call.service.engine.wait
+    return call.json(Health(state, _describe_wait(wait) if wait else UNSET), 503 if state == "stalled" else 200)
+
+
+def _describe_wait(wait: Wait) -> RankWait:
+    return RankWait(round(wait.seconds, 1), wait.rank, wait.peers, wait.step if wait.step >= 0 else None)
+
+
+def _state(service: Service) -> State:
+    engine = service.engine
+    if engine.is_stalled:
+        return "stalled"
+    if engine.is_draining:
+        return "draining"
+    if engine.is_recovering:
+        return "recovering"
+    if engine.is_rebuilding:
+        return "rebuilding"
+    if not service.models:
+        return "loading"
+    return "ok" if engine.has_work else "idle"
+
+
+async def ready(call: Call) -> Response:
+    """``GET /ready``: requests are taken now, long prompts and new forms of answers included."""
+    call.service.model(None)
+    if call.service.engine.is_silent:
+        raise api_errors.overloaded("the engine gives no signs of life", LOADING_SECONDS)
+    if call.service.engine.is_recovering:
+        raise api_errors.overloaded("the engine has died, and another one takes up its work", LOADING_SECONDS)
+    if call.service.engine.is_rebuilding:
+        raise api_errors.overloaded("the models are loaded again in another layout", LOADING_SECONDS)
+    call.service.check_room()
+    return call.json(Readiness("ready", call.service.model_names))
+
+
+async def version(call: Call) -> Response:
+    """``GET /version``."""
+    return call.json(Version(labinfer.__version__))
+
+
+async def ping(call: Call) -> Response:
+    """``GET`` and ``POST /ping``: as ``/health``, for SageMaker."""
+    return call.json(Pong(), 503 if _state(call.service) == "stalled" else 200)
+
+
+async def load(call: Call) -> Response:
+    """``GET /load``, as vLLM's."""
+    return call.json(ServerLoad(call.service.limits.num_open))
+
+
+async def metrics(call: Call) -> Response:
+    """``GET /metrics`` for Prometheus."""
+    body, content_type = call.service.metrics.render()
+    return Response(body, headers=call.headers | {"content-type": content_type})

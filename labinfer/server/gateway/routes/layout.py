@@ -1,0 +1,59 @@
+"""The route that changes the layout of a model while it is served."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.responses import Response
+
+from labinfer.base.errors import UserError
+from labinfer.requests.openai import api_errors
+from labinfer.server.gateway.async_llm_engine import ChangeUnderWay, NoEngine
+from labinfer.server.gateway.call import Call
+from labinfer.server.gateway.cluster_answers import LayoutChanged
+from labinfer.server.gateway.refusals import refused_field
+from labinfer.server.gateway.service import LOADING_SECONDS
+from labinfer.server.gateway.submission import EngineFailed
+from labinfer.server.link.frames import ModelFacts
+from labinfer.server.link.layout_change import LayoutChange
+
+
+async def change(call: Call) -> Response:
+    """``POST /v1/cluster/layout``: serve a model in another layout; answered when that runs, or the one before again.
+
+    What is open pauses meanwhile, and goes on with the same tokens as far as the numbers are as precise.
+    """
+    body = await call.read(LayoutChange)
+    name = call.service.model(body.model).info.name
+    try:
+        answer, info = await call.service.engine.change_layout(msgspec.structs.replace(body, model=name))
+    except ChangeUnderWay as error:
+        raise api_errors.conflict(str(error)) from None
+    except NoEngine as error:
+        raise api_errors.overloaded(str(error), LOADING_SECONDS) from None
+    except EngineFailed as error:
+        raise api_errors.engine_failed(str(error)) from None
+    if answer.is_refused:
+        raise refused_field(UserError(answer.problem))
+    if answer.problem:
+        raise api_errors.conflict(
+            f"{answer.problem}; the layout of before is served again, after a pause of {answer.seconds:.1f} s",
+            final=True,
+        )
+    return call.json(
+        LayoutChanged(
+            model=name,
+            changed=answer.seconds > 0,
+            pause_seconds=answer.seconds,
+            num_blocks=info.num_blocks,
+            max_model_len=info.max_model_len,
+            quantization=_name_quantizations(info),
+            ranks=info.ranks,
+        )
+    )
+
+
+def _name_quantizations(info: ModelFacts) -> str:
+    """See ``LayoutChanged.quantization``."""
+    by_stage = {rank.stage: rank.quantization for rank in info.ranks}
+    names = set(by_stage.values())
+    return names.pop() if len(names) == 1 else ",".join(by_stage[stage] for stage in sorted(by_stage))

@@ -1,0 +1,55 @@
+"""``/v1/models``."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from labinfer.requests.anthropic.models import anthropic_model, anthropic_model_list
+from labinfer.requests.openai import api_errors
+from labinfer.requests.openai.models import ModelEntry, ModelList
+from labinfer.requests.recommended_sampling import FIELDS
+from labinfer.server.gateway.call import Call
+from labinfer.server.gateway.error_form import ANTHROPIC_ERRORS
+from labinfer.server.gateway.service import Service
+
+MAX_PAGE = 1000
+"""Models of a page at most, as in Anthropic's API."""
+MAX_DIGITS = 9
+"""Digits of ``limit`` that are read: Python refuses to read thousands."""
+SHOWN_DEFAULTS = (*FIELDS, "presence_penalty", "frequency_penalty")
+"""Sampling fields whose defaults a model's entry shows."""
+
+
+async def list_models(call: Call) -> Response:
+    """``GET /v1/models``, as OpenAI's or Anthropic's; also while models are loaded. OpenAI's list has all models, whatever ``limit``."""
+    entries = [_describe(call.service, name) for name in call.service.model_names]
+    query = call.http.query_params
+    limit = query.get("limit", "20")
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= MAX_DIGITS and 1 <= int(limit) <= MAX_PAGE):
+        raise api_errors.bad_request(f"limit must be from 1 to {MAX_PAGE}, not {limit!r:.40}", "limit")
+    if call.error_form is not ANTHROPIC_ERRORS:
+        return call.json(ModelList("list", entries))
+    models = list(map(anthropic_model, entries))
+    return call.json(anthropic_model_list(models, int(limit), query.get("after_id"), query.get("before_id")))
+
+
+async def show_model(call: Call) -> Response:
+    """``GET /v1/models/{model}``."""
+    name = call.http.path_params["model"]
+    if name not in call.service.model_names:
+        raise api_errors.not_found_model(name)
+    entry = _describe(call.service, name)
+    return call.json(anthropic_model(entry) if call.error_form is ANTHROPIC_ERRORS else entry)
+
+
+def _describe(service: Service, name: str) -> ModelEntry:
+    model = service.models.get(name)
+    if model is None:
+        return ModelEntry(id=name, created=service.started)
+    defaults = model.chat_defaults()
+    return ModelEntry(
+        id=name,
+        created=service.started,
+        max_model_len=model.info.max_model_len,
+        default_sampling={field: getattr(defaults, field) for field in SHOWN_DEFAULTS},
+    )

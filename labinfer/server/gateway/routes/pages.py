@@ -1,0 +1,169 @@
+"""The pages and their files: what a browser is given, and what it is allowed to do with it.
+
+The pages use the API as any other client does; a key, where one is needed, is asked for by the API and not here.
+
+A page names its files under their version, ``/webui/v-VERSION/…``, and modules name each other by relative paths. So a
+browser keeps the files for good and loads a page it knows with one request, and it cannot mix the files of two versions,
+also where it asks its cache alone: when it goes back to a page, or restores a tab.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from starlette.responses import Response
+
+import labinfer
+from labinfer.requests.openai import api_errors
+from labinfer.server.gateway.call import Call
+
+FOLDER = Path(labinfer.__file__).parent / "server" / "webui"
+CHAT_PAGE = "index.html"
+CLUSTER_PAGE = "cluster.html"
+CONTENT_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
+}
+"""Content types of the files that are served, by suffix; others are not served."""
+POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "font-src": "'self'",
+    "img-src": "'self' data:",
+    "connect-src": "'self'",
+    "frame-src": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+}
+"""Content Security Policy Level 3 (W3C): nothing from elsewhere, nothing written into the page by an answer."""
+PREVIEW = "preview/frame.html"
+PREVIEW_POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'unsafe-inline'",
+    "img-src": "data:",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'self'",
+    "sandbox": "allow-scripts",
+}
+"""Policy of the frame in which HTML of an answer is shown: an origin of its own, its styles, and no script but ``frame.js``."""
+HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+NEVER_KEPT = {"cache-control": "no-store"}
+ASKED_AGAIN = {"cache-control": "no-cache"}  # kept, and used when the server says that it is still the same
+KEPT_FOR_GOOD = {"cache-control": "public, max-age=31536000, immutable"}  # RFC 8246
+ROOT = "/webui/"
+VERSIONED = re.compile(r"v-([0-9a-f]{16})/(.*)", re.DOTALL)
+
+
+async def chat(call: Call) -> Response:
+    """``GET /``."""
+    return await asyncio.to_thread(_page, call, CHAT_PAGE)
+
+
+async def cluster(call: Call) -> Response:
+    """``GET /cluster``."""
+    return await asyncio.to_thread(_page, call, CLUSTER_PAGE)
+
+
+async def file(call: Call) -> Response:
+    """``GET /webui/v-{version}/{path}``, or without a version. Under another version than this one, a file is as it is now,
+    for a page that was opened before the server was changed; what is kept is then asked for again."""
+    return await asyncio.to_thread(_file, call, call.http.path_params["path"])
+
+
+def _page(call: Call, name: str) -> Response:
+    return _answer(call, _pack_page(name, *_version()), NEVER_KEPT, CONTENT_TYPES[".html"])
+
+
+def _file(call: Call, name: str) -> Response:
+    versioned = VERSIONED.fullmatch(name)
+    version, name = versioned.groups() if versioned else ("", name)
+    path = FOLDER / name
+    content_type = CONTENT_TYPES.get(path.suffix)
+    parts = Path(name).parts
+    if content_type is None or ".." in parts or Path(name).is_absolute() or "\0" in name:
+        raise api_errors.not_found_route(call.http.method, call.http.scope["path"])
+    try:
+        file = _pack_file(path, _state(path))
+    except OSError:
+        raise api_errors.not_found_route(call.http.method, call.http.scope["path"]) from None
+    kept = KEPT_FOR_GOOD if version == _version()[0] else ASKED_AGAIN
+    policy = PREVIEW_POLICY if name == PREVIEW else POLICY
+    return _answer(call, file, kept | {"etag": file.etag}, content_type, policy)
+
+
+class PackedFile(NamedTuple):
+    """A file as it is sent."""
+
+    content: bytes
+    compressed: bytes
+    etag: str
+    """Weak: the same whether it is compressed or not (RFC 9110, 8.8.1)."""
+
+
+def _policy(policy: dict[str, str]) -> dict[str, str]:
+    return {"content-security-policy": "; ".join(f"{name} {value}" for name, value in policy.items())}
+
+
+def _answer(
+    call: Call, file: PackedFile, kept: dict[str, str], content_type: str, policy: dict[str, str] = POLICY
+) -> Response:
+    headers = call.headers | HEADERS | _policy(policy) | kept | {"vary": "accept-encoding"}
+    if "etag" in kept and file.etag in call.http.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    headers |= {"content-type": content_type}
+    if "gzip" in call.http.headers.get("accept-encoding", ""):
+        return Response(file.compressed, headers=headers | {"content-encoding": "gzip"})
+    return Response(file.content, headers=headers)
+
+
+FileState = tuple[int, int]
+"""Time of the last change, and length: a file is read and compressed again when one of them differs."""
+
+
+def _state(path: Path) -> FileState:
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_size
+
+
+@lru_cache(256)
+def _pack_file(path: Path, state: FileState) -> PackedFile:
+    return _pack(path.read_bytes())
+
+
+@lru_cache(4)
+def _pack_page(name: str, version: str, folder: Path) -> PackedFile:
+    html = (folder / name).read_text(encoding="utf-8").replace(ROOT, f"{ROOT}v-{version}/")
+    return _pack(html.encode())
+
+
+def _pack(content: bytes) -> PackedFile:
+    compressed = gzip.compress(content, 6, mtime=0)  # the level 9 takes four times as long for 1 % less
+    return PackedFile(content, compressed, f'W/"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+def _version() -> tuple[str, Path]:
+    """Version of the pages, made of all their files, and their folder. Who changes one sees it with the next reload."""
+    paths = [path for path in sorted(FOLDER.rglob("*")) if path.suffix in CONTENT_TYPES]
+    return _digest(FOLDER, tuple((path, _state(path)) for path in paths)), FOLDER
+
+
+@lru_cache(1)
+def _digest(folder: Path, files: tuple[tuple[Path, FileState], ...]) -> str:
+    digest = hashlib.sha256()
+    for path, _ in files:
+        digest.update(hashlib.sha256(path.read_bytes()).digest() + str(path.relative_to(folder)).encode())
+    return digest.hexdigest()[:16]

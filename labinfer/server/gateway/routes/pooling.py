@@ -1,0 +1,138 @@
+"""``/pooling``, ``/score`` and ``/rerank``, with vLLM's bodies. Scores are cosines of vectors, as vLLM's are for models that embed.
+Models that read both texts together (cross-encoders, Qwen3-Reranker) are refused."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET
+from starlette.responses import Response
+
+from labinfer.base.errors import UserError
+from labinfer.requests.openai.embeddings import count_tokens
+from labinfer.requests.openai.scores import (
+    DocumentText,
+    RankedDocument,
+    Ranking,
+    Score,
+    ScoreList,
+    cosine_scores,
+    pooled_list,
+)
+from labinfer.requests.prompts import TextPrompt
+from labinfer.requests.protocol import MAX_INPUTS, EmbeddingBody
+from labinfer.server.gateway.call import Call
+from labinfer.server.gateway.refusals import checked
+from labinfer.server.gateway.routes.embeddings import embed
+
+InputText = Annotated[str, msgspec.Meta(min_length=1)]
+Texts = InputText | Annotated[list[InputText], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)]
+
+
+class ScoreBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Texts whose pairs are scored: one with each of several, or as many with as many."""
+
+    model: str | None = None
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    queries: Texts | None = None
+    documents: Texts | None = None
+    """Both are newer names of ``text_1`` and ``text_2``."""
+    user: str | None = None
+    pooling: Literal["last", "mean", "cls"] | None = None
+    """See ``plan.POOLINGS``; by default the model's own. A model that is no embedder by its files needs one."""
+
+    def pairs(self) -> tuple[list[str], list[str]]:
+        """First and second texts.
+
+        Raises:
+            UserError: they are not there, there twice, or cannot be paired.
+        """
+        given = [(self.text_1, self.text_2), (self.queries, self.documents)]
+        whole = [pair for pair in given if None not in pair]
+        if len(whole) != 1 or any(pair != (None, None) for pair in given if pair is not whole[0]):
+            raise UserError("text_1 and text_2, or queries and documents: give both of one kind")
+        first, second = ([texts] if isinstance(texts, str) else texts for texts in whole[0])
+        if len(first) not in (1, len(second)):
+            raise UserError(f"text_1 has {len(first)} texts and text_2 {len(second)}; give one, or as many of both")
+        if (total := len(first) + len(second)) > MAX_INPUTS:
+            raise UserError(f"text_1 and text_2 have {total} texts, more than {MAX_INPUTS}; send several requests")
+        return first, second
+
+
+class Document(msgspec.Struct, forbid_unknown_fields=True):
+    text: InputText
+
+
+class RerankBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A query, and documents to be put in the order of their likeness to it."""
+
+    model: str | None = None
+    query: InputText
+    documents: Annotated[list[InputText | Document], msgspec.Meta(min_length=1, max_length=MAX_INPUTS - 1)]
+    top_n: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Documents to answer with; 0 for all."""
+    return_documents: bool | None = None
+    """False to leave their texts out."""
+    user: str | None = None
+    pooling: Literal["last", "mean", "cls"] | None = None
+    """See ``plan.POOLINGS``; by default the model's own. A model that is no embedder by its files needs one."""
+
+
+async def pool(call: Call) -> Response:
+    """``POST /pooling``."""
+    body = await call.read(EmbeddingBody)
+    model = call.service.model(body.model)
+    checked(lambda: body.check_dimensions(model.info.hidden_size))
+    outputs = await embed(call, model, body.prompts, body.pooling, body.user, normalize=body.normalize)
+    fields = {"id": f"pool-{call.id}", "created": int(call.service.wall_clock()), "model": model.info.name}
+    return await asyncio.to_thread(lambda: call.json(pooled_list(outputs, body.encoding_format, **fields)))
+
+
+async def score(call: Call) -> Response:
+    """``POST /score``."""
+    body = await call.read(ScoreBody)
+    model = call.service.model(body.model)
+    first, second = checked(body.pairs)
+    checked(lambda: model.info.pooling.check_scores(body.pooling))
+    prompts = list(map(TextPrompt, first + second))
+    outputs = await embed(call, model, lambda: prompts, body.pooling, body.user)
+
+    def whole() -> Response:
+        scores = cosine_scores(outputs[: len(first)], outputs[len(first) :])
+        answer = ScoreList(
+            id=f"score-{call.id}",
+            created=int(call.service.wall_clock()),
+            model=model.info.name,
+            data=[Score("score", index, score) for index, score in enumerate(scores)],
+            usage=count_tokens(outputs),
+        )
+        return call.json(answer)
+
+    return await asyncio.to_thread(whole)
+
+
+async def rerank(call: Call) -> Response:
+    """``POST /rerank``."""
+    body = await call.read(RerankBody)
+    model = call.service.model(body.model)
+    checked(lambda: model.info.pooling.check_scores(body.pooling))
+    texts = [document if isinstance(document, str) else document.text for document in body.documents]
+    prompts = list(map(TextPrompt, [body.query, *texts]))
+    outputs = await embed(call, model, lambda: prompts, body.pooling, body.user)
+
+    def whole() -> Response:
+        scores = cosine_scores(outputs[:1], outputs[1:])
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])
+        results = [
+            RankedDocument(
+                index, scores[index], UNSET if body.return_documents is False else DocumentText(texts[index])
+            )
+            for index in order[: body.top_n or len(order)]
+        ]
+        answer = Ranking(id=f"rerank-{call.id}", model=model.info.name, results=results, usage=count_tokens(outputs))
+        return call.json(answer)
+
+    return await asyncio.to_thread(whole)

@@ -1,0 +1,102 @@
+"""``/v1/requests``: open requests, and their ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+from starlette.responses import Response
+
+from labinfer.engine.request import Request
+from labinfer.requests.anthropic.messages import MESSAGE_PREFIX
+from labinfer.requests.openai import api_errors
+from labinfer.requests.openai.answer import Answer, Count
+from labinfer.requests.openai.chat import CHAT_PREFIX
+from labinfer.requests.openai.completions import COMPLETION_PREFIX
+from labinfer.requests.openai.responses import RESPONSE_PREFIX
+from labinfer.server.gateway.call import Call
+from labinfer.server.gateway.submission import Submission
+from labinfer.server.link.frames import ModelFacts
+
+PREFIXES = (CHAT_PREFIX, COMPLETION_PREFIX, RESPONSE_PREFIX, MESSAGE_PREFIX)
+MAX_LISTED = 200
+"""Requests; of more, the oldest."""
+
+
+class ListedRequest(Answer, kw_only=True):
+    """An open request: its age in seconds, and how far it is. No text of it."""
+
+    id: str
+    object: Literal["request"] = "request"
+    model: str
+    own: bool
+    """Whether the caller sent it, and so may cancel it."""
+    age: float
+    prompt_tokens: Count
+    """Tokens of all its prompts; 0 until they have been read."""
+    cached_tokens: Count
+    """Prompt tokens that were in the KV cache."""
+    generated_tokens: Count
+    max_tokens: Count
+    """Generated tokens of all its answers, at most."""
+
+
+class RequestList(Answer, kw_only=True):
+    """Open requests to a model, the oldest first."""
+
+    object: Literal["list"] = "list"
+    data: list[ListedRequest]
+    total: Count
+    """Open requests, those that are not listed included."""
+
+
+class Cancelled(Answer, kw_only=True):
+    """A request that is cancelled, by the id that was asked for."""
+
+    id: str
+    object: Literal["request.cancelled"] = "request.cancelled"
+    cancelled: Literal[True] = True
+
+
+async def cancel(call: Call) -> Response:
+    """``POST /v1/requests/{id}/cancel``: end an open request of the same caller; its KV blocks are free at once.
+
+    The id is that of the response, with or without its prefix, and that of the header ``x-request-id``.
+    """
+    given = call.http.path_params["id"]
+    ids = (given, *(given.removeprefix(prefix) for prefix in PREFIXES))
+    if not any(call.service.engine.cancel(id, call.caller.name) for id in ids):
+        raise api_errors.not_found_request(given)
+    return call.json(Cancelled(id=given))
+
+
+async def list_open(call: Call) -> Response:
+    """``GET /v1/requests``: open requests to a model, everybody's, as their steps under ``/v1/cluster`` are."""
+    model = call.service.loaded_model(call.query("model").get("model")).info
+    submissions, now = call.service.engine.submissions(model.name), asyncio.get_running_loop().time()
+    listed = [_describe(submission, call.caller.name, now, model) for submission in submissions[:MAX_LISTED]]
+    return call.json(RequestList(data=listed, total=len(submissions)))
+
+
+def _describe(submission: Submission, caller: str, now: float, model: ModelFacts) -> ListedRequest:
+    opened = submission.opened
+    return ListedRequest(
+        id=submission.id,
+        model=submission.model,
+        own=submission.owner == caller,
+        age=now - submission.begin,
+        prompt_tokens=sum(len(state.request.prompt_token_ids) for state in opened),
+        cached_tokens=sum(state.num_cached_tokens for state in opened),
+        generated_tokens=sum(state.num_output_tokens for state in opened),
+        max_tokens=sum(_max_tokens(state.request, model) for state in opened),
+    )
+
+
+def _max_tokens(request: Request, model: ModelFacts) -> int:
+    """Tokens that all answers of a request may have, in the context that there is."""
+    if request.pooling:
+        return 0
+    most = request.sampling.max_tokens
+    if not model.context_shift:
+        most = min(most, max(0, model.max_model_len - len(request.prompt_token_ids)))
+    return most * max(request.sampling.num_choices, request.sampling.num_beams)

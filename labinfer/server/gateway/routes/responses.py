@@ -1,0 +1,231 @@
+"""``/v1/responses``: OpenAI's Responses API."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+from starlette.responses import Response as HttpResponse
+
+from labinfer.requests.openai import api_errors
+from labinfer.requests.openai.answer import Usage
+from labinfer.requests.openai.api_errors import ApiError
+from labinfer.requests.openai.response_body import CountBody, ResponseBody
+from labinfer.requests.openai.response_events import ResponseWriter
+from labinfer.requests.openai.response_items import Item
+from labinfer.requests.openai.responses import (
+    RESPONSE_PREFIX,
+    InputTokens,
+    ItemList,
+    ResponseDeleted,
+    new_response,
+)
+from labinfer.requests.outputs import Completion
+from labinfer.requests.parsed_body import ParsedBody
+from labinfer.server.gateway.active_call import ActiveCall
+from labinfer.server.gateway.call import JSON, Call
+from labinfer.server.gateway.call_requests import count_prompt_tokens, parse_requests
+from labinfer.server.gateway.event_stream import EventStream, StreamForm, named_event
+from labinfer.server.gateway.page import Page
+from labinfer.server.gateway.refusals import checked
+from labinfer.server.gateway.service import Model
+from labinfer.server.gateway.stored_responses import StoredResponse
+from labinfer.text.reply_reader import ReplyReader
+
+MAX_PAGE = 100
+"""Items of a page of a response's input."""
+
+
+async def create(call: Call) -> HttpResponse | EventStream:
+    """``POST /v1/responses``, as OpenAI's."""
+    body = await call.read(ResponseBody)
+    conversation = await _conversation(call, body)
+    model = call.service.model(body.model)  # behind all that is waited for: it may be another one by then
+    parsed, requests = await parse_requests(call, model, lambda: body.parse(conversation.items, model.chat_defaults()))
+    active = await ActiveCall.start(call, model, requests, parsed.stream, parsed.user)
+    answer = ResponseAnswer(call, body, conversation, model, parsed=parsed, active=active)
+    if parsed.stream:
+        return active.stream(answer.events(), StreamForm(end=b"", error=answer.failure))
+    (output,) = await active.outputs()
+    stored = await asyncio.to_thread(answer.whole, output.completions[0])
+    answer.store(stored)
+    return HttpResponse(stored.response, headers=call.headers, media_type=JSON)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Everything that a request tells the model."""
+
+    before: list[Item]
+    """Items of the responses before it."""
+    input: list[Item]
+    """Items of the request itself; references are replaced."""
+
+    @property
+    def items(self) -> list[Item]:
+        """All of them, in order."""
+        return self.before + self.input
+
+
+async def _conversation(call: Call, body: CountBody) -> Conversation:
+    """Raises:
+    ApiError: a response or an item that it goes on from is not stored.
+    """
+    store, owner, previous_id = call.service.stored_responses, call.caller.name, body.previous_response_id
+    items, places = body.items(), dict[str, StoredResponse]()
+    chain = store.chain(owner, previous_id)
+    if previous_id is not None and (not chain or chain[0].previous_id is not None):
+        missing = chain[0].previous_id if chain else previous_id
+        raise api_errors.bad_request(
+            f"previous_response_id: no response of the id {missing!r:.80} is stored; send the whole conversation as input",
+            "previous_response_id",
+            "previous_response_not_found",
+        )
+    for item in items:
+        if item.is_reference:
+            place = store.get_by_item(owner, item.id)
+            if place is None:
+                message = f"input: no item of the id {item.id!r:.80} is stored; send the item itself"
+                raise api_errors.bad_request(message, "input")
+            places[item.id] = place
+    if not chain and not places:
+        return Conversation([], items)
+    referred_to = {stored.id: stored for stored in places.values()}
+    call.count_bytes(sum(stored.num_bytes for stored in (*chain, *referred_to.values())))
+
+    def read() -> Conversation:
+        before = msgspec.convert([item for stored in chain for item in stored.items()], list[Item])
+        present = {item.id for item in before}
+        by_response = {id: {item["id"]: item for item in stored.items()} for id, stored in referred_to.items()}
+        kept = [item for item in items if not (item.is_reference and item.id in present)]
+        return Conversation(
+            before,
+            [
+                msgspec.convert(by_response[places[item.id].id][item.id], Item) if item.is_reference else item
+                for item in kept
+            ],
+        )
+
+    return await asyncio.to_thread(read)
+
+
+class ResponseAnswer:
+    """The answer to a request, whole or as a stream; it is stored at its end."""
+
+    def __init__(
+        self,
+        call: Call,
+        body: ResponseBody,
+        conversation: Conversation,
+        model: Model,
+        *,
+        parsed: ParsedBody,
+        active: ActiveCall,
+    ):
+        self._call, self._body, self._conversation, self._active = call, body, conversation, active
+        name = call.id
+        if call.service.stored_responses.get(call.caller.name, RESPONSE_PREFIX + name) is not None:
+            name = uuid.uuid4().hex  # the caller has chosen the same again, and keeps both
+            active.add_name(name)
+        (opened,) = active.opened
+        self._state, tokenizer = opened, model.reader.tokenizer
+        self._reader = ReplyReader(tokenizer, opened.request.prompt_token_ids, parsed.tool_use)
+        response = new_response(RESPONSE_PREFIX + name, self._now(), model.info.name, body, parsed.sampling)
+        self._writer = ResponseWriter(response, tokenizer)
+
+    def whole(self, completion: Completion) -> StoredResponse:
+        """The response of an answer that has come."""
+        writer, events = self._writer, self._reader.read(completion.text or "", completion.finish_reason)
+        deque(writer.add(events, completion.logprobs), maxlen=0)
+        deque(writer.end(completion.finish_reason, self._usage(), self._now()), maxlen=0)
+        return self._stored()
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Every event, encoded."""
+        writer = self._writer
+        for event in writer.begin():
+            yield named_event(event)
+        async for _, delta in self._active.deltas():
+            is_last = delta.finish_reason is not None
+            for event in writer.add(self._reader.read(delta.text or "", delta.finish_reason), delta.logprobs):
+                yield named_event(event)
+            if is_last:
+                last = list(writer.end(delta.finish_reason, self._usage(), self._now()))
+                self.store(self._stored())
+                for event in last:
+                    yield named_event(event)
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last event of a stream of which the rest will not come."""
+        return named_event(self._writer.fail(error.message))
+
+    def store(self, stored: StoredResponse) -> None:
+        """Keep the response, where the request does not forbid it."""
+        if self._body.store is not False:
+            self._call.service.stored_responses.put(self._call.caller.name, stored)
+
+    def _stored(self) -> StoredResponse:
+        items = [item.as_stored() for item in self._conversation.input]
+        return StoredResponse.make(self._body.previous_response_id, self._writer.response, items)
+
+    def _usage(self) -> Usage:
+        return self._active.usage(self._reader.num_reasoning_tokens(self._state.answers[0].token_ids))
+
+    def _now(self) -> int:
+        return int(self._call.service.wall_clock())
+
+
+async def count(call: Call) -> HttpResponse:
+    """``POST /v1/responses/input_tokens``: the length of the prompt that a body would have."""
+    body = await call.read(CountBody)
+    conversation = await _conversation(call, body)
+    model = call.service.model(body.model)  # behind all that is waited for: it may be another one by then
+    return call.json(InputTokens(await count_prompt_tokens(call, model, lambda: body.prompt(conversation.items))))
+
+
+async def show(call: Call) -> HttpResponse:
+    """``GET /v1/responses/{id}``: a response that is stored."""
+    if call.http.query_params.get("stream") == "true":
+        raise api_errors.bad_request("stream=true is not offered for a response that is over; leave it out", "stream")
+    return HttpResponse(_stored(call).response, headers=call.headers, media_type=JSON)
+
+
+async def delete(call: Call) -> HttpResponse:
+    """``DELETE /v1/responses/{id}``."""
+    stored = _stored(call)
+    call.service.stored_responses.delete(call.caller.name, stored.id)
+    return call.json(ResponseDeleted(stored.id))
+
+
+async def cancel(call: Call) -> HttpResponse:
+    """``POST /v1/responses/{id}/cancel``: none runs in the background, so there is nothing to cancel."""
+    _stored(call)
+    raise api_errors.bad_request("only a response that runs in the background can be cancelled, and none does here")
+
+
+async def input_items(call: Call) -> HttpResponse:
+    """``GET /v1/responses/{id}/input_items``: a page of what it was made of, those before it included."""
+    stored = _stored(call)
+    page = checked(lambda: Page.read(call.http.query_params, MAX_PAGE))
+    chain = call.service.stored_responses.chain(call.caller.name, stored.id)
+
+    def cut() -> HttpResponse:
+        items = [item for before in chain[:-1] for item in before.items()] + stored.input_items()
+        return call.json(ItemList(**page.cut(items, lambda item: item["id"])))
+
+    return await asyncio.to_thread(cut)
+
+
+def _stored(call: Call) -> StoredResponse:
+    """Raises:
+    ApiError: the caller has none of this id.
+    """
+    id = call.http.path_params["id"]
+    stored = call.service.stored_responses.get(call.caller.name, id)
+    if stored is None:
+        raise api_errors.not_found_object("response", id)
+    return stored

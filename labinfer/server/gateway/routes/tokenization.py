@@ -1,0 +1,121 @@
+"""``/tokenize`` and ``/detokenize``, with vLLM's bodies."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.responses import Response
+
+from labinfer.base.errors import UserError
+from labinfer.requests.openai.answer import Answer, Count
+from labinfer.requests.prompts import TemplateKwargs, TemplateUse
+from labinfer.requests.protocol import TokenIds
+from labinfer.server.gateway.call import Call
+from labinfer.server.gateway.refusals import checked
+from labinfer.server.gateway.service import Model
+from labinfer.text.messages import Messages
+from labinfer.text.tokenizing import PromptText
+from labinfer.text.tools import ToolList, ToolUse
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A text or a conversation, one of the two."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    tools: ToolList | None = None
+    """Beside messages, as in a chat request."""
+    add_special_tokens: bool | None = True
+    """Whether a text gets what the checkpoint puts before every text; a conversation has what its template says."""
+    return_token_strs: bool | None = None
+    """Also what each token reads as alone."""
+
+    chat_template_kwargs: TemplateKwargs | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    """All three beside messages, as in a chat request."""
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: TokenIds
+
+
+class Tokens(Answer):
+    """A text or a conversation as token ids."""
+
+    tokens: list[Count]
+    count: Count
+    max_model_len: Count
+    token_strs: list[str] | UnsetType = UNSET
+    """Each token as it reads alone."""
+
+
+class Text(Answer):
+    """Token ids as text."""
+
+    prompt: str
+
+
+async def tokenize(call: Call) -> Response:
+    """``POST /tokenize``."""
+    body = await call.read(TokenizeBody)
+    model = call.service.model(body.model)
+    text = await call.compute(lambda: checked(lambda: _prompt_text(body, model)))
+    (token_ids,) = await model.preparation.encode(call.queue_name, [text], call.num_body_bytes)
+
+    def whole() -> Response:
+        names: list[str] | UnsetType = UNSET
+        if body.return_token_strs:
+            names = [model.reader.tokenizer.spell(token).token for token in token_ids]
+        return call.json(Tokens(token_ids, len(token_ids), model.info.max_model_len, names))
+
+    return await asyncio.to_thread(whole)
+
+
+def _prompt_text(body: TokenizeBody, model: Model) -> PromptText:
+    """Raises:
+    UserError: the fields do not go together, or there is no tokenizer.
+    """
+    if (body.prompt is None) == (body.messages is None):
+        raise UserError("prompt or messages: give one of the two")
+    if body.tools and body.messages is None:
+        raise UserError("tools go with messages; leave them out")
+    if body.chat_template_kwargs and body.messages is None:
+        raise UserError("chat_template_kwargs goes with messages; leave it out")
+    tokenizer = model.reader.need_tokenizer()
+    if body.prompt is not None:
+        tokenizer.check_length(body.prompt, model.info.max_model_len)
+        return PromptText(text=body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    template_use = TemplateUse(
+        add_generation_prompt=body.add_generation_prompt, continue_final_message=body.continue_final_message
+    )
+    return PromptText(
+        messages=[message.as_dict() for message in body.messages],
+        tools=ToolUse(tools=body.tools).offered,
+        template_kwargs=body.chat_template_kwargs,
+        ending=template_use.ending,
+    )
+
+
+async def detokenize(call: Call) -> Response:
+    """``POST /detokenize``."""
+    body = await call.read(DetokenizeBody)
+    model = call.service.model(body.model)
+
+    def decode() -> str:
+        if (longest := model.info.max_model_len) < len(body.tokens):
+            raise UserError(
+                f"tokens: {len(body.tokens)} are more than the {longest} of this model's context; send fewer"
+            )
+        width = model.info.vocab_size
+        if (largest := max(body.tokens, default=0)) >= width:
+            raise UserError(f"tokens: token id {largest} is outside the vocabulary of {width} ids")
+        return model.reader.need_tokenizer().decode(body.tokens)
+
+    return call.json(Text(await asyncio.to_thread(checked, decode)))

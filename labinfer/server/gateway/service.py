@@ -1,0 +1,220 @@
+"""Service: the models, who may use them and how much, and what is counted, for all routes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from labinfer.base.errors import UserError
+from labinfer.base.sampling_params import MAX_SEED, SamplingParams
+from labinfer.base.standard_error import StandardError
+from labinfer.observe.line_writer import LineWriter
+from labinfer.requests.input_processor import InputProcessor
+from labinfer.requests.openai import api_errors
+from labinfer.server.gateway.access import ApiKeys
+from labinfer.server.gateway.async_llm_engine import AsyncLLMEngine
+from labinfer.server.gateway.body_memory import BodyMemory
+from labinfer.server.gateway.cluster_history import ClusterHistory
+from labinfer.server.gateway.file_store import FileStore
+from labinfer.server.gateway.limits import RETRY_SECONDS, Limits
+from labinfer.server.gateway.metrics import Metrics
+from labinfer.server.gateway.options import ServerOptions
+from labinfer.server.gateway.preparation import Preparation
+from labinfer.server.gateway.recent_requests import RecentRequests
+from labinfer.server.gateway.request_log import RequestLog
+from labinfer.server.gateway.stored_responses import StoredResponses
+from labinfer.server.link.frames import ModelFacts
+from labinfer.server.link.stats import EngineStats
+
+if TYPE_CHECKING:
+    from labinfer.server.gateway.batch_runner import BatchRunner
+
+COMPLETION_TOKENS = 16
+"""``max_tokens`` of completions that say nothing, as in OpenAI's API; a chat answer may fill the context."""
+LONGEST = 1 << 17
+"""Tokens at which the histograms of lengths end."""
+LOADING_SECONDS = 5.0
+"""To be waited before asking again while the models are loaded."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that is served."""
+
+    info: ModelFacts
+    reader: InputProcessor
+    preparation: Preparation
+
+    @classmethod
+    def load(cls, info: ModelFacts, options: ServerOptions) -> Model:
+        """The model with its tokenizer, which rank 0 has loaded before.
+
+        Raises:
+            UserError: it cannot be read, or is another one than rank 0's.
+        """
+        reader = InputProcessor(
+            Path(info.tokenizer), info.needs_tokenizer, info.response_template, info.max_model_len, info.chat_template
+        )
+        if reader.tokenizer_digest != info.tokenizer_digest:
+            raise UserError(f"the tokenizer in {info.tokenizer} has changed since rank 0 read it; start again")
+        return cls(info, reader, Preparation(reader, options))
+
+    def reads_as(self, info: ModelFacts) -> bool:
+        """Whether prompts and answers of the model of another host are read in the same way."""
+        names = (
+            "tokenizer",
+            "tokenizer_digest",
+            "needs_tokenizer",
+            "response_template",
+            "chat_template",
+            "max_model_len",
+        )
+        return all(getattr(self.info, name) == getattr(info, name) for name in names)
+
+    def again(self, info: ModelFacts) -> Model:
+        """The same model on another host."""
+        return replace(self, info=info)
+
+    def chat_defaults(self) -> SamplingParams:
+        """Sampling of a chat request that says nothing: as long an answer as there is room for."""
+        return self._defaults(self.info.max_model_len)
+
+    def completion_defaults(self) -> SamplingParams:
+        """Sampling of a completion that says nothing."""
+        return self._defaults(COMPLETION_TOKENS)
+
+    def _defaults(self, max_tokens: int) -> SamplingParams:
+        sampling = {"temperature": 1.0} | self.info.recommended  # OpenAI's, where the checkpoint says nothing
+        return SamplingParams(max_tokens=max_tokens, seed=secrets.randbelow(MAX_SEED), **sampling)
+
+
+class Service:
+    """State of a gateway, handed to every route.
+
+    Args:
+        model_names: models that will be served, the one for requests that name none first.
+        clock: seconds that never go back.
+        wall_clock: seconds since 1970.
+        log: for a line of each request; standard error by default.
+
+    Raises:
+        UserError: the file of keys, or the folder of files, cannot be used.
+    """
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        model_names: list[str],
+        engine: AsyncLLMEngine,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        log: TextIO | LineWriter | None = None,
+    ):
+        self.options, self.model_names, self.engine = options, model_names, engine
+        self.clock, self.wall_clock = clock, wall_clock
+        self.files = FileStore(options, wall_clock) if options.files_dir else None
+        self.batches: BatchRunner | None = None
+        """Whoever runs batches, where files are kept."""
+        secret = self.files.secret if self.files else b""
+        self.keys = ApiKeys.load(options.api_key, options.api_key_file, options.is_local, secret)
+        self.limits = Limits(options, clock)
+        self.body_memory = BodyMemory(options)
+        self.body_thread = ThreadPoolExecutor(1, "long bodies")
+        """Decodes and checks long bodies; as many wait as ``body_memory`` has room for."""
+        self.stored_responses = StoredResponses(options)
+        self.metrics = Metrics(model_names, LONGEST, clock)
+        self.history = ClusterHistory(model_names, engine.watch, wall_clock)
+        self.recent_requests = RecentRequests(model_names)
+        engine.on_stats, engine.on_trace = self._add_stats, self.history.add_trace
+        engine.on_begin, engine.on_attach, engine.on_end = self.history.begin, self._attach, self._end
+        self.log = RequestLog(log or StandardError(), options.log_json, wall_clock)
+        self.models: dict[str, Model] = {}
+        self._num_hosts = 0  # that are gone
+        self._attached: asyncio.Queue[tuple[int, list[ModelFacts]]] = asyncio.Queue()
+        self.started = int(wall_clock())
+
+    def _add_stats(self, stats: EngineStats) -> None:
+        self.metrics.update_engine(stats)
+        self.history.add_stats(stats)
+
+    def _attach(self, models: list[ModelFacts]) -> None:
+        self.history.attach(models)
+        if any(model.changed for model in models):  # no prompt may be read by the old tokenizer any more
+            self._close_models()
+        self._attached.put_nowait((self._num_hosts, models))
+
+    def _end(self, is_final: bool) -> None:
+        """Have no models until another host has loaded them, unless it only has to take up the work of the one before."""
+        if is_final:
+            self._close_models()
+        self._num_hosts += 1
+        self.history.end()
+
+    def _close_models(self) -> None:
+        for model in self.models.values():
+            model.reader.close()
+        self.models = {}
+
+    async def prepare_models(self) -> None:
+        """Load the tokenizers whenever a host has loaded the models.
+
+        Raises:
+            UserError: one cannot be read.
+        """
+        while True:
+            number, models = await self._attached.get()
+            loaded = [
+                before.again(info)
+                if (before := self.models.get(info.name)) is not None and before.reads_as(info)
+                else await asyncio.to_thread(Model.load, info, self.options)
+                for info in models
+            ]
+            if number == self._num_hosts:  # else that host is gone
+                self.models = {model.info.name: model for model in loaded}
+                self.engine.tell_ready()
+
+    def model(self, name: str | None) -> Model:
+        """The model of this name, for a new request; the first where that names none.
+
+        Raises:
+            ApiError: there is none, or no model can be used now.
+        """
+        model = self.loaded_model(name)
+        if self.engine.is_draining:
+            raise api_errors.draining(self.options.drain_timeout)
+        return model
+
+    def check_room(self) -> None:
+        """Raises:
+        ApiError: there is no room for further requests, or for those that take work before they run.
+        """
+        if self.limits.is_full:
+            message = f"{self.limits.num_open} requests are open, as many as may be (--max-open-requests)"
+        elif self.body_memory.is_full:
+            message = "bodies fill the memory that they may (--max-body-memory)"
+        elif any(model.preparation.is_full for model in self.models.values()):
+            message = "long prompts or new forms of answers wait, as many as may (--max-preparing-per-caller)"
+        else:
+            return
+        raise api_errors.overloaded(f"the server is saturated: {message}; try again in a moment", RETRY_SECONDS)
+
+    def loaded_model(self, name: str | None) -> Model:
+        """The same to look at it only, also while the server is shutting down.
+
+        Raises:
+            ApiError: there is none, or it is not loaded yet.
+        """
+        if name is not None and name not in self.model_names:
+            raise api_errors.not_found_model(name)
+        if not self.models and self.engine.is_draining:
+            raise api_errors.draining(self.options.drain_timeout)
+        if not self.models:
+            raise api_errors.overloaded("the models are being loaded; try again in a moment", LOADING_SECONDS)
+        return self.models[name or self.model_names[0]]

@@ -1,0 +1,128 @@
+"""Verdicts: what bounds the speed of a model, by what its ranks have measured and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
+
+from labinfer.server.gateway.cluster_answers import StageLoad, Verdict
+from labinfer.server.link.frames import ModelFacts
+from labinfer.server.link.stats import EngineStats, RankStats
+
+LEAST_SECONDS, LEAST_STEPS = 2.0, 5
+"""Time with work, and steps, of every rank."""
+BUSY = 0.8
+"""A stage that computes so much of the time bounds."""
+UNEVEN = 1.1
+"""The busiest stage of an uneven layout computes so many times as long as the others on the mean."""
+TOO_FEW = 0.5
+"""Sequences that are missing on the mean for every stage to have one."""
+SOME_WAIT = 0.5
+"""Waiting sequences on the mean; fewer are only on their way."""
+FULL_CACHE, FULL_BATCH = 0.9, 0.95
+"""Fractions of the KV blocks, and of ``--max-num-seqs``, in use on the mean."""
+
+
+def find_verdict(window: Sequence[EngineStats], facts: ModelFacts, time_us: int, others_ran: bool) -> Verdict | None:
+    """The verdict on the time between the first and the last of these stats; None where a rank has told too little.
+
+    A stage bounds where it computes nearly all the time, or waits less than it is ahead of the mean: else it is its waiting that
+    has to be explained.
+
+    Args:
+        window: of one model since its engine started, oldest first.
+        time_us: microseconds since 1970 of the last of them.
+        others_ran: whether other models ran steps on the same ranks meanwhile.
+    """
+    window = [
+        stats for stats in window if len(stats.ranks) == len(facts.ranks)
+    ]  # the first come before all ranks have told
+    works = _works(window[0], window[-1]) if window else []
+    if not works or any(work.seconds < LEAST_SECONDS or work.steps < LEAST_STEPS for work in works):
+        return None
+    stages = [_load(stage, works) for stage in sorted({work.stage for work in works})]
+    busiest = max(stages, key=lambda stage: stage.busy)
+    others = [stage for stage in stages if stage is not busiest]
+    lead = busiest.busy / max(fmean(stage.busy for stage in others), 1e-3) if others else 1.0
+    hop = facts.hop_seconds or None
+    at_work = [stats for stats in window if stats.has_work]
+    running = fmean(stats.running for stats in at_work) if at_work else None
+    bound = _bound(stages, busiest, lead=lead, running=running, hop=hop, others_ran=others_ran)
+    has_spare = all(rank.num_layers > 1 for rank in facts.ranks if rank.stage == busiest.stage)
+    return Verdict(
+        time_us=time_us,
+        seconds=min(work.seconds for work in works),
+        bound=bound,
+        stages=stages,
+        busiest=busiest.stage,
+        lead=lead,
+        move_to=min(others, key=lambda stage: stage.busy).stage if bound == "stage" and has_spare else None,
+        hop_seconds=hop,
+        running=running,
+        full=_full(at_work, window[-1].num_preemptions > window[0].num_preemptions, facts.max_num_seqs),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """Work of a rank between two stats."""
+
+    rank: int
+    stage: int
+    busy: float
+    """Seconds in which it computed."""
+    seconds: float
+    """Seconds in which the engine had work."""
+    steps: int
+
+
+def _works(first: EngineStats, last: EngineStats) -> list[_Work]:
+    return [_work(before, now) for before, now in zip(first.ranks, last.ranks, strict=True)]
+
+
+def _work(before: RankStats, now: RankStats) -> _Work:
+    busy = now.busy_seconds - before.busy_seconds
+    return _Work(
+        rank=now.rank,
+        stage=now.stage,
+        busy=busy,
+        seconds=busy + now.bubble_seconds - before.bubble_seconds,
+        steps=now.num_steps - before.num_steps,
+    )
+
+
+def _load(stage: int, works: list[_Work]) -> StageLoad:
+    work = max((work for work in works if work.stage == stage), key=lambda work: work.busy / work.seconds)
+    return StageLoad(stage, min(1.0, work.busy / work.seconds), work.busy / work.steps)
+
+
+def _bound(
+    stages: list[StageLoad],
+    busiest: StageLoad,
+    *,
+    lead: float,
+    running: float | None,
+    hop: float | None,
+    others_ran: bool,
+) -> Literal["stage", "stages", "requests", "hops", "models", "outside"]:
+    mean, waits = fmean(stage.busy for stage in stages), 1.0 - busiest.busy
+    if len(stages) > 1 and mean < BUSY and running is not None and len(stages) - running >= TOO_FEW:
+        return "requests"
+    if waits <= max(1.0 - BUSY, busiest.busy - mean):
+        return "stage" if lead >= UNEVEN else "stages"
+    if others_ran:
+        return "models"
+    if hop is not None and hop >= 0.5 * waits * busiest.step_seconds / busiest.busy:
+        return "hops"
+    return "outside"
+
+
+def _full(at_work: list[EngineStats], preempted: bool, max_num_seqs: int) -> Literal["kv_cache", "max_num_seqs"] | None:
+    """The resource that keeps sequences waiting; None where none wait, or nothing is full."""
+    if not at_work or fmean(stats.waiting for stats in at_work) < SOME_WAIT:
+        return None
+    if preempted or fmean(stats.kv_usage for stats in at_work) >= FULL_CACHE:
+        return "kv_cache"
+    return "max_num_seqs" if fmean(stats.running for stats in at_work) >= FULL_BATCH * max_num_seqs else None

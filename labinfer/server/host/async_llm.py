@@ -1,0 +1,178 @@
+"""``AsyncLLM``: the Python API for event loops: any number of requests at the same time.
+
+    llm = AsyncLLM(model="path/to/checkpoint")
+    async for delta in llm.stream("Hello", SamplingParams(max_tokens=16)):
+        print(delta.text, end="")
+
+The engine runs in a thread of this process, as it does behind ``launch.py serve``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import itertools
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from typing import Any
+
+from labinfer.api.llm import LLM
+from labinfer.base.errors import Interrupted, UserError
+from labinfer.base.pooling import EmbeddingOutput
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.comm.group.failure import end_process_with
+from labinfer.requests.outputs import Delta, RequestOutput, RequestState
+from labinfer.requests.prompts import PromptLike
+from labinfer.requests.runs import check_can_stream
+from labinfer.server.host.direct_link import DirectCall, DirectLink
+from labinfer.server.host.engine_host import EngineHost
+from labinfer.server.host.followers import follow_host
+
+logger = logging.getLogger(__name__)
+
+MODEL = "model"
+"""Name of the only model."""
+
+
+class AsyncLLM:
+    """A loaded model on this group of ranks, for any number of event loops and tasks at once.
+
+    Under a launcher every rank runs the same script; the constructor keeps ranks other than 0 to work until rank 0 closes it,
+    and then ends them by ``SystemExit``.
+
+    Args:
+        model, options: as for ``LLM``; loading blocks the caller.
+
+    Raises:
+        UserError: an option, the model or the layout is wrong; on every rank.
+    """
+
+    def __init__(self, model: str = "demo", **options: Any):
+        self._llm = llm = LLM(model, **options)
+        if not llm.is_rank0:
+            follow_host([llm])
+            llm.close()
+            raise SystemExit
+        self._link, self._keys = DirectLink(), itertools.count()
+        self._ending, self._failure = threading.Event(), ""
+        self._prompts = ThreadPoolExecutor(1, "prompts")  # tokenizing a long prompt holds no event loop up
+        host = EngineHost({MODEL: llm}, self._link, self._check, drain_seconds=0.0)
+        self._thread = threading.Thread(target=self._run, args=(host,), name="engine", daemon=True)
+        self._thread.start()
+        self._process = os.getpid()
+        atexit.register(self._close)  # a notebook may simply end
+
+    async def stream(self, prompt: PromptLike, params: SamplingParams | None = None) -> AsyncIterator[Delta]:
+        """Yield what the answers to a prompt get, as they get it. Leaving the loop aborts the request.
+
+        Args:
+            prompt: text, token ids, messages of a conversation, or a dictionary; see ``PromptLike``.
+
+        Raises:
+            UserError: the prompt or a parameter is wrong; or this is closed, then or meanwhile.
+        """
+        async with aclosing(self._items(prompt, params, streams=True)) as items:
+            async for item in items:
+                if isinstance(item, Delta):
+                    yield item
+
+    async def generate(self, prompt: PromptLike, params: SamplingParams | None = None) -> RequestOutput:
+        """The whole output of a prompt; a cancelled task aborts the request. For the rest see ``stream``."""
+        async with aclosing(self._items(prompt, params)) as items:
+            return await anext(items)
+
+    async def chat(
+        self, messages: list[dict[str, Any]], params: SamplingParams | None = None, **fields: Any
+    ) -> RequestOutput:
+        """The answer to a conversation; ``fields`` go beside its messages, see ``LLM.chat``. ``stream`` takes messages, too."""
+        return await self.generate({**fields, "messages": messages}, params)
+
+    async def embed(
+        self, prompt: PromptLike, pooling: str | None = None, normalize: bool | None = None
+    ) -> EmbeddingOutput:
+        """One vector for a prompt; see ``LLM.embed``."""
+        own = self._llm.facts.pooling
+        async with aclosing(self._items(prompt, None, pooling=own.resolve(pooling))) as items:
+            (output,) = own.finish([await anext(items)], normalize)
+        return output
+
+    async def close(self) -> None:
+        """Abort what is open, end the engine's thread and leave the group; the AsyncLLM is of no use afterwards."""
+        await asyncio.to_thread(self._close)
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, kind, error, traceback) -> None:
+        await self.close()
+
+    async def _items(
+        self, prompt: PromptLike, params: SamplingParams | None, *, streams: bool = False, pooling: str = ""
+    ) -> AsyncIterator[Delta | RequestOutput | EmbeddingOutput]:
+        """Yield the deltas of a request, if it streams, and its output."""
+        self._check_usable()
+        loop = asyncio.get_running_loop()
+        items: asyncio.Queue = asyncio.Queue()
+        key, sampling = str(next(self._keys)), params or SamplingParams()
+        prepare = functools.partial(self._llm.requests.prepare, key, prompt, sampling, pooling=pooling)
+        request = await loop.run_in_executor(self._prompts, prepare)
+        if streams:
+            check_can_stream(request)
+        state = RequestState(request, self._llm.tokenizer, streams, self._llm.clock)
+        take = functools.partial(loop.call_soon_threadsafe, items.put_nowait)
+        self._link.start(MODEL, DirectCall(state, streams, take))
+        try:
+            self._check_usable()  # again: who closes it looks for open requests first
+            while True:
+                item = await items.get()
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+                if not isinstance(item, Delta):
+                    return
+        finally:
+            self._link.abort(key)
+
+    def _check_usable(self) -> None:
+        self._llm.check_usable()
+        if self._ending.is_set():
+            raise UserError("this AsyncLLM is closed; make a new AsyncLLM")
+        if self._failure:
+            raise RuntimeError(self._failure)
+
+    def _close(self) -> None:
+        if self._ending.is_set() or os.getpid() != self._process:
+            return
+        self._ending.set()
+        atexit.unregister(self._close)
+        self._link.abort_all(UserError("this AsyncLLM was closed before the answer was complete"))
+        self._link.wake()
+        self._thread.join()
+        self._prompts.shutdown()
+        if not self._failure:
+            self._llm.end_run()
+            self._llm.close()
+
+    # In the engine's thread.
+
+    def _run(self, host: EngineHost) -> None:
+        try:
+            host.run()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, callers hear of it
+            if self._llm.group.size > 1:
+                end_process_with(error, self._llm.group)
+            self._failure = f"the engine has failed with {type(error).__name__}: {error}; make a new AsyncLLM"
+            logger.exception("the engine has failed")
+            self._link.abort_all(RuntimeError(self._failure))
+
+    def _check(self) -> None:
+        """Raises:
+        Interrupted: all is aborted, and the host is to end.
+        """
+        if self._ending.is_set() and self._link.is_empty:
+            raise Interrupted(0)

@@ -1,0 +1,92 @@
+"""DirectLink: callers in other threads of this process to an EngineHost and back, where a server has a gateway and a socket."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from labinfer.base.errors import UserError
+from labinfer.base.pooling import EmbeddingOutput
+from labinfer.engine.llm_engine import QueueFull
+from labinfer.requests.outputs import Delta, RequestOutput, RequestState
+from labinfer.server.link.frames import Abort, Add, Beat, FromGateway, FromHost, Refused, Updates
+
+Item = Delta | RequestOutput | EmbeddingOutput | Exception
+"""Something that comes of a request; all but a ``Delta`` is the last."""
+
+
+@dataclass(frozen=True)
+class DirectCall:
+    """A request with whoever waits for it."""
+
+    state: RequestState
+    streams: bool
+    """Whether deltas come before the output."""
+    take: Callable[[Item], None]
+    """Called from the engine's thread; a RuntimeError means that nobody waits any more (a closed event loop)."""
+
+
+class DirectLink:
+    """Takes the place of a ``GatewayLink``. ``send`` and ``receive`` are for the host's thread, the others for any."""
+
+    def __init__(self) -> None:
+        self._frames: queue.SimpleQueue[FromGateway] = queue.SimpleQueue()
+        self._calls: dict[str, DirectCall] = {}  # by the keys of their requests
+
+    def start(self, model: str, call: DirectCall) -> None:
+        """Hand a request to the engine; its key is one that no other has."""
+        self._calls[call.state.request.key] = call
+        self._frames.put(Add(model, call.state.request))
+
+    def abort(self, key: str) -> None:
+        """Forget a request, and end it where it has not ended."""
+        if self._calls.pop(key, None) is not None:
+            self._frames.put(Abort(key))
+
+    def abort_all(self, error: Exception) -> None:
+        """Abort every request, with this error for whoever waits for it."""
+        for key, call in list(self._calls.items()):
+            self.abort(key)
+            self._give(call, error)
+
+    def wake(self) -> None:
+        """End the host's sleep."""
+        self._frames.put(Beat())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the host has taken all there was."""
+        return self._frames.empty()
+
+    def receive(self, seconds: float) -> list[FromGateway]:
+        """Frames that have come, after sleeping so many seconds for them if there is none yet."""
+        frames: list[FromGateway] = []
+        try:
+            if seconds:
+                frames.append(self._frames.get(timeout=seconds))
+            while True:
+                frames.append(self._frames.get_nowait())
+        except queue.Empty:
+            return frames
+
+    def send(self, frame: FromHost) -> None:
+        """Give callers the news of a step; stats and the like are for nobody here."""
+        if isinstance(frame, Updates):
+            for key, update in frame.answers:
+                if (call := self._calls.get(key)) is not None:
+                    if call.state.add(update):
+                        self._frames.put(Abort(key, update.index))
+                    if call.streams:
+                        self._give(call, call.state.take_delta(update.index))
+                    if call.state.is_done:
+                        self._calls.pop(key, None)
+                        self._give(call, call.state.output())
+        elif isinstance(frame, Refused) and (call := self._calls.pop(frame.request_id, None)) is not None:
+            self._give(call, (QueueFull if frame.queue_is_full else UserError)(frame.message))
+
+    def _give(self, call: DirectCall, item: Item) -> None:
+        try:
+            call.take(item)
+        except RuntimeError:
+            self.abort(call.state.request.key)

@@ -1,0 +1,232 @@
+"""DriftWatch: stages that take longer than they did at the start, and what another split of layers would give.
+
+All stages run the same steps, so time that all of them take longer is the requests', and time that one of them takes longer its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from labinfer.base.rank_stats import WorkerStats
+from labinfer.server.link.stats import Drift
+
+LEAST_STEPS = 5
+"""Steps of a sample; fewer wait for more."""
+LONGEST_SAMPLE = 2.0
+"""Seconds that a sample counts at most: the rest of a longer one had no work."""
+BASELINE_SECONDS, BASELINE_STEPS = 10.0, 100
+"""Work at the start by which later work is judged."""
+WINDOW_SECONDS, LEAST_WINDOW = 10.0, 8.0
+"""Work that is judged, and the least of it."""
+DRIFTED, RECOVERED = 1.5, 1.25
+"""A stage is named from the first of these factors on, and until it is below the second."""
+OWN_DRIFT = 1.1
+"""Factor against its own start from which on a stage may be named: else it is the others that have become faster."""
+BOUND = 0.7
+"""Fraction of the time in which the busiest stage computes where its time, and not the sum of all, decides."""
+LEAST_GAIN = 0.15
+"""Gain of another split from which on it is worth a word."""
+MOST_STEPS = 1 << 20
+"""Steps that are remembered at most until all ranks have told of them."""
+
+
+@dataclass(kw_only=True)
+class _Sample:
+    """Work of a rank between two of its stats."""
+
+    seconds: float
+    steps: int
+    tokens: int
+    busy: float
+    layers: float
+    """Part of ``busy`` inside the layers."""
+
+
+@dataclass
+class _Baseline:
+    """Seconds of a rank's steps as so much for each step and so much for each token, by least squares."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    sums: list[float] = field(default_factory=lambda: [0.0] * 5)
+    fewest: float = math.inf
+    """Tokens a step of the sample that had the fewest."""
+    most: float = 0.0
+
+    def add(self, sample: _Sample) -> None:
+        n, t, y = sample.steps, sample.tokens, sample.busy
+        self.fewest, self.most = min(self.fewest, t / n), max(self.most, t / n)
+        self.seconds += sample.seconds
+        self.steps += n
+        self.sums = [total + part for total, part in zip(self.sums, (n * n, n * t, t * t, n * y, t * y), strict=True)]
+
+    @property
+    def is_complete(self) -> bool:
+        return self.seconds >= BASELINE_SECONDS and self.steps >= BASELINE_STEPS
+
+    def covers(self, sample: _Sample) -> bool:
+        """Whether there were steps of about as many tokens: what others take is not known, as machines differ in that."""
+        return self.fewest / 2 <= sample.tokens / sample.steps <= 2 * self.most
+
+    def predict(self, sample: _Sample) -> float:
+        nn, nt, tt, ny, ty = self.sums
+        determinant = nn * tt - nt * nt
+        per_step, per_token = 0.0, ty / tt
+        if determinant > 1e-6 * nn * tt:  # else all samples were alike
+            per_step = (ny * tt - ty * nt) / determinant
+            per_token = (ty * nn - ny * nt) / determinant
+            if per_step < 0:
+                per_step, per_token = 0.0, ty / tt
+            elif per_token < 0:
+                per_step, per_token = ny / nn, 0.0
+        return per_step * sample.steps + per_token * sample.tokens
+
+
+@dataclass
+class _Rank:
+    last: WorkerStats
+    num_samples: int = 0
+    baseline: _Baseline = field(default_factory=_Baseline)
+    window: deque[_Sample] = field(default_factory=deque)
+
+    def add(self, sample: _Sample) -> None:
+        self.num_samples += 1
+        if self.num_samples == 1:
+            return  # what is done once is in the first steps
+        if not (self.baseline.is_complete and self.baseline.covers(sample)):
+            self.baseline.add(sample)
+            return
+        self.window.append(sample)
+        while self.sum("seconds") - self.window[0].seconds >= WINDOW_SECONDS:
+            self.window.popleft()
+
+    def sum(self, name: str) -> float:
+        return sum(getattr(sample, name) for sample in self.window)
+
+    def per_step(self, name: str) -> float:
+        """Median of the samples' seconds a step."""
+        return median(getattr(sample, name) / sample.steps for sample in self.window)
+
+    @property
+    def ratio(self) -> float:
+        """Time in the window against that of the start. The median: a stall of some seconds is no drift."""
+        return median(sample.busy / max(self.baseline.predict(sample), 1e-9) for sample in self.window)
+
+
+class DriftWatch:
+    """Watches the ranks of one model.
+
+    Args:
+        layers: number of layers of each stage; there are several.
+        num_ranks: ranks that have a part.
+    """
+
+    def __init__(self, layers: Sequence[int], num_ranks: int):
+        self._num_layers, self._num_ranks = list(layers), num_ranks
+        self._ranks: dict[int, _Rank] = {}
+        self._tokens = [0]  # of all steps up to each one, from the ``_first``-th on
+        self._first = 0
+        self.drift: Drift | None = None
+        """The latest finding; None until there has been enough work."""
+        self.promised_since = math.inf
+        """Time since when another split has been better all along."""
+
+    def add_step(self, num_tokens: int) -> None:
+        """Know a step that came back; all ranks run the same ones in the same order."""
+        self._tokens.append(self._tokens[-1] + num_tokens)
+        if len(self._tokens) > MOST_STEPS:
+            self._forget(self._first + MOST_STEPS // 2)
+
+    def add_stats(self, ranks: Sequence[WorkerStats], now: float) -> None:
+        """Take in what the ranks have told last.
+
+        Args:
+            now: seconds that never go back.
+        """
+        changed = [self._add_rank(stats) for stats in ranks]
+        if not any(changed):
+            return
+        self._forget(min(rank.last.num_steps for rank in self._ranks.values()))
+        if len(self._ranks) == self._num_ranks and all(
+            rank.sum("seconds") >= LEAST_WINDOW for rank in self._ranks.values()
+        ):
+            self.drift = self._judge()
+            self.promised_since = min(self.promised_since, now) if self.drift.layers else math.inf
+
+    def _add_rank(self, stats: WorkerStats) -> bool:
+        """Whether there is enough that is new."""
+        rank = self._ranks.setdefault(stats.rank, _Rank(stats))
+        before, steps = rank.last, stats.num_steps - rank.last.num_steps
+        latest = self._first + len(self._tokens) - 1
+        if steps < LEAST_STEPS or stats.num_steps > latest:
+            return False
+        rank.last = stats
+        if before.num_steps < self._first:
+            return False
+        rank.add(
+            _Sample(
+                seconds=min(stats.when - before.when, LONGEST_SAMPLE),
+                steps=steps,
+                tokens=self._tokens[stats.num_steps - self._first] - self._tokens[before.num_steps - self._first],
+                busy=stats.busy_time - before.busy_time,
+                layers=stats.layer_time - before.layer_time,
+            )
+        )
+        return True
+
+    def _forget(self, num_steps: int) -> None:
+        if num_steps > self._first:
+            del self._tokens[: num_steps - self._first]
+            self._first = num_steps
+
+    def _judge(self) -> Drift:
+        stages = [
+            max((rank for rank in self._ranks.values() if rank.last.stage == stage), key=lambda rank: rank.ratio)
+            for stage in range(len(self._num_layers))
+        ]
+        ratios = [rank.ratio for rank in stages]
+        factors = [
+            ratio / median(other for number, other in enumerate(ratios) if number != stage)
+            for stage, ratio in enumerate(ratios)
+        ]
+        slowest = max(range(len(stages)), key=factors.__getitem__)
+        was_slow = self.drift is not None and self.drift.slow == slowest
+        is_slow = factors[slowest] >= (RECOVERED if was_slow else DRIFTED) and ratios[slowest] >= OWN_DRIFT
+        per_layer = [rank.per_step("layers") / count for rank, count in zip(stages, self._num_layers, strict=True)]
+        fixed = [max(0.0, rank.per_step("busy") - rank.per_step("layers")) for rank in stages]
+        busiest = max(rank.sum("busy") / rank.sum("seconds") for rank in stages)
+        layers, gain = better_split(self._num_layers, per_layer, fixed, bound_by_slowest=busiest >= BOUND)
+        return Drift(
+            factors=factors,
+            slow=slowest if is_slow else None,
+            rank=stages[slowest].last.rank if is_slow else None,
+            layers=layers if gain >= LEAST_GAIN else [],
+            gain=gain if gain >= LEAST_GAIN else 0.0,
+        )
+
+
+def better_split(
+    layers: Sequence[int], per_layer: Sequence[float], fixed: Sequence[float], *, bound_by_slowest: bool
+) -> tuple[list[int], float]:
+    """The split of as many layers with the least time of the slowest stage, and by how much more work it does than the present one.
+
+    Args:
+        layers: the present split.
+        per_layer: seconds of a layer on each stage.
+        fixed: seconds of everything else there.
+        bound_by_slowest: whether the time of the slowest stage counts; else the sum of all does, as for a single request.
+    """
+
+    def seconds(split: Sequence[int]) -> float:
+        stages = [own + count * each for own, count, each in zip(fixed, split, per_layer, strict=True)]
+        return max(stages) if bound_by_slowest else sum(stages)
+
+    best = [1] * len(layers)
+    for _ in range(sum(layers) - len(layers)):  # a layer only adds to its own stage, so one after another is exact
+        stage = min(range(len(best)), key=lambda stage: fixed[stage] + (best[stage] + 1) * per_layer[stage])
+        best[stage] += 1
+    return best, seconds(layers) / max(seconds(best), 1e-9) - 1

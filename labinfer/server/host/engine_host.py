@@ -1,0 +1,304 @@
+"""EngineHost: the gateway's requests through the engines of one or more models, on rank 0."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+
+from labinfer.api.llm import LLM
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import BrokenLink, Interrupted, PromptTooLong, UserError, is_failure
+from labinfer.engine.llm_engine import QueueFull
+from labinfer.requests.recommended_sampling import recommended_sampling
+from labinfer.server.host.direct_link import DirectLink
+from labinfer.server.host.drift import DriftWatch
+from labinfer.server.host.gateway_link import GatewayLink
+from labinfer.server.host.hosted_model import HostedModel
+from labinfer.server.host.telemetry import Telemetry
+from labinfer.server.link.frames import (
+    Abort,
+    Accepted,
+    Add,
+    Attach,
+    Bye,
+    ChangeLayout,
+    Draining,
+    FromGateway,
+    LayoutAnswer,
+    MachineLink,
+    Paused,
+    Ready,
+    Rebuilding,
+    Refused,
+    Rejected,
+    Updates,
+    Watch,
+)
+from labinfer.server.link.layout_change import LayoutChange
+from labinfer.server.link.stats import Drift
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 0.25
+"""Rank 0 sleeps so long at a time when nothing runs; a frame wakes it at once, a signal at the latest after this."""
+SOON_SECONDS = 0.01
+"""Rank 0 sleeps so long at a time while a request waits for its model's guides."""
+PROMISE_SECONDS = 30.0
+"""A better split of the layers has to be one for so long before the layout changes."""
+
+Layouts = dict[str, EngineOptions]
+"""Options of every model, by its name."""
+
+
+def refuse_changes(change: LayoutChange) -> None:
+    """Raises:
+    UserError: always; nobody can load the models again.
+    """
+    raise UserError("the layout cannot be changed here")
+
+
+class EngineHost:
+    """Steps the engines as long as there is work, and sleeps when there is none.
+
+    Args:
+        models: by the names under which they are served; all of one group.
+        link: to the gateway, which has been told who comes, or to callers in this process.
+        check: raises ``Interrupted`` when a signal has asked for the end.
+        drain_seconds: limit for open requests then.
+        is_last: whether the gateway ends with this host. Not a supervisor's, which says so itself: launchers send SIGTERM to the
+            ranks that are left when one has died, too.
+        plan_change: the layouts of all models with one of them changed; None where it is so already. Raises a ``UserError`` where
+            that cannot be.
+        plan_split: the layouts of all models with the better split of the layers of one of them; None where that is not worth it.
+        outcome: the end of the change that led to this host, for the gateway.
+        on_ready: called when the gateway takes requests.
+        plan: the layout beside its alternatives, as a table; empty where nobody has planned it.
+        machine_links: links that were measured for that.
+        changed: by the name of a model, see ``ModelFacts``.
+        clock: seconds that never go back.
+
+    Raises:
+        UserError: what a checkpoint recommends cannot be read.
+    """
+
+    def __init__(
+        self,
+        models: dict[str, LLM],
+        link: GatewayLink | DirectLink,
+        check: Callable[[], None],
+        drain_seconds: float,
+        *,
+        is_last: bool = True,
+        plan_change: Callable[[LayoutChange], Layouts | None] = refuse_changes,
+        plan_split: Callable[[str, Drift], Layouts | None] = lambda model, drift: None,
+        outcome: LayoutAnswer | None = None,
+        on_ready: Callable[[], None] = lambda: None,
+        plan: str = "",
+        machine_links: Sequence[MachineLink] = (),
+        changed: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._models = {
+            name: HostedModel(
+                name=name,
+                llm=llm,
+                recommended=recommended_sampling(llm.directory) or {},
+                clock=clock,
+                drift_watch=_drift_watch(llm),
+                plan=plan,
+                machine_links=machine_links,
+                changed=(changed or {}).get(name, ""),
+            )
+            for name, llm in models.items()
+        }
+        self._link = link
+        self._check, self._drain_seconds, self._is_last, self._clock = check, drain_seconds, is_last, clock
+        self._open: dict[str, HostedModel] = {}  # by the id of a request
+        self._early: dict[str, Add] = {}  # by the same, requests that wait for their model's guides
+        lifeline = next(iter(models.values())).group.lifeline
+        self._telemetry = Telemetry(list(self._models.values()), self._link.send, lifeline, clock)
+        self._drain_until: float | None = None
+        self._plan_change, self._plan_split, self._outcome = plan_change, plan_split, outcome
+        self._on_ready = on_ready
+        self._change: Layouts | None = None
+
+    def run(self) -> Layouts | None:
+        """Run requests until a signal comes and those open then are done, or have had their time.
+
+        Returns:
+            The layouts in which another host is to go on with what is open; None at the end.
+
+        Raises:
+            BrokenLink: the gateway is gone.
+        """
+        for frame in self._link.receive(0.0):  # the gateway may have refused this host while the models were loaded
+            self._handle(frame)
+        self._link.send(Attach([model.describe() for model in self._models.values()]))
+        if self._outcome is not None:
+            self._link.send(self._outcome)
+        while self._change is None and not self._is_over():
+            working = [model for model in self._models.values() if model.llm.engine.has_work]
+            for frame in self._link.receive(0.0 if working else SOON_SECONDS if self._early else IDLE_SECONDS):
+                self._handle(frame)
+            for frame in list(self._early.values()):
+                self._add(frame)
+            for model in working:
+                self._step(model)
+            self._telemetry.send_if_due(bool(working))
+            self._watch_drift()
+        if self._change is not None:
+            self._hand_back()
+        for model in self._models.values():
+            model.llm.driver.drain()
+        if self._change is None and self._is_last:
+            self._link.send(Bye())
+        return self._change
+
+    def _hand_back(self) -> None:
+        """Take in what is in flight, and have the gateway keep all that is open for the next host."""
+        for model in self._models.values():
+            while model.llm.engine.scheduler.in_flight:
+                self._step(model, launches=False)
+        self._link.send(Rebuilding())
+        has_paused = False
+        while not has_paused:
+            for frame in self._link.receive(IDLE_SECONDS):  # requests will be handed to the next host once more
+                has_paused |= isinstance(frame, Paused)
+                if isinstance(frame, ChangeLayout):
+                    self._link.send(LayoutAnswer(is_refused=True, is_busy=True))
+
+    def _is_over(self) -> bool:
+        if self._drain_until is None:
+            try:
+                self._check()
+            except Interrupted as error:
+                self._drain_until = self._clock() + self._drain_seconds
+                self._link.send(Draining())
+                if error.signum:  # else it is closed by a program
+                    open_requests = _describe_open(len(self._open) + len(self._early), self._drain_seconds)
+                    logger.info("stopping at %s: %s", signal.Signals(error.signum).name, open_requests)
+            return False
+        return not (self._open or self._early) or self._clock() > self._drain_until
+
+    def _watch_drift(self) -> None:
+        """Say which stage has become slower, and leave for a better split of the layers where that is wished."""
+        for model in self._models.values():
+            watch = model.drift_watch
+            if watch is None or watch.drift is None or watch.drift is model.told_drift:
+                continue
+            before, drift = model.told_drift, watch.drift
+            model.told_drift = drift
+            if drift.slow is not None and (before is None or before.slow != drift.slow):
+                logger.warning("%s", _describe_drift(model.llm, drift))
+            elif drift.slow is None and before is not None and before.slow is not None:
+                logger.info("stage %d is as fast as at the start again", before.slow)
+            is_lasting = self._clock() - watch.promised_since >= PROMISE_SECONDS
+            if drift.layers and is_lasting and self._change is None and self._drain_until is None:
+                self._change = self._plan_split(model.name, drift)
+
+    def _handle(self, frame: FromGateway) -> None:
+        if isinstance(frame, Add):
+            self._add(frame)
+        elif isinstance(frame, Abort):
+            self._abort(frame)
+        elif isinstance(frame, ChangeLayout):
+            self._change_layout(frame)
+        elif isinstance(frame, Watch):
+            self._telemetry.watch(frame.on)
+        elif isinstance(frame, Ready):
+            if self._drain_until is None:
+                self._on_ready()
+        elif isinstance(frame, Rejected):
+            raise BrokenLink(f"the gateway does not take this engine: {frame.message}")
+
+    def _change_layout(self, frame: ChangeLayout) -> None:
+        if self._change is not None:
+            self._link.send(LayoutAnswer(is_refused=True, is_busy=True))
+            return
+        try:
+            if self._drain_until is not None:
+                raise UserError("the server is shutting down")
+            self._change = self._plan_change(frame.change)
+        except UserError as error:
+            self._link.send(LayoutAnswer(str(error), is_refused=True))
+            return
+        if self._change is None:  # it is so already
+            self._link.send(LayoutAnswer())
+
+    def _add(self, frame: Add) -> None:
+        model, request_id = self._models[frame.model], frame.request.key
+        self._early.pop(request_id, None)
+        if frame.request.sampling.structured_outputs is not None and not model.llm.guides.get_ready():
+            self._early[request_id] = frame  # others' steps do not wait for that
+            return
+        if not model.llm.engine.has_work:
+            model.last_step = self._clock()
+        try:
+            model.llm.requests.check_processors(frame.request)  # the engine checks the rest
+            model.llm.driver.add(request_id, frame.request, frame.admitted)
+            model.unread_prompts[request_id] = len(frame.request.prompt_token_ids)
+        except QueueFull as error:
+            self._link.send(Refused(request_id, str(error), queue_is_full=True))
+            return
+        except UserError as error:
+            self._link.send(Refused(request_id, str(error), is_too_long=isinstance(error, PromptTooLong)))
+            return
+        except BaseException as error:  # of a library, or of somebody's logits processor: the other requests go on
+            if not is_failure(error):
+                raise
+            logger.error("a request fails\n%s", traceback.format_exc().rstrip())
+            self._link.send(Refused(request_id, f"the request fails with {type(error).__name__}"))
+            return
+        self._open[request_id] = model
+        self._link.send(Accepted(request_id))
+
+    def _abort(self, frame: Abort) -> None:
+        self._early.pop(frame.request_id, None)
+        model = self._open.get(frame.request_id)
+        if model is None:  # it has just ended by itself
+            return
+        model.llm.driver.abort(frame.request_id, frame.index)
+        self._forget_if_done(model, frame.request_id)
+
+    def _step(self, model: HostedModel, launches: bool = True) -> None:
+        engine = model.llm.engine
+        if not engine.has_work:  # a frame has ended what there was
+            return
+        news = model.step(launches)
+        if news:
+            self._link.send(Updates(news))
+        for request_id, _ in news:
+            self._forget_if_done(model, request_id)
+        if not engine.has_work:
+            assert engine.blocks.num_free == engine.blocks.num_blocks, "an idle engine holds KV blocks"
+
+    def _forget_if_done(self, model: HostedModel, request_id: str) -> None:
+        if not model.llm.driver.is_open(request_id):
+            self._open.pop(request_id, None)
+            model.unread_prompts.pop(request_id, None)
+
+
+def _describe_open(count: int, seconds: float) -> str:
+    if not count:
+        return "no request is open"
+    what = "1 request is open; it has" if count == 1 else f"{count} requests are open; they have"
+    return f"{what} {seconds:g} seconds to end. A second signal ends all at once"
+
+
+def _drift_watch(llm: LLM) -> DriftWatch | None:
+    topology = llm.layout.topology
+    if topology.num_stages == 1:
+        return None
+    return DriftWatch([end - begin for begin, end in topology.layers], topology.num_places)
+
+
+def _describe_drift(llm: LLM, drift: Drift) -> str:
+    ranks = llm.layout.topology.stage_ranks(drift.slow)
+    who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} on {llm.group.everyone[drift.rank].node}"
+    text = f"stage {drift.slow} ({who}) takes {drift.factors[drift.slow]:.1f} times as long as at the start"
+    if drift.layers:
+        text += f"; --layers {','.join(map(str, drift.layers))} would give {1 + drift.gain:.2f} times the work"
+    return text

@@ -1,0 +1,25 @@
+"""The ranks beside rank 0 while an EngineHost runs there."""
+
+from __future__ import annotations
+
+import msgspec
+
+from labinfer.api.llm import LLM, follow_all
+
+
+def follow_host(llms: list[LLM]) -> None:
+    """Ranks other than 0: take part until the host ends, and send stats when it asks for them. Spare ranks return at once,
+    unless they draft.
+
+    Args:
+        llms: all models of the group.
+    """
+    if llms[0].is_spare:
+        follow_all(llms)
+        return
+    lifeline, reporters = llms[0].group.lifeline, [llm.stats for llm in llms]
+    lifeline.make_stats = lambda num_slices: msgspec.msgpack.encode(
+        [reporter.report(num_slices) for reporter in reporters]
+    )
+    follow_all(llms)
+    lifeline.make_stats = lambda num_slices: b""

@@ -1,0 +1,108 @@
+"""GatewayLink: the host's end of the socket to the gateway."""
+
+from __future__ import annotations
+
+import fcntl
+import select
+import socket
+import struct
+import termios
+import threading
+import time
+from collections.abc import Callable
+
+from labinfer.base.errors import BrokenLink
+from labinfer.base.heartbeat import Heartbeat
+from labinfer.server.link.frames import Beat, FromGateway, FromHost
+from labinfer.server.link.framing import FrameReader, pack
+
+CHUNK_BYTES = 1 << 18
+MAX_CHUNKS = 16
+"""Chunks that are read between two steps, at most."""
+FULL_BYTES = 1 << 10
+"""So much unread, and the gateway may wait for room while models are loaded: that nothing more comes says nothing then."""
+
+
+class GatewayLink:
+    """A connection to the gateway, as ``server/link/local_socket.py`` makes it."""
+
+    def __init__(self, connection: socket.socket):
+        self._socket, self._reader = connection, FrameReader(FromGateway)
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        self._sending = threading.Lock()
+        self._num_read = 0
+
+    def send(self, frame: FromHost) -> None:
+        """Send a frame at once.
+
+        Raises:
+            BrokenLink: the gateway is gone.
+        """
+        try:
+            with self._sending:
+                self._socket.sendall(pack(frame))
+        except OSError as error:
+            raise BrokenLink(f"no word reaches the gateway process: {error}") from None
+
+    def receive(self, seconds: float) -> list[FromGateway]:
+        """Frames that have come, after sleeping so many seconds for them if there is none yet.
+
+        Raises:
+            BrokenLink: the gateway is gone.
+        """
+        frames: list[FromGateway] = []
+        for _ in range(MAX_CHUNKS):
+            if not self._poll.poll(1e3 * seconds):
+                break
+            try:
+                data = self._socket.recv(CHUNK_BYTES)
+            except OSError as error:
+                if frames:
+                    break  # its last words come first
+                raise BrokenLink(f"the gateway process is gone: {error}") from None
+            if not data and frames:
+                break
+            if not data:
+                raise BrokenLink("the gateway process has ended")
+            self._num_read += len(data)
+            frames += self._reader.feed(data)
+            seconds = 0.0
+        return frames
+
+    def watch(self, timeout: float, make_beat: Callable[[], Beat], on_silence: Callable[[], None]) -> None:
+        """Give signs of life from now on, and expect them, in a thread: the main one may be in a long step, or loading.
+
+        Args:
+            timeout: seconds of silence, after which ``on_silence`` is called.
+            make_beat: returns a sign of life, with this rank's step and wait.
+        """
+        threading.Thread(target=self._watch, args=(timeout, make_beat, on_silence), name="gateway", daemon=True).start()
+
+    def _watch(self, timeout: float, make_beat: Callable[[], Beat], on_silence: Callable[[], None]) -> None:
+        heartbeat, num_come = Heartbeat([self], timeout), 0
+        while True:
+            time.sleep(heartbeat.interval)
+            try:
+                self._beat(make_beat())
+                # What has come may not have been read yet: that is for the main thread.
+                unread = fcntl.ioctl(self._socket, termios.FIONREAD, bytes(4))
+            except (OSError, ValueError):
+                return  # the connection is closed, of which the main thread hears
+            (num_unread,) = struct.unpack("i", unread)
+            has_come = num_come != (num_come := self._num_read + num_unread)
+            if has_come or num_unread >= FULL_BYTES:
+                heartbeat.hear(self)
+            if heartbeat.silent():
+                on_silence()
+                return
+
+    def _beat(self, beat: Beat) -> None:
+        """Send a sign of life, unless there is something on its way that is one."""
+        if self._sending.acquire(blocking=False):
+            try:
+                self._socket.send(pack(beat), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                pass  # a full socket takes none, or all of so small a frame (``unix(7)``)
+            finally:
+                self._sending.release()

@@ -1,0 +1,146 @@
+"""HostedModel: a model on rank 0, its open requests and its counters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from labinfer.api.llm import LLM
+from labinfer.base.rank_stats import WorkerStats
+from labinfer.engine.driver import News
+from labinfer.engine.scheduler import InFlight
+from labinfer.server.host.drift import DriftWatch
+from labinfer.server.link.frames import MachineLink, ModelFacts, RankFacts
+from labinfer.server.link.stats import NUM_STEP_BUCKETS, Drift, step_bucket
+
+
+@dataclass(kw_only=True)
+class HostedModel:
+    """A model and what runs on it."""
+
+    name: str
+    llm: LLM
+    recommended: dict[str, int | float]
+    """Sampling that the checkpoint recommends."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds that never go back."""
+    drift_watch: DriftWatch | None = None
+    """None with one stage."""
+    told_drift: Drift | None = None
+    """The last finding of that watch which was looked at."""
+    plan: str = ""
+    """The layout beside its alternatives, as a table; empty where nobody has planned it."""
+    machine_links: Sequence[MachineLink] = ()
+    """Links that were measured for that."""
+    changed: str = ""
+    """See ``ModelFacts``."""
+    unread_prompts: dict[str, int] = field(default_factory=dict)
+    """Prompt tokens of open requests without any news yet, by their ids."""
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    num_steps: int = 0
+    step_tokens: int = 0
+    steps_by_tokens: list[int] = field(default_factory=lambda: [0] * NUM_STEP_BUCKETS)
+    last_step: float = 0.0
+    """Time at which the last step came back, or work came to the idle engine."""
+    working_seconds: float = 0.0
+    bubbles: dict[int, float] = field(default_factory=dict)
+    """Seconds that each rank did not compute though there was work, as sent last."""
+    watched: list[InFlight] = field(default_factory=list)
+    """Steps that came back since somebody watched, up to ``watched_most``."""
+    watched_most: int = 0
+
+    def step(self, launches: bool = True) -> News:
+        """Step the engine and count; returns the news of its requests by their ids.
+
+        Args:
+            launches: see ``EngineDriver.step``.
+        """
+        news, engine = self.llm.driver.step(launches), self.llm.engine
+        batch = engine.last_batch
+        if batch is not None:
+            num_tokens = batch.plan.num_tokens
+            self.num_steps += 1
+            self.step_tokens += num_tokens
+            self.steps_by_tokens[step_bucket(num_tokens)] += 1
+            if self.drift_watch is not None:
+                self.drift_watch.add_step(num_tokens)
+            if len(self.watched) < self.watched_most:
+                self.watched.append(batch)
+        for request_id, update in news:
+            self.prompt_tokens += self.unread_prompts.pop(request_id, 0)
+            self.generation_tokens += len(update.token_ids) or update.embedding is None  # of beams one a step
+        now = self.clock()
+        self.working_seconds += now - self.last_step
+        self.last_step = now
+        return news
+
+    def bubble(self, rank: WorkerStats, worked: float) -> float:
+        """Seconds in which the engine had work and the rank did not compute; never less than before, as counters are not,
+        though the two are read a moment apart."""
+        self.bubbles[rank.rank] = max(self.bubbles.get(rank.rank, 0.0), worked - rank.busy_time)
+        return self.bubbles[rank.rank]
+
+    def describe(self) -> ModelFacts:
+        """Facts for the gateway."""
+        llm, options = self.llm, self.llm.options
+        tokenizer = Path(
+            options.model.tokenizer or llm.directory
+        ).resolve()  # the gateway has another working directory
+        return ModelFacts(
+            name=self.name,
+            tokenizer=str(tokenizer),
+            tokenizer_digest=llm.inputs.tokenizer_digest,
+            needs_tokenizer=bool(options.model.tokenizer),
+            response_template=_absolute(options.model.response_template),
+            chat_template=_absolute(options.model.chat_template),
+            recommended=self.recommended,
+            vocab_size=llm.facts.vocab_size,
+            hidden_size=llm.facts.hidden_size,
+            pooling=llm.facts.pooling,
+            max_model_len=llm.facts.max_model_len,
+            context_shift=options.scheduler.context_shift,
+            num_layers=llm.layout.config.num_layers,
+            block_size=options.cache.block_size,
+            num_blocks=llm.facts.num_blocks,
+            num_window_blocks=llm.facts.num_window_blocks,
+            max_num_seqs=options.scheduler.max_num_seqs,
+            pipeline_schedule=options.scheduler.pipeline_schedule,
+            hop_seconds=llm.facts.step_times.hop if llm.facts.step_times else 0.0,
+            machine_links=list(self.machine_links),
+            plan=self.plan,
+            changed=self.changed,
+            ranks=list(self._ranks()),
+        )
+
+    def _ranks(self) -> Iterator[RankFacts]:
+        layout, everyone = self.llm.layout, self.llm.group.everyone
+        for place in layout.topology.places:
+            begin, end = layout.topology.layers[place.stage]
+            yield RankFacts(
+                rank=place.rank,
+                stage=place.stage,
+                tp_rank=place.tp_rank,
+                host=everyone[place.rank].node,
+                device=str(layout.devices[place.rank]),
+                first_layer=begin,
+                num_layers=end - begin,
+                dtype=str(layout.dtype(place)).removeprefix("torch."),
+                kv_dtype=str(layout.kv_dtype(place)).removeprefix("torch."),
+                quantization=layout.quantization_name(place),
+                weight_bytes=layout.weight_bytes(place),
+                kv_bytes=layout.cache_bytes(
+                    place,
+                    self.llm.options.cache.block_size,
+                    self.llm.facts.num_blocks,
+                    self.llm.facts.num_window_blocks,
+                ),
+            )
+
+
+def _absolute(template: str) -> str:
+    """A file by its whole path, as the gateway has another working directory; a name as it is."""
+    path = Path(template)
+    return str(path.resolve()) if template and path.is_file() else template

@@ -1,0 +1,206 @@
+"""Telemetry: stats of the engines and of all ranks for the gateway, now and then, and their trace while somebody watches."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from labinfer.base.rank_stats import Slices, WorkerStats
+from labinfer.base.speculative_options import MAX_TOKENS
+from labinfer.comm.lifeline import Lifeline
+from labinfer.engine.scheduler import InFlight
+from labinfer.server.host.hosted_model import HostedModel
+from labinfer.server.link.frames import FromHost, Stats, Trace
+from labinfer.server.link.stats import EngineStats, RankStats, TracedStep
+
+STATS_SECONDS = 1.0
+"""Between two stats while something runs."""
+WATCHED_SECONDS = 0.5
+"""Between two stats while somebody watches, and when work has ended."""
+IDLE_STATS = 2
+"""Number of stats after the last work: the last ones of the other ranks come with the second."""
+WATCHED_SLICES = 640
+"""Slices of a rank between two stats: all of some 60 steps. Later ones are left out, so that watching costs the same however
+fast steps are."""
+ALL_SLICES = 16 * WATCHED_SLICES
+"""Slices of all ranks and models together: the gateway reads them between two pieces of its answers, and a rank's own have to
+fit into one frame of the lifeline, however many models it has."""
+WATCHED_STEPS = 64
+"""Steps of a model between two stats."""
+SHOWN_SEQUENCES = 32
+"""Sequences of a step."""
+
+
+class Telemetry:
+    """Sends ``Stats``, and ``Trace`` while somebody watches. The other ranks' part comes over the lifeline, asked for one time
+    ahead, so that rank 0 never waits for it.
+
+    Args:
+        models: in the order of the group's.
+        send: to the gateway.
+        lifeline: None where this rank is alone.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[HostedModel],
+        send: Callable[[FromHost], None],
+        lifeline: Lifeline | None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._models, self._send, self._lifeline, self._clock = models, send, lifeline, clock
+        num_ranks = len(models[0].llm.group.everyone)
+        self._num_slices = min(WATCHED_SLICES, ALL_SLICES // (num_ranks * len(models)))
+        self._data: dict[int, bytes] = {}  # last message of each other rank
+        self._stats: dict[int, list[WorkerStats]] = {}  # the same, decoded
+        self._was_working = self._is_watched = False
+        self._last, self._next, self._left = 0.0, 0.0, IDLE_STATS
+        self._decode = msgspec.msgpack.Decoder(list[WorkerStats]).decode
+        if lifeline is not None:
+            lifeline.stats.clear()  # of ranks in another layout
+        self._own, self._worked = self._own_stats(0), self._working_seconds()  # of now, for the next time
+        self._worked_before = self._worked  # when the ranks sent ``_stats``
+
+    def watch(self, on: bool) -> None:
+        """Have all ranks record their steps from now on, or no longer."""
+        self._is_watched = on
+        for model in self._models:
+            model.watched.clear()
+            model.watched_most = WATCHED_STEPS if on else 0
+        self._gather()  # what comes of it is from before
+        self._next, self._left = self._clock() + WATCHED_SECONDS, IDLE_STATS
+
+    def send_if_due(self, is_working: bool) -> None:
+        """Send what is due; called between two steps.
+
+        Args:
+            is_working: whether any engine has work.
+        """
+        now, has_turned = self._clock(), is_working != self._was_working
+        self._was_working = is_working
+        self._left = IDLE_STATS if is_working or has_turned else self._left
+        if has_turned and not is_working:
+            self._next = min(self._next, self._last + WATCHED_SECONDS)
+        is_due = now >= self._next and self._left > 0
+        fresh = self._take_in(now) if is_due else []
+        if is_due or has_turned:  # which short requests do a hundred times a second: the ranks are not asked each time
+            self._send_stats(now)
+        if is_due and self._is_watched:
+            self._send_trace(fresh)
+
+    def _take_in(self, now: float) -> list[int]:
+        pause = STATS_SECONDS if self._was_working and not self._is_watched else WATCHED_SECONDS
+        self._last, self._next = now, now + pause
+        self._left -= 1
+        return self._gather()
+
+    def _send_stats(self, now: float) -> None:
+        stats = []
+        for number, model in enumerate(self._models):
+            ranks = [rank_stats[number] for _, rank_stats in sorted(self._stats.items())]
+            if model.drift_watch is not None:
+                model.drift_watch.add_stats(ranks, now)
+            stats.append(_describe(model, ranks, self._worked_before[number], now))
+        self._send(Stats(stats))
+
+    def _send_trace(self, fresh: list[int]) -> None:
+        """Send the trace of the ranks of this list."""
+        for number, model in enumerate(self._models):
+            trace = _trace(model, [(rank, self._stats[rank][number].slices) for rank in fresh])
+            if trace.steps or trace.slices:
+                self._send(trace)
+
+    def _gather(self) -> list[int]:
+        """Take in what the ranks have sent, and ask for the next time. Returns the ranks whose stats are new."""
+        num_slices = self._num_slices if self._is_watched else 0
+        self._stats[0], self._own = self._own, self._own_stats(num_slices)  # all ranks' are of the same time
+        self._worked_before, self._worked = self._worked, self._working_seconds()
+        fresh = [0]
+        if self._lifeline is not None:
+            for rank, data in sorted(self._lifeline.stats.items()):
+                if data and data is not self._data.get(rank):
+                    self._data[rank], self._stats[rank] = data, self._decode(data)
+                    fresh.append(rank)
+            self._lifeline.ask_stats(num_slices)
+        return fresh
+
+    def _own_stats(self, num_slices: int) -> list[WorkerStats]:
+        """Stats of this rank, for each model."""
+        return [model.llm.stats.report(num_slices) for model in self._models]
+
+    def _working_seconds(self) -> list[float]:
+        return [model.working_seconds for model in self._models]
+
+
+def _trace(model: HostedModel, slices: list[tuple[int, Slices | None]]) -> Trace:
+    steps = [_describe_step(batch) for batch in model.watched]
+    model.watched.clear()
+    return Trace(
+        model.name, steps, [(rank, packed) for rank, packed in slices if packed is not None and packed.numbers]
+    )
+
+
+def _describe_step(batch: InFlight) -> TracedStep:
+    plan = batch.plan
+    shown = [
+        (sequence.request.key, entry.num_tokens, entry.begin, entry.is_decode)
+        for entry, sequence in zip(plan.entries[:SHOWN_SEQUENCES], batch.sequences, strict=False)
+    ]
+    return TracedStep(plan.step_id, plan.num_tokens, plan.num_decodes, len(plan.entries), shown)
+
+
+def _describe(model: HostedModel, ranks: list[WorkerStats], worked: float, now: float) -> EngineStats:
+    """Stats of a model's engine.
+
+    Args:
+        worked: seconds in which the engine had had work when the ranks sent theirs.
+    """
+    engine = model.llm.engine
+    counts = engine.scheduler.counts
+    return EngineStats(
+        model=model.name,
+        running=len(engine.scheduler.running),
+        waiting=len(engine.scheduler.waiting),
+        kv_usage=engine.blocks.usage,
+        prefix_cache_queries=counts["looked_up"],
+        prefix_cache_hits=counts["found"],
+        num_preemptions=counts["preemptions"],
+        prompt_tokens=model.prompt_tokens,
+        generation_tokens=model.generation_tokens,
+        num_steps=model.num_steps,
+        step_age=now - model.last_step if engine.has_work else 0.0,
+        steps_by_tokens=model.steps_by_tokens,
+        step_tokens=model.step_tokens,
+        num_drafts=counts["drafts"],
+        drafted_tokens=counts["drafted"],
+        accepted_by_place=list(itertools.takewhile(bool, (counts[f"accepted_{place}"] for place in range(MAX_TOKENS)))),
+        draft_seconds=counts["draft_seconds"],
+        drafter_failures=counts["drafter_failures"],
+        num_swaps=counts["swaps"],
+        drift=model.drift_watch.drift if model.drift_watch else None,
+        ranks=[
+            RankStats(
+                rank=rank.rank,
+                stage=rank.stage,
+                tp_rank=rank.tp_rank,
+                num_threads=rank.num_threads,
+                cpus=rank.cpus,
+                num_steps=rank.num_steps,
+                busy_seconds=rank.busy_time,
+                bubble_seconds=model.bubble(rank, worked),
+                bytes_sent=rank.bytes_sent,
+                expert_tokens=rank.expert_tokens,
+                expert_reads=rank.expert_reads,
+                private_memory=rank.private_memory,
+                peak_memory=rank.peak_memory,
+                when=rank.when,
+                memory_total=rank.memory_total,
+                memory_used=rank.memory_used,
+            )
+            for rank in ranks
+        ],
+    )

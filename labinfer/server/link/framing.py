@@ -1,0 +1,60 @@
+"""Frames on a local socket: MessagePack with its length before it.
+
+Neither side trusts a length that it has not checked, and nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from labinfer.base.errors import BrokenLink
+from labinfer.server.link.frames import FromGateway, FromHost
+
+LENGTH_BYTES = 4
+MAX_FRAME = 1 << 28
+"""Bytes."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def pack(frame: FromGateway | FromHost) -> bytes:
+    """A frame as it goes over the socket."""
+    data = _encode(frame)
+    if len(data) > MAX_FRAME:
+        raise BrokenLink(f"a frame of {len(data)} bytes is over the limit of {MAX_FRAME}")
+    return len(data).to_bytes(LENGTH_BYTES, "little") + data
+
+
+class FrameReader:
+    """Takes bytes as they come, gives whole frames.
+
+    Args:
+        kind: ``FromGateway`` or ``FromHost``.
+    """
+
+    def __init__(self, kind: object):
+        self._decoder = msgspec.msgpack.Decoder(kind)
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list:
+        """The frames that are complete with these bytes.
+
+        Raises:
+            BrokenLink: they make no sense.
+        """
+        self._data += data
+        frames, begin = [], 0
+        while len(self._data) - begin >= LENGTH_BYTES:
+            length = int.from_bytes(self._data[begin : begin + LENGTH_BYTES], "little")
+            if length > MAX_FRAME:
+                raise BrokenLink(f"a frame of {length} bytes is announced; the limit is {MAX_FRAME}")
+            end = begin + LENGTH_BYTES + length
+            if len(self._data) < end:
+                break
+            try:
+                frames.append(self._decoder.decode(memoryview(self._data)[begin + LENGTH_BYTES : end]))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise BrokenLink(f"a frame does not decode: {error}") from None
+            begin = end
+        del self._data[:begin]
+        return frames

@@ -1,0 +1,26 @@
+"""Become another program that gets SIGTERM when the process that started it dies, however it dies (Linux, ``prctl(2)``).
+
+It runs without the package, so that it costs some milliseconds: ``python -E -S child.py PARENT PROGRAM …``, with the process id of whoever starts it.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+STANDARD_ERROR = 2
+
+if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(sys.argv[1]):  # it has died before
+        raise SystemExit(2)
+    try:
+        os.execvp(sys.argv[2], sys.argv[2:])
+    except OSError as error:
+        with contextlib.suppress(
+            OSError
+        ):  # a log that cannot be written is lost, as in labinfer/base/standard_error.py
+            os.write(STANDARD_ERROR, f"labinfer: error: cannot start {sys.argv[2]}: {error.strerror}\n".encode())
+        raise SystemExit(2) from None

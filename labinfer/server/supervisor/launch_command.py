@@ -1,0 +1,98 @@
+"""LaunchCommand: an mpirun with its hosts, to be started on some of them, or to ask one of them for a sign of life."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from labinfer.comm.spmd.end_launcher import LAUNCHERS
+
+HOST_LISTS, HOST_FILES = ("hosts", "host", "H"), ("hostfile", "machinefile", "default-hostfile", "f")
+COUNTS = ("n", "np")
+ANSWER = re.compile(r"labinfer-node=(\S+)")
+QUESTION = 'echo "labinfer-node=${LABINFER_NODE_NAME:-$(uname -n)}"'
+"""Program that says the node's name as ranks there have it."""
+
+
+@dataclass(frozen=True)
+class LauncherOption:
+    """An option about hosts or the number of ranks, and its place in the command."""
+
+    index: int
+    """Word that has its value."""
+    prefix: str
+    """Part of that word before the value, as in ``--host=a,b``."""
+    name: str
+    entries: tuple[str, ...] = ()
+    """Hosts with what else is said of them: ``node-a:2``, ``node-a slots=2``."""
+
+
+class LaunchCommand:
+    """A command that starts ranks. It has no ``hosts`` where the launcher is no mpirun, is given none, or starts several programs.
+
+    Args:
+        words: the whole command.
+        launch: place of ``launch.py`` in it.
+        directory: private, for host files.
+    """
+
+    def __init__(self, words: Sequence[str], launch: int, directory: Path):
+        self._words, self._directory = list(words), directory
+        pythons = [index for index, word in enumerate(words[:launch]) if Path(word).name.startswith("python")]
+        self._program = pythons[-1] if pythons else launch
+        own = self._words[: self._program]
+        self._options = list(_options(own)) if Path(words[0]).name in LAUNCHERS and ":" not in own else []
+        self.hosts = tuple(dict.fromkeys(_host(entry) for option in self._options for entry in option.entries))
+
+    def start(self, hosts: Sequence[str], num_ranks: int) -> list[str]:
+        """The command for so many ranks on these hosts only."""
+        return self._launcher(hosts, num_ranks) + self._words[self._program :]
+
+    def ask(self, host: str) -> list[str]:
+        """A command that says ``ANSWER`` with the name of the node, if this host can be reached."""
+        return [*self._launcher([host], 1), "sh", "-c", QUESTION]
+
+    def _launcher(self, hosts: Sequence[str], num_ranks: int) -> list[str]:
+        words = self._words[: self._program]
+        for option in self._options:
+            entries = [entry for entry in option.entries if _host(entry) in hosts] or hosts
+            if option.name in COUNTS:
+                value = str(num_ranks)
+            elif option.name in HOST_LISTS:
+                value = ",".join(entries)
+            else:
+                value = self._write_file("".join(f"{entry}\n" for entry in entries))
+            words[option.index] = option.prefix + value
+        return words
+
+    def _write_file(self, text: str) -> str:
+        path = self._directory / f"hosts-{zlib.crc32(text.encode()):08x}"
+        path.write_text(text)
+        return str(path)
+
+
+def _options(words: list[str]) -> Iterator[LauncherOption]:
+    for place, word in enumerate(words):
+        flag, is_joined, value = word.partition("=")
+        name = flag.lstrip("-")
+        if not word.startswith("-") or (not is_joined and place + 1 == len(words)):
+            continue
+        if not is_joined:
+            value = words[place + 1]
+        index, prefix = (place, f"{flag}=") if is_joined else (place + 1, "")
+        if name in COUNTS:
+            yield LauncherOption(index, prefix, name)
+        elif name in HOST_LISTS:
+            yield LauncherOption(index, prefix, name, tuple(value.split(",")))
+        elif name in HOST_FILES:
+            with suppress(OSError, UnicodeDecodeError):  # the launcher says so
+                lines = [line.partition("#")[0].strip() for line in Path(value).read_text().splitlines()]
+                yield LauncherOption(index, prefix, name, tuple(line for line in lines if line))
+
+
+def _host(entry: str) -> str:
+    return re.split(r"[:\s]", entry, maxsplit=1)[0]

@@ -1,0 +1,55 @@
+"""Roll call: which hosts of a launcher can be reached, found by starting something short on each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from labinfer.comm.spmd.processes import descendants
+from labinfer.server.supervisor.launch_command import ANSWER, LaunchCommand
+
+LOOK_SECONDS = 0.05
+
+
+def call_roll(
+    command: LaunchCommand, hosts: Sequence[str], seconds: float, is_over: Callable[[], bool]
+) -> dict[str, str]:
+    """Names of the nodes that answer within so many seconds, by host.
+
+    Args:
+        is_over: whether a signal has come, after which nobody is waited for.
+    """
+    probes = {host: _start(command.ask(host)) for host in hosts}
+    until = time.monotonic() + seconds
+    while any(probe.poll() is None for probe in probes.values()) and time.monotonic() < until and not is_over():
+        time.sleep(LOOK_SECONDS)
+    matches = {host: ANSWER.search(_end(probe)) for host, probe in probes.items()}
+    return {host: match[1] for host, match in matches.items() if match}
+
+
+def _start(command: list[str]) -> subprocess.Popen:
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # so that Ctrl-C does not come to it
+    )
+    os.set_blocking(process.stdout.fileno(), False)
+    return process
+
+
+def _end(process: subprocess.Popen) -> str:
+    """Output of a process so far; one that still runs is killed, with what it has started."""
+    with process.stdout as stdout:
+        said = (stdout.read() or b"").decode(errors="replace")
+    if process.poll() is None:
+        for pid in [process.pid, *descendants(process.pid)]:
+            with suppress(OSError):  # it has just ended
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+    return said

@@ -1,0 +1,95 @@
+"""The layout of the ranks that are left when machines are gone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from labinfer.base.config import EngineOptions, ModelOptions
+from labinfer.base.errors import UserError
+from labinfer.base.option_fields import join
+from labinfer.base.speculative_options import SpeculativeOptions
+from labinfer.comm.spmd.topology import make_topology
+
+
+def smaller_layout(options: EngineOptions, nodes: Sequence[str], left: Sequence[int]) -> list[str]:
+    """Flags by which ranks that are left go on: with the stages that have lost no rank, and those that spare ranks can take over.
+
+    A spare rank that drafts goes on doing so, unless it is needed for a stage or gone: then n-grams are drafted instead.
+    Numbers of layers that were given grow in proportion. Where a flag has a value for each stage, those of these stages stay.
+    With ``--layout`` there are none: the ranks read it, or plan, again.
+
+    Args:
+        nodes: machine of each rank, as all were there.
+        left: ranks that are still there, ascending. They are counted anew from 0, in this order.
+
+    Raises:
+        UserError: rank 0 is gone.
+    """
+    if 0 not in left:
+        raise UserError(f"rank 0, which schedules, was on {nodes[0]}")
+    parallel = options.parallel
+    if parallel.layout:  # a plan of before is for all machines, or names none that is gone; the ranks see to it
+        return []
+    topology = make_topology(
+        parallel.tensor_parallel_size,
+        parallel.pipeline_parallel_size,
+        parallel.layers,
+        sum(parallel.layers) or len(nodes),
+        len(nodes),
+        ranks=parallel.ranks,
+    )
+    speculation = options.scheduler.speculative_config
+    draft_rank = speculation.draft_rank if speculation else 0
+    spare = sorted(set(left).difference(topology.placed_ranks), key=lambda rank: (rank == draft_rank, rank))
+    stages: dict[int, Sequence[int]] = {}
+    for stage in range(topology.num_stages):
+        ranks = topology.stage_ranks(stage)
+        if not set(ranks) <= set(left):
+            ranks = _stand_ins(spare, nodes, len(ranks))
+            spare = [rank for rank in spare if rank not in ranks]
+        if ranks:
+            stages[stage] = ranks
+    tp = [len(ranks) for ranks in stages.values()]
+    flags = ["-tp", join(tp), "-pp", str(len(tp))]
+    order = [left.index(rank) for ranks in stages.values() for rank in ranks]
+    if parallel.ranks or order != list(range(len(left))):
+        flags += ["--ranks", join(order)]
+    if parallel.layers:
+        flags += ["--layers", join(_grown([parallel.layers[stage] for stage in stages], sum(parallel.layers)))]
+    for flag, values in (
+        ("--dtype", options.model.dtype),
+        ("--quantization", options.model.quantization),
+        ("--device", parallel.device),
+        ("--experts", parallel.experts),
+    ):
+        if len(values) > 1:
+            flags += [flag, join([values[stage] for stage in stages])]
+    if draft_rank:
+        drafts: dict[str, Any] = {"method": "ngram"}
+        if draft_rank in spare:
+            moved = asdict(replace(speculation, draft_rank=left.index(draft_rank)))
+            drafts = {key: value for key, value in moved.items() if value != getattr(SpeculativeOptions, key)}
+        flags += ["--speculative-config", json.dumps(drafts)]
+    given = options.model.quantization
+    if "int4" in given and len(given) > 1 and "int4" not in [given[stage] for stage in stages]:
+        flags += ["--quantization-group-size", str(ModelOptions.quantization_group_size)]
+    return flags
+
+
+def _stand_ins(spare: Sequence[int], nodes: Sequence[str], count: int) -> list[int]:
+    """So many spare ranks of one machine; none where no machine has as many."""
+    for node in dict.fromkeys(nodes[rank] for rank in spare):
+        ranks = [rank for rank in spare if nodes[rank] == node]
+        if len(ranks) >= count:
+            return ranks[:count]
+    return []
+
+
+def _grown(counts: Sequence[int], total: int) -> list[int]:
+    """Whole numbers in about the same proportions, with this larger sum."""
+    ends = [round(total * end / sum(counts)) for end in itertools.accumulate(counts, initial=0)]
+    return [end - begin for begin, end in itertools.pairwise(ends)]

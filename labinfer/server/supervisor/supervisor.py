@@ -1,0 +1,161 @@
+"""Supervisor: starts a group of ranks, and again when it dies, with the gateway that outlives it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from labinfer.base.clock import Clock
+from labinfer.base.errors import ExitStatus, UserError
+from labinfer.base.standard_error import StandardError, is_terminal
+from labinfer.comm.spmd.environment import NODES_FILE, STATUS_FILE
+from labinfer.server.supervisor import child
+from labinfer.server.supervisor.restarts import Restarts
+from labinfer.server.supervisor.supervised_gateway import SupervisedGateway
+
+logger = logging.getLogger(__name__)
+
+REFUSED_SECONDS, REFUSALS = 20.0, 3
+"""A launcher that ends so soon, so often, always with the same status, and whose ranks never met, has refused something."""
+LOOK_SECONDS = 0.05
+"""Between looks at the group, the gateway and the signals."""
+LAST_WORDS_SECONDS = 1.0
+"""Longest wait for the rest of the log of a group that has ended."""
+LOG_BYTES = 1 << 16
+"""Bytes of the log that are passed on at once: as much as a pipe keeps (``pipe(7)``)."""
+
+
+class Supervisor:
+    """One group at a time, until it ends in order, a signal comes, or it has died too often.
+
+    Args:
+        command: what starts the group.
+        next_command: returns what starts it after a death. May take its time, and raise a ``UserError``.
+        directory: private; rank 0 leaves word there of the ranks' meeting, and the status of an orderly end, which launchers
+            hide.
+        environment: of the group.
+        restarts: how often and when.
+        signum: the signal that has asked for the end; 0 where none has.
+        gateway: it ends by itself only with the group.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        next_command: Callable[[], list[str]],
+        *,
+        directory: Path,
+        environment: dict[str, str],
+        restarts: Restarts,
+        signum: Callable[[], int],
+        gateway: SupervisedGateway | None,
+        clock: Clock,
+    ):
+        self._command, self._next_command, self._environment = command, next_command, environment
+        self._status_file, self._nodes_file = directory / STATUS_FILE, directory / NODES_FILE
+        self._restarts, self._signum, self._gateway, self._clock = restarts, signum, gateway, clock
+
+    def run(self) -> int:
+        """Returns the exit status."""
+        command, status, num_refusals = self._command, None, 0
+        while True:
+            begin, before = self._clock(), status
+            status = self._run_group(command)
+            if self._signum():
+                return 128 + self._signum()
+            if (own := self._own_status()) is not None:
+                if own == ExitStatus.USAGE:
+                    logger.error("error: the ranks have refused what they were given; they are not started again")
+                return own
+            if self._gateway is not None and self._gateway.is_at_its_end():
+                return status  # somebody has asked the ranks for an orderly end
+            lived = self._clock() - begin
+            num_refusals = 0 if lived >= REFUSED_SECONDS else num_refusals + 1 if status == before else 1
+            if num_refusals == REFUSALS and not self._nodes_file.exists():
+                logger.error(
+                    "error: the group ended %d times %s, and its ranks never met; it is not started again",
+                    REFUSALS,
+                    _how(status),
+                )
+                return ExitStatus.INTERNAL
+            pause = self._restarts.next_pause(lived)
+            if pause is None:
+                logger.error("error: the group ended %s after %.0f s; it is not started again", _how(status), lived)
+                return ExitStatus.INTERNAL
+            logger.warning(
+                "the group ended %s after %.0f s; it is started again%s (restart %d)",
+                _how(status),
+                lived,
+                f" in {pause:g} s" if pause else "",
+                self._restarts.count,
+            )
+            self._wait(pause)
+            try:
+                command = self._next_command()
+            except UserError as error:
+                logger.error("error: %s", error)
+                return ExitStatus.INTERNAL
+            if self._signum():
+                return 128 + self._signum()
+
+    def _run_group(self, command: list[str]) -> int:
+        """Start the group and wait for its end; returns its launcher's status."""
+        self._status_file.unlink(missing_ok=True)
+        if self._gateway is not None:
+            self._gateway.keep()
+        process = subprocess.Popen(
+            [sys.executable, "-E", "-S", child.__file__, str(os.getpid()), *command],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stderr=None if is_terminal() else subprocess.PIPE,
+            start_new_session=True,  # so that Ctrl-C comes to it once, from here
+        )
+        if process.stderr is not None:
+            log = threading.Thread(target=_pass_on_log, args=(process.stderr,), name="log", daemon=True)
+            log.start()
+        is_told = False
+        while process.poll() is None:
+            if not is_told and (signum := self._signum()):
+                is_told = True
+                process.send_signal(signum)
+            elif not is_told and self._gateway is not None and self._gateway.has_failed():
+                logger.warning("the gateway has ended; the group is started again with another one")
+                is_told = True
+                process.kill()
+            time.sleep(LOOK_SECONDS)
+        if process.stderr is not None:
+            log.join(LAST_WORDS_SECONDS)  # not longer: what the group has left behind may keep the pipe open
+        return process.returncode
+
+    def _own_status(self) -> int | None:
+        """The status that rank 0 has ended with in order."""
+        try:
+            return int(self._status_file.read_text())
+        except (OSError, ValueError):
+            return None
+
+    def _wait(self, seconds: float) -> None:
+        until = self._clock() + seconds
+        while self._clock() < until and not self._signum():
+            self._clock.sleep(LOOK_SECONDS)
+
+
+def _pass_on_log(pipe: IO[bytes]) -> None:
+    """Write what a group logs to standard error. MPICH's mpirun ends its ranks when it cannot write their log itself; a pipe
+    that is read can always be written."""
+    log = StandardError()
+    with pipe:
+        while data := os.read(pipe.fileno(), LOG_BYTES):
+            log.write_bytes(data)
+
+
+def _how(status: int) -> str:
+    return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"

@@ -1,0 +1,40 @@
+"""``plan`` of layouts that just have room or just have none: stages in one memory, and a draft model on a rank of its own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from labinfer.cli.commands import layout
+from labinfer.cli.main import main
+
+CAPTURED = layout.CAPTURED_BYTES
+SPECULATION = json.dumps({"model": "demo", "draft_rank": 2})
+
+
+@pytest.mark.parametrize(("free", "status"), [(CAPTURED + (4 << 20), 1), (CAPTURED + (64 << 20), 0)])
+def test_draft_model_that_is_too_large_for_its_rank_is_told(free, status, monkeypatch, capfd):
+    """The draft model has 5.6 MiB of weights, each of the two stages 1.1."""
+    monkeypatch.setattr(layout, "free_memory", lambda device: 3 * free)
+    flags = ["--model", "demo-draft", "-pp", "2", "--ranks", "0,1", "--speculative-config", SPECULATION]
+    assert main(["plan", *flags, "--threads", "1"]) == status
+    complaints = [line for line in capfd.readouterr().out.splitlines() if "has no room" in line]
+    assert len(complaints) == status
+    for line in complaints:
+        assert line.startswith("rank 2 has no room: ") and line.endswith(
+            "choose another draft_rank, or a smaller draft model"
+        )
+
+
+@pytest.mark.parametrize(("free", "status"), [(CAPTURED + (7 << 19), 0), (CAPTURED + (2 << 20), 1)])
+def test_stages_in_one_memory_have_room_together(free, status, monkeypatch, capfd):
+    """Five layers take more than half of the memory, one takes less."""
+    monkeypatch.setattr(layout, "free_memory", lambda device: 2 * free)
+    assert main(["plan", "--model", "demo", "--layers", "5,1", "--threads", "1"]) == status
+    lines = capfd.readouterr().out.splitlines()
+    (num_blocks,) = (int(line.split()[7]) for line in lines if line.startswith("KV cache: all ranks use the least: "))
+    complaints = [line for line in lines if " no room: " in line]
+    assert bool(num_blocks) == (not status) and len(complaints) == status
+    for line in complaints:
+        assert line.startswith("ranks 0-1 have no room: ") and "its part" not in line and "their part" not in line

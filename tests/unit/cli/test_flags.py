@@ -1,0 +1,291 @@
+"""Commands and their flags: the set of them, frozen; what the help says, and what wrong words lead to."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+
+import pytest
+
+from labinfer.base.errors import UserError
+from labinfer.base.sampling_options import as_flags
+from labinfer.cli.flags import COMMANDS, OTHER_ENGINES, build_parser, program_name, split_command
+
+ENGINE_FLAGS = {
+    "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
+    "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--experts", "--ranks", "--layout", "--device", "--transport",
+    "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
+    "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
+    "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--max-queued-requests",
+    "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
+    "--pipeline-schedule", "--max-inflight", "--speculative-config",
+    "--threads", "--log-level", "--timeout", "--fault-timeout", "--port-range", "--functions", "--trace", "--profile", "--autotune", "--no-autotune",
+    "--weights", "--quantization", "-q", "--quantization-group-size", "--head-preview", "--ignore-tensors",
+}  # fmt: skip
+SAMPLING_FLAGS = {
+    "--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed", "--stop", "--ignore-eos",
+    "--repetition-penalty", "--presence-penalty", "--frequency-penalty", "--min-tokens", "--n",
+    "--num-beams", "--length-penalty",
+}  # fmt: skip
+GENERATE_FLAGS = (
+    ENGINE_FLAGS | SAMPLING_FLAGS | {"--prompt", "--raw", "--input", "--max-line-size", "--output", "--report"}
+    | {"--output-format"}
+    | {"--overwrite", "--resume", "--retry-errors", "--progress"}
+)  # fmt: skip
+CHAT_FLAGS = (
+    (ENGINE_FLAGS | SAMPLING_FLAGS | {"--url", "--api-key", "--system"})
+    - {"--trace", "--profile", "--n", "--num-beams", "--length-penalty"}
+)  # fmt: skip
+COMM_FLAGS = {
+    "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--experts", "--ranks", "--device", "--transport",
+    "--threads", "--log-level", "--timeout", "--fault-timeout", "--port-range",
+}  # fmt: skip
+ACCURACY_FLAGS = COMM_FLAGS | {
+    "--layout", "--text", "--reference-dtype", "--per-layer", "--output-json",
+    "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
+    "--functions", "--autotune", "--no-autotune",
+    "--weights", "--quantization", "-q", "--quantization-group-size", "--ignore-tensors",
+    "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
+    "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
+}  # fmt: skip
+BENCH_FLAGS = ENGINE_FLAGS | {"--input-len", "--output-len", "--seed", "--output-json", "--plot"}
+LOAD_FLAGS = BENCH_FLAGS | {"--num-prompts", "--num-warmups", "--dataset", "--workload"}
+SIMULATE_FLAGS = {
+    "--cluster", "--link", "--replay", "--find-rate", "--input-len", "--output-len", "--seed", "--output-json", "--plot",
+    "--num-prompts", "--num-warmups", "--dataset", "--workload", "--request-rate", "--burstiness", "--max-concurrency", "--goodput",
+    "--dtype", "--quantization", "-q", "--max-model-len",
+    "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--ranks",
+    "--block-size", "--num-kv-blocks", "--enable-prefix-caching", "--no-enable-prefix-caching", "--snapshot-interval",
+    "--memory-utilization", "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--max-queued-requests",
+    "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
+    "--pipeline-schedule", "--max-inflight", "--log-level", "--trace", "--profile",
+}  # fmt: skip
+FUNCTIONS_FLAGS = {
+    "--output-json", "--plot", "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
+    "--functions", "--autotune", "--no-autotune", "--weights", "--quantization", "-q", "--quantization-group-size", "--ignore-tensors",
+    "--head-preview",
+    "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
+    "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
+} | COMM_FLAGS  # fmt: skip
+
+
+def flags_of(parser: argparse.ArgumentParser) -> set[str]:
+    return {name for action in parser._actions for name in action.option_strings} - {"-h", "--help"}
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("generate", GENERATE_FLAGS),
+        ("chat", CHAT_FLAGS),
+        ("plan", ENGINE_FLAGS | {"--auto", "--cluster", "--link", "--objective", "--workload", "--save"}),
+        ("probe", FUNCTIONS_FLAGS - {"--output-json", "--plot"} | {"--save"}),
+        ("cache", {"--clean"}),
+        ("bench comm", COMM_FLAGS),
+        ("bench accuracy", ACCURACY_FLAGS),
+        ("bench latency", BENCH_FLAGS | {"--batch-size", "--num-iters", "--num-iters-warmup"}),
+        ("bench throughput", LOAD_FLAGS),
+        ("bench serve", LOAD_FLAGS | {"--request-rate", "--burstiness", "--max-concurrency", "--goodput"}),
+        ("bench functions", FUNCTIONS_FLAGS),
+        ("simulate", SIMULATE_FLAGS),
+    ],
+)
+def test_set_of_flags_is_frozen(command, flags):
+    """A flag that comes or goes is a decision: change this list together with CHANGELOG.md."""
+    assert flags_of(build_parser(command)) == flags | {"--version", "--plugin"}
+
+
+def test_set_of_commands_is_frozen():
+    benchmarks = {f"bench {kind}" for kind in ("latency", "throughput", "serve", "comm", "accuracy", "functions")}
+    assert (
+        set(COMMANDS) == {"generate", "serve", "chat", "plan", "probe", "simulate", "supervise", "cache"} | benchmarks
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_has_help(command):
+    parser = build_parser(command)
+    assert ("\nweight cache:\n" in parser.format_help()) == (command == "cache")
+    for action in parser._actions:
+        assert action.help, action.option_strings
+        assert "default" in action.help or action.dest in ("help", "version"), action.option_strings
+
+
+@pytest.mark.parametrize(
+    ("started", "name", "example"),
+    [
+        ("/src/launch.py", "launch.py", "\n  python launch.py chat"),
+        ("/env/bin/labinfer", "labinfer", "\n  labinfer chat"),
+        ("/src/labinfer/__main__.py", "labinfer", "torchrun --nproc-per-node 4 -m labinfer --model"),
+    ],
+)
+def test_program_calls_itself_as_it_was_called(started, name, example):
+    parser = build_parser(program=program_name(started))
+    assert parser.format_help().startswith(f"usage: {name} [-h]") and example in parser.format_help()
+    with pytest.raises(UserError, match=f"see {name} plan --help"):
+        build_parser("plan", program_name(started)).parse_args(["--modle", "x"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "autotune"),
+    [
+        ([], None),
+        (["--autotune"], "on"),
+        (["--autotune", "again"], "again"),
+        (["--no-autotune"], "off"),
+        (["--autotune", "off"], "off"),
+    ],
+)
+def test_switch_is_given_alone_negated_or_with_a_value(arguments, autotune):
+    assert build_parser().parse_args([*arguments, "--model", "demo"]).autotune == autotune
+
+
+def test_help_is_printed_without_importing_torch():
+    code = (
+        "import sys\nfrom labinfer.cli.main import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "sys.stderr.write('torch' if 'torch' in sys.modules else 'light')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "light"
+    for flag in GENERATE_FLAGS:
+        assert flag in done.stdout
+
+
+def test_goal_that_makes_no_sense_is_refused_without_importing_torch():
+    code = (
+        "import sys\nfrom labinfer.cli.main import main\n"
+        "assert main(['bench', 'serve', '--goodput', 'ttft:fast']) == 2 and 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.startswith("labinfer: error: --goodput 'ttft:fast': ")
+
+
+@pytest.mark.timing
+def test_help_is_there_in_half_a_second():
+    times = []
+    for _ in range(3):  # the best of three, as other processes may want the cores
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "labinfer", "--help"], stdout=subprocess.DEVNULL, check=True)
+        times.append(time.perf_counter() - begin)
+    assert min(times) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command", "rest"),
+    [
+        (["--model", "plan"], "generate", ["--model", "plan"]),
+        (["plan", "--model", "x"], "plan", ["--model", "x"]),
+        (["bench", "comm"], "bench comm", []),
+        ([], "generate", []),
+    ],
+)
+def test_command_is_the_words_before_the_flags(arguments, command, rest):
+    assert split_command(arguments) == (command, rest)
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [("serv", "serve"), ("prob", "probe"), ("bench servr", "bench serve"), ("bench foo", ""), ("hello", "")],
+)
+def test_command_that_is_misspelt_is_told_what_is_near(words, near):
+    with pytest.raises(UserError) as caught:
+        split_command(words.split())
+    hint = f"did you mean {near}?" if near else "commands are serve, "
+    assert str(caught.value).startswith(f"there is no command {words!r}; {hint}")
+
+
+@pytest.mark.parametrize("words", [["bench"], ["hello"], ["comm", "plan"]])
+def test_words_that_are_no_command_are_refused(words):
+    with pytest.raises(UserError) as caught:
+        split_command([*words, "--threads", "1"])
+    assert repr(" ".join(words)) in str(caught.value) and "bench comm" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "complaint"),
+    [
+        ("generate", ["-m", "DIR"], "unknown option -m (did you mean --model?)"),
+        ("generate", ["--modle", "DIR"], "unknown option --modle (did you mean --model?)"),
+        ("generate", ["--spec", "DIR"], "unknown option --spec (did you mean --speculative-config?)"),
+        ("generate", ["--stream"], "unknown option --stream;"),  # nothing is near
+        ("serve", ["--quant", "int8"], "unknown option --quant (did you mean --quantization?)"),
+        ("serve", ["--max", "5"], "unknown option --max;"),  # many are
+        ("serve", ["--top", "5"], "unknown option --top;"),
+        ("simulate", ["--layout", "plan.json"], "unknown option --layout;"),
+        ("serve", ["-c", "2048"], "unknown option -c (did you mean --max-model-len?)"),
+        ("serve", ["-np=4"], "unknown option -np (did you mean --max-num-seqs?)"),
+        ("generate", ["-t", "4"], "unknown option -t (did you mean --threads?)"),  # no abbreviation of -tp
+        ("generate", ["-p", "Hello"], "unknown option -p (did you mean --prompt?)"),
+        ("generate", ["-ngl", "99"], "(did you mean --device cuda, or --device cuda,cpu --layers 14,10 on two ranks?)"),
+        ("generate", ["--wrong"], "unknown option --wrong; see"),
+        ("serve", ["--gpu-memory-utilization=0.9"], "(did you mean --memory-utilization?)"),
+        ("generate", ["--prompt", "two", "words"], "unexpected 'words'; quote a text that has spaces"),
+        ("generate", ["--model", "demo", "serve"], "unexpected 'serve'; commands come first"),
+        (
+            "generate",
+            ["--prompt", "“17", "+", "25”"],
+            "unexpected '+'; to a shell only \" and ' are quotes, not “ and ”",
+        ),
+    ],
+)
+def test_flags_of_other_engines_lead_to_ours(command, arguments, complaint):
+    with pytest.raises(UserError) as caught:
+        build_parser(command).parse_args(arguments)
+    assert complaint in str(caught.value)
+
+
+def test_flags_of_other_engines_are_none_of_ours():
+    ours = {flag for command in COMMANDS for flag in build_parser(command)._option_string_actions}
+    assert not ours & OTHER_ENGINES.keys() and {name.split()[0] for name in OTHER_ENGINES.values()} <= ours
+
+
+@pytest.mark.parametrize("word", ["—prompt", "－－prompt", "–prompt"])
+def test_dash_that_is_no_hyphen_is_named(word):
+    with pytest.raises(
+        UserError, match=f"unknown option {word}: it begins with a dash; options begin with two hyphens"
+    ):
+        split_command([word, "Hello"])
+    with pytest.raises(UserError, match=f"unknown option {word}"):
+        split_command(["serve", word, "8001"])
+    with pytest.raises(UserError, match=f"unknown option {word}"):
+        build_parser().parse_args(["--model", "demo", word, "Hello"])
+
+
+def test_short_option_may_be_joined_to_its_value():
+    assert build_parser().parse_args(["-qint8"]).quantization == "int8"
+
+
+def test_model_after_the_command_leads_to_its_flag():
+    with pytest.raises(UserError, match="serve: unexpected 'DIR'; a model is given as --model DIR"):
+        split_command(["serve", "DIR", "-tp", "2"])
+
+
+def test_text_without_a_flag_leads_to_it():
+    with pytest.raises(UserError, match="a text to answer is given as --prompt '17 [+] 25 = [?]'$"):
+        split_command(["17 + 25 = ?", "--temperature", "0"])
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("n 3 is more than num_beams 2", "--n 3 is more than --num-beams 2"),
+        ("stop: a string must have 1 to 100 characters", "--stop: a string must have 1 to 100 characters"),
+        ("early_stopping must be true", "early_stopping must be true"),
+    ],
+)
+def test_messages_on_sampling_name_flags(message, expected):
+    assert as_flags(message) == expected
+
+
+def test_wrong_flag_is_a_usage_error_without_importing_torch():
+    code = (
+        "import sys\nfrom labinfer.cli.main import main\nstatus = main(['--modle', 'x', '--seed', '1'])\n"
+        "print('torch' in sys.modules)\nraise SystemExit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout.strip() == "False"
+    assert done.stderr.startswith("labinfer: error: ") and "--modle" in done.stderr and done.stderr.count("\n") == 1
