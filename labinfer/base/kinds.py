@@ -32,7 +32,7 @@ KINDS: dict[str, Kind] = {
         shipped={name: f"labinfer.engine.policies:{name}" for name in ("fcfs", "priority", "fair")},
     ),
     "batch_policy": Kind(
-        contract="labinfer.engine.policies:Split",
+        contract="labinfer.engine.policies:BatchPolicy",
         shipped={name: f"labinfer.engine.policies:{name}" for name in ("balanced", "throttle", "greedy", "phases")},
     ),
     "pipeline_schedule": Kind(

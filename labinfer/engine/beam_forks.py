@@ -51,6 +51,6 @@ class BeamForks:
         shared = parent.cache.num_tokens if has_blocks and self._tables.can_share() else 0
         self._tables.share(parent.cache, member.cache, shared)
         if shared:
-            self._queues.run(member)
+            self._queues.admit(member)
         else:
-            self._queues.wait(member)
+            self._queues.enqueue(member)

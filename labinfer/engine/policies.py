@@ -1,4 +1,4 @@
-"""Scheduling and batch policies: small pure functions, chosen by name. To add one, write it and name it in its table."""
+"""Scheduling and batch policies: small pure functions, registered by name in ``base/kinds.py`` or by a plugin."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from labinfer.base.registry import REGISTRY
 from labinfer.engine.sequence import Sequence
 
-# Which sequence is admitted next, and which one is preempted.
+# Scheduling policies: which waiting sequence is admitted next, and which running one is preempted.
 
 SortKey = tuple[int, ...]
 SchedulingPolicy = Callable[[Sequence, Mapping[str, int]], SortKey]
@@ -41,98 +41,99 @@ def fair(sequence: Sequence, running_of_user: Mapping[str, int]) -> SortKey:
     return (running_of_user.get(sequence.request.user, 0), sequence.order)
 
 
-# How the work is split over the micro-batches in flight.
+# Batch policies: how many decodes and prompt tokens a micro-batch may hold.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
-    """Work at hand when a micro-batch is composed."""
+class SchedulerState:
+    """State of the scheduler when it composes a micro-batch."""
 
     num_decoding: int
-    """Sequences that generate, those whose token is on its way included."""
+    """Sequences that generate, including those with a token in flight."""
     prefill_tokens: int
-    """Prompt tokens still to run, of running sequences and of waiting ones if the next could be admitted."""
+    """Unscheduled prompt tokens of running sequences; of waiting ones too if the first of them could be admitted now."""
     free_fraction: float
-    """Fraction of the KV blocks that are free."""
+    """Fraction of the KV blocks that are free or evictable."""
     num_micro_batches: int
-    """Micro-batches in flight at once."""
+    """Micro-batches that the pipeline schedule keeps in flight."""
     max_tokens: int
-    """Tokens of one micro-batch at most."""
+    """Largest number of tokens of one micro-batch."""
     was_prefilling: bool
-    """Whether the micro-batch before this one ran prompts."""
+    """Whether the last micro-batch ran prompt tokens."""
 
     @property
     def decode_share(self) -> int:
-        """Decodes of one micro-batch when they are dealt evenly."""
+        """Decodes of one micro-batch if all micro-batches have the same number."""
         return -(-self.num_decoding // self.num_micro_batches)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Most that a micro-batch may hold."""
+    """Upper bounds of one micro-batch."""
 
     num_decodes: int
     num_prefill_tokens: int
 
 
-Split = Callable[[Load], Budget]
-"""Largest micro-batch that may be composed now, given the work at hand.
+BatchPolicy = Callable[[SchedulerState], Budget]
+"""Bounds of the next micro-batch, given the state of the scheduler.
 
-Contract: a pure function of its argument, as the planner and the simulator call it too. A budget without room for any work at
-hand (``Budget(0, 0)``) waits for a result in flight; with nothing in flight, ``balanced`` composes the micro-batch instead.
+Contract: a pure function of its argument. Rank 0 calls it for every micro-batch; the planner and the simulator call it without
+a model. A budget without room for any available work (such as ``Budget(0, 0)``) postpones the micro-batch until a result returns;
+with nothing in flight, ``balanced`` composes the micro-batch instead.
 """
 
 MIN_PREFILL_TOKENS = 128
-"""Smaller pieces of a prompt cost more in launches than they balance."""
-TURNS = 4
-"""Turns of the pipeline over which ``throttle`` spreads the prompt tokens at hand. With fewer, a prompt that arrives alone fills
-a few micro-batches and leaves the stages waiting for them; with more, first tokens come later."""
-LITTLE_FREE, HALF_FREE = 0.1, 0.5
-"""Fractions of the KV blocks: below the first prompts stop, below the second they slow down or wait."""
+"""Smallest prompt chunk that ``throttle`` asks for: smaller ones cost more in kernel launches than they balance."""
+THROTTLE_ROUNDS = 4
+"""Rounds of the pipeline over which ``throttle`` spreads the unscheduled prompt tokens. With fewer rounds, a lone prompt fills a few
+micro-batches and leaves bubbles; with more rounds, TTFT grows."""
+LOW_WATERMARK, HIGH_WATERMARK = 0.1, 0.5
+"""Free fractions of the KV blocks: ``phases`` stops prompts below the low one and resumes them above the high one; ``throttle`` slows prompts
+down below the high one."""
 
 
-def balanced(load: Load) -> Budget:
-    """Decodes dealt evenly over the micro-batches in flight; prompts fill what is left of each."""
-    return Budget(load.decode_share, load.max_tokens)
+def balanced(state: SchedulerState) -> Budget:
+    """Decodes dealt evenly over the micro-batches in flight; prompts fill the rest of each."""
+    return Budget(state.decode_share, state.max_tokens)
 
 
-def greedy(load: Load) -> Budget:
-    """Every decode that is ready, then prompts up to the limit: one micro-batch takes all, the next finds little."""
-    return Budget(load.max_tokens, load.max_tokens)
+def greedy(state: SchedulerState) -> Budget:
+    """All decodes that are ready, then prompts up to the token limit: large micro-batches alternate with small ones."""
+    return Budget(state.max_tokens, state.max_tokens)
 
 
-def throttle(load: Load) -> Budget:
-    """Decodes dealt evenly over the micro-batches in flight, and prompt tokens over those of a few turns.
+def throttle(state: SchedulerState) -> Budget:
+    """Decodes dealt evenly over the micro-batches in flight, and prompt tokens over those of ``THROTTLE_ROUNDS`` rounds.
 
-    After gLLM (arXiv:2504.14775). A micro-batch takes a fixed fraction of the prompt tokens that are left, so the next one
-    is about as large, whatever arrives. As the KV cache fills, prompts slow down, so that those who run find blocks to go
-    on.
+    After gLLM (arXiv:2504.14775). A micro-batch takes a fixed fraction of the unscheduled prompt tokens, so that micro-batches
+    have about the same size. As the KV cache fills, prompts slow down and leave blocks to the running sequences.
     """
-    pressure = min(1.0, load.free_fraction / HALF_FREE)
-    share = -(-load.prefill_tokens // (TURNS * load.num_micro_batches))
+    pressure = min(1.0, state.free_fraction / HIGH_WATERMARK)
+    share = -(-state.prefill_tokens // (THROTTLE_ROUNDS * state.num_micro_batches))
     return Budget(
-        num_decodes=load.decode_share,
+        num_decodes=state.decode_share,
         num_prefill_tokens=max(MIN_PREFILL_TOKENS, int(share * pressure)),
     )
 
 
-def phases(load: Load) -> Budget:
+def phases(state: SchedulerState) -> Budget:
     """Prompts until the KV cache is full, then answers until half of it is free (after TD-Pipe, arXiv:2506.10470).
 
     For offline jobs: stages that run the same kind of work all the time wait less for each other.
     """
-    more = load.prefill_tokens > 0
-    room = load.free_fraction > (LITTLE_FREE if load.was_prefilling else HALF_FREE)
-    if more and (room or not load.num_decoding):
-        return Budget(0, load.max_tokens)
-    return Budget(load.decode_share, 0)
+    more = state.prefill_tokens > 0
+    room = state.free_fraction > (LOW_WATERMARK if state.was_prefilling else HIGH_WATERMARK)
+    if more and (room or not state.num_decoding):
+        return Budget(0, state.max_tokens)
+    return Budget(state.decode_share, 0)
 
 
-def choose_split(name: str, num_stages: int, has_steady_state: bool = True) -> Split:
-    """The split of this name; ``auto`` is ``throttle`` where several stages are kept busy, and ``balanced`` elsewhere.
+def resolve_batch_policy(name: str, num_stages: int, has_steady_state: bool = True) -> BatchPolicy:
+    """The batch policy of this name; ``auto`` is ``throttle`` for several stages in a steady state, else ``balanced``.
 
     Args:
-        has_steady_state: whether the pipeline schedule keeps them busy, see ``PipelineSchedule``.
+        has_steady_state: that of the ``PipelineSchedule``.
     """
     if name == "auto":
         name = "throttle" if num_stages > 1 and has_steady_state else "balanced"

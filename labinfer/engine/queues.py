@@ -26,14 +26,14 @@ class RequestQueues:
         self.running: list[Sequence] = []  # by sort key
         self._beam_groups: list[BeamGroup] = []  # admitted, each with a slot for every beam
 
-    def wait(self, sequence: Sequence) -> None:
-        """Queue a sequence that has just come or was preempted."""
+    def enqueue(self, sequence: Sequence) -> None:
+        """Insert a new or preempted sequence into the waiting queue."""
         if sequence.arrival is None:
             sequence.arrival = self._clock()
         insort(self.waiting, sequence, key=self._sort_key)
 
-    def run(self, sequence: Sequence) -> None:
-        """Move a sequence to those that run."""
+    def admit(self, sequence: Sequence) -> None:
+        """Move a waiting sequence, or a forked beam, to the running queue."""
         if sequence.queue_seconds is None and sequence.arrival is not None:  # a beam's copy never came
             sequence.queue_seconds = self._clock() - sequence.arrival
         if sequence in self.waiting:
@@ -62,7 +62,7 @@ class RequestQueues:
         return taken + needed <= self._num_slots
 
     def candidates(self) -> Iterator[Sequence]:
-        """Sequences that wait for room, the next one first; the caller lets each one run before it asks for another.
+        """Sequences that wait for room, the next one first; the caller admits each one before it asks for another.
 
         A preempted beam comes before all others: its slot is kept, and other beams may be idle until it has its token.
         """

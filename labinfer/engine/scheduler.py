@@ -24,7 +24,7 @@ from labinfer.engine.drafts import Drafts
 from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.pipeline_schedule import PipelineSchedule
 from labinfer.engine.plan_entries import make_entry, make_start, max_result_bytes
-from labinfer.engine.policies import Load, Split, balanced, choose_split
+from labinfer.engine.policies import BatchPolicy, SchedulerState, balanced, resolve_batch_policy
 from labinfer.engine.queues import RequestQueues
 from labinfer.engine.request import FinishReason
 from labinfer.engine.sequence import Sequence
@@ -70,7 +70,7 @@ class Scheduler:
         self._tables, self._blocks = tables, tables.blocks
         self._schedule: PipelineSchedule = REGISTRY.find("pipeline_schedule", options.pipeline_schedule)()
         self._micro_batches = micro_batches
-        self._split = choose_split(options.batch_policy, num_stages, self._schedule.has_steady_state)
+        self._batch_policy = resolve_batch_policy(options.batch_policy, num_stages, self._schedule.has_steady_state)
         self._times = times
         self._whole_prompts = whole_prompts
         self._chunk_size = options.max_num_batched_tokens if whole_prompts else options.chunked_prefill_size
@@ -120,13 +120,13 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         if self._options.context_shift:
             self._tables.expect_shift(sequence.cache, sequence.max_context - self.shifted(sequence.max_context)[1])
-        self._queues.wait(sequence)
+        self._queues.enqueue(sequence)
 
     def schedule(self) -> BatchPlan | None:
         """The next micro-batch, or None when nothing can start now. Never blocks."""
         if not self._schedule.may_launch(len(self.in_flight), self._micro_batches_now()):
             return None
-        chosen = self._compose(self._split)
+        chosen = self._compose(self._batch_policy)
         while not chosen and not self.in_flight:
             # The policy would wait for what will not come, or beams that wait for each other hold all blocks.
             chosen = self._compose(balanced)
@@ -227,7 +227,7 @@ class Scheduler:
 
     # How a micro-batch is composed: the sequences chosen, and how many of their tokens to run.
 
-    def _compose(self, split: Split) -> dict[Sequence, int]:
+    def _compose(self, policy: BatchPolicy) -> dict[Sequence, int]:
         chosen: dict[Sequence, int] = {}
         preemptions_before = self.counts["preemptions"]
         decoding, prefilling, on_their_way = [], [], []
@@ -238,7 +238,7 @@ class Scheduler:
                 prefilling.append(sequence)
             elif not sequence.request.pooling:  # no token is to come of a pooled one
                 on_their_way.append(sequence)
-        budget = split(self._load(len(decoding) + len(on_their_way), prefilling))
+        budget = policy(self._state(len(decoding) + len(on_their_way), prefilling))
         left = self._options.max_num_batched_tokens
         left -= self._choose_from(decoding, chosen, left, budget.num_decodes)
         decodes = list(chosen)
@@ -263,13 +263,13 @@ class Scheduler:
         self.drafts.plan_mtp(chosen, num_micro_batches)
         return chosen
 
-    def _load(self, num_decoding: int, prefilling: list[Sequence]) -> Load:
+    def _state(self, num_decoding: int, prefilling: list[Sequence]) -> SchedulerState:
         prefill_tokens = sum(sequence.num_unscheduled for sequence in prefilling)
         if self.waiting:
             first = self.waiting[0]
             if self._tables.has_room(first.cache, first.num_positions) and self._queues.has_slot(first):
                 prefill_tokens += sum(sequence.num_unscheduled for sequence in self.waiting)
-        return Load(
+        return SchedulerState(
             num_decoding=num_decoding,
             prefill_tokens=prefill_tokens,
             free_fraction=self._tables.free_fraction,
@@ -301,7 +301,7 @@ class Scheduler:
         for sequence in self._queues.candidates():
             if used == budget or not self._queues.has_slot(sequence) or not self._take_blocks(sequence):
                 break
-            self._queues.run(sequence)
+            self._queues.admit(sequence)
             used += self._choose(chosen, sequence, budget - used)
         return used
 
@@ -370,7 +370,7 @@ class Scheduler:
                 victim.prompt_logprobs = []  # they come again
         victim.num_preemptions += 1
         self.counts["preemptions"] += 1
-        self._queues.wait(victim)
+        self._queues.enqueue(victim)
 
     def _prefers_swap(self, victim: Sequence) -> bool:
         """By the mode, or by what would take less time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from labinfer.engine.policies import MIN_PREFILL_TOKENS, Load, choose_split
+from labinfer.engine.policies import MIN_PREFILL_TOKENS, SchedulerState, resolve_batch_policy
 
 QUEUE = 1 << 30
 """Prompt tokens that wait where requests always do."""
@@ -30,7 +30,7 @@ def prompt_chunks(
         num_decodes: generated tokens of each of them.
         others_wait: whether more prompts wait when this one is admitted, and none can be until it is answered.
     """
-    split = choose_split("auto", num_stages)
+    policy = resolve_batch_policy("auto", num_stages)
     most = max(1.0, min(limits.chunked_prefill_size, limits.max_num_batched_tokens - num_decodes))
     if most <= MIN_PREFILL_TOKENS:  # no policy makes smaller ones
         count = math.ceil(prompt / most)
@@ -38,7 +38,7 @@ def prompt_chunks(
     chunks: list[float] = []
     left = prompt
     while left > LEAST:
-        load = Load(
+        state = SchedulerState(
             num_decoding=math.ceil(num_decodes * num_batches),
             prefill_tokens=math.ceil(left) + (QUEUE if others_wait and not chunks else 0),
             free_fraction=1.0,
@@ -46,6 +46,6 @@ def prompt_chunks(
             max_tokens=limits.max_num_batched_tokens,
             was_prefilling=bool(chunks),
         )
-        chunks.append(min(left, most, split(load).num_prefill_tokens))
+        chunks.append(min(left, most, policy(state).num_prefill_tokens))
         left -= chunks[-1]
     return chunks

@@ -10,9 +10,9 @@ import pytest
 from scheduler_bench import Bench
 
 from labinfer.base.config import BATCH_POLICIES, SCHEDULING_POLICIES
-from labinfer.engine.policies import Budget, Load, balanced, greedy, phases, throttle
+from labinfer.engine.policies import Budget, SchedulerState, balanced, greedy, phases, throttle
 
-LOAD = Load(
+STATE = SchedulerState(
     num_decoding=10, prefill_tokens=2400, free_fraction=0.9, num_micro_batches=2, max_tokens=512, was_prefilling=False
 )
 
@@ -23,11 +23,11 @@ def test_options_name_what_is_registered():
 
 
 def test_greedy_takes_all():
-    assert greedy(LOAD) == Budget(512, 512)
+    assert greedy(STATE) == Budget(512, 512)
 
 
 def test_balanced_deals_decodes_only():
-    assert balanced(LOAD) == Budget(5, 512)
+    assert balanced(STATE) == Budget(5, 512)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_balanced_deals_decodes_only():
     ],
 )
 def test_throttle_deals_evenly_over_four_turns_and_slows_prompts_when_the_cache_fills(changes, budget):
-    assert throttle(replace(LOAD, **changes)) == budget
+    assert throttle(replace(STATE, **changes)) == budget
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_throttle_deals_evenly_over_four_turns_and_slows_prompts_when_the_cache_
     ],
 )
 def test_phases_change_when_the_cache_is_full_and_when_half_is_free(changes, budget):
-    assert phases(replace(LOAD, **changes)) == budget
+    assert phases(replace(STATE, **changes)) == budget
 
 
 def admitted(bench: Bench) -> list[int]:
@@ -223,6 +223,6 @@ def test_policy_by_a_constant_of_the_request(add_part):
 def test_scheduler_that_nothing_can_start_says_so(monkeypatch):
     bench = Bench(num_blocks=6)
     bench.add(4, 12)
-    monkeypatch.setattr(bench.scheduler, "_compose", lambda split: {})
+    monkeypatch.setattr(bench.scheduler, "_compose", lambda policy: {})
     with pytest.raises(AssertionError, match="nothing can start, and no result is awaited: 0 sequences run and 1 wait"):
         bench.scheduler.schedule()
