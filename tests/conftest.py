@@ -54,3 +54,14 @@ def clock():
     from fake_clock import FakeClock
 
     return FakeClock()
+
+
+@pytest.fixture
+def add_part(monkeypatch):
+    """Registers a part for one test."""
+    from labinfer.base.registry import REGISTRY, Entry
+
+    def add(kind: str, name: str, part, **details) -> None:
+        monkeypatch.setitem(REGISTRY._entries[kind], name, Entry(part=part, details=details, origin="test"))
+
+    return add

@@ -17,7 +17,8 @@ from transformers.models.auto.modeling_auto import (
 
 from labinfer import LLM, SamplingParams
 from labinfer.base.errors import UserError
-from labinfer.models.architectures import BASE_MODELS, MODULES
+from labinfer.base.kinds import MODEL_FAMILIES
+from labinfer.models.architectures import base_models
 from labinfer.models.registry import load_config
 
 PROMPTS = mixed_prompts(5)
@@ -48,9 +49,11 @@ def test_base_models_are_those_of_transformers():
     """Of every class that Transformers has a base model for, but that of Kimi K2.5."""
     classes = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     known = {
-        MODEL_MAPPING_NAMES[kind] for kind, name in classes.items() if name in MODULES and kind in MODEL_MAPPING_NAMES
+        MODEL_MAPPING_NAMES[kind]
+        for kind, name in classes.items()
+        if name in MODEL_FAMILIES and kind in MODEL_MAPPING_NAMES
     }
-    assert set(BASE_MODELS) == known - {"Kimi_K25Model"}
+    assert set(base_models()) == known - {"Kimi_K25Model"}
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Qwen3Model"])

@@ -18,7 +18,6 @@ from labinfer import LLM, SamplingParams
 from labinfer.functions import providers
 from labinfer.functions.provider import Provider
 from labinfer.functions.reference import elementwise, linear
-from labinfer.models import architectures, registry
 from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_gated_mlp, read_model
 from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
@@ -108,18 +107,27 @@ def test_comparison_with_the_reference():
     )  # fmt: skip
 
 
-def test_model_family(monkeypatch, tmp_path):
+@pytest.fixture
+def register_for_test(add_part):
+    """``register`` as documents have it, of parts that are there for one test."""
+
+    def register(kind: str, name: str):
+        return lambda part: add_part(kind, name, part) or part
+
+    return register
+
+
+def test_model_family(register_for_test, tmp_path):
     """A Qwen3 under the names of the example says what it says under its own."""
     full = {"use_sliding_window": False, "layer_types": ["full_attention"] * NUM_LAYERS, "rms_norm_eps": 1e-5}
     directory = make_checkpoint(tmp_path / "qwen3", "qwen3", **full)
     expected = greedy(directory)
-    names = run_block(
+    run_block(
         python_block("docs/add-a-model.md", "class ExampleForCausalLM"),
+        register=register_for_test,
         Decoder=Decoder, CheckpointNames=CheckpointNames, ConfigFile=ConfigFile, ModelConfig=ModelConfig,
         LayerConfig=LayerConfig, read_attention=read_attention, read_gated_mlp=read_gated_mlp, read_model=read_model,
     )  # fmt: skip
-    monkeypatch.setitem(architectures.MODULES, "ExampleForCausalLM", "example")
-    monkeypatch.setitem(registry.ARCHITECTURES, "ExampleForCausalLM", names["ExampleForCausalLM"])
     tensors = load_file(directory / "model.safetensors")
     for name in [name for name in tensors if name.endswith("q_proj.weight")]:
         parts = [tensors.pop(name.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]

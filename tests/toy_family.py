@@ -1,6 +1,6 @@
 """A family that no checkpoint has: layers of three kinds, two of which keep something that attention does not.
 
-Nothing of the package knows of it but by its line in the table of architectures.
+It is registered as a plugin is.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from checkpoints import write_tokenizer
 from safetensors.torch import save_file
 from torch import nn
 
+from labinfer import register
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.spmd.topology import shard_range
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.functions.calls import FunctionCall
 from labinfer.functions.layer_cache import TokenPool
 from labinfer.functions.providers import reference_registry
-from labinfer.models.architectures import MODULES
 from labinfer.models.config import LayerConfig, read_attention, read_gated_mlp, read_model
 from labinfer.models.decoder import Decoder
 from labinfer.models.layers.cache_spec import CacheSpec, StateTensor, TokenTensor
@@ -29,7 +29,7 @@ from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from labinfer.models.layers.rope import RopeConfig
 from labinfer.models.layers.sharding import shard_columns
-from labinfer.models.registry import ARCHITECTURES, load_config
+from labinfer.models.registry import load_config
 from labinfer.models.rope_parameters import read_rope
 from labinfer.weights.loader import weight_slices
 from labinfer.weights.slices import MatrixSlice
@@ -166,6 +166,7 @@ def turn(x_THR, cos_TR, sin_TR):
     return x_THR * cos_TR[:, None] + torch.cat((-high, low), dim=-1) * sin_TR[:, None]
 
 
+@register("model_family", "ToyForCausalLM")
 class ToyForCausalLM(Decoder):
     """Layers of three kinds in turn, so that stages differ in what a token and a sequence take."""
 
@@ -179,11 +180,6 @@ class ToyForCausalLM(Decoder):
         }
         mlp = read_gated_mlp(file)
         return read_model(file, [LayerConfig(mixer=mixers[kind], mlp=mlp) for kind in kinds])
-
-
-def register() -> None:
-    MODULES["ToyForCausalLM"] = __name__
-    ARCHITECTURES["ToyForCausalLM"] = ToyForCausalLM
 
 
 CONFIG = {

@@ -26,6 +26,48 @@ class Kind:
     in_gateway: bool = False
 
 
+MODEL_FAMILIES = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "MistralForCausalLM": "mistral",
+    "MinistralForCausalLM": "mistral",
+    "Ministral3ForCausalLM": "mistral",
+    "Mistral3ForConditionalGeneration": "mistral",
+    "SmolLM3ForCausalLM": "smollm3",
+    "Phi3ForCausalLM": "phi3",
+    "Olmo3ForCausalLM": "olmo3",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "Gemma4ForCausalLM": "gemma4",
+    "Gemma4ForConditionalGeneration": "gemma4",
+    "Gemma4UnifiedForCausalLM": "gemma4",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4",
+    "SeedOssForCausalLM": "seed_oss",
+    "Glm4ForCausalLM": "glm4",
+    "Ernie4_5ForCausalLM": "ernie4_5",
+    "HunYuanDenseV1ForCausalLM": "hunyuan",
+    "Qwen3_5ForCausalLM": "qwen3_5",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
+    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
+    "Qwen3NextForCausalLM": "qwen3_next",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
+    "HunYuanMoEV1ForCausalLM": "hunyuan_moe",
+    "Glm4MoeForCausalLM": "glm4_moe",
+    "MiniMaxM2ForCausalLM": "minimax_m2",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "KimiK25ForConditionalGeneration": "kimi_k2",
+    "Kimi_K25ForConditionalGeneration": "kimi_k2",
+    "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
+    "MiniCPM3ForCausalLM": "minicpm3",
+    "GptOssForCausalLM": "gpt_oss",
+}
+"""Modules of ``labinfer.models`` by family: the name of its class, as ``architectures`` of ``config.json`` has it."""
+
 KINDS: dict[str, Kind] = {
     "scheduling_policy": Kind(
         contract="labinfer.engine.policies:SchedulingPolicy",
@@ -43,6 +85,11 @@ KINDS: dict[str, Kind] = {
             "gpipe": "labinfer.engine.pipeline_schedule:GPipe",
             "lockstep": "labinfer.engine.pipeline_schedule:Lockstep",
         },
+    ),
+    "model_family": Kind(
+        contract="labinfer.models.decoder:Decoder",
+        is_class=True,
+        shipped={name: f"labinfer.models.{module}:{name}" for name, module in MODEL_FAMILIES.items()},
     ),
 }
 """Kinds by name."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from labinfer.base.errors import UserError
-from labinfer.models.architectures import BASE_MODELS
+from labinfer.models.architectures import base_models
 from labinfer.weights.end_tokens import read_end_ids
 from labinfer.weights.model_files import config_path, read_config
 
@@ -103,16 +103,16 @@ class ConfigFile:
 
     @property
     def architecture(self) -> str:
-        """The class in ``MODULES`` that runs the model."""
+        """Name of the family that runs the model."""
         names = self.get("architectures", list)
         if len(names) != 1 or not isinstance(names[0], str):
             raise UserError(f"{self.path}: architectures should name one class, not {show_value(names)}")
-        return BASE_MODELS.get(names[0], names[0])
+        return base_models().get(names[0], names[0])
 
     @property
     def is_base_model(self) -> bool:
         """Whether ``architectures`` names a class without an output head."""
-        return self.get("architectures", list)[0] in BASE_MODELS
+        return self.get("architectures", list)[0] in base_models()
 
     @property
     def head_size(self) -> int:

@@ -143,7 +143,15 @@ class StageModel(nn.Module):
 
 
 class Decoder(nn.Module):
-    """One rank's share of a model. Parameters are named as in Llama's checkpoints, but for merged projections."""
+    """One rank's share of a model. Parameters are named as in Llama's checkpoints, but for merged projections.
+
+    A family is a subclass, registered under its name in ``architectures`` of ``config.json``:
+
+    - ``read_config`` is a class method, called on every rank when a model is loaded and by ``launch.py plan``, before there is a
+      device. It returns the same on every rank, so it reads nothing but ``file``.
+    - ``norm_placement`` and ``names`` are class attributes; most families need no more.
+    - A layer of another kind is a mixer or an MLP of its own (``layers/mixer.py``), which ``read_config`` puts into ``layers``.
+    """
 
     norm_placement: ClassVar[NormPlacement] = "pre"
     names: ClassVar[CheckpointNames] = CheckpointNames()

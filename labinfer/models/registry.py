@@ -1,13 +1,13 @@
-"""Architecture name → model class."""
+"""A checkpoint's config, and the class of its family."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 from labinfer.base.errors import UserError
-from labinfer.models.architectures import MODULES, refuse_unknown
+from labinfer.base.registry import REGISTRY
+from labinfer.models.architectures import refuse_unknown
 from labinfer.models.config import ModelConfig
 from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
@@ -25,10 +25,6 @@ LOST_HEAD = (
     "refused. If the model is to generate, download the missing file, or set tie_word_embeddings to true where its head is the embedding"
 )
 
-ARCHITECTURES: dict[str, type[Decoder]] = {
-    name: getattr(import_module(f"labinfer.models.{module}"), name) for name, module in MODULES.items()
-}
-
 
 def load_config(directory: Path, *, with_mtp: bool = False) -> ModelConfig:
     """Read a checkpoint's config.
@@ -42,7 +38,7 @@ def load_config(directory: Path, *, with_mtp: bool = False) -> ModelConfig:
     file = ConfigFile(directory)
     refuse_unknown(file.path, file.values)
     formats = read_model_formats(directory)  # refuses what is not supported before anything is loaded
-    family = ARCHITECTURES[file.architecture]
+    family = REGISTRY.find("model_family", file.architecture)
     config = replace(family.read_config(file), formats=formats)
     if not config.tied_embeddings and not has_head(directory):
         is_published_so = file.is_base_model or (directory / MODULES_FILE).exists() or not config.is_causal
@@ -57,7 +53,7 @@ def load_config(directory: Path, *, with_mtp: bool = False) -> ModelConfig:
 
 def model_class(config: ModelConfig) -> type[Decoder]:
     """The family that ``config`` was read for."""
-    return ARCHITECTURES[config.architecture]
+    return REGISTRY.find("model_family", config.architecture)
 
 
 def with_window(config: ModelConfig, window: int) -> ModelConfig:

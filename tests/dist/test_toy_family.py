@@ -30,9 +30,8 @@ SAMPLED = {"max_tokens": 24, "ignore_eos": True, "temperature": 1.2, "seed": 5, 
 BEAMS = {"max_tokens": 8, "ignore_eos": True, "num_beams": 2, "n": 2}
 PROGRAM = """
 import json, sys
-import toy_family
+import toy_family  # registers the family
 from labinfer import LLM, SamplingParams
-toy_family.register()
 found = []
 for options, prompts, fields in json.load(sys.stdin):
     llm, answers = LLM(**options), []
@@ -68,13 +67,6 @@ def alone(*jobs: tuple[Path, list[list[int]], list[dict], dict]) -> list[list[li
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def registered():
-    toy_family.register()
-    yield
-    del toy_family.ARCHITECTURES["ToyForCausalLM"], toy_family.MODULES["ToyForCausalLM"]
 
 
 @pytest.fixture(scope="module")

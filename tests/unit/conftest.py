@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from labinfer.base.registry import REGISTRY, Entry
-
 QUICKLY = ("-O1", "-fexpensive-optimizations")
 """Flags that compile faster. The last one fuses products and sums, as -O3 does: rows are rounded to 8 bits with one
 rounding then, as the reference does it."""
@@ -92,13 +90,3 @@ def sp(sp_directory):
     from labinfer.text.tokenizer import Tokenizer
 
     return Tokenizer(sp_directory)
-
-
-@pytest.fixture
-def add_part(monkeypatch):
-    """Registers a part for one test."""
-
-    def add(kind: str, name: str, part, **details) -> None:
-        monkeypatch.setitem(REGISTRY._entries[kind], name, Entry(part=part, details=details, origin="test"))
-
-    return add

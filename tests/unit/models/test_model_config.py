@@ -12,7 +12,8 @@ from labinfer.base.errors import UserError
 from labinfer.models.config import ModelConfig
 from labinfer.models.layers.attention import AttentionConfig
 from labinfer.models.layers.rope import inverse_frequencies
-from labinfer.models.registry import ARCHITECTURES, load_config, model_class
+from labinfer.models.llama import LlamaForCausalLM
+from labinfer.models.registry import load_config, model_class
 
 LLAMA3 = {
     "factor": 8.0,
@@ -40,7 +41,7 @@ def test_llama_config_is_read(tmp_path):
     assert (attention.num_heads, attention.num_kv_heads, attention.head_size) == (6, 2, 8)
     assert not (attention.qkv_bias or attention.out_bias or mlp.bias or config.tied_embeddings)
     assert attention.rope.parameters == {"rope_type": "default", "rope_theta": 10000.0}
-    assert model_class(config) is ARCHITECTURES["LlamaForCausalLM"]
+    assert model_class(config) is LlamaForCausalLM
 
 
 def test_what_a_llama_config_leaves_out_has_transformers_defaults(tmp_path):
