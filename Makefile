@@ -95,7 +95,7 @@ test-torchrun-%: $(VENV)/.setup-test ## tests/dist under torchrun with that many
 	$(LIMIT) 600 torchrun --nproc-per-node $* -m pytest tests/dist $(SAMPLE)
 
 test-cluster: $(VENV)/.setup-test ## real launches, a sample of the matrices
-	$(LIMIT) 3600 $(BIN)/python -m pytest tests/cluster $(addprefix --ignore=,$(FAILURES)) $(SAMPLE)
+	$(LIMIT) 3600 $(BIN)/python -m pytest tests/cluster tests/plugins $(addprefix --ignore=,$(FAILURES)) $(SAMPLE)
 
 test-failures: $(VENV)/.setup-test ## real launches that fail, or change while they serve
 	$(LIMIT) 3600 $(BIN)/python -m pytest $(FAILURES) $(SAMPLE)

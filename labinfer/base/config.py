@@ -14,7 +14,7 @@ from typing import Any
 
 from labinfer.base.errors import UserError
 from labinfer.base.option_fields import check_bounds, convert_section, flag_name, join, option
-from labinfer.base.registry import Names
+from labinfer.base.registry import REGISTRY, Names
 from labinfer.base.speculative_options import MTP, SpeculativeOptions
 
 PIPELINE_SCHEDULES = Names("pipeline_schedule")
@@ -299,7 +299,7 @@ class RuntimeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ObserveOptions:
-    """Traces of a run."""
+    """Traces and records of steps."""
 
     trace: str = option(
         "",
@@ -307,6 +307,11 @@ class ObserveOptions:
         "shows it",
         other_name="--profile",
         metavar="FILE",
+    )
+    step_sink: tuple[str, ...] = option(
+        (),
+        "hand every step of every rank to the sink of a plugin, with a text such as a file's path; see docs/extending.md",
+        metavar="NAME[=TEXT][,…]",
     )
 
 
@@ -400,6 +405,11 @@ class EngineOptions:
         for cut in self.parallel.experts:
             if cut not in EXPERT_CUTS:
                 raise UserError(f"--experts {cut}: choose one of {', '.join(EXPERT_CUTS)}")
+        for sink in self.observe.step_sink:
+            if (name := sink.partition("=")[0]) not in (known := REGISTRY.names("step_sink")):
+                raise UserError(
+                    f"--step-sink {name}: there is no such sink; there are: {', '.join(known) or 'none, as a --plugin registers them'}"
+                )
         if (size := self.model.quantization_group_size) not in QUANTIZATION_GROUP_SIZES:
             raise UserError(f"--quantization-group-size {size}: choose one of {join(QUANTIZATION_GROUP_SIZES)}")
         if self.model.weights == "packed12" and {"int8", "int4"} & set(self.model.quantization):

@@ -91,5 +91,24 @@ KINDS: dict[str, Kind] = {
         is_class=True,
         shipped={name: f"labinfer.models.{module}:{name}" for name, module in MODEL_FAMILIES.items()},
     ),
+    "command": Kind(
+        contract="labinfer.cli.commands.session:Command",
+        details=("help", "options"),
+        shipped={
+            **{
+                name: f"labinfer.cli.commands.{name}:run"
+                for name in ("generate", "serve", "chat", "probe", "cache", "simulate")
+            },
+            "supervise": "labinfer.cli.commands.supervise:run",
+            "plan": "labinfer.cli.commands.layout:run",
+            **{
+                f"bench {kind}": "labinfer.cli.commands.bench_engine:run" for kind in ("latency", "throughput", "serve")
+            },
+            **{
+                f"bench {kind}": f"labinfer.cli.commands.bench_{kind}:run" for kind in ("comm", "accuracy", "functions")
+            },
+        },
+    ),
+    "step_sink": Kind(contract="labinfer.worker.step_sink:StepSink", is_class=True, shipped={}),
 }
 """Kinds by name."""

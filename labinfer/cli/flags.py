@@ -17,7 +17,6 @@ from labinfer.base.config import (
     SECTIONS,
     CacheOptions,
     ModelOptions,
-    ObserveOptions,
     ParallelOptions,
     RuntimeOptions,
     SchedulerOptions,
@@ -25,6 +24,7 @@ from labinfer.base.config import (
 )
 from labinfer.base.errors import UserError
 from labinfer.base.option_fields import flag_name, is_switch, join
+from labinfer.base.registry import REGISTRY
 from labinfer.base.sampling_options import SamplingOptions
 from labinfer.cli.bench.options import (
     AccuracyOptions,
@@ -41,8 +41,6 @@ from labinfer.planner.simulator.options import SimulateOptions
 from labinfer.server.gateway.options import ServerOptions
 from labinfer.server.supervisor.options import SuperviseOptions
 
-ENGINE_SECTIONS = tuple(section for section in SECTIONS if section is not ObserveOptions)
-"""Sections of commands that run without end, and so never write a trace."""
 COMMANDS = {
     "generate": (
         "Distributed large-language-model inference. The same command starts every rank.",
@@ -50,12 +48,12 @@ COMMANDS = {
     ),
     "serve": (
         "Serve models over OpenAI's API. The same command starts every rank.",
-        (ServerOptions, *ENGINE_SECTIONS),
+        (ServerOptions, *SECTIONS),
     ),
     "chat": (
         "Talk to a model in the terminal: one on these ranks, or one that is served. Sampling that is not given is as the "
         "checkpoint or the server would have it, and an answer may fill the context. In the chat, /help lists the commands.",
-        (ChatOptions, SamplingOptions, *ENGINE_SECTIONS),
+        (ChatOptions, SamplingOptions, *SECTIONS),
     ),
     "supervise": (
         "Start a server or a job again when its ranks die, as in launch.py supervise -- mpirun -n 2 python launch.py serve. "
@@ -99,6 +97,16 @@ COMMANDS = {
         (FunctionBenchOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
     ),
 }
+
+
+def commands() -> dict[str, tuple[str, tuple[type, ...]]]:
+    """Every command's description and sections of options, by name: those of ``COMMANDS`` and of plugins."""
+    own = REGISTRY.plugged_in("command")
+    return COMMANDS | {
+        name: (entry.details.get("help", ""), tuple(entry.details.get("options", ()))) for name, entry in own.items()
+    }
+
+
 REPEATED = ("prompt", "stop", "api_key", "link")
 """Flags that may be given several times."""
 REPEATED_BY_COMMAND = {"serve": (*REPEATED, "model"), "chat": ("stop",)}
@@ -115,7 +123,8 @@ SIMULATED = {
 }
 """Options of an engine that count without its ranks."""
 LEFT_OUT_BY_COMMAND = {
-    "chat": MANY_ANSWERS,
+    "chat": (*MANY_ANSWERS, "trace"),
+    "serve": ("trace",),  # which is written at the end of a run
     "bench accuracy": ("head_preview",),
     **dict.fromkeys(("probe", "bench comm", "bench functions"), ("layout",)),
     "simulate": tuple(f.name for section in SECTIONS for f in dataclasses.fields(section) if f.name not in SIMULATED),
@@ -169,7 +178,7 @@ EPILOG = """other commands:
   {name} simulate           what bench serve would measure, computed
   {name} cache              show the packed weights that are kept on disk
   {name} bench KIND         measure: latency, throughput, serve, comm, functions or accuracy
-
+{plugged_in}
 examples:
   {alone} --prompt "17 + 25 = ?"
   {alone} --model DIR --prompt "Hello"
@@ -197,7 +206,7 @@ class Parser(argparse.ArgumentParser):
             flag = unknown[0].partition("=")[0]
             _check_hyphens(flag)
             if not flag.startswith("-"):
-                is_command = any(name.split()[0] == flag for name in COMMANDS)
+                is_command = any(name.split()[0] == flag for name in commands())
                 hint = "commands come first" if is_command else "quote a text that has spaces"
                 if any(argument[:1] in QUOTES for argument in arguments if argument):
                     hint = QUOTES_HINT
@@ -226,17 +235,23 @@ def program_name(argument: str) -> str:
 
 
 def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
-    """The parser of a command of ``COMMANDS``; ``generate`` has no command word.
+    """The parser of a command of ``commands()``; ``generate`` has no command word.
 
     Args:
         program: one of ``PROGRAMS``.
     """
-    description, sections = COMMANDS[command]
+    description, sections = commands()[command]
     alone, script = PROGRAMS[program]
+    others = "".join(
+        f"  {program} {name:<18} {entry.details.get('help', '')}\n"
+        for name, entry in REGISTRY.plugged_in("command").items()
+    )
     parser = Parser(
         prog=program if command == "generate" else f"{program} {command}",
         description=description.replace(f"python {PROGRAM}", alone).replace(PROGRAM, program),
-        epilog=EPILOG.format(name=program, alone=alone, script=script) if command == "generate" else None,
+        epilog=EPILOG.format(plugged_in=others, name=program, alone=alone, script=script)
+        if command == "generate"
+        else None,
         formatter_class=argparse.RawDescriptionHelpFormatter if command == "generate" else argparse.HelpFormatter,
         allow_abbrev=False,
     )
@@ -270,10 +285,10 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
     """
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
     command = " ".join(words) or "generate"
-    if command not in COMMANDS:
+    if command not in (known := commands()):
         for word in words:
             _check_hyphens(word)
-        for name in COMMANDS:
+        for name in known:
             if words[: len(name.split())] == name.split():
                 word = words[len(name.split())]
                 raise UsageError(f"{name}: unexpected {word!r}; a model is given as --model {word}")
@@ -281,7 +296,7 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
             raise UsageError(
                 f"there is no command {command!r:.80}; a text to answer is given as --prompt {command!r:.80}"
             )
-        names = [name for name in COMMANDS if name != "generate"]
+        names = [name for name in known if name != "generate"]
         if near := difflib.get_close_matches(command, names, n=1, cutoff=NEAR):
             raise UsageError(f"there is no command {command!r}; did you mean {near[0]}?")
         raise UsageError(

@@ -14,7 +14,6 @@ import ctypes
 import dataclasses
 import functools
 import gc
-import importlib
 import os
 import shutil
 import signal
@@ -30,6 +29,7 @@ from labinfer.base.config import AUTO_LAYOUT, GROUP_SECTIONS, SECTIONS, EngineOp
 from labinfer.base.errors import AgreedError, ExitStatus, UserError
 from labinfer.base.option_fields import check_bounds, convert, convert_section
 from labinfer.base.plugins import PLUGINS, find_plugin, named_plugins
+from labinfer.base.registry import REGISTRY
 from labinfer.base.sampling_options import SamplingOptions, as_flags
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.base.standard_error import protect_standard_streams, write_error
@@ -46,6 +46,7 @@ from labinfer.cli.flags import (
     add_options,
     build_bench_parser,
     build_parser,
+    commands,
     program_name,
     split_command,
 )
@@ -64,8 +65,6 @@ if TYPE_CHECKING:
     from labinfer.cli.commands.session import Session
     from labinfer.comm.group.rank_group import RankGroup
 
-MODULES = {"plan": "layout"}
-"""Modules of ``labinfer.cli.commands`` that are not named like their command."""
 EXIT_SECONDS = 10
 """After which the system ends a process that hangs in the exit handlers of its libraries."""
 SPEAK_SECONDS = 0.3
@@ -257,7 +256,7 @@ def _choose(
 
         check_alone(environment, given)
         return run(signals, model=given.get("model", ""), key=environment.api_key, **own)
-    if ModelOptions in COMMANDS[name][1] and (name != "plan" or environment.world_size > 1):
+    if ModelOptions in commands()[name][1] and (name != "plan" or environment.world_size > 1):
         parallel = options.parallel
         stage_sizes(
             parallel.tensor_parallel_size,
@@ -266,7 +265,7 @@ def _choose(
             environment.world_size,
             ranks=parallel.ranks,
         )
-    if environment.is_one_node and ModelOptions in COMMANDS[name][1]:  # others may have what this node lacks
+    if environment.is_one_node and ModelOptions in commands()[name][1]:  # others may have what this node lacks
         for model in models.values() or [options.model.model]:
             _check_model(model, environment)
     check_address_space()
@@ -362,9 +361,13 @@ def _check_own(name: str, args: argparse.Namespace) -> dict[str, Any]:
     if name == "chat":
         sampling, _ = _sampling(args)  # refused before anything is loaded
         return {"own": convert_section(ChatOptions, _given(args, ChatOptions)), "sampling": sampling}
-    own = [convert_section(section, _given(args, section)) for section in COMMANDS[name][1] if section not in SECTIONS]
+    own = [
+        convert_section(section, _given(args, section)) for section in commands()[name][1] if section not in SECTIONS
+    ]
     for section in own:
         check_bounds(section)
+    if REGISTRY.entry("command", name).origin:
+        return {"options": own} if own else {}
     if len(own) == 1:
         return {"own": own[0]}
     return {"kind": name.removeprefix("bench "), "options": own} if own else {}
@@ -477,6 +480,4 @@ def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
 
 def _import_command(name: str, own: dict[str, Any]) -> Callable[[Session], int]:
     """The function that runs the chosen command. Imports torch and all else that a run needs."""
-    module_name = "bench_engine" if "kind" in own else MODULES.get(name, name.replace(" ", "_"))
-    module = importlib.import_module(f"labinfer.cli.commands.{module_name}")
-    return functools.partial(module.run, **own)
+    return functools.partial(REGISTRY.find("command", name), **own)

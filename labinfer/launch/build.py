@@ -53,6 +53,7 @@ from labinfer.weights.weight_cache import WeightCache, checkpoint_digest
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import CAPTURED_BYTES, ModelRunner, captures_steps
 from labinfer.worker.spmd import StatsReporter
+from labinfer.worker.step_sink import StepSinks
 from labinfer.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -320,6 +321,8 @@ def build_placed(
             )
     logger.debug("KV cache and rotary tables are made")
     runner = ModelRunner(model, cache, device=device, dtype=dtype, functions=context.functions, capture=capture)
+    with group.together():
+        sinks = StepSinks(options.observe.step_sink, place)
     recorder = Recorder()
     worker = Worker(
         runner,
@@ -331,6 +334,7 @@ def build_placed(
         is_last=topology.is_last(place.stage),
         is_sampling_rank=group.rank == topology.sampling_rank,
         recorder=recorder,
+        sinks=sinks,
     )
     times = None
     measures = options.scheduler.chooses_drafts or (pipeline is not None and not options.scheduler.max_inflight)

@@ -13,6 +13,7 @@ from labinfer.comm.progress import Progress
 from labinfer.models.layers.input_batch import ModelInputBatch
 from labinfer.observe.recorder import Recorder
 from labinfer.worker.model_runner import ModelRunner
+from labinfer.worker.step_sink import StepRecord, StepSinks
 
 
 class Worker:
@@ -25,6 +26,7 @@ class Worker:
         incoming: dtype of the activations that arrive; None on the first stage.
         hidden_size: width of the activations between stages.
         recorder: keeps where the time goes.
+        sinks: receive every step.
     """
 
     def __init__(
@@ -39,13 +41,14 @@ class Worker:
         is_last: bool,
         is_sampling_rank: bool,
         recorder: Recorder,
+        sinks: StepSinks,
     ):
         self.runner = runner
         self._pipeline = pipeline
         self._progress = progress
         self._device, self._incoming, self._hidden_size = device, incoming, hidden_size
         self._is_last, self._is_sampling_rank = is_last, is_sampling_rank
-        self._recorder = recorder
+        self._recorder, self._sinks = recorder, sinks
         self.is_first = incoming is None
         """Whether this rank is on the first stage, and waits for no other."""
         self._launched: deque[tuple[BatchPlan, Arrival | None]] = deque()
@@ -65,6 +68,25 @@ class Worker:
         """Run the oldest launched plan; returns its result on rank 0, if it is the rank that samples."""
         plan, arrival = self._launched.popleft()
         self._progress.step_id = plan.step_id
+        if not self._sinks:
+            return self._run(plan, arrival)
+        before = self.busy_time, self.layer_time, self.waits["activations"]
+        result = self._run(plan, arrival)
+        self._sinks.write(
+            StepRecord(
+                step_id=plan.step_id,
+                num_sequences=len(plan.entries),
+                num_tokens=plan.num_tokens,
+                num_decodes=plan.num_decodes,
+                time=time.time(),
+                busy=self.busy_time - before[0],
+                layers=self.layer_time - before[1],
+                waited=self.waits["activations"] - before[2],
+            )
+        )
+        return result
+
+    def _run(self, plan: BatchPlan, arrival: Arrival | None) -> BatchResult | None:
         with self._recorder.slice("step", plan):
             batch, hidden_TD = self.run_layers(plan, arrival)
             result = self.sample(plan, batch, hidden_TD) if self._is_last else None
@@ -130,6 +152,7 @@ class Worker:
     def close(self) -> None:
         """Let go of the model and its KV cache."""
         self.runner = None
+        self._sinks.close()
 
     def expert_tokens(self) -> dict[int, list[int]]:
         """Tokens that each expert of a layer was given so far, by layer; empty but on a stage's first tp rank, and when this is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,19 @@ if TYPE_CHECKING:
     from labinfer.planner.cluster import PairLink
 
 logger = logging.getLogger(__name__)
+
+
+Command = Callable[..., int]
+"""The function of a command of the command line: ``run(session, **own)``, called on every rank. Returns the exit status.
+
+A plugin registers one with ``@register("command", NAME, help=TEXT, options=SECTIONS)``. ``SECTIONS`` are dataclasses of options:
+those of ``labinfer.base.config.SECTIONS`` give the engine its flags, and of each other one ``own["options"]`` has an object, in order; each
+field is made by ``option_fields.option``. If there are no other ones, only the session is given. Contract:
+
+- Every rank calls ``session.join()`` first, or none does.
+- What only one rank can refuse is raised as ``UserError`` inside ``with session.group.together():``, on every rank alike.
+- Output for people goes through ``logging``, results to standard output on rank 0.
+"""
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,165 @@
+"""``--plugin`` through the public door: on every rank, in every command, and what is wrong with a plugin in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from launchers import LAUNCH, LAUNCHERS, environment, matrix, run
+
+POLICY = """from labinfer import register
+
+@register("scheduling_policy", "mine")
+def mine(sequence, running_of_user):
+    return (sequence.order,)
+"""
+COMMAND = """import dataclasses
+from labinfer import register
+from labinfer.base.plugins import PLUGINS
+from labinfer.base.config import ParallelOptions, RuntimeOptions
+from labinfer.base.option_fields import option
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CountOptions:
+    \"\"\"What is counted.\"\"\"
+    word: str = option("ranks", "the word to print", metavar="TEXT")
+
+@register("command", "count", help="count the ranks", options=(CountOptions, ParallelOptions, RuntimeOptions))
+def count(session, options):
+    group = session.join()
+    if group.rank == 0:
+        print(group.size, options[0].word, *PLUGINS.identities())
+    group.close()
+    return 0
+"""
+PROMPT = ("--prompt", "17 + 25 = ?", "--dtype", "float32")
+
+
+def write(folder, name: str, text: str) -> str:
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    return str(path)
+
+
+def errors(launcher: str, *flags: str, ranks: int = 2, **env: str) -> list[str]:
+    """Error lines of a start that is refused."""
+    done = run(launcher, ranks, LAUNCH, *flags, *(("-pp", "2") if ranks == 2 else ()), **env)
+    assert done.returncode in ((1, 2) if launcher == "torchrun" else (2,)), done.text
+    assert "Traceback" not in done.own_stderr, done.text
+    return done.our_errors
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_plugin_is_chosen_by_name_on_two_ranks(launcher, tmp_path):
+    flags = ("--plugin", write(tmp_path, "own", POLICY), "--scheduling-policy", "mine", "-pp", "2", *PROMPT)
+    done = run(launcher, 2, LAUNCH, *flags)
+    assert (done.returncode, done.stdout.strip()) == (0, "42"), done.text
+
+
+@pytest.mark.parametrize(("launcher",), matrix(("mpirun",)))
+def test_plugin_may_be_a_command(launcher, tmp_path):
+    done = run(launcher, 2, LAUNCH, "count", "--plugin", write(tmp_path, "counting", COMMAND), "--word", "there")
+    assert done.returncode == 0 and done.stdout.startswith("2 there counting@"), done.text
+
+
+def test_help_shows_what_a_plugin_adds(tmp_path):
+    flags = ("--plugin", write(tmp_path, "counting", COMMAND), "--plugin", write(tmp_path, "own", POLICY))
+    shown = run("single", 1, LAUNCH, *flags, "--help").stdout
+    assert "launch.py count" in shown and "fcfs|priority|fair|mine" in shown
+    assert "the word to print" in run("single", 1, LAUNCH, "count", *flags, "--help").stdout
+    assert run("single", 1, LAUNCH, "--help").stdout.count("mine") == 0  # nothing is loaded unasked
+
+
+BROKEN = {
+    "missing": (None, "cannot be read: No such file or directory"),
+    "raises": ("x = 1\nassert x == 2, 'x is wrong'\n", "line 2: AssertionError: x is wrong"),
+    "syntax": ("def f(:\n", "line 1: SyntaxError"),
+    "twice": (POLICY + POLICY, "the name is registered by twice; choose another one"),
+    "shipped": (POLICY.replace("mine", "fcfs"), "the name is registered as shipped with LABInfer"),
+    "kind": (POLICY.replace("scheduling", "schedule"), "there is no such kind; kinds are scheduling_policy"),
+    "nothing": ("x = 1\n", "registers nothing"),
+}
+
+
+@pytest.mark.parametrize("launcher", ["single", *(pytest.param(name, marks=pytest.mark.slow) for name in LAUNCHERS)])
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_plugin_ends_the_start_in_one_line(name, launcher, tmp_path):
+    text, expected = BROKEN[name]
+    path = str(tmp_path / f"{name}.py") if text is None else write(tmp_path, name, text)
+    (line,) = errors(launcher, "--plugin", path, *PROMPT, ranks=1 if launcher == "single" else 2)
+    assert expected in line and name in line, line
+
+
+@pytest.mark.parametrize(("launcher",), matrix(("torchrun",)))
+def test_plugin_that_raises_on_one_rank_ends_all(launcher, tmp_path):
+    rank = "PMI_RANK" if launcher == "mpirun" else "RANK"
+    text = f"import os\nassert os.environ[{rank!r}] != '1', 'not here'\n" + POLICY
+    (line,) = errors(launcher, "--plugin", write(tmp_path, "picky", text), *PROMPT)
+    assert line.startswith("labinfer: error: rank 1 on ") and line.endswith("line 2: AssertionError: not here"), line
+
+
+@pytest.mark.parametrize("content, expected", [("# other\n" + POLICY, "has another version"), (None, "has no module")])
+def test_module_that_differs_between_ranks_is_refused(content, expected, tmp_path):
+    """Each rank looks for modules in a folder of its own, as if it were on another machine."""
+    script = tmp_path / "on_two_machines.py"
+    script.write_text(
+        "import os, sys\n"
+        f"sys.path[:0] = [{str(tmp_path)!r} + '/node' + os.environ['PMI_RANK'], {str(LAUNCH.removesuffix('launch.py'))!r}]\n"
+        "from labinfer.cli.main import run_program\nrun_program()\n"
+    )
+    for rank, text in enumerate((POLICY, content)):
+        (folder := tmp_path / f"node{rank}").mkdir()
+        if text is not None:
+            write(folder, "shared_ideas", text)
+    done = run("mpirun", 2, str(script), "--plugin", "shared_ideas", *PROMPT, "-pp", "2")
+    (line,) = done.our_errors
+    assert done.returncode == 2 and "rank 1 on " in line and expected in line, done.text
+
+
+def test_job_is_not_resumed_with_another_version(tmp_path):
+    given, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    given.write_text("".join(json.dumps({"prompt": f"{i} + 1 = ?", "max_tokens": 2}) + "\n" for i in range(2)))
+    job = ("--input", str(given), "--output", str(answers))
+    plugin = write(tmp_path, "own", POLICY)
+    assert run("single", 1, LAUNCH, *job, "--plugin", plugin).returncode == 0
+    assert run("single", 1, LAUNCH, *job, "--plugin", plugin, "--resume").returncode == 0
+    write(tmp_path, "own", POLICY + "# changed\n")
+    (line,) = errors("single", *job, "--plugin", plugin, "--resume", ranks=1)
+    assert "was begun with other options: --plugin was own@" in line, line
+    (line,) = errors("single", *job, "--resume", ranks=1)
+    assert "--plugin was own@" in line and "and is not there" in line, line
+
+
+def test_python_api_loads_plugins(tmp_path):
+    write(tmp_path, "own", POLICY)
+    code = f"""
+from labinfer import LLM, UserError
+llm = LLM(plugins=[{str(tmp_path / "own.py")!r}], scheduling_policy="mine", dtype="float32")
+print(llm.options.scheduler.scheduling_policy)
+try:
+    LLM(plugins=["no_such_plugin"])
+except UserError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        cwd=LAUNCH.removesuffix("launch.py"),
+    )
+    first, second = done.stdout.splitlines()
+    assert first == "mine" and "no_such_plugin" in second, done
+
+
+@pytest.mark.parametrize(
+    "command", [("plan",), ("bench", "latency", "--batch-size", "1", "--num-iters", "1", "--output-len", "4")]
+)
+def test_plugin_works_in_other_commands(command, tmp_path):
+    flags = ("--plugin", write(tmp_path, "own", POLICY), "--scheduling-policy", "mine")
+    done = run("single", 1, LAUNCH, *command, *flags)
+    assert done.returncode == 0, done.text
+    without = run("single", 1, LAUNCH, *command, *flags[2:])
+    assert "choose one of fcfs, priority, fair" in without.our_errors[0]
