@@ -21,7 +21,8 @@ ENGINE_FLAGS = {
     "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--max-queued-requests",
     "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
     "--pipeline-schedule", "--max-inflight", "--speculative-config",
-    "--threads", "--log-level", "--timeout", "--fault-timeout", "--port-range", "--functions", "--trace", "--profile", "--step-sink", "--autotune", "--no-autotune",
+    "--threads", "--log-level", "--timeout", "--fault-timeout", "--port-range", "--functions", "--trace", "--profile", "--step-sink",
+    "--autotune", "--no-autotune",
     "--weights", "--quantization", "-q", "--quantization-group-size", "--head-preview", "--ignore-tensors",
 }  # fmt: skip
 SAMPLING_FLAGS = {
