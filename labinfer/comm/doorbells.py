@@ -7,16 +7,9 @@ within microseconds (``docs/decisions/0041``).
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Sequence
 
 import torch
-
-from labinfer.comm.communicator import Communicator
-from labinfer.comm.shared_memory import NAME, SOURCES, SharedSegment, share_segment
-from labinfer.native import compiler
-
-logger = logging.getLogger(__name__)
 
 BELL_BYTES = 128
 """Bytes of a rank's bell; ``doorbells.cpp`` has the same."""
@@ -28,6 +21,7 @@ class Doorbells:
     """Bells of some ranks of one machine, as one of them sees them.
 
     Args:
+        library: see ``shared_memory.load_library``.
         memory: mapped by all; zero bytes at first.
         ranks: their numbers in the launch, in the order of their bells.
         own: this rank's.
@@ -67,42 +61,3 @@ class Doorbells:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))
             self._is_kept = True
         return {rank: bell + IDLE_AT for rank, bell in self._bells.items()}
-
-
-def hang_doorbells(
-    comm: Communicator,
-    ranks: Sequence[int],
-    rank: int,
-    on_progress: compiler.OnProgress = lambda done, total: None,
-) -> Doorbells | None:
-    """Share memory for the bells of all ranks of a group, which are on one machine; collective. None where they cannot.
-
-    Args:
-        ranks: their numbers in the launch; ``rank`` is this one's.
-        on_progress: hears of what is compiled, on the first rank.
-    """
-    shared = share_segment(
-        comm,
-        comm.size * BELL_BYTES,
-        lambda: _load_library(on_progress) if comm.rank == 0 else _load_library(),
-    )
-    if not isinstance(shared, SharedSegment):
-        if comm.rank == 0:
-            logger.info("%s share no memory (%s): their messages go over %s", comm.members, shared, comm.name)
-        return None
-    return Doorbells(shared.library, torch.frombuffer(shared.memory, dtype=torch.uint8), ranks, rank)
-
-
-def _load_library(on_progress: compiler.OnProgress = lambda done, total: None) -> ctypes.CDLL:
-    """The functions of ``doorbells.cpp``.
-
-    Raises:
-        NoCompiler: they are not compiled, and cannot be.
-    """
-    library = compiler.load(NAME, SOURCES, on_progress=on_progress)
-    pointer, size = ctypes.c_void_p, ctypes.c_int64
-    arguments = {"bell_ring": [pointer], "bell_rings": [pointer], "bell_sleep": [pointer, size, size]}
-    for name, types in (arguments | {"bell_set_idle": [pointer, ctypes.c_int]}).items():
-        getattr(library, name).argtypes = types
-        getattr(library, name).restype = size if name == "bell_rings" else None
-    return library

@@ -7,13 +7,10 @@ import re
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from labinfer.base.errors import WaitTimeout
 from labinfer.base.heartbeat import Wait
-
-if TYPE_CHECKING:
-    from labinfer.comm.doorbells import Doorbells
+from labinfer.comm.doorbells import Doorbells
 
 WAITING_FOR_NOBODY = "waiting for nobody: look here first"
 NAMED_RANKS = re.compile(r"\branks? (\d+(?:-\d+|(?:, \d+)*))")

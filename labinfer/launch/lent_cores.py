@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import msgspec
 
 from labinfer.comm.communicator import Communicator
-from labinfer.comm.doorbells import Doorbells, hang_doorbells
+from labinfer.comm.doorbells import Doorbells
 from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.shared_memory import hang_doorbells
 from labinfer.comm.spmd.topology import Place
 from labinfer.functions.provider import Provider
 from labinfer.launch.layout.layout import Layout

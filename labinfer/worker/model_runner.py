@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain, islice, repeat
 
 import torch
 from torch import nn
 
-from labinfer.base.plan import BatchEntry, BatchPlan, BatchResult, EntryResult, TokenLogprobs, TokenSampling
+from labinfer.base.plan import BatchEntry, BatchPlan, BatchResult, EntryResult, TokenLogprobs
 from labinfer.base.sampling_params import GREEDY_BELOW
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.functions import Functions
@@ -29,6 +28,7 @@ from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.logits_processors.registry import SampledRow, find_processors
 from labinfer.worker.mtp_drafter import MTPDrafter
 from labinfer.worker.sampler import Sampler, measure
+from labinfer.worker.sequence_state import SequenceState
 from labinfer.worker.step_graphs import HEAD_BYTES, LAYERS_BYTES, MAX_ROWS, StepGraphs
 
 LOGITS_ROWS = 64
@@ -44,22 +44,6 @@ PREVIEW_ROWS = 1
 def captures_steps(device: torch.device, tp_size: int) -> bool:
     """Whether steps of a rank may be captured: on CPUs, and on one card; sums over several cards are not."""
     return device.type == "cpu" or device.type == "cuda" and tp_size == 1
-
-
-@dataclass(kw_only=True)
-class SequenceState:
-    """Sequence as a worker knows it: all of it follows from the plans."""
-
-    token_ids: list[int]
-    sampling: TokenSampling
-    state_slot: int
-    """See ``SequenceStart``."""
-    block_table: list[int] = field(default_factory=list)
-    window_table: list[int] = field(default_factory=list)
-    """Blocks of windowed layers, where these have their own."""
-    hidden_sum_D: torch.Tensor | None = None
-    """Sum of its rows that were pooled so far, float32."""
-    num_pooled: int = 0
 
 
 class ModelRunner:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,9 +15,7 @@ from labinfer.functions.attention_batch import AttentionBatch, int64_tensor
 from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
 from labinfer.worker.logits_processors.registry import SampledRow
 from labinfer.worker.sampler import Sampler
-
-if TYPE_CHECKING:
-    from labinfer.worker.model_runner import SequenceState
+from labinfer.worker.sequence_state import SequenceState
 
 
 @dataclass(eq=False, kw_only=True)

@@ -9,9 +9,8 @@ import torch
 
 from labinfer.base.errors import WaitTimeout
 from labinfer.comm import polling
-from labinfer.comm.doorbells import hang_doorbells
 from labinfer.comm.mailboxes import LARGEST_BYTES, MailboxCommunicator, share_mailboxes
-from labinfer.comm.shared_memory import share_memory
+from labinfer.comm.shared_memory import hang_doorbells, share_memory
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
 SIZES = (0, 1, 7, 1000, 100_003)

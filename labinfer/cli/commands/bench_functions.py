@@ -15,7 +15,7 @@ import torch
 from labinfer.base.errors import ExitStatus
 from labinfer.cli.bench.options import FunctionBenchOptions
 from labinfer.cli.commands.plot_file import check_plot
-from labinfer.cli.commands.roofline import draw_roofline
+from labinfer.cli.commands.roofline import Figure, draw_roofline
 from labinfer.cli.commands.session import Session
 from labinfer.functions.autotune import TIMED_ROWS, Times, choose, is_tuned, time_candidates
 from labinfer.functions.ceilings import Ceilings
@@ -32,26 +32,6 @@ from labinfer.observe.table import format_table
 SECONDS = 0.2
 """Time for the candidates of a function at one number of rows."""
 HEADER = ("function", "weights", "rows", "implementation", "us", "GB/s", "GFLOP/s", "% memory", "% arithmetic", "auto")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Figure:
-    """One implementation at one number of rows."""
-
-    function: str
-    weights: str
-    """Quantization of the matrices."""
-    rows: int
-    implementation: str
-    seconds: float
-    num_bytes: int
-    operations: int
-    memory: float
-    """Fraction of what the memory allows; above 1 where the data are in a cache. 0 where it was not measured."""
-    arithmetic: float
-    """Fraction of what the arithmetic allows."""
-    is_chosen: bool
-    """Whether a run would take it."""
 
 
 def run(session: Session, own: FunctionBenchOptions) -> int:

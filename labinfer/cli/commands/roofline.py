@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from labinfer.cli.commands.plot_file import save_plot
 from labinfer.functions.ceilings import Ceilings
 
-if TYPE_CHECKING:
-    from labinfer.cli.commands.bench_functions import Figure
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One implementation at one number of rows."""
+
+    function: str
+    weights: str
+    """Quantization of the matrices."""
+    rows: int
+    implementation: str
+    seconds: float
+    num_bytes: int
+    operations: int
+    memory: float
+    """Fraction of what the memory allows; above 1 where the data are in a cache. 0 where it was not measured."""
+    arithmetic: float
+    """Fraction of what the arithmetic allows."""
+    is_chosen: bool
+    """Whether a run would take it."""
 
 
 def draw_roofline(path: str, figures: list[Figure], ceilings: Ceilings) -> None:

@@ -32,9 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_app(service: Service) -> Starlette:
-    """The application over one service."""
-    if service.files is not None:
-        service.batches = BatchRunner(service, service.files, batches.HANDLERS)
+    """The application over one service. Its ``state.batches`` runs batches where files are kept."""
     routes, endpoints = [], {}
     for endpoint in (*API, *PAGES):
         for path in (endpoint.path, *endpoint.aliases):
@@ -63,6 +61,8 @@ def make_app(service: Service) -> Starlette:
             )
         )
     app = Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception}, middleware=middleware)
+    if service.files is not None:
+        app.state.batches = BatchRunner(service, service.files, batches.HANDLERS)
     app.router.redirect_slashes = False  # a path with one more slash is another path
     return app
 

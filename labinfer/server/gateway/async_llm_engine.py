@@ -168,7 +168,15 @@ class AsyncLLMEngine:
 
     def submission(self, *, id: str, model: str, owner: str, seconds: float) -> Submission:
         """A submission, yet to be opened and started; ``close`` it in any case. For its arguments see ``Submission``."""
-        submission = Submission(self, id=id, model=model, owner=owner, seconds=seconds)
+        submission = Submission(
+            id=id,
+            model=model,
+            owner=owner,
+            seconds=seconds,
+            make_state=self._make_state,
+            start=self._start,
+            end=self._end,
+        )
         self._submissions.add(submission)
         if self._ending is not None:
             submission.fail(self._ending)
@@ -223,20 +231,16 @@ class AsyncLLMEngine:
 
     # For submissions.
 
-    def open(self, requests: list[Request], tokenizer: Tokenizer | None, streams: bool, id: str) -> list[RequestState]:
-        """The state of each request, with a key that no other has."""
-        return [
-            RequestState(replace(request, key=f"{next(self._keys)}:{id}"), tokenizer, streams, self._clock)
-            for request in requests
-        ]
+    def _make_state(self, request: Request, tokenizer: Tokenizer | None, streams: bool, id: str) -> RequestState:
+        return RequestState(replace(request, key=f"{next(self._keys)}:{id}"), tokenizer, streams, self._clock)
 
-    def start(self, submission: Submission) -> None:
+    def _start(self, submission: Submission) -> None:
         """Hand its requests to the host."""
         if not self.has_work:
             self._last_progress = self._clock()
         self._requests.add(submission)
 
-    def end(self, submission: Submission) -> None:
+    def _end(self, submission: Submission) -> None:
         """Forget it, and let the engine do so where it goes on."""
         self._submissions.discard(submission)
         self._requests.remove(submission)

@@ -101,8 +101,9 @@ async def _serve(
     except UserError as error:
         logger.error("error: %s", error)
         return
+    app = make_app(service)
     config = uvicorn.Config(
-        make_app(service),
+        app,
         http=functools.partial(ClientConnection, max_connections=setup.options.max_connections),
         log_config=None,
         access_log=False,
@@ -117,8 +118,8 @@ async def _serve(
     server = Server(config)
     service.metrics.watch_connections(lambda: len(server.server_state.connections))
     host_listener = HostListener(hosts, setup.token, setup.model_names, setup.fault_timeout)
-    if service.batches is not None:
-        service.batches.resume()
+    if service.files is not None:
+        app.state.batches.resume()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     preparing = asyncio.create_task(service.prepare_models())
     hosting = asyncio.create_task(_run_hosts(host_listener, engine, setup.outlives_host))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from labinfer.base.errors import UserError
 from labinfer.base.sampling_params import MAX_SEED, SamplingParams
@@ -31,9 +31,6 @@ from labinfer.server.gateway.request_log import RequestLog
 from labinfer.server.gateway.stored_responses import StoredResponses
 from labinfer.server.link.frames import ModelFacts
 from labinfer.server.link.stats import EngineStats
-
-if TYPE_CHECKING:
-    from labinfer.server.gateway.batch_runner import BatchRunner
 
 COMPLETION_TOKENS = 16
 """``max_tokens`` of completions that say nothing, as in OpenAI's API; a chat answer may fill the context."""
@@ -120,8 +117,6 @@ class Service:
         self.options, self.model_names, self.engine = options, model_names, engine
         self.clock, self.wall_clock = clock, wall_clock
         self.files = FileStore(options, wall_clock) if options.files_dir else None
-        self.batches: BatchRunner | None = None
-        """Whoever runs batches, where files are kept."""
         secret = self.files.secret if self.files else b""
         self.keys = ApiKeys.load(options.api_key, options.api_key_file, options.is_local, secret)
         self.limits = Limits(options, clock)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
 from labinfer.base.pooling import EmbeddingOutput
-from labinfer.engine.request import AnswerUpdate, FinishReason
+from labinfer.engine.request import AnswerUpdate, FinishReason, Request
 from labinfer.requests.outputs import Delta, RequestOutput, RequestState
-
-if TYPE_CHECKING:
-    from labinfer.engine.request import Request
-    from labinfer.server.gateway.async_llm_engine import AsyncLLMEngine
-    from labinfer.text.tokenizer import Tokenizer
+from labinfer.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
 
@@ -58,18 +54,24 @@ class Submission:
         id: name by which it may be cancelled.
         owner: name of the caller who may cancel it.
         seconds: limit of its time; 0 for none.
+        make_state: makes the state of a request, with a key that no other has.
+        start: hands a submission to the engine.
+        end: has the engine forget a submission.
     """
 
     def __init__(
         self,
-        engine: AsyncLLMEngine,
         *,
         id: str,
         model: str,
         owner: str,
         seconds: float,
+        make_state: Callable[[Request, Tokenizer | None, bool, str], RequestState],
+        start: Callable[[Submission], None],
+        end: Callable[[Submission], None],
     ):
-        self._engine, self.id, self.model, self.owner = engine, id, model, owner
+        self.id, self.model, self.owner = id, model, owner
+        self._make_state, self._start, self._end = make_state, start, end
         self.names = {id}
         """Names by which it may be cancelled: its id, and that of the answer where callers see another."""
         self.begin = asyncio.get_running_loop().time()
@@ -108,7 +110,7 @@ class Submission:
         Args:
             streams: whether deltas are asked for.
         """
-        self.opened = self._engine.open(requests, tokenizer, streams, self.id)
+        self.opened = [self._make_state(request, tokenizer, streams, self.id) for request in requests]
 
     async def start(self) -> None:
         """Hand them to the engine, and wait until that has taken them.
@@ -119,7 +121,7 @@ class Submission:
             failures: they will not be taken.
         """
         if self._error is None:
-            self._engine.start(self)
+            self._start(self)
         while self._num_accepted < len(self.opened):
             await self._wait()
 
@@ -127,7 +129,7 @@ class Submission:
         """Free what they hold, at once where they are not complete."""
         if self._timer is not None:
             self._timer.cancel()
-        self._engine.end(self)
+        self._end(self)
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """Deltas of the answers as they come, with the number of the request; needs ``RequestState``s that stream.
@@ -167,7 +169,7 @@ class Submission:
         if not self.is_done:
             self._error = self._error or error
             self._news.set()
-        self._engine.end(self)
+        self._end(self)
 
     # For the engine.
 

@@ -10,10 +10,10 @@ import time
 import pytest
 
 from labinfer.base.errors import WaitTimeout
-from labinfer.comm.doorbells import hang_doorbells
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.polling import wait_until
 from labinfer.comm.progress import Progress
+from labinfer.comm.shared_memory import hang_doorbells
 from labinfer.native import compiler
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
@@ -93,5 +93,5 @@ def test_without_a_compiler_there_are_none(monkeypatch):
     def fail(*arguments, **options):
         raise compiler.NoCompiler("none")
 
-    monkeypatch.setattr("labinfer.comm.doorbells.compiler.load", fail)
+    monkeypatch.setattr("labinfer.comm.shared_memory.compiler.load", fail)
     assert LocalCommunicator.run(2, lambda comm: hang_doorbells(comm, RANKS, RANKS[comm.rank])) == [None, None]

@@ -35,7 +35,7 @@ async def create(call: Call) -> Response:
         created_at=int(call.service.wall_clock()),
         metadata=body.metadata,
     )
-    call.service.batches.create(call.caller, batch)
+    call.http.app.state.batches.create(call.caller, batch)
     return call.json(batch)
 
 
@@ -54,4 +54,4 @@ async def show(call: Call) -> Response:
 async def cancel(call: Call) -> Response:
     """``POST /v1/batches/{id}/cancel``."""
     file_store(call)
-    return call.json(call.service.batches.cancel(call.caller.owner, call.http.path_params["id"]))
+    return call.json(call.http.app.state.batches.cancel(call.caller.owner, call.http.path_params["id"]))

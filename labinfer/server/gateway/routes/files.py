@@ -91,7 +91,7 @@ async def delete(call: Call) -> Response:
     """``DELETE /v1/files/{id}``."""
     store, id, owner = file_store(call), call.http.path_params["id"], call.caller.owner
     store.file(owner, id)
-    if call.service.batches.reads(owner, id):
+    if call.http.app.state.batches.reads(owner, id):
         raise api_errors.bad_request(f"the file {id} is read by a batch; cancel that first")
     store.delete_file(owner, id)
     return call.json(FileDeleted(id))
