@@ -58,7 +58,13 @@ def make_rank0_engine(
         proposer: drafts tokens where neither a draft model on rank 0 nor one on a spare rank does.
     """
     executor = SpmdExecutor(
-        parts.channel, parts.worker, parts.pipeline, parts.stats, parts.recorder, model=model, drafts=parts.drafts
+        parts.channel,
+        parts.worker,
+        parts.pipeline,
+        parts.stats,
+        parts.recorder,
+        model=model,
+        on_end=parts.drafts.end_run if parts.drafts is not None else lambda: None,
     )
     engine = make_engine(
         facts,

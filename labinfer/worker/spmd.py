@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import msgspec
@@ -19,7 +19,6 @@ from labinfer.comm.spmd.machine import peak_memory, private_memory, total_memory
 from labinfer.comm.spmd.threads import format_ranges
 from labinfer.comm.spmd.topology import Place
 from labinfer.functions.expert_offload import ExpertOffload
-from labinfer.launch.draft_rank import RemoteLink
 from labinfer.observe.recorder import Recorder
 from labinfer.worker.worker import Worker
 
@@ -30,7 +29,7 @@ class SpmdExecutor:
     Args:
         pipeline: None when there is one stage; its results then come straight from this rank's worker.
         model: number of the model among those of the group.
-        drafts: the link to a rank that drafts; None where there is none.
+        on_end: called when a run ends, before the ranks are told.
     """
 
     def __init__(
@@ -42,11 +41,10 @@ class SpmdExecutor:
         recorder: Recorder,
         *,
         model: int = 0,
-        drafts: RemoteLink | None = None,
+        on_end: Callable[[], None] = lambda: None,
     ):
-        self._drafts = drafts
         self._channel, self._worker, self._pipeline, self._stats = channel, worker, pipeline, stats
-        self._recorder, self._model = recorder, model
+        self._recorder, self._model, self._on_end = recorder, model, on_end
         self._results: deque[BatchResult | ResultArrival] = deque()
         self._num_launched = 0
         """Plans that this rank has not run yet: on a later stage the one before it has to come first."""
@@ -79,8 +77,7 @@ class SpmdExecutor:
         return BatchResult.decode(data)
 
     def end_run(self, finished: list[int]) -> list[WorkerStats]:
-        if self._drafts is not None:
-            self._drafts.end_run()
+        self._on_end()
         self._channel.broadcast(EndRun(finished, self._model))
         self._worker.runner.forget(finished)
         self._worker.stop()
