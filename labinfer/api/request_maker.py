@@ -11,7 +11,7 @@ from labinfer.engine.request import Request
 from labinfer.requests.input_processor import InputProcessor, pair_prompts
 from labinfer.requests.prompts import PromptLike, parse_prompt
 from labinfer.requests.runs import check_can_stream
-from labinfer.worker.logits_processors.registry import check_processors, find_processors
+from labinfer.worker.logits_processors.processor import check_logits_processors
 
 
 class RequestMaker:
@@ -23,7 +23,6 @@ class RequestMaker:
 
     def __init__(self, inputs: InputProcessor, engine: LLMEngine, vocab_size: int):
         self._inputs, self._engine, self._vocab_size = inputs, engine, vocab_size
-        self._processors = find_processors()
 
     def make(self, key: Any, prompt: PromptLike, sampling: SamplingParams, **fields: Any) -> Request:
         """Tokenize and check a prompt.
@@ -68,11 +67,9 @@ class RequestMaker:
 
     def check_processors(self, request: Request) -> None:
         """Raises:
-        UserError: one of the request's own logits processors is none, or refuses its argument.
+        UserError: one of the request's own logits processors does not exist, or refuses its value.
         """
-        check_processors(
-            request.sampling.logits_processors, request.prompt_token_ids, self._vocab_size, self._processors
-        )
+        check_logits_processors(request.sampling.logits_processors, request.prompt_token_ids, self._vocab_size)
 
 
 def conversations(messages: Any, fields: dict[str, Any]) -> list[dict[str, Any]]:

@@ -110,5 +110,19 @@ KINDS: dict[str, Kind] = {
         },
     ),
     "step_sink": Kind(contract="labinfer.worker.step_sink:StepSink", is_class=True, shipped={}),
+    "logits_processor": Kind(
+        contract="labinfer.worker.logits_processors.processor:LogitsProcessor",
+        shipped={
+            name: f"labinfer.worker.logits_processors.{module}:{name}"
+            for module, names in {
+                "constraints": ("logit_bias", "allowed_token_ids", "bad_words", "min_tokens"),
+                "penalties": ("repetition_penalty", "presence_penalty", "frequency_penalty"),
+                "thinking_budget": ("thinking_budget",),
+            }.items()
+            for name in names
+        },
+        details=("parameter",),
+        in_gateway=True,
+    ),
 }
 """Kinds by name."""

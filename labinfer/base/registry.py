@@ -107,6 +107,10 @@ class Registry:
             )
         return entry
 
+    def parts(self, kind: str) -> dict[str, Any]:
+        """All functions or classes of a kind, by name; shipped ones are imported."""
+        return {name: self.find(kind, name) for name in self._entries[kind]}
+
     def names(self, kind: str) -> tuple[str, ...]:
         """Names of a kind, shipped ones first."""
         return tuple(self._entries[kind])

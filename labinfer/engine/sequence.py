@@ -317,7 +317,7 @@ def token_sampling(request: Request, choice: int, ends: list[int]) -> TokenSampl
         ("repetition_penalty", sampling.repetition_penalty, 1.0),
         ("presence_penalty", sampling.presence_penalty, 0.0),
         ("frequency_penalty", sampling.frequency_penalty, 0.0),
-        ("bad_token_ids", [list(word) for word in request.bad_token_ids], []),
+        ("bad_words", [list(word) for word in request.bad_token_ids], []),
         ("min_tokens", [sampling.min_tokens if ends else 0, ends], [0, ends]),
     ]
     logprobs = sampling.logprobs

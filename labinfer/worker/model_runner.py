@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from labinfer.base.plan import BatchEntry, BatchPlan, BatchResult, EntryResult, TokenLogprobs
+from labinfer.base.registry import REGISTRY
 from labinfer.base.sampling_params import GREEDY_BELOW
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.functions import Functions
@@ -25,7 +26,7 @@ from labinfer.models.layers.input_batch import (
 )
 from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
-from labinfer.worker.logits_processors.registry import SampledRow, find_processors
+from labinfer.worker.logits_processors.processor import SampledRow
 from labinfer.worker.mtp_drafter import MTPDrafter
 from labinfer.worker.sampler import Sampler, measure
 from labinfer.worker.sequence_state import SequenceState
@@ -78,7 +79,7 @@ class ModelRunner:
         # Tables grow, and of what is behind a table in memory no step can be captured: these have a buffer of their own.
         self._window_indices = IndexBuffer(device)
         self._sequences: dict[int, SequenceState] = {}
-        self.sampler = Sampler(find_processors(), functions)
+        self.sampler = Sampler(REGISTRY.parts("logits_processor"), functions)
         self._drafter: MTPDrafter | None = None
         if model.mtp is not None:
             self._drafter = MTPDrafter(

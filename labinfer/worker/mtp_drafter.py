@@ -13,7 +13,7 @@ from torch import nn
 from labinfer.base.plan import BatchPlan, count_right
 from labinfer.functions.attention_batch import AttentionBatch, int64_tensor
 from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
-from labinfer.worker.logits_processors.registry import SampledRow
+from labinfer.worker.logits_processors.processor import SampledRow
 from labinfer.worker.sampler import Sampler
 from labinfer.worker.sequence_state import SequenceState
 

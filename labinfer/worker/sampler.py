@@ -11,7 +11,7 @@ from labinfer.base.plan import NO_TOKEN, TokenLogprobs
 from labinfer.base.sampling_params import GREEDY_BELOW
 from labinfer.functions.functions import Functions
 from labinfer.functions.sample_params import SampleParams
-from labinfer.worker.logits_processors.registry import Processor, SampledRow
+from labinfer.worker.logits_processors.processor import LogitsProcessor, SampledRow
 
 NEVER = float("-inf")
 UNLIKELY = -1e30
@@ -28,7 +28,7 @@ class Sampler:
         functions: ``argmax`` and ``sample`` are used.
     """
 
-    def __init__(self, processors: Mapping[str, Processor], functions: Functions):
+    def __init__(self, processors: Mapping[str, LogitsProcessor], functions: Functions):
         self._processors = processors
         self._argmax, self._sample = functions.argmax, functions.sample
 
@@ -71,8 +71,11 @@ class Sampler:
         if not row.sampling.processors and not row.mask:
             return logits_V
         processed_V = self._apply(logits_V, row)
-        if processed_V.max() > NEVER:
+        if (largest := processed_V.max()) > NEVER:
             return processed_V
+        assert not largest.isnan() or logits_V.isnan().any(), (
+            f"the logits processors {', '.join(name for name, _ in row.sampling.processors)} make logits NaN"
+        )
         logits_V = logits_V.clamp(min=UNLIKELY)
         for omitted in ("", MIN_TOKENS)[: 1 + bool(row.mask)]:
             processed_V = self._apply(logits_V, row, omitted)
@@ -81,13 +84,19 @@ class Sampler:
         return None
 
     def _apply(self, logits_V: torch.Tensor, row: SampledRow, omitted: str = "") -> torch.Tensor:
-        """New logits: ``logits_V`` after each of the row's processors but ``omitted``, and after its mask."""
+        """New logits: ``logits_V`` after each of the row's processors but ``omitted``.
+
+        The row's mask comes before them, so that one that keeps the largest logits keeps allowed tokens, and after them, so that none
+        brings back a forbidden token.
+        """
         processed_V = logits_V.clone()
+        forbidden_V = ~read_mask(row.mask, logits_V.shape[0]).to(logits_V.device) if row.mask else None
+        if forbidden_V is not None:
+            processed_V.masked_fill_(forbidden_V, NEVER)
         for name, value in row.sampling.processors:
             if name != omitted:
                 self._processors[name](processed_V, value, row)
-        if row.mask:
-            forbidden_V = ~read_mask(row.mask, logits_V.shape[0]).to(logits_V.device)
+        if forbidden_V is not None and row.sampling.processors:
             processed_V.masked_fill_(forbidden_V, NEVER)
         return processed_V
 

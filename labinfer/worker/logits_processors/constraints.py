@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import torch
 
-from labinfer.worker.logits_processors.registry import SampledRow, processor
+from labinfer.worker.logits_processors.processor import SampledRow
 
 NEVER = float("-inf")
 
 
-@processor("logit_bias")
 def logit_bias(logits_V: torch.Tensor, bias: dict[int, float], row: SampledRow) -> None:
     """Add to some tokens' logits, as OpenAI's API has it."""
     logits_V[list(bias)] += torch.tensor(list(bias.values()), device=logits_V.device)
 
 
-@processor("allowed_token_ids")
 def allowed_token_ids(logits_V: torch.Tensor, token_ids: list[int], row: SampledRow) -> None:
-    """Nothing but these."""
+    """Keep only these ids."""
     kept = logits_V[token_ids]
     logits_V.fill_(NEVER)
     logits_V[token_ids] = kept
 
 
-@processor("bad_token_ids")
-def bad_token_ids(logits_V: torch.Tensor, words: list[list[int]], row: SampledRow) -> None:
-    """Never the last token of a word whose other tokens have just been generated."""
+def bad_words(logits_V: torch.Tensor, words: list[list[int]], row: SampledRow) -> None:
+    """Forbid the last token of a word whose other tokens have just been generated."""
     for *begin, last in words:
         if not begin or row.output_ids[-len(begin) :] == begin:
             logits_V[last] = NEVER
 
 
-@processor("min_tokens")
 def min_tokens(logits_V: torch.Tensor, value: list, row: SampledRow) -> None:
-    """``[count, ids]``: none of these ids before the answer has so many tokens."""
+    """``[count, ids]``: forbid ``ids`` until the answer has ``count`` tokens."""
     count, token_ids = value
     if len(row.output_ids) < count:
         logits_V[token_ids] = NEVER

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from labinfer.worker.logits_processors.registry import SampledRow, processor
+from labinfer.worker.logits_processors.processor import SampledRow
 
 
-@processor("repetition_penalty")
 def repetition_penalty(logits_V: torch.Tensor, penalty: float, row: SampledRow) -> None:
     """For tokens in prompt or answer (Keskar et al. 2019, arXiv:1909.05858), as Transformers has it."""
     seen_N = torch.tensor(row.token_ids, device=logits_V.device).unique()
@@ -15,13 +14,11 @@ def repetition_penalty(logits_V: torch.Tensor, penalty: float, row: SampledRow) 
     logits_V[seen_N] = torch.where(logits_N < 0, logits_N * penalty, logits_N / penalty)
 
 
-@processor("presence_penalty")
 def presence_penalty(logits_V: torch.Tensor, penalty: float, row: SampledRow) -> None:
     """For tokens in the answer, once, as OpenAI's API has it."""
     logits_V[torch.tensor(row.output_ids, dtype=torch.int64, device=logits_V.device).unique()] -= penalty
 
 
-@processor("frequency_penalty")
 def frequency_penalty(logits_V: torch.Tensor, penalty: float, row: SampledRow) -> None:
     """For tokens in the answer, for each time, as OpenAI's API has it."""
     output_N = torch.tensor(row.output_ids, dtype=torch.int64, device=logits_V.device)

@@ -1,20 +1,18 @@
-"""Logits processors and candidate sets against those of Transformers, and how a new one is found."""
+"""Logits processors and candidate sets against those of Transformers, and how a registered one is found."""
 
 from __future__ import annotations
-
-import sys
 
 import pytest
 import torch
 
 from labinfer.base.errors import UserError
+from labinfer.base.registry import REGISTRY
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.request import Request
 from labinfer.engine.sequence import token_sampling
 from labinfer.functions.providers import reference_registry
 from labinfer.functions.reference.sampling import candidates
-from labinfer.worker import logits_processors
-from labinfer.worker.logits_processors.registry import SampledRow, check_processors, find_processors
+from labinfer.worker.logits_processors.processor import SampledRow, check_logits_processors
 from labinfer.worker.sampler import Sampler, sample_params
 
 VOCAB = 50
@@ -45,9 +43,8 @@ def logits(seed: int = 0) -> torch.Tensor:
 
 def processed(one: SampledRow, logits_V: torch.Tensor) -> torch.Tensor:
     before = logits_V.clone()
-    result = Sampler(find_processors(), reference_registry().select(torch.device("cpu"), torch.float32)).process(
-        logits_V, one
-    )
+    functions = reference_registry().select(torch.device("cpu"), torch.float32)
+    result = Sampler(REGISTRY.parts("logits_processor"), functions).process(logits_V, one)
     assert torch.equal(logits_V, before), "the model's logits were changed in place"
     return result
 
@@ -170,20 +167,27 @@ def test_sets_narrow_one_after_another():
     assert len(ours) < 10
 
 
-def test_new_file_with_a_processor_is_found(tmp_path, monkeypatch):
-    text = '''
-from labinfer.worker.logits_processors.registry import SampledRow, processor
+def test_registered_processor_is_found(add_part):
+    def no_repeat(logits_V, value, row):
+        logits_V[row.token_ids[-value:]] = float("-inf")
 
-@processor("no_repeat")
-def no_repeat(logits_V, value, row: SampledRow):
-    """Nothing of the last ``value`` tokens again."""
-    logits_V[row.token_ids[-value:]] = float("-inf")
-'''
-    (tmp_path / "own_processor.py").write_text(text)
-    monkeypatch.setattr(logits_processors, "__path__", [*logits_processors.__path__, str(tmp_path)])
+    add_part("logits_processor", "no_repeat", no_repeat)
     result = processed(row(logits_processors={"no_repeat": 3}), logits())
     assert (result == float("-inf")).nonzero().flatten().tolist() == [3, 7]
-    del sys.modules["labinfer.worker.logits_processors.own_processor"]
+    check_logits_processors({"no_repeat": 3}, PROMPT, VOCAB)
+
+
+@pytest.mark.parametrize("name", ["nonsense", "logit_bias", "bad_words", "temperature"])
+def test_only_processors_that_no_field_asks_for_can_be_named(name):
+    with pytest.raises(UserError, match=f"there is no logits processor '{name}'; there are: thinking_budget$"):
+        check_logits_processors({name: 1}, PROMPT, VOCAB)
+
+
+def test_processor_that_makes_logits_nan_is_refused(add_part):
+    add_part("logits_processor", "scaled", lambda logits_V, value, row: logits_V.div_(value))
+    check_logits_processors({"scaled": 2.0}, PROMPT, VOCAB)
+    with pytest.raises(UserError, match="the logits processor scaled refuses 0.0: .*it makes logits NaN"):
+        check_logits_processors({"scaled": 0.0}, PROMPT, VOCAB)
 
 
 @pytest.mark.parametrize(
@@ -262,4 +266,4 @@ def test_thought_is_closed_where_its_budget_is_spent(budget, opening, output, fo
 )
 def test_budget_of_thoughts_that_makes_no_sense_is_refused(value):
     with pytest.raises(UserError, match="thinking_budget refuses"):
-        check_processors({"thinking_budget": value}, PROMPT, VOCAB, find_processors())
+        check_logits_processors({"thinking_budget": value}, PROMPT, VOCAB)

@@ -13,7 +13,7 @@ from labinfer.functions.providers import make_registry, reference_registry
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.functions.reference.sampling import gumbel_noise, split_mix
 from labinfer.worker.logits_processors.constraints import min_tokens
-from labinfer.worker.logits_processors.registry import SampledRow
+from labinfer.worker.logits_processors.processor import SampledRow
 from labinfer.worker.sampler import Sampler
 
 MASK = (1 << 64) - 1
@@ -269,8 +269,18 @@ class TestMaskAndProcessors:
         def want(logits_V, tokens, row):
             logits_V[tokens] += 1000.0
 
+        def allow(logits_V, tokens, row):
+            logits_V[tokens] = 1000.0
+
+        def keep_largest(logits_V, value, row):
+            logits_V[logits_V < logits_V.max()] = float("-inf")
+
+        def divide(logits_V, value, row):
+            logits_V[0] /= value
+
+        processors = {"forbid": forbid, "want": want, "allow": allow, "keep_largest": keep_largest, "divide": divide}
         functions = reference_registry().select(torch.device("cpu"), torch.float32)
-        return Sampler({"forbid": forbid, "want": want, "min_tokens": min_tokens}, functions)
+        return Sampler(processors | {"min_tokens": min_tokens}, functions)
 
     def choose(self, sampler, mask, *processors, temperature=0.0):
         logits_BV = torch.arange(50.0)[None]
@@ -281,6 +291,14 @@ class TestMaskAndProcessors:
 
     def test_processor_cannot_bring_in_what_the_mask_forbids(self, sampler):
         assert self.choose(sampler, mask_of(10, 20), ("want", [40, 10])) == 10
+        assert self.choose(sampler, mask_of(10, 20), ("allow", [40])) == 20
+
+    def test_processor_that_keeps_the_largest_keeps_what_the_mask_allows(self, sampler):
+        assert self.choose(sampler, mask_of(10, 20), ("keep_largest", 0)) == 20
+
+    def test_processor_that_makes_logits_nan_is_named(self, sampler):
+        with pytest.raises(AssertionError, match="the logits processors want, divide make logits NaN"):
+            self.choose(sampler, b"", ("want", [3]), ("divide", 0.0))
 
     @pytest.mark.parametrize("forbidden", [[10, 20], list(range(50))])
     @pytest.mark.parametrize("mask", [b"", mask_of(10, 20)])

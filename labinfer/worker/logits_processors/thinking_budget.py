@@ -1,4 +1,4 @@
-"""Bounds of thoughts."""
+"""thinking_budget: the most tokens of reasoning before the answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 import torch
 
-from labinfer.worker.logits_processors.registry import SampledRow, processor
+from labinfer.worker.logits_processors.processor import SampledRow
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Mark = list[Count]
@@ -15,10 +15,9 @@ Budget = tuple[Count, Mark, Annotated[Mark, msgspec.Meta(min_length=1)], list[Co
 NEVER = float("-inf")
 
 
-@processor("thinking_budget")
 def thinking_budget(logits_V: torch.Tensor, value: Any, row: SampledRow) -> None:
-    """``[count, open, close, calls]``: a thought of so many tokens is closed. The marks are token ids; the first one is empty where
-    the prompt has opened the thought. A token of ``calls`` ends a thought, too: it begins a call, which nothing may come into.
+    """``[count, open, close, calls]``: force the closing mark once the reasoning has ``count`` tokens. The marks are token ids; ``open``
+    is empty where the prompt has opened the reasoning. A token of ``calls`` ends it, too: it begins a call, which may not be cut.
     """
     count, opening, closing, calls = msgspec.convert(value, Budget)
     closing_N = logits_V[closing]  # refuses what is outside the vocabulary
