@@ -27,7 +27,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Many containers set it; each of the hundreds of launches in the tests would compile what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-all test-unit test-functions test-features test-online test-server test-browser test-dist test-cluster test-failures test-timing test-clients fuzz lint format size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-hosts bench-growth bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheel wheels clean
+.PHONY: help setup run test test-all test-unit test-functions test-features test-online test-server test-browser test-dist test-cluster test-failures test-timing test-clients fuzz lint format tree size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-hosts bench-growth bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheel wheels clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -136,6 +136,9 @@ lint: $(VENV)/.setup-test ## check style, and that Python 3.10 suffices
 format: $(VENV)/.setup-test ## put style right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+tree: ## print the packages and files with what they say of themselves (ARGS=engine: of one package)
+	@$(PYTHON) tools/tree.py $(ARGS)
 
 size: ## list files over 400 lines
 	@git ls-files '*.py' '*.cpp' '*.h' '*.js' ':!:labinfer/server/webui/vendor' | xargs wc -l | awk '$$1 > 400 && $$2 != "total" { print; found = 1 } END { if (!found) print "no file over 400 lines" }'

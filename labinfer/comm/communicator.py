@@ -3,7 +3,7 @@
 Three transports: ``MpiCommunicator``, ``TorchCommunicator`` and ``LocalCommunicator`` (threads of one process; also the
 communicator of a group of one). ``SharedMemoryCommunicator`` and ``MailboxCommunicator`` add to any of them what ranks of one
 machine do faster: sums and gathers, and messages.
-``docs/structure.md`` says which is used when.
+``docs/operations.md`` says which is used when.
 """
 
 from __future__ import annotations
