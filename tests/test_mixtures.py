@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from checkpoints import CONFIGS, MIXTURES, make_checkpoint, transformers_logprobs
 from golden import BEAM_PROMPTS, BEAMS, NUM_TOKENS, PROMPTS, check_answers, golden, greedy, recorded
 from safetensors.torch import load_file, save_file
-from toy_format import METHOD, read_toy_config, write_toy
+from toy_format import write_toy
 
 from labinfer import LLM, SamplingParams
 from labinfer.base.errors import UserError
-from labinfer.weights.formats.registry import METHODS
 
 SOME = PROMPTS[1:4]
 
@@ -37,9 +36,8 @@ def test_counted_loads_are_those_of_the_tokens_that_ran():
     assert "expert load" in llm.report.format()
 
 
-def test_quantised_experts_are_decoded_one_by_one(tmp_path, monkeypatch):
+def test_quantised_experts_are_decoded_one_by_one(tmp_path):
     """Those of a format that has a tensor of codes for each: the tokens of the same values stored plainly."""
-    monkeypatch.setitem(METHODS, METHOD, read_toy_config)
     make_checkpoint(tmp_path / "toy", "qwen2-moe")
     routers = [f"model.layers.{layer}.mlp.{name}" for layer in (1, 3) for name in ("gate", "shared_expert_gate")]
     write_toy(tmp_path / "toy", tmp_path / "plain", ["lm_head", "model.embed_tokens", *routers])

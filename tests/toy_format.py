@@ -1,4 +1,4 @@
-"""A format that no checkpoint has: rows of int8 with a scale each. Nothing of the package knows of it but by its table."""
+"""A format that no checkpoint has: rows of int8 with a scale each. It is registered as a plugin is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from labinfer import register
 from labinfer.weights.formats.plain import PlainFormat
 from labinfer.weights.slices import MatrixSlice
 
@@ -38,8 +39,8 @@ def decode(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return codes * scales[:, None]
 
 
+@register("weight_format", METHOD)
 def read_toy_config(settings):
-    """The entry of ``METHODS`` for this format."""
     toy, plain, excluded = RowScaledInt8(), PlainFormat(), settings.names("modules_to_not_convert")
     return lambda matrix: plain if matrix in excluded else toy
 

@@ -124,5 +124,15 @@ KINDS: dict[str, Kind] = {
         details=("parameter",),
         in_gateway=True,
     ),
+    "weight_format": Kind(
+        contract="labinfer.weights.formats.registry:WeightFormat",
+        shipped={
+            "fp8": "labinfer.weights.formats.fp8:read_fp8",
+            "compressed-tensors": "labinfer.weights.formats.compressed_tensors:read_compressed_tensors",
+            "gptq": "labinfer.weights.formats.gptq:read_gptq",
+            "awq": "labinfer.weights.formats.awq:read_awq",
+            "mxfp4": "labinfer.weights.formats.mxfp4:read_mxfp4",
+        },
+    ),
 }
 """Kinds by name."""

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from checkpoints import make_checkpoint, mixed_prompts
 from published_formats import PUBLISHED, write_published
-from toy_format import METHOD, read_toy_config, write_toy
+from toy_format import write_toy
 
 from labinfer import SamplingParams
 from labinfer.api.llm import LLM
 from labinfer.base.config import EngineOptions
-from labinfer.weights.formats.registry import METHODS
 
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 EXCLUDED = ["lm_head", "model.embed_tokens", "model.layers.2.self_attn.q_proj", "model.layers.1.mlp.down_proj"]
@@ -41,8 +40,7 @@ def checkpoints(group, request):
         shutil.rmtree(root)
 
 
-def test_quantised_checkpoint_gives_the_tokens_of_its_values(group, checkpoints, monkeypatch):
-    monkeypatch.setitem(METHODS, METHOD, read_toy_config)
+def test_quantised_checkpoint_gives_the_tokens_of_its_values(group, checkpoints):
     layouts = [{"tensor_parallel_size": group.size}, {"pipeline_parallel_size": group.size}][: min(2, group.size)]
     for layout in layouts:
         tokens, bytes_read = [], []

@@ -1,4 +1,4 @@
-"""Formats by ``quant_method``, and the choice among them for each matrix."""
+"""The formats in which checkpoints store matrices, by ``quant_method``."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from labinfer.base.errors import UserError
-from labinfer.weights.formats.awq import read_awq
-from labinfer.weights.formats.compressed_tensors import read_compressed_tensors
+from labinfer.base.registry import REGISTRY
 from labinfer.weights.formats.format import FormatByName, Formats
-from labinfer.weights.formats.fp8 import read_fp8
-from labinfer.weights.formats.gptq import read_gptq
-from labinfer.weights.formats.mxfp4 import read_mxfp4
 from labinfer.weights.formats.plain import PlainFormat
 from labinfer.weights.formats.settings import Settings
 
-METHODS: dict[str, Callable[[Settings], FormatByName]] = {
-    "fp8": read_fp8,
-    "compressed-tensors": read_compressed_tensors,
-    "gptq": read_gptq,
-    "awq": read_awq,
-    "mxfp4": read_mxfp4,
-}
-"""Readers of ``quantization_config``, by its ``quant_method``."""
+WeightFormat = Callable[[Settings], FormatByName]
+"""Reader of ``quantization_config``, registered under its ``quant_method``.
+
+It is called on every rank when a model is loaded, and by ``launch.py plan``, before any weight is read. It returns a function from the
+name of a matrix to its ``Format``, which is called once for each matrix; ``PlainFormat`` is for those that are not quantized. It raises
+``UserError`` for settings that it does not read; ``Settings`` has typed access, and ``warn`` for the user. A ``Format`` decodes a slice
+of a matrix: a rank reads its rows and columns only.
+"""
 
 
 def read_formats(config: Mapping[str, Any], path: Path) -> Formats:
@@ -43,14 +39,15 @@ def read_formats(config: Mapping[str, Any], path: Path) -> Formats:
     if quantization is None:
         return plain_formats()
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-    if not isinstance(method, str) or method not in METHODS:
+    if not isinstance(method, str) or method not in REGISTRY.names("weight_format"):
+        known = ", ".join(REGISTRY.names("weight_format"))
         raise UserError(
-            f"{path}: quantization_config has quant_method {method!r}, which is not supported ({', '.join(METHODS)} can be "
+            f"{path}: quantization_config has quant_method {method!r}, which is not supported ({known} can be "
             "read); take the checkpoint that is not quantised, with --quantization int8 or int4"
         )
     settings = Settings(quantization, directory=Path(path).parent)
     try:
-        choose = METHODS[method](settings)
+        choose = REGISTRY.find("weight_format", method)(settings)
     except UserError as error:
         raise UserError(f"{path}: quantization_config ({method}): {error}") from None
     return Formats(cache(choose), quantization, settings.warnings, str(path))

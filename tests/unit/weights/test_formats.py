@@ -6,13 +6,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tiny_llama import load, model_of, write
-from toy_format import METHOD, read_toy_config, write_toy
+from toy_format import write_toy
 
 from labinfer.base.errors import UserError
 from labinfer.models.registry import load_config
 from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.checkpoint_names import CheckpointNames
-from labinfer.weights.formats.registry import METHODS
 from labinfer.weights.loader import check_checkpoint, weight_slices
 from labinfer.weights.slices import TensorSlice
 
@@ -28,9 +27,8 @@ FUSED = CheckpointNames(fused={("q_proj", "k_proj", "v_proj"): "qkv_proj", ("gat
 
 
 @pytest.fixture
-def toy(tmp_path, monkeypatch):
+def toy(tmp_path):
     """(quantised checkpoint, plain checkpoint of the same values, the first one's tensors)."""
-    monkeypatch.setitem(METHODS, METHOD, read_toy_config)
     directory, twin = tmp_path / "toy", tmp_path / "plain"
     directory.mkdir()
     write(directory)
@@ -154,8 +152,7 @@ def test_fused_projections_are_cut_like_those_apart(tmp_path, share, biased):
     check_checkpoint(model_of(load_config(directory), names=FUSED), read_fused, tied_head=False)
 
 
-def test_fused_projections_may_be_quantised(tmp_path, monkeypatch):
-    monkeypatch.setitem(METHODS, METHOD, read_toy_config)
+def test_fused_projections_may_be_quantised(tmp_path):
     directory, twin = tmp_path / "toy", tmp_path / "plain"
     directory.mkdir()
     _, tensors = write(directory)

@@ -8,7 +8,8 @@ from published_formats import PUBLISHED, gptq, packed
 from safetensors.torch import save_file
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from labinfer.weights.formats.registry import METHODS, read_formats
+from labinfer.base.registry import REGISTRY
+from labinfer.weights.formats.registry import read_formats
 from labinfer.weights.formats.settings import Excluded, Settings, Targets
 
 GPTQ = gptq(4, 128, sym=True)[0]
@@ -16,7 +17,7 @@ W4A16 = packed(4, 128, sym=True)[0]
 
 
 def chosen(config: dict, *names: str) -> list[str]:
-    formats = METHODS[config["quant_method"]](Settings(config))
+    formats = REGISTRY.find("weight_format", config["quant_method"])(Settings(config))
     return [type(formats(name)).__name__.removesuffix("Format") for name in names]
 
 
