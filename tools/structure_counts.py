@@ -1,0 +1,209 @@
+"""Count what tells whether the structure of labinfer/ can be read: lines, packages, circles, the core, duplicates.
+
+    python tools/structure_counts.py [--option block_size] [--list]
+
+``--list`` also names the files and places that are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "labinfer"
+ORDER = (
+    *("cli", "server", "api", "launch", "planner", "requests", "text", "engine"),
+    *("worker", "models", "functions", "comm", "weights", "native", "observe", "base"),
+)
+"""Packages; each imports only those further right."""
+CORE = {
+    "engine": ("engine/*.py",),
+    "worker": ("worker/*.py", "worker/logits_processors/*.py"),
+    "models and layers": ("models/*.py", "models/layers/*.py"),
+    "functions: interface and reference": ("functions/*.py", "functions/reference/*.py"),
+    "comm": ("comm/*.py",),
+    "plain weights": ("weights/*.py", *(f"weights/formats/{name}.py" for name in ("format", "plain", "registry"))),
+    "options and plans": ("base/*.py",),
+}
+"""Files that a reader of scheduling, models and kernels reads, but for extensions among them."""
+EXTENSIONS = {
+    "captured steps": ("worker/step_graphs.py", "functions/graph.py"),
+    "speculation": ("engine/*draft*.py", "engine/*propos*.py", "worker/mtp_drafter.py"),
+    "beam search": ("engine/beam_*.py",),
+    "head preview": ("functions/head_preview.py", "functions/reference/head_preview.py"),
+    "expert offload": ("functions/expert_offload.py",),
+    "core lending": ("comm/doorbells.py",),
+    "mailboxes": ("comm/mailboxes.py",),
+    "measurements": tuple(f"functions/{name}.py" for name in ("autotune", "ceilings", "rank_calls"))
+    + ("comm/links.py",),
+    "lifeline": ("comm/lifeline*.py", "comm/attempt.py", "comm/listening.py", "base/heartbeat.py"),
+    "weights on disk": tuple(
+        f"weights/{name}.py" for name in ("packed_file", "weight_cache", "identity", "read_ahead")
+    ),
+    "plugins": ("base/plugins.py",),
+    "tracing": ("observe/*.py",),
+}
+"""Files that such a reader skips, by what they are for."""
+LONG_FILE, LONG_RUN, COMMON = 400, 6, 8
+"""Lines of a long file; lines that a duplicated run has at least; places beyond which a run is too common to count."""
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def short(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def matches(path: Path, patterns: Iterable[str]) -> bool:
+    return any(path.match(f"{PACKAGE.name}/{pattern}") for pattern in patterns)
+
+
+def num_lines(paths: Iterable[Path]) -> int:
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+
+
+def import_graph(files: list[Path]) -> dict[Path, set[Path]]:
+    """Files that a file imports, also for types only and inside of functions."""
+    by_module = {".".join(("labinfer", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in files}
+    graph: dict[Path, set[Path]] = {}
+    for path in files:
+        names = set()
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        graph[path] = {by_module[name] for name in names & by_module.keys()} - {path}
+    return graph
+
+
+def in_circles(graph: dict[Path, set[Path]]) -> list[Path]:
+    """Files that lead back to themselves."""
+
+    def reached(start: Path) -> set[Path]:
+        seen, ahead = set(), [start]
+        while ahead:
+            for other in graph[ahead.pop()] - seen:
+                seen.add(other)
+                ahead.append(other)
+        return seen
+
+    return [path for path in graph if path in reached(path)]
+
+
+def extension(path: Path) -> str:
+    """Name of the extension that a file belongs to; empty for the core and for neither."""
+    return next((name for name, patterns in EXTENSIONS.items() if matches(path, patterns)), "")
+
+
+def duplicated_places(files: list[Path]) -> list[str]:
+    """Places of which six or more consecutive lines of code stand elsewhere, too. Blank lines, comments, imports and lone brackets
+    are passed over; names and values must be the same."""
+    lines = {path: [*code_lines(path)] for path in files}
+    runs = defaultdict(list)
+    for path, numbered in lines.items():
+        for at in range(len(numbered) - LONG_RUN + 1):
+            runs[tuple(text for _, text in numbered[at : at + LONG_RUN])].append((path, at))
+    shared = {place for places in runs.values() if 1 < len(places) <= COMMON for place in places}
+    return [f"{short(path)}:{lines[path][at][0]}" for path, at in sorted(shared) if (path, at - 1) not in shared]
+
+
+def code_lines(path: Path) -> Iterator[tuple[int, str]]:
+    imports = {
+        number
+        for node in ast.walk(tree(path))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for number in range(node.lineno, node.end_lineno + 1)
+    }
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        text = line.strip()
+        if number not in imports and not text.startswith("#") and any(map(str.isalnum, text)):
+            yield number, text
+
+
+def option_places(files: list[Path], option: str) -> list[str]:
+    """Functions and classes that an option passes: those that name it as a field, parameter, keyword argument, or attribute of
+    something else than ``self``. The planner, its simulator and benchmarks are left out: no option goes through them to a rank."""
+
+    def visit(path: Path, node: ast.AST, scope: str) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            names = (
+                getattr(child, "arg", ""),
+                getattr(child, "attr", ""),
+                getattr(getattr(child, "target", None), "id", ""),
+            )
+            is_own = isinstance(child, ast.Attribute) and ast.unparse(child.value) == "self"
+            if option in names and not is_own:
+                yield f"{short(path)}:{scope or 'top'}"
+            is_scope = isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+            yield from visit(path, child, f"{scope}.{child.name}".strip(".") if is_scope else scope)
+
+    on_the_way = (path for path in files if not short(path).startswith(("planner/", "cli/bench/")))
+    return sorted({place for path in on_the_way for place in visit(path, tree(path), "")})
+
+
+def main() -> None:
+    """Print each count on a line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--option", default="block_size", help="field of an option whose way to a rank is counted")
+    parser.add_argument("--list", action="store_true", help="name the files and places that are counted")
+    args = parser.parse_args()
+    files = sorted(PACKAGE.rglob("*.py"))
+    graph = import_graph(files)
+
+    def show(label: str, count: int, places: Iterable[str] = ()) -> None:
+        print(f"{count:>8,}  {label}")
+        if args.list:
+            print(*(f"          {place}" for place in places), sep="\n")
+
+    packages = [path.parent.name for path in files if path.name == "__init__.py" and path.parent.parent == PACKAGE]
+    loose = [path for path in files if path.parent == PACKAGE and path.name not in ("__init__.py", "__main__.py")]
+    upward = [
+        f"{short(path)} → {short(other)}"
+        for path, others in graph.items()
+        for other in others
+        if path.parent != PACKAGE and ORDER.index(short(other).split("/")[0]) < ORDER.index(short(path).split("/")[0])
+    ]
+    long = [path for path in files if num_lines([path]) > LONG_FILE]
+    show("lines of Python", num_lines(files))
+    show("packages", len(packages), packages)
+    show("loose files", len(loose), map(short, loose))
+    show("files in circles of imports", len(circle := in_circles(graph)), map(short, circle))
+    show("imports upwards", len(upward), upward)
+    show(f"files over {LONG_FILE} lines", len(long), map(short, long))
+    duplicates = duplicated_places(files)
+    show(f"places that share {LONG_RUN} or more lines with another", len(duplicates), duplicates)
+    build = PACKAGE / "launch/build.py"
+    functions = (node for node in tree(build).body if isinstance(node, ast.FunctionDef))
+    show("lines of build_rank", next(f.end_lineno - f.lineno + 1 for f in functions if f.name == "build_rank"))
+    places = option_places(files, args.option)
+    num_files = len({place.partition(":")[0] for place in places})
+    show(f"places that the option {args.option} passes, in {num_files} files", len(places), places)
+    core = [
+        path for path in files if any(matches(path, patterns) for patterns in CORE.values()) and not extension(path)
+    ]
+    show("lines of the core", num_lines(core))
+    for label, patterns in CORE.items():
+        mine = [path for path in core if matches(path, patterns)]
+        show(f"  {label}", num_lines(mine), map(short, mine))
+    used = defaultdict(list)
+    for path in core:
+        for other in graph[path]:
+            if name := extension(other):
+                used[name].append(f"{short(path)} → {short(other)}")
+            elif other not in core and short(other).split("/")[0] != "native":
+                used["parts outside the core"].append(f"{short(path)} → {short(other)}")
+    show("imports of extensions by the core", sum(map(len, used.values())))
+    for name, arrows in sorted(used.items()):
+        show(f"  {name}", len(arrows), arrows)
+
+
+if __name__ == "__main__":
+    main()
