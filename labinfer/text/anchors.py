@@ -6,11 +6,28 @@ held back, or what is found would depend on how the text was cut into pieces.
 
 from __future__ import annotations
 
+import logging
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from labinfer.text.patterns import MAX_MATCH, beginnings, check_pattern
+import regex
+
+logger = logging.getLogger(__name__)
+
+MAX_MATCH = 1024
+"""Most characters of a match of a pattern, and of the text that is held back for one."""
+MAX_PATTERN = 4096
+"""Characters of a pattern."""
+MATCH_SECONDS = 0.25
+"""Most processor time of one search."""
+USUAL_SECONDS = 0.001
+"""Processor time that a search may take on average. Those of built-in formats take some microseconds."""
+Result = TypeVar("Result")
+_NO_CHARACTER = r"[^\x00-\U0010ffff]"
+_UNSUPPORTED = re.compile(r"(?<!\\)(?:\\\\)*\(\?(?:<[=!]|[a-zA-Z-]+[:)])")
 
 
 @dataclass(frozen=True)
@@ -52,34 +69,82 @@ class LiteralAnchor:
 
 
 class PatternAnchor:
-    """A regular expression, in which the dot matches line feeds, too.
+    """A regular expression of the ``regex`` package, in which the dot matches line feeds, too.
 
-    A lookahead, with which only an alternative may end, is text like other where the beginning of a match is looked for.
+    Patterns come with checkpoints, and match by backtracking. One whose searches take more than ``USUAL_SECONDS`` each, and
+    ``MATCH_SECONDS`` beyond that, is given up with a warning: the anchor matches nothing any more.
 
     Raises:
-        ValueError: the pattern is broken, may take long, or has what is not supported; see ``check_pattern``.
+        ValueError: see ``compile_pattern``.
     """
 
     def __init__(self, pattern: str):
-        check_pattern(pattern)
-        self._pattern = re.compile(pattern, re.DOTALL)
-        self._beginning = re.compile(rf"(?:{beginnings(pattern)})\Z", re.DOTALL)
-
-    @property
-    def group_names(self) -> set[str]:
-        """Names of the pattern's groups."""
-        return set(self._pattern.groupindex)
+        self._source, self._pattern = pattern, compile_pattern(pattern)
+        # Nothing matches behind the pattern, so a partial match is all that is left: the pattern, or the text, ends at the end.
+        self._beginning = compile_pattern(pattern, _NO_CHARACTER)
+        self._seconds_left = MATCH_SECONDS
 
     def find(self, text: str, begin: int, end: int) -> Match | None:
-        match = self._pattern.search(text, begin, end)
+        match = self._search(self._pattern, text, begin, end)
         while match and match.end() - match.start() > MAX_MATCH:
-            match = self._pattern.search(text, match.start() + 1, end)
+            match = self._search(self._pattern, text, match.start() + 1, end)
         if match is None:
             return None
         return Match(match.start(), match.end(), {k: v for k, v in match.groupdict().items() if v is not None})
 
     def pending(self, text: str, begin: int, end: int) -> int:
-        return self._beginning.search(text, max(begin, end - MAX_MATCH), end).start()  # the end itself matches
+        match = self._search(self._beginning, text, max(begin, end - MAX_MATCH), end, partial=True)
+        return match.start() if match else end
+
+    def _search(
+        self, pattern: regex.Pattern[str], text: str, begin: int, end: int, partial: bool = False
+    ) -> regex.Match[str] | None:
+        if self._seconds_left <= 0:
+            return None
+        began = time.thread_time()
+        try:
+            return within_time(lambda: pattern.search(text, begin, end, partial=partial, timeout=MATCH_SECONDS))
+        except TimeoutError:
+            return None
+        finally:
+            allowed = min(MATCH_SECONDS, self._seconds_left + USUAL_SECONDS)
+            self._seconds_left = allowed - (time.thread_time() - began)
+            if self._seconds_left <= 0:
+                logger.warning("the response template's pattern %.200r takes too long; it is given up", self._source)
+
+
+def within_time(search: Callable[[], Result]) -> Result:
+    """The result of a search with ``timeout=MATCH_SECONDS``, which the package counts in the time of all threads.
+
+    Raises:
+        TimeoutError: this thread has taken so long.
+    """
+    began = time.thread_time()
+    while True:
+        try:
+            return search()
+        except TimeoutError:
+            if time.thread_time() - began >= MATCH_SECONDS:
+                raise
+
+
+def compile_pattern(pattern: str, behind: str = "") -> regex.Pattern[str]:
+    """A pattern of a response template.
+
+    Args:
+        behind: another pattern that is to match behind it.
+
+    Raises:
+        ValueError: the pattern is broken or too long, or has a flag, or a lookbehind: a reply's earlier text is not kept.
+    """
+    if len(pattern) > MAX_PATTERN:
+        raise ValueError(f"a pattern may have {MAX_PATTERN} characters at most, not {len(pattern)}")
+    if _UNSUPPORTED.search(pattern):
+        raise ValueError(f"{pattern!r:.200} has a lookbehind or a flag, which is not supported")
+    try:
+        return regex.compile(f"(?:{pattern}){behind}" if behind else pattern, regex.DOTALL)
+    except (regex.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{pattern!r:.200} is no regular expression: {error}") from None
 
 
 def overlap(text: str, literal: str) -> int:

@@ -7,9 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from labinfer.text.anchors import overlap
-from labinfer.text.patterns import fixed_beginning, fixed_ending
-from labinfer.text.region_values import Arguments, quote_keys, read_value
+import regex
+
+from labinfer.text.anchors import MATCH_SECONDS, compile_pattern, overlap, within_time
+from labinfer.text.region_values import Arguments, quote_keys, read_value, tag_marks
 
 _TOKEN = re.compile(
     r'\s*(?:(?P<string>"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*")|(?P<open>[{\[])|(?P<close>[}\]])|(?P<mark>[:,])'
@@ -149,7 +150,7 @@ def _quote_strings(text: str, begin: str, end: str) -> str:
 def _read_tags(text: str, arguments: Arguments) -> CutValue:
     """Tags, of which the last one may be open. Its value is a string, or is left out."""
     pattern = arguments["tag_pattern"]
-    beginning, ending = fixed_beginning(pattern), fixed_ending(pattern)
+    beginning, ending = tag_marks(pattern)
     end = text.rfind(ending) + len(ending) if ending and ending in text else 0
     values, rest = read_value(text[:end], "xml-inline", arguments), text[end:].lstrip()
     tag = _open_tag(pattern, rest)
@@ -166,9 +167,10 @@ def _read_tags(text: str, arguments: Arguments) -> CutValue:
     return CutValue({**values, key: OpenText(value)}, '"}')
 
 
-def _open_tag(pattern: str, text: str) -> re.Match[str] | None:
+def _open_tag(pattern: str, text: str) -> regex.Match[str] | None:
     """The beginning of a tag up to its value; None where the text has no whole one."""
     try:
-        return re.compile(pattern.partition("(?P<value>")[0], re.DOTALL).match(text)
-    except re.error:  # the value is a part of a group
+        opening = compile_pattern(pattern.partition("(?P<value>")[0])
+        return within_time(lambda: opening.match(text, timeout=MATCH_SECONDS))
+    except (ValueError, TimeoutError):  # the value is a part of a group; or the pattern takes too long
         return None

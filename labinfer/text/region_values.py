@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
-from labinfer.text.patterns import check_pattern, fixed_beginning, fixed_ending
-
-MAX_UNANCHORED = 1 << 14
-"""Characters in which tags are looked for with a pattern that ends in no fixed text: such a search may take long."""
+from labinfer.text.anchors import MATCH_SECONDS, compile_pattern, within_time
 
 Arguments = dict[str, Any]
 
@@ -46,8 +44,7 @@ def check_arguments(content: Any, arguments: Any) -> None:
             raise ValueError(f"content_args {name}={value!r:.60} does not go with {content!r}, which takes {known}")
     if content == "xml-inline":
         pattern = arguments.get("tag_pattern", "")
-        check_pattern(pattern)
-        if "key" not in re.compile(pattern).groupindex:
+        if "key" not in compile_pattern(pattern).groupindex:
             raise ValueError(f"tag_pattern {pattern!r:.200} needs groups (?P<key>…) and (?P<value>…)")
     for delimiters in arguments.get("string_delims", []):
         if not isinstance(delimiters, list) or len(delimiters) != 2 or not all(map(_is_text, delimiters)):
@@ -114,11 +111,14 @@ def _tags(text: str, arguments: Arguments) -> dict[str, Any]:
     left of a tag that was not closed, as is a value in which another tag begins. A tag that says of its value that it is no string
     has JSON."""
     pattern, values, last = arguments["tag_pattern"], {}, 0
-    beginning, ending = fixed_beginning(pattern), fixed_ending(pattern)
+    beginning, ending = tag_marks(pattern)
     end = text.rfind(ending) + len(ending) if ending in text else 0
-    if not ending and (end := len(text)) > MAX_UNANCHORED:
-        raise ValueError(f"longer than {MAX_UNANCHORED} characters")
-    for match in re.compile(pattern, re.DOTALL).finditer(text, 0, end):
+    tag = compile_pattern(pattern)
+    try:
+        matches = within_time(lambda: list(tag.finditer(text, 0, end, timeout=MATCH_SECONDS)))
+    except TimeoutError:
+        raise ValueError(f"{pattern!r:.200} takes more than {MATCH_SECONDS:g} s") from None
+    for match in matches:
         groups = match.groupdict()
         key, value = groups["key"], groups.get("value") or ""
         _check_between(text[last : match.start()])
@@ -134,6 +134,26 @@ def _tags(text: str, arguments: Arguments) -> dict[str, Any]:
             values[key] = value
     _check_between(text[last:])
     return values
+
+
+def tag_marks(pattern: str) -> tuple[str, str]:
+    """Texts with which every match of a pattern begins and ends; empty where they are not the same for all."""
+    elements = list(_ELEMENT.finditer(pattern))
+    if any(element["or"] for element in elements):
+        return "", ""
+    letters = [(element["letter"] or "")[-1:] for element in elements]
+    for index, element in enumerate(elements):
+        if element["repeat"]:
+            letters[index - 1] = ""
+    beginning, ending = takewhile(bool, letters), takewhile(bool, reversed(letters))
+    return "".join(beginning), "".join(ending)[::-1]
+
+
+_ELEMENT = re.compile(
+    r"(?P<letter>\\\W|[^\\\[\](){}.^$*+?|])|(?P<or>\|)|(?P<repeat>[*+?{])"
+    r"|\\(?:x..|u.{4}|U.{8}|.)|\[\^?\]?(?:\\.|[^\]\\])*\]|.",
+    re.DOTALL,
+)
 
 
 def _check_between(text: str) -> None:
