@@ -17,6 +17,7 @@ MODULES = {
     "EmbeddingOutput": "base.pooling",
     "LLM": "api.llm",
     "RequestOutput": "requests.outputs",
+    "SamplingParameter": "base.sampling_params",
     "SamplingParams": "base.sampling_params",
     "StructuredOutputs": "base.structured_outputs",
     "UserError": "base.errors",

@@ -15,6 +15,7 @@ class Kind:
         shipped: the parts that come with LABInfer: ``module:attribute`` by name.
         is_class: whether a part is a subclass of the contract; else it is any callable.
         details: names that ``register`` takes beside kind and name.
+        check: ``module:attribute`` of a function that refuses a registration: ``check(name, part, details)`` raises ``UserError``.
         in_gateway: whether the gateway process uses parts of this kind, too. A plugin that adds such a part is also imported there, and
             must not import torch when it is imported.
     """
@@ -23,6 +24,7 @@ class Kind:
     shipped: Mapping[str, str]
     is_class: bool = False
     details: tuple[str, ...] = ()
+    check: str = ""
     in_gateway: bool = False
 
 
@@ -122,6 +124,7 @@ KINDS: dict[str, Kind] = {
             for name in names
         },
         details=("parameter",),
+        check="labinfer.requests.parameter_names:check_registration",
         in_gateway=True,
     ),
     "weight_format": Kind(

@@ -103,13 +103,20 @@ class Plugins:
         """In the gateway process: import the plugins that registered parts it uses, and name the others, which may need torch.
 
         Raises:
-            UserError: as ``load``.
+            UserError: as ``load``; or a plugin imports torch, which would take seconds and some 200 MB here.
         """
+        had_torch = "torch" in sys.modules
         for source in sources:
-            if any(KINDS[kind].in_gateway for kind in source.kinds):
-                self.load([source])
-            else:
+            if not any(KINDS[kind].in_gateway for kind in source.kinds):
                 self.loaded.append(source)
+                continue
+            self.load([source])
+            if "torch" in sys.modules and not had_torch:
+                kinds = " and ".join(kind.replace("_", " ") for kind in source.kinds if KINDS[kind].in_gateway)
+                raise UserError(
+                    f"{FLAG} {source.name}: {source.path} imports torch; the gateway process reads files that register a {kinds}, and "
+                    "has no torch: import it inside of the functions that use it"
+                )
 
     def identities(self) -> list[str]:
         """Name and digest of each plugin, as reports and fingerprints have them."""

@@ -158,6 +158,11 @@ class Registry:
             base = _load(listed.contract)
             if not (isinstance(part, type) and issubclass(part, base)):
                 raise UserError(f"register({kind!r}, {name!r}) needs a subclass of {listed.contract.replace(':', '.')}")
+        if listed.check:
+            try:
+                _load(listed.check)(name, part, details)
+            except UserError as error:
+                raise UserError(f"register({kind!r}, {name!r}): {error}") from None
 
 
 class Names(Sequence[str]):

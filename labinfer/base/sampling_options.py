@@ -6,8 +6,8 @@ import dataclasses
 import re
 import typing
 
-from labinfer.base.option_fields import option
-from labinfer.base.sampling_params import SamplingParams
+from labinfer.base.option_fields import flag_name, option
+from labinfer.base.sampling_params import SamplingParams, sampling_parameters
 
 SAMPLING_FLAGS = {
     "max_tokens": ("tokens to generate at most", "N"),
@@ -40,14 +40,27 @@ SamplingOptions = dataclasses.make_dataclass(
 )
 
 
+def sampling_sections() -> tuple[type, ...]:
+    """``SamplingOptions``, and a section with the parameters of plugins' logits processors where there are any."""
+    fields = [
+        (name, parameter.kind, option(parameter.default, parameter.help, metavar="N" if parameter.kind is int else "X"))
+        for name, parameter in sampling_parameters().items()
+    ]
+    if not fields:
+        return (SamplingOptions,)
+    text = "Parameters of plugins' logits processors, for requests that do not set their own."
+    return SamplingOptions, dataclasses.make_dataclass("PluginSamplingOptions", fields, namespace={"__doc__": text})
+
+
 def as_flags(message: str) -> str:
     """A message on ``SamplingParams`` with its fields as flags: ``top_p must be …`` becomes ``--top-p must be …``.
 
     Fields are the first word, and those with an underscore, which no other word has.
     """
 
+    names = {*SAMPLING_FLAGS, *sampling_parameters()}
+
     def flag(match: re.Match) -> str:
-        name = match[0]
-        return f"--{name.replace('_', '-')}" if name in SAMPLING_FLAGS else name
+        return flag_name(match[0]) if match[0] in names else match[0]
 
     return re.sub(r"^[a-z_]+|\b[a-z]+(?:_[a-z]+)+\b", flag, message)

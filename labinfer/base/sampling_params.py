@@ -6,6 +6,7 @@ follow from these.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -13,6 +14,7 @@ import msgspec
 
 from labinfer.base.errors import UserError
 from labinfer.base.nesting import MAX_DEPTH, is_too_deep
+from labinfer.base.registry import REGISTRY
 from labinfer.base.structured_outputs import StructuredOutputs
 
 MAX_SEED = 2**63 - 1
@@ -70,6 +72,64 @@ class TextBounds:
                 raise UserError(f"{name}: a string must have 1 to {self.longest} characters, not {text!r:.60}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class SamplingParameter:
+    """A number that requests give to a plugin's logits processor, as a field with the processor's name.
+
+    The field stands beside those of ``SamplingParams``: in Python, JSONL lines, HTTP bodies and ``/openapi.json``, as a flag of
+    ``generate`` and ``chat``, and among the settings of a chat. It travels in ``SamplingParams.logits_processors``.
+
+    Args:
+        kind: ``int`` or ``float``.
+        default: the value of requests without the field; with it the processor is not called.
+        least, most: the bounds.
+        help: what it does, for ``--help`` and ``/openapi.json``.
+
+    Raises:
+        UserError: the kind is another type, or the default is out of the bounds.
+    """
+
+    kind: type
+    default: float
+    least: float
+    most: float
+    help: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in (int, float):
+            raise UserError(f"a sampling parameter is an int or a float, not {self.kind!r:.60}")
+        if not -math.inf < self.least <= self.most < math.inf:
+            raise UserError(f"a sampling parameter cannot have bounds from {self.least!r:.40} to {self.most!r:.40}")
+        self.read("the default of a sampling parameter", self.default)
+
+    def read(self, name: str, value: Any) -> float:
+        """A value as ``kind``.
+
+        Raises:
+            UserError: it is no number, or out of the bounds.
+        """
+        if self.kind is int and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        Bounds(self.least, self.most).check(name, self.kind, value)
+        return self.kind(value)
+
+
+def sampling_parameters() -> dict[str, SamplingParameter]:
+    """Parameters of plugins' logits processors, by name."""
+    entries = REGISTRY.plugged_in("logits_processor")
+    return {name: entry.details["parameter"] for name, entry in entries.items() if "parameter" in entry.details}
+
+
+class _TakesParameters(type(msgspec.Struct)):
+    """Takes ``sampling_parameters`` as keywords: ``SamplingParams(top_n_sigma=1.0)``."""
+
+    def __call__(cls, **fields: Any) -> Any:
+        own = {name: fields.pop(name) for name in sampling_parameters() if name in fields}
+        if own and isinstance(given := fields.get("logits_processors", {}), dict):
+            fields["logits_processors"] = given | own
+        return super().__call__(**fields)
+
+
 Count = Annotated[int, Bounds(0, MAX_COUNT, f"from 0 to {MAX_COUNT}")]
 Choices = Annotated[int, Bounds(1, MAX_CHOICES)]
 Share = Annotated[float, Bounds(TINY, 1.0, "above 0 and at most 1")]
@@ -78,8 +138,9 @@ NumLogprobs = Annotated[int, Bounds(0, MAX_LOGPROBS)]
 BIAS = Bounds(-100.0, 100.0)
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Choice of one request's tokens. Names and meanings are those of vLLM and Transformers.
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=_TakesParameters):
+    """Choice of one request's tokens. Names and meanings are those of vLLM and Transformers; ``sampling_parameters`` are further
+    keywords.
 
     Logits processors come first, then temperature, then the sets: top-k, top-p, min-p, typical-p, each of what the one
     before left.
@@ -115,7 +176,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     allowed_token_ids: tuple[int, ...] = ()
     """If any are given, only these are generated."""
     logits_processors: dict[str, Any] = {}
-    """Further processors by name, with their argument; see ``worker/logits_processors``."""
+    """Values of plugins' logits processors by name, in the order in which they change the logits; see ``SamplingParameter``."""
     seed: Annotated[int, Bounds(0, MAX_SEED, "from 0 to 2**63-1")] = 0
     """The same seed gives the same tokens on every layout and in every batch (fp32)."""
     stop: Annotated[tuple[str, ...], TextBounds(MAX_STOP_STRINGS, MAX_STOP_LENGTH)] = ()
@@ -183,6 +244,32 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             msgspec.msgpack.encode(self.logits_processors)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise UserError(f"logits_processors cannot be sent to the ranks: {error}") from None
+        self._read_parameters()
+
+    def _read_parameters(self) -> None:
+        """Check the ``sampling_parameters`` among ``logits_processors``, and leave out those that have their default."""
+        parameters, changing = sampling_parameters(), {}
+        for name, value in self.logits_processors.items():
+            if name in parameters:
+                value = parameters[name].read(name, value)
+                if value == parameters[name].default:
+                    continue
+            changing[name] = value
+        msgspec.structs.force_setattr(self, "logits_processors", changing)
+
+    def updated(self, given: dict[str, Any]) -> SamplingParams:
+        """Replace fields by those of a request. Its ``logits_processors`` are added to those here, and its ``seed`` out of
+        bounds is taken modulo 2**63.
+
+        Raises:
+            UserError: a field is out of bounds.
+        """
+        given = dict(given)
+        if "seed" in given:
+            given["seed"] %= MAX_SEED + 1
+        if "logits_processors" in given:
+            given["logits_processors"] = self.logits_processors | given["logits_processors"]
+        return msgspec.structs.replace(self, **given)
 
     def _check_structured(self) -> None:
         if isinstance(self.structured_outputs, dict):

@@ -25,7 +25,7 @@ from labinfer.base.config import (
 from labinfer.base.errors import UserError
 from labinfer.base.option_fields import flag_name, is_switch, join
 from labinfer.base.registry import REGISTRY
-from labinfer.base.sampling_options import SamplingOptions
+from labinfer.base.sampling_options import SamplingOptions, sampling_sections
 from labinfer.cli.bench.options import (
     AccuracyOptions,
     BenchOptions,
@@ -258,9 +258,14 @@ def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
     parser.add_argument("--version", action="version", version=f"labinfer {labinfer.__version__}")
     if command != "supervise":  # it has nothing that could be chosen; the command that it starts has flags of its own
         parser.add_argument("--plugin", action="append", metavar="FILE|MODULE|NAME", help=PLUGIN_HELP)
-    for section in sections:
-        repeated, left_out = REPEATED_BY_COMMAND.get(command, REPEATED), LEFT_OUT_BY_COMMAND.get(command, ())
-        add_options(parser, section, repeated, DEFAULTS_BY_COMMAND.get(command, {}), left_out)
+    if SamplingOptions in sections:
+        sections += sampling_sections()[1:]
+    repeated, left_out = REPEATED_BY_COMMAND.get(command, REPEATED), LEFT_OUT_BY_COMMAND.get(command, ())
+    try:
+        for section in sections:
+            add_options(parser, section, repeated, DEFAULTS_BY_COMMAND.get(command, {}), left_out)
+    except argparse.ArgumentError as error:  # of a plugin: ours are tested
+        raise UsageError(f"a plugin adds a flag that there is already: {error}") from None
     return parser
 
 

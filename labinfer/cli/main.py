@@ -30,7 +30,7 @@ from labinfer.base.errors import AgreedError, ExitStatus, UserError
 from labinfer.base.option_fields import check_bounds, convert, convert_section
 from labinfer.base.plugins import PLUGINS, find_plugin, named_plugins
 from labinfer.base.registry import REGISTRY
-from labinfer.base.sampling_options import SamplingOptions, as_flags
+from labinfer.base.sampling_options import as_flags, sampling_sections
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.base.standard_error import protect_standard_streams, write_error
 from labinfer.cli.bench.options import LoadOptions
@@ -417,10 +417,11 @@ def _check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
 
 def _sampling(args: argparse.Namespace) -> tuple[dict[str, Any], SamplingParams]:
     """The fields of ``SamplingParams`` that were given, and these with the defaults of the others."""
-    hints = typing.get_type_hints(SamplingOptions)
+    sections = sampling_sections()
+    hints = {name: hint for section in sections for name, hint in typing.get_type_hints(section).items()}
     given = {
         name: tuple(value) if name in REPEATED else value if hints[name] is bool else convert(name, value, hints[name])
-        for name, value in _given(args, SamplingOptions).items()
+        for name, value in _given(args, *sections).items()
     }
     try:
         return given, SamplingParams(**given)

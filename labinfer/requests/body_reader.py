@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from labinfer.base.errors import UserError
+from labinfer.base.sampling_params import sampling_parameters
 
 FIELD = re.compile(r"(?:at|in) `\$\.([A-Za-z_][A-Za-z0-9_]*)")
 """Place of a wrong field in msgspec's texts."""
@@ -22,6 +23,7 @@ WRONG_ENTRY = re.compile(r"(?:at `key` in `\$\.([A-Za-z_][A-Za-z0-9_]*)`|at `\$\
 """Place of a wrong key, or of a wrong value, of a field that maps keys to values."""
 STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]+)\]")
 """Step of a place in them."""
+PROCESSORS = "logits_processors"
 MAX_TEXT = 300
 """Characters of msgspec's texts that are told."""
 MAX_IGNORED = 16
@@ -53,7 +55,8 @@ class WrongBody(UserError):
 
 
 def read_body(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored: list[str] | None = None) -> Body:
-    """A struct from JSON. Where it has whole numbers, 5.0 is one, as in JSON Schema.
+    """A struct from JSON. Where it has whole numbers, 5.0 is one, as in JSON Schema. Fields of ``sampling_parameters`` are moved to
+    ``logits_processors``, if the struct has that.
 
     Args:
         ignored: if given, unknown fields are left out, and their names put here; else they are refused.
@@ -76,6 +79,8 @@ def read_body(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored: 
             value = msgspec.json.decode(data) if value is UNSET else value
             if "got `float`" in text and not has_whole_numbers:
                 has_whole_numbers, value = True, _whole_numbers(value)
+            elif unknown and _move_parameters(value, kind):
+                pass
             elif unknown and ignored is not None and len(ignored) < MAX_IGNORED and _leave_out(value, unknown):
                 ignored.append(unknown[1][:MAX_TEXT])
             else:
@@ -126,7 +131,8 @@ def _describe(text: str, kind: type) -> WrongBody:
     )
     if unknown := UNKNOWN_FIELD.search(text):
         name, place = unknown.groups()
-        near = [] if place else difflib.get_close_matches(name[:100], kind.__struct_fields__, 1)
+        names = [*kind.__struct_fields__, *sampling_parameters()]
+        near = [] if place else difflib.get_close_matches(name[:100], names, 1)
         return WrongBody(f"{text}; did you mean {near[0]!r}?" if near else text, name)
     field, place = FIELD.search(text), WRONG_VALUE.match(text)
     if place and (values := _listed_values(kind, place[1])):
@@ -180,6 +186,18 @@ def _listed_values(kind: type, place: str) -> list[str]:
 @lru_cache(32)
 def _schema(kind: type) -> dict[str, Any]:
     return msgspec.json.schema(kind)
+
+
+def _move_parameters(value: Any, kind: type) -> bool:
+    """Move the fields of ``sampling_parameters`` to ``logits_processors``. Returns whether there were any."""
+    if not isinstance(value, dict) or PROCESSORS not in kind.__struct_fields__:
+        return False
+    own = {name: value.pop(name) for name in sampling_parameters() if name in value}
+    if own and isinstance(
+        given := value.get(PROCESSORS) or {}, dict
+    ):  # another type is refused when it is decoded again
+        value[PROCESSORS] = given | {name: number for name, number in own.items() if number is not None}
+    return bool(own)
 
 
 def _leave_out(value: Any, unknown: re.Match) -> bool:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 import msgspec
 
 from labinfer.base.errors import UserError
-from labinfer.base.sampling_params import BIAS, MAX_COUNT, MAX_SEED, NUMBERS, TEXTS, SamplingParams
+from labinfer.base.sampling_params import BIAS, MAX_COUNT, NUMBERS, TEXTS, SamplingParams
 from labinfer.base.structured_outputs import StructuredOutputs
 from labinfer.requests.prompts import (
     TEMPLATE_KEYS,
@@ -109,10 +109,7 @@ SamplingFields = msgspec.defstruct(
 
 
 class RequestFields(SamplingFields, kw_only=True):
-    """The fields that every kind of request may have beside its prompt.
-
-    A ``seed`` out of the bounds of ``SamplingParams`` is taken modulo 2**63.
-    """
+    """The fields that every kind of request may have beside its prompt; for ``seed`` see ``SamplingParams.updated``."""
 
     priority: Annotated[int, msgspec.Meta(ge=-MAX_COUNT, le=MAX_COUNT)] | None = None
     """With ``--scheduling-policy priority`` the lowest goes first."""
@@ -129,10 +126,7 @@ class RequestFields(SamplingFields, kw_only=True):
         Raises:
             UserError: a field is out of bounds.
         """
-        given = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
-        if "seed" in given:
-            given["seed"] %= MAX_SEED + 1
-        return SamplingParams(**({name: getattr(defaults, name) for name in SAMPLING_FIELDS} | given))
+        return defaults.updated({name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None})
 
 
 TokenIds = Annotated[list[TokenId], msgspec.Meta(max_length=MAX_TOKEN_IDS)]

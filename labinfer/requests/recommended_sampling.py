@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from labinfer.base.errors import UserError
-from labinfer.base.sampling_params import SamplingParams
+from labinfer.base.sampling_params import SamplingParams, sampling_parameters
 from labinfer.weights.model_files import GENERATION, read_generation_config
 
 FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def recommended_sampling(checkpoint: Path) -> dict[str, int | float] | None:
-    """Fields of ``SamplingParams``; None where answers are not to be sampled: its numbers, if any, are meant for when
+    """Fields of ``SamplingParams``, and parameters of plugins; None where answers are not to be sampled: its numbers, if any, are meant for when
     sampling is asked for.
 
     Raises:
@@ -21,7 +21,7 @@ def recommended_sampling(checkpoint: Path) -> dict[str, int | float] | None:
     config = read_generation_config(checkpoint)
     if config.get("do_sample") is False:
         return None
-    given = {name: config[name] for name in FIELDS if config.get(name) is not None}
+    given = {name: config[name] for name in (*FIELDS, *sampling_parameters()) if config.get(name) is not None}
     try:
         SamplingParams(**given)
     except UserError as error:

@@ -12,7 +12,7 @@ import msgspec
 from labinfer.base.config import EngineOptions
 from labinfer.base.option_fields import join
 from labinfer.base.plugins import PLUGINS
-from labinfer.base.sampling_params import SamplingParams
+from labinfer.base.sampling_params import SamplingParams, sampling_parameters
 
 ANSWERING = {
     "model": (
@@ -42,6 +42,8 @@ def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dic
     if PLUGINS.loaded:
         chosen["plugin"] = ", ".join(PLUGINS.identities())
     values = chosen | files | msgspec.to_builtins(sampling)
+    processors = values["logits_processors"]
+    values |= {name: processors.pop(name) for name in sampling_parameters().keys() & processors.keys()}
     del values["speculate"]  # changes no answer
     return {
         f"--{name.replace('_', '-')}": list(value) if isinstance(value, tuple) else value

@@ -9,7 +9,7 @@ from contextlib import closing
 
 from labinfer.base.errors import ExitStatus, Interrupted, UserError
 from labinfer.cli.terminal.backend import Answer, AnswerFailed, Backend, MessageRefused, Thought
-from labinfer.cli.terminal.conversation import SETTINGS, Conversation
+from labinfer.cli.terminal.conversation import Conversation, settings
 from labinfer.cli.terminal.terminal import Terminal
 from labinfer.comm.group.signals import SignalGuard
 
@@ -176,7 +176,7 @@ class Chat:
             self._conversation.set(name, value.strip())
         self._terminal.say(self._conversation.describe_settings())
         if not name:
-            self._terminal.say(f"can be set: {', '.join(SETTINGS)}")
+            self._terminal.say(f"can be set: {', '.join(settings())}")
 
     def _undo(self, text: str) -> None:
         self._terminal.say(f"taken back: {self._take_back()}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,13 +10,18 @@ from typing import Any, get_type_hints
 import msgspec
 
 from labinfer.base.errors import UserError
-from labinfer.base.sampling_options import SamplingOptions
+from labinfer.base.sampling_options import sampling_sections
 from labinfer.base.sampling_params import SamplingParams
 
 MANY_ANSWERS = ("n", "num_beams", "length_penalty")
 """Sampling options for several answers, or for those that cannot stream; not for a chat."""
 WORDS = {int: "a whole number", float: "a number", bool: "true or false"}
-SETTINGS = tuple(f.name for f in dataclasses.fields(SamplingOptions) if f.name not in MANY_ANSWERS)
+
+
+def settings() -> dict[str, type]:
+    """Types of what can be set, by name."""
+    hints = {name: hint for section in sampling_sections() for name, hint in get_type_hints(section).items()}
+    return {name: hint for name, hint in hints.items() if name not in MANY_ANSWERS}
 
 
 @dataclass
@@ -42,13 +46,12 @@ class Conversation:
             UserError: there is no such setting, or it cannot have this value.
         """
         name = name.lstrip("-").replace("-", "_")
-        if name not in SETTINGS:
-            raise UserError(f"there is no setting {name!r}; settings are {', '.join(SETTINGS)}")
+        if (kind := settings().get(name)) is None:
+            raise UserError(f"there is no setting {name!r}; settings are {', '.join(settings())}")
         others = {key: value for key, value in self.settings.items() if key != name}
         if text:
-            kind, value = get_type_hints(SamplingParams)[name], (text,) if name == "stop" else text
             try:
-                others[name] = msgspec.convert(value, kind, strict=False)
+                others[name] = msgspec.convert((text,) if name == "stop" else text, kind, strict=False)
             except msgspec.ValidationError:
                 raise UserError(f"{name} must be {WORDS[kind]}, not {text!r:.60}") from None
         SamplingParams(**others)  # min_tokens and max_tokens, for one, have to go together

@@ -214,6 +214,8 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
     top_p: TopP = None
     top_k: TopK = None
     stop_sequences: Stop = None
+    logits_processors: dict[str, Any] | None = None
+    """Not Anthropic's; as in ``SamplingParams``."""
     stream: bool | None = None
     thread: Any = None
     """Refused with a code that clients know."""
@@ -243,6 +245,7 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
             "top_p": self.top_p,
             "top_k": self.top_k,
             "stop": self.stop_sequences,
+            "logits_processors": self.logits_processors,
         }
         prompt = self.prompt()
         warnings = prompt.tool_use.check_schemas()
@@ -252,9 +255,7 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
             given["structured_outputs"] = StructuredOutputs(json=schema)
         return ParsedBody(
             prompts=[prompt],
-            sampling=msgspec.structs.replace(
-                defaults, **{name: value for name, value in given.items() if value is not None}
-            ),
+            sampling=defaults.updated({name: value for name, value in given.items() if value is not None}),
             model=self.model,
             echo=False,
             priority=0,

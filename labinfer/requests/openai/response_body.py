@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 import msgspec
 
 from labinfer.base.errors import UserError
-from labinfer.base.sampling_params import MAX_COUNT, MAX_LOGPROBS, MAX_SEED, SamplingParams
+from labinfer.base.sampling_params import MAX_COUNT, MAX_LOGPROBS, SamplingParams
 from labinfer.base.structured_outputs import StructuredOutputs
 from labinfer.requests.openai.response_items import Item, as_messages
 from labinfer.requests.parsed_body import ParsedBody
@@ -240,8 +240,6 @@ class ResponseBody(SampledBody, kw_only=True, forbid_unknown_fields=True):
 
     def _sampling(self, defaults: SamplingParams, left_out: list[str]) -> SamplingParams:
         given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
-        if "seed" in given:
-            given["seed"] %= MAX_SEED + 1
         if self.max_output_tokens is not None:
             given["max_tokens"] = self.max_output_tokens
         if LOGPROBS in (self.include or ()):
@@ -258,4 +256,4 @@ class ResponseBody(SampledBody, kw_only=True, forbid_unknown_fields=True):
                 is_strict = isinstance(form, JsonSchemaText) and bool(form.strict)
                 schema = fit_schema(form.schema, "text.format", is_strict, left_out)
                 given["structured_outputs"] = StructuredOutputs(json=schema)
-        return msgspec.structs.replace(defaults, **given)
+        return defaults.updated(given)

@@ -17,7 +17,7 @@ import msgspec
 from starlette.responses import Response
 
 import labinfer
-from labinfer.base.sampling_params import MAX_LOGPROBS
+from labinfer.base.sampling_params import MAX_LOGPROBS, sampling_parameters
 from labinfer.requests.protocol import NEUTRAL_VALUES, TOKEN_ID, ChatBody, CompletionBody, OpenAIBody
 from labinfer.server.gateway.call import JSON, Call
 from labinfer.server.gateway.error_form import OPENAI_ERRORS, ErrorForm
@@ -188,6 +188,11 @@ def _bound(body: type[msgspec.Struct], properties: dict[str, Any], model_names: 
             properties[name].pop("anyOf")  # the same with less detail
         if name in neutral:
             properties[name] = {"enum": [*NEUTRAL_VALUES[name], None], "default": None}
+    if "logits_processors" in properties:
+        for name, parameter in sampling_parameters().items():
+            kind = "integer" if parameter.kind is int else "number"
+            bounds = {"minimum": parameter.least, "maximum": parameter.most}
+            properties[name] = {"type": [kind, "null"], **bounds, "description": parameter.help, "default": None}
     if "model" in properties:
         properties["model"] = {"enum": [*model_names, None], "default": None}
     if issubclass(body, OpenAIBody):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from labinfer.base.errors import PromptTooLong, UserError
+from labinfer.base.sampling_params import sampling_parameters
 from labinfer.requests.anthropic.message_body import MessageBody
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.files import BatchBody
@@ -35,4 +36,4 @@ def refused_field(error: UserError) -> api_errors.ApiError:
     if isinstance(error, PromptTooLong):
         return api_errors.too_long(text)
     first = re.split(r"[\s.:=\[]", text, maxsplit=1)[0]
-    return api_errors.bad_request(text, first if first in FIELD_NAMES else None)
+    return api_errors.bad_request(text, first if first in FIELD_NAMES or first in sampling_parameters() else None)

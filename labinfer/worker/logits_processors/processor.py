@@ -11,7 +11,7 @@ import torch
 from labinfer.base.errors import UserError
 from labinfer.base.plan import TokenSampling
 from labinfer.base.registry import REGISTRY
-from labinfer.base.sampling_params import SamplingParams
+from labinfer.base.sampling_params import SamplingParams, sampling_parameters
 
 
 class SampledRow(msgspec.Struct, frozen=True):
@@ -68,6 +68,8 @@ def check_logits_processors(requested: Mapping[str, Any], prompt_ids: list[int],
         names = [known for known in REGISTRY.names("logits_processor") if known not in SamplingParams.__struct_fields__]
         if name not in names:
             raise UserError(f"there is no logits processor {name!r:.60}; there are: {', '.join(names)}")
+        if parameter := sampling_parameters().get(name):  # of params that were made before the plugin was loaded
+            parameter.read(name, value)
         logits_V = torch.zeros(vocab_size)
         try:
             REGISTRY.find("logits_processor", name)(logits_V, value, row)

@@ -51,5 +51,5 @@ def _describe(service: Service, name: str) -> ModelEntry:
         id=name,
         created=service.started,
         max_model_len=model.info.max_model_len,
-        default_sampling={field: getattr(defaults, field) for field in SHOWN_DEFAULTS},
+        default_sampling={field: getattr(defaults, field) for field in SHOWN_DEFAULTS} | defaults.logits_processors,
     )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from labinfer.base.errors import ExitStatus, Interrupted, UserError
 from labinfer.cli.terminal.backend import Answer, AnswerFailed, MessageRefused, Thought
 from labinfer.cli.terminal.chat import COMMANDS, Chat
-from labinfer.cli.terminal.conversation import SETTINGS, Conversation
+from labinfer.cli.terminal.conversation import Conversation, settings
 from labinfer.cli.terminal.history import LONGEST, History
 from labinfer.cli.terminal.line_reader import LineReader
 from labinfer.cli.terminal.remote_server import RemoteServer
@@ -133,7 +133,7 @@ class TestConversation:
         assert conversation.settings == {"max_tokens": 5}
 
     def test_every_setting_can_be_none_of_these(self):
-        for name in SETTINGS:
+        for name in settings():
             if name != "stop":
                 with pytest.raises(UserError, match=f"^{name} must be"):
                     Conversation().set(name, "nonsense")
