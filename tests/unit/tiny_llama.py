@@ -122,7 +122,7 @@ def prompt_logits(model, num_tokens: int = 9) -> torch.Tensor | None:
     """Of a prompt's tokens, by a model of one layer."""
     model.make_rotary_tables(16, torch.device("cpu"))
     attention = model.model.layers["0"].self_attn
-    caches = [LayerCache(*(torch.zeros(1, 16, attention._shard.num_kv, 32) for _ in range(2)))]
+    caches = [LayerCache(*(torch.zeros(1, 16, attention.shard.num_kv, 32) for _ in range(2)))]
     positions = torch.arange(num_tokens)
     batch = ModelInputBatch(
         token_ids_T=positions * 3,

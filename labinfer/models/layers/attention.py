@@ -94,8 +94,7 @@ class Attention(nn.Module):
         self.config, self._functions = config, ctx.functions
         self.rope = config.rope
         size = config.head_size
-        shard = shard_heads(config.num_heads, config.num_kv_heads, ctx.tp.size, ctx.tp.rank)
-        self._shard = shard
+        self.shard = shard = shard_heads(config.num_heads, config.num_kv_heads, ctx.tp.size, ctx.tp.rank)
         self._num_new = 0 if config.reads_earlier else shard.num_kv
         """KV heads that tokens leave in the cache."""
         kv_names = () if config.reads_earlier else ("k_proj", "k_proj" if config.tied_values else "v_proj")
@@ -128,7 +127,7 @@ class Attention(nn.Module):
         self._head_ptr = torch.tensor(shard.head_ptr, device="cpu")
 
     def calls(self) -> Iterator[FunctionCall]:
-        config, shard = self.config, self._shard
+        config, shard = self.config, self.shard
         norms = {"head": "before", "head_after_rotation": "after"}.get(config.qk_norm, "none")
         yield RotateAndWriteCall(
             heads=shard.num_query,
@@ -144,7 +143,7 @@ class Attention(nn.Module):
     def cache_spec(self) -> CacheSpec:
         if self.config.reads_earlier:
             return CacheSpec(view=lambda: None)
-        spec = key_value_spec(self._shard.num_kv, self.config.head_size, self.rope, tiled=self._functions.tiled_cache)
+        spec = key_value_spec(self.shard.num_kv, self.config.head_size, self.rope, tiled=self._functions.tiled_cache)
         spec = replace(spec, window=self.config.window)
         if self.config.qk_norm != "head_after_rotation":
             return spec
@@ -159,6 +158,18 @@ class Attention(nn.Module):
         output_rows: OutputRows | None = None,
     ) -> torch.Tensor:
         """(T, D) → (T, D), or (R, D); writes the new tokens' keys and values into ``cache``."""
+        heads_TI = self.attend(x_TD, batch, cache, angles, output_rows)
+        return self.o_proj(heads_TI) if len(heads_TI) else x_TD[:0]
+
+    def attend(
+        self,
+        x_TD: torch.Tensor,
+        batch: ModelInputBatch,
+        cache: LayerCache,
+        angles: Angles | None,
+        output_rows: OutputRows | None = None,
+    ) -> torch.Tensor:
+        """Inputs of ``o_proj``: this rank's heads, (T, H * P), or (R, H * P)."""
         config, functions = self.config, self._functions
         windowed = batch.windowed if config.window else None
         slots_T, attention = batch.slots_T, batch.attention
@@ -183,7 +194,7 @@ class Attention(nn.Module):
             q_THP = q_THP * config.query_scaling(batch.positions_T, q_THP.dtype)
         if output_rows is not None:
             if not len(output_rows.rows_R):
-                return x_TD[:0]
+                return x_TD.new_empty(0, self.o_proj.num_inputs)
             attention = output_rows.attention if windowed is None else output_rows.windowed
             q_THP = q_THP[output_rows.rows_R]
             gate_TI = None if gate_TI is None else gate_TI[output_rows.rows_R]
@@ -197,7 +208,7 @@ class Attention(nn.Module):
             sinks_H=None if self.sinks is None else self.sinks.logits_H,
         )
         out_TI = out_THP.reshape(q_THP.shape[0], -1)
-        return self.o_proj(out_TI if gate_TI is None else out_TI * gate_TI.sigmoid())
+        return out_TI if gate_TI is None else out_TI * gate_TI.sigmoid()
 
     def _head_norms(self) -> HeadNorms | None:
         config = self.config
@@ -210,7 +221,7 @@ class Attention(nn.Module):
         """The norms over the heads of all ranks, in place."""
         norms, width = (self.q_norm, self.k_norm), self.config.head_size
         parts = qkv_TI.split(
-            [width * self._shard.num_query, width * self._shard.num_kv, width * self._shard.num_kv], dim=1
+            [width * self.shard.num_query, width * self.shard.num_kv, width * self.shard.num_kv], dim=1
         )
         sums_2T = self._tp.all_reduce(
             torch.stack([norm.square_sum(x_TI) for norm, x_TI in zip(norms, parts, strict=False)])
