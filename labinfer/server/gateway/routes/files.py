@@ -6,13 +6,14 @@ import contextlib
 import re
 from pathlib import PurePosixPath
 
+from python_multipart.exceptions import FormParserError
 from starlette.responses import FileResponse, Response
 
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.files import FileDeleted, FileList, FileObject
 from labinfer.server.gateway.call import Call
 from labinfer.server.gateway.file_store import FileStore, Upload
-from labinfer.server.gateway.multipart import BadForm, MultipartReader, PartBegin, PartData
+from labinfer.server.gateway.multipart import MultipartReader, PartBegin
 from labinfer.server.gateway.page import Page
 from labinfer.server.gateway.refusals import checked
 
@@ -30,19 +31,19 @@ async def upload(call: Call) -> Response:
     store = file_store(call)
     try:
         reader = MultipartReader(call.http.headers.get("content-type", ""))
-    except BadForm as error:
+    except FormParserError as error:
         raise api_errors.unsupported_form(str(error)) from None
     with contextlib.closing(store.begin(call.caller.owner)) as incoming:
         try:
             return call.json(await _read_form(call, reader, incoming))
-        except BadForm as error:
+        except FormParserError as error:
             raise api_errors.bad_request(str(error)) from None
 
 
 async def _read_form(call: Call, reader: MultipartReader, incoming: Upload) -> FileObject:
     """Raises:
     ApiError: the form lacks something, or the file is too long.
-    BadForm: the form is broken.
+    FormParserError: the form is broken.
     """
     fields: dict[str, bytearray] = {}
     filename, part = None, PartBegin("", None)
@@ -52,18 +53,17 @@ async def _read_form(call: Call, reader: MultipartReader, incoming: Upload) -> F
                 part = event
                 if part.name == "file":
                     if filename is not None:
-                        raise BadForm("file: the form has two")
+                        raise FormParserError("file: the form has two")
                     filename = PurePosixPath(part.filename or "file.jsonl").name[-MAX_NAME:]
-            elif isinstance(event, PartData):
-                if part.name == "file":
-                    incoming.write(event.data)
-                    continue
+            elif part.name == "file":
+                incoming.write(event)
+            else:
                 field = fields.setdefault(part.name[:MAX_NAME], bytearray())
-                field += event.data
+                field += event
                 if len(field) > MAX_FIELD_BYTES or len(fields) > MAX_FIELDS:
-                    raise BadForm(f"{part.name[:MAX_NAME]}: the form has too many fields, or too long ones")
+                    raise FormParserError(f"{part.name[:MAX_NAME]}: the form has too many fields, or too long ones")
     if not reader.is_whole:
-        raise BadForm("the form ends in the middle")
+        raise FormParserError("the form ends in the middle")
     if filename is None:
         raise api_errors.bad_request("file: the form has none", "file")
     purpose = fields.pop("purpose", bytearray()).decode("utf-8", "replace")
