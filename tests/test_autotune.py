@@ -11,14 +11,14 @@ import pytest
 from labinfer import LLM, SamplingParams
 from labinfer.functions import autotune
 from labinfer.functions.cpu import library
-from labinfer.launch import build
+from labinfer.launch import tune
 from labinfer.native import compiler
 
 
 @pytest.fixture
 def said(tmp_path, monkeypatch):
     """What is said about functions; with a cache of its own for the times, the library is where it always is."""
-    built = build.cache_folder()
+    built = tune.cache_folder()
     compiled = library.build
     monkeypatch.setattr(library, "build", lambda *_, **__: compiled(built))
     monkeypatch.setattr(Path, "home", lambda: tmp_path)

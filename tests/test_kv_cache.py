@@ -14,7 +14,7 @@ from labinfer.launch.layout import kv_capacity
 from labinfer.models.layers.attention import key_value_spec
 from labinfer.models.layers.rope import RopeConfig, RotaryTable
 from labinfer.worker.kv_cache import KVCacheManager
-from labinfer.worker.model_runner import CAPTURED_BYTES
+from labinfer.worker.step_graphs import CAPTURED_BYTES
 
 BLOCK = 4
 KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]

@@ -248,7 +248,7 @@ def test_broken_checkpoints_are_refused_before_weights_are_loaded(tmp_path, monk
     def never(*args):
         raise AssertionError("weights were loaded")
 
-    monkeypatch.setattr("labinfer.launch.build.load_weights", never)
+    monkeypatch.setattr("labinfer.launch.load_stage.load_weights", never)
     with pytest.raises(UserError, match=message):
         LLM(broken(directory, tmp_path / "broken", change, **values), num_kv_blocks=64)
 

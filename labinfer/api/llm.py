@@ -35,13 +35,14 @@ from labinfer.engine.assemble import make_drafter
 from labinfer.engine.driver import EngineDriver
 from labinfer.engine.proposers import find_proposer
 from labinfer.engine.request import Request
-from labinfer.launch.build import RankParts, build_rank
+from labinfer.launch.build import build_rank
 from labinfer.launch.choose_layout import choose_layout
 from labinfer.launch.draft_model import DraftModel
 from labinfer.launch.draft_rank import DraftRank
 from labinfer.launch.early_reading import read_early
 from labinfer.launch.layout.kv_capacity import KVCapacity
 from labinfer.launch.layout.layout import Layout
+from labinfer.launch.rank_runtime import RankRuntime
 from labinfer.observe.output_file import OutputFile
 from labinfer.observe.report import RunReport
 from labinfer.requests.input_processor import InputProcessor
@@ -128,7 +129,7 @@ class LLM:
                 make_proposer = find_proposer(speculation) if speculation and not speculation.model else None
         self._turns, self._closed = Turns("LLM"), False
         built, self.files = build_rank(self.group, options, on_progress, channel, shares_channel=bool(others))
-        self._parts = parts = built if isinstance(built, RankParts) else None
+        self._parts = parts = built if isinstance(built, RankRuntime) else None
         self._draft_rank = built if isinstance(built, DraftRank) else None
         if self._draft_rank is not None:
             self._drafter = make_drafter(self._draft_rank.model, cache=options.cache, scheduling=options.scheduler)

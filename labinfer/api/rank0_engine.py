@@ -9,12 +9,12 @@ from labinfer.engine.assemble import make_engine
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.llm_engine import LLMEngine
 from labinfer.engine.proposer import Proposer
-from labinfer.launch.build import RankParts
+from labinfer.launch.rank_runtime import RankRuntime
 from labinfer.text.guidance import GuideMaker
 from labinfer.worker.spmd import SpmdExecutor
 
 
-def engine_facts(parts: RankParts) -> EngineFacts:
+def engine_facts(parts: RankRuntime) -> EngineFacts:
     """Facts from the layout of a model and the room for its KV cache, the same on every rank."""
     layout, capacity = parts.layout, parts.capacity
     return EngineFacts(
@@ -42,7 +42,7 @@ def engine_facts(parts: RankParts) -> EngineFacts:
 
 def make_rank0_engine(
     facts: EngineFacts,
-    parts: RankParts,
+    parts: RankRuntime,
     options: EngineOptions,
     *,
     model: int,

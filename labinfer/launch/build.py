@@ -1,127 +1,43 @@
-"""Everything between a joined group and a worker that can run: model, communicators, KV cache."""
+"""Construction of a rank: communicators, functions, weights, KV cache, model runner and worker, in this order."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
-import torch
-from torch import nn
-
 from labinfer.base.config import EngineOptions
-from labinfer.base.errors import UserError, first_line
-from labinfer.base.rank_stats import StepTimes
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.group.rank_group import RankGroup
-from labinfer.comm.pipeline import PipelineCommunicator
-from labinfer.comm.spmd.address_space import describe_limit
-from labinfer.comm.spmd.machine import keep_freed_memory, return_freed_memory
-from labinfer.comm.spmd.topology import Place
-from labinfer.comm.tensor_parallel import TensorParallelCommunicator
-from labinfer.functions.expert_offload import needs_compiled_experts
-from labinfer.functions.provider import Provider
-from labinfer.functions.providers import make_providers, make_registry
-from labinfer.functions.registry import parse_overrides
+from labinfer.comm.spmd.machine import return_freed_memory
 from labinfer.launch.answer_files import AnswerFiles, identify_answer_files, setting_stamps
-from labinfer.launch.draft_model import DraftModel, load_draft_model
-from labinfer.launch.draft_rank import DraftRank, RemoteLink, build_draft_rank
-from labinfer.launch.layout.kv_capacity import DraftRoom, KVCapacity, agree_on_blocks
-from labinfer.launch.layout.layout import Layout, make_layout
+from labinfer.launch.communicators import Communicators, connect, make_communicators
+from labinfer.launch.draft_model import load_draft_model_beside
+from labinfer.launch.draft_rank import DraftRank, RemoteLink, build_spare_rank
+from labinfer.launch.expert_offload import offload_experts
+from labinfer.launch.find_model import find_model
+from labinfer.launch.layout.kv_capacity import agree_on_blocks, log_capacity
+from labinfer.launch.layout.layout import Layout, check_context_shift, make_layout
 from labinfer.launch.lent_cores import share_cores
-from labinfer.launch.links import Links, connect, make_links
+from labinfer.launch.load_stage import gather_weight_bytes, load_stage, open_stage
 from labinfer.launch.measure.measure import StepMeter
-from labinfer.launch.mtp_check import check_mtp
-from labinfer.launch.packed_files import packed_files
-from labinfer.launch.tune import make_rank_calls, tune
+from labinfer.launch.out_of_memory import memory_for
+from labinfer.launch.rank_runtime import RankRuntime
+from labinfer.launch.tune import choose_functions, prepare_providers
 from labinfer.models.config import ModelConfig
 from labinfer.models.layers.context import StageContext
-from labinfer.models.registry import load_config, model_class, with_window
-from labinfer.native import compiler
-from labinfer.observe.progress_line import compile_progress
 from labinfer.observe.recorder import CAPACITY, Recorder
-from labinfer.weights.checkpoint import open_checkpoint
-from labinfer.weights.loader import check_checkpoint, load_weights, weight_bytes
-from labinfer.weights.model_files import config_path
-from labinfer.weights.resolve import resolve_model
-from labinfer.weights.weight_cache import WeightCache, checkpoint_digest
+from labinfer.weights.weight_cache import WeightCache
 from labinfer.worker.kv_cache import KVCacheManager
-from labinfer.worker.model_runner import CAPTURED_BYTES, ModelRunner, captures_steps
+from labinfer.worker.model_runner import ModelRunner
 from labinfer.worker.spmd import StatsReporter
+from labinfer.worker.step_graphs import CAPTURED_BYTES, find_capture
 from labinfer.worker.step_sink import StepSinks
 from labinfer.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True)
-class RankParts:
-    """Parts that a rank runs with."""
-
-    layout: Layout
-    place: Place
-    directory: Path
-    channel: ControlChannel
-    tp: TensorParallelCommunicator
-    pipeline: PipelineCommunicator | None
-    worker: Worker
-    stats: StatsReporter
-    recorder: Recorder
-    capacity: KVCapacity
-    step_times: StepTimes | None
-    """None where nothing depends on them."""
-    lends_cores: bool
-    """Whether all stages lend each other their cores while they wait."""
-    draft_model: DraftModel | None = None
-    """On rank 0, where one drafts there."""
-    drafts: RemoteLink | None = None
-    """On rank 0, where a spare rank drafts."""
-
-    def close(self) -> None:
-        """Let go of the weights and KV caches."""
-        if self.drafts is not None:
-            self.drafts.close()
-        self.worker.close()
-        if self.draft_model is not None:
-            self.draft_model.close()
-
-
-def find_model(
-    group: RankGroup, options: EngineOptions, on_found: Callable[[Path], None] = lambda directory: None
-) -> tuple[Path, ModelConfig]:
-    """The model's directory and config on every rank; one rank of each node may download it first.
-
-    Args:
-        on_found: called with the directory before the config is read.
-
-    Raises:
-        AgreedError: it is nowhere, or not the same everywhere.
-    """
-    model_dir = group.environment.model_dir
-    downloads = group.environment.local_rank == 0
-    with group.together():
-        if downloads:
-            resolve_model(options.model.model, model_dir, may_download=True)
-    with group.together():
-        directory = resolve_model(options.model.model, model_dir, may_download=False)
-        on_found(directory)
-        config = load_config(directory, with_mtp=options.scheduler.has_mtp)
-        check_mtp(options, config, directory)
-    digests = group.comm.all_gather_bytes(hashlib.blake2b(repr(config).encode(), digest_size=16).digest())
-    with group.together():
-        if digests[group.rank] != digests[0]:
-            raise UserError(
-                f"{config_path(directory)} differs from rank 0's on {group.everyone[0].node}; put the same checkpoint on every node"
-            )
-    if window := options.model.sliding_window:
-        with group.together():
-            config = with_window(config, window)
-    return directory, config
 
 
 def build_rank(
@@ -130,7 +46,7 @@ def build_rank(
     on_progress: Callable[[int, int], None],
     channel: ControlChannel | None = None,
     shares_channel: bool = False,
-) -> tuple[RankParts | DraftRank | None, AnswerFiles]:
+) -> tuple[RankRuntime | DraftRank | None, AnswerFiles]:
     """Load this rank's share and connect it; collective over the group. Returns its parts, which are None on a spare rank that does
     not draft, and the files that it read, whose ``check_loaded`` the caller owes.
 
@@ -149,29 +65,16 @@ def build_rank(
     files = identify_answer_files(group, options, directory, layout)
     files.check_read(config_stamps)
     may_share = options.parallel.transport == "auto"
-    links = make_links(group, layout, channel, shares_channel=shares_channel, may_share=may_share)
+    comms = make_communicators(group, layout, channel, shares_channel=shares_channel, may_share=may_share)
     placed = layout.topology.placed_ranks
     with group.together() if len(placed) < group.size else nullcontext():  # spare ranks wait here, and hear of refusals
         if group.rank in placed:
-            return build_placed(links, options, config, directory, layout, on_progress=on_progress), files
-        drafts = group.rank in layout.draft_devices
-        group.progress.label = f"rank {group.rank} ({'drafts' if drafts else 'spare'})"
-        if drafts:
-            with memory_for("the draft model", layout.draft_devices[group.rank]):
-                drafting = build_draft_rank(
-                    group,
-                    options,
-                    layout,
-                    links.drafts,
-                    providers=prepare_providers(links.placed, layout.draft_devices[group.rank]),
-                    weight_cache=WeightCache.from_home(options.cache.weight_cache_size),
-                )
-                return drafting, files
-    return None, files
+            return build_placed(comms, options, config, directory, layout, on_progress=on_progress), files
+        return build_spare_rank(group, options, layout, comms), files
 
 
 def build_placed(
-    links: Links,
+    comms: Communicators,
     options: EngineOptions,
     config: ModelConfig,
     directory: Path,
@@ -179,132 +82,56 @@ def build_placed(
     *,
     on_progress: Callable[[int, int], None],
     is_whole: bool = True,
-) -> RankParts:
-    """The parts of a rank that has a place; collective over the ranks that have one.
+) -> RankRuntime:
+    """Build a rank that has a part of the model; collective over these ranks.
 
     Args:
         is_whole: whether the layout has all layers of the checkpoint.
     """
-    group = links.placed
-    place = layout.topology.place(group.rank)
+    group, scheduling, block_size = comms.placed, options.scheduler, options.cache.block_size
+    topology, device, place = layout.topology, layout.devices[group.rank], layout.topology.place(group.rank)
+    dtype, group.progress.label = layout.dtype(place), str(place)
     with group.together():
-        if options.scheduler.context_shift and not layout.meta(place).can_shift:
-            raise UserError(
-                "--context-shift does not go with this model: no token can be taken out of the states that its layers keep, or "
-                "its keys cannot be rotated further; leave it out"
-            )
-    group.progress.label = str(place)
-    topology, device = layout.topology, layout.devices[group.rank]
-    tp, pipeline = connect(links, layout, place, may_share=options.parallel.transport == "auto")
+        check_context_shift(options, layout, place)
+    tp, pipeline = connect(comms, layout, place, may_share=options.parallel.transport == "auto")
 
+    weight_cache = WeightCache.from_home(options.cache.weight_cache_size)
     with group.together():
-        checkpoint = open_checkpoint(directory)
-        check_mtp(options, config, directory, checkpoint.names)
-        cache = WeightCache.from_home(options.cache.weight_cache_size)
-        if is_whole and group.rank == 0 and not (cache is not None and cache.knows(checkpoint_digest(directory))):
-            whole = layout.whole()
-            check_checkpoint(
-                whole.meta(whole.topology.place(0)).model,
-                checkpoint,
-                config.tied_embeddings,
-                options.model.ignore_tensors,
-            )
-        if group.rank == 0:
-            for warning in (
-                *config.notes,
-                *(config.formats.warnings if set(layout.quantizations) != {"none"} else ()),
-            ):
-                logger.warning("%s", warning)
-            if config.pooling.warning:
-                logger.warning("%s", config.pooling.warning)
-    logger.debug("the layout is made, the ranks are connected, the checkpoint is open")
-    dtype = layout.dtype(place)
-    providers, overrides = prepare_providers(group, device), parse_overrides(options.model.functions)
-    lends_cores = share_cores(group, links.machine, layout, place, providers)
-    registry = make_registry(providers, layout.quantization_group_size, layout.weights)
-    with group.together():
-        registry.check(device, dtype, overrides, layout.rounding(place))
-    choice = None
-    if options.model.autotune != "off":
-        calls = make_rank_calls(layout, place, registry, overrides, options.cache.block_size)
-        choice = tune(
-            group,
+        checkpoint = open_stage(group, options, directory, layout, cache=weight_cache, is_whole=is_whole)
+    providers = prepare_providers(group, device)
+    lends_cores = share_cores(group, comms.machine, layout, place, providers)
+    functions = choose_functions(group, options, layout, place, providers)
+    with group.together(), memory_for("the weights", device):
+        context = without_idle_preview(layout.stage_context(place, tp, functions))
+        context, offload = offload_experts(context, layout, providers)
+        model = load_stage(
+            checkpoint,
+            options,
+            context,
             layout,
             place,
-            calls,
-            cache=cache_folder(),
+            directory=directory,
             providers=providers,
-            anew=options.model.autotune == "again",
+            cache=weight_cache,
+            on_progress=on_progress,
         )
-    logger.debug("functions are chosen")
-    with group.together(), memory_for("the weights", device):
-        context = layout.stage_context(place, tp, registry, overrides, choice)
-        if context.head_preview and context.is_last and not has_compiled_preview(context):
-            logger.warning("--head-preview has no effect: no compiled function multiplies with the output head here")
-            context = dataclasses.replace(context, head_preview=False)
-        offload = None
-        if layout.expert_memory:
-            folder = cache_folder() or Path(tempfile.gettempdir())
-            offers = (provider.expert_offload(layout.expert_memory, folder) for provider in providers)
-            if (offload := next(filter(None, offers), None)) is None:
-                raise needs_compiled_experts()
-            context = dataclasses.replace(context, functions=offload.offload(context.functions))
-        with torch.device("meta"):
-            model = model_class(config)(config, context).eval()
-        for functions in filter(None, (provider.loading() for provider in providers)):
-            checkpoint.functions = functions
-        if device.type == "cpu":
-            keep_freed_memory()  # a matrix goes where the one before it was decoded
-        load_weights(
-            model,
-            checkpoint,
-            device,
-            on_progress,
-            packed_files(cache, options, layout, place, directory, providers=providers),
-        )
-    logger.debug("weights are loaded: %d MiB read", checkpoint.bytes_read >> 20)
-    layout = dataclasses.replace(layout, loaded_bytes=_gather_weight_bytes(group, model))
-    draft_model, speculative = None, options.scheduler.speculative_config
+    layout = dataclasses.replace(layout, loaded_bytes=gather_weight_bytes(group, model))
     with group.together(), memory_for("the draft model's weights", device):
-        if speculative is not None and speculative.model and not speculative.draft_rank and group.rank == 0:
-            draft_model = load_draft_model(
-                options,
-                speculative.model,
-                group.environment.model_dir,
-                layout,
-                group.everyone,
-                providers=providers,
-                weight_cache=cache,
-            )
+        draft_model = load_draft_model_beside(group, options, layout, providers=providers, weight_cache=weight_cache)
         # Memory of tuning, decoding and packing, on all ranks before any of them looks how much is free.
         return_freed_memory()
-    draft_room = DraftRoom()
-    if draft_model is not None:
-        draft_room = DraftRoom(draft_model.block_bytes(options.cache.block_size), draft_model.state_bytes)
-    capture = None
-    if captures_steps(device, tp.size):
-        capture = next(filter(None, (provider.capture() for provider in providers)), None)
+
+    capture = find_capture(providers, device, tp.size)
     captured_bytes = 0 if capture is None else CAPTURED_BYTES * (1 if draft_model is None else 2)
-    capacity = agree_on_blocks(group, options, layout, place, draft=draft_room, captured_bytes=captured_bytes)
-    if group.rank == 0 and (shortfall := capacity.describe_shortfall(layout.topology.places, options.cache.block_size)):
-        logger.warning("KV cache: %s", shortfall)
-    if not layout.config.is_causal and group.rank == 0:
-        logger.info(
-            "the model is not causal and runs a prompt in one step: the context is %d tokens; --max-num-batched-tokens raises it",
-            layout.max_model_len,
-        )
-    if capacity.max_model_len < layout.max_model_len and group.rank == 0:
-        logger.info(
-            "the context is cut from %d to %d tokens: that is all the KV cache holds",
-            layout.max_model_len,
-            capacity.max_model_len,
-        )
+    capacity = agree_on_blocks(group, options, layout, place, draft_model=draft_model, captured_bytes=captured_bytes)
+    if group.rank == 0:
+        log_capacity(capacity, layout, block_size)
     layout = dataclasses.replace(layout, max_model_len=capacity.max_model_len)
     with group.together(), memory_for("the KV cache", device):
         cache = KVCacheManager(
             model.cache_specs(),
             num_blocks=capacity.num_blocks,
-            block_size=options.cache.block_size,
+            block_size=block_size,
             dtype=layout.kv_dtype(place),
             device=device,
             rotary_table=model.rotary_table,
@@ -314,12 +141,11 @@ def build_placed(
             num_states=capacity.num_states,
             num_host_states=capacity.num_host_states,
         )
-        model.make_rotary_tables(capacity.max_model_len, device, options.scheduler.max_num_batched_tokens)
+        model.make_rotary_tables(capacity.max_model_len, device, scheduling.max_num_batched_tokens)
         if draft_model is not None:
-            draft_model.make_cache(
-                capacity.num_blocks, options.cache.block_size, options.scheduler.max_num_seqs, capture
-            )
+            draft_model.make_cache(capacity.num_blocks, block_size, scheduling.max_num_seqs, capture)
     logger.debug("KV cache and rotary tables are made")
+
     runner = ModelRunner(model, cache, device=device, dtype=dtype, functions=context.functions, capture=capture)
     with group.together():
         sinks = StepSinks(options.observe.step_sink, place)
@@ -336,15 +162,6 @@ def build_placed(
         recorder=recorder,
         sinks=sinks,
     )
-    times = None
-    measures = options.scheduler.chooses_drafts or (pipeline is not None and not options.scheduler.max_inflight)
-    if capacity.num_host_blocks or measures:
-        times = StepMeter(layout, place, worker, pipeline, cache).measure(group, options.scheduler, capacity)
-        worker.reset_counters()
-        if offload is not None:
-            offload.reset_stats()
-        logger.debug("steps are measured")
-    recorder.capacity = CAPACITY if options.observe.trace else 0
     stats = StatsReporter(
         place,
         worker,
@@ -354,68 +171,35 @@ def build_placed(
         recorder=recorder,
         offload=offload,
     )
-    return RankParts(
+    step_times = None
+    measures = scheduling.chooses_drafts or (pipeline is not None and not scheduling.max_inflight)
+    if capacity.num_host_blocks or measures:
+        step_times = StepMeter(layout, place, worker, pipeline, cache).measure(group, scheduling, capacity)
+        stats.reset()
+        logger.debug("steps are measured")
+    recorder.capacity = CAPACITY if options.observe.trace else 0
+    return RankRuntime(
         layout=layout,
         place=place,
         directory=directory,
-        channel=links.channel,
+        channel=comms.channel,
         tp=tp,
         pipeline=pipeline,
         worker=worker,
         stats=stats,
         recorder=recorder,
         capacity=capacity,
-        step_times=times,
+        step_times=step_times,
         lends_cores=lends_cores,
         draft_model=draft_model,
-        drafts=RemoteLink(links.drafts) if links.drafts is not None and group.rank == 0 else None,
+        drafts=RemoteLink(comms.drafts) if comms.drafts is not None and group.rank == 0 else None,
     )
 
 
-def has_compiled_preview(context: StageContext) -> bool:
-    """Whether a preview of the head saves anything: the reference computes all of it and compares."""
-    return not context.functions.matrices["vocabulary"].packing.startswith("reference")
-
-
-def _gather_weight_bytes(group: RankGroup, model: nn.Module) -> tuple[int, ...]:
-    """Bytes of the weights of each rank that has a place, by its number among all; 0 for others. Collective."""
-    counts = group.comm.all_gather(torch.tensor([weight_bytes(model)]))
-    by_rank = dict(zip(group.ranks, (int(count) for count in counts), strict=True))
-    return tuple(by_rank.get(rank, 0) for rank in range(max(by_rank) + 1))
-
-
-def prepare_providers(group: RankGroup, device: torch.device) -> list[Provider]:
-    """Compile, once on every node, and load the functions that this rank can use; collective."""
-    providers, is_first = make_providers(), group.is_first_on_node
-    for turn in (True, False):
-        with group.together():
-            if turn == is_first:
-                for provider in providers:
-                    with compile_progress() as on_progress:
-                        provider.prepare(device, on_progress)
-    return providers
-
-
-def cache_folder() -> Path | None:
-    """Folder for what is kept between runs; None where this user has no home directory."""
-    try:
-        return compiler.default_cache()
-    except compiler.NoCompiler:
-        return None
-
-
-@contextmanager
-def memory_for(what: str, device: torch.device) -> Iterator[None]:
-    """Turn running out of memory into a refusal; torch reports a CPU's as a plain RuntimeError.
-
-    Raises:
-        UserError: there is no room.
-    """
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        reason = first_line(error)
-        if type(error) is RuntimeError and "alloc" not in reason:
-            raise
-        hint = describe_limit() or "use more ranks, a smaller --dtype or a smaller --memory-utilization"
-        raise UserError(f"{what} do not fit on {device} ({reason:.120}); {hint}") from None
+def without_idle_preview(context: StageContext) -> StageContext:
+    """The context without a preview of the output head if that saves nothing: the reference computes all logits and compares."""
+    is_compiled = not context.functions.matrices["vocabulary"].packing.startswith("reference")
+    if not context.head_preview or not context.is_last or is_compiled:
+        return context
+    logger.warning("--head-preview has no effect: no compiled function multiplies with the output head here")
+    return dataclasses.replace(context, head_preview=False)

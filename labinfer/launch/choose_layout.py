@@ -13,7 +13,8 @@ import msgspec
 from labinfer.base.config import AUTO_LAYOUT, EngineOptions
 from labinfer.base.errors import UserError
 from labinfer.comm.group.rank_group import RankGroup
-from labinfer.launch.build import cache_folder, find_model
+from labinfer.launch.find_model import find_model
+from labinfer.launch.tune import cache_folder
 from labinfer.models.config import ModelConfig
 
 if TYPE_CHECKING:

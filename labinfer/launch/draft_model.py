@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
 from labinfer.base.plan import BatchPlan, BatchResult
 from labinfer.base.speculative_options import FLAG
+from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.spmd.machine import RankInfo, free_memory
 from labinfer.comm.spmd.topology import Place
@@ -21,10 +20,10 @@ from labinfer.functions.provider import Provider
 from labinfer.functions.providers import make_registry
 from labinfer.launch.layout.draft_layout import draft_options, make_draft_layout
 from labinfer.launch.layout.layout import Layout
-from labinfer.launch.packed_files import packed_files
-from labinfer.models.registry import load_config, model_class
+from labinfer.launch.load_stage import load_stage
+from labinfer.models.registry import load_config
 from labinfer.weights.checkpoint import open_checkpoint
-from labinfer.weights.loader import check_checkpoint, load_weights, weight_bytes
+from labinfer.weights.loader import check_checkpoint, weight_bytes
 from labinfer.weights.resolve import resolve_model
 from labinfer.weights.weight_cache import WeightCache
 from labinfer.worker.kv_cache import KVCacheManager
@@ -36,11 +35,8 @@ class DraftModel:
 
     Args:
         options: its own, see ``draft_options``.
-        model_dir: $LABINFER_MODEL_DIR, or empty.
         layout: the layout of the model that it drafts for.
-        everyone: all ranks.
-        rank: this one.
-        providers: prepared for its device.
+        providers: prepared for this rank's device.
         weight_cache: packed weights of earlier starts; None for none.
 
     Raises:
@@ -49,48 +45,44 @@ class DraftModel:
 
     def __init__(
         self,
+        group: RankGroup,
         options: EngineOptions,
-        model_dir: str,
         layout: Layout,
-        everyone: Sequence[RankInfo],
         *,
-        rank: int = 0,
         providers: list[Provider],
         weight_cache: WeightCache | None,
     ):
-        self.directory, self.layout = plan_draft_model(options, model_dir, layout, everyone)
-        config = self.layout.config
+        self.directory, self.layout = plan_draft_model(options, group.environment.model_dir, layout, group.everyone)
+        config, tp = self.layout.config, TensorParallelCommunicator(LocalCommunicator())
         self._device, self._dtype = self.layout.devices[0], self.layout.dtypes[0]
         registry = make_registry(providers, self.layout.quantization_group_size, self.layout.weights)
-        tp = TensorParallelCommunicator(LocalCommunicator())
-        context = self.layout.stage_context(self.place, tp, registry)
-        self._functions = context.functions
-        with torch.device("meta"):
-            self._model = model_class(config)(config, context).eval()
+        self._functions = self.layout.select_functions(self.place, registry)
         checkpoint = open_checkpoint(self.directory)
         check_checkpoint(
             self.layout.meta(self.place).model, checkpoint, config.tied_embeddings, options.model.ignore_tensors
         )
-        for functions in filter(None, (provider.loading() for provider in providers)):
-            checkpoint.functions = functions
-        load_weights(
-            self._model,
+        self._model = load_stage(
             checkpoint,
-            self._device,
-            lambda done, total: None,
-            packed_files(weight_cache, options, self.layout, self.place, self.directory, providers=providers),
+            options,
+            self.layout.stage_context(self.place, tp, self._functions),
+            self.layout,
+            self.place,
+            directory=self.directory,
+            providers=providers,
+            cache=weight_cache,
+            on_progress=lambda done, total: None,
         )
         self.weight_bytes = weight_bytes(self._model)
         self.num_blocks = 0
         self._max_num_batched_tokens = options.scheduler.max_num_batched_tokens
         per_state = self.layout.meta(self.place).bytes_per_sequence
-        room = free_memory(self._device) / layout.sharing_device(rank, everyone) * options.cache.memory_utilization
-        max_num_seqs = options.scheduler.max_num_seqs
-        self.num_states = draft_states_that_fit(int(room), per_state, max_num_seqs)
+        sharing = layout.sharing_device(group.rank, group.everyone)
+        room = free_memory(self._device) / sharing * options.cache.memory_utilization
+        self.num_states = draft_states_that_fit(int(room), per_state, options.scheduler.max_num_seqs)
         if per_state and self.num_states < STATES_EACH:
             raise UserError(
-                f"the draft model {options.model.model} has no room for {STATES_EACH} states of {per_state} bytes on rank {rank}; "
-                "raise --memory-utilization or choose another draft model"
+                f"the draft model {options.model.model} has no room for {STATES_EACH} states of {per_state} bytes on rank "
+                f"{group.rank}; raise --memory-utilization or choose another draft model"
             )
         self.state_bytes = self.num_states * per_state
         self._runner: ModelRunner | None = None
@@ -157,16 +149,28 @@ def plan_draft_model(
 
 
 def load_draft_model(
+    group: RankGroup,
     options: EngineOptions,
-    name: str,
-    model_dir: str,
     layout: Layout,
-    everyone: Sequence[RankInfo],
     *,
-    rank: int = 0,
     providers: list[Provider],
     weight_cache: WeightCache | None,
 ) -> DraftModel:
-    """The draft model of this name, for the model with these options; see ``DraftModel``."""
-    own = draft_options(options, name, layout)
-    return DraftModel(own, model_dir, layout, everyone, rank=rank, providers=providers, weight_cache=weight_cache)
+    """The draft model of these options on this rank; see ``DraftModel``."""
+    own = draft_options(options, options.scheduler.speculative_config.model, layout)
+    return DraftModel(group, own, layout, providers=providers, weight_cache=weight_cache)
+
+
+def load_draft_model_beside(
+    group: RankGroup,
+    options: EngineOptions,
+    layout: Layout,
+    *,
+    providers: list[Provider],
+    weight_cache: WeightCache | None,
+) -> DraftModel | None:
+    """The draft model that rank 0 holds beside its share of the model; None on other ranks, and if no model drafts there."""
+    speculation = options.scheduler.speculative_config
+    if group.rank > 0 or speculation is None or not speculation.model or speculation.draft_rank:
+        return None
+    return load_draft_model(group, options, layout, providers=providers, weight_cache=weight_cache)

@@ -13,10 +13,13 @@ from labinfer.comm.control import ControlChannel
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.spmd.machine import free_memory
 from labinfer.functions.provider import Provider
+from labinfer.launch.communicators import Communicators
 from labinfer.launch.draft_model import DraftModel, load_draft_model
 from labinfer.launch.layout.layout import Layout
+from labinfer.launch.out_of_memory import memory_for
+from labinfer.launch.tune import prepare_providers
 from labinfer.weights.weight_cache import WeightCache
-from labinfer.worker.model_runner import CAPTURED_BYTES
+from labinfer.worker.step_graphs import CAPTURED_BYTES, find_capture
 
 
 class RemoteLink:
@@ -71,6 +74,29 @@ class DraftRank:
         self.model.close()
 
 
+def build_spare_rank(
+    group: RankGroup, options: EngineOptions, layout: Layout, comms: Communicators
+) -> DraftRank | None:
+    """Build a rank that has no part of the model: with the draft model, or None if it does not draft. Collective over these ranks.
+
+    Raises:
+        UserError: see ``build_draft_rank``.
+    """
+    device = layout.draft_devices.get(group.rank)
+    group.progress.label = f"rank {group.rank} ({'spare' if device is None else 'drafts'})"
+    if device is None:
+        return None
+    with memory_for("the draft model", device):
+        return build_draft_rank(
+            group,
+            options,
+            layout,
+            comms.drafts,
+            providers=prepare_providers(comms.placed, device),
+            weight_cache=WeightCache.from_home(options.cache.weight_cache_size),
+        )
+
+
 def build_draft_rank(
     group: RankGroup,
     options: EngineOptions,
@@ -89,21 +115,12 @@ def build_draft_rank(
         UserError: it is nowhere, cannot draft for this model, or does not fit.
     """
     name, size = options.scheduler.speculative_config.model, options.cache.block_size
-    model = load_draft_model(
-        options,
-        name,
-        group.environment.model_dir,
-        layout,
-        group.everyone,
-        rank=group.rank,
-        providers=providers,
-        weight_cache=weight_cache,
-    )
+    model = load_draft_model(group, options, layout, providers=providers, weight_cache=weight_cache)
     device, scheduling = layout.draft_devices[group.rank], options.scheduler
     free = free_memory(device) // layout.sharing_device(group.rank, group.everyone)
     if device.type == "cpu" and weight_cache is not None:  # the system calls memory of mapped files available
         free -= weight_cache.mapped_bytes()
-    capture = next(filter(None, (provider.capture() for provider in providers)), None)
+    capture = find_capture(providers, device, 1)
     free -= model.state_bytes + (CAPTURED_BYTES if capture is not None else 0)
     useful, given = model.layout.useful_blocks(scheduling.max_num_seqs, size), options.cache.num_kv_blocks
     num_blocks = given or int(free * options.cache.memory_utilization) // model.block_bytes(size)

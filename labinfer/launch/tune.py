@@ -1,4 +1,4 @@
-"""The ranks measure together which implementations are the fastest on them."""
+"""The functions of a rank: compiled, checked, and chosen by times that the ranks measure together."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 import labinfer
+from labinfer.base.config import EngineOptions
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.spmd.topology import Place
 from labinfer.functions.autotune import (
@@ -26,12 +27,57 @@ from labinfer.functions.autotune import (
     write_times,
 )
 from labinfer.functions.calls import CallSetting
+from labinfer.functions.functions import Functions
 from labinfer.functions.provider import Provider
+from labinfer.functions.providers import make_providers, make_registry
 from labinfer.functions.rank_calls import RankCalls
-from labinfer.functions.registry import Choice, FunctionRegistry
+from labinfer.functions.registry import Choice, FunctionRegistry, parse_overrides
 from labinfer.launch.layout.layout import Layout
+from labinfer.native import compiler
+from labinfer.observe.progress_line import compile_progress
 
 logger = logging.getLogger(__name__)
+
+
+def prepare_providers(group: RankGroup, device: torch.device) -> list[Provider]:
+    """Compile, once on every node, and load the functions that this rank can use; collective."""
+    providers, is_first = make_providers(), group.is_first_on_node
+    for turn in (True, False):
+        with group.together():
+            if turn == is_first:
+                for provider in providers:
+                    with compile_progress() as on_progress:
+                        provider.prepare(device, on_progress)
+    return providers
+
+
+def cache_folder() -> Path | None:
+    """Folder for what is kept between runs; None where this user has no home directory."""
+    try:
+        return compiler.default_cache()
+    except compiler.NoCompiler:
+        return None
+
+
+def choose_functions(
+    group: RankGroup, options: EngineOptions, layout: Layout, place: Place, providers: Sequence[Provider]
+) -> Functions:
+    """An implementation of each function for this rank's layers; collective.
+
+    Raises:
+        AgreedError: ``--functions`` has an unknown name, or names that do not go together, on any rank.
+    """
+    registry = make_registry(providers, layout.quantization_group_size, layout.weights)
+    overrides, choice = parse_overrides(options.model.functions), None
+    with group.together():
+        registry.check(layout.devices[place.rank], layout.dtype(place), overrides, layout.rounding(place))
+    if options.model.autotune != "off":
+        calls = make_rank_calls(layout, place, registry, overrides, options.cache.block_size)
+        is_anew = options.model.autotune == "again"
+        choice = tune(group, layout, place, calls, cache=cache_folder(), providers=providers, anew=is_anew)
+    logger.debug("functions are chosen")
+    with group.together():
+        return layout.select_functions(place, registry, overrides, choice)
 
 
 def make_rank_calls(

@@ -15,7 +15,7 @@ from labinfer.base.registry import REGISTRY
 from labinfer.base.sampling_params import GREEDY_BELOW
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.functions import Functions
-from labinfer.functions.graph import SHARED_BYTES, Capture
+from labinfer.functions.graph import Capture
 from labinfer.models.layers.input_batch import (
     LongPrompts,
     ModelInputBatch,
@@ -35,16 +35,8 @@ from labinfer.worker.step_graphs import HEAD_BYTES, LAYERS_BYTES, MAX_ROWS, Step
 LOGITS_ROWS = 64
 """Prompt rows whose logits are in memory at a time: a row of a large vocabulary takes more than half a megabyte."""
 
-CAPTURED_BYTES = SHARED_BYTES + LAYERS_BYTES + 2 * HEAD_BYTES
-"""Memory that captured steps of a ``ModelRunner`` keep and share, at most, where steps are captured."""
-
 PREVIEW_ROWS = 1
 """Rows of which a head's preview is asked, at most: each row reads the copy, and all together read the head once."""
-
-
-def captures_steps(device: torch.device, tp_size: int) -> bool:
-    """Whether steps of a rank may be captured: on CPUs, and on one card; sums over several cards are not."""
-    return device.type == "cpu" or device.type == "cuda" and tp_size == 1
 
 
 class ModelRunner:

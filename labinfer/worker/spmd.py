@@ -120,10 +120,14 @@ class StatsReporter:
     def take(self) -> WorkerStats:
         """At the end of a run; the next one counts from 0 again."""
         stats = self._read(self._recorder.take())
+        self.reset()
+        return stats
+
+    def reset(self) -> None:
+        """Count from 0 again."""
         self._worker.reset_counters()
         if self._offload is not None:
             self._offload.reset_stats()
-        return stats
 
     def _read(self, slices: Slices | None) -> WorkerStats:
         return WorkerStats(

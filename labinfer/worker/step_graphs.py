@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 
-from labinfer.functions.graph import Capture, Graph
+from labinfer.functions.graph import SHARED_BYTES, Capture, Graph
+from labinfer.functions.provider import Provider
 from labinfer.models.layers.input_batch import ModelInputBatch
 
 MAX_SEQUENCES = 128
@@ -18,9 +19,23 @@ LAYERS_BYTES = 64 << 20
 """Memory that captured steps of a stage's layers keep, at most, …"""
 HEAD_BYTES = 16 << 20
 """… and those of the head, of which each has logits. What they compute in between stands in memory that they share."""
+CAPTURED_BYTES = SHARED_BYTES + LAYERS_BYTES + 2 * HEAD_BYTES
+"""Memory of all captured steps of a ``ModelRunner``, at most."""
 
 StepPart = Callable[[ModelInputBatch, torch.Tensor | None], torch.Tensor]
 """The layers, or the head, on a batch and hidden states."""
+
+
+def captures_steps(device: torch.device, tp_size: int) -> bool:
+    """Whether steps of a rank may be captured: on CPUs, and on one card. Sums over several cards cannot be captured."""
+    return device.type == "cpu" or device.type == "cuda" and tp_size == 1
+
+
+def find_capture(providers: Iterable[Provider], device: torch.device, tp_size: int) -> Capture | None:
+    """The first capture that a provider offers; None if steps of this rank cannot be captured."""
+    if not captures_steps(device, tp_size):
+        return None
+    return next(filter(None, (provider.capture() for provider in providers)), None)
 
 
 @dataclass(frozen=True)

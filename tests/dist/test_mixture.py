@@ -20,7 +20,7 @@ from labinfer.comm.spmd.environment import detect
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.comm.torch_dist import TorchCommunicator
 from labinfer.functions.providers import make_registry
-from labinfer.launch.build import prepare_providers
+from labinfer.launch.tune import prepare_providers
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.mixture import Mixture, MixtureConfig
 from labinfer.models.layers.mlp import GatedMLPConfig

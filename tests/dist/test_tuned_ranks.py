@@ -10,7 +10,7 @@ from labinfer.functions.autotune import Timing
 from labinfer.functions.providers import reference_registry
 from labinfer.functions.registry import Implementation
 from labinfer.launch import tune
-from labinfer.launch.build import find_model
+from labinfer.launch.find_model import find_model
 from labinfer.launch.layout.layout import make_layout
 
 TARGET = "silu_and_mul"

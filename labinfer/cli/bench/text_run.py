@@ -10,7 +10,7 @@ import torch
 from labinfer.base.plan import BatchEntry, BatchPlan, SequenceStart, TokenSampling
 from labinfer.cli.bench.divergence import compare
 from labinfer.comm.group.rank_group import RankGroup
-from labinfer.launch.build import RankParts
+from labinfer.launch.rank_runtime import RankRuntime
 
 STEP_TOKENS = 512
 """Short texts share a step up to so many tokens; a longer one has a step of its own."""
@@ -80,7 +80,7 @@ class TextSteps:
         return -(-len(text) // self.block_size)
 
 
-def run_texts(group: RankGroup, parts: RankParts, steps: TextSteps) -> list[torch.Tensor]:
+def run_texts(group: RankGroup, parts: RankRuntime, steps: TextSteps) -> list[torch.Tensor]:
     """The last hidden states of every step, (T, D) each, on the ranks of the last stage; none on others. Collective."""
     worker, is_last = parts.worker, parts.layout.topology.is_last(parts.place.stage)
     states = []
@@ -99,9 +99,9 @@ def run_texts(group: RankGroup, parts: RankParts, steps: TextSteps) -> list[torc
 @torch.inference_mode()
 def compare_runs(
     steps: TextSteps,
-    reference: RankParts,
+    reference: RankRuntime,
     reference_states: list[torch.Tensor],
-    parts: RankParts,
+    parts: RankRuntime,
     states: list[torch.Tensor],
 ) -> torch.Tensor | None:
     """``divergence.compare`` for every token but the first of each text, in order: (tokens, 4) on one rank.

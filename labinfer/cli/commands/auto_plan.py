@@ -39,7 +39,7 @@ def run_here(session: Session, own: PlanOptions) -> int:
         AgreedError: as ``run``, or these machines cannot measure; on every rank.
     """
     from labinfer.cli.commands.measuring import measuring
-    from labinfer.launch.build import find_model
+    from labinfer.launch.find_model import find_model
     from labinfer.launch.measure.probe import probe_cluster
 
     group, options, file = session.join(), session.options, None

@@ -32,7 +32,9 @@ from labinfer.cli.bench.options import AccuracyOptions
 from labinfer.cli.bench.text_run import TextSteps, compare_runs, run_texts
 from labinfer.cli.commands.session import Session
 from labinfer.comm.group.rank_group import RankGroup
-from labinfer.launch.build import RankParts, build_rank, find_model
+from labinfer.launch.build import build_rank
+from labinfer.launch.find_model import find_model
+from labinfer.launch.rank_runtime import RankRuntime
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.table import format_bytes, format_table
 from labinfer.text.documents import Document, cut, read_documents
@@ -209,13 +211,13 @@ class AccuracyBench:
                 report.answers = summarize(compared[self._in_answer])
         return report
 
-    def _run(self, parts: RankParts) -> tuple[list[torch.Tensor], Sample]:
+    def _run(self, parts: RankRuntime) -> tuple[list[torch.Tensor], Sample]:
         if not self._inspects:
             return run_texts(self._group, parts, self._steps), Sample()
         with Sample.taken(parts.worker.runner.model) as sample:
             return run_texts(self._group, parts, self._steps), sample
 
-    def _build(self, variant: Variant, functions: tuple[str, ...]) -> RankParts:
+    def _build(self, variant: Variant, functions: tuple[str, ...]) -> RankRuntime:
         model = dataclasses.replace(
             self._options.model,
             dtype=variant.dtype,

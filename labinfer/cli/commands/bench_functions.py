@@ -22,9 +22,9 @@ from labinfer.functions.ceilings import Ceilings
 from labinfer.functions.providers import make_registry
 from labinfer.functions.rank_calls import RankCalls
 from labinfer.functions.registry import parse_overrides
-from labinfer.launch.build import find_model, prepare_providers
+from labinfer.launch.find_model import find_model
 from labinfer.launch.layout.layout import make_layout
-from labinfer.launch.tune import make_rank_calls
+from labinfer.launch.tune import make_rank_calls, prepare_providers
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.progress_line import Ticker
 from labinfer.observe.table import format_table

@@ -14,8 +14,8 @@ from labinfer.comm.communicator import name_ranks
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.spmd.machine import RankInfo, free_memory
 from labinfer.engine.cache_capacity import BlockCounts, CacheRoom, WindowNeeds, count_blocks, pool_rooms, sum_fields
-from labinfer.launch.build import find_model
 from labinfer.launch.draft_model import plan_draft_model
+from labinfer.launch.find_model import find_model
 from labinfer.launch.layout.draft_layout import draft_options
 from labinfer.launch.layout.kv_capacity import describe_windows
 from labinfer.launch.layout.layout import Layout, make_layout
@@ -24,7 +24,7 @@ from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.table import format_bytes, format_table
 from labinfer.planner.options import PlanOptions
 from labinfer.weights.checkpoint import open_checkpoint
-from labinfer.worker.model_runner import CAPTURED_BYTES, captures_steps
+from labinfer.worker.step_graphs import CAPTURED_BYTES, captures_steps
 
 HEADER = (
     *("rank", "host", "device", "stage", "tp", "layers", "dtype", "weights"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
 
@@ -14,8 +15,11 @@ from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.spmd.machine import free_memory
 from labinfer.comm.spmd.topology import Place
 from labinfer.engine.cache_capacity import BlockCounts, BlockRoom, CacheRoom, count_blocks, pool_rooms, states_that_fit
+from labinfer.launch.draft_model import DraftModel
 from labinfer.launch.layout.layout import GIB, Layout
 from labinfer.weights.weight_cache import WeightCache
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_SWAP_SPACE = 4
 """GiB, as vLLM has it."""
@@ -88,16 +92,6 @@ class KVCapacity:
         )
 
 
-@dataclass(frozen=True)
-class DraftRoom:
-    """Bytes that the cache of a draft model takes on a rank; none where it holds none."""
-
-    block: int = 0
-    """Bytes of a block, beside each of the model's."""
-    states: int = 0
-    """Bytes of all states."""
-
-
 def describe_windows(window: int, num_window_blocks: int, num_tokens: int, gain: float) -> str:
     """A text on layers with blocks of their own.
 
@@ -147,12 +141,18 @@ class RankRoom:
 
 
 def agree_on_blocks(
-    group: RankGroup, options: EngineOptions, layout: Layout, place: Place, *, draft: DraftRoom, captured_bytes: int
+    group: RankGroup,
+    options: EngineOptions,
+    layout: Layout,
+    place: Place,
+    *,
+    draft_model: DraftModel | None,
+    captured_bytes: int,
 ) -> KVCapacity:
     """Count the blocks of every rank, once its weights are loaded; collective.
 
     Args:
-        draft: bytes that a draft model's cache takes on this rank.
+        draft_model: the one that this rank holds beside its share of the model.
         captured_bytes: that captured steps may come to take on it.
 
     Raises:
@@ -174,7 +174,7 @@ def agree_on_blocks(
         num_host = min(useful, (host - num_host_states * per_state) // max(1, per_block))
     if device.type == "cpu":  # both pools are in the same memory
         free -= num_host * per_block + num_host_states * per_state
-    free -= draft.states + captured_bytes
+    free -= captured_bytes + (draft_model.state_bytes if draft_model is not None else 0)
     mine = RankRoom(
         free=free,
         room=int(free * cache.memory_utilization),
@@ -184,7 +184,7 @@ def agree_on_blocks(
         host=host - num_host_states * per_state,
         num_host_states=num_host_states,
         state_bytes=per_state,
-        draft_bytes=draft.block,
+        draft_bytes=draft_model.block_bytes(size) if draft_model is not None else 0,
     )
     gathered = group.comm.all_gather(torch.tensor(astuple(mine)))
     of_rank = [RankRoom(**dict(zip(asdict(mine), numbers.tolist(), strict=True))) for numbers in gathered]
@@ -240,6 +240,23 @@ def agree_on_blocks(
         captured_bytes=captured_bytes,
         planned_blocks=options.planned_blocks,
     )
+
+
+def log_capacity(capacity: KVCapacity, layout: Layout, block_size: int) -> None:
+    """Log what is less than expected: the blocks of a plan, or the context. Called on rank 0."""
+    if shortfall := capacity.describe_shortfall(layout.topology.places, block_size):
+        logger.warning("KV cache: %s", shortfall)
+    if not layout.config.is_causal:
+        logger.info(
+            "the model is not causal and runs a prompt in one step: the context is %d tokens; --max-num-batched-tokens raises it",
+            layout.max_model_len,
+        )
+    if capacity.max_model_len < layout.max_model_len:
+        logger.info(
+            "the context is cut from %d to %d tokens: that is all the KV cache holds",
+            layout.max_model_len,
+            capacity.max_model_len,
+        )
 
 
 def _host_blocks(of_rank: Sequence[RankRoom], blocks: BlockCounts, useful: int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from labinfer.comm.spmd.machine import RankInfo, resolve_device
 from labinfer.comm.spmd.topology import Place, Topology, make_topology, per_stage
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.engine.cache_capacity import WindowNeeds
+from labinfer.functions.functions import Functions
 from labinfer.functions.providers import reference_registry
 from labinfer.functions.registry import Choice, FunctionRegistry, WeightChoice
 from labinfer.launch.layout.meta_stage import MetaStage
@@ -138,29 +139,24 @@ class Layout:
         types = {device.type for _, device in devices}
         return types.pop() if len(types) == 1 and len(set(devices)) == len(devices) else "cpu"
 
-    def stage_context(
+    def select_functions(
         self,
         place: Place,
-        tp: TensorParallelCommunicator,
         registry: FunctionRegistry,
         overrides: Mapping[str, str] | None = None,
         choice: Choice | None = None,
-    ) -> StageContext:
-        """Things that the layers of a rank are built with.
+    ) -> Functions:
+        """An implementation of each function for a rank's device, dtype and quantization; see ``FunctionRegistry.select``."""
+        return registry.select(self.devices[place.rank], self.dtype(place), overrides, self.rounding(place), choice)
 
-        Args:
-            overrides: names of implementations by function.
-            choice: the implementations that were measured to be fastest.
-        """
+    def stage_context(self, place: Place, tp: TensorParallelCommunicator, functions: Functions) -> StageContext:
+        """Things that the layers of a rank are built with."""
         begin, end = self.topology.layers[place.stage]
-        dtype = self.dtype(place)
-        device = self.devices[place.rank]
-        functions = registry.select(device, dtype, overrides, self.rounding(place), choice)
-        quantization = self.quantizations[place.stage]
+        device, quantization = self.devices[place.rank], self.quantizations[place.stage]
         return StageContext(
             tp=tp,
             functions=functions,
-            dtype=dtype,
+            dtype=self.dtype(place),
             first_layer=begin,
             last_layer=end,
             is_first=self.topology.is_first(place.stage),
@@ -186,7 +182,8 @@ class Layout:
         """A rank's share of the model without memory behind it; built once."""
         if place not in self._meta:
             tp = TensorParallelCommunicator(LocalCommunicator(rank=place.tp_rank, size=place.tp_size))
-            context = self.stage_context(place, tp, reference_registry(self.quantization_group_size, self.weights))
+            registry = reference_registry(self.quantization_group_size, self.weights)
+            context = self.stage_context(place, tp, self.select_functions(place, registry))
             self._meta[place] = MetaStage(self.config, context, self.kv_dtype(place))
         return self._meta[place]
 
@@ -267,6 +264,19 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
         head_preview=options.model.head_preview,
         expert_memory=int(options.cache.expert_offload * GIB),
     )
+
+
+def check_context_shift(options: EngineOptions, layout: Layout, place: Place) -> None:
+    """Check that ``--context-shift`` is possible with the layers of a rank.
+
+    Raises:
+        UserError: a layer keeps a state, or its keys cannot be rotated again.
+    """
+    if options.scheduler.context_shift and not layout.meta(place).can_shift:
+        raise UserError(
+            "--context-shift does not go with this model: no token can be taken out of the states that its layers keep, or "
+            "its keys cannot be rotated further; leave it out"
+        )
 
 
 def _check_draft_rank(rank: int, topology: Topology, num_ranks: int) -> None:

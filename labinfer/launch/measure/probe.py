@@ -25,12 +25,13 @@ from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.links import measure_links
 from labinfer.comm.spmd.machine import return_freed_memory
 from labinfer.functions.calls import PagedAttentionCall
-from labinfer.launch.build import build_placed, cache_folder, find_model, prepare_providers
+from labinfer.launch.build import build_placed
+from labinfer.launch.communicators import Communicators
 from labinfer.launch.draft_model import plan_draft_model
+from labinfer.launch.find_model import find_model
 from labinfer.launch.layout.draft_layout import draft_options
 from labinfer.launch.layout.kv_capacity import swap_bytes
 from labinfer.launch.layout.layout import Layout
-from labinfer.launch.links import Links
 from labinfer.launch.machine_share import cpu_share, describe_hardware, memory_share
 from labinfer.launch.measure.cost_file import file_name, read_costs, write_costs
 from labinfer.launch.measure.layer_fit import (
@@ -54,6 +55,7 @@ from labinfer.launch.measure.probe_layout import (
 )
 from labinfer.launch.measure.step_timer import StepTimer
 from labinfer.launch.measure.stopwatch import Stopwatch
+from labinfer.launch.tune import cache_folder, prepare_providers
 from labinfer.models.config import LayerConfig, ModelConfig
 from labinfer.models.layers.mixer import Mixer
 from labinfer.planner.cluster import Cluster, Link, Machine, PairLink, check_link
@@ -63,7 +65,7 @@ from labinfer.planner.overheads import Overheads
 from labinfer.planner.step_shape import StepShape
 from labinfer.weights.loader import weight_bytes
 from labinfer.weights.weight_cache import digest
-from labinfer.worker.model_runner import CAPTURED_BYTES, captures_steps
+from labinfer.worker.step_graphs import CAPTURED_BYTES, captures_steps
 
 logger = logging.getLogger(__name__)
 
@@ -224,7 +226,7 @@ def _make_timer(group: RankGroup, options: EngineOptions, layout: Layout, direct
     place = layout.topology.place(group.rank)
     carrier = layout.carrier(layout.topology.ranks, group.everyone)
     unit = dataclasses.replace(group, comm=group.split(units), ranks=layout.topology.ranks)
-    links = Links(
+    comms = Communicators(
         placed=unit,
         stage=group.split(units, [carrier] * len(units)),
         activations=None,
@@ -252,7 +254,7 @@ def _make_timer(group: RankGroup, options: EngineOptions, layout: Layout, direct
     )
     with group.together():
         parts = build_placed(
-            links,
+            comms,
             options,
             layout.config,
             directory,

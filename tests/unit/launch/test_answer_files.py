@@ -17,7 +17,7 @@ from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.spmd.environment import detect
 from labinfer.comm.spmd.machine import describe_rank
 from labinfer.comm.spmd.threads import ThreadChoice
-from labinfer.launch import answer_files, build
+from labinfer.launch import answer_files, load_stage
 from labinfer.launch.answer_files import AnswerFiles, identify_answer_files, setting_stamps
 from labinfer.weights.resolve import resolve_model
 
@@ -112,13 +112,13 @@ def test_config_that_is_replaced_before_it_is_identified_ends_the_start(director
 
 
 def test_start_whose_weights_are_replaced_while_they_are_loaded_ends(directory, monkeypatch):
-    load = build.load_weights
+    load = load_stage.load_weights
 
     def load_and_replace(*args, **kwargs):
         load(*args, **kwargs)
         change(directory / "model.safetensors")
 
-    monkeypatch.setattr(build, "load_weights", load_and_replace)
+    monkeypatch.setattr(load_stage, "load_weights", load_and_replace)
     with pytest.raises(FilesChanged, match="model.safetensors was written to while the model was loaded"):
         LLM(str(directory), weight_cache_size=0, autotune="off")
 

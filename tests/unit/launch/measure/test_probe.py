@@ -30,7 +30,7 @@ from labinfer.planner.cluster import Cluster, Link, PairLink
 from labinfer.planner.costs import DraftBytes, HostCosts, LayerCosts, Points
 from labinfer.planner.step_shape import StepShape
 from labinfer.weights.loader import weight_bytes
-from labinfer.worker.model_runner import CAPTURED_BYTES
+from labinfer.worker.step_graphs import CAPTURED_BYTES
 
 
 class Probed(NamedTuple):

@@ -1,4 +1,4 @@
-"""Links: the communicators of a model, one for each purpose."""
+"""Communicators of a model, one for each purpose."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from labinfer.observe.progress_line import compile_progress
 
 
 @dataclass(frozen=True, kw_only=True)
-class Links:
+class Communicators:
     """Communicators of a model, one for each purpose."""
 
     placed: RankGroup
@@ -40,14 +40,14 @@ class Links:
     """From rank 0 to the spare rank that drafts; None where none does."""
 
 
-def make_links(
+def make_communicators(
     group: RankGroup,
     layout: Layout,
     channel: ControlChannel | None = None,
     *,
     shares_channel: bool = False,
     may_share: bool,
-) -> Links:
+) -> Communicators:
     """Make the communicators; collective over all ranks, also spare ones, as ``torch.distributed`` wants it. For the arguments see
     ``build_rank`` and ``connect``."""
     topology, everyone = layout.topology, range(group.size)
@@ -75,7 +75,7 @@ def make_links(
     activations, results = (comms.pop(), comms.pop()) if has_pipeline else (None, None)
     if not shares_channel:
         channel = ControlChannel(comms.pop(), Command, WorkerStats, command_senders(topology.command_order))
-    return Links(
+    return Communicators(
         placed=placed_group,
         stage=stage,
         activations=activations,
@@ -103,23 +103,23 @@ def _share_messages(
 
 
 def connect(
-    links: Links, layout: Layout, place: Place, *, may_share: bool
+    comms: Communicators, layout: Layout, place: Place, *, may_share: bool
 ) -> tuple[TensorParallelCommunicator, PipelineCommunicator | None]:
     """Exchanges with the ranks of this stage, and with the stages beside it, if there are any; collective over the stage.
 
     Args:
         may_share: also through memory, not over the transport alone.
     """
-    topology, stage = layout.topology, links.stage
+    topology, stage = layout.topology, comms.stage
     if may_share and all(layout.devices[rank].type == "cpu" for rank in topology.stage_ranks(place.stage)):
         with compile_progress() as on_progress:
             stage = share_memory(stage, on_progress)
     tp = TensorParallelCommunicator(stage)
-    if links.activations is None:
+    if comms.activations is None:
         return tp, None
     pipeline = PipelineCommunicator(
-        links.activations,
-        links.results,
+        comms.activations,
+        comms.results,
         source=topology.activation_source(place),
         destinations=topology.activation_destinations(place),
         sampling_rank=topology.sampling_rank,

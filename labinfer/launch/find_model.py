@@ -1,0 +1,49 @@
+"""find_model: the directory and config of a model, the same on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import UserError
+from labinfer.comm.group.rank_group import RankGroup
+from labinfer.launch.mtp_check import check_mtp
+from labinfer.models.config import ModelConfig
+from labinfer.models.registry import load_config, with_window
+from labinfer.weights.model_files import config_path
+from labinfer.weights.resolve import resolve_model
+
+
+def find_model(
+    group: RankGroup, options: EngineOptions, on_found: Callable[[Path], None] = lambda directory: None
+) -> tuple[Path, ModelConfig]:
+    """The model's directory and config on every rank; one rank of each node may download it first.
+
+    Args:
+        on_found: called with the directory before the config is read.
+
+    Raises:
+        AgreedError: it is nowhere, or not the same everywhere.
+    """
+    model_dir = group.environment.model_dir
+    downloads = group.environment.local_rank == 0
+    with group.together():
+        if downloads:
+            resolve_model(options.model.model, model_dir, may_download=True)
+    with group.together():
+        directory = resolve_model(options.model.model, model_dir, may_download=False)
+        on_found(directory)
+        config = load_config(directory, with_mtp=options.scheduler.has_mtp)
+        check_mtp(options, config, directory)
+    digests = group.comm.all_gather_bytes(hashlib.blake2b(repr(config).encode(), digest_size=16).digest())
+    with group.together():
+        if digests[group.rank] != digests[0]:
+            raise UserError(
+                f"{config_path(directory)} differs from rank 0's on {group.everyone[0].node}; put the same checkpoint on every node"
+            )
+    if window := options.model.sliding_window:
+        with group.together():
+            config = with_window(config, window)
+    return directory, config

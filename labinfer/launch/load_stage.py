@@ -1,0 +1,92 @@
+"""A stage's checkpoint, opened and checked, and the stage's weights, loaded from it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from labinfer.base.config import EngineOptions
+from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.spmd.machine import keep_freed_memory
+from labinfer.comm.spmd.topology import Place
+from labinfer.functions.provider import Provider
+from labinfer.launch.layout.layout import Layout
+from labinfer.launch.mtp_check import check_mtp
+from labinfer.launch.packed_files import packed_files
+from labinfer.models.layers.context import StageContext
+from labinfer.models.registry import model_class
+from labinfer.weights.checkpoint import Checkpoint, open_checkpoint
+from labinfer.weights.loader import check_checkpoint, load_weights, weight_bytes
+from labinfer.weights.weight_cache import WeightCache, checkpoint_digest
+
+logger = logging.getLogger(__name__)
+
+
+def open_stage(
+    group: RankGroup,
+    options: EngineOptions,
+    directory: Path,
+    layout: Layout,
+    *,
+    cache: WeightCache | None,
+    is_whole: bool,
+) -> Checkpoint:
+    """Open the checkpoint of a model. Rank 0 compares it with the whole model, unless an earlier start did.
+
+    Args:
+        cache: packed weights of earlier starts.
+        is_whole: whether the layout has all layers of the checkpoint.
+
+    Raises:
+        UserError: tensors are missing, left over, or have other shapes than the model's.
+    """
+    config, checkpoint = layout.config, open_checkpoint(directory)
+    check_mtp(options, config, directory, checkpoint.names)
+    if group.rank > 0:
+        return checkpoint
+    if is_whole and not (cache is not None and cache.knows(checkpoint_digest(directory))):
+        whole = layout.whole()
+        model = whole.meta(whole.topology.place(0)).model
+        check_checkpoint(model, checkpoint, config.tied_embeddings, options.model.ignore_tensors)
+    decoded = set(layout.quantizations) == {"none"}
+    for warning in (*config.notes, *(() if decoded else config.formats.warnings), config.pooling.warning):
+        if warning:
+            logger.warning("%s", warning)
+    return checkpoint
+
+
+def load_stage(
+    checkpoint: Checkpoint,
+    options: EngineOptions,
+    context: StageContext,
+    layout: Layout,
+    place: Place,
+    *,
+    directory: Path,
+    providers: list[Provider],
+    cache: WeightCache | None,
+    on_progress: Callable[[int, int], None],
+) -> nn.Module:
+    """Build a rank's share of the model and load its weights, or map them from ``cache``."""
+    device = layout.devices[place.rank]
+    with torch.device("meta"):
+        model = model_class(layout.config)(layout.config, context).eval()
+    for functions in filter(None, (provider.loading() for provider in providers)):
+        checkpoint.functions = functions
+    if device.type == "cpu":
+        keep_freed_memory()  # a matrix goes where the one before it was decoded
+    packed = packed_files(cache, options, layout, place, directory, providers=providers)
+    load_weights(model, checkpoint, device, on_progress, packed)
+    logger.debug("weights are loaded: %d MiB read", checkpoint.bytes_read >> 20)
+    return model
+
+
+def gather_weight_bytes(group: RankGroup, model: nn.Module) -> tuple[int, ...]:
+    """Bytes of the weights of each rank that has a place, by its number among all; 0 for others. Collective."""
+    counts = group.comm.all_gather(torch.tensor([weight_bytes(model)]))
+    by_rank = dict(zip(group.ranks, (int(count) for count in counts), strict=True))
+    return tuple(by_rank.get(rank, 0) for rank in range(max(by_rank) + 1))

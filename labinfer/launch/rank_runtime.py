@@ -1,0 +1,53 @@
+"""RankRuntime: the parts that a rank runs with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from labinfer.base.rank_stats import StepTimes
+from labinfer.comm.control import ControlChannel
+from labinfer.comm.pipeline import PipelineCommunicator
+from labinfer.comm.spmd.topology import Place
+from labinfer.comm.tensor_parallel import TensorParallelCommunicator
+from labinfer.launch.draft_model import DraftModel
+from labinfer.launch.draft_rank import RemoteLink
+from labinfer.launch.layout.kv_capacity import KVCapacity
+from labinfer.launch.layout.layout import Layout
+from labinfer.observe.recorder import Recorder
+from labinfer.worker.spmd import StatsReporter
+from labinfer.worker.worker import Worker
+
+
+@dataclass(kw_only=True)
+class RankRuntime:
+    """Parts that a rank runs with."""
+
+    layout: Layout
+    place: Place
+    directory: Path
+    """The checkpoint's."""
+    channel: ControlChannel
+    tp: TensorParallelCommunicator
+    pipeline: PipelineCommunicator | None
+    """None if there is one stage."""
+    worker: Worker
+    stats: StatsReporter
+    recorder: Recorder
+    capacity: KVCapacity
+    step_times: StepTimes | None
+    """Measured seconds of a step; None if no decision depends on them."""
+    lends_cores: bool
+    """Whether all stages compute on each other's idle cores."""
+    draft_model: DraftModel | None = None
+    """Draft model on rank 0."""
+    drafts: RemoteLink | None = None
+    """Rank 0's link to the spare rank with the draft model."""
+
+    def close(self) -> None:
+        """Free the weights and KV caches."""
+        if self.drafts is not None:
+            self.drafts.close()
+        self.worker.close()
+        if self.draft_model is not None:
+            self.draft_model.close()
