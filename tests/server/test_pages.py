@@ -210,7 +210,7 @@ def test_what_is_vendored_is_what_is_written_down():
 
 def test_package_brings_every_file():
     setup = configparser.ConfigParser()
-    setup.read(FOLDER.parents[1] / "setup.cfg")
+    setup.read(FOLDER.parents[2] / "setup.cfg")
     patterns = setup["options.package_data"]["labinfer"].split(", ")
-    brought = {path for pattern in patterns for path in FOLDER.parent.glob(pattern)}
+    brought = {path for pattern in patterns for path in FOLDER.parents[1].glob(pattern)}
     assert {path for path in FOLDER.rglob("*") if path.is_file()} <= brought
