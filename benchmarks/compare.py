@@ -7,8 +7,7 @@
 Each engine runs as ``peers/NAME_runner.py`` in a process and an environment of its own (``ENVS/NAME``), one after another,
 with the same prompts, the same number of threads and bound to the same cores. A round takes each engine at each precision
 once; figures are medians over the rounds, ratios medians of each round's ratio. Precisions are those of the weights. An engine
-that can calculate in several dtypes stands there with each, as ``NAME-DTYPE``; ``labinfer-preview`` is this one with
-``--head-preview``. Variants of this engine are compared with peers, not with each other.
+that can calculate in several dtypes stands there with each, as ``NAME-DTYPE``.
 
 ``--precisions Q8_0 Q4_0 Q4_K_M`` takes this engine, llama.cpp and OpenVINO over the same GGUF files, which llama.cpp's runner makes;
 OpenVINO does not know all types that are in Q4_K_M.
@@ -40,7 +39,6 @@ GGUF_TYPES = ("Q8_0", "Q4_0", "Q4_K_M")
 PRECISIONS = (*USUAL_PRECISIONS, *GGUF_TYPES)
 ENGINES = {
     OURS: PRECISIONS,
-    f"{OURS}-preview": ("16-bit", "int8"),  # in int4 the head has 4 bits itself
     "vllm": ("16-bit", "int8"),
     "openvino": PRECISIONS,
     "openvino-bf16": USUAL_PRECISIONS,
@@ -49,7 +47,7 @@ ENGINES = {
     "transformers": ("16-bit",),
 }
 """Precisions of weights that each engine runs here; its runner says how they are made. A name may end with a variant: the dtype
-in which the engine calculates, or an option, where that is not the runner's own choice."""
+in which the engine calculates, where that is not the runner's own choice."""
 USUAL_WORKLOADS = ("W1", "W2", "W3")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 LIMIT_SECONDS = 1800
@@ -208,24 +206,20 @@ def medians(rounds: list[Round], precision: str, engine: str) -> Figures:
     return {name: statistics.median(figures[name] for figures in taken) for name in taken[0]}
 
 
-def ratios(rounds: list[Round], precision: str, peer: str, ours: str) -> Figures:
-    """Medians of the rounds' ratios of this engine's figures to a peer's.
-
-    Args:
-        ours: this engine or a variant of it.
-    """
+def ratios(rounds: list[Round], precision: str, peer: str) -> Figures:
+    """Medians of the rounds' ratios of this engine's figures to a peer's."""
     both = [
-        by_engine for by_engine in (figures.get(precision, {}) for figures in rounds) if {ours, peer} <= set(by_engine)
+        by_engine for by_engine in (figures.get(precision, {}) for figures in rounds) if {OURS, peer} <= set(by_engine)
     ]
     if not both:
         return {}
     return {
-        name: statistics.median(figures[ours][name] / figures[peer][name] for figures in both) for name in both[0][peer]
+        name: statistics.median(figures[OURS][name] / figures[peer][name] for figures in both) for name in both[0][peer]
     }
 
 
 def markdown(rounds: list[Round], workloads: list[str]) -> str:
-    """Two tables: tokens a second, and the ratios of this engine and its variants to each peer and to the best at each workload."""
+    """Two tables: tokens a second, and the ratios of this engine to each peer and to the best at each workload."""
     rule = "|" + "---|" * (2 + len(workloads))
     speed = [f"| engine | weights | {' | '.join(f'{name} tokens/s' for name in workloads)} |", rule]
     against = [f"| ratio | weights | {' | '.join(workloads)} |", rule]
@@ -234,17 +228,15 @@ def markdown(rounds: list[Round], workloads: list[str]) -> str:
         for engine in engines:
             figures = medians(rounds, precision, engine)
             speed.append(f"| {engine} | {precision} | {' | '.join(f'{figures[name]:.1f}' for name in workloads)} |")
-        variants = [engine for engine in engines if split_name(engine)[0] == OURS]
-        peers = [engine for engine in engines if engine not in variants]
-        for ours in variants:
-            by_peer = {peer: ratio for peer in peers if (ratio := ratios(rounds, precision, peer, ours))}
-            for peer, ratio in by_peer.items():
-                cells = [f"{ratio[name]:.2f}" for name in workloads]
-                against.append(f"| {ours} to {peer} | {precision} | {' | '.join(cells)} |")
-            if by_peer:
-                hardest = {name: min(by_peer, key=lambda peer, name=name: by_peer[peer][name]) for name in workloads}
-                cells = [f"**{by_peer[peer][name]:.2f}** ({peer})" for name, peer in hardest.items()]
-                against.append(f"| {ours} to the best | {precision} | {' | '.join(cells)} |")
+        peers = [engine for engine in engines if engine != OURS]
+        by_peer = {peer: ratio for peer in peers if (ratio := ratios(rounds, precision, peer))}
+        for peer, ratio in by_peer.items():
+            cells = [f"{ratio[name]:.2f}" for name in workloads]
+            against.append(f"| {OURS} to {peer} | {precision} | {' | '.join(cells)} |")
+        if by_peer:
+            hardest = {name: min(by_peer, key=lambda peer, name=name: by_peer[peer][name]) for name in workloads}
+            cells = [f"**{by_peer[peer][name]:.2f}** ({peer})" for name, peer in hardest.items()]
+            against.append(f"| {OURS} to the best | {precision} | {' | '.join(cells)} |")
     return "\n".join([*speed, "", *against])
 
 

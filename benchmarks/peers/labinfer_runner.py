@@ -12,12 +12,10 @@ from labinfer.base.config import SECTIONS
 
 QUANTIZATION = {"16-bit": {}, "int8": {"quantization": "int8"}, "int4": {"quantization": "int4"}}
 """Options by precision; those that are not here are types of a GGUF file, which is read as it is."""
-VARIANTS = {"": {}, "preview": {"head_preview": True}}
-"""Options by what the engine's name ends with."""
 
 
 def load(args: argparse.Namespace) -> Generate:
-    options = QUANTIZATION.get(args.precision, {}) | VARIANTS[args.variant]
+    options = dict(QUANTIZATION.get(args.precision, {}))
     known = {f.name for section in SECTIONS for f in dataclasses.fields(section)}
     if unknown := set(options) - known:
         raise Unavailable(f"this version of LABInfer has no --{unknown.pop()}")

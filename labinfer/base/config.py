@@ -97,11 +97,6 @@ class ModelOptions:
         metavar="|".join(QUANTIZATIONS) + "[,…]",
     )
     quantization_group_size: int = option(64, "inputs that share a scale in int4: 32, 64 or 128", metavar="N")
-    head_preview: bool = option(
-        False,
-        "greedy answers of one request at a time (bfloat16 and int8 on CPUs): a copy of the output head in 4 bits says which logits may "
-        "be the largest, and only panels of 32 with these are computed; all are where one is further off than expected",
-    )
     ignore_tensors: tuple[str, ...] = option(
         (),
         "leave tensors of the checkpoint unread that the model has no place for, by their names: globs such as '*.aux_head.*' "

@@ -125,7 +125,6 @@ SIMULATED = {
 LEFT_OUT_BY_COMMAND = {
     "chat": (*MANY_ANSWERS, "trace"),
     "serve": ("trace",),  # which is written at the end of a run
-    "bench accuracy": ("head_preview",),
     **dict.fromkeys(("probe", "bench comm", "bench functions"), ("layout",)),
     "simulate": tuple(f.name for section in SECTIONS for f in dataclasses.fields(section) if f.name not in SIMULATED),
 }

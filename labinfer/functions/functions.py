@@ -16,11 +16,9 @@ from labinfer.functions.protocols import (
     GatedLinear,
     GatedNorm,
     GeluAndMul,
-    LargestLogits,
     LatentAttention,
     Linear,
     MakeExperts,
-    MakePreview,
     PackCodes,
     PackWeight,
     PagedAttention,
@@ -53,9 +51,6 @@ class MatrixFunctions:
     """None where no codes are held this way."""
     packing: str = ""
     """Name of the implementation that packs, and its layout."""
-    make_preview: MakePreview | None = None
-    largest_logits: LargestLogits | None = None
-    """None, as ``make_preview``, where heads held this way have no preview."""
 
 
 @dataclass(frozen=True, kw_only=True)

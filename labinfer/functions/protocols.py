@@ -15,7 +15,6 @@ import torch
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.head_norms import HeadNorms
-from labinfer.functions.head_preview import HeadPreview
 from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.packed_experts import ExpertForm, PackedExperts
@@ -89,20 +88,6 @@ class Embedding(Protocol):
 
     def __call__(self, token_ids_T: torch.Tensor, table: PackedWeight, first: int) -> torch.Tensor:
         """(T,) int64 → (T, D) in the table's dtype; the slice begins at id ``first``, ids outside of it give zeros."""
-
-
-class MakePreview(Protocol):
-    """Copy an output head into 4 bits, see ``HeadPreview``; called before ``PackWeight``, which takes the matrix."""
-
-    def __call__(self, weight_OI: torch.Tensor) -> HeadPreview:
-        """(O, I) in the model's dtype, which stays as it is."""
-
-
-class LargestLogits(Protocol):
-    """Logits of which only the largest matters."""
-
-    def __call__(self, x_TI: torch.Tensor, weight: PackedWeight, preview: HeadPreview) -> torch.Tensor:
-        """``x @ weight.T``, (T, I) → (T, O) in x's dtype; those that cannot be the largest may be -inf."""
 
 
 class AddRMSNorm(Protocol):

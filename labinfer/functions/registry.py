@@ -18,10 +18,7 @@ from labinfer.base.errors import UserError
 from labinfer.functions.by_sequence import BySequence
 from labinfer.functions.functions import ExpertFunctions, Functions, MatrixFunctions, MatrixKind
 
-MATRIX_FUNCTIONS = (
-    *("pack_weight", "pack_codes", "linear", "gated_linear", "embedding"),
-    *("make_preview", "largest_logits"),
-)
+MATRIX_FUNCTIONS = ("pack_weight", "pack_codes", "linear", "gated_linear", "embedding")
 """Functions that share packed weights, so that their implementations must be of one layout."""
 CACHE_FUNCTIONS = ("rotate_and_write", "paged_attention")
 """Functions that share the KV cache. All take it in any layout; where both have the layout ``tiles`` it is kept in tiles."""
@@ -210,10 +207,6 @@ class FunctionRegistry:
                 target=target,
                 quantization=own,
                 pack_codes=_pick(known["pack_codes"]) if known["pack_codes"] else None,
-                make_preview=_pick(known["make_preview"]) if known["make_preview"] else None,
-                largest_logits=_pick(known["largest_logits"], choice.get(target, ()))
-                if known["largest_logits"]
-                else None,
                 packing=_packing(known["pack_weight"], own),
             )
 

@@ -27,7 +27,6 @@ from labinfer.launch.out_of_memory import memory_for
 from labinfer.launch.rank_runtime import RankRuntime
 from labinfer.launch.tune import choose_functions, prepare_providers
 from labinfer.models.config import ModelConfig
-from labinfer.models.layers.context import StageContext
 from labinfer.observe.recorder import CAPACITY, Recorder
 from labinfer.weights.weight_cache import WeightCache
 from labinfer.worker.kv_cache import KVCacheManager
@@ -102,7 +101,7 @@ def build_placed(
     lends_cores = share_cores(group, comms.machine, layout, place, providers)
     functions = choose_functions(group, options, layout, place, providers)
     with group.together(), memory_for("the weights", device):
-        context = without_idle_preview(layout.stage_context(place, tp, functions))
+        context = layout.stage_context(place, tp, functions)
         context, offload = offload_experts(context, layout, providers)
         model = load_stage(
             checkpoint,
@@ -194,12 +193,3 @@ def build_placed(
         draft_model=draft_model,
         drafts=RemoteLink(comms.drafts) if comms.drafts is not None and group.rank == 0 else None,
     )
-
-
-def without_idle_preview(context: StageContext) -> StageContext:
-    """The context without a preview of the output head if that saves nothing: the reference computes all logits and compares."""
-    is_compiled = not context.functions.matrices["vocabulary"].packing.startswith("reference")
-    if not context.head_preview or not context.is_last or is_compiled:
-        return context
-    logger.warning("--head-preview has no effect: no compiled function multiplies with the output head here")
-    return dataclasses.replace(context, head_preview=False)

@@ -127,8 +127,7 @@ class StageModel(nn.Module):
     def __init__(self, config: ModelConfig, placement: NormPlacement, ctx: StageContext):
         super().__init__()
         if ctx.is_first:
-            is_head = ctx.is_last and config.tied_embeddings
-            self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx, is_head=is_head)
+            self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx)
         self.layer_inputs = None
         if (inputs := config.layer_inputs) is not None:
             self.layer_inputs = LayerInputs(inputs, config.hidden_size, config.norm_eps, ctx)
@@ -173,7 +172,7 @@ class Decoder(nn.Module):
             self.lm_head = self.model.embed_tokens  # held once
         elif ctx.is_last:
             tied = "model.embed_tokens" if config.tied_embeddings else None
-            self.lm_head = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx, tied, is_head=True)
+            self.lm_head = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx, tied)
         self.mtp = self.mtp_embedding = None
         if ctx.is_last and config.mtp is not None:
             self.names = self.names.with_mtp(config.num_layers)
@@ -359,13 +358,13 @@ class Decoder(nn.Module):
         """Last stage: what ``forward`` gave, normalised: Transformers' ``last_hidden_state``."""
         return self.model.norm(hidden_TD)[1]
 
-    def logits(self, hidden_BD: torch.Tensor, *, largest_only: bool = False) -> torch.Tensor | None:
+    def logits(self, hidden_BD: torch.Tensor) -> torch.Tensor | None:
         """Last stage: (B, D) → (B, V) on its tp rank 0, None on its others; see ``VocabParallelEmbedding``."""
-        return self.head_logits(self.final_norm(hidden_BD), largest_only=largest_only)
+        return self.head_logits(self.final_norm(hidden_BD))
 
-    def head_logits(self, hidden_BD: torch.Tensor, *, largest_only: bool = False) -> torch.Tensor | None:
+    def head_logits(self, hidden_BD: torch.Tensor) -> torch.Tensor | None:
         """The same of what ``final_norm`` gives."""
         if self._logits_divisor is not None:
             hidden_BD = hidden_BD / self._logits_divisor
-        logits_BV, cap = self.lm_head.logits(hidden_BD, largest_only=largest_only), self._logits_cap
+        logits_BV, cap = self.lm_head.logits(hidden_BD), self._logits_cap
         return logits_BV if logits_BV is None or cap is None else (logits_BV / cap).tanh() * cap

@@ -23,7 +23,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 ROUNDINGS = ("int8", "int4")
 """Values of --quantization that round weights; see ``HostCosts.quantization``, which also names a checkpoint's own."""
 ROOM_OPTIONS = (
-    *("functions", "autotune", "weights", "quantization_group_size", "head_preview", "sliding_window"),
+    *("functions", "autotune", "weights", "quantization_group_size", "sliding_window"),
     *("experts", "device"),
     *("block_size", "num_kv_blocks", "kv_cache_dtype", "swap_space", "expert_offload", "memory_utilization"),
     *("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size", "preemption_mode", "context_shift", "keep"),

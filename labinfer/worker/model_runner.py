@@ -10,9 +10,8 @@ from itertools import accumulate, chain, islice, repeat
 import torch
 from torch import nn
 
-from labinfer.base.plan import BatchEntry, BatchPlan, BatchResult, EntryResult, TokenLogprobs
+from labinfer.base.plan import BatchPlan, BatchResult, EntryResult, TokenLogprobs
 from labinfer.base.registry import REGISTRY
-from labinfer.base.sampling_params import GREEDY_BELOW
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.functions import Functions
 from labinfer.functions.graph import Capture
@@ -34,9 +33,6 @@ from labinfer.worker.step_graphs import HEAD_BYTES, LAYERS_BYTES, MAX_ROWS, Step
 
 LOGITS_ROWS = 64
 """Prompt rows whose logits are in memory at a time: a row of a large vocabulary takes more than half a megabyte."""
-
-PREVIEW_ROWS = 1
-"""Rows of which a head's preview is asked, at most: each row reads the copy, and all together read the head once."""
 
 
 class ModelRunner:
@@ -63,10 +59,7 @@ class ModelRunner:
         self.model, self._cache = model, cache
         self._graphs = partial(StepGraphs, capture=capture)
         self._layers = self._graphs(lambda batch, hidden: model(batch, hidden, cache.layers), kept_bytes=LAYERS_BYTES)
-        self._heads = {
-            largest_only: self._graphs(partial(sampled_logits, model, largest_only=largest_only), kept_bytes=HEAD_BYTES)
-            for largest_only in (False, True)
-        }
+        self._head = self._graphs(partial(sampled_logits, model), kept_bytes=HEAD_BYTES)
         self._dtype, self._indices = dtype, IndexBuffer(device)
         # Tables grow, and of what is behind a table in memory no step can be captured: these have a buffer of their own.
         self._window_indices = IndexBuffer(device)
@@ -195,18 +188,7 @@ class ModelRunner:
             long_prompts=long_prompts if long_prompts.positions else None,
             output_rows=output_rows,
             windowed=windowed,
-            largest_only=0 < len(sample_rows) <= PREVIEW_ROWS and all(map(self._is_greedy, plan.entries)),
             state_slots_B=tensors["state_slots_B"] if has_states else None,
-        )
-
-    def _is_greedy(self, entry: BatchEntry) -> bool:
-        """Whether a step's tokens of a sequence are those with the largest logits, as the model gives them."""
-        sampling = self._sequences[entry.seq_id].sampling
-        return not entry.num_samples or not (
-            sampling.temperature >= GREEDY_BELOW
-            or sampling.processors
-            or any(entry.masks)
-            or sampling.logprobs is not None
         )
 
     def _output_rows(
@@ -253,7 +235,7 @@ class ModelRunner:
         num_entries = len(plan.entries)
         token_ids, logprobs, drafts = [], [()] * num_entries, [()] * num_entries
         if len(batch.sample_rows_B):
-            logits_BV = self._heads[batch.largest_only](batch, hidden_TD)
+            logits_BV = self._head(batch, hidden_TD)
             token_ids = None
             if logits_BV is not None:
                 rows = self._sampled_rows(plan)
@@ -356,10 +338,8 @@ class ModelRunner:
             del self._sequences[seq_id]
 
 
-def sampled_logits(
-    model: nn.Module, batch: ModelInputBatch, hidden_TD: torch.Tensor, *, largest_only: bool
-) -> torch.Tensor | None:
+def sampled_logits(model: nn.Module, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> torch.Tensor | None:
     """Logits of the rows that are sampled, (B, V); None but on the stage's first rank."""
     samples_all = batch.output_rows is not None or len(batch.sample_rows_B) == len(hidden_TD)  # each row once, in order
     rows_BD = hidden_TD if samples_all else hidden_TD[batch.sample_rows_B]
-    return model.logits(rows_BD, largest_only=largest_only)
+    return model.logits(rows_BD)

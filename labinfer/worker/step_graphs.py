@@ -19,7 +19,7 @@ LAYERS_BYTES = 64 << 20
 """Memory that captured steps of a stage's layers keep, at most, …"""
 HEAD_BYTES = 16 << 20
 """… and those of the head, of which each has logits. What they compute in between stands in memory that they share."""
-CAPTURED_BYTES = SHARED_BYTES + LAYERS_BYTES + 2 * HEAD_BYTES
+CAPTURED_BYTES = SHARED_BYTES + LAYERS_BYTES + HEAD_BYTES
 """Memory of all captured steps of a ``ModelRunner``, at most."""
 
 StepPart = Callable[[ModelInputBatch, torch.Tensor | None], torch.Tensor]

@@ -19,7 +19,6 @@ ANSWERING = {
         "dtype",
         "quantization",
         "quantization_group_size",
-        "head_preview",
         "max_model_len",
         "sliding_window",
     ),

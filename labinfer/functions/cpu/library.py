@@ -40,10 +40,7 @@ KERNELS = ("", "amx", "dot")
 """Ways to calculate products: in float32, or whole numbers in vectors; in the tiles of AMX, which take both bfloat16 and whole numbers;
 by dot products of bfloat16, which are preferred where nothing is measured, as they are quick with few rows. These are the ends of the
 functions' names in C++."""
-PRODUCTS = (
-    *("linear", "linear12", "linear_int8", "linear_groups", "experts", "attend", "attend_latent"),
-    *("largest_logits", "largest_logits12"),
-)
+PRODUCTS = ("linear", "linear12", "linear_int8", "linear_groups", "experts", "attend", "attend_latent")
 """Names of functions that have variants for some kernels."""
 
 
@@ -124,9 +121,6 @@ def load(compiled: ctypes.CDLL) -> Library:
         "linear_int8": [pointer] * 5 + [size] * 3 + [count] * 3,
         "pack_codes": [pointer] * 5 + [size] * 3 + [count] * 3 + [real, count],
         "linear_groups": [pointer] * 4 + [size] * 5 + [count] * 3 + [real] + [count] * 3,
-        "largest_logits": [pointer] * 4 + [size, real, real, pointer] + [size] * 3 + [count],
-        "largest_logits12": [pointer] * 4 + [size, real, real, pointer] + [size] * 3 + [count],
-        "largest_logits_int8": [pointer] * 5 + [size, real, real, pointer] + [size] * 3 + [count] * 2,
         "transpose_words": [pointer, size] * 2 + [size] * 2 + [count],
         "transpose_awq": [pointer, size] * 2 + [size] * 2 + [count],
         "decode": [pointer, size] + [pointer] * 2 + [size] + [pointer] * 2 + [size] * 6 + [count] * 4,

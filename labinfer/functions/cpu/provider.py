@@ -16,7 +16,6 @@ from labinfer.functions.cpu.expert_arena import ExpertArena
 from labinfer.functions.cpu.experts import CpuExperts
 from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.graph import CpuCapture
-from labinfer.functions.cpu.head_preview import CpuHeadPreview
 from labinfer.functions.cpu.latent import CpuLatent
 from labinfer.functions.cpu.loading import CpuLoading
 from labinfer.functions.cpu.measure_ceilings import measure_ceilings
@@ -75,7 +74,6 @@ class CpuProvider(Provider):
         _add(registry, CpuLatent(self._library).calls(), name="cpu", dtypes=CpuLatent.dtypes)
         packed12 = {"weights": "packed12", "dtypes": CpuPacked12.dtypes}
         _add(registry, CpuPacked12(self._library).calls(), name="cpu-packed12", **packed12)
-        self._add_previews(registry, quantized)
         _add(registry, {"route": CpuRouting(self._library).route}, name="cpu", dtypes=CpuRouting.dtypes)
         _add(registry, CpuSampling(self._library).calls(), name="cpu", dtypes=CpuSampling.dtypes)
         _add(registry, CpuDeltaRule(self._library).calls(), name="cpu", dtypes=CpuDeltaRule.dtypes)
@@ -127,20 +125,6 @@ class CpuProvider(Provider):
         in_bytes = CpuQuantized(self._library, kernel, in_bytes=True)
         for quantization in ("int4", VOCABULARY_INT4):
             _add(registry, _products(in_bytes), name=name, dtypes=BFLOAT16, quantization=quantization)
-
-    def _add_previews(self, registry: FunctionRegistry, quantized: CpuQuantized) -> None:
-        """Add those of heads in bfloat16, in 12 bits, and in int8, under the names of the products with these."""
-        for kernel in self._library.kernels:
-            if kernel == "amx":  # a row at a time leaves tiles empty
-                continue
-            name = f"cpu-{kernel}" if kernel else "cpu"
-            plain, packed12 = CpuFunctions(self._library, kernel), CpuPacked12(self._library, kernel)
-            dense = CpuHeadPreview(self._library, plain.linear, kernel=kernel).calls()
-            _add(registry, dense, name=name, dtypes=BFLOAT16)
-            dense12 = CpuHeadPreview(self._library, packed12.linear, kernel=kernel).calls()
-            _add(registry, dense12, name=f"{name}-packed12", dtypes=CpuPacked12.dtypes, weights="packed12")
-        int8 = CpuHeadPreview(self._library, quantized.linear, round_head=quantized.quantize_int8).calls()
-        _add(registry, int8, name="cpu", dtypes=(torch.bfloat16, torch.float32), quantization="int8")
 
     def fingerprint(self) -> tuple[object, ...]:
         """The file's name says what it was made of; the processor counts also where there is none."""

@@ -12,7 +12,6 @@ from labinfer.functions.reference import (
     delta_rule,
     elementwise,
     experts,
-    head_preview,
     latent_attention,
     linear,
     packed12,
@@ -32,8 +31,6 @@ class ReferenceProvider(Provider):
             "pack_weight": linear.pack_weight,
             "linear": linear.linear,
             "embedding": linear.embedding,
-            "make_preview": head_preview.make_preview,
-            "largest_logits": head_preview.largest_logits(linear.linear),
         }
         others = {
             "add_rms_norm": elementwise.add_rms_norm,
@@ -55,8 +52,6 @@ class ReferenceProvider(Provider):
             "pack_codes": quantized.pack_codes,
             "linear": quantized.linear,
             "embedding": quantized.embedding,
-            "make_preview": partial(head_preview.make_preview, round_head=quantized.quantize_int8),
-            "largest_logits": head_preview.largest_logits(quantized.linear),
         }
         int4 = {
             "pack_weight": partial(quantized.quantize_int4, group=group_size),
@@ -73,8 +68,6 @@ class ReferenceProvider(Provider):
             "pack_weight": packed12.pack_weight,
             "linear": packed12.linear,
             "embedding": packed12.embedding,
-            "make_preview": head_preview.make_preview,
-            "largest_logits": head_preview.largest_logits(packed12.linear),
         }
         registry.add_all(
             of_12_bits,

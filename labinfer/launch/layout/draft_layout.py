@@ -31,7 +31,6 @@ def draft_options(options: EngineOptions, name: str, layout: Layout) -> EngineOp
         weights="plain" if options.model.weights == "plain" else "auto",
         max_model_len=0,
         sliding_window=0,
-        head_preview=False,
     )
     cache = dataclasses.replace(options.cache, expert_offload=0.0)
     scheduler = dataclasses.replace(options.scheduler, speculative_config=None)

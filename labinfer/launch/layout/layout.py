@@ -54,8 +54,6 @@ class Layout:
     """``--weights``."""
     loaded_bytes: tuple[int, ...] = ()
     """Bytes of each rank's weights, by rank, once they are loaded: what 12 bits do not hold is not known before."""
-    head_preview: bool = False
-    """``--head-preview``."""
     expert_memory: int = 0
     """Bytes on each rank for experts, which are all in a file; 0 where all are in memory."""
     _meta: dict[Place, MetaStage] = field(default_factory=dict, repr=False, compare=False)
@@ -164,7 +162,6 @@ class Layout:
             # Only CPUs have kernels for codes; other devices hold what was decoded.
             form=lambda matrix: self.config.formats(matrix).form(quantization) if device.type == "cpu" else None,
             experts=self.experts[place.stage],
-            head_preview=self.head_preview,
             names=model_class(self.config).names,
         )
 
@@ -202,7 +199,6 @@ class Layout:
             quantizations=self.quantizations[:1],
             quantization_group_size=self.quantization_group_size,
             weights=self.weights,
-            head_preview=self.head_preview,
             expert_memory=self.expert_memory,
         )
 
@@ -247,8 +243,6 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
     length = _resolve_length(options.model.max_model_len, config)
     if not config.is_causal:  # a prompt runs in one step
         length = min(length, options.scheduler.max_num_batched_tokens)
-    if options.model.head_preview:
-        _check_preview(quantizations[-1], devices[topology.sampling_rank], dtypes[-1])
     return Layout(
         config=config,
         topology=topology,
@@ -261,7 +255,6 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
         quantizations=quantizations,
         quantization_group_size=options.model.quantization_group_size,
         weights=options.model.weights,
-        head_preview=options.model.head_preview,
         expert_memory=int(options.cache.expert_offload * GIB),
     )
 
@@ -288,17 +281,6 @@ def _check_draft_rank(rank: int, topology: Topology, num_ranks: int) -> None:
         raise UserError(
             f"{FLAG}: draft_rank {rank} is {topology.place(rank)}; give a rank that --ranks leaves out, or 0 for the first one "
             "beside its stage"
-        )
-
-
-def _check_preview(quantization: str, device: torch.device, dtype: torch.dtype) -> None:
-    if quantization == "int4":
-        raise UserError("--head-preview: with --quantization int4 the vocabulary has 4 bits already; leave it out")
-    dtypes = (torch.bfloat16, torch.float32) if quantization == "int8" else (torch.bfloat16,)
-    if device.type != "cpu" or dtype not in dtypes:
-        name = str(dtype).removeprefix("torch.")
-        raise UserError(
-            f"--head-preview is for bfloat16 or int8 on CPUs, not for {name} on {device.type}; leave it out"
         )
 
 

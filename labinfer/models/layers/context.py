@@ -32,6 +32,4 @@ class StageContext:
     form: Callable[[str], CodeForm | None] = lambda matrix: None
     """The form of codes in which a matrix of the checkpoint is to be held, by its name there; None for values."""
     experts: ExpertCut = "columns"
-    head_preview: bool = False
-    """Whether the output head has a copy in 4 bits, see ``functions.head_preview``."""
     names: CheckpointNames = CheckpointNames()  # noqa: RUF009 - it is frozen

@@ -82,8 +82,6 @@ class ModelInputBatch:
     """Tokens of prompts that ``dynamic`` rope rotates by their prompt's length; None where there are none."""
     output_rows: OutputRows | None = None
     """The rows that ``Decoder.forward`` gives on the last stage; None for all."""
-    largest_only: bool = False
-    """Whether of every row that is sampled the largest logit is all that matters."""
     windowed: WindowedPlaces | None = None
     """For layers with a window; None where they hold their tokens as all others."""
     state_slots_B: torch.Tensor | None = None

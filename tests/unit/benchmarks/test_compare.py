@@ -154,9 +154,9 @@ def test_line_of_figures_is_found_among_what_engines_print():
 
 def test_medians_and_ratios_are_over_rounds():
     assert medians(ROUNDS, "int8", "vllm") == {"W1": 25.0, "W2": 200.0}
-    assert ratios(ROUNDS, "int8", "vllm", OURS) == {"W1": 2.0, "W2": 0.5}  # of 3, 1.5, 2 and of 0.5, 1.5, 0.5
-    assert ratios(ROUNDS, "int8", "openvino", OURS) == {"W1": 1.75, "W2": 3.5}  # it has two rounds
-    assert ratios(ROUNDS, "int4", "vllm", OURS) == {}
+    assert ratios(ROUNDS, "int8", "vllm") == {"W1": 2.0, "W2": 0.5}  # of 3, 1.5, 2 and of 0.5, 1.5, 0.5
+    assert ratios(ROUNDS, "int8", "openvino") == {"W1": 1.75, "W2": 3.5}  # it has two rounds
+    assert ratios(ROUNDS, "int4", "vllm") == {}
 
 
 def test_table_names_the_hardest_peer_of_each_workload():
@@ -165,16 +165,6 @@ def test_table_names_the_hardest_peer_of_each_workload():
     assert "| labinfer to vllm | int8 | 2.00 | 0.50 |" in lines
     assert lines[-1] == "| labinfer to the best | int8 | **1.75** (openvino) | **0.50** (vllm) |"
     assert len({line.count("|") for line in lines if line}) == 1
-
-
-def test_variant_is_compared_with_peers_and_not_with_this_engine():
-    rounds = [{"int8": {OURS: {"W1": 30.0}, f"{OURS}-preview": {"W1": 40.0}, "vllm": {"W1": 20.0}}}]
-    assert [line for line in markdown(rounds, ["W1"]).splitlines() if " to " in line] == [
-        "| labinfer to vllm | int8 | 1.50 |",
-        "| labinfer to the best | int8 | **1.50** (vllm) |",
-        "| labinfer-preview to vllm | int8 | 2.00 |",
-        "| labinfer-preview to the best | int8 | **2.00** (vllm) |",
-    ]
 
 
 def test_every_peer_has_a_runner_and_a_recipe():

@@ -23,7 +23,7 @@ ENGINE_FLAGS = {
     "--pipeline-schedule", "--max-inflight", "--speculative-config",
     "--threads", "--log-level", "--timeout", "--fault-timeout", "--port-range", "--functions", "--trace", "--profile", "--step-sink",
     "--autotune", "--no-autotune",
-    "--weights", "--quantization", "-q", "--quantization-group-size", "--head-preview", "--ignore-tensors",
+    "--weights", "--quantization", "-q", "--quantization-group-size", "--ignore-tensors",
 }  # fmt: skip
 SAMPLING_FLAGS = {
     "--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed", "--stop", "--ignore-eos",
@@ -66,7 +66,6 @@ SIMULATE_FLAGS = {
 FUNCTIONS_FLAGS = {
     "--output-json", "--plot", "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
     "--functions", "--autotune", "--no-autotune", "--weights", "--quantization", "-q", "--quantization-group-size", "--ignore-tensors",
-    "--head-preview",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
     "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
 } | COMM_FLAGS  # fmt: skip

@@ -41,10 +41,3 @@ def test_number_of_values_is_that_of_the_stages():
         UserError, match="--quantization none,int8,none has 3 values for 2 stages; give one, or one per"
     ):
         two_stages("none,int8,none")
-
-
-def test_preview_of_the_head_goes_by_the_last_stage():
-    options = {"dtype": "bfloat16", "head_preview": True}
-    assert two_stages("int4,none", **options).head_preview
-    with pytest.raises(UserError, match="the vocabulary has 4 bits already"):
-        two_stages("none,int4", **options)
