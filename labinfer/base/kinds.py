@@ -73,6 +73,7 @@ MODEL_FAMILIES = {
 KINDS: dict[str, Kind] = {
     "scheduling_policy": Kind(
         contract="labinfer.engine.policies:SchedulingPolicy",
+        details=("prefill_key",),
         shipped={name: f"labinfer.engine.policies:{name}" for name in ("fcfs", "priority", "fair")},
     ),
     "batch_policy": Kind(

@@ -15,14 +15,25 @@ SchedulingPolicy = Callable[[Sequence, Mapping[str, int]], SortKey]
 """Sort key of a sequence, given ``running_of_user``: the number of running sequences of each user.
 
 The waiting sequence with the smallest key is admitted next. When KV blocks run out, the running sequence with the largest key
-is preempted. Contract:
+is preempted. Rank 0 calls the function several times for every micro-batch. Contract:
 
 - Keys are distinct: end the tuple with ``sequence.order``, the order of arrival. Beams of a request share a key.
 - With an empty ``running_of_user`` the key of a sequence is constant from its arrival to its end, preemptions included: it may
   depend on the request (priority, prompt length, ``max_tokens``), but not on how many of its tokens were generated or scheduled.
-  With a key that changes, two running sequences could each wait for the other one's blocks. ``RequestQueues`` asserts this.
+  ``RequestQueues`` asserts this. Reason: the running sequence with the smallest key is never preempted, so it always advances,
+  ends and makes room for the next one. With a key that changes, two running sequences could each wait for the other one's blocks.
 - With users in ``running_of_user`` the key may depend on their counts, which changes only who is admitted next. Of two sequences
   of one user the same one is first for all counts.
+
+A policy whose order of prompts changes over time adds a second function with the same arguments:
+
+    @register("scheduling_policy", "shortest_prefill", prefill_key=fewest_tokens_left)
+    def by_arrival(sequence, running_of_user): ...
+
+``prefill_key`` orders the prompts of a micro-batch, waiting and running ones together: a waiting sequence is admitted in its turn,
+a running one gets its next chunk. This key may change between micro-batches, for example with ``sequence.num_unscheduled``. It cannot
+cause a deadlock, because the constant key still decides alone who is preempted. It can starve a prompt that others overtake forever.
+Without it, chunks of running prompts come first, by the constant key, then waiting sequences are admitted.
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
@@ -18,10 +19,17 @@ class RequestQueues:
         policy: sorts both queues.
         num_slots: sequences that may run at once.
         clock: seconds that never go back.
+        prefill_key: orders prompts for the next micro-batch, see ``SchedulingPolicy``; None for the order of ``policy``.
     """
 
-    def __init__(self, policy: SchedulingPolicy, num_slots: int, clock: Callable[[], float]):
-        self._policy, self._num_slots, self._clock = policy, num_slots, clock
+    def __init__(
+        self,
+        policy: SchedulingPolicy,
+        num_slots: int,
+        clock: Callable[[], float],
+        prefill_key: SchedulingPolicy | None = None,
+    ):
+        self._policy, self._num_slots, self._clock, self._prefill_key = policy, num_slots, clock, prefill_key
         self.waiting: list[Sequence] = []  # by sort key
         self.running: list[Sequence] = []  # by sort key
         self._beam_groups: list[BeamGroup] = []  # admitted, each with a slot for every beam
@@ -61,25 +69,57 @@ class RequestQueues:
         needed = 1 if sequence.beams is None else len(sequence.beams.members) * self._is_new_group(sequence)
         return taken + needed <= self._num_slots
 
+    @property
+    def next_waiting(self) -> Sequence | None:
+        """Waiting sequence to be admitted next, if the running sequences of each user do not count."""
+        if self._prefill_key is None or not self.waiting:
+            return self.waiting[0] if self.waiting else None
+        return min(self.waiting, key=lambda sequence: self._prefill_key(sequence, {}))
+
+    def prompts(self, prefilling: list[Sequence]) -> Iterator[Sequence]:
+        """Running prompts (``prefilling``) and ``candidates``, in the order of their next chunks."""
+        if self._prefill_key is None:
+            yield from prefilling
+            yield from self.candidates()
+        else:
+            running_of_user = self._count_users()
+
+            def key(sequence: Sequence) -> SortKey:
+                return self._prefill_key(sequence, running_of_user)
+
+            yield from heapq.merge(sorted(prefilling, key=key), self.candidates(), key=key)
+
     def candidates(self) -> Iterator[Sequence]:
-        """Sequences that wait for room, the next one first; the caller admits each one before it asks for another.
+        """Waiting sequences, the next one first. The caller admits each one before it asks for another; otherwise there is no other.
 
         A preempted beam comes before all others: its slot is kept, and other beams may be idle until it has its token.
         """
-        queues: dict[str | None, deque[Sequence]] = {}
+        if not self.waiting or len(self.running) >= self._num_slots:
+            return
+        beams: list[Sequence] = []
+        queues: dict[str, deque[Sequence]] = {}
         for sequence in self.waiting:  # by sort key, so that only each queue's first can be next
             group = sequence.beams
             if group is None or self._is_new_group(sequence):
                 queues.setdefault(sequence.request.user, deque()).append(sequence)
             elif not group.has_token(sequence):
-                queues.setdefault(None, deque()).append(sequence)
-        if None in queues:
-            yield from queues.pop(None)
-        running_of_user = Counter(sequence.request.user for sequence in self.running)
-        while queues:
-            heads = (queue[0] for queue in queues.values())
-            sequence = min(heads, key=lambda head: self._policy(head, running_of_user))
+                beams.append(sequence)
+        for sequence in beams:
             yield sequence
+            if not sequence.cache.blocks:
+                return
+        running_of_user, policy = self._count_users(), self._prefill_key or self._policy
+
+        def key(sequence: Sequence) -> SortKey:
+            return policy(sequence, running_of_user)
+
+        if self._prefill_key is not None:
+            queues = {user: deque(sorted(queue, key=key)) for user, queue in queues.items()}
+        while queues:
+            sequence = min((queue[0] for queue in queues.values()), key=key)
+            yield sequence
+            if not sequence.cache.blocks:
+                return
             user = sequence.request.user
             queues[user].popleft()
             if not queues[user]:
@@ -95,6 +135,10 @@ class RequestQueues:
             if not victim.num_in_flight and victim not in chosen:
                 return victim
         return None
+
+    def _count_users(self) -> Counter[str]:
+        """Running sequences of each user."""
+        return Counter(sequence.request.user for sequence in self.running)
 
     def _sort_key(self, sequence: Sequence) -> SortKey:
         """Sort key in both queues; asserts that it is the one that the sequence came with."""

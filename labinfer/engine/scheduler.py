@@ -77,7 +77,10 @@ class Scheduler:
         self._is_prefilling = self._was_prefilling = False
         self.eos_token_ids = frozenset(eos_token_ids)
         self._queues = RequestQueues(
-            REGISTRY.find("scheduling_policy", options.scheduling_policy), options.max_num_seqs, clock
+            REGISTRY.find("scheduling_policy", options.scheduling_policy),
+            options.max_num_seqs,
+            clock,
+            **REGISTRY.entry("scheduling_policy", options.scheduling_policy).details,
         )
         self._beam_forks = BeamForks(tables, self._queues, self._withdraw)
         self.in_flight: deque[InFlight] = deque()
@@ -245,9 +248,13 @@ class Scheduler:
         room = min(budget.num_prefill_tokens, left)
         if self._whole_prompts and room > 0:  # a smaller budget would hold back the longest prompt
             room = left
-        used = self._choose_from(prefilling, chosen, room)
-        if self.counts["preemptions"] == preemptions_before:  # no room for those who run is no room for others
-            used += self._admit(chosen, room - used)
+        used = 0
+        for sequence in self._queues.prompts(prefilling):
+            if used == room:
+                break
+            # No room for those who run is no room for others.
+            if sequence.cache.blocks or (self.counts["preemptions"] == preemptions_before and self._admit(sequence)):
+                used += self._choose(chosen, sequence, room - used)
         self._is_prefilling = len(chosen) > len(decodes)
         num_micro_batches = max(1, min(self._schedule.num_micro_batches(self._micro_batches_now()), len(self.running)))
         self.drafts.extend(chosen, decodes, left - used, self.eos_token_ids, num_micro_batches)
@@ -265,10 +272,9 @@ class Scheduler:
 
     def _state(self, num_decoding: int, prefilling: list[Sequence]) -> SchedulerState:
         prefill_tokens = sum(sequence.num_unscheduled for sequence in prefilling)
-        if self.waiting:
-            first = self.waiting[0]
-            if self._tables.has_room(first.cache, first.num_positions) and self._queues.has_slot(first):
-                prefill_tokens += sum(sequence.num_unscheduled for sequence in self.waiting)
+        first = self._queues.next_waiting
+        if first and self._tables.has_room(first.cache, first.num_positions) and self._queues.has_slot(first):
+            prefill_tokens += sum(sequence.num_unscheduled for sequence in self.waiting)
         return SchedulerState(
             num_decoding=num_decoding,
             prefill_tokens=prefill_tokens,
@@ -293,20 +299,11 @@ class Scheduler:
                 used += self._choose(chosen, sequence, budget - used)
         return used
 
-    def _admit(self, chosen: dict[Sequence, int], budget: int) -> int:
-        """Returns how many tokens are run."""
-        used = 0
-        if not self.waiting or budget <= 0 or len(self.running) >= self._options.max_num_seqs:
-            return used
-        for sequence in self._queues.candidates():
-            if used == budget or not self._queues.has_slot(sequence) or not self._take_blocks(sequence):
-                break
-            self._queues.admit(sequence)
-            used += self._choose(chosen, sequence, budget - used)
-        return used
-
-    def _take_blocks(self, sequence: Sequence) -> bool:
-        """Blocks for all its tokens; those the cache knows are shared, and their tokens count as run."""
+    def _admit(self, sequence: Sequence) -> bool:
+        """Let a waiting sequence run if a slot and blocks for all its tokens are free. Cached blocks are shared, and their tokens count
+        as run."""
+        if not self._queues.has_slot(sequence):
+            return False
         was_swapped = bool(sequence.cache.host_blocks)
         find = not sequence.measures_prompt
         if not self._tables.admit(sequence.cache, sequence.token_ids, sequence.num_positions, find):
@@ -314,6 +311,7 @@ class Scheduler:
         if not was_swapped:
             self.counts["looked_up"] += len(sequence.token_ids)
             self._count_found(sequence, sequence.num_scheduled)
+        self._queues.admit(sequence)
         return True
 
     def _count_found(self, sequence: Sequence, num_tokens: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 from scheduler_bench import Bench
 
 from labinfer.base.config import BATCH_POLICIES, SCHEDULING_POLICIES
-from labinfer.engine.policies import Budget, SchedulerState, balanced, greedy, phases, throttle
+from labinfer.engine.policies import Budget, SchedulerState, balanced, fcfs, greedy, phases, throttle
 
 STATE = SchedulerState(
     num_decoding=10, prefill_tokens=2400, free_fraction=0.9, num_micro_batches=2, max_tokens=512, was_prefilling=False
@@ -218,6 +218,41 @@ def test_policy_by_a_constant_of_the_request(add_part):
     for num_tokens in (2, 4, 3):
         bench.add(num_tokens, 8)
     assert admitted(bench) == [1, 2, 0]
+
+
+def test_order_of_prompts_may_change_while_that_of_preemptions_stays(add_part):
+    """The longest prompt goes on first until its last chunk, which waits for all others; preempted is the last to come."""
+
+    def most_left_then_last(sequence, running_of_user):
+        return (sequence.num_unscheduled <= 4, -sequence.num_unscheduled, sequence.order)
+
+    add_part("scheduling_policy", "erratic", fcfs, prefill_key=most_left_then_last)
+    bench = Bench(num_blocks=12, scheduling_policy="erratic", chunked_prefill_size=4, max_num_batched_tokens=4)
+    for num_tokens in (8, 12, 20):
+        bench.add(num_tokens, 12)
+    bench.launch()
+    assert [(entry.seq_id, entry.num_tokens) for entry in bench.plans[0].entries] == [(2, 4)]
+    while not bench.scheduler.counts["preemptions"]:
+        bench.launch_all()
+        bench.update()
+    chunks = [entry.seq_id for plan in bench.plans for entry in plan.entries if not entry.is_decode]
+    assert chunks[:8] == [2, 2, 1, 2, 0, 1, 2, 0], chunks
+    assert bench.sequences[2].num_preemptions == 1
+    bench.finish_all()
+
+
+def test_waiting_prompts_count_if_the_next_one_by_its_changing_key_has_room(add_part):
+    """Prompts of ``phases`` would else wait for the end of all answers behind a long prompt that has no room."""
+    add_part("scheduling_policy", "short", fcfs, prefill_key=lambda sequence, _: (sequence.num_unscheduled,))
+    bench = Bench(num_blocks=20, scheduling_policy="short", batch_policy="phases")
+    bench.add(8, 20)
+    bench.launch_all()
+    bench.add(76, 2)
+    bench.add(4, 2)
+    bench.update()
+    bench.launch()
+    assert [start.seq_id for start in bench.plans[-1].starts] == [2]
+    bench.finish_all()
 
 
 def test_scheduler_that_nothing_can_start_says_so(monkeypatch):

@@ -21,6 +21,7 @@ from labinfer.base.config import BATCH_POLICIES, PREEMPTION_MODES, SCHEDULING_PO
 from labinfer.base.rank_stats import StepTimes
 from labinfer.base.speculative_options import SpeculativeOptions
 from labinfer.engine.cache_capacity import least_window_blocks
+from labinfer.engine.policies import fcfs
 from labinfer.engine.request import FinishReason
 
 NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS = 10, 3, 6
@@ -38,7 +39,7 @@ SHAPES = st.fixed_dictionaries(
         "max_num_batched_tokens": st.integers(1, 24),
         "chunked_prefill_size": st.integers(1, 16),
         "eos": st.sampled_from([(), tuple(range(0, 1000, 5)), (3,)]),
-        "scheduling_policy": st.sampled_from(SCHEDULING_POLICIES),
+        "scheduling_policy": st.sampled_from([*SCHEDULING_POLICIES, "erratic"]),
         "batch_policy": st.sampled_from(BATCH_POLICIES),
         "preemption_mode": st.sampled_from(PREEMPTION_MODES),
         "num_host_blocks": st.sampled_from([0, 3, 10]),
@@ -55,6 +56,12 @@ SHAPES = st.fixed_dictionaries(
         "num_host_window_blocks": st.sampled_from([0, 2, 8]),
     }
 )
+
+
+def erratic(sequence, running_of_user):
+    """Prompts overtake each other after every chunk, as differently as can be."""
+    counted = 7 * sequence.seq_id + 3 * sequence.num_scheduled + running_of_user.get(sequence.request.user, 0)
+    return (counted % 5, sequence.order)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -161,8 +168,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("num_examples", [50, pytest.param(500, marks=pytest.mark.slow)])
-def test_any_order_of_events_keeps_plans_consistent(num_examples):
+def test_any_order_of_events_keeps_plans_consistent(num_examples, add_part):
     """About 100 steps in each."""
+    add_part("scheduling_policy", "erratic", fcfs, prefill_key=erratic)
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
