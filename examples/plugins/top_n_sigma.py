@@ -6,9 +6,8 @@ A higher temperature then makes answers more varied, but brings in no unlikely t
 job as {"prompt": "…", "top_n_sigma": 1}, a client of ``serve`` with ``extra_body={"top_n_sigma": 1}``, and Python with
 ``SamplingParams(top_n_sigma=1.0)``.
 
-A processor sees one row of logits before the temperature. It changes the row in place, and forbids a token with -inf. It runs on the
-last stage only, where the methods of tensors are enough: the file imports no torch, so that the gateway process of ``serve`` can read
-the parameter's bounds from it.
+A processor sees one row of logits (float32, before the temperature) on the last stage. It changes the row in place, and forbids a
+token with -inf.
 """
 
 from labinfer import SamplingParameter, register
@@ -20,7 +19,6 @@ FORBIDDEN = float("-inf")
     "logits_processor",
     "top_n_sigma",
     parameter=SamplingParameter(
-        kind=float,
         default=0.0,
         least=0.0,
         most=100.0,

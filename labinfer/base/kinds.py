@@ -16,8 +16,6 @@ class Kind:
         is_class: whether a part is a subclass of the contract; else it is any callable.
         details: names that ``register`` takes beside kind and name.
         check: ``module:attribute`` of a function that refuses a registration: ``check(name, part, details)`` raises ``UserError``.
-        in_gateway: whether the gateway process uses parts of this kind, too. A plugin that adds such a part is also imported there, and
-            must not import torch when it is imported.
     """
 
     contract: str
@@ -25,7 +23,6 @@ class Kind:
     is_class: bool = False
     details: tuple[str, ...] = ()
     check: str = ""
-    in_gateway: bool = False
 
 
 MODEL_FAMILIES = {
@@ -126,7 +123,6 @@ KINDS: dict[str, Kind] = {
         },
         details=("parameter",),
         check="labinfer.requests.parameter_names:check_registration",
-        in_gateway=True,
     ),
     "weight_format": Kind(
         contract="labinfer.weights.formats.registry:WeightFormat",

@@ -22,14 +22,15 @@ import msgspec
 
 import labinfer
 from labinfer.base.errors import UserError
-from labinfer.base.kinds import KINDS
 from labinfer.base.registry import REGISTRY, Registry
+from labinfer.base.sampling_params import SamplingParameter
 
 FLAG = "--plugin"
 ENTRY_POINTS = "labinfer.plugins"
 """Group of entry points of installed packages, among which a name is looked for."""
 LAB = Path(labinfer.__file__).parents[1] / "lab"
 """Folder of a checkout for ideas of its own: ``--plugin NAME`` finds ``lab/NAME.py``."""
+PROCESSOR = "logits_processor"
 MAX_BYTES = 1 << 24
 """Largest file that is sent to the other ranks."""
 
@@ -45,8 +46,8 @@ class PluginSource(msgspec.Struct, frozen=True, array_like=True):
     """BLAKE2b of its contents, as 16 hexadecimal digits."""
     code: bytes = b""
     """Contents of the file; empty for a module, which each node imports from its own disk."""
-    kinds: tuple[str, ...] = ()
-    """Kinds of the parts that it registered, once it is loaded."""
+    parameters: dict[str, SamplingParameter] = {}
+    """Parameters of requests that it added, once it is loaded: those of its logits processors, by name."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.path}, {self.digest})"
@@ -92,31 +93,24 @@ class Plugins:
                     importlib.import_module(source.name)
         except (Exception, SystemExit) as error:
             raise UserError(f"{FLAG} {source.name}: {_where(error, source)}: {_describe(error)}") from error
-        kinds = dict.fromkeys(kind for kind, _ in self._registry.added_by(source.name))
-        if not kinds:
+        added = self._registry.added_by(source.name)
+        if not added:
             raise UserError(
                 f"{FLAG} {source.name}: {source.path} registers nothing; decorate a function or class with @register"
             )
-        return msgspec.structs.replace(source, kinds=tuple(kinds))
+        details = {name: self._registry.entry(kind, name).details for kind, name in added if kind == PROCESSOR}
+        parameters = {name: detail["parameter"] for name, detail in details.items() if detail}
+        return msgspec.structs.replace(source, parameters=parameters)
 
-    def load_for_gateway(self, sources: Sequence[PluginSource]) -> None:
-        """In the gateway process: import the plugins that registered parts it uses, and name the others, which may need torch.
+    def adopt(self, sources: Iterable[PluginSource]) -> None:
+        """In the gateway process: name the plugins that the ranks have loaded, and take requests with the parameters that they add.
 
-        Raises:
-            UserError: as ``load``; or a plugin imports torch, which would take seconds and some 200 MB here.
+        Nothing is imported, as a plugin may need torch, which that process does without.
         """
-        had_torch = "torch" in sys.modules
         for source in sources:
-            if not any(KINDS[kind].in_gateway for kind in source.kinds):
-                self.loaded.append(source)
-                continue
-            self.load([source])
-            if "torch" in sys.modules and not had_torch:
-                kinds = " and ".join(kind.replace("_", " ") for kind in source.kinds if KINDS[kind].in_gateway)
-                raise UserError(
-                    f"{FLAG} {source.name}: {source.path} imports torch; the gateway process reads files that register a {kinds}, and "
-                    "has no torch: import it inside of the functions that use it"
-                )
+            for name, parameter in source.parameters.items():
+                self._registry.mirror(PROCESSOR, name, source.name, parameter=parameter)
+            self.loaded.append(source)
 
     def identities(self) -> list[str]:
         """Name and digest of each plugin, as reports and fingerprints have them."""

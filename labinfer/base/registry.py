@@ -85,6 +85,10 @@ class Registry:
 
         return add
 
+    def mirror(self, kind: str, name: str, origin: str, **details: Any) -> None:
+        """Add a part that only other processes have."""
+        self._entries[kind][name] = Entry(part=None, details=details, origin=origin)
+
     def find(self, kind: str, name: str) -> Any:
         """The function or class of this name.
 

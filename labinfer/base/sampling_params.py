@@ -72,43 +72,48 @@ class TextBounds:
                 raise UserError(f"{name}: a string must have 1 to {self.longest} characters, not {text!r:.60}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamplingParameter:
+class SamplingParameter(msgspec.Struct, frozen=True, kw_only=True):
     """A number that requests give to a plugin's logits processor, as a field with the processor's name.
 
     The field stands beside those of ``SamplingParams``: in Python, JSONL lines, HTTP bodies and ``/openapi.json``, as a flag of
     ``generate`` and ``chat``, and among the settings of a chat. It travels in ``SamplingParams.logits_processors``.
 
     Args:
-        kind: ``int`` or ``float``.
-        default: the value of requests without the field; with it the processor is not called.
+        default: the value of requests without the field; with it the processor is not called. An ``int`` makes the field a whole
+            number, a ``float`` any number.
         least, most: the bounds.
         help: what it does, for ``--help`` and ``/openapi.json``.
 
     Raises:
-        UserError: the kind is another type, or the default is out of the bounds.
+        UserError: the default is no number, or out of the bounds.
     """
 
-    kind: type
-    default: float
+    default: int | float
     least: float
     most: float
     help: str
 
     def __post_init__(self) -> None:
         if self.kind not in (int, float):
-            raise UserError(f"a sampling parameter is an int or a float, not {self.kind!r:.60}")
+            raise UserError(f"the default of a sampling parameter must be an int or a float, not {self.default!r:.60}")
         if not -math.inf < self.least <= self.most < math.inf:
             raise UserError(f"a sampling parameter cannot have bounds from {self.least!r:.40} to {self.most!r:.40}")
         self.read("the default of a sampling parameter", self.default)
 
-    def read(self, name: str, value: Any) -> float:
+    @property
+    def kind(self) -> type:
+        """``int`` or ``float``."""
+        return type(self.default)
+
+    def read(self, name: str, value: Any) -> int | float:
         """A value as ``kind``.
 
         Raises:
             UserError: it is no number, or out of the bounds.
         """
-        if self.kind is int and isinstance(value, float) and value.is_integer():
+        if self.kind is int and isinstance(value, float):
+            if not value.is_integer():
+                raise UserError(f"{name} must be a whole number, not {value}")
             value = int(value)
         Bounds(self.least, self.most).check(name, self.kind, value)
         return self.kind(value)

@@ -75,11 +75,9 @@ def main(hosts: int, listener: int, beats: int | None = None) -> None:
     log = LineWriter(STANDARD_ERROR)
     logging.basicConfig(stream=log, format="labinfer: %(message)s", level=logging.ERROR)  # libraries
     logging.getLogger("labinfer").setLevel(setup.log_level.upper())
+    PLUGINS.adopt(setup.plugins)
     try:
-        PLUGINS.load_for_gateway(setup.plugins)
         asyncio.run(_serve(socket.socket(fileno=hosts), socket.socket(fileno=listener), setup, beats, log))
-    except UserError as error:  # the ranks have loaded it, so it needs what the gateway lacks
-        logger.error("error: %s, in the gateway process", error)
     finally:
         log.close()
 

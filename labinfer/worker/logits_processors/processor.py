@@ -49,8 +49,7 @@ refuses the request. What raises later ends the ranks.
 
 A plugin registers ``@register("logits_processor", NAME)``, and requests then give ``"logits_processors": {NAME: value}``. With
 ``parameter=SamplingParameter(…)`` the value is a number with bounds, and requests may also give it as a field of their own, beside
-``temperature``. The gateway process imports such a plugin for these bounds, but has no torch: import torch inside the function, or
-do without, as the methods of ``logits_V`` are often enough.
+``temperature``.
 """
 
 

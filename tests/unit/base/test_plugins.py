@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 
+import msgspec
 import pytest
 
 from labinfer.base import plugins
 from labinfer.base.errors import UserError
-from labinfer.base.plugins import Plugins, find_plugin, named_plugins, share_plugins
+from labinfer.base.plugins import Plugins, PluginSource, find_plugin, named_plugins, share_plugins
 from labinfer.base.registry import Registry
 
 GOOD = """from labinfer.base.plugins import PLUGINS
@@ -49,7 +50,10 @@ def test_file_is_known_by_its_contents(tmp_path, own):
     first, second = find_plugin(str(write(tmp_path, "one"))), find_plugin(str(write(tmp_path, "two")))
     assert (first.name, len(first.digest), first.is_file) == ("one", 16, True) and first.digest != second.digest
     own.load([first, second])
-    assert [plugin.kinds for plugin in own.loaded] == [("batch_policy",)] * 2
+    assert [own._registry.added_by(plugin.name) for plugin in own.loaded] == [
+        [("batch_policy", "one")],
+        [("batch_policy", "two")],
+    ]
     assert own.identities() == [f"one@{first.digest}", f"two@{second.digest}"]
     own.load([first])  # for a second model of the process
     assert len(own.loaded) == 2
@@ -71,7 +75,7 @@ def test_name_is_looked_for_among_entry_points(tmp_path, monkeypatch, own):
     source = find_plugin("nice")
     assert (source.name, source.is_file) == ("some_package", False)
     own.load([source])
-    assert own.loaded[0].kinds == ("batch_policy",)
+    assert own._registry.added_by(own.loaded[0].name) == [("batch_policy", "packaged")]
     assert find_plugin("some_package") == source  # by the module's name, too
 
 
@@ -152,8 +156,6 @@ def test_ranks_agree_on_plugins(tmp_path, monkeypatch):
     for digest, text in (("", "rank 1 on host1 has no module a_module; install"), ("0" * 16, "has another version")):
         answers = iter([[sent[0], b""], [sent[1], sent[1].replace(sources[1].digest.encode(), digest.encode())]])
         if not digest:
-            import msgspec
-
             answers = iter([[sent[0], b""], [sent[1], msgspec.msgpack.encode([sources[0].digest, ""])]])
         with pytest.raises(UserError, match=text):
             share_plugins(names, 0, lambda data, answers=answers: next(answers), describe)
@@ -165,3 +167,23 @@ def test_plugin_that_rank_0_lacks_is_refused_on_all():
         share_plugins(["missing.py"], 0, lambda data: sent.append(data) or [data], describe)
     with pytest.raises(UserError, match="cannot be read"):
         share_plugins(["missing.py"], 1, lambda data: [sent[0], b""], describe)
+
+
+PROCESSOR = """import registering
+from labinfer import SamplingParameter
+width = SamplingParameter(default=0.0, least=0.0, most=9.0, help="how wide")
+registering.REGISTRY.register("logits_processor", NAME, parameter=width)(lambda logits_V, value, row: None)
+registering.REGISTRY.register("logits_processor", "free")(lambda logits_V, value, row: None)
+"""
+
+
+def test_gateway_knows_parameters_without_importing_the_plugin(tmp_path, own):
+    own.load([find_plugin(str(write(tmp_path, "width", PROCESSOR)))])
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(own.loaded), type=list[PluginSource])
+    sent = [msgspec.structs.replace(source, code=b"1 / 0") for source in sent]
+    gateway = Plugins(Registry())
+    gateway.adopt(sent)
+    entries = gateway._registry.plugged_in("logits_processor")
+    assert [*entries] == ["width"] and type(entries["width"].details["parameter"].default) is float
+    assert entries["width"].details == own._registry.entry("logits_processor", "width").details
+    assert gateway.identities() == own.identities()

@@ -27,8 +27,8 @@ from labinfer.server.gateway.endpoints import API
 from labinfer.server.gateway.openapi import describe_api
 from labinfer.server.gateway.refusals import refused_field
 
-WIDTH = SamplingParameter(kind=float, default=0.0, least=0.0, most=9.0, help="how wide")
-COUNT = SamplingParameter(kind=int, default=3, least=1, most=8, help="how many")
+WIDTH = SamplingParameter(default=0.0, least=0.0, most=9.0, help="how wide")
+COUNT = SamplingParameter(default=3, least=1, most=8, help="how many")
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}]}
 BODIES = {
     SimpleLine: {"prompt": "hi"},
@@ -72,7 +72,7 @@ def test_unknown_keyword_is_refused():
         ({"width": math.nan}, "width must be from 0 to 9, not nan"),
         ({"width": "2"}, "width must be a number, not '2'"),
         ({"width": True}, "width must be a number, not True"),
-        ({"count": 2.5}, "count must be a number, not 2.5"),
+        ({"count": 2.5}, "count must be a whole number, not 2.5"),
         ({"logits_processors": {"width": None}}, "width must be a number, not None"),
         ({"logits_processors": [1], "width": 2}, r"logits_processors must map names to arguments, not \[1\]"),
     ],
@@ -207,15 +207,16 @@ def test_name_without_a_parameter_may_be_a_field_of_bodies():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"kind": str}, "is an int or a float"),
+        ({"default": "1"}, "must be an int or a float, not '1'"),
+        ({"default": True}, "must be an int or a float, not True"),
         ({"default": 10}, "the default of a sampling parameter must be from 0 to 9, not 10"),
         ({"default": math.nan}, "the default of a sampling parameter must be"),
-        ({"default": None}, "must be a number, not None"),
+        ({"default": None}, "must be an int or a float, not None"),
         ({"most": math.inf}, "cannot have bounds from 0.0 to inf"),
         ({"least": 10}, "cannot have bounds from 10 to 9.0"),
     ],
 )
 def test_parameter_that_makes_no_sense_is_refused(changes, text):
-    fields = {"kind": float, "default": 0.0, "least": 0.0, "most": 9.0, "help": "x"}
+    fields = {"default": 0.0, "least": 0.0, "most": 9.0, "help": "x"}
     with pytest.raises(UserError, match=text):
         SamplingParameter(**fields | changes)
