@@ -35,7 +35,7 @@ def launch(directory: Path, kind: str, dtype: str, threads: int) -> Iterator[LLM
 def without_and_with_capture(llm: LLM) -> Iterator[None]:
     """Twice: steps run in Python, then they are captured anew."""
     runner = llm._parts.worker.runner
-    parts = [runner._layers, *runner._heads.values()]
+    parts = [runner._layers, runner._head]
     capture = runner._layers._capture
     assert capture is not None
     for chosen in (None, capture):

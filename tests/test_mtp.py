@@ -63,7 +63,7 @@ def load(directory):
 def drafting(checkpoint, **options):
     """An ``LLM`` and what its MTP layer's tokens were chosen from: (tokens before, how many of them were drafted, logits)."""
     with LLM(str(checkpoint), **{"num_kv_blocks": 400, "speculative_config": THREE} | OPTIONS | options) as llm:
-        drafter, seen = llm._parts.worker.runner._drafter, []
+        drafter, seen = llm._parts.worker.runner.drafter, []
         draft, places = drafter.draft, iter(())
 
         class Recorder(LogitsRecorder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from labinfer.base.config import CacheOptions, SchedulerOptions
+from labinfer.base.tracer import Tracer
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.draft_model import DraftModel, DraftModelProposer
@@ -19,7 +20,6 @@ from labinfer.engine.remote_drafts import Drafter, DraftLink, RemoteProposer
 from labinfer.engine.scheduler import Scheduler
 from labinfer.engine.state_slots import StateSlots
 from labinfer.engine.windowed_blocks import WindowedBlocks
-from labinfer.observe.recorder import Recorder
 
 
 def make_engine(
@@ -29,7 +29,7 @@ def make_engine(
     cache: CacheOptions,
     scheduling: SchedulerOptions,
     clock: Callable[[], float],
-    recorder: Recorder | None = None,
+    recorder: Tracer | None = None,
     guides: GuideMaker | None = None,
     proposer: Proposer | None = None,
     draft_model: DraftModel | None = None,
@@ -51,7 +51,7 @@ def make_engine(
     if draft_link is not None:
         proposer = RemoteProposer(draft_link, facts.eos_token_ids)
     scheduler = make_scheduler(facts, cache=cache, scheduling=scheduling, clock=clock, proposer=proposer)
-    return LLMEngine(scheduler, executor, facts, options=scheduling, recorder=recorder or Recorder(0), guides=guides)
+    return LLMEngine(scheduler, executor, facts, options=scheduling, recorder=recorder or Tracer(), guides=guides)
 
 
 def make_drafter(draft_model: DraftModel, *, cache: CacheOptions, scheduling: SchedulerOptions) -> Drafter:

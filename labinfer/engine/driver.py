@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator
 
 from labinfer.base.clock import Clock
+from labinfer.base.tracer import Tracer
 from labinfer.engine.llm_engine import EngineState, LLMEngine, QueueFull
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
 from labinfer.engine.sequence import Sequence
-from labinfer.observe.recorder import Recorder
 
 IDLE_SECONDS = 0.01
 """Between looks at a source that has no request yet, while nothing runs."""
@@ -27,7 +27,7 @@ class EngineDriver:
         recorder: keeps where the time goes.
     """
 
-    def __init__(self, engine: LLMEngine, clock: Clock, recorder: Recorder):
+    def __init__(self, engine: LLMEngine, clock: Clock, recorder: Tracer):
         self.engine, self._clock, self._recorder = engine, clock, recorder
         self._sequences: dict[Owner, list[Sequence]] = {}
         self._owners: dict[int, Owner] = {}  # by the ids of their sequences

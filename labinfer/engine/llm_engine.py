@@ -13,6 +13,7 @@ from labinfer.base.errors import PromptTooLong, UserError
 from labinfer.base.plan import BatchPlan
 from labinfer.base.rank_stats import WorkerStats
 from labinfer.base.sampling_params import SamplingParams
+from labinfer.base.tracer import Tracer
 from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.constraints import check_constraints
@@ -22,7 +23,6 @@ from labinfer.engine.guide import Guide, GuideMaker, allows
 from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.scheduler import InFlight, Scheduler
 from labinfer.engine.sequence import Sequence, token_sampling
-from labinfer.observe.recorder import Recorder
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class LLMEngine:
         facts: EngineFacts,
         *,
         options: SchedulerOptions,
-        recorder: Recorder,
+        recorder: Tracer,
         guides: GuideMaker | None = None,
     ):
         self.scheduler = scheduler

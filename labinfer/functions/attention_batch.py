@@ -9,8 +9,6 @@ from itertools import accumulate, chain
 
 import torch
 
-from labinfer.functions.graph import Unreadable
-
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionBatch:
@@ -58,11 +56,6 @@ class AttentionBatch:
     def with_tables(self, tables_N: torch.Tensor) -> AttentionBatch:
         """The same tokens in other blocks, as many of each sequence."""
         return replace(self, tables_N=tables_N, _parts={})
-
-    def rehearsed(self) -> AttentionBatch:
-        """The same without its lists."""
-        names = ("row_ptr", "context_lens", "table_ptr")
-        return replace(self, **{name: Unreadable(name) for name in names}, _parts={})
 
     def part(self, indices: Sequence[int]) -> tuple[torch.Tensor, AttentionBatch]:
         """Rows of these sequences, (R,), and the batch of them alone, its rows in this order."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NoReturn, Protocol
 
 import torch
+
+from labinfer.functions.attention_batch import AttentionBatch
 
 SHARED_BYTES = 32 << 20
 """Memory that graphs on CPUs share, at most."""
@@ -32,7 +35,7 @@ class Capture(Protocol):
     """Runs something and captures it."""
 
     def __call__(
-        self, run: Callable[[], torch.Tensor], rehearse: Callable[[], torch.Tensor]
+        self, run: Callable[[], torch.Tensor], dry_run: Callable[[], torch.Tensor]
     ) -> tuple[torch.Tensor, Graph | None]:
         """Call ``run``; its result, in memory that this graph alone writes again, and the graph. None where something in it cannot be captured.
 
@@ -40,18 +43,17 @@ class Capture(Protocol):
         tensors in Python, nor go past functions and torch, but for operations that show themselves to torch as its own.
 
         Args:
-            rehearse: the same on a batch whose lists are ``Unreadable``; for a capture that goes through it once more without
-                carrying it out.
+            dry_run: ``run`` on a batch whose lists are ``HostReadGuard``; for a capture that traces the calls a second time.
         """
         ...
 
 
 class NotReplayable(Exception):
-    """A step that is rehearsed depends on a list of its batch, which another step does not have."""
+    """A step depends on a list of its batch, which another step does not have."""
 
 
-class Unreadable(Sequence[int]):
-    """A list of a batch that is rehearsed.
+class HostReadGuard(Sequence[int]):
+    """A list of a batch that must not be read in a dry run.
 
     Args:
         name: of the list, for the error.
@@ -64,3 +66,9 @@ class Unreadable(Sequence[int]):
         raise NotReplayable(f"{self._name} is read in Python")
 
     __getitem__ = __len__ = __iter__ = __contains__ = __eq__ = __hash__ = __add__ = __radd__ = _refuse
+
+
+def for_dry_run(batch: AttentionBatch) -> AttentionBatch:
+    """The batch with guards in place of its lists; its tensors stay."""
+    guards = {name: HostReadGuard(name) for name in ("row_ptr", "context_lens", "table_ptr")}
+    return replace(batch, **guards, _parts={})

@@ -31,8 +31,9 @@ from labinfer.observe.recorder import CAPACITY, Recorder
 from labinfer.weights.weight_cache import WeightCache
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
+from labinfer.worker.mtp_drafter import attach_mtp_drafter
 from labinfer.worker.spmd import StatsReporter
-from labinfer.worker.step_graphs import CAPTURED_BYTES, find_capture
+from labinfer.worker.step_graphs import CAPTURED_BYTES, capture_steps, find_capture
 from labinfer.worker.step_sink import StepSinks
 from labinfer.worker.worker import Worker
 
@@ -145,7 +146,10 @@ def build_placed(
             draft_model.make_cache(capacity.num_blocks, block_size, scheduling.max_num_seqs, capture)
     logger.debug("KV cache and rotary tables are made")
 
-    runner = ModelRunner(model, cache, device=device, dtype=dtype, functions=context.functions, capture=capture)
+    runner = ModelRunner(
+        model, cache, device=device, dtype=dtype, functions=context.functions, around=capture_steps(capture)
+    )
+    attach_mtp_drafter(runner, cache, device)
     with group.together():
         sinks = StepSinks(options.observe.step_sink, place)
     recorder = Recorder()

@@ -28,6 +28,7 @@ from labinfer.weights.resolve import resolve_model
 from labinfer.weights.weight_cache import WeightCache
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
+from labinfer.worker.step_graphs import capture_steps
 
 
 class DraftModel:
@@ -115,7 +116,12 @@ class DraftModel:
         )
         self._model.make_rotary_tables(self.max_model_len, self._device, self._max_num_batched_tokens)
         self._runner = ModelRunner(
-            self._model, cache, device=self._device, dtype=self._dtype, functions=self._functions, capture=capture
+            self._model,
+            cache,
+            device=self._device,
+            dtype=self._dtype,
+            functions=self._functions,
+            around=capture_steps(capture),
         )
 
     def run(self, plan: BatchPlan) -> BatchResult:

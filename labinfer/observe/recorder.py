@@ -8,6 +8,7 @@ from array import array
 
 from labinfer.base.plan import BatchPlan
 from labinfer.base.rank_stats import Slices
+from labinfer.base.tracer import Tracer
 
 CAPACITY = 200_000
 """Slices of a rank in a run: ten thousand steps and more, in 10 MB."""
@@ -17,10 +18,8 @@ NO_STEP = (-1, 0, 0)
 """Step id, tokens and decoding tokens of a slice outside any step."""
 
 
-class Recorder:
-    """Slices of a rank up to a number; later ones are only counted.
-
-    Every part that takes time receives the rank's recorder. Work on an accelerator ends later than the slice that began it.
+class Recorder(Tracer):
+    """Slices of a rank up to a number; later ones are only counted. Work on an accelerator ends later than the slice that began it.
 
     Args:
         capacity: slices to keep; with 0 nothing is recorded, at next to no cost.
@@ -28,23 +27,15 @@ class Recorder:
 
     def __init__(self, capacity: int = 0):
         self.capacity = capacity
-        """May be set at any time, by any thread."""
         self._numbers = array("q")
         self._names: dict[str, int] = {}
         self._num_dropped = self._num_dropped_taken = 0
-        self._nothing = contextlib.nullcontext()
         self._plan, self._step = None, NO_STEP
 
     def slice(self, name: str, plan: BatchPlan | None = None) -> contextlib.AbstractContextManager:
-        """Record the body of the ``with`` as a slice. Slices may lie in each other.
-
-        Args:
-            plan: the step that the slice belongs to; None outside any step.
-        """
-        return _OpenSlice(self, name, plan) if self.capacity else self._nothing
+        return _OpenSlice(self, name, plan) if self.capacity else super().slice(name)
 
     def add(self, name: str, begin: int, end: int, plan: BatchPlan | None) -> None:
-        """Record a slice, in nanoseconds of ``time.perf_counter_ns``."""
         if len(self._numbers) >= self.capacity * FIELDS:
             self._num_dropped += 1
             return

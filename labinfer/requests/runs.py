@@ -11,12 +11,12 @@ from labinfer.base.clock import Clock
 from labinfer.base.errors import UserError
 from labinfer.base.pooling import EmbeddingOutput
 from labinfer.base.rank_stats import WorkerStats
+from labinfer.base.tracer import Tracer
 from labinfer.comm.group.signals import interrupts_held
 from labinfer.engine.driver import EngineDriver, News
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.request import FinishReason, Request
 from labinfer.observe.output_file import OutputFile
-from labinfer.observe.recorder import Recorder
 from labinfer.observe.report import RunReport
 from labinfer.observe.trace import write_trace
 from labinfer.requests.outputs import Delta, RequestOutput, RequestState
@@ -40,7 +40,7 @@ class Runs:
         self,
         driver: EngineDriver,
         clock: Clock,
-        recorder: Recorder,
+        recorder: Tracer,
         *,
         facts: EngineFacts,
         tokenizer: Tokenizer | None,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from itertools import accumulate, chain, islice, repeat
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
@@ -14,7 +15,6 @@ from labinfer.base.plan import BatchPlan, BatchResult, EntryResult, TokenLogprob
 from labinfer.base.registry import REGISTRY
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.functions import Functions
-from labinfer.functions.graph import Capture
 from labinfer.models.layers.input_batch import (
     LongPrompts,
     ModelInputBatch,
@@ -26,13 +26,42 @@ from labinfer.models.layers.input_batch import (
 from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.logits_processors.processor import SampledRow
-from labinfer.worker.mtp_drafter import MTPDrafter
 from labinfer.worker.sampler import Sampler, measure
 from labinfer.worker.sequence_state import SequenceState
-from labinfer.worker.step_graphs import HEAD_BYTES, LAYERS_BYTES, MAX_ROWS, StepGraphs
 
 LOGITS_ROWS = 64
 """Prompt rows whose logits are in memory at a time: a row of a large vocabulary takes more than half a megabyte."""
+FEW_ROWS = 17
+"""Rows of one sequence up to which the last stage computes all of them, so that steps with drafted tokens are alike."""
+
+StepPart = Callable[[ModelInputBatch, torch.Tensor | None], torch.Tensor]
+"""The layers, or the head, on a batch and hidden states."""
+Around = Callable[[StepPart, Literal["layers", "head"]], StepPart]
+"""Wrapper of a part of every step, applied once, at construction."""
+
+
+class StepDrafter(Protocol):
+    """Drafts the tokens behind those that a step samples, on all ranks of the last stage; see ``MTPDrafter``."""
+
+    def draft(
+        self,
+        plan: BatchPlan,
+        batch: ModelInputBatch,
+        hidden_TD: torch.Tensor,
+        sequences: Mapping[int, SequenceState],
+        token_ids: list[int] | None,
+    ) -> list[tuple[int, ...]]:
+        """Drafted tokens of each entry, ``BatchEntry.num_drafts`` of them.
+
+        Args:
+            hidden_TD: of all rows, as the last layer gives them.
+            token_ids: the sampled ones; None on all ranks but the stage's first.
+        """
+
+
+def plain_steps(part: StepPart, name: str) -> StepPart:
+    """Steps as they are."""
+    return part
 
 
 class ModelRunner:
@@ -43,7 +72,7 @@ class ModelRunner:
         cache: its KV blocks.
         dtype: of the activations inside this stage.
         functions: what tokens are chosen with.
-        capture: see ``StepGraphs``.
+        around: wraps the layers and the head, for example to capture their calls.
     """
 
     def __init__(
@@ -54,22 +83,19 @@ class ModelRunner:
         device: torch.device,
         dtype: torch.dtype,
         functions: Functions,
-        capture: Capture | None = None,
+        around: Around = plain_steps,
     ):
         self.model, self._cache = model, cache
-        self._graphs = partial(StepGraphs, capture=capture)
-        self._layers = self._graphs(lambda batch, hidden: model(batch, hidden, cache.layers), kept_bytes=LAYERS_BYTES)
-        self._head = self._graphs(partial(sampled_logits, model), kept_bytes=HEAD_BYTES)
+        self._around = around
+        self._layers = around(lambda batch, hidden: model(batch, hidden, cache.layers), "layers")
+        self._head = around(partial(sampled_logits, model), "head")
         self._dtype, self._indices = dtype, IndexBuffer(device)
-        # Tables grow, and of what is behind a table in memory no step can be captured: these have a buffer of their own.
+        # Tables grow, and what is behind a table in memory moves: these have a buffer of their own.
         self._window_indices = IndexBuffer(device)
         self._sequences: dict[int, SequenceState] = {}
         self.sampler = Sampler(REGISTRY.parts("logits_processor"), functions)
-        self._drafter: MTPDrafter | None = None
-        if model.mtp is not None:
-            self._drafter = MTPDrafter(
-                model, cache.layers[-1], self.sampler, block_size=cache.block_size, device=device
-            )
+        self.drafter: StepDrafter | None = None
+        """Set at construction of a rank whose steps draft tokens, too."""
 
     def part(self, indices: Sequence[int]) -> ModelRunner:
         """A runner of only some of this one's layers, over the same weights, cache and sequences; for measurements.
@@ -79,7 +105,7 @@ class ModelRunner:
         """
         part, model = copy(self), self.model.part(indices)
         caches = self._cache.layers
-        part._layers = self._graphs(lambda batch, hidden: model(batch, hidden, caches), kept_bytes=LAYERS_BYTES)
+        part._layers = self._around(lambda batch, hidden: model(batch, hidden, caches), "layers")
         return part
 
     def prepare(self, plan: BatchPlan, all_rows: bool = False) -> ModelInputBatch:
@@ -170,8 +196,8 @@ class ModelRunner:
         if has_windows:
             in_windows = self._window_indices.fill(slots_T=[window_slots], tables_N=window_tables)
             windowed = WindowedPlaces(in_windows["slots_T"], attention.with_tables(in_windows["tables_N"]))
-        is_chunk = len(plan.entries) == 1 and len(token_ids) <= MAX_ROWS  # few rows: captured, with all of them
-        all_rows |= self._drafter is not None  # its layer keeps keys and values of all tokens
+        is_chunk = len(plan.entries) == 1 and len(token_ids) <= FEW_ROWS
+        all_rows |= self.drafter is not None  # its layer keeps keys and values of all tokens
         if not (all_rows or prompt_rows or pooled or is_chunk) and len(sample_rows) < len(token_ids) > len(
             plan.entries
         ):
@@ -241,8 +267,8 @@ class ModelRunner:
                 rows = self._sampled_rows(plan)
                 token_ids = self.sampler(logits_BV, rows)
                 logprobs = self._measure_samples(plan, logits_BV, rows, token_ids)
-        if self._drafter is not None:
-            drafts = self._drafter.draft(plan, batch, hidden_TD, self._sequences, token_ids)
+        if self.drafter is not None:
+            drafts = self.drafter.draft(plan, batch, hidden_TD, self._sequences, token_ids)
         if token_ids is None:
             return None
         counts = [entry.num_samples for entry in plan.entries]

@@ -13,7 +13,9 @@ from torch import nn
 from labinfer.base.plan import BatchPlan, count_right
 from labinfer.functions.attention_batch import AttentionBatch, int64_tensor
 from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
+from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.logits_processors.processor import SampledRow
+from labinfer.worker.model_runner import ModelRunner
 from labinfer.worker.sampler import Sampler
 from labinfer.worker.sequence_state import SequenceState
 
@@ -65,12 +67,7 @@ class MTPDrafter:
         sequences: Mapping[int, SequenceState],
         token_ids: list[int] | None,
     ) -> list[tuple[int, ...]]:
-        """By entry, so many guessed tokens as it asks for; on all ranks of the stage.
-
-        Args:
-            hidden_TD: of all rows, as the last layer gives them.
-            token_ids: that were sampled; None but on the stage's first rank.
-        """
+        """See ``StepDrafter``."""
         next_tokens, drafts = self._read(plan, batch, sequences, self._model.share(token_ids, plan.num_samples))
         asked = sorted(drafts.values(), key=lambda draft: -draft.count)
         rows = OutputRows(self._tensor([draft.row for draft in asked]), self._attention(asked))
@@ -151,3 +148,10 @@ class MTPDrafter:
 
     def _tensor(self, numbers: list[int]) -> torch.Tensor:
         return int64_tensor(numbers, self._device)
+
+
+def attach_mtp_drafter(runner: ModelRunner, cache: KVCacheManager, device: torch.device) -> None:
+    """Have a runner's steps draft tokens, too, if its stage has an MTP layer."""
+    if (model := runner.model).mtp is not None:
+        layer_cache = cache.layers[-1]
+        runner.drafter = MTPDrafter(model, layer_cache, runner.sampler, block_size=cache.block_size, device=device)

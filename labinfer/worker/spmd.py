@@ -13,13 +13,13 @@ import torch
 
 from labinfer.base.plan import BatchPlan, BatchResult, EndRun
 from labinfer.base.rank_stats import ExpertReads, Slices, WorkerStats
+from labinfer.base.tracer import Tracer
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.pipeline import PipelineCommunicator, ResultArrival
 from labinfer.comm.spmd.machine import peak_memory, private_memory, total_memory, used_memory
 from labinfer.comm.spmd.threads import format_ranges
 from labinfer.comm.spmd.topology import Place
 from labinfer.functions.expert_offload import ExpertOffload
-from labinfer.observe.recorder import Recorder
 from labinfer.worker.worker import Worker
 
 
@@ -38,7 +38,7 @@ class SpmdExecutor:
         worker: Worker,
         pipeline: PipelineCommunicator | None,
         stats: StatsReporter,
-        recorder: Recorder,
+        recorder: Tracer,
         *,
         model: int = 0,
         on_end: Callable[[], None] = lambda: None,
@@ -100,7 +100,7 @@ class StatsReporter:
         *,
         device: torch.device,
         weight_bytes_read: int,
-        recorder: Recorder,
+        recorder: Tracer,
         offload: ExpertOffload | None = None,
     ):
         self._place, self._worker, self._pipeline, self._device = place, worker, pipeline, device
@@ -153,7 +153,7 @@ class StatsReporter:
         )
 
 
-def follow(channel: ControlChannel, models: Sequence[tuple[Worker, StatsReporter, Recorder]]) -> None:
+def follow(channel: ControlChannel, models: Sequence[tuple[Worker, StatsReporter, Tracer]]) -> None:
     """The loop of every rank but 0, until rank 0's runs of all these models have ended."""
     num_running = len(models)
     while num_running:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import torch
 
-from labinfer.functions.graph import SHARED_BYTES, Capture, Graph
+from labinfer.functions.graph import SHARED_BYTES, Capture, Graph, for_dry_run
 from labinfer.functions.provider import Provider
 from labinfer.models.layers.input_batch import ModelInputBatch
+from labinfer.worker.model_runner import FEW_ROWS, Around, StepPart, plain_steps
 
 MAX_SEQUENCES = 128
 """Sequences of a step that is captured, at most."""
-MAX_ROWS = 17
-"""Rows of a step that is captured, at most, where they are of one sequence: a token with drafts to be verified."""
-LAYERS_BYTES = 64 << 20
-"""Memory that captured steps of a stage's layers keep, at most, …"""
-HEAD_BYTES = 16 << 20
-"""… and those of the head, of which each has logits. What they compute in between stands in memory that they share."""
-CAPTURED_BYTES = SHARED_BYTES + LAYERS_BYTES + HEAD_BYTES
+KEPT_BYTES = {"layers": 64 << 20, "head": 16 << 20}
+"""Memory that captured steps of a part keep, at most. Those of the head keep logits. Intermediate results stand in memory that all share."""
+CAPTURED_BYTES = SHARED_BYTES + sum(KEPT_BYTES.values())
 """Memory of all captured steps of a ``ModelRunner``, at most."""
-
-StepPart = Callable[[ModelInputBatch, torch.Tensor | None], torch.Tensor]
-"""The layers, or the head, on a batch and hidden states."""
 
 
 def captures_steps(device: torch.device, tp_size: int) -> bool:
@@ -36,6 +30,11 @@ def find_capture(providers: Iterable[Provider], device: torch.device, tp_size: i
     if not captures_steps(device, tp_size):
         return None
     return next(filter(None, (provider.capture() for provider in providers)), None)
+
+
+def capture_steps(capture: Capture | None) -> Around:
+    """Capture of a ``ModelRunner``'s steps, to be given to it as ``around``; None leaves all steps as they are."""
+    return plain_steps if capture is None else lambda part, name: StepGraphs(part, capture, KEPT_BYTES[name])
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class StepGraphs:
 
     def __call__(self, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
         num_sequences, num_rows = len(batch.attention.context_lens), len(batch.token_ids_T)
-        is_chunk = num_sequences == 1 < num_rows <= MAX_ROWS and batch.output_rows is None
+        is_chunk = num_sequences == 1 < num_rows <= FEW_ROWS and batch.output_rows is None
         only_decodes = is_chunk or num_sequences == num_rows <= MAX_SEQUENCES
         if self._capture is None or not (only_decodes and self._has_room(num_rows)):
             return self._part(batch, hidden_TD)
@@ -104,7 +103,7 @@ class StepGraphs:
         self, places: tuple[int, ...], batch: ModelInputBatch, hidden_TD: torch.Tensor | None
     ) -> torch.Tensor:
         own_TD = None if hidden_TD is None else hidden_TD.clone()
-        out, graph = self._capture(lambda: self._part(batch, own_TD), lambda: self._part(batch.rehearsed(), own_TD))
+        out, graph = self._capture(lambda: self._part(batch, own_TD), lambda: self._part(_for_dry_run(batch), own_TD))
         step = self._steps[places] = None if graph is None else CapturedStep(graph, own_TD, out)
         num_rows, num_sequences = len(batch.token_ids_T), len(batch.attention.context_lens)
         if step is None:
@@ -128,3 +127,11 @@ class StepGraphs:
     def num_bytes(self) -> int:
         """Memory that the graphs keep now."""
         return sum(step.num_bytes for step in self._steps.values() if step is not None)
+
+
+def _for_dry_run(batch: ModelInputBatch) -> ModelInputBatch:
+    """The batch with guards in place of the lists of its sequences."""
+    windowed = batch.windowed
+    if windowed is not None:
+        windowed = replace(windowed, attention=for_dry_run(windowed.attention))
+    return replace(batch, attention=for_dry_run(batch.attention), windowed=windowed)

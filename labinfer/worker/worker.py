@@ -8,10 +8,10 @@ from collections import Counter, deque
 import torch
 
 from labinfer.base.plan import BatchPlan, BatchResult
+from labinfer.base.tracer import Tracer
 from labinfer.comm.pipeline import Arrival, PipelineCommunicator
 from labinfer.comm.progress import Progress
 from labinfer.models.layers.input_batch import ModelInputBatch
-from labinfer.observe.recorder import Recorder
 from labinfer.worker.model_runner import ModelRunner
 from labinfer.worker.step_sink import StepRecord, StepSinks
 
@@ -40,7 +40,7 @@ class Worker:
         hidden_size: int,
         is_last: bool,
         is_sampling_rank: bool,
-        recorder: Recorder,
+        recorder: Tracer,
         sinks: StepSinks,
     ):
         self.runner = runner

@@ -72,7 +72,7 @@ class CpuGraph:
 
 
 class CpuCapture:
-    """Capture of compiled calls, see ``functions.graph.Capture``; nothing is rehearsed.
+    """Capture of compiled calls, see ``functions.graph.Capture``; it needs no dry run.
 
     Args:
         library: what it captures the calls of.
@@ -82,7 +82,7 @@ class CpuCapture:
         self._library, self.memory = library, StepMemory()
 
     def __call__(
-        self, run: Callable[[], torch.Tensor], rehearse: Callable[[], torch.Tensor] | None = None
+        self, run: Callable[[], torch.Tensor], dry_run: Callable[[], torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, CpuGraph | None]:
         self.memory.begin_step()
         recording = _Recording(self.memory)

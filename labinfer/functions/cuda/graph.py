@@ -49,7 +49,7 @@ class CudaCapture:
         self._is_broken = False
 
     def __call__(
-        self, run: Callable[[], torch.Tensor], rehearse: Callable[[], torch.Tensor]
+        self, run: Callable[[], torch.Tensor], dry_run: Callable[[], torch.Tensor]
     ) -> tuple[torch.Tensor, CudaGraph | None]:
         if self._is_broken:
             return run(), None
@@ -61,8 +61,8 @@ class CudaCapture:
         kept = out.clone()
         try:
             if self._first is None:
-                self._first = self._rehearse(lambda: torch.zeros(1, device=self._device))
-            graph = self._rehearse(lambda: kept.copy_(rehearse()))
+                self._first = self._record(lambda: torch.zeros(1, device=self._device))
+            graph = self._record(lambda: kept.copy_(dry_run()))
         except NotReplayable as error:
             logger.debug("a step is run in Python: %s", error)
             return out, None
@@ -72,7 +72,7 @@ class CudaCapture:
             return out, None
         return kept, CudaGraph(graph, kept)
 
-    def _rehearse(self, rehearse: Callable[[], torch.Tensor]) -> torch.cuda.CUDAGraph:
+    def _record(self, calls: Callable[[], torch.Tensor]) -> torch.cuda.CUDAGraph:
         """Go through a step without carrying it out; its graph."""
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -80,7 +80,7 @@ class CudaCapture:
             # Other threads may copy and allocate meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                rehearse()
+                calls()
             finally:
                 graph.capture_end()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -87,13 +87,6 @@ class ModelInputBatch:
     state_slots_B: torch.Tensor | None = None
     """Slot of each sequence in layers that keep a state for it; None where no layer does. A sequence without earlier tokens
     begins with a state of zeros, whatever its slot holds."""
-
-    def rehearsed(self) -> ModelInputBatch:
-        """The same without lists of sequences, see ``Capture``."""
-        windowed = self.windowed
-        if windowed is not None:
-            windowed = replace(windowed, attention=windowed.attention.rehearsed())
-        return replace(self, attention=self.attention.rehearsed(), windowed=windowed)
 
     @cached_property
     def places(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 from labinfer.base.config import CacheOptions, SchedulerOptions
 from labinfer.base.errors import UserError
 from labinfer.base.sampling_params import SamplingParams
+from labinfer.base.tracer import Tracer
 from labinfer.comm.spmd.topology import Topology
 from labinfer.engine.assemble import make_engine
 from labinfer.engine.driver import EngineDriver
@@ -15,7 +16,6 @@ from labinfer.engine.facts import EngineFacts
 from labinfer.engine.llm_engine import LLMEngine
 from labinfer.engine.request import Request
 from labinfer.observe.output_file import OutputFile
-from labinfer.observe.recorder import Recorder
 from labinfer.observe.report import RunReport
 from labinfer.planner.simulator.clock import VirtualClock
 from labinfer.planner.simulator.executor import SimulatedExecutor
@@ -48,7 +48,7 @@ class SimulatedModel:
         self.clock, self.facts = VirtualClock(), facts
         executor = SimulatedExecutor(topology, source, self.clock, vocab_size=facts.vocab_size, capacity=num_slices)
         self.engine: LLMEngine = make_engine(facts, executor, cache=cache, scheduling=scheduling, clock=self.clock)
-        recorder = Recorder(0)
+        recorder = Tracer()
         driver = EngineDriver(self.engine, self.clock, recorder)
         self._runs = Runs(driver, self.clock, recorder, facts=facts, tokenizer=None, trace=trace)
 

@@ -1,4 +1,4 @@
-"""Captured steps on a card, where torch has one of NVIDIA's kind; and what is rehearsed, and heard of waits, anywhere."""
+"""Captured steps on a card, where torch has one of NVIDIA's kind; and dry runs and waits, anywhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cuda_cases import DECODES, DEVICE, Case, needs_card, randn
 
 from labinfer.functions.cuda import graph as cuda_graph
 from labinfer.functions.cuda.graph import CudaCapture
-from labinfer.functions.graph import NotReplayable
+from labinfer.functions.graph import NotReplayable, for_dry_run
 from labinfer.functions.reference import attention as reference_attention
 
 
@@ -32,7 +32,7 @@ def test_captured_attention_goes_on_as_contexts_grow():
     def run(batch):
         return paged_attention(q, case.cache, batch, head_ptr, 0.125) * 2
 
-    out, graph = CudaCapture(DEVICE)(lambda: run(batch), lambda: run(batch.rehearsed()))
+    out, graph = CudaCapture(DEVICE)(lambda: run(batch), lambda: run(for_dry_run(batch)))
     for contexts in (torch.tensor([3, 40], device=DEVICE), lengths):
         batch.context_lens_B.copy_(contexts)
         q.normal_()
@@ -49,7 +49,7 @@ def test_steps_that_read_lists_or_wait_are_not_captured():
     def attend(batch):
         return reference_attention.paged_attention(q, case.cache, batch, head_ptr, 0.25)
 
-    out, graph = capture(lambda: attend(case.batch), lambda: attend(case.batch.rehearsed()))
+    out, graph = capture(lambda: attend(case.batch), lambda: attend(for_dry_run(case.batch)))
     assert graph is None and torch.equal(out, attend(case.batch))
 
     def wait():
@@ -94,7 +94,7 @@ def test_waits_of_this_thread_are_heard(monkeypatch):
 
 
 def test_rehearsed_batch_has_no_lists():
-    batch = Case(DECODES, (1, 16), 4, torch.float32).batch.rehearsed()
+    batch = for_dry_run(Case(DECODES, (1, 16), 4, torch.float32).batch)
     for read in (
         lambda: batch.context_lens[0],
         lambda: len(batch.row_ptr),

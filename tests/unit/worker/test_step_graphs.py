@@ -18,7 +18,7 @@ from labinfer.models.registry import load_config, model_class
 from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
-from labinfer.worker.step_graphs import MAX_SEQUENCES, StepGraphs
+from labinfer.worker.step_graphs import MAX_SEQUENCES, StepGraphs, capture_steps
 
 CPU, BLOCK, DTYPE = torch.device("cpu"), 4, torch.bfloat16
 BLOCKS_EACH = 6
@@ -51,7 +51,7 @@ def make_runner(directory, registry, captures, layers=None, dtype=DTYPE, *, num_
     )
     model.make_rotary_tables(64, CPU)
     functions = registry.select(CPU, dtype)
-    return ModelRunner(model, cache, device=CPU, dtype=dtype, functions=functions, capture=captures)
+    return ModelRunner(model, cache, device=CPU, dtype=dtype, functions=functions, around=capture_steps(captures))
 
 
 def plan(lengths: dict[int, tuple[int, int]], new: bool) -> BatchPlan:

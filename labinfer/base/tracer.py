@@ -1,0 +1,32 @@
+"""Tracer: named slices of a rank's time. The base class keeps none; ``observe.recorder.Recorder`` does."""
+
+from __future__ import annotations
+
+import contextlib
+
+from labinfer.base.plan import BatchPlan
+from labinfer.base.rank_stats import Slices
+
+_NOTHING = contextlib.nullcontext()
+
+
+class Tracer:
+    """Times of a rank's parts, which are handed the rank's tracer. This one keeps nothing."""
+
+    capacity = 0
+    """Slices to keep. Any thread may set it at any time."""
+
+    def slice(self, name: str, plan: BatchPlan | None = None) -> contextlib.AbstractContextManager:
+        """Time the body of the ``with`` as a slice. Slices may lie in each other.
+
+        Args:
+            plan: the step that the slice belongs to; None outside any step.
+        """
+        return _NOTHING
+
+    def add(self, name: str, begin: int, end: int, plan: BatchPlan | None) -> None:
+        """Add a slice from ``begin`` to ``end``, in nanoseconds of ``time.perf_counter_ns``."""
+
+    def take(self) -> Slices | None:
+        """Slices since the last call; None if none are kept."""
+        return None
