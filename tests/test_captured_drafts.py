@@ -42,5 +42,5 @@ def test_captured_steps_with_drafts_give_the_same_bits(tmp_path, kind, dtype):
             answers.append([(item.token_id, item.logprob) for item in output.completions[0].logprobs])
         rows = captured_rows(runner._layers)
         assert (max(rows, default=0) > 3) == (kind not in UNCAPTURED)
-        assert max(captured_rows(runner._heads[False]), default=0) > 3 or kind in UNCAPTURED
+        assert max(captured_rows(runner._head), default=0) > 3 or kind in UNCAPTURED
     assert answers[0] == answers[1]
