@@ -25,14 +25,14 @@ CORE = {
     "worker": ("worker/*.py", "worker/logits_processors/*.py"),
     "models and layers": ("models/*.py", "models/layers/*.py"),
     "functions: interface and reference": ("functions/*.py", "functions/reference/*.py"),
-    "comm": ("comm/*.py",),
+    "comm": ("comm/*.py", "comm/spmd/topology.py"),
     "plain weights": ("weights/*.py", *(f"weights/formats/{name}.py" for name in ("format", "plain", "registry"))),
     "options and plans": ("base/*.py",),
 }
 """Files that a reader of scheduling, models and kernels reads, but for extensions among them."""
 EXTENSIONS = {
     "captured steps": ("worker/step_graphs.py", "functions/graph.py"),
-    "speculation": ("engine/*draft*.py", "engine/*propos*.py", "worker/mtp_drafter.py"),
+    "speculation": ("engine/*draft*.py", "engine/*_proposer.py", "engine/proposers.py", "worker/mtp_drafter.py"),
     "beam search": ("engine/beam_*.py",),
     "head preview": ("functions/head_preview.py", "functions/reference/head_preview.py"),
     "expert offload": ("functions/expert_offload.py",),
