@@ -167,7 +167,10 @@ class InputProcessor:
             return sampling
         calls = [token for token in call_ids[:1] if token in marks]
         own = [prompt.thinking_budget, [] if parser.is_reasoning else opening, closing, calls]
-        return msgspec.structs.replace(sampling, logits_processors=sampling.logits_processors | {THINKING_BUDGET: own})
+        budget = {
+            THINKING_BUDGET: own
+        }  # before processors that keep likely tokens only, which would forbid the closing mark
+        return msgspec.structs.replace(sampling, logits_processors=budget | sampling.logits_processors | budget)
 
     def _before_form(self, prompt_token_ids: list[int], tool_use: ToolUse) -> str:
         """Rules of what stands before the form of a chat reply."""

@@ -43,6 +43,14 @@ def test_call_ends_a_bounded_thought_where_tools_are_offered(tmp_path):
     assert calls == [reader.tokenizer.added_tokens["<tool_call>"]]
 
 
+def test_bound_of_thoughts_comes_before_other_processors(tmp_path):
+    reader = InputProcessor(write_tokenizer(tmp_path, "<tool_call></think>" + CHAT), required=True)
+    prompt = ChatPrompt([{"role": "user", "content": "hi"}], thinking_budget=5)
+    sampling = SamplingParams(logits_processors={"mine": 1, "thinking_budget": [9, [], [3], []]})
+    processors = reader.process(0, prompt, sampling).sampling.logits_processors
+    assert [*processors] == ["thinking_budget", "mine"] and processors["thinking_budget"][0] == 5
+
+
 def test_answer_that_goes_on_begins_with_its_own_space(sp_directory, tmp_path):
     (tmp_path / "tokenizer.model").write_bytes((sp_directory / "tokenizer.model").read_bytes())
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
