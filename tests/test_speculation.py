@@ -7,6 +7,7 @@ from checkpoints import make_checkpoint, mixed_prompts
 
 from labinfer import LLM, SamplingParams
 from labinfer.base.errors import UserError
+from labinfer.base.registry import REGISTRY, Entry
 
 OPTIONS = {"block_size": 4, "threads": 1, "num_kv_blocks": 400}
 OWN_DRAFTER = """
@@ -44,6 +45,16 @@ def plain(checkpoint, requests):
         return [output.token_ids for output in llm.generate(*requests)]
 
 
+@pytest.fixture
+def add_proposer(monkeypatch):
+    """Registers a proposer for one test."""
+
+    def add(name: str, make) -> None:
+        monkeypatch.setitem(REGISTRY._entries["proposer"], name, Entry(part=make, details={}, origin="test"))
+
+    return add
+
+
 @pytest.mark.parametrize("method", ["ngram", "own"])
 def test_method_drafts_and_changes_no_answer(checkpoint, requests, plain, method, tmp_path):
     config = {"method": method, "num_speculative_tokens": 4}
@@ -62,8 +73,12 @@ def test_method_drafts_and_changes_no_answer(checkpoint, requests, plain, method
         ("import nothing_of_that_name", "cannot be imported: ModuleNotFoundError"),
         ("make = 3", "has no function make_proposer"),
         ("def make_proposer(options, facts):\n    raise OSError('no disk')", "made no proposer: OSError"),
+        ("\nimport nothing_of_that_name", "drafter.py, line 2 cannot be imported: "),
+        ("def f(:", "drafter.py, line 1 cannot be imported: SyntaxError"),
+        ("", "drafter.py is empty"),
+        ("def make_proposer(options, facts):\n    raise OSError('no disk')", "drafter.py, line 2 made no proposer: "),
     ],
-    ids=["missing", "import", "function", "raises"],
+    ids=["missing", "import", "function", "raises", "line of import", "syntax", "empty", "line that raises"],
 )
 def test_drafter_that_cannot_be_made_is_refused(checkpoint, tmp_path, text, says):
     path = tmp_path / "drafter.py"
@@ -72,6 +87,32 @@ def test_drafter_that_cannot_be_made_is_refused(checkpoint, tmp_path, text, says
     with pytest.raises(UserError, match=says) as caught:
         LLM(checkpoint, speculative_config={"method": str(path)}, **OPTIONS)
     assert "\n" not in str(caught.value)
+
+
+def test_registered_proposer_drafts_and_changes_no_answer(checkpoint, requests, plain, add_proposer):
+    class Own:
+        def __init__(self, options, facts):
+            assert facts.vocab_size > 0 and options.method == "last_token"
+
+        def propose(self, sequences, limits):
+            return [[sequence.token_ids[-1]] * min(limit, 3) for sequence, limit in zip(sequences, limits, strict=True)]
+
+        def forget(self, sequences):
+            pass
+
+    add_proposer("last_token", Own)
+    with LLM(checkpoint, speculative_config={"method": "last_token", "num_speculative_tokens": 4}, **OPTIONS) as llm:
+        assert [output.token_ids for output in llm.generate(*requests)] == plain
+        assert llm.report.counts["drafted"] > 50
+
+
+def test_registered_proposer_that_cannot_be_made_is_refused(checkpoint, add_proposer):
+    def broken(options, facts):
+        raise OSError("no disk")
+
+    add_proposer("broken", broken)
+    with pytest.raises(UserError, match=r"test_speculation.py, line [0-9]+ made no proposer: OSError: no disk"):
+        LLM(checkpoint, speculative_config={"method": "broken"}, **OPTIONS)
 
 
 def test_output_tells_of_drafted_tokens(checkpoint, requests):

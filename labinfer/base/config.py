@@ -234,7 +234,7 @@ class SchedulerOptions:
     speculative_config: SpeculativeOptions | None = option(
         None,
         "guess next tokens, and verify several in one step; answers are the same as without. A JSON object with vLLM's names: "
-        "method, ngram, draft_model, mtp or the path of a drafter of your own; model, that drafts, and draft_rank, a spare rank for it; "
+        "method, ngram, mtp, draft_model, or a plugin's; model, that drafts, and draft_rank, a spare rank for it; "
         "num_speculative_tokens, a number or auto; continuous, prompt_lookup_min and prompt_lookup_max; see docs/speculation.md",
         metavar="JSON",
     )

@@ -110,6 +110,10 @@ KINDS: dict[str, Kind] = {
         },
     ),
     "step_sink": Kind(contract="labinfer.worker.step_sink:StepSink", is_class=True, shipped={}),
+    "proposer": Kind(
+        contract="labinfer.engine.proposer:Proposer",
+        shipped={name: f"labinfer.engine.{name}_proposer:make_proposer" for name in ("ngram", "mtp")},
+    ),
     "logits_processor": Kind(
         contract="labinfer.worker.logits_processors.processor:LogitsProcessor",
         shipped={

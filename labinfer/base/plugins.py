@@ -88,11 +88,11 @@ class Plugins:
         try:
             with self._registry.registering_for(source.name):
                 if source.is_file:
-                    _run_file(source)
+                    run_file(source)
                 else:
                     importlib.import_module(source.name)
         except (Exception, SystemExit) as error:
-            raise UserError(f"{FLAG} {source.name}: {_where(error, source)}: {_describe(error)}") from error
+            raise UserError(f"{FLAG} {source.name}: {locate(error, source.path)}: {describe_error(error)}") from error
         added = self._registry.added_by(source.name)
         if not added:
             raise UserError(
@@ -141,9 +141,9 @@ def find_plugin(given: str) -> PluginSource:
         UserError: it cannot be found or read.
     """
     if given.endswith(".py") or os.sep in given:
-        return _read_file(given, Path(given))
+        return read_file(f"{FLAG} {given}", Path(given))
     if given.isidentifier() and (path := LAB / f"{given}.py").is_file():
-        return _read_file(given, path)
+        return read_file(f"{FLAG} {given}", path)
     entry_points = importlib.metadata.entry_points(group=ENTRY_POINTS)
     module = next((point.module for point in entry_points if point.name == given), given)
     return _find_module(given, module)
@@ -187,16 +187,52 @@ def share_plugins(
     return sources
 
 
-def _read_file(given: str, path: Path) -> PluginSource:
+def read_file(option: str, path: Path) -> PluginSource:
+    """Read a file of Python code.
+
+    Args:
+        option: what named it, for errors.
+
+    Raises:
+        UserError: it cannot be read, is empty or too long.
+    """
     try:
         code = path.read_bytes()
     except OSError as error:
-        raise UserError(f"{FLAG} {given}: {path} cannot be read: {error.strerror or error}") from None
+        raise UserError(f"{option}: {path} cannot be read: {error.strerror or error}") from None
     if not code.strip():
-        raise UserError(f"{FLAG} {given}: {path} is empty")
+        raise UserError(f"{option}: {path} is empty")
     if len(code) > MAX_BYTES:
-        raise UserError(f"{FLAG} {given}: {path} has {len(code)} bytes; a plugin's file has at most {MAX_BYTES}")
+        raise UserError(f"{option}: {path} has {len(code)} bytes; a plugin's file has at most {MAX_BYTES}")
     return PluginSource(path.stem, str(path), _digest([code]), code)
+
+
+def run_file(source: PluginSource) -> types.ModuleType:
+    """Run a file as a module that can be found in ``sys.modules``, where dataclasses look for it."""
+    name = f"labinfer_plugin_{source.name}"
+    module = types.ModuleType(name, f"The plugin {source.path}.")
+    module.__file__ = source.path
+    sys.modules[name] = module
+    try:
+        exec(compile(source.code, source.path, "exec"), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def locate(error: BaseException, path: str) -> str:
+    """A file of the user's with the line at which it raised, or called what raised."""
+    if isinstance(error, SyntaxError) and error.filename == path:
+        return f"{path}, line {error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f"{path}, line {frames[-1].lineno}" if frames else path
+
+
+def describe_error(error: BaseException) -> str:
+    """Type and text of an error in one line; of a ``UserError`` the text alone."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"[:300]
 
 
 def _find_module(given: str, module: str) -> PluginSource:
@@ -232,29 +268,3 @@ def _digest(contents: Iterable[bytes]) -> str:
     for content in contents:
         digest.update(blake2b(content).digest())
     return digest.hexdigest()
-
-
-def _run_file(source: PluginSource) -> None:
-    """Run a plugin's file as a module that can be found in ``sys.modules``, where dataclasses look for it."""
-    name = f"labinfer_plugin_{source.name}"
-    module = types.ModuleType(name, f"The plugin {source.path}.")
-    module.__file__ = source.path
-    sys.modules[name] = module
-    try:
-        exec(compile(source.code, source.path, "exec"), vars(module))
-    except BaseException:
-        del sys.modules[name]
-        raise
-
-
-def _where(error: BaseException, source: PluginSource) -> str:
-    """File and line of the plugin that raised."""
-    if isinstance(error, SyntaxError) and error.filename == source.path:
-        return f"{source.path}, line {error.lineno}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source.path]
-    return f"{source.path}, line {frames[-1].lineno}" if frames else source.path
-
-
-def _describe(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"[:300]

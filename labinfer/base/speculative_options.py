@@ -7,12 +7,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from labinfer.base.errors import UserError
+from labinfer.base.registry import REGISTRY
 
 NGRAM = "ngram"
 DRAFT_MODEL = "draft_model"
 MTP = "mtp"
-METHODS = (NGRAM, DRAFT_MODEL, MTP)
-"""Drafters that come with LABInfer."""
 OWN_METHOD = ".py"
 """End of a method that is a file with a drafter of the user's own."""
 AUTO = "auto"
@@ -32,7 +31,7 @@ class SpeculativeOptions:
     """Speculation on next tokens, several of which the model then verifies at once."""
 
     method: str = NGRAM
-    """One of ``METHODS``, or the path of a Python file; see docs/speculation.md."""
+    """Name of a registered proposer, ``draft_model``, or the path of a Python file; see docs/speculation.md."""
     model: str = ""
     """With draft_model, which is then the default: the model that drafts, as ``--model`` names models."""
     draft_rank: int = 0
@@ -95,9 +94,11 @@ class SpeculativeOptions:
         return options
 
     def _check(self) -> None:
-        if not isinstance(self.method, str) or not (self.method in METHODS or self.method.endswith(OWN_METHOD)):
-            known = ", ".join(METHODS)
-            raise UserError(f"{FLAG}: method {self.method!r:.60} is none of {known}, nor a Python file; choose one")
+        known = (*REGISTRY.names("proposer"), DRAFT_MODEL)
+        if not isinstance(self.method, str) or not (self.method in known or self.method.endswith(OWN_METHOD)):
+            raise UserError(
+                f"{FLAG}: method {self.method!r:.60} is none of {', '.join(known)}, nor a Python file; choose one"
+            )
         if not isinstance(self.model, str) or bool(self.model) != (self.method == DRAFT_MODEL):
             raise UserError(
                 f"{FLAG}: model {self.model!r:.60} does not go with the method {self.method}; the method {DRAFT_MODEL} takes the "

@@ -10,10 +10,11 @@ from functools import lru_cache
 
 from labinfer.base.errors import PeerLost, WaitTimeout, first_line
 from labinfer.base.plan import BatchPlan
+from labinfer.base.plugins import locate
 from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.draft_lengths import DraftLengths
 from labinfer.engine.micro_batches import MicroBatchCount
-from labinfer.engine.proposer import Proposer
+from labinfer.engine.proposer import Proposer, source_path
 from labinfer.engine.round_overheads import RoundOverheads
 from labinfer.engine.sequence import Sequence
 
@@ -314,7 +315,9 @@ class Drafts:
             with ExitStack() as stack:
                 for sequence in limits:
                     stack.enter_context(sequence.ahead())
+                lengths = [len(sequence.token_ids) for sequence in limits]
                 proposals = [list(draft) for draft in self.proposer.propose(list(limits), list(limits.values()))]
+                lengths_after = [len(sequence.token_ids) for sequence in limits]
             if len(proposals) != len(limits):
                 raise ValueError(f"{len(proposals)} drafts for {len(limits)} sequences")
             for token in (token for proposed in proposals for token in proposed):
@@ -325,13 +328,15 @@ class Drafts:
         except Exception as error:  # noqa: BLE001 - it may be anybody's code, and no answer needs it
             self._switch_off(error)
             return [[] for _ in limits]
+        assert lengths_after == lengths, f"{type(self.proposer).__name__} changed a sequence"
         return proposals
 
     def _switch_off(self, error: Exception) -> None:
         name = type(self.proposer).__name__
         logger.warning(
-            "nothing is drafted any more, answers go on without: %s failed: %s: %s",
+            "nothing is drafted any more, answers go on without: %s failed: %s: %s: %s",
             name,
+            locate(error, source_path(type(self.proposer))),
             type(error).__name__,
             first_line(error),
         )

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from labinfer.base.speculative_options import SpeculativeOptions
+from labinfer.engine.facts import EngineFacts
 from labinfer.engine.sequence import Sequence
+
+
+def make_proposer(options: SpeculativeOptions, facts: EngineFacts) -> MTPProposer:
+    """The proposer of the method ``mtp``."""
+    return MTPProposer()
 
 
 class MTPProposer:

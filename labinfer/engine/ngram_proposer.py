@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from labinfer.base.speculative_options import SpeculativeOptions
+from labinfer.engine.facts import EngineFacts
 from labinfer.engine.sequence import Sequence
 
 MAX_MATCHES = 16
 """Places that are compared, the last ones first."""
+
+
+def make_proposer(options: SpeculativeOptions, facts: EngineFacts) -> NgramProposer:
+    """The proposer of the method ``ngram``."""
+    return NgramProposer(options.prompt_lookup_min, options.prompt_lookup_max)
 
 
 class NgramProposer:

@@ -1,28 +1,93 @@
-"""Proposer: guesses the next tokens of sequences, which the model then verifies several at once."""
+"""Proposer: drafts the next tokens of sequences, which the model then verifies several at once."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
 
+from labinfer.base.errors import UserError
+from labinfer.base.plugins import describe_error, locate, read_file, run_file
+from labinfer.base.registry import REGISTRY
+from labinfer.base.speculative_options import FLAG, OWN_METHOD, SpeculativeOptions
+from labinfer.engine.facts import EngineFacts
 from labinfer.engine.sequence import Sequence
 
 
 class Proposer(Protocol):
-    """Speculates on sequences that decode (Leviathan et al. 2023, arXiv:2211.17192).
+    """Drafts tokens of sequences that decode (speculative decoding, Leviathan et al. 2023, arXiv:2211.17192).
 
-    A guess costs time if it is wrong, and never changes an answer: a drafted token counts only where the same one is
-    sampled. Tokens that are drafted and on their way are among the sequence's, as if they were right (``Sequence.num_assumed``): they
-    may be other ones at the next call. One that only hands on what came with the sampled tokens has ``drafts_with_samples = True``.
+    ``@register("proposer", NAME)`` decorates a function or class that is called as ``make(options, facts)`` and gives a proposer, once
+    for each model, on rank 0, after the ranks have loaded it: ``options`` is the ``SpeculativeOptions``, ``facts`` has the numbers of the
+    model, such as ``facts.vocab_size``. ``--speculative-config '{"method": NAME}'`` chooses it.
+
+    Only rank 0 calls a proposer, between steps, so its time is added to that of a step. A draft costs time if it is rejected, and never
+    changes an answer: a drafted token counts only where the same one is sampled. So a proposer may keep what it likes, and draw random
+    numbers. It imports no torch unless it needs it. One that raises, or gives something that is no list of token ids for each sequence, is
+    named in the log and not called again; requests go on without drafts.
+
+    A proposer that only hands on what came with the sampled tokens has ``drafts_with_samples = True``.
     """
 
     def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
-        """For each sequence tokens that may follow its own; none where there is no good guess.
+        """For each sequence, tokens that may follow ``sequence.token_ids`` (the prompt and the answer so far), likeliest first in time;
+        ``[]`` for no draft.
+
+        Called before each step that runs sequences which may have drafts. The last ``sequence.num_assumed`` tokens of a sequence are
+        drafted ones on their way through the stages, as if they were accepted: at the next call other ones may be there. Sequences are
+        not to be changed, which is asserted of their length, and may serve as keys until ``forget``.
 
         Args:
-            limits: the most tokens that are of use, for each sequence; at least 1.
+            limits: the most tokens that are of use, for each sequence; at least 1. Longer drafts are cut.
         """
         ...
 
     def forget(self, sequences: list[Sequence]) -> None:
-        """Forget sequences that have ended. It may be that nothing was asked about them."""
+        """Drop what is kept of sequences that have ended. Called once for each sequence, also for those that were never drafted for."""
         ...
+
+
+MakeProposer = Callable[[SpeculativeOptions, EngineFacts], Proposer]
+OWN_FUNCTION = "make_proposer"
+"""Name of a ``MakeProposer`` in a file that ``--speculative-config`` names by its path."""
+
+
+def find_proposer(options: SpeculativeOptions) -> MakeProposer:
+    """Find the maker of a method's proposer, on rank 0.
+
+    Raises:
+        UserError: it is in a file that cannot be used; the text says why. The maker itself raises it where it fails.
+    """
+    is_file = options.method.endswith(OWN_METHOD)
+    make = _read_maker(options.method) if is_file else REGISTRY.find("proposer", options.method)
+
+    def make_proposer(options: SpeculativeOptions, facts: EngineFacts) -> Proposer:
+        try:
+            return make(options, facts)
+        except Exception as error:  # noqa: BLE001 - it may be anybody's code
+            raise UserError(
+                f"{FLAG}: {locate(error, source_path(make))} made no proposer: {describe_error(error)}"
+            ) from error
+
+    return make_proposer
+
+
+def source_path(part: Any) -> str:
+    """Path of the file that defines a function or class."""
+    return getattr(sys.modules.get(part.__module__), "__file__", None) or part.__module__
+
+
+def _read_maker(path: str) -> MakeProposer:
+    """The function ``OWN_FUNCTION`` of a file."""
+    if not Path(path).is_file():
+        raise UserError(f"{FLAG}: there is no file {path}; give the path of a drafter of your own, or another method")
+    source = read_file(FLAG, Path(path))
+    try:
+        module = run_file(source)
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{FLAG}: {locate(error, source.path)} cannot be imported: {describe_error(error)}") from error
+    make = getattr(module, OWN_FUNCTION, None)
+    if not callable(make):
+        raise UserError(f"{FLAG}: {path} has no function {OWN_FUNCTION}(options, facts); see docs/speculation.md")
+    return make

@@ -6,12 +6,18 @@ import pytest
 
 from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
-from labinfer.base.speculative_options import DRAFT_MODEL, METHODS, SpeculativeOptions
-from labinfer.engine.proposers import PROPOSERS
+from labinfer.base.registry import REGISTRY
+from labinfer.base.speculative_options import DRAFT_MODEL, SpeculativeOptions
 
 
-def test_every_method_has_a_proposer():
-    assert {*PROPOSERS, DRAFT_MODEL} == set(METHODS)
+def test_every_method_has_a_proposer(add_part):
+    assert {*REGISTRY.names("proposer"), DRAFT_MODEL} == {"ngram", "mtp", "draft_model"}
+    with pytest.raises(UserError, match="method 'mine' is none of ngram, mtp, draft_model, nor a Python file"):
+        SpeculativeOptions.parse({"method": "mine"})
+    add_part("proposer", "mine", lambda options, facts: None)
+    assert SpeculativeOptions.parse({"method": "mine"}).method == "mine"
+    with pytest.raises(UserError, match="method 'yours' is none of ngram, mtp, mine, draft_model"):
+        SpeculativeOptions.parse({"method": "yours"})
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -151,9 +152,25 @@ def test_proposer_that_fails_is_named_once_and_not_asked_again(failure, caplog):
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "FailingProposer failed: " in record.getMessage() and "\n" not in record.getMessage()
     assert failure != "raises" or record.getMessage().endswith("ArithmeticError: no guess")
+    if failure in ("raises", "forget"):
+        assert re.search(r"failed: .*test_drafts.py, line [0-9]+: [A-Z]", record.getMessage())
     counts = bench.scheduler.counts
     assert counts["drafter_failures"] == 1 and counts["drafted"] > 0
     assert bench.scheduler.drafts.proposer is None
+
+
+@pytest.mark.parametrize("change", [lambda tokens: tokens.append(3), lambda tokens: tokens.pop()])
+def test_proposer_that_changes_a_sequence_ends_the_run(change):
+    @dataclass
+    class Changing(FixedProposer):
+        def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
+            change(sequences[-1].token_ids)
+            return super().propose(sequences, limits)
+
+    bench = Bench(proposer=Changing(3))
+    bench.add(5, 30)
+    with pytest.raises(AssertionError, match="Changing changed a sequence"):
+        bench.finish_all()
 
 
 def test_draft_that_is_too_long_is_cut():
