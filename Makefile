@@ -27,7 +27,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Many containers set it; each of the hundreds of launches in the tests would compile what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-all test-unit test-functions test-features test-online test-server test-browser test-dist test-cluster test-failures test-timing test-clients fuzz lint format tree size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-hosts bench-growth bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheel wheels clean
+.PHONY: help setup run test test-all test-core test-core-engine test-core-others test-unit test-functions test-features test-online test-server test-browser test-dist test-cluster test-failures test-timing test-clients fuzz lint format tree size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-hosts bench-growth bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheel wheels clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -67,6 +67,17 @@ test: lint ## everything a change must pass: lint, the parts, and alone what mea
 
 test-all: SAMPLE =
 test-all: lint test-unit test-functions test-features test-online test-server test-browser test-dist test-mpi-4 test-mpi-5 test-torchrun-3 test-cluster test-failures ## the whole matrices as well (over an hour)
+
+CORE_ENGINE := tests/unit/engine
+CORE_OTHERS := tests/unit/base tests/unit/worker tests/unit/models tests/unit/test_imports.py
+test-core: $(VENV)/.setup-test ## engine, worker, models and the registry: what to run while you work on them (two minutes)
+	@OMP_NUM_THREADS=1 $(MAKE) --no-print-directory -j 2 --output-sync=target test-core-engine test-core-others
+
+test-core-engine: $(VENV)/.setup-test
+	$(LIMIT) 600 $(BIN)/python -m pytest $(CORE_ENGINE) -m "not slow and not timing"
+
+test-core-others: $(VENV)/.setup-test
+	$(LIMIT) 600 $(BIN)/python -m pytest $(CORE_OTHERS) -m "not slow and not timing"
 
 test-unit: $(VENV)/.setup-test ## every room but two by itself: no process group
 	$(LIMIT) 1200 $(BIN)/python -m pytest tests/unit $(addprefix --ignore=,$(FUNCTIONS)) $(SAMPLE)

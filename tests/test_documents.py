@@ -34,6 +34,7 @@ FIRST_LINES = {
     "with LLM(": "test_offline_python",
     "async with AsyncLLM": "test_async_python",
     "import gradio": "test_gradio_chat",
+    "def longest_first": "tests/plugins/test_loading.py",
     "class LastToken": "tests/cluster/test_documented_commands.py",
 }
 """By a text in it, the test that runs a block of Python."""

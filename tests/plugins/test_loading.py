@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from documents import python_block
 from launchers import LAUNCH, LAUNCHERS, environment, matrix, run
 
 POLICY = """from labinfer import register
@@ -62,6 +63,12 @@ def test_plugin_is_chosen_by_name_on_two_ranks(launcher, tmp_path):
 def test_plugin_may_be_a_command(launcher, tmp_path):
     done = run(launcher, 2, LAUNCH, "count", "--plugin", write(tmp_path, "counting", COMMAND), "--word", "there")
     assert done.returncode == 0 and done.stdout.startswith("2 there counting@"), done.text
+
+
+def test_plugin_of_the_documentation(tmp_path):
+    path = write(tmp_path, "longest_first", python_block("docs/extending.md", "def longest_first"))
+    done = run("single", 1, LAUNCH, "--plugin", path, "--scheduling-policy", "longest_first", *PROMPT)
+    assert (done.returncode, done.stdout.strip()) == (0, "42"), done.text
 
 
 def test_help_shows_what_a_plugin_adds(tmp_path):
