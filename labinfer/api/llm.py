@@ -33,7 +33,7 @@ from labinfer.comm.spmd.environment import detect
 from labinfer.comm.spmd.topology import Place
 from labinfer.engine.assemble import make_drafter
 from labinfer.engine.driver import EngineDriver
-from labinfer.engine.proposer import find_proposer
+from labinfer.engine.proposers import find_proposer
 from labinfer.engine.request import Request
 from labinfer.launch.build import build_rank
 from labinfer.launch.choose_layout import choose_layout

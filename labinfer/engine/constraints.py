@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from labinfer.base.errors import UserError
+from labinfer.base.sampling_params import sampling_parameters
 from labinfer.engine.request import Request
 
 THINKING_BUDGET = "thinking_budget"
@@ -50,12 +51,14 @@ def check_constraints(request: Request, ends: Collection[int], vocab_size: int, 
 def no_token_left(request: Request, num_output_tokens: int) -> str:
     """Text of the error of an answer of ``num_output_tokens`` tokens behind which the request's constraints allow no token."""
     sampling = request.sampling
+    parameters = [name for name in sampling.logits_processors if name in sampling_parameters()]
     given = {
         request.form_field: sampling.structured_outputs,
         "allowed_token_ids": sampling.allowed_token_ids,
         "bad_words": sampling.bad_words or request.bad_token_ids,
         "min_tokens": sampling.min_tokens,
-        "logits_processors": sampling.logits_processors,
+        "logits_processors": sampling.logits_processors.keys() - parameters,
+        **dict.fromkeys(parameters, True),
     }
     names = [name for name, value in given.items() if value]
     behind = f"behind the answer's {num_output_tokens} tokens" if num_output_tokens else "at the answer's beginning"

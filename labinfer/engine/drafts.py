@@ -14,7 +14,8 @@ from labinfer.base.plugins import locate
 from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.draft_lengths import DraftLengths
 from labinfer.engine.micro_batches import MicroBatchCount
-from labinfer.engine.proposer import Proposer, source_path
+from labinfer.engine.proposer import Proposer
+from labinfer.engine.proposers import source_path
 from labinfer.engine.round_overheads import RoundOverheads
 from labinfer.engine.sequence import Sequence
 

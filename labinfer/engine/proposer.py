@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from labinfer.base.errors import UserError
-from labinfer.base.plugins import describe_error, locate, read_file, run_file
-from labinfer.base.registry import REGISTRY
-from labinfer.base.speculative_options import FLAG, OWN_METHOD, SpeculativeOptions
+from labinfer.base.speculative_options import SpeculativeOptions
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.sequence import Sequence
 
@@ -49,45 +44,3 @@ class Proposer(Protocol):
 
 
 MakeProposer = Callable[[SpeculativeOptions, EngineFacts], Proposer]
-OWN_FUNCTION = "make_proposer"
-"""Name of a ``MakeProposer`` in a file that ``--speculative-config`` names by its path."""
-
-
-def find_proposer(options: SpeculativeOptions) -> MakeProposer:
-    """Find the maker of a method's proposer, on rank 0.
-
-    Raises:
-        UserError: it is in a file that cannot be used; the text says why. The maker itself raises it where it fails.
-    """
-    is_file = options.method.endswith(OWN_METHOD)
-    make = _read_maker(options.method) if is_file else REGISTRY.find("proposer", options.method)
-
-    def make_proposer(options: SpeculativeOptions, facts: EngineFacts) -> Proposer:
-        try:
-            return make(options, facts)
-        except Exception as error:  # noqa: BLE001 - it may be anybody's code
-            raise UserError(
-                f"{FLAG}: {locate(error, source_path(make))} made no proposer: {describe_error(error)}"
-            ) from error
-
-    return make_proposer
-
-
-def source_path(part: Any) -> str:
-    """Path of the file that defines a function or class."""
-    return getattr(sys.modules.get(part.__module__), "__file__", None) or part.__module__
-
-
-def _read_maker(path: str) -> MakeProposer:
-    """The function ``OWN_FUNCTION`` of a file."""
-    if not Path(path).is_file():
-        raise UserError(f"{FLAG}: there is no file {path}; give the path of a drafter of your own, or another method")
-    source = read_file(FLAG, Path(path))
-    try:
-        module = run_file(source)
-    except (Exception, SystemExit) as error:
-        raise UserError(f"{FLAG}: {locate(error, source.path)} cannot be imported: {describe_error(error)}") from error
-    make = getattr(module, OWN_FUNCTION, None)
-    if not callable(make):
-        raise UserError(f"{FLAG}: {path} has no function {OWN_FUNCTION}(options, facts); see docs/speculation.md")
-    return make

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from labinfer.base.errors import UserError
-from labinfer.base.sampling_params import SamplingParams
+from labinfer.base.sampling_params import SamplingParameter, SamplingParams
 from labinfer.engine.constraints import check_constraints, no_token_left
 from labinfer.engine.request import Request
 
@@ -71,3 +71,12 @@ def test_error_names_the_constraints_and_the_place():
     assert no_token_left(both, 1) == (
         "allowed_token_ids and bad_words allow no token behind the answer's 1 tokens; leave one of them out"
     )
+
+
+def test_answer_names_parameters_of_plugins_by_their_fields(add_part):
+    width = SamplingParameter(default=0.0, least=0.0, most=9.0, help="x")
+    add_part("logits_processor", "width", lambda logits_V, value, row: None, parameter=width)
+    text = "allow no token behind the answer's 3 tokens; leave one of them out"
+    assert no_token_left(request(width=2.0), 3) == f"width {text}"
+    both = request(logits_processors={"width": 2.0, "mine": 1}, min_tokens=4)
+    assert no_token_left(both, 3) == f"min_tokens and logits_processors and width {text}"
