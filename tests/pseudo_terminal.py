@@ -19,6 +19,8 @@ from launchers import ROOT, environment, kill_tree
 
 ROWS, COLUMNS = 50, 300
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\x07")
+SPACE = "\b\x1b[2C"
+"""How prompt_toolkit writes the space behind a prompt."""
 CTRL_C, CTRL_D, CTRL_Z, ENTER = "\x03", "\x04", "\x1a", "\r"
 UP, LEFT = "\x1b[A", "\x1b[D"
 
@@ -37,7 +39,11 @@ class PseudoTerminal:
     @property
     def text(self) -> str:
         """All that was on the screen, without what only moves the cursor or sets colours."""
-        return ESCAPES.sub("", self._raw.decode(errors="replace")).replace("\r\n", "\n").replace("\r", "")
+        return (
+            ESCAPES.sub("", self._raw.decode(errors="replace").replace(SPACE, " "))
+            .replace("\r\n", "\n")
+            .replace("\r", "")
+        )
 
     def type(self, keys: str) -> None:
         os.write(self._fd, keys.encode())
@@ -57,6 +63,8 @@ class PseudoTerminal:
         """Type a line, and read up to the next prompt; returns what came after the line itself."""
         self.type(message + ENTER)
         self.wait_for(message.splitlines()[-1])
+        self.wait_for("\n")  # behind the line as it is drawn last
+        self._begin -= 1
         return self.wait_for(end).removesuffix(end).strip()
 
     def wait(self, seconds: float = 30.0) -> int:
@@ -71,6 +79,13 @@ class PseudoTerminal:
     def settings(self) -> list:
         """How the terminal is set; see ``termios.tcgetattr``."""
         return termios.tcgetattr(self._fd)
+
+    def wait_for_settings(self, expected: list, seconds: float = 10.0) -> None:
+        """Wait until the terminal is set like this."""
+        deadline = time.monotonic() + seconds
+        while self.settings() != expected:
+            assert time.monotonic() < deadline, f"{self.settings()} after {seconds:g} s, not {expected}"
+            time.sleep(0.05)
 
     def _read(self) -> bool:
         try:
@@ -92,7 +107,7 @@ def pseudo_terminal(command: list[str], home: Path, **env: str) -> Iterator[Pseu
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env=environment(HOME=str(home), TERM="xterm", LANG="C.UTF-8", **env),
+        env=environment(HOME=str(home), TERM="xterm", LANG="C.UTF-8", PROMPT_TOOLKIT_NO_CPR="1", **env),
         stdin=near,
         stdout=near,
         stderr=near,

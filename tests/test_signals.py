@@ -12,16 +12,17 @@ from pseudo_terminal import pseudo_terminal
 from labinfer.comm.group.signals import NUDGE
 
 PROMPTER = f"""
-import readline, sys
+import sys
 sys.path.insert(0, {str(ROOT)!r})
 from labinfer.base.errors import Interrupted
+from labinfer.cli.terminal.line_editor import LineEditor
 from labinfer.comm.group.signals import SignalGuard
-signals = SignalGuard()
+signals, editor = SignalGuard(), LineEditor([], can_stop=False)
 signals.running, signals.interrupt_ends = True, False
 while True:
     try:
         with signals.raising():
-            input("> ")
+            editor.read("> ")
     except Interrupted as error:
         print(f"[{{error.signum}}]", flush=True)
         if error.signum != 2:
@@ -44,7 +45,7 @@ def test_signal_just_before_the_wait_for_a_key(tmp_path):
 
 def test_signals_that_follow_at_once(tmp_path):
     with pseudo_terminal([sys.executable, "-c", PROMPTER], tmp_path) as terminal:
-        for _ in range(60):  # input() runs handlers once more while the first one's exception is on its way
+        for _ in range(60):
             terminal.wait_for("> ")
             for _ in range(20):
                 os.kill(terminal.process.pid, signal.SIGINT)

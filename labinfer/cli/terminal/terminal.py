@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
+from typing import TYPE_CHECKING
 
 from labinfer.base.errors import Interrupted, UserError
 from labinfer.base.standard_error import write_lines
-from labinfer.cli.terminal.history import History
 from labinfer.cli.terminal.launchers_terminal import CTRL_C, LONGEST_LINE, LaunchersTerminal
 from labinfer.cli.terminal.line_reader import LineReader
 from labinfer.comm.group.signals import SignalGuard
 
-try:
-    import readline
-except ImportError:  # Python can be built without it; lines are then typed as the system allows
-    readline = None
+if TYPE_CHECKING:
+    from labinfer.cli.terminal.line_editor import LineEditor
 
 PROMPT, PROMPT_FOR_MORE = "> ", ". "
 BLOCK = '"' * 3
@@ -83,14 +78,11 @@ class Terminal:
         self.is_interactive = is_terminal or launchers is not None
         """Whether somebody sits there."""
         self._is_line_open = False
-        self._is_editing = False
-        self._history: History | None = None
-        if is_terminal and readline is not None:
-            _set_up_readline(commands)
-            signal.signal(signal.SIGCONT, self._resume)
-            self._history = History.open()
-            for text in self._history.texts:
-                readline.add_history(text)
+        self._editor: LineEditor | None = None
+        if is_terminal:
+            from labinfer.cli.terminal.line_editor import LineEditor  # its library takes a while to import
+
+            self._editor = LineEditor(commands, can_stop=launchers is None)
 
     def check(self) -> None:
         """While an answer comes.
@@ -111,9 +103,8 @@ class Terminal:
         """
         with self._signals.raising():
             text = read_message(self._read_line)
-        if self._history is not None and text.strip() and self._history.texts[-1:] != [text]:
-            readline.add_history(text)
-            self._history.append(text)
+        if self._editor is not None and text.strip():
+            self._editor.history.add(text)
         return text
 
     def write(self, text: str) -> None:
@@ -142,8 +133,8 @@ class Terminal:
 
     def _read_line(self, is_first: bool) -> str:
         prompt = PROMPT if is_first else PROMPT_FOR_MORE
-        if self._history is not None and not self._lines.has_line:
-            line = self._edit_line(prompt)
+        if self._editor is not None and not self._lines.has_line:
+            line = self._editor.read(prompt)
         else:
             _write(STANDARD_OUTPUT, prompt if self.is_interactive else "")
             line = self._lines.read()
@@ -156,22 +147,6 @@ class Terminal:
             raise Interrupted(signal.SIGINT)
         return line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
-    def _edit_line(self, prompt: str) -> str:
-        self._is_editing = True
-        try:
-            return input(prompt)
-        finally:
-            self._is_editing = False
-
-    def _resume(self, signum: int, frame: FrameType | None) -> None:
-        """The program was stopped and goes on: the shell has set the terminal as it likes it, and written elsewhere."""
-        with contextlib.suppress(OSError, AttributeError):  # not this session's terminal, or another kind of readline
-            if self._is_editing and os.tcgetpgrp(STANDARD_INPUT) == os.getpgrp():
-                library = ctypes.CDLL(readline.__file__)  # Python's module does not offer these
-                library.rl_cleanup_after_signal()
-                library.rl_reset_after_signal()
-                library.rl_forced_update_display()
-
 
 def _write(fd: int, text: str) -> None:
     view = memoryview(text.encode("utf-8", "replace"))
@@ -180,15 +155,3 @@ def _write(fd: int, text: str) -> None:
             view = view[os.write(fd, view) :]
     except OSError as error:
         raise UserError(f"cannot write the answer: {error.strerror}") from None
-
-
-def _set_up_readline(commands: Sequence[str]) -> None:
-    readline.set_auto_history(False)  # whole messages instead of lines
-    readline.set_completer_delims(" ")
-    readline.set_completer(
-        lambda text, state: [*(name for name in commands if text and name.startswith(text)), None][state]
-    )
-    if "libedit" not in (readline.__doc__ or ""):
-        readline.parse_and_bind("tab: complete")
-        readline.parse_and_bind(r'"\C-c": "\C-v\C-c\C-m"')  # where it is a character, it ends the line
-        readline.parse_and_bind("set enable-bracketed-paste on")  # what is pasted is one message

@@ -74,10 +74,6 @@ class SignalGuard:
         try:
             self.check()
             yield
-        except SystemError:
-            # input() runs handlers once more while the exception of the first is on its way, which Python calls an error.
-            self.check()
-            raise
         finally:
             self._raises = False
 

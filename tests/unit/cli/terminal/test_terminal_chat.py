@@ -16,7 +16,7 @@ from labinfer.base.errors import ExitStatus, Interrupted, UserError
 from labinfer.cli.terminal.backend import Answer, AnswerFailed, MessageRefused, Thought
 from labinfer.cli.terminal.chat import COMMANDS, Chat
 from labinfer.cli.terminal.conversation import Conversation, settings
-from labinfer.cli.terminal.history import LONGEST, History
+from labinfer.cli.terminal.line_editor import History
 from labinfer.cli.terminal.line_reader import LineReader
 from labinfer.cli.terminal.remote_server import RemoteServer
 from labinfer.cli.terminal.terminal import read_message
@@ -165,30 +165,34 @@ class TestConversation:
 
 
 class TestHistory:
-    def test_it_comes_back_whole_and_not_longer_than_may_be(self, tmp_path):
-        path = tmp_path / "deep" / "history.jsonl"
-        history = History.open(path)
-        for number in range(LONGEST + 5):
-            history.append(f"message {number}\nin two lines 你好")
-        with path.open("a") as file:
-            file.write('{"no": "text"}\nhalf a li')
-        again = History.open(path)
-        assert len(again.texts) == LONGEST
-        assert again.texts[-1] == history.texts[-1] and again.texts[0].startswith("message 5\n")
-        assert len(path.read_text().splitlines()) == LONGEST
+    def test_it_comes_back_whole(self, tmp_path):
+        path = tmp_path / "deep" / "history"
+        history, messages = History.open(path), [f"message {number}\nin two lines 你好" for number in range(5)]
+        for message in messages:
+            history.append_string("in two lines")  # a line of the message
+            history.add(message)
+            history.add(message)
+        with path.open("ab") as file:
+            file.write(b"half a li\xff")
+        assert [*History.open(path).load_history_strings()] == messages[::-1] and history.get_strings() == messages
         assert [file.name for file in path.parent.iterdir()] == [path.name]
+        assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
 
-    def test_without_a_place_nothing_is_kept_and_nothing_fails(self, tmp_path):
-        (tmp_path / "file").write_text("")
-        history = History.open(tmp_path / "file" / "history.jsonl")
-        history.append("one")
-        assert history.texts == ["one"]
+    @pytest.mark.parametrize("block", [os.mkfifo, lambda path: path.parent.joinpath("file").write_text("")])
+    def test_without_a_place_nothing_is_kept_and_nothing_fails(self, block, tmp_path):
+        """As in a FIFO, which would be waited for, or below a file."""
+        block(tmp_path / "history")
+        path = tmp_path / "file" / "history" if (tmp_path / "file").exists() else tmp_path / "history"
+        history = History.open(path)
+        history.add("one")
+        assert history.get_strings() == ["one"] and history.filename == os.devnull
 
-    def test_a_fifo_in_its_place_is_not_waited_for(self, tmp_path):
-        os.mkfifo(tmp_path / "history.jsonl")
-        history = History.open(tmp_path / "history.jsonl")
-        history.append("one")
-        assert history.texts == ["one"] and history.path is None
+    def test_place_that_is_lost_fails_nothing(self, tmp_path):
+        history = History.open(tmp_path / "deep" / "history")
+        (tmp_path / "deep" / "history").unlink()
+        (tmp_path / "deep").rmdir()
+        history.add("one")
+        assert history.get_strings() == ["one"]
 
 
 class TestRemoteServer:

@@ -1,0 +1,93 @@
+"""LineEditor: lines typed at a terminal, edited by prompt_toolkit; History: the messages of earlier chats."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.history import FileHistory
+from prompt_toolkit.shortcuts import CompleteStyle
+
+from labinfer.base.errors import Interrupted
+
+POLL_SECONDS = 0.01
+
+
+class History(FileHistory):
+    """A file of messages. Where it cannot be read or written, none is kept."""
+
+    @classmethod
+    def open(cls, path: Path | None = None) -> History:
+        """The history in ``path``, by default the user's own."""
+        try:
+            path = path or Path.home() / ".local" / "state" / "labinfer" / "chat-history"
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if path.exists() and not path.is_file():  # a FIFO would be waited for
+                raise OSError(f"{path} is not a file")
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+            return cls(path)
+        except (OSError, RuntimeError):
+            return cls(os.devnull)
+
+    def append_string(self, string: str) -> None:
+        """Called with each line, which may be a part of a message: see ``add``."""
+
+    def add(self, message: str) -> None:
+        """Keep a message, unless it is the last one again."""
+        if self.get_strings()[-1:] != [message]:
+            super().append_string(message)
+
+    def store_string(self, string: str) -> None:
+        with suppress(OSError):
+            super().store_string(string)
+
+
+class LineEditor:
+    """Lines of the terminal on standard input and output.
+
+    prompt_toolkit runs in a thread of its own: in the main thread asyncio would take the signals' descriptor from ``SignalGuard``.
+
+    Args:
+        commands: for the Tab key.
+        can_stop: whether Ctrl-Z stops the program.
+    """
+
+    def __init__(self, commands: Sequence[str], can_stop: bool):
+        self.history = History.open()
+        self._session: PromptSession[str] = PromptSession(
+            history=self.history,
+            completer=WordCompleter(list(commands), sentence=True),
+            complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,
+            enable_suspend=can_stop,
+        )
+        self._thread = ThreadPoolExecutor(1, "line editor")
+
+    def read(self, prompt: str) -> str:
+        """The next line.
+
+        Raises:
+            EOFError: there is none.
+            Interrupted: Ctrl-C was typed, or a signal came.
+        """
+        line = self._thread.submit(self._session.prompt, prompt, handle_sigint=False)
+        try:
+            return line.result()
+        except KeyboardInterrupt:
+            raise Interrupted(signal.SIGINT) from None
+        except Interrupted:
+            editor = self._session.app
+            while not editor.is_running and not line.done():
+                time.sleep(POLL_SECONDS)
+            if editor.loop is not None:
+                editor.loop.call_soon_threadsafe(partial(editor.exit, exception=EOFError))
+            wait([line])
+            raise
