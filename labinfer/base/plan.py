@@ -152,17 +152,17 @@ class BatchPlan(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=
         return sum(entry.num_samples for entry in self.entries)
 
 
-def count_right(drafted: Sequence[int], sampled: Sequence[int]) -> int:
-    """Drafted tokens that were sampled, too, up to the first other one.
+def count_accepted(drafted: Sequence[int], sampled: Sequence[int]) -> int:
+    """Number of drafted tokens before the first one that differs from the sampled token.
 
-    A draw depends on nothing but the tokens before it, its position and the seed: so what is sampled behind right ones is right, too.
+    A draw depends on the tokens before it, its position and the seed alone, so tokens sampled behind accepted ones are valid.
     """
-    num_right = 0
+    num_accepted = 0
     for draft, token in zip(drafted, sampled, strict=False):
         if draft != token:
             break
-        num_right += 1
-    return num_right
+        num_accepted += 1
+    return num_accepted
 
 
 class EntryResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -271,11 +271,11 @@ class DraftEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     seq_id: int
     begin: int
-    """Index of the first of its tokens that are new; from there on …"""
+    """Index of the first token in ``token_ids``."""
     token_ids: list[int]
-    """… these take the place of what was told before."""
-    num_assumed: int
-    """Number of the last ones that may prove wrong."""
+    """The sequence's tokens from ``begin`` on. They replace those of the last request."""
+    num_unverified: int
+    """Drafted tokens at the end of ``token_ids``, which may be rejected."""
     limit: int
     """Tokens to draft at most."""
 

@@ -141,7 +141,7 @@ class DraftLengths:
             count: micro-batches on their way.
         """
         # Tokens of the drafts on their way, each of which is taken to be as long as the longest: the drafter runs once for each.
-        longest_before = 1 + max((max(s.draft_places, default=-1) for s in [*limits, *others]), default=-1)
+        longest_before = 1 + max((max(s.draft_positions, default=-1) for s in [*limits, *others]), default=-1)
         chances, expected = {}, 0.0
         for sequence in [*limits, *others]:
             chances[sequence], tokens = self._expect(sequence)
@@ -159,7 +159,7 @@ class DraftLengths:
     def _expect(self, sequence: Sequence) -> tuple[float, float]:
         """The chance that all tokens of a sequence that are on their way are right, and how many tokens they bring."""
         share, chance, expected = self._share(sequence), 1.0, 1.0
-        for place in sequence.draft_places:
+        for place in sequence.draft_positions:
             chance *= share.estimate(self.places[place].estimate(PRIOR), PLACES_WEIGHT)
             expected += chance
         return chance, expected

@@ -123,7 +123,7 @@ class DraftModelProposer:
         asking = {sequence.seq_id for sequence in sequences}
         for sequence, limit in zip(sequences, limits, strict=True):
             limit = min(limit, self._model.max_model_len + 1 - len(sequence.token_ids))
-            if sequence.num_assumed and self.tables.states is not None:
+            if sequence.num_unverified and self.tables.states is not None:
                 continue  # a state goes back to the last of the sequence's own tokens, and to no other
             if limit > 0 and (drafted := self._make_room(sequence, limit, asking)) is not None:
                 drafts[sequence.seq_id] = Draft(sequence=sequence, drafted=drafted, limit=limit)
@@ -164,7 +164,7 @@ class DraftModelProposer:
                 self.counts["crowded_out"] += 1
                 return None
             self.counts["evicted"] += 1
-        drafted.tail = tokens[len(tokens) - sequence.num_assumed : cache.num_tokens]  # found in the cache, too
+        drafted.tail = tokens[len(tokens) - sequence.num_unverified : cache.num_tokens]  # found in the cache, too
         return drafted
 
     def _release(self, seq_id: int) -> None:
@@ -222,7 +222,7 @@ class DraftModelProposer:
         sequence, cache = draft.sequence, draft.drafted.cache
         begin = cache.num_tokens
         self.tables.advance(cache, sequence.token_ids, len(tokens))
-        num_certain = len(sequence.token_ids) - sequence.num_assumed
+        num_certain = len(sequence.token_ids) - sequence.num_unverified
         draft.drafted.tail += tokens[max(0, num_certain - begin) :]
         samples = cache.num_tokens >= len(sequence.token_ids)
         first_block, cache.num_known = cache.num_known, len(cache.blocks)

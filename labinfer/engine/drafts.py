@@ -1,4 +1,4 @@
-"""Drafts: guessed next tokens that decodes run along with their own, and what becomes of wrong ones."""
+"""Drafts: drafted tokens in the micro-batches of a scheduler, and their acceptance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MIN_TIME_RATIO = 0.1
 
 
 class Drafts:
-    """Guesses of a proposer in the micro-batches of a scheduler.
+    """Drafts of a proposer in the micro-batches of a scheduler.
 
     A proposer that fails is told of in the log, and not asked again.
 
@@ -85,7 +85,7 @@ class Drafts:
         eos_token_ids: frozenset[int],
         num_micro_batches: int,
     ) -> None:
-        """Let decodes that were chosen run drafted tokens, too.
+        """Add drafted tokens to decodes that were chosen.
 
         A draft takes free blocks only, nobody is preempted for it; and it stays in front of where the context is shifted,
         which so happens between the same tokens as without drafts.
@@ -189,7 +189,7 @@ class Drafts:
         self._asked_before |= limits.keys()
         num_drafted = 0
         for (sequence, limit), proposed in zip(limits.items(), proposals, strict=True):
-            with sequence.ahead():
+            with sequence.with_draft_applied():
                 count = sequence.add_draft(proposed[: min(limit, room - num_drafted)], eos_token_ids)
             if not self._take_blocks(sequence, count, chosen.get(sequence, 0)):
                 sequence.drop_draft(count)
@@ -283,8 +283,8 @@ class Drafts:
         expected = self._draft_time(num_in_flight, num_decodes, num_drafted)
         self._overheads.add(num_decodes, num_drafted, seconds - expected)
 
-    def rest(self) -> None:
-        """Forget when the last step came back: there is nothing to do, and idle time is no round's."""
+    def on_idle(self) -> None:
+        """Forget when the last step came back, as idle time belongs to no round."""
         self._last_result = None
 
     def _take_blocks(self, sequence: Sequence, count: int, num_chosen: int) -> bool:
@@ -311,11 +311,11 @@ class Drafts:
         )
 
     def _propose(self, limits: dict[Sequence, int]) -> list[list[int]]:
-        """The proposer's guesses; none from when on it has failed."""
+        """Drafts of the proposer; empty ones once it has failed."""
         try:
             with ExitStack() as stack:
                 for sequence in limits:
-                    stack.enter_context(sequence.ahead())
+                    stack.enter_context(sequence.with_draft_applied())
                 lengths = [len(sequence.token_ids) for sequence in limits]
                 proposals = [list(draft) for draft in self.proposer.propose(list(limits), list(limits.values()))]
                 lengths_after = [len(sequence.token_ids) for sequence in limits]
@@ -345,11 +345,12 @@ class Drafts:
         self.counts["drafter_failures"] += 1
         self.proposer = None
 
-    def settle(self, sequence: Sequence, places: tuple[int, ...], num_right: int) -> None:
-        """Keep keys, values and states of drafted tokens as far as they were right, once a chunk's tokens are the sequence's.
+    def record_verified(self, sequence: Sequence, places: tuple[int, ...], num_right: int) -> None:
+        """Count a verified chunk, and cut the sequence's KV blocks and states behind its accepted tokens.
 
         Args:
-            places: of all that were on their way, of whom ``num_right`` proved right and those that ``draft`` lacks wrong.
+            places: ``draft_positions`` before the chunk came back. ``num_right`` of them were accepted; those that ``draft`` still has
+                are in flight, and the others were rejected.
         """
         num_drafted = len(places) - len(sequence.draft)
         if not num_drafted:

@@ -1,4 +1,4 @@
-"""MTPProposer: tokens that the model's own MTP layer drafted, which come with the sampled ones."""
+"""MTPProposer: drafts of the model's own MTP layer, which arrive with the sampled tokens."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def make_proposer(options: SpeculativeOptions, facts: EngineFacts) -> MTPPropose
 
 
 class MTPProposer:
-    """Gives what the last stage drafted with each sequence's last token; ``Drafts.plan_mtp`` says for how many tokens it is asked."""
+    """Hands on what the last stage drafted with each sequence's last token; ``Drafts.plan_mtp`` chooses how many tokens it drafts."""
 
     drafts_with_samples = True
     """Drafts are made in the step before the one that verifies them."""
 
     def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
-        """Tokens that may follow each sequence's, at most so many."""
+        """The first ``limits`` tokens of each sequence's draft."""
         return [list(sequence.mtp_draft[:limit]) for sequence, limit in zip(sequences, limits, strict=True)]
 
     def forget(self, sequences: list[Sequence]) -> None:
-        """Nothing is kept here."""
+        """Keeps nothing of sequences."""

@@ -1,4 +1,4 @@
-"""NgramProposer: guesses that what came before comes again (prompt lookup decoding, Saxena 2023)."""
+"""NgramProposer: drafts from earlier tokens of the sequence (prompt lookup decoding, Saxena 2023)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from labinfer.engine.facts import EngineFacts
 from labinfer.engine.sequence import Sequence
 
 MAX_MATCHES = 16
-"""Places that are compared, the last ones first."""
+"""Earlier occurrences that are compared, the latest first."""
 
 
 def make_proposer(options: SpeculativeOptions, facts: EngineFacts) -> NgramProposer:
@@ -16,11 +16,10 @@ def make_proposer(options: SpeculativeOptions, facts: EngineFacts) -> NgramPropo
 
 
 class NgramProposer:
-    """Looks up the end of a sequence in all that is before it, prompt and answer, and drafts what came behind it then.
+    """Looks up the last tokens of a sequence in its earlier tokens, prompt and answer, and drafts what followed them there.
 
     Args:
-        least: tokens that must be the same.
-        most: more of them make no better guess.
+        least, most: length of the n-gram that is looked up; longer matches are preferred.
     """
 
     def __init__(self, least: int, most: int):
@@ -38,24 +37,24 @@ class NgramProposer:
         text = self._texts.get(sequence)
         if text is None:
             text = self._texts[sequence] = IndexedText(self._least, self._most)
-        text.extend(sequence.token_ids, len(sequence.token_ids) - sequence.num_assumed)
+        text.extend(sequence.token_ids, len(sequence.token_ids) - sequence.num_unverified)
         return text
 
 
 class IndexedText:
-    """Tokens, and by each ``least`` of them in a row where these end: at the last place, and from there at the ones before.
+    """Tokens with an index of their n-grams of length ``least``: the end of the latest occurrence, and from each end the one before.
 
-    A token costs one entry of a dictionary and one of a list, once, and a look-up at most ``MAX_MATCHES`` comparisons.
+    A token costs one entry of a dictionary and one of a list, once. A look-up costs at most ``MAX_MATCHES`` comparisons.
     """
 
     def __init__(self, least: int, most: int):
         self._least, self._most = least, most
         self._tokens: list[int] = []
         self._last: dict[tuple[int, ...], int] = {}
-        self._before: list[int] = []  # by end, the end of the same tokens before; 0 for none
+        self._before: list[int] = []  # by end of an n-gram, the end of its previous occurrence; 0 for none
 
     def extend(self, token_ids: list[int], num_certain: int) -> None:
-        """Go on to all of these, which begin with the tokens that are known. Found is only what is among the first ``num_certain``."""
+        """Take ``token_ids``, which begin with the known tokens, and index the first ``num_certain`` of them."""
         tokens, last, before, least = token_ids, self._last, self._before, self._least
         for end in range(len(before), num_certain):  # what ends with the last token has nothing behind it
             ngram = tuple(tokens[end - least : end]) if end >= least else ()
@@ -65,9 +64,9 @@ class IndexedText:
         self._tokens = tokens
 
     def continuation(self, limit: int) -> list[int]:
-        """The ``limit`` tokens behind the place where most of the last tokens came before; of several the last place.
+        """The ``limit`` tokens that followed the longest earlier match of the last tokens; of equally long ones the latest.
 
-        Where that place is so near that fewer follow it, they are repeated.
+        Where fewer tokens follow the match, they are repeated.
         """
         tokens, length = self._tokens, len(self._tokens)
         end = self._last.get(tuple(tokens[length - self._least :]), 0) if length >= self._least else 0
@@ -86,7 +85,7 @@ class IndexedText:
         return draft
 
     def _common(self, end: int, length: int) -> int:
-        """Number of tokens before ``end`` that are the same as those before ``length``; up to ``most``."""
+        """Length of the common suffix of the tokens before ``end`` and before ``length``, at most ``most``."""
         tokens, count = self._tokens, self._least
         while count < min(self._most, end) and tokens[end - count - 1] == tokens[length - count - 1]:
             count += 1

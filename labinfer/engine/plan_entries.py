@@ -13,7 +13,7 @@ def make_start(sequence: Sequence) -> SequenceStart:
     sampling = sequence.token_sampling
     if not sequence.measures_prompt:
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
-    sequence.started, sequence.num_told = True, len(sequence.token_ids)
+    sequence.started, sequence.num_tokens_sent = True, len(sequence.token_ids)
     slot = sequence.cache.state_slot
     return SequenceStart(sequence.seq_id, list(sequence.token_ids), sampling, NO_SLOT if slot is None else slot)
 
@@ -22,7 +22,7 @@ def make_entry(sequence: Sequence, count: int) -> BatchEntry:
     """Part of a sequence in a step: the last ``count`` of the tokens that it has blocks for."""
     cache, begin = sequence.cache, sequence.num_scheduled - count
     num_tokens = len(sequence.token_ids)
-    num_told = max(sequence.num_told, min(num_tokens, sequence.num_scheduled))
+    num_tokens_sent = max(sequence.num_tokens_sent, min(num_tokens, sequence.num_scheduled))
     windowed = cache.windowed
     num_samples = 0
     if sequence.num_unscheduled == 0 and not sequence.request.pooling:
@@ -36,7 +36,10 @@ def make_entry(sequence: Sequence, count: int) -> BatchEntry:
         new_blocks=cache.blocks[cache.num_known :],
         first_window_block=windowed.num_known,
         new_window_blocks=windowed.blocks[windowed.num_known :] if windowed.blocks else [],
-        new_tokens=(*sequence.token_ids[sequence.num_told : num_told], *sequence.draft[max(0, begin - num_tokens) :]),
+        new_tokens=(
+            *sequence.token_ids[sequence.num_tokens_sent : num_tokens_sent],
+            *sequence.draft[max(0, begin - num_tokens) :],
+        ),
         num_samples=num_samples,
         masks=sequence.masks[-num_samples:] if num_samples and sequence.guide is not None else (),
         is_decode=num_samples == count and begin >= sequence.num_prompt_tokens,
@@ -44,7 +47,7 @@ def make_entry(sequence: Sequence, count: int) -> BatchEntry:
     )
     sequence.num_in_flight += 1
     sequence.num_mtp_drafts = 0
-    sequence.num_told, cache.num_known = num_told, len(cache.blocks)
+    sequence.num_tokens_sent, cache.num_known = num_tokens_sent, len(cache.blocks)
     windowed.num_known = len(windowed.blocks)
     return entry
 

@@ -29,7 +29,7 @@ class Proposer(Protocol):
         """For each sequence, tokens that may follow ``sequence.token_ids`` (the prompt and the answer so far), likeliest first in time;
         ``[]`` for no draft.
 
-        Called before each step that runs sequences which may have drafts. The last ``sequence.num_assumed`` tokens of a sequence are
+        Called before each step that runs sequences which may have drafts. The last ``sequence.num_unverified`` tokens of a sequence are
         drafted ones on their way through the stages, as if they were accepted: at the next call other ones may be there. Sequences are
         not to be changed, which is asserted of their length, and may serve as keys until ``forget``.
 

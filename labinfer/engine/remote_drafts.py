@@ -89,7 +89,7 @@ class RemoteProposer:
         return [known.draft()[:limit] if known else [] for known, limit in zip(asked, limits, strict=True)]
 
     def _ask(self, asking: list[tuple[Sequence, int, list[int]]]) -> None:
-        """Ask for tokens of these sequences, so many at most, behind these drafts."""
+        """Request drafted tokens: at most ``limit`` for each sequence, behind its draft."""
         starts, entries, self._asked = [], [], []
         for sequence, limit, draft in asking:
             seq_id, token_ids = sequence.seq_id, sequence.token_ids + draft
@@ -98,14 +98,14 @@ class RemoteProposer:
                 known = self._known[seq_id] = AskedSequence(sequence=sequence)
                 ends = sorted(sequence.request.ends(self._eos_token_ids))
                 starts.append(DraftStart(seq_id, sequence.token_sampling, ends, sequence.cache.salt))
-            begin, known.num_certain = known.num_certain, len(sequence.token_ids) - sequence.num_assumed
+            begin, known.num_certain = known.num_certain, len(sequence.token_ids) - sequence.num_unverified
             known.ahead = token_ids[known.num_certain :]
             entries.append(
                 DraftEntry(
                     seq_id=seq_id,
                     begin=begin,
                     token_ids=token_ids[begin:],
-                    num_assumed=len(known.ahead),
+                    num_unverified=len(known.ahead),
                     limit=limit,
                 )
             )
@@ -161,6 +161,6 @@ class Drafter:
         for entry in request.entries:
             sequence = self._sequences[entry.seq_id]
             sequence.token_ids[entry.begin :] = entry.token_ids
-            sequence.num_assumed = entry.num_assumed
+            sequence.num_unverified = entry.num_unverified
         asked = [self._sequences[entry.seq_id] for entry in request.entries]
         return self._proposer.propose(asked, [entry.limit for entry in request.entries])

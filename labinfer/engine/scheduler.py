@@ -161,8 +161,8 @@ class Scheduler:
             sequence.num_in_flight -= 1
             if sequence.finish_reason is not None:  # it was aborted meanwhile
                 continue
-            if sequence.num_stale:
-                sequence.num_stale -= 1
+            if sequence.num_results_to_discard:
+                sequence.num_results_to_discard -= 1
                 continue
             sequence.prompt_logprobs += brought.prompt_logprobs
             if brought.vector:
@@ -177,14 +177,14 @@ class Scheduler:
                     advanced.append(group.members[0])
             elif brought.token_ids:
                 sequence.mtp_draft = brought.draft
-                places = sequence.draft_places
+                places = sequence.draft_positions
                 reason, num_right = sequence.extend(brought.token_ids, brought.logprobs, self.eos_token_ids)
-                self.drafts.settle(sequence, places, num_right)
+                self.drafts.record_verified(sequence, places, num_right)
                 if reason is not None:
                     self.finish(sequence, reason)
                 advanced.append(sequence)
         if not self.has_work:
-            self.drafts.rest()
+            self.drafts.on_idle()
         return advanced
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:

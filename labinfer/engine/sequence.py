@@ -7,7 +7,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from labinfer.base.plan import NO_TOKEN, WHOLE_PROMPT_POOLINGS, EntryResult, TokenLogprobs, TokenSampling, count_right
+from labinfer.base.plan import (
+    NO_TOKEN,
+    WHOLE_PROMPT_POOLINGS,
+    EntryResult,
+    TokenLogprobs,
+    TokenSampling,
+    count_accepted,
+)
 from labinfer.base.sampling_params import MAX_SEED, SamplingParams
 from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_table import SequenceCache
@@ -42,16 +49,16 @@ class Sequence:
     """Micro-batches on their way that contain this sequence."""
     started: bool = False
     """Whether the workers know this sequence."""
-    num_told: int = 0
-    """Tokens the workers know, drafted ones aside."""
+    num_tokens_sent: int = 0
+    """Tokens that plans have sent to the workers, without drafted ones."""
     draft: tuple[int, ...] = ()
-    """Tokens that were guessed to come next, on their way through the model to be verified, in one chunk or several."""
-    draft_places: tuple[int, ...] = ()
-    """The place of each in the draft of its chunk."""
-    num_assumed: int = 0
-    """The last so many of ``token_ids`` are only taken to be right, see ``ahead``."""
-    num_stale: int = 0
-    """Micro-batches on their way, the oldest ones, whose tokens do not count: they run a token that proved wrong."""
+    """Drafted tokens on their way through the stages, in one chunk or several."""
+    draft_positions: tuple[int, ...] = ()
+    """Position of each drafted token in the draft of its chunk."""
+    num_unverified: int = 0
+    """Drafted tokens at the end of ``token_ids``, within ``with_draft_applied``; 0 elsewhere."""
+    num_results_to_discard: int = 0
+    """Oldest micro-batches in flight whose results are discarded: they run a rejected token."""
     num_mtp_drafts: int = 0
     """Tokens that an MTP layer is to draft with the step that is being composed."""
     mtp_draft: tuple[int, ...] = ()
@@ -154,24 +161,24 @@ class Sequence:
         return self.sampling.speculate and self.beams is None and not self.request.pooling and not self.measures_prompt
 
     @contextmanager
-    def ahead(self) -> Iterator[None]:
-        """Be where the answer is if all drafted tokens are right: ``token_ids`` has them, and the guide is behind them."""
+    def with_draft_applied(self) -> Iterator[None]:
+        """Append the drafted tokens to ``token_ids`` and to the guide, as if all were accepted; they are taken back at the end."""
         draft, guide = self.draft, self.guide
         for token in draft if guide is not None else ():
             guide.accept(token)
         self.token_ids += draft
-        self.num_assumed = len(draft)
+        self.num_unverified = len(draft)
         try:
             yield
         finally:
-            self.num_assumed = 0
+            self.num_unverified = 0
             del self.token_ids[len(self.token_ids) - len(draft) :]
             if draft and guide is not None:
                 guide.rollback(len(draft))
 
     def add_draft(self, token_ids: Iterable[int], eos_token_ids: frozenset[int]) -> int:
-        """Guess that these tokens come next, behind those that are drafted; to be called within ``ahead``. Kept are those behind
-        which the answer can go on. Returns how many that are."""
+        """Add tokens to the draft, up to the first that ends the answer or breaks its form. Called within ``with_draft_applied``. Returns the
+        number of tokens added."""
         ends, guide, draft, num_accepted = self.request.ends(eos_token_ids), self.guide, [], 0
         masks = [guide.mask] if guide is not None else []
         for token in token_ids:
@@ -187,42 +194,41 @@ class Sequence:
         if num_accepted:
             guide.rollback(num_accepted)
         self.draft += tuple(draft)
-        self.draft_places += tuple(range(len(draft)))
+        self.draft_positions += tuple(range(len(draft)))
         self._draft_masks = tuple(masks) if draft else ()
         return len(draft)
 
     def drop_draft(self, count: int) -> None:
-        """Take back the last ``count`` tokens of a guess that is not run."""
+        """Drop the last ``count`` tokens of a draft that is not run."""
         num_kept = len(self.draft) - count
-        self.draft, self.draft_places, self._draft_masks = self.draft[:num_kept], self.draft_places[:num_kept], ()
+        self.draft, self.draft_positions, self._draft_masks = self.draft[:num_kept], self.draft_positions[:num_kept], ()
 
     def extend(
         self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], eos_token_ids: frozenset[int]
     ) -> tuple[FinishReason | None, int]:
-        """Append what a chunk sampled: the next token, then one behind each drafted token.
+        """Append the tokens that a chunk sampled: the next token, then one behind each drafted token.
 
-        As long as the drafted tokens are the ones that were sampled, those behind them are right, too (``count_right``); the first
-        that differs is the last that counts, as is one that ends the answer. Chunks that follow on their way begin with a guess of
-        this one's last token: they count as long as nothing differs. Returns why the answer ends, if it does, and how many drafted
-        tokens were right.
+        Drafted tokens are accepted while they equal the sampled ones (``count_accepted``). The first sampled token that differs is the
+        last to be appended, as is one that ends the answer. Later chunks in flight begin with a draft of this chunk's last token; they
+        are discarded once a token differs. Returns why the answer ends, if it does, and the number of accepted tokens.
         """
         if not self.draft:
             self.logprobs += logprobs
             return self._append(token_ids[0], eos_token_ids), 0
-        draft, num_right, reason = self.draft, count_right(self.draft, token_ids), None
+        draft, num_right, reason = self.draft, count_accepted(self.draft, token_ids), None
         for index, token in enumerate(token_ids[: num_right + 1]):
             reason = self._append(token, eos_token_ids)
             if reason is not None:
                 num_right = index
                 break
-        self.num_told += num_right
+        self.num_tokens_sent += num_right
         self.logprobs += logprobs[: num_right + 1]
         self._draft_masks = ()
         if num_right == len(token_ids):
-            self.draft, self.draft_places = draft[num_right:], self.draft_places[num_right:]
+            self.draft, self.draft_positions = draft[num_right:], self.draft_positions[num_right:]
         else:
-            self.draft = self.draft_places = ()
-            self.num_stale = self.num_in_flight if num_right < len(draft) else 0
+            self.draft = self.draft_positions = ()
+            self.num_results_to_discard = self.num_in_flight if num_right < len(draft) else 0
         return reason, num_right
 
     def _append(self, token: int, eos_token_ids: frozenset[int]) -> FinishReason | None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from labinfer.base.plan import BatchPlan, count_right
+from labinfer.base.plan import BatchPlan, count_accepted
 from labinfer.functions.attention_batch import AttentionBatch, int64_tensor
 from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
 from labinfer.worker.kv_cache import KVCacheManager
@@ -96,7 +96,7 @@ class MTPDrafter:
             behind = state.token_ids[entry.begin + 1 : first + 1] + sampled
             next_tokens += behind + [0] * (entry.num_tokens - len(behind))
             if entry.num_drafts:
-                num_wrong = entry.num_samples - 1 - count_right(state.token_ids[first + 1 :], sampled)
+                num_wrong = entry.num_samples - 1 - count_accepted(state.token_ids[first + 1 :], sampled)
                 end = entry.begin + entry.num_tokens - num_wrong
                 drafts[index] = MTPDraft(
                     row=batch.attention.row_ptr[index + 1] - 1 - num_wrong,

@@ -226,7 +226,7 @@ class Bench:
     def launch(self) -> BatchPlan | None:
         """One ``schedule``; its plan is run at once, its result waits."""
         before = {s.seq_id: (s.num_in_flight, s.num_preemptions) for s in self.scheduler.running}
-        on_their_way = {s.seq_id for s in self.scheduler.running if s.num_in_flight > s.num_stale}
+        on_their_way = {s.seq_id for s in self.scheduler.running if s.num_in_flight > s.num_results_to_discard}
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
         self.check_windows()

@@ -50,12 +50,16 @@ def test_chunks_behind_a_wrong_token_do_not_count():
     prompt, *behind = bench.plans
     assert [(entry.begin, entry.num_samples) for plan in behind for entry in plan.entries] == [(5, 3), (8, 3), (11, 3)]
     bench.update()
-    assert (sequence.output_ids, sequence.num_stale) == ([token_at(0, 5)], 0)
+    assert (sequence.output_ids, sequence.num_results_to_discard) == ([token_at(0, 5)], 0)
     bench.update()  # the token at 5 was guessed right, the one at 6 was not
-    assert (sequence.output_ids, sequence.num_stale, sequence.draft) == ([token_at(0, 5), token_at(0, 6)], 2, ())
+    assert (sequence.output_ids, sequence.num_results_to_discard, sequence.draft) == (
+        [token_at(0, 5), token_at(0, 6)],
+        2,
+        (),
+    )
     again = bench.launch()
     assert again.entries[0].new_tokens == tuple(token_at(0, index) for index in range(6, 10))
-    assert bench.update() == bench.update() == [] and sequence.num_stale == 0
+    assert bench.update() == bench.update() == [] and sequence.num_results_to_discard == 0
     bench.finish_all()
     assert sequence.num_output_tokens == 12
     assert (
@@ -69,7 +73,7 @@ def test_sequence_is_not_preempted_while_stale_chunks_are_on_their_way():
     for _ in range(4):
         bench.launch_all()
         bench.update()
-    assert first.num_stale or first.num_in_flight > 1
+    assert first.num_results_to_discard or first.num_in_flight > 1
     bench.add(5, 20)
     bench.finish_all()  # looks at all tokens; ``launch`` at preemptions
     assert bench.num_behind > 5
@@ -104,7 +108,7 @@ class FailingProposer(FixedProposer):
     """Raises once it is asked what comes behind tokens that are on their way."""
 
     def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
-        if sequences[0].num_output_tokens > 20 and sequences[0].num_assumed:
+        if sequences[0].num_output_tokens > 20 and sequences[0].num_unverified:
             raise ArithmeticError("no guess")
         return super().propose(sequences, limits)
 
@@ -114,7 +118,7 @@ def test_proposer_that_fails_behind_others_leaves_sequences_as_they_were():
     sequence = bench.add(5, 40)
     while bench.scheduler.drafts.proposer is not None:
         bench.launch_all()
-        assert sequence.num_assumed == 0 and len(sequence.token_ids) == 5 + sequence.num_output_tokens
+        assert sequence.num_unverified == 0 and len(sequence.token_ids) == 5 + sequence.num_output_tokens
         bench.update()
     bench.finish_all()
     assert sequence.num_output_tokens == 40 and bench.scheduler.counts["continued"] > 0
@@ -201,7 +205,7 @@ def test_chunk_is_worth_the_chance_that_all_before_it_is_right():
 
     chosen = []
     for count in range(0, 60, 4):
-        sequence.draft_places = tuple(range(8)) * (count // 8) + tuple(range(count % 8))
+        sequence.draft_positions = tuple(range(8)) * (count // 8) + tuple(range(count % 8))
         chosen.append(lengths.choose_behind({sequence: 8}, [], seconds, no_seconds, 1).get(sequence, 0))
     assert chosen[0] == 8 and chosen[-1] == 0
     assert chosen == sorted(chosen, reverse=True)
@@ -219,6 +223,6 @@ def test_the_steps_of_the_rank_that_drafts_wait_for_its_drafts(step, before, cou
     for _ in range(40):
         lengths.add_verified(sequence, range(8), 8)
     lengths.add_draft_time(1.6, 8)
-    sequence.draft_places = tuple(range(before)) * count
+    sequence.draft_positions = tuple(range(before)) * count
     behind = lengths.choose_behind({sequence: 8}, [], lambda *_: 4.0, lambda *_: step, count)
     assert behind.get(sequence, 0) == expected

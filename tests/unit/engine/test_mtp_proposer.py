@@ -9,7 +9,7 @@ import pytest
 from scheduler_bench import Bench
 from worker_model import WRONG_TOKEN, token_at
 
-from labinfer.base.plan import BatchPlan, BatchResult, count_right
+from labinfer.base.plan import BatchPlan, BatchResult, count_accepted
 from labinfer.base.rank_stats import StepTimes
 from labinfer.base.speculative_options import MTP, SpeculativeOptions
 from labinfer.engine.draft_lengths import PROBE_STEPS, PROBE_TOKENS
@@ -38,7 +38,7 @@ class DraftingBench(Bench):
         entries = []
         for entry, brought in zip(plan.entries, result.entries, strict=True):
             drafted = entry.new_tokens[len(entry.new_tokens) - entry.num_samples + 1 :]
-            end = entry.begin + entry.num_tokens - (entry.num_samples - 1 - count_right(drafted, brought.token_ids))
+            end = entry.begin + entry.num_tokens - (entry.num_samples - 1 - count_accepted(drafted, brought.token_ids))
             draft = tuple(
                 token_at(entry.seq_id, end + 1 + place) if self._draw.random() < self._share else WRONG_TOKEN
                 for place in range(entry.num_drafts)

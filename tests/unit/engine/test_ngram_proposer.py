@@ -58,10 +58,10 @@ def test_sequences_do_not_see_each_other_and_are_forgotten():
 def test_tokens_that_are_only_assumed_are_not_remembered():
     proposer, sequence = NgramProposer(2, 3), make_sequence([1, 2, 3, 4, 1])
     sequence.draft = (2, 5, 2)
-    with sequence.ahead():
+    with sequence.with_draft_applied():
         assert proposer.propose([sequence], [2]) == [[]]
     sequence.draft = (2,)
-    with sequence.ahead():
+    with sequence.with_draft_applied():
         assert proposer.propose([sequence], [2]) == [[3, 4]]
     sequence.draft = ()
     sequence.token_ids += [2, 6, 5, 2]

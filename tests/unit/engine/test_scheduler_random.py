@@ -360,13 +360,13 @@ def test_chunks_behind_others_leak_nothing_in_thousands_of_steps(shape, num_stag
         proposer=RandomProposer(random.Random(num_steps), 0.9),
         **{**shape, "num_stages": num_stages},
     )
-    num_stale = 0
+    num_results_to_discard = 0
     while len(bench.plans) < num_steps:
         step_at_random(bench, draw, most=4)
-        num_stale += any(sequence.num_stale > 0 for sequence in bench.scheduler.running)
+        num_results_to_discard += any(sequence.num_results_to_discard > 0 for sequence in bench.scheduler.running)
     bench.finish_all()
     counts = bench.scheduler.counts
-    assert bench.num_behind > num_steps / 20 and num_stale > num_steps / 50 and counts["preemptions"] > 10
+    assert bench.num_behind > num_steps / 20 and num_results_to_discard > num_steps / 50 and counts["preemptions"] > 10
     assert counts["continued"] >= bench.num_behind and counts["drafted"] > counts["accepted"] > num_steps / 4
     assert sum(sequence.finish_reason is FinishReason.ABORT for sequence in bench.sequences) > 10
     assert not bench.scheduler.drafts._lengths._sequences, "a sequence that ended is remembered"
