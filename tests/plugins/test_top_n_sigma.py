@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import openai
@@ -119,8 +120,11 @@ def test_lines_of_a_job_have_the_same_tokens_on_every_layout(launcher, layout, c
 
 
 @pytest.fixture(scope="module")
-def server():
-    with serving("--plugin", PLUGIN, "--dtype", "float32", "--num-kv-blocks", "400") as server:
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    with serving(
+        "--plugin", PLUGIN, "--dtype", "float32", "--num-kv-blocks", "400", "--files-dir", str(folder)
+    ) as server:
         yield server
 
 
@@ -156,6 +160,26 @@ def test_field_of_every_api(server, client, api):
     assert ask(server, client, api, 30.0, top_n_sigma=None) != greedy
 
 
+def test_lines_of_a_batch_have_the_field(server, client):
+    """One of two lines has a value that is out of bounds."""
+    body = {"model": "demo", "prompt": "red blue", "max_tokens": 12, "ignore_eos": True, "temperature": 30}
+    lines = [
+        {"custom_id": str(value), "method": "POST", "url": "/v1/completions", "body": body | {"top_n_sigma": value}}
+        for value in (1e-6, 101)
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    file = client.files.create(file=("lines.jsonl", text.encode()), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    end = time.monotonic() + 60
+    while batch.status not in ("completed", "failed") and time.monotonic() < end:
+        time.sleep(0.1)
+        batch = client.batches.retrieve(batch.id)
+    assert batch.status == "completed", batch
+    (answer,) = map(json.loads, client.files.content(batch.output_file_id).text.splitlines())
+    assert answer["response"]["body"]["choices"][0]["text"] == ask(server, client, "completions", 0.0)
+    assert "top_n_sigma must be from 0 to 100, not 101" in client.files.content(batch.error_file_id).text
+
+
 @pytest.mark.parametrize("value", [-1, 100.5, "1", [1], True])
 def test_wrong_value_is_a_400_that_names_the_field(client, value):
     with pytest.raises(openai.BadRequestError, match="top_n_sigma must be ") as caught:
@@ -179,11 +203,16 @@ def test_chat_with_a_server_has_the_flag_and_the_setting(server):
 
 
 @pytest.mark.slow
-def test_plugin_may_import_torch(tmp_path):
-    """The gateway process, which has no torch, takes the parameter from rank 0."""
+@pytest.mark.parametrize("supervised", [False, True])
+def test_plugin_may_import_torch(supervised, tmp_path):
+    """The gateway process, which has no torch, takes the parameter from rank 0, or from the supervisor that started it."""
     path = tmp_path / "with_torch.py"
     path.write_text(Path(PLUGIN).read_text(encoding="utf-8").replace("from labinfer", "import torch\nfrom labinfer", 1))
-    with serving("--plugin", str(path), "--dtype", "float32", "--num-kv-blocks", "400") as server:
+    flags, ranks = (
+        ("--plugin", str(path), "--dtype", "float32", "--num-kv-blocks", "400"),
+        {"launcher": "mpirun", "ranks": 1},
+    )
+    with serving(*flags, **(ranks | {"supervised": True} if supervised else {})) as server:
         body = {"model": "demo", "prompt": "red blue", "max_tokens": 4, "ignore_eos": True}
         (greedy, drawn) = (
             server.post("/v1/completions", body | fields)[1]
