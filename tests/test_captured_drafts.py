@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from captured_steps import UNCAPTURED, captured_rows, families, launch, without_and_with_capture
+from drafting import draft_with
 from test_drafts import AnswerProposer
 
 from labinfer import SamplingParams
@@ -33,10 +34,10 @@ class WithLength(AnswerProposer):
 def test_captured_steps_with_drafts_give_the_same_bits(tmp_path, kind, dtype):
     answers = []
     with launch(tmp_path, kind, dtype, threads=1) as llm:
-        runner, drafts = llm._parts.worker.runner, llm.engine.scheduler.drafts
+        runner = llm._parts.worker.runner
         expected = llm.generate([PROMPT], PARAMS)
         for _ in without_and_with_capture(llm):
-            drafts.proposer = WithLength(expected, random.Random(0), 0.8)
+            draft_with(llm, WithLength(expected, random.Random(0), 0.8))
             (output,) = llm.generate([PROMPT], PARAMS)
             assert llm.report.counts["drafted"] > llm.report.counts["accepted"] > 0
             answers.append([(item.token_id, item.logprob) for item in output.completions[0].logprobs])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from checkpoints import VOCAB, make_checkpoint, mixed_prompts
+from drafting import draft_with
 
 from labinfer import LLM, SamplingParams, StructuredOutputs
 from labinfer.base.errors import UserError
@@ -105,7 +106,7 @@ def assert_same(ours: RequestOutput, theirs: RequestOutput) -> None:
 def test_answers_do_not_depend_on_drafts(checkpoint, alone, options, share):
     outputs = alone[options.get("sliding_window", 0)]
     with LLM(str(checkpoint), **OPTIONS, **options) as llm:
-        llm.engine.scheduler.drafts.proposer = AnswerProposer(outputs, random.Random(0), share)
+        draft_with(llm, AnswerProposer(outputs, random.Random(0), share))
         for _ in range(2):  # the second run finds blocks of the first
             found = llm.generate(PROMPTS, PARAMS)
             for ours, theirs in zip(found, outputs, strict=True):

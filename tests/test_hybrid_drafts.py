@@ -6,6 +6,7 @@ import random
 
 import pytest
 from checkpoints import HYBRIDS, make_checkpoint
+from drafting import draft_with
 from test_drafts import PARAMS, PROMPTS, AnswerProposer, assert_same
 
 from labinfer import LLM
@@ -38,7 +39,7 @@ def alone(checkpoint):
 )
 def test_answers_do_not_depend_on_drafts(checkpoint, alone, options, share):
     with LLM(checkpoint, **OPTIONS, **options) as llm:
-        llm.engine.scheduler.drafts.proposer = AnswerProposer(alone, random.Random(0), share)
+        draft_with(llm, AnswerProposer(alone, random.Random(0), share))
         for _ in range(2):  # the second run finds snapshots of the first
             for ours, theirs in zip(llm.generate(PROMPTS, PARAMS), alone, strict=True):
                 assert_same(ours, theirs)

@@ -18,6 +18,7 @@ from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.proposer import Proposer
 from labinfer.engine.remote_drafts import Drafter, DraftLink, RemoteProposer
 from labinfer.engine.scheduler import Scheduler
+from labinfer.engine.speculation import Speculation
 from labinfer.engine.state_slots import StateSlots
 from labinfer.engine.windowed_blocks import WindowedBlocks
 
@@ -82,21 +83,9 @@ def make_scheduler(
         states = StateSlots(facts.num_states, facts.num_host_states, cache.snapshot_interval)
     tables = BlockTables(blocks, host, states, windows)
     micro_batches = MicroBatchCount(facts.num_stages, facts.step_times, scheduling.max_inflight, facts.drafting_stage)
-    speculation = scheduling.speculative_config
-    max_chunk = min(scheduling.chunked_prefill_size, scheduling.max_num_batched_tokens)
-    room = max(0, max_chunk - 1)
-    continuous = speculation.continuous if speculation else None
-    drafts = Drafts(
-        proposer,
-        tables,
-        max_tokens=min(room, speculation.max_tokens) if speculation else room,
-        max_chunk=max_chunk,
-        vocab_size=facts.vocab_size,
-        clock=clock,
-        draft_times=micro_batches if facts.step_times else None,
-        chooses_lengths=scheduling.chooses_drafts,
-        continuous=facts.num_stages > 1 and (not facts.lends_cores if continuous is None else continuous),
-    )
+    drafts = Speculation()
+    if proposer is not None:
+        drafts = make_drafts(proposer, tables, facts, scheduling, micro_batches=micro_batches, clock=clock)
     return Scheduler(
         scheduling,
         tables,
@@ -107,4 +96,31 @@ def make_scheduler(
         times=facts.step_times,
         whole_prompts=not facts.is_causal,
         clock=clock,
+    )
+
+
+def make_drafts(
+    proposer: Proposer,
+    tables: BlockTables,
+    facts: EngineFacts,
+    scheduling: SchedulerOptions,
+    *,
+    micro_batches: MicroBatchCount,
+    clock: Callable[[], float],
+) -> Drafts:
+    """Assemble the drafts of a scheduler."""
+    speculation = scheduling.speculative_config
+    max_chunk = min(scheduling.chunked_prefill_size, scheduling.max_num_batched_tokens)
+    room = max(0, max_chunk - 1)
+    continuous = speculation.continuous if speculation else None
+    return Drafts(
+        proposer,
+        tables,
+        max_tokens=min(room, speculation.max_tokens) if speculation else room,
+        max_chunk=max_chunk,
+        vocab_size=facts.vocab_size,
+        clock=clock,
+        draft_times=micro_batches if facts.step_times else None,
+        chooses_lengths=scheduling.chooses_drafts,
+        continuous=facts.num_stages > 1 and (not facts.lends_cores if continuous is None else continuous),
     )

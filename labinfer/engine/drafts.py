@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, MutableMapping
 from contextlib import ExitStack
 from functools import lru_cache
@@ -18,6 +17,7 @@ from labinfer.engine.proposer import Proposer
 from labinfer.engine.proposers import source_path
 from labinfer.engine.round_overheads import RoundOverheads
 from labinfer.engine.sequence import Sequence
+from labinfer.engine.speculation import Speculation
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +25,13 @@ MIN_TIME_RATIO = 0.1
 """Part of the time by a start that a round takes at least, however short those before it were."""
 
 
-class Drafts:
+class Drafts(Speculation):
     """Drafts of a proposer in the micro-batches of a scheduler.
 
-    A proposer that fails is told of in the log, and not asked again.
+    A proposer that fails is named in the log, and not called again.
 
     Args:
-        proposer: None for no guesses.
+        proposer: None drafts nothing.
         max_tokens: of a draft.
         max_chunk: tokens of a sequence in a step, drafted or not.
         vocab_size: ids that a token may have.
@@ -54,6 +54,7 @@ class Drafts:
         chooses_lengths: bool = True,
         continuous: bool = True,
     ):
+        super().__init__()
         self.proposer = proposer
         self._tables, self._vocab_size = tables, vocab_size
         self._max_tokens, self._max_chunk = max_tokens, max_chunk
@@ -63,11 +64,9 @@ class Drafts:
             self._draft_time = lru_cache(1 << 14)(draft_times.draft_time)
             self._drafting_step_time = lru_cache(1 << 14)(draft_times.drafting_step_time)
         self.continuous = continuous
-        self.counts: Counter[str] = Counter()
-        """Since the start: drafts (of a sequence in a step), continued (those of them behind others on their way), drafted (their
-        tokens), accepted (how many of them were right), both also by the token's place in its draft (accepted_0 for the first one),
-        draft_seconds (time of the proposer), saved_seconds (time of the steps that right tokens made needless, less what all drafts
-        cost), drafter_failures."""
+        # Counts: drafts (of a sequence in a step), continued (drafts behind others in flight), drafted (their tokens), accepted (tokens),
+        # both also by the token's position in its draft (accepted_0 for the first one), draft_seconds (time of the proposer),
+        # saved_seconds (time of the steps that accepted tokens made needless, less what all drafts cost), drafter_failures.
         self._lengths = DraftLengths(num_places=max_tokens)
         self._chooses_lengths = chooses_lengths and draft_times is not None
         self._asked_before: set[Sequence] = set()  # those that the proposer knows
@@ -77,7 +76,33 @@ class Drafts:
         self._seconds_since = 0.0  # of the proposer since then
         self._is_plain = False  # whether the last round is to have no drafts
 
-    def extend(
+    def propose(
+        self,
+        chosen: MutableMapping[Sequence, int],
+        *,
+        decodes: list[Sequence],
+        waiting: list[Sequence],
+        room: int,
+        num_waiting: int,
+        eos_token_ids: frozenset[int],
+        num_micro_batches: int,
+        num_in_flight: int,
+    ) -> None:
+        if self.proposer is None:
+            return
+        self._extend(chosen, decodes, room, eos_token_ids, num_micro_batches)
+        if waiting:
+            self._extend_in_flight(
+                chosen,
+                waiting,
+                num_sequences=num_waiting,
+                room=room,
+                eos_token_ids=eos_token_ids,
+                count=num_in_flight,
+            )
+        self._plan_mtp(chosen, num_micro_batches)
+
+    def _extend(
         self,
         chosen: MutableMapping[Sequence, int],
         decodes: list[Sequence],
@@ -96,8 +121,6 @@ class Drafts:
             room: tokens that the step has room for beside what was chosen.
             num_micro_batches: so many like this one are in flight at once.
         """
-        if self.proposer is None:
-            return
         num_decodes = len(decodes)
         limits = {seq: limit for seq in decodes if (limit := self._limit(seq, room, self._max_chunk - chosen[seq])) > 0}
         if not self._uses_mtp:
@@ -114,7 +137,7 @@ class Drafts:
             self.counts["saved_seconds"] += usual - longer - draft_seconds
             self._token_seconds = usual / num_decodes
 
-    def extend_in_flight(
+    def _extend_in_flight(
         self,
         chosen: MutableMapping[Sequence, int],
         on_their_way: list[Sequence],
@@ -202,14 +225,14 @@ class Drafts:
         self.counts["drafted"] += num_drafted
         return num_drafted, draft_seconds
 
-    def plan_mtp(self, chosen: MutableMapping[Sequence, int], num_micro_batches: int) -> None:
+    def _plan_mtp(self, chosen: MutableMapping[Sequence, int], num_micro_batches: int) -> None:
         """Have the MTP layer draft, where there is one, what follows the tokens that this step brings.
 
         It keeps keys and values of its own guesses but the last: for them blocks are taken, as far as there are free ones.
 
         Args:
             chosen: tokens to run by sequence.
-            num_micro_batches: see ``extend``.
+            num_micro_batches: see ``propose``.
         """
         if not self._uses_mtp:
             return
@@ -259,13 +282,8 @@ class Drafts:
         seconds = self._draft_time(num_micro_batches, num_decodes, num_drafted)
         return max(MIN_TIME_RATIO * seconds, seconds + self._overheads.seconds(num_decodes, num_drafted))
 
-    def time_round(self, plan: BatchPlan, sequences: list[Sequence], num_in_flight: int) -> None:
-        """Learn what a round really takes, when a step comes back: the time since the one before, for each that is in flight.
-
-        Args:
-            sequences: of the plan's entries.
-            num_in_flight: micro-batches that were on their way, this one included.
-        """
+    def record_round(self, plan: BatchPlan, sequences: list[Sequence], num_in_flight: int) -> None:
+        """Learn how long a round takes: the time since the step before came back, for each step in flight."""
         if not self._chooses_lengths or self.proposer is None:
             return
         now = self._clock()
@@ -284,7 +302,7 @@ class Drafts:
         self._overheads.add(num_decodes, num_drafted, seconds - expected)
 
     def on_idle(self) -> None:
-        """Forget when the last step came back, as idle time belongs to no round."""
+        """Forget when the last step came back: idle time is no round's."""
         self._last_result = None
 
     def _take_blocks(self, sequence: Sequence, count: int, num_chosen: int) -> bool:
@@ -345,24 +363,19 @@ class Drafts:
         self.counts["drafter_failures"] += 1
         self.proposer = None
 
-    def record_verified(self, sequence: Sequence, places: tuple[int, ...], num_right: int) -> None:
-        """Count a verified chunk, and cut the sequence's KV blocks and states behind its accepted tokens.
-
-        Args:
-            places: ``draft_positions`` before the chunk came back. ``num_right`` of them were accepted; those that ``draft`` still has
-                are in flight, and the others were rejected.
-        """
-        num_drafted = len(places) - len(sequence.draft)
+    def record_verified(self, sequence: Sequence, positions: tuple[int, ...], num_accepted: int) -> None:
+        """Count accepted tokens; keep keys, values and states of these alone."""
+        num_drafted = len(positions) - len(sequence.draft)
         if not num_drafted:
             return
-        num_rejected = num_drafted - num_right
+        num_rejected = num_drafted - num_accepted
         sequence.num_drafted += num_drafted
-        sequence.num_accepted += num_right
-        self.counts["accepted"] += num_right
-        self.counts["saved_seconds"] += num_right * self._token_seconds
-        for place in places[:num_right]:
-            self.counts[f"accepted_{place}"] += 1
-        self._lengths.add_verified(sequence, places[:num_drafted], num_right)
+        sequence.num_accepted += num_accepted
+        self.counts["accepted"] += num_accepted
+        self.counts["saved_seconds"] += num_accepted * self._token_seconds
+        for position in positions[:num_accepted]:
+            self.counts[f"accepted_{position}"] += 1
+        self._lengths.add_verified(sequence, positions[:num_drafted], num_accepted)
         if num_rejected:
             self._tables.truncate(sequence.cache, sequence.cache.num_tokens - num_rejected)
         else:

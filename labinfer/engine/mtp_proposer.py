@@ -13,7 +13,7 @@ def make_proposer(options: SpeculativeOptions, facts: EngineFacts) -> MTPPropose
 
 
 class MTPProposer:
-    """Hands on what the last stage drafted with each sequence's last token; ``Drafts.plan_mtp`` chooses how many tokens it drafts."""
+    """Hands on what the last stage drafted with each sequence's last token; ``Drafts.propose`` chooses how many tokens it drafts."""
 
     drafts_with_samples = True
     """Drafts are made in the step before the one that verifies them."""

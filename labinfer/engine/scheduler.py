@@ -20,7 +20,6 @@ from labinfer.engine.beam_forks import BeamForks
 from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.constraints import no_token_left
-from labinfer.engine.drafts import Drafts
 from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.pipeline_schedule import PipelineSchedule
 from labinfer.engine.plan_entries import make_entry, make_start, max_result_bytes
@@ -28,6 +27,7 @@ from labinfer.engine.policies import BatchPolicy, SchedulerState, balanced, reso
 from labinfer.engine.queues import RequestQueues
 from labinfer.engine.request import FinishReason
 from labinfer.engine.sequence import Sequence
+from labinfer.engine.speculation import Speculation
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Scheduler:
         tables: the KV blocks, the same number on every rank, and who holds them.
         num_stages: pipeline stages.
         micro_batches: how many are best.
-        drafts: guessed next tokens, to be verified.
+        drafts: drafted tokens, to be verified.
         eos_token_ids: tokens that end a sequence unless it ignores them.
         times: what steps cost, where it was measured.
         whole_prompts: schedule each prompt in one step, ignoring ``chunked_prefill_size`` (bidirectional attention).
@@ -60,7 +60,7 @@ class Scheduler:
         num_stages: int,
         *,
         micro_batches: MicroBatchCount,
-        drafts: Drafts,
+        drafts: Speculation,
         eos_token_ids: tuple[int, ...] = (),
         times: StepTimes | None = None,
         whole_prompts: bool = False,
@@ -90,7 +90,7 @@ class Scheduler:
         self.drafts = drafts
         self.counts = drafts.counts
         """Since the start: preemptions, swaps (preemptions by swapping), looked_up (tokens of admitted sequences), found
-        (how many of them were in the cache), and those of ``Drafts``."""
+        (how many of them were in the cache), and those of ``drafts``."""
 
     @property
     def tables(self) -> BlockTables:
@@ -154,7 +154,7 @@ class Scheduler:
         assert batch.plan.step_id == result.step_id, (
             f"step {result.step_id} came back, but {batch.plan.step_id} was awaited"
         )
-        self.drafts.time_round(batch.plan, batch.sequences, 1 + len(self.in_flight))
+        self.drafts.record_round(batch.plan, batch.sequences, 1 + len(self.in_flight))
         advanced = []
         for entry, sequence, brought in zip(batch.plan.entries, batch.sequences, result.entries, strict=True):
             assert len(brought.token_ids) == entry.num_samples, f"step {result.step_id} sampled other rows than planned"
@@ -257,17 +257,17 @@ class Scheduler:
                 used += self._choose(chosen, sequence, room - used)
         self._is_prefilling = len(chosen) > len(decodes)
         num_micro_batches = max(1, min(self._schedule.num_micro_batches(self._micro_batches_now()), len(self.running)))
-        self.drafts.extend(chosen, decodes, left - used, self.eos_token_ids, num_micro_batches)
-        if not (chosen or decoding or prefilling or self.waiting):  # nobody else wants the stages
-            self.drafts.extend_in_flight(
-                chosen,
-                on_their_way,
-                num_sequences=budget.num_decodes,
-                room=left,
-                eos_token_ids=self.eos_token_ids,
-                count=len(self.in_flight),
-            )
-        self.drafts.plan_mtp(chosen, num_micro_batches)
+        is_busy = chosen or decoding or prefilling or self.waiting
+        self.drafts.propose(
+            chosen,
+            decodes=decodes,
+            waiting=[] if is_busy else on_their_way,
+            room=left - used,
+            num_waiting=budget.num_decodes,
+            eos_token_ids=self.eos_token_ids,
+            num_micro_batches=num_micro_batches,
+            num_in_flight=len(self.in_flight),
+        )
         return chosen
 
     def _state(self, num_decoding: int, prefilling: list[Sequence]) -> SchedulerState:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from drafting import draft_with
 from layouts import layouts_for
 
 from labinfer import SamplingParams
@@ -118,9 +119,7 @@ def test_same_seed_gives_the_same_tokens_on_every_layout(group, golden, alone, c
         order = draw.sample(range(len(requests)), len(requests))
         llm = LLM.from_options(group, EngineOptions.from_flat(flat))
         if llm.is_rank0 and case % 2:
-            llm.engine.scheduler.drafts.proposer = AnswerProposer(
-                [alone[index] for index in order], random.Random(case)
-            )
+            draft_with(llm, AnswerProposer([alone[index] for index in order], random.Random(case)))
         chosen = [requests[index] for index in order]
         outputs = llm.generate(
             [prompt for prompt, _ in chosen], [msgspec.convert(fields, SamplingParams) for _, fields in chosen]

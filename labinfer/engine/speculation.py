@@ -1,0 +1,63 @@
+"""Speculation: the hook through which drafted tokens enter and leave a scheduler's micro-batches. ``Drafts`` is the extension behind it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import MutableMapping
+
+from labinfer.base.plan import BatchPlan
+from labinfer.engine.sequence import Sequence
+
+
+class Speculation:
+    """Drafted tokens in the micro-batches of a scheduler. This class drafts none, and is what a scheduler without speculation has."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        """Counters since the start, to which the scheduler adds its own."""
+
+    def propose(
+        self,
+        chosen: MutableMapping[Sequence, int],
+        *,
+        decodes: list[Sequence],
+        waiting: list[Sequence],
+        room: int,
+        num_waiting: int,
+        eos_token_ids: frozenset[int],
+        num_micro_batches: int,
+        num_in_flight: int,
+    ) -> None:
+        """Add drafted tokens to a micro-batch. Called for each one, once all other tokens are chosen.
+
+        Args:
+            chosen: number of tokens to run by sequence; is increased.
+            decodes: sequences among them that may run drafted tokens, too.
+            waiting: sequences that wait for the result of another micro-batch, if the stages are idle otherwise.
+            room: tokens that the micro-batch has room for.
+            num_waiting: number of the waiting sequences that may be chosen.
+            num_micro_batches: number of micro-batches like this one that are in flight at once.
+            num_in_flight: number of micro-batches in flight now.
+        """
+
+    def record_round(self, plan: BatchPlan, sequences: list[Sequence], num_in_flight: int) -> None:
+        """Note that a micro-batch came back.
+
+        Args:
+            sequences: of the plan's entries.
+            num_in_flight: number of micro-batches that were in flight, this one included.
+        """
+
+    def record_verified(self, sequence: Sequence, positions: tuple[int, ...], num_accepted: int) -> None:
+        """Free what rejected tokens have left in the cache. Called once a chunk's tokens are the sequence's.
+
+        Args:
+            positions: of all drafted tokens in flight, the first ``num_accepted`` of which are accepted, and those that
+                ``sequence.draft`` lacks rejected.
+        """
+
+    def on_idle(self) -> None:
+        """Note that there is no work left."""
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        """Forget sequences that have ended."""
