@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from labinfer.base.config import CacheOptions, SchedulerOptions
 from labinfer.base.tracer import Tracer
+from labinfer.engine.beam_search import BeamSearch
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.draft_model import DraftModel, DraftModelProposer
@@ -52,7 +53,15 @@ def make_engine(
     if draft_link is not None:
         proposer = RemoteProposer(draft_link, facts.eos_token_ids)
     scheduler = make_scheduler(facts, cache=cache, scheduling=scheduling, clock=clock, proposer=proposer)
-    return LLMEngine(scheduler, executor, facts, options=scheduling, recorder=recorder or Tracer(), guides=guides)
+    return LLMEngine(
+        scheduler,
+        executor,
+        facts,
+        options=scheduling,
+        recorder=recorder or Tracer(),
+        groups=BeamSearch(scheduler, scheduling, facts.vocab_size),
+        guides=guides,
+    )
 
 
 def make_drafter(draft_model: DraftModel, *, cache: CacheOptions, scheduling: SchedulerOptions) -> Drafter:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
+from typing import Protocol
 
 from labinfer.base.config import SchedulerOptions
 from labinfer.base.errors import PromptTooLong, UserError
-from labinfer.base.plan import BatchPlan
+from labinfer.base.plan import BatchPlan, TokenSampling
 from labinfer.base.rank_stats import WorkerStats
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.base.tracer import Tracer
-from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.constraints import check_constraints
 from labinfer.engine.executor import Executor
@@ -22,7 +23,7 @@ from labinfer.engine.facts import EngineFacts
 from labinfer.engine.guide import Guide, GuideMaker, allows
 from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.scheduler import InFlight, Scheduler
-from labinfer.engine.sequence import Sequence, token_sampling
+from labinfer.engine.sequence import Sequence, SequenceGroup, token_sampling
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,30 @@ class QueueFull(UserError):
     """No room in the waiting queue now."""
 
 
+class GroupMaker(Protocol):
+    """Makes the groups of an engine's requests."""
+
+    def check(self, request: Request, max_context: int) -> None:
+        """Check a request whose sequences are a group.
+
+        Raises:
+            UserError: the group can never run.
+        """
+
+    def make(
+        self,
+        request: Request,
+        ends: list[int],
+        make_sequence: Callable[[int, TokenSampling], Sequence],
+    ) -> SequenceGroup:
+        """The group of a request.
+
+        Args:
+            ends: tokens that end an answer.
+            make_sequence: makes the member with a number.
+        """
+
+
 class LLMEngine:
     """Schedules requests over an executor.
 
@@ -58,6 +83,7 @@ class LLMEngine:
         executor: runs the plans.
         options: the scheduler's.
         recorder: keeps where the time goes.
+        groups: for beam searches.
         guides: for answers that must have a form; None where there is no such request.
     """
 
@@ -69,6 +95,7 @@ class LLMEngine:
         *,
         options: SchedulerOptions,
         recorder: Tracer,
+        groups: GroupMaker,
         guides: GuideMaker | None = None,
     ):
         self.scheduler = scheduler
@@ -76,7 +103,7 @@ class LLMEngine:
         self._options = options
         self.max_model_len = facts.max_model_len
         self.state = EngineState.IDLE
-        self._executor, self._recorder, self._guides = executor, recorder, guides
+        self._executor, self._recorder, self._groups, self._guides = executor, recorder, groups, guides
         self._vocab_size, self._hidden_size = facts.vocab_size, facts.hidden_size
         self._no_generation, self._dynamic_rope_from = facts.no_generation, facts.dynamic_rope_from
         self._next_seq_id = 0
@@ -109,24 +136,26 @@ class LLMEngine:
         self.check_request(request)
         ends = sorted(token for token in request.ends(self.scheduler.eos_token_ids) if token < self._vocab_size)
         if sampling.num_beams > 1:
-            beams = [self._make_sequence(request, number, ends) for number in range(sampling.num_beams)]
-            group = BeamGroup(members=beams, sampling=sampling, ends=ends, max_tokens=beams[0].max_tokens)
-            for beam in beams:
-                beam.beams = group
-            sequences = beams[:1]
+            group = self._groups.make(request, ends, partial(self._make_sequence, request))
+            for member in group.members:
+                member.group = group
+            sequences = group.members[:1]
         else:
-            sequences = [self._make_sequence(request, choice, ends) for choice in range(sampling.num_choices)]
+            sequences = [
+                self._make_sequence(request, choice, token_sampling(request, choice, ends))
+                for choice in range(sampling.num_choices)
+            ]
         for sequence in sequences:
             self.scheduler.add(sequence)
         return sequences
 
-    def _make_sequence(self, request: Request, choice: int, ends: list[int]) -> Sequence:
+    def _make_sequence(self, request: Request, choice: int, sampling: TokenSampling) -> Sequence:
         self._next_seq_id += 1
         return Sequence(
             seq_id=self._next_seq_id - 1,
             request=request,
             token_ids=[*request.prompt_token_ids, *request.output_token_ids],
-            token_sampling=token_sampling(request, choice, ends),
+            token_sampling=sampling,
             max_tokens=self._max_tokens(request),
             max_context=self._context_size(request),
             choice=choice,
@@ -197,7 +226,8 @@ class LLMEngine:
                     f"{context} tokens and your prompt has {len(prompt_ids)}, so that {context - len(prompt_ids)} fit: lower "
                     f"{request.max_tokens_field}, or leave it out"
                 )
-        self._check_beams(request, context)
+        if sampling.num_beams > 1:
+            self._groups.check(request, context)
         self._check_ids("token id", prompt_ids)
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             self._check_ids(f"{name}: token id", getattr(sampling, name))
@@ -243,37 +273,6 @@ class LLMEngine:
                 f"the context of {context} tokens is too short to be shifted: --keep {self._options.keep} and two blocks of "
                 f"{size} take {least}; lower --keep or --block-size"
             )
-
-    def _check_beams(self, request: Request, context: int) -> None:
-        sampling = request.sampling
-        if sampling.num_beams == 1:
-            return
-        if sampling.num_beams > self._options.max_num_seqs:
-            raise UserError(f"num_beams {sampling.num_beams} is more than --max-num-seqs {self._options.max_num_seqs}")
-        states = self._tables.states
-        if states is not None and sampling.num_beams > states.slots.num_blocks:
-            raise UserError(
-                f"num_beams {sampling.num_beams} is more than the {states.slots.num_blocks} sequences whose states there is "
-                "room for; lower it, or raise --memory-utilization"
-            )
-        num_candidates = BeamGroup.num_candidates(sampling, request.ends(self.scheduler.eos_token_ids))
-        if num_candidates > self._vocab_size:
-            raise UserError(
-                f"num_beams {sampling.num_beams} looks at {num_candidates} tokens, more than the vocabulary of "
-                f"{self._vocab_size}; lower it"
-            )
-        longest = min(context, len(request.prompt_token_ids) + sampling.max_tokens)
-        needs = [(sampling.num_beams * self.blocks.blocks_for(longest), self.blocks, "KV blocks")]
-        if (windows := self._tables.windows) is not None:
-            keeps = self._options.context_shift and not windows.fits_in(context - self.scheduler.shifted(context)[1])
-            needed = windows.blocks_for_beams(sampling.num_beams, longest, keeps)
-            needs.append((needed, windows.blocks, "KV blocks of windowed layers"))
-        for needed, pool, what in needs:
-            if needed > pool.num_blocks:
-                raise UserError(
-                    f"{sampling.num_beams} beams of up to {longest} tokens need {needed} {what}, but there are "
-                    f"{pool.num_blocks}; lower num_beams or max_tokens"
-                )
 
     def _check_ids(self, what: str, token_ids: Iterable[int]) -> None:
         token_ids = list(token_ids)

@@ -7,9 +7,8 @@ from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 
-from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.policies import SchedulingPolicy, SortKey
-from labinfer.engine.sequence import Sequence
+from labinfer.engine.sequence import Sequence, SequenceGroup
 
 
 class RequestQueues:
@@ -32,7 +31,7 @@ class RequestQueues:
         self._policy, self._num_slots, self._clock, self._prefill_key = policy, num_slots, clock, prefill_key
         self.waiting: list[Sequence] = []  # by sort key
         self.running: list[Sequence] = []  # by sort key
-        self._beam_groups: list[BeamGroup] = []  # admitted, each with a slot for every beam
+        self._groups: list[SequenceGroup] = []  # admitted, each with a slot for every member
 
     def enqueue(self, sequence: Sequence) -> None:
         """Insert a new or preempted sequence into the waiting queue."""
@@ -41,13 +40,13 @@ class RequestQueues:
         insort(self.waiting, sequence, key=self._sort_key)
 
     def admit(self, sequence: Sequence) -> None:
-        """Move a waiting sequence, or a forked beam, to the running queue."""
+        """Move a waiting sequence, or a new member of a group, to the running queue."""
         if sequence.queue_seconds is None and sequence.arrival is not None:  # a beam's copy never came
             sequence.queue_seconds = self._clock() - sequence.arrival
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         if self._is_new_group(sequence):
-            self._beam_groups.append(sequence.beams)
+            self._groups.append(sequence.group)
         insort(self.running, sequence, key=self._sort_key)
 
     def withdraw(self, sequence: Sequence) -> None:
@@ -56,17 +55,17 @@ class RequestQueues:
             if sequence in queue:
                 queue.remove(sequence)
 
-    def end_group(self, group: BeamGroup) -> None:
-        """Free the slots of a search's beams."""
-        if group in self._beam_groups:
-            self._beam_groups.remove(group)
+    def end_group(self, group: SequenceGroup) -> None:
+        """Free the slots of a group."""
+        if group in self._groups:
+            self._groups.remove(group)
 
     def has_slot(self, sequence: Sequence) -> bool:
-        """Whether a slot is free for it, and for all its beams if it is the first."""
-        if not self._beam_groups and sequence.beams is None:
+        """Whether a slot is free for it, and for all of its group if it is the first."""
+        if not self._groups and sequence.group is None:
             return len(self.running) < self._num_slots
-        taken = sum(s.beams is None for s in self.running) + sum(len(group.members) for group in self._beam_groups)
-        needed = 1 if sequence.beams is None else len(sequence.beams.members) * self._is_new_group(sequence)
+        taken = sum(s.group is None for s in self.running) + sum(len(group.members) for group in self._groups)
+        needed = 1 if sequence.group is None else len(sequence.group.members) * self._is_new_group(sequence)
         return taken + needed <= self._num_slots
 
     @property
@@ -99,7 +98,7 @@ class RequestQueues:
         beams: list[Sequence] = []
         queues: dict[str, deque[Sequence]] = {}
         for sequence in self.waiting:  # by sort key, so that only each queue's first can be next
-            group = sequence.beams
+            group = sequence.group
             if group is None or self._is_new_group(sequence):
                 queues.setdefault(sequence.request.user, deque()).append(sequence)
             elif not group.has_token(sequence):
@@ -152,4 +151,4 @@ class RequestQueues:
         return key
 
     def _is_new_group(self, sequence: Sequence) -> bool:
-        return sequence.beams is not None and sequence.beams not in self._beam_groups
+        return sequence.group is not None and sequence.group not in self._groups

@@ -16,10 +16,7 @@ from labinfer.base.config import SchedulerOptions
 from labinfer.base.plan import WHOLE_PROMPT_POOLINGS, BatchPlan, BatchResult
 from labinfer.base.rank_stats import StepTimes
 from labinfer.base.registry import REGISTRY
-from labinfer.engine.beam_forks import BeamForks
-from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_tables import BlockTables
-from labinfer.engine.constraints import no_token_left
 from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.pipeline_schedule import PipelineSchedule
 from labinfer.engine.plan_entries import make_entry, make_start, max_result_bytes
@@ -76,13 +73,12 @@ class Scheduler:
         self._chunk_size = options.max_num_batched_tokens if whole_prompts else options.chunked_prefill_size
         self._is_prefilling = self._was_prefilling = False
         self.eos_token_ids = frozenset(eos_token_ids)
-        self._queues = RequestQueues(
+        self.queues = RequestQueues(
             REGISTRY.find("scheduling_policy", options.scheduling_policy),
             options.max_num_seqs,
             clock,
             **REGISTRY.entry("scheduling_policy", options.scheduling_policy).details,
         )
-        self._beam_forks = BeamForks(tables, self._queues, self._withdraw)
         self.in_flight: deque[InFlight] = deque()
         self._finished_ids: list[int] = []
         self.next_step_id = 0
@@ -104,12 +100,12 @@ class Scheduler:
     @property
     def waiting(self) -> list[Sequence]:
         """By sort key of the scheduling policy."""
-        return self._queues.waiting
+        return self.queues.waiting
 
     @property
     def running(self) -> list[Sequence]:
         """By sort key of the scheduling policy."""
-        return self._queues.running
+        return self.queues.running
 
     @property
     def max_queued(self) -> int:
@@ -123,7 +119,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         if self._options.context_shift:
             self._tables.expect_shift(sequence.cache, sequence.max_context - self.shifted(sequence.max_context)[1])
-        self._queues.enqueue(sequence)
+        self.queues.enqueue(sequence)
 
     def schedule(self) -> BatchPlan | None:
         """The next micro-batch, or None when nothing can start now. Never blocks."""
@@ -133,7 +129,7 @@ class Scheduler:
         while not chosen and not self.in_flight:
             # The policy would wait for what will not come, or beams that wait for each other hold all blocks.
             chosen = self._compose(balanced)
-            stuck = next(self._queues.candidates(), None)
+            stuck = next(self.queues.candidates(), None)
             if not chosen and not (stuck and self._preempt_for(stuck)):
                 break
         if not chosen:
@@ -169,11 +165,10 @@ class Scheduler:
                 sequence.embedding = list(brought.vector)
                 self.finish(sequence, FinishReason.STOP)
                 advanced.append(sequence)
-            elif sequence.beams is not None:
-                group = sequence.beams
-                if brought.token_ids and group.take(sequence, brought.logprobs[0].top):
-                    if not self._beam_forks.advance(group):
-                        self.finish(group.members[0], _search_end(group))
+            elif (group := sequence.group) is not None:
+                if brought.token_ids and group.take(sequence, brought):
+                    if (reason := group.advance()) is not None:
+                        self.finish(group.members[0], reason)
                     advanced.append(group.members[0])
             elif brought.token_ids:
                 sequence.mtp_draft = brought.draft
@@ -195,12 +190,12 @@ class Scheduler:
         """
         if sequence.finish_reason is not None:
             return
-        if sequence.beams is not None:
-            self._queues.end_group(sequence.beams)
-        members = sequence.beams.members if sequence.beams else [sequence]
+        if sequence.group is not None:
+            self.queues.end_group(sequence.group)
+        members = sequence.group.members if sequence.group else [sequence]
         for member in members:
             member.finish_reason = reason
-            self._withdraw(member)
+            self.withdraw(member)
             self._tables.release(member.cache)
         self.drafts.forget(members)
 
@@ -249,7 +244,7 @@ class Scheduler:
         if self._whole_prompts and room > 0:  # a smaller budget would hold back the longest prompt
             room = left
         used = 0
-        for sequence in self._queues.prompts(prefilling):
+        for sequence in self.queues.prompts(prefilling):
             if used == room:
                 break
             # No room for those who run is no room for others.
@@ -272,8 +267,8 @@ class Scheduler:
 
     def _state(self, num_decoding: int, prefilling: list[Sequence]) -> SchedulerState:
         prefill_tokens = sum(sequence.num_unscheduled for sequence in prefilling)
-        first = self._queues.next_waiting
-        if first and self._tables.has_room(first.cache, first.num_positions) and self._queues.has_slot(first):
+        first = self.queues.next_waiting
+        if first and self._tables.has_room(first.cache, first.num_positions) and self.queues.has_slot(first):
             prefill_tokens += sum(sequence.num_unscheduled for sequence in self.waiting)
         return SchedulerState(
             num_decoding=num_decoding,
@@ -302,7 +297,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence) -> bool:
         """Let a waiting sequence run if a slot and blocks for all its tokens are free. Cached blocks are shared, and their tokens count
         as run."""
-        if not self._queues.has_slot(sequence):
+        if not self.queues.has_slot(sequence):
             return False
         was_swapped = bool(sequence.cache.host_blocks)
         find = not sequence.measures_prompt
@@ -311,7 +306,7 @@ class Scheduler:
         if not was_swapped:
             self.counts["looked_up"] += len(sequence.token_ids)
             self._count_found(sequence, sequence.num_scheduled)
-        self._queues.admit(sequence)
+        self.queues.admit(sequence)
         return True
 
     def _count_found(self, sequence: Sequence, num_tokens: int) -> None:
@@ -352,14 +347,14 @@ class Scheduler:
 
     def _preempt_for(self, sequence: Sequence, chosen: Collection[Sequence] = ()) -> bool:
         """Preempt the idle sequence with the largest sort key above that of `sequence`. Returns whether there was one."""
-        victim = self._queues.victim(sequence, chosen)
+        victim = self.queues.victim(sequence, chosen)
         if victim is not None:
             self._preempt(victim)
         return victim is not None
 
     def _preempt(self, victim: Sequence) -> None:
         """Back to waiting: swapped to host memory, or to be computed again from its token ids."""
-        self._withdraw(victim)
+        self.withdraw(victim)
         if self._prefers_swap(victim) and self._tables.swap_out(victim.cache):
             self.counts["swaps"] += 1
         else:
@@ -368,7 +363,7 @@ class Scheduler:
                 victim.prompt_logprobs = []  # they come again
         victim.num_preemptions += 1
         self.counts["preemptions"] += 1
-        self._queues.enqueue(victim)
+        self.queues.enqueue(victim)
 
     def _prefers_swap(self, victim: Sequence) -> bool:
         """By the mode, or by what would take less time."""
@@ -397,17 +392,9 @@ class Scheduler:
         self.in_flight.append(InFlight(plan, list(chosen)))
         return plan
 
-    def _withdraw(self, sequence: Sequence) -> None:
+    def withdraw(self, sequence: Sequence) -> None:
         """Take a sequence out of the queues, and have the workers forget it."""
-        self._queues.withdraw(sequence)
+        self.queues.withdraw(sequence)
         if sequence.started:
             self._finished_ids.append(sequence.seq_id)
             sequence.started = False
-
-
-def _search_end(group: BeamGroup[Sequence]) -> FinishReason:
-    """Reason why a beam search ends that has no beam to go on with."""
-    first = group.members[0]
-    if group.finished:
-        return FinishReason.STOP
-    return first.break_off(no_token_left(first.request, first.num_output_tokens))

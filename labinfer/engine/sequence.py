@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from labinfer.base.plan import (
     NO_TOKEN,
@@ -16,11 +17,10 @@ from labinfer.base.plan import (
     count_accepted,
 )
 from labinfer.base.sampling_params import MAX_SEED, SamplingParams
-from labinfer.engine.beam_search import BeamGroup
 from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.constraints import no_token_left
 from labinfer.engine.guide import Guide, allows
-from labinfer.engine.request import AnswerUpdate, FinishReason, Request
+from labinfer.engine.request import AnswerUpdate, FinishedBeam, FinishReason, Request
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ class Sequence:
     choice: int = 0
     """Which of the request's answers this is."""
     cache: SequenceCache = field(default_factory=SequenceCache)
-    beams: BeamGroup[Sequence] | None = None
-    """With beam search: the group this sequence is one beam of."""
+    group: SequenceGroup | None = None
+    """Sequences of the request that this one advances with, such as the beams of a search."""
     guide: Guide | None = None
     """Follows an answer that must have a form."""
     num_in_flight: int = 0
@@ -122,7 +122,7 @@ class Sequence:
     @property
     def order(self) -> int:
         """Smaller for those who came earlier; the same for all beams of a request."""
-        return self.beams.members[0].seq_id if self.beams else self.seq_id
+        return self.group.members[0].seq_id if self.group else self.seq_id
 
     @property
     def output_ids(self) -> list[int]:
@@ -158,7 +158,7 @@ class Sequence:
     def may_draft(self) -> bool:
         """Whether tokens may be drafted for it: not where beams, a vector or measures of its prompt are to come, or its request
         says no."""
-        return self.sampling.speculate and self.beams is None and not self.request.pooling and not self.measures_prompt
+        return self.sampling.speculate and self.group is None and not self.request.pooling and not self.measures_prompt
 
     @contextmanager
     def with_draft_applied(self) -> Iterator[None]:
@@ -263,7 +263,7 @@ class Sequence:
             )
         wants_prompt = self.sampling.prompt_logprobs is not None and self.choice == 0
         prompt_logprobs = self.prompt_logprobs if wants_prompt else None
-        if self.beams is None:
+        if self.group is None:
             num_resumed = len(self.request.output_token_ids)
             begin, self._num_reported = self._num_reported, self.num_output_tokens
             num_drafted, num_accepted = self.num_drafted, self.num_accepted
@@ -289,7 +289,7 @@ class Sequence:
             finish_reason=self.finish_reason,
             num_cached_tokens=self.num_cached_tokens,
             prompt_logprobs=prompt_logprobs,
-            beams=self.beams.finished[: self.sampling.n],
+            beams=self.group.finished[: self.sampling.n],
             queue_seconds=self.queue_seconds,
             error=self.error,
         )
@@ -307,6 +307,24 @@ class Sequence:
             num_numbers=num_numbers,
             num_drafts=num_drafts,
         )
+
+
+class SequenceGroup(Protocol):
+    """Sequences of one request that advance together, once each has its next token; see ``beam_search.BeamGroup``."""
+
+    members: list[Sequence]
+    """The first one runs the prompt."""
+    finished: list[FinishedBeam]
+    """Answers so far, the best first."""
+
+    def has_token(self, member: Sequence) -> bool:
+        """Whether a member waits for the others."""
+
+    def take(self, member: Sequence, result: EntryResult) -> bool:
+        """Take a member's result. Returns whether all members have theirs."""
+
+    def advance(self) -> FinishReason | None:
+        """Append a token to the members, of which some may take the place of others. Returns why the group ends, if it does."""
 
 
 def token_sampling(request: Request, choice: int, ends: list[int]) -> TokenSampling:
@@ -327,9 +345,7 @@ def token_sampling(request: Request, choice: int, ends: list[int]) -> TokenSampl
         ("min_tokens", [sampling.min_tokens if ends else 0, ends], [0, ends]),
     ]
     logprobs = sampling.logprobs
-    if sampling.num_beams > 1:
-        logprobs = BeamGroup.num_candidates(sampling, ends)
-    elif sampling.num_choices > sampling.n and logprobs is None:
+    if sampling.num_choices > sampling.n and logprobs is None:
         logprobs = 0  # the best are chosen by their log-probabilities
     return TokenSampling(
         num_prompt_tokens=len(request.prompt_token_ids),
@@ -340,7 +356,6 @@ def token_sampling(request: Request, choice: int, ends: list[int]) -> TokenSampl
         typical_p=sampling.typical_p,
         seed=(sampling.seed + choice) % (MAX_SEED + 1),
         logprobs=logprobs,
-        after_processors=sampling.num_beams > 1,
         prompt_logprobs=sampling.prompt_logprobs if choice == 0 else None,
         processors=[
             *((name, value) for name, value, neutral in processors if value != neutral),

@@ -11,11 +11,11 @@ from fake_clock import FakeClock
 from worker_model import VECTOR_SIZE, WRONG_TOKEN, ContextShift, WorkerModel, likely_tokens, token_at, vector_of
 
 from labinfer.base.config import CacheOptions, SchedulerOptions
-from labinfer.base.plan import BatchPlan, BatchResult
+from labinfer.base.plan import BatchPlan, BatchResult, EntryResult, TokenLogprobs, TokenSampling
 from labinfer.base.rank_stats import StepTimes
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.assemble import make_scheduler
-from labinfer.engine.beam_search import BeamGroup
+from labinfer.engine.beam_search import BeamGroup, BeamSearch
 from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.cache_capacity import window_blocks
 from labinfer.engine.facts import EngineFacts
@@ -157,6 +157,7 @@ class Bench:
             clock=self.clock,
             proposer=proposer,
         )
+        self.searches = BeamSearch(self.scheduler, self.options, VOCAB_SIZE)
         self.tables = self.scheduler.tables
         self.blocks = self.tables.blocks
         kept = -(-self.options.keep // block_size) * block_size
@@ -199,29 +200,29 @@ class Bench:
 
     def add_request(self, request: Request, guide: Guide | None = None) -> None:
         ends, num_beams = sorted(request.ends(self.scheduler.eos_token_ids)), request.sampling.num_beams
-        members = []
-        for _ in range(num_beams):
-            members.append(
-                Sequence(
-                    seq_id=len(self.sequences),
-                    request=request,
-                    token_ids=[*request.prompt_token_ids, *request.output_token_ids],
-                    token_sampling=token_sampling(request, 0, ends),
-                    max_tokens=request.sampling.max_tokens,
-                    max_context=self.max_context,
-                    cache=SequenceCache(salt=request.cache_salt),
-                    vector_size=VECTOR_SIZE if request.pooling else 0,
-                    guide=guide,
-                )
+
+        def make_sequence(choice: int, sampling: TokenSampling) -> Sequence:
+            sequence = Sequence(
+                seq_id=len(self.sequences),
+                request=request,
+                token_ids=[*request.prompt_token_ids, *request.output_token_ids],
+                token_sampling=sampling,
+                max_tokens=request.sampling.max_tokens,
+                max_context=self.max_context,
+                cache=SequenceCache(salt=request.cache_salt),
+                vector_size=VECTOR_SIZE if request.pooling else 0,
+                guide=guide,
             )
-            self.sequences.append(members[-1])
+            self.sequences.append(sequence)
+            return sequence
+
         if num_beams > 1:
-            group = BeamGroup(
-                members=members, sampling=request.sampling, ends=ends, max_tokens=request.sampling.max_tokens
-            )
-            for member in members:
-                member.beams = group
-        self.scheduler.add(members[0])
+            group = self.searches.make(request, ends, make_sequence)
+            for member in group.members:
+                member.group = group
+            self.scheduler.add(group.members[0])
+        else:
+            self.scheduler.add(make_sequence(0, token_sampling(request, 0, ends)))
 
     def launch(self) -> BatchPlan | None:
         """One ``schedule``; its plan is run at once, its result waits."""
@@ -328,9 +329,9 @@ class Bench:
             assert sequence.embedding == vector_of(prompt if pooling == "mean" else prompt[-1:])
             assert (sequence.token_ids, sequence.finish_reason) == (prompt, FinishReason.STOP)
             return
-        if sequence.beams is not None:
+        if sequence.group is not None:
             if sequence.finish_reason is not FinishReason.ABORT:
-                self.check_beams(sequence.beams)
+                self.check_beams(sequence.group)
             return
         expected = [token_at(sequence.seq_id, begin + index) for index in range(sequence.num_output_tokens)]
         assert sequence.output_ids == expected
@@ -353,8 +354,9 @@ class Bench:
             alone.scores = {index: score for index, (_, score) in enumerate(plain)}
             for member in alone.members:
                 count = BeamGroup.num_candidates(group.sampling, group.ends)
-                alone.take(member, likely_tokens([*prompt, *member.output_ids], count))
-            children = alone.advance()
+                top = likely_tokens([*prompt, *member.output_ids], count)
+                alone.take(member, EntryResult(logprobs=(TokenLogprobs(0, 0.0, top),)))
+            children = alone.next_beams()
             plain = [([*alone.members[child.parent].output_ids, child.token], child.score) for child in children]
         assert group.finished == alone.finished
 

@@ -136,7 +136,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for sequence in self.bench.update():
             gained = sequence.num_output_tokens - before[sequence.seq_id]
             most = 0 if sequence.request.pooling else 1 if self.proposer is None else self.shape["chunked_prefill_size"]
-            assert sequence.beams or min(1, most) <= gained <= most
+            assert sequence.group or min(1, most) <= gained <= most
             assert (sequence.embedding is not None) == bool(sequence.request.pooling)
             assert sequence.finish_reason is not FinishReason.ABORT
 
@@ -145,7 +145,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, draw):
         sequence = self.bench.sequences[draw % len(self.bench.sequences)]
         if sequence.finish_reason is None:
-            self.aborted |= {m.seq_id for m in (sequence.beams.members if sequence.beams else [sequence])}
+            self.aborted |= {m.seq_id for m in (sequence.group.members if sequence.group else [sequence])}
         self.bench.scheduler.finish(sequence, FinishReason.ABORT)
 
     @invariant()
@@ -161,9 +161,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert (sequence.finish_reason is FinishReason.ABORT) == (sequence.seq_id in self.aborted)
             if sequence.request.pooling:
                 continue
-            if sequence.finish_reason is FinishReason.STOP and not sequence.beams:
+            if sequence.finish_reason is FinishReason.STOP and not sequence.group:
                 assert sequence.output_ids[-1] in ends
-            if sequence.finish_reason is not FinishReason.ABORT and not sequence.beams:
+            if sequence.finish_reason is not FinishReason.ABORT and not sequence.group:
                 assert not set(sequence.output_ids[:-1]) & set(ends)
 
 
