@@ -90,7 +90,7 @@ def test_without_the_deepest_snapshot_the_one_before_it_is_taken(hybrid):
             for slot, digest in list(tables.states.slots._digest_of.items()):
                 if tables.blocks.find([digest]) and _depth(tables, digest, LONG) > left:
                     tables.states.slots.unregister(slot)
-                    del tables.states.slots._idle[slot]
+                    tables.states.slots._eviction.use([slot])
                     tables.states.slots._free.append(slot)
             rows.clear()
             output = greedy(llm, [LONG], 8)[0]
@@ -112,7 +112,7 @@ def test_snapshots_go_before_a_sequence_waits(checkpoint):
     with recorded(checkpoint, max_num_seqs=3) as (llm, _):
         expected = [output.token_ids for output in greedy(llm, SIX, 8)]
         slots = llm.engine.scheduler.tables.states.slots
-        assert slots.num_blocks == 6 and len(slots._idle) == 3
+        assert slots.num_blocks == 6 and len(slots.evictable) == 3
         again = [output.token_ids for output in greedy(llm, [prompt[::-1] for prompt in SIX] + SIX, 8)]
         assert again[len(SIX) :] == expected and llm.report.counts["preemptions"] == 0
 

@@ -20,6 +20,7 @@ from labinfer.base.speculative_options import MTP, SpeculativeOptions
 PIPELINE_SCHEDULES = Names("pipeline_schedule")
 SCHEDULING_POLICIES = Names("scheduling_policy")
 BATCH_POLICIES = Names("batch_policy", "auto")
+PREFIX_CACHE_EVICTIONS = Names("prefix_cache_eviction")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 LOG_LEVELS = ("debug", "info", "warning")
 FLOAT_DTYPES = ("float32", "bfloat16", "float16")
@@ -165,6 +166,12 @@ class CacheOptions:
         choices=KV_CACHE_DTYPES,
     )
     enable_prefix_caching: bool = option(True, "find the tokens of earlier requests in the KV cache again")
+    prefix_cache_eviction: str = option(
+        "lru",
+        "which unreferenced block of the prefix cache is evicted next: the least recently used one, or what a plugin chooses; "
+        "also holds for snapshots of states and for a draft model's cache",
+        choices=PREFIX_CACHE_EVICTIONS,
+    )
     snapshot_interval: int = option(
         1024,
         "tokens from one snapshot of a sequence's state to the next, beside the one at its prompt's end; the prefix cache of "

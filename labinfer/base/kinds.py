@@ -86,6 +86,9 @@ KINDS: dict[str, Kind] = {
             "lockstep": "labinfer.engine.pipeline_schedule:Lockstep",
         },
     ),
+    "prefix_cache_eviction": Kind(
+        contract="labinfer.engine.eviction:Eviction", is_class=True, shipped={"lru": "labinfer.engine.eviction:LRU"}
+    ),
     "model_family": Kind(
         contract="labinfer.models.decoder:Decoder",
         is_class=True,

@@ -117,7 +117,14 @@ DEFAULTS_BY_COMMAND: dict[str, dict[str, Any]] = {
 """Defaults that differ from the dataclass's; empty for options that are left to the model or its server."""
 SIMULATED = {
     *("dtype", "quantization", "max_model_len", "tensor_parallel_size", "pipeline_parallel_size", "layers", "ranks"),
-    *("block_size", "num_kv_blocks", "enable_prefix_caching", "snapshot_interval", "memory_utilization"),
+    *(
+        "block_size",
+        "num_kv_blocks",
+        "enable_prefix_caching",
+        "prefix_cache_eviction",
+        "snapshot_interval",
+        "memory_utilization",
+    ),
     *("log_level", "trace"),
     *({f.name for f in dataclasses.fields(SchedulerOptions)} - {"speculative_config"}),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from labinfer.base.config import CacheOptions, SchedulerOptions
+from labinfer.base.registry import REGISTRY
 from labinfer.base.tracer import Tracer
 from labinfer.engine.beam_search import BeamSearch
 from labinfer.engine.block_manager import BlockManager
@@ -78,18 +79,19 @@ def make_scheduler(
     proposer: Proposer | None = None,
 ) -> Scheduler:
     """Assemble a scheduler over empty pools of KV blocks and states."""
-    blocks = BlockManager(facts.num_blocks, cache.block_size, cache.enable_prefix_caching and facts.is_causal)
+    eviction = REGISTRY.find("prefix_cache_eviction", cache.prefix_cache_eviction)
+    blocks = BlockManager(facts.num_blocks, cache.block_size, cache.enable_prefix_caching and facts.is_causal, eviction)
     host = BlockManager(facts.num_host_blocks, cache.block_size, prefix_caching=False)
     windows = states = None
     if facts.window:
         windows = WindowedBlocks(
             facts.window,
             min(scheduling.chunked_prefill_size, scheduling.max_num_batched_tokens),
-            BlockManager(facts.num_window_blocks, cache.block_size, cache.enable_prefix_caching),
+            BlockManager(facts.num_window_blocks, cache.block_size, cache.enable_prefix_caching, eviction),
             BlockManager(facts.num_host_window_blocks, cache.block_size, prefix_caching=False),
         )
     if facts.num_states:
-        states = StateSlots(facts.num_states, facts.num_host_states, cache.snapshot_interval)
+        states = StateSlots(facts.num_states, facts.num_host_states, cache.snapshot_interval, eviction)
     tables = BlockTables(blocks, host, states, windows)
     micro_batches = MicroBatchCount(facts.num_stages, facts.step_times, scheduling.max_inflight, facts.drafting_stage)
     drafts = Speculation()

@@ -1,87 +1,106 @@
-"""BlockManager: who owns which KV block, and which blocks hold tokens worth finding again. The blocks are the workers'."""
+"""BlockManager: reference counts of KV blocks, and the prefix cache of full blocks. The blocks' contents are the workers'."""
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
+
+from labinfer.engine.eviction import LRU, Eviction
 
 DIGEST_BYTES = 16
 """Among four thousand million blocks two have the same digest with probability 2**-65."""
 
 
 class BlockManager:
-    """A pool of equal blocks, shared by count and taken back; full ones can be found by what they hold.
+    """A pool of equal blocks with reference counts. Full blocks can be found by the digest of their tokens.
 
-    A block that nobody holds any more keeps its tokens until its room is needed: the least recently used goes first.
+    A block is free, in use (referenced by sequences) or evictable (cached, and referenced by none).
 
     Args:
         num_blocks: blocks on every rank.
         block_size: tokens in a block.
         prefix_caching: whether blocks are found again at all.
+        eviction: makes the object that chooses which evictable block is evicted next.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True):
+    def __init__(
+        self, num_blocks: int, block_size: int, prefix_caching: bool = True, eviction: Callable[[], Eviction] = LRU
+    ):
         self.num_blocks, self.block_size = num_blocks, block_size
         self.prefix_caching = prefix_caching
         # A stack: what was used last is used next, so that memory the run does not need is never touched.
         self._free = list(reversed(range(num_blocks)))
-        self._holders: dict[int, int] = {}  # of the blocks in use: how many hold each
-        self._idle: dict[int, None] = {}  # held by nobody but known by digest; least recently used first
+        self._ref_counts: dict[int, int] = {}  # of the blocks in use
+        self._eviction = eviction()
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated, those that would first forget what they hold included."""
-        return len(self._free) + len(self._idle)
+        """Number of free and evictable blocks."""
+        return self.num_blocks - len(self._ref_counts)
+
+    @property
+    def evictable(self) -> set[int]:
+        """Cached blocks that no sequence references."""
+        return self._digest_of.keys() - self._ref_counts.keys()
 
     @property
     def usage(self) -> float:
         """Fraction of the blocks in use."""
-        return len(self._holders) / self.num_blocks if self.num_blocks else 0.0
+        return len(self._ref_counts) / self.num_blocks if self.num_blocks else 0.0
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int] | None:
-        """``count`` blocks for one holder, or None where there is no room."""
+        """Allocate ``count`` blocks, evicting as many as needed. Returns None if fewer are free and evictable."""
         if count > self.num_free:
             return None
-        blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
-        self._holders.update(dict.fromkeys(blocks, 1))
+        free = self._free
+        blocks = [free.pop() if free else self._evict() for _ in range(count)]
+        self._ref_counts.update(dict.fromkeys(blocks, 1))
         return blocks
 
-    def hold(self, shared: Sequence[int], count: int) -> list[int] | None:
-        """Add a holder to the blocks ``shared``, and allocate ``count`` more behind them; None where there is no room."""
-        if count > self.num_free - sum(block in self._idle for block in shared):
+    def acquire(self, cached: Sequence[int], count: int) -> list[int] | None:
+        """Share the blocks ``cached``, a cache hit, and allocate ``count`` more behind them. Returns None if there is no room."""
+        ref_counts = self._ref_counts
+        num_evictable = len(cached) - sum(map(ref_counts.__contains__, cached))
+        if count > self.num_free - num_evictable:
             return None
-        for block in shared:
-            self._holders[block] = self._holders.get(block, 0) + 1
-            self._idle.pop(block, None)
-        return [*shared, *self.allocate(count)]
+        for block in cached:
+            ref_counts[block] = ref_counts.get(block, 0) + 1
+        if cached:
+            self._eviction.use(cached)
+        return [*cached, *self.allocate(count)]
+
+    def fork(self, blocks: Iterable[int]) -> None:
+        """Add a reference to blocks in use, cached or not: a sequence goes on as two."""
+        for block in blocks:
+            self._ref_counts[block] += 1
 
     def is_used(self, block: int) -> bool:
-        """Whether anybody holds a block."""
-        return block in self._holders
+        """Whether a sequence references a block."""
+        return block in self._ref_counts
 
     def is_shared(self, block: int) -> bool:
-        """Whether a block in use has more than one holder, so that none of them may write to it."""
-        return self._holders[block] > 1
+        """Whether a block in use has several references, so that no sequence may write to it."""
+        return self._ref_counts[block] > 1
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Take one holder away. ``blocks`` are in the order of their tokens, so that a prefix outlives what follows it."""
+        """Release a reference to each of ``blocks``, which are in the order of their tokens."""
+        ref_counts, digest_of, evictable = self._ref_counts, self._digest_of, []
         for block in reversed(blocks):
-            self._holders[block] -= 1  # KeyError: freed twice
-            if self._holders[block]:
+            ref_counts[block] -= 1  # KeyError: freed twice
+            if ref_counts[block]:
                 continue
-            del self._holders[block]
-            if block in self._digest_of:
-                self._idle[block] = None
-            else:
-                self._free.append(block)
+            del ref_counts[block]
+            (evictable if block in digest_of else self._free).append(block)
+        if evictable:
+            self._eviction.add(evictable)
 
     # Finding blocks by what they hold.
 
@@ -92,13 +111,14 @@ class BlockManager:
             self._digest_of[block] = digest
 
     def unregister(self, block: int) -> None:
-        """The block is about to hold something else."""
+        """A block in use is about to hold other tokens."""
         digest = self._digest_of.pop(block, None)
         if digest is not None:
             del self._block_of[digest]
+            self._eviction.forget(block)
 
     def find(self, digests: Sequence[bytes]) -> list[int]:
-        """The known blocks of the longest prefix of this chain; not held by the caller before it calls ``hold``."""
+        """The known blocks of the longest prefix of this chain; to be shared by ``acquire``."""
         blocks = []
         for digest in digests:
             block = self._block_of.get(digest)
@@ -108,25 +128,27 @@ class BlockManager:
         return blocks
 
     def _evict(self) -> int:
-        block = next(iter(self._idle))
-        del self._idle[block]
-        del self._block_of[self._digest_of.pop(block)]
+        block = self._eviction.evict()
+        digest = self._digest_of.pop(block, None)
+        assert digest is not None and block not in self._ref_counts, (
+            f"{type(self._eviction).__name__}.evict() gave block {block!r:.60}, which is not evictable (see engine/eviction.py)"
+        )
+        del self._block_of[digest]
         return block
 
     def check_integrity(self) -> None:
-        """Assert that every block is free, idle or in use, and only one of these; that digests lead to their blocks and back."""
-        free, idle, used = set(self._free), set(self._idle), set(self._holders)
+        """Assert that every block is free, evictable or in use, and only one of these; that digests lead to their blocks and back."""
+        free, used = set(self._free), self._ref_counts.keys()
         assert len(free) == len(self._free), "a block is free twice"
-        assert not (free & idle or free & used or idle & used), "a block is in two states"
-        assert len(free) + len(idle) + len(used) == self.num_blocks, "a block is lost"
-        assert all(count > 0 for count in self._holders.values()), "a block in use has no holder"
+        assert not free & used, "a block is in two states"
+        assert len(free) + len(self.evictable) + len(used) == self.num_blocks, "a block is lost"
+        assert all(count > 0 for count in self._ref_counts.values()), "a block in use has no reference"
         assert {block: digest for digest, block in self._block_of.items()} == self._digest_of, "digests disagree"
-        assert idle <= set(self._digest_of), "an idle block cannot be found"
-        assert not free & set(self._digest_of), "a free block can be found"
+        assert not free & self._digest_of.keys(), "a free block can be found"
 
-    def check_holders(self, blocks: Iterable[int]) -> None:
-        """Assert that the blocks in use are these, each as often as it has holders."""
-        assert Counter(blocks) == self._holders, "holders disagree with the count"
+    def check_ref_counts(self, blocks: Iterable[int]) -> None:
+        """Assert that the blocks in use are ``blocks``, where each is named once for every reference."""
+        assert Counter(blocks) == self._ref_counts, "reference counts disagree"
 
 
 def extend_chain(chain: list[bytes], token_ids: Sequence[int], block_size: int, salt: str, num_blocks: int) -> None:

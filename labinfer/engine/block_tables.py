@@ -87,7 +87,7 @@ class BlockTables:
             shared = self._find(cache, digests)
         if self.windows is not None and not self.windows.has_room(cache, digests[: len(shared)], num_tokens):
             return False
-        blocks = self.blocks.hold(shared, max(self.blocks.blocks_for(num_tokens), len(swapped)) - len(shared))
+        blocks = self.blocks.acquire(shared, max(self.blocks.blocks_for(num_tokens), len(swapped)) - len(shared))
         if blocks is None:
             return False
         if self.states is not None:
@@ -136,7 +136,7 @@ class BlockTables:
             self._copy("copy", *copy)
         return True
 
-    def catch_up(self, cache: SequenceCache, token_ids: Sequence[int], num_tokens: int) -> int:
+    def reuse_newly_cached(self, cache: SequenceCache, token_ids: Sequence[int], num_tokens: int) -> int:
         """Share what others have computed since it was admitted; returns how many tokens need not be run.
 
         Args:
@@ -154,8 +154,8 @@ class BlockTables:
             return 0
         last = first + len(shared)
         if self.windows is not None:
-            self.windows.catch_up(cache, digests[:last], first)
-        own, cache.blocks[first:last] = cache.blocks[first:last], self.blocks.hold(shared, 0)
+            self.windows.reuse_newly_cached(cache, digests[:last], first)
+        own, cache.blocks[first:last] = cache.blocks[first:last], self.blocks.acquire(shared, 0)
         self.blocks.free(own)
         cache.num_known, cache.num_registered = min(cache.num_known, first), last
         num_found, cache.num_tokens = last * size - cache.num_tokens, last * size
@@ -234,7 +234,7 @@ class BlockTables:
         for (group, from_table), (_, to_table) in zip(self._tables(source), self._tables(dest), strict=True):
             end = group.blocks.blocks_for(num_tokens)
             num_freed = min(from_table.num_freed, end)
-            group.blocks.hold(from_table.blocks[num_freed:end], 0)
+            group.blocks.fork(from_table.blocks[num_freed:end])
             to_table.blocks, to_table.num_freed, to_table.num_known = from_table.blocks[:end], num_freed, 0
         dest.num_tokens, dest.salt = num_tokens, source.salt
         dest.num_dropped = source.num_dropped if num_tokens else 0
@@ -361,7 +361,7 @@ class BlockTables:
             assert all((cache.state_slot is None) == (not cache.blocks) for cache in caches), "blocks without a state"
         for pool, tables in pools:
             pool.check_integrity()
-            pool.check_holders(block for table in tables for block in table)
+            pool.check_ref_counts(block for table in tables for block in table)
 
     def _copy(self, kind: MoveKind, source: int, dest: int) -> None:
         """Note the copy of a block, together with those before it where the order does not matter."""

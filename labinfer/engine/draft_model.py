@@ -11,6 +11,7 @@ import msgspec
 
 from labinfer.base.config import CacheOptions
 from labinfer.base.plan import NO_SLOT, NO_TOKEN, BatchEntry, BatchPlan, BatchResult, SequenceStart
+from labinfer.base.registry import REGISTRY
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.block_tables import BlockTables
@@ -105,8 +106,10 @@ class DraftModelProposer:
 
     def __init__(self, model: DraftModel, cache: CacheOptions, max_tokens: int, eos_token_ids: Iterable[int]):
         self._model, self._max_tokens, self._eos_token_ids = model, max_tokens, frozenset(eos_token_ids)
+        eviction = REGISTRY.find("prefix_cache_eviction", cache.prefix_cache_eviction)
+        has_cache = cache.enable_prefix_caching and not model.num_states
         self.tables = BlockTables(
-            BlockManager(model.num_blocks, cache.block_size, cache.enable_prefix_caching and not model.num_states),
+            BlockManager(model.num_blocks, cache.block_size, has_cache, eviction),
             BlockManager(0, cache.block_size, prefix_caching=False),
             StateSlots(model.num_states) if model.num_states else None,
         )

@@ -331,7 +331,7 @@ class Scheduler:
         if (limit := self._tables.chunk_limit(cache)) is not None:
             count = min(count, limit)
         if not (sequence.is_decoding or sequence.measures_prompt):
-            num_found = self._tables.catch_up(cache, sequence.token_ids, sequence.num_positions)
+            num_found = self._tables.reuse_newly_cached(cache, sequence.token_ids, sequence.num_positions)
             self._count_found(sequence, num_found)
             count = min(count, sequence.num_unscheduled, sequence.max_context - cache.num_tokens)
         while not self._tables.reserve(cache, count):

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from labinfer.engine.block_manager import BlockManager
+from labinfer.engine.eviction import LRU, Eviction
 
 
 class StateSlots:
     """A pool of slots, each with room for the state of one sequence.
 
     A running sequence holds one. A *snapshot* is a copy of it in another slot, taken where a block ends and known by that
-    block's digest: a sequence that begins with the same tokens goes on from there, with the KV blocks before it. Nobody
-    holds a snapshot, so the least recently used goes first when a sequence needs a slot.
+    block's digest: a sequence that begins with the same tokens goes on from there, with the KV blocks before it. No sequence
+    references a snapshot, so it can be evicted when a sequence needs a slot.
 
     Args:
         num_slots: slots on every rank.
         num_host_slots: slots in host memory, for sequences that are swapped out.
         interval: tokens from one snapshot of a sequence to the next, beside the one at the end of its prompt.
+        eviction: makes the object that chooses which snapshot is evicted next.
     """
 
-    def __init__(self, num_slots: int, num_host_slots: int = 0, interval: int = 1024):
-        self.slots, self.host = BlockManager(num_slots, 1), BlockManager(num_host_slots, 1, prefix_caching=False)
+    def __init__(
+        self, num_slots: int, num_host_slots: int = 0, interval: int = 1024, eviction: Callable[[], Eviction] = LRU
+    ):
+        self.slots = BlockManager(num_slots, 1, eviction=eviction)
+        self.host = BlockManager(num_host_slots, 1, prefix_caching=False)
         self.interval = interval
 
     def deepest(self, digests: Sequence[bytes]) -> int:
@@ -38,10 +43,10 @@ class StateSlots:
         """
         snapshot = self.slots.find([digest]) if digest is not None else []
         if snapshot and self.slots.num_free == 1:
-            self.slots.hold(snapshot, 0)
+            self.slots.acquire(snapshot, 0)
             self.slots.unregister(snapshot[0])
             return snapshot[0], None
-        taken = self.slots.hold(snapshot, 1)
+        taken = self.slots.acquire(snapshot, 1)
         if taken is None:
             return None
         self.slots.free(snapshot)

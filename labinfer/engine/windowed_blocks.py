@@ -71,7 +71,7 @@ class WindowedBlocks:
         out goes to."""
         table = cache.windowed
         first, shared = self._find_seen(cache, digests)
-        blocks = self.blocks.hold(shared, self._length(cache, first, num_tokens) - first - len(shared))
+        blocks = self.blocks.acquire(shared, self._length(cache, first, num_tokens) - first - len(shared))
         table.blocks, table.num_freed = [NO_BLOCK] * first + blocks, first
         return blocks[: len(table.host_blocks)]
 
@@ -89,11 +89,11 @@ class WindowedBlocks:
             length = min(length, first + window_blocks(self._window, self.blocks.block_size))
         return max(length, first + len(cache.windowed.host_blocks))
 
-    def catch_up(self, cache: SequenceCache, digests: Sequence[bytes], num_own: int) -> None:
+    def reuse_newly_cached(self, cache: SequenceCache, digests: Sequence[bytes], num_own: int) -> None:
         """Share the blocks of this chain, which ``find`` has cut, from number ``num_own`` on."""
         table, last = cache.windowed, len(digests)
         begin = max(num_own, self.first_seen(cache, last * self.blocks.block_size))
-        shared, own = self.blocks.hold(self.blocks.find(digests[begin:]), 0), table.blocks[num_own:last]
+        shared, own = self.blocks.acquire(self.blocks.find(digests[begin:]), 0), table.blocks[num_own:last]
         if begin > num_own:  # blocks between the sequence's own ones and the shared ones are seen by no token
             own, table.num_freed = table.blocks[table.num_freed : last], begin
         table.blocks[num_own:last] = [NO_BLOCK] * (begin - num_own) + shared

@@ -17,7 +17,7 @@ ENGINE_FLAGS = {
     "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--experts", "--ranks", "--layout", "--device", "--transport",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
-    "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
+    "--prefix-cache-eviction", "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
     "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--max-queued-requests",
     "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
     "--pipeline-schedule", "--max-inflight", "--speculative-config",
@@ -49,7 +49,7 @@ ACCURACY_FLAGS = COMM_FLAGS | {
     "--functions", "--autotune", "--no-autotune",
     "--weights", "--quantization", "-q", "--quantization-group-size", "--ignore-tensors",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
-    "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
+    "--prefix-cache-eviction", "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
 }  # fmt: skip
 BENCH_FLAGS = ENGINE_FLAGS | {"--input-len", "--output-len", "--seed", "--output-json", "--plot"}
 LOAD_FLAGS = BENCH_FLAGS | {"--num-prompts", "--num-warmups", "--dataset", "--workload"}
@@ -58,7 +58,7 @@ SIMULATE_FLAGS = {
     "--num-prompts", "--num-warmups", "--dataset", "--workload", "--request-rate", "--burstiness", "--max-concurrency", "--goodput",
     "--dtype", "--quantization", "-q", "--max-model-len",
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--ranks",
-    "--block-size", "--num-kv-blocks", "--enable-prefix-caching", "--no-enable-prefix-caching", "--snapshot-interval",
+    "--block-size", "--num-kv-blocks", "--enable-prefix-caching", "--no-enable-prefix-caching", "--prefix-cache-eviction", "--snapshot-interval",
     "--memory-utilization", "--max-num-seqs", "--max-num-batched-tokens", "--chunked-prefill-size", "--max-queued-requests",
     "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
     "--pipeline-schedule", "--max-inflight", "--log-level", "--trace", "--profile",
@@ -67,7 +67,7 @@ FUNCTIONS_FLAGS = {
     "--output-json", "--plot", "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
     "--functions", "--autotune", "--no-autotune", "--weights", "--quantization", "-q", "--quantization-group-size", "--ignore-tensors",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
-    "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
+    "--prefix-cache-eviction", "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
 } | COMM_FLAGS  # fmt: skip
 
 

@@ -191,8 +191,8 @@ def test_without_room_an_operation_is_refused_and_changes_nothing(tables, operat
 
 def test_count_that_disagrees_is_found(tables):
     cache = filled(tables, 10)
-    with pytest.raises(AssertionError, match="holders disagree"):
+    with pytest.raises(AssertionError, match="reference counts disagree"):
         tables.check_integrity([])
     cache.blocks.append(cache.blocks[0])
-    with pytest.raises(AssertionError, match="holders disagree"):
+    with pytest.raises(AssertionError, match="reference counts disagree"):
         tables.check_integrity([cache])

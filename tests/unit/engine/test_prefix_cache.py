@@ -7,6 +7,7 @@ from scheduler_bench import Bench
 
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.block_manager import BlockManager, extend_chain
+from labinfer.engine.eviction import LRU
 from labinfer.engine.request import FinishReason, Request
 
 
@@ -40,7 +41,7 @@ def test_chain_grows_as_tokens_come():
 def test_shared_blocks_are_free_when_their_last_holder_is_gone():
     blocks = BlockManager(4, 4)
     held = filled(blocks, chain(list(range(8))))
-    assert blocks.hold(held, 0) == held
+    assert blocks.acquire(held, 0) == held
     blocks.free(held)
     assert blocks.num_free == 2 and blocks.find(chain(list(range(12)))) == held
     blocks.free(held)
@@ -58,7 +59,7 @@ def test_least_recently_used_block_is_forgotten_first_and_a_prefix_after_what_fo
     blocks.free(filled(blocks, young))
     blocks.allocate(1)
     assert len(blocks.find(old)) == 1 and len(blocks.find(young)) == 2
-    blocks.free(blocks.hold(blocks.find(old), 0))  # now the most recently used
+    blocks.free(blocks.acquire(blocks.find(old), 0))  # now the most recently used
     blocks.allocate(2)
     blocks.check_integrity()
     assert len(blocks.find(old)) == 1 and blocks.find(young) == []
@@ -86,12 +87,62 @@ def test_found_blocks_are_shared_with_room_behind_them_or_not_at_all():
     blocks = BlockManager(4, 4)
     held = filled(blocks, chain([1] * 8))
     blocks.free(held)
-    assert blocks.hold(held, 3) is None  # the two found ones are among the four that are free
+    assert blocks.acquire(held, 3) is None  # the two found ones are among the four that are free
     assert blocks.num_free == 4
-    both = blocks.hold(held, 2)
+    both = blocks.acquire(held, 2)
     assert both[:2] == held and sorted(both) == [0, 1, 2, 3]
     blocks.free(both)
     blocks.check_integrity()
+
+
+class Recorded(LRU):
+    """Keeps the calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def add(self, blocks):
+        self.calls.append(("add", list(blocks)))
+        super().add(blocks)
+
+    def use(self, blocks):
+        self.calls.append(("use", list(blocks)))
+        super().use(blocks)
+
+    def forget(self, block):
+        self.calls.append(("forget", block))
+
+
+def test_eviction_is_told_of_cached_blocks_only():
+    blocks = BlockManager(8, 4, eviction=Recorded)
+    calls = blocks._eviction.calls
+    held = filled(blocks, chain([1] * 8))
+    begun = blocks.allocate(1)
+    blocks.fork(held + begun)  # a second beam is no cache hit
+    blocks.free(held + begun)
+    assert calls == []
+    blocks.free(held + begun)
+    assert calls == [("add", [held[1], held[0]])]  # the prefix comes last
+    assert blocks.acquire(blocks.find(chain([1] * 8)), 1)[:2] == held
+    blocks.unregister(held[1])
+    assert calls[1:] == [("use", held), ("forget", held[1])]
+    blocks.free(held)
+    assert calls[3:] == [("add", [held[0]])] and blocks.evictable == {held[0]}
+
+
+@pytest.mark.parametrize("number", [0, 3, 99, None])
+def test_eviction_that_breaks_its_contract_is_named(number):
+    class Careless(LRU):
+        def evict(self):
+            return number
+
+    blocks = BlockManager(4, 4, eviction=Careless)
+    filled(blocks, chain([1] * 4))  # block 0, in use and cached
+    blocks.free(filled(blocks, chain([2] * 8)))
+    blocks.allocate(1)  # block 3
+    with pytest.raises(AssertionError, match=r"Careless.evict\(\) gave block .*, which is not evictable"):
+        blocks.allocate(1)
 
 
 # Through the scheduler. Blocks hold 4 tokens.

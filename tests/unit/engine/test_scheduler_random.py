@@ -21,6 +21,7 @@ from labinfer.base.config import BATCH_POLICIES, PREEMPTION_MODES, SCHEDULING_PO
 from labinfer.base.rank_stats import StepTimes
 from labinfer.base.speculative_options import SpeculativeOptions
 from labinfer.engine.cache_capacity import least_window_blocks
+from labinfer.engine.eviction import Eviction
 from labinfer.engine.policies import fcfs
 from labinfer.engine.request import FinishReason
 
@@ -48,6 +49,7 @@ SHAPES = st.fixed_dictionaries(
         "context_shift": st.booleans(),
         "keep": st.sampled_from([0, 2]),
         "drafts": st.sampled_from([None, None, 0.0, 0.8, 1.0]),
+        "prefix_cache_eviction": st.sampled_from(["lru", "erratic"]),
         "num_states": st.sampled_from([0, 0, 1, 2, 3, 5, 8, 30]),
         "num_host_states": st.sampled_from([0, 1, 2, 6]),
         "snapshot_interval": st.sampled_from([1, 3 * BLOCK_SIZE, ROOM]),
@@ -62,6 +64,26 @@ def erratic(sequence, running_of_user):
     """Prompts overtake each other after every chunk, as differently as can be."""
     counted = 7 * sequence.seq_id + 3 * sequence.num_scheduled + running_of_user.get(sequence.request.user, 0)
     return (counted % 5, sequence.order)
+
+
+class ErraticEviction(Eviction):
+    """Checks the calls against the contract, and evicts neither old blocks nor young ones."""
+
+    def __init__(self):
+        self.blocks = []
+
+    def add(self, blocks):
+        assert blocks and not set(blocks) & set(self.blocks)
+        self.blocks += blocks
+
+    def use(self, blocks):
+        self.blocks = [block for block in self.blocks if block not in blocks]
+
+    def evict(self):
+        return self.blocks.pop(len(self.blocks) // 2)
+
+    def forget(self, block):
+        assert block not in self.blocks
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -151,6 +173,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def every_block_has_its_holders(self):
         self.bench.scheduler.check_integrity()
+        tables = self.bench.tables
+        for part in (tables, tables.windows, tables.states):
+            pool = part and (part.slots if part is tables.states else part.blocks)
+            if pool and self.shape["prefix_cache_eviction"] == "erratic":
+                assert set(pool._eviction.blocks) == pool.evictable
 
     def teardown(self):
         if not hasattr(self, "bench"):
@@ -171,6 +198,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 def test_any_order_of_events_keeps_plans_consistent(num_examples, add_part):
     """About 100 steps in each."""
     add_part("scheduling_policy", "erratic", fcfs, prefill_key=erratic)
+    add_part("prefix_cache_eviction", "erratic", ErraticEviction)
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(

@@ -1,0 +1,53 @@
+"""Eviction: which unreferenced block of the prefix cache is evicted next. LRU ships."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+
+class Eviction:
+    """Order in which the unreferenced blocks of a prefix cache are evicted.
+
+    Each pool has an object of its own, on the rank that allocates its blocks: rank 0 for KV blocks, blocks of windowed layers and state
+    slots (whose snapshots are blocks here), and the rank of a draft model for the draft model's. The calls depend only on the schedule,
+    never on times, so a policy without random numbers evicts the same blocks in every run.
+
+    A block is *evictable* while it holds cached tokens and no sequence references it. ``BlockManager`` calls the methods between
+    two micro-batches, so they must be fast: with a full cache ``add`` and ``evict`` run once for every block that is allocated.
+    """
+
+    def add(self, blocks: Sequence[int]) -> None:
+        """Note that ``blocks`` are evictable from now on. Those of one sequence come last one first: a policy that keeps this order lets
+        a prefix outlive its continuation."""
+        raise NotImplementedError
+
+    def use(self, blocks: Sequence[int]) -> None:
+        """Note a cache hit: another sequence shares ``blocks``, which are not evictable from now on, if they were."""
+        raise NotImplementedError
+
+    def evict(self) -> int:
+        """Choose an evictable block, of which there is at least one, and forget it: its tokens are no longer cached."""
+        raise NotImplementedError
+
+    def forget(self, block: int) -> None:
+        """Note that the tokens of ``block`` are no longer cached although it was not evicted: the sequence that has it overwrites them."""
+
+
+class LRU(Eviction):
+    """Least recently used first: the block whose last reference was released before those of all others."""
+
+    def __init__(self) -> None:
+        # Not a dict, which takes longer to find its first key the more keys were removed.
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def add(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._blocks[block] = None
+
+    def use(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._blocks.pop(block, None)
+
+    def evict(self) -> int:
+        return self._blocks.popitem(last=False)[0]
