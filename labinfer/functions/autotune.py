@@ -18,13 +18,13 @@ import msgspec
 import torch
 
 from labinfer.functions.rank_calls import RankCalls
-from labinfer.functions.registry import ROW_CLASSES, Choice, Implementation
+from labinfer.functions.registry import BATCH_BUCKETS, Choice, Implementation
 from labinfer.native.cache_file import FORMAT, Damaged, read_sealed, write_sealed
 
 logger = logging.getLogger(__name__)
 
 TIMED_ROWS = (1, 4, 16, 64, 256)
-"""One number of rows for each class of ``ROW_CLASSES``."""
+"""A number of rows in each of ``BATCH_BUCKETS``."""
 SECONDS = 0.02
 """Time for the candidates of a target at one number of rows, undisturbed."""
 MIN_ROUNDS, MAX_ROUNDS = 3, 30
@@ -196,7 +196,7 @@ def describe(choice: Choice) -> str:
     for target, names in choice.items():
         spans = [names[0]]
         spans += [
-            f"from {ROW_CLASSES[index - 1] + 1} rows {name}"
+            f"from {BATCH_BUCKETS[index - 1] + 1} rows {name}"
             for index, name in enumerate(names)
             if index > 0 and name != names[index - 1]
         ]
@@ -222,7 +222,7 @@ def _fastest(seconds: Mapping[str, float]) -> str:
 
 def file_name(*circumstances: object) -> str:
     """A name that another machine, library, model or number of threads does not have."""
-    digest = hashlib.blake2b(repr((FORMAT, TIMED_ROWS, ROW_CLASSES, *circumstances)).encode(), digest_size=8)
+    digest = hashlib.blake2b(repr((FORMAT, TIMED_ROWS, BATCH_BUCKETS, *circumstances)).encode(), digest_size=8)
     return f"times-{digest.hexdigest()}.json"
 
 

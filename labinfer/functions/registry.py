@@ -50,10 +50,11 @@ FUNCTIONS = (*MATRIX_FUNCTIONS, *EXPERT_FUNCTIONS, *OTHER_FUNCTIONS)
 WeightChoice = Literal["auto", "plain", "packed12"]
 """Form of matrices in bfloat16: as they are, 12 bits a weight, or that of whichever implementation is chosen."""
 
-ROW_CLASSES = (1, 8, 32, 128)
-"""The most rows (tokens) of each class of batch sizes but the last: one request, a few, many, small prompts, prompts."""
+BATCH_BUCKETS = (1, 8, 32, 128)
+"""Upper bounds of the buckets of batch sizes (rows, which are tokens), but for the last bucket: one request, a few, many, small prompts,
+prompts."""
 Choice = Mapping[str, Sequence[str]]
-"""Names of implementations, one for each class of rows, by target: a function, or ``linear`` of a kind of matrices, such as
+"""Names of implementations, one for each bucket of batch sizes, by target: a function, or ``linear`` of a kind of matrices, such as
 ``layer.linear``."""
 
 
@@ -82,27 +83,27 @@ class Implementation:
         return (not self.devices or device.type in self.devices) and (not self.dtypes or dtype in self.dtypes)
 
 
-class ByRows:
-    """A function that is another one for each class of rows of its first argument.
+class DispatchByBatchSize:
+    """A function with an implementation for each bucket of batch sizes; the size is that of its first argument.
 
     Args:
-        calls: one for each class, see ``ROW_CLASSES``.
+        calls: one for each of ``BATCH_BUCKETS``.
     """
 
     def __init__(self, calls: Sequence[Callable]):
         self._calls = tuple(calls)
 
     def __call__(self, argument: torch.Tensor, /, *others, **named):
-        return self._calls[bisect_left(ROW_CLASSES, argument.shape[0])](argument, *others, **named)
+        return self._calls[bisect_left(BATCH_BUCKETS, argument.shape[0])](argument, *others, **named)
 
 
 def by_new_tokens(calls: Sequence[Callable]) -> BySequence:
-    """A function that is another one for each class of new tokens of a sequence.
+    """A function that chooses an implementation for each sequence by the number of its new tokens.
 
     Args:
-        calls: one for each class, see ``ROW_CLASSES``.
+        calls: one for each of ``BATCH_BUCKETS``.
     """
-    return BySequence(lambda num_new, *others: calls[bisect_left(ROW_CLASSES, num_new)])
+    return BySequence(lambda num_new, *others: calls[bisect_left(BATCH_BUCKETS, num_new)])
 
 
 class FunctionRegistry:
@@ -224,7 +225,7 @@ class FunctionRegistry:
             name: _pick(
                 self.candidates(name, device, dtype, overrides),
                 choice.get(name, ()),
-                by_new_tokens if name in CHOSEN_BY_SEQUENCE else ByRows,
+                by_new_tokens if name in CHOSEN_BY_SEQUENCE else DispatchByBatchSize,
             )
             for name in OTHER_FUNCTIONS
         }
@@ -318,9 +319,9 @@ def _matching_layout(
 def _pick(
     candidates: Mapping[str, Implementation],
     names: Sequence[str] = (),
-    combine: Callable[[Sequence[Callable]], Callable] = ByRows,
+    combine: Callable[[Sequence[Callable]], Callable] = DispatchByBatchSize,
 ) -> Callable:
-    """The preferred candidate, or those with these names by classes of rows."""
+    """The preferred candidate, or those with these names by batch size."""
     preferred = candidates[next(reversed(candidates))]
     calls = [candidates.get(name, preferred).call for name in names] or [preferred.call]
     return calls[0] if len(set(map(id, calls))) == 1 else combine(calls)

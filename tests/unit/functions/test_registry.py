@@ -9,7 +9,7 @@ from labinfer.base.errors import UserError
 from labinfer.functions.providers import reference_registry
 from labinfer.functions.reference.elementwise import silu_and_mul
 from labinfer.functions.reference.linear import embedding, linear, pack_weight
-from labinfer.functions.registry import ByRows, FunctionRegistry, Implementation, parse_overrides
+from labinfer.functions.registry import DispatchByBatchSize, FunctionRegistry, Implementation, parse_overrides
 
 CPU = torch.device("cpu")
 
@@ -75,10 +75,10 @@ def test_the_class_of_rows_says_which_implementation_runs():
     assert linear_by_rows(functions.matrices["layer"]) == [names[i] for i in (0, 1, 1, 2, 2, 3, 3, 4, 4)]
     assert linear_by_rows(functions.matrices["vocabulary"]) == ["packed-too"] * 9  # the preferred one
     assert functions.matrices["layer"].pack_weight(None) == "packed pack_weight"
-    both = ByRows([lambda x_TD, *, first: ("few", first), *[lambda x_TD, *, first: ("many", first)] * 4])
+    both = DispatchByBatchSize([lambda x_TD, *, first: ("few", first), *[lambda x_TD, *, first: ("many", first)] * 4])
     assert both(torch.ones(1, 2), first=3) == ("few", 3) and both(torch.ones(99, 2), first=3) == ("many", 3)
     same = packing_registry().select(CPU, torch.float32, choice={"layer.linear": ["packed"] * 5})
-    assert not isinstance(same.matrices["layer"].linear, ByRows)
+    assert not isinstance(same.matrices["layer"].linear, DispatchByBatchSize)
 
 
 def test_a_choice_of_another_layout_packs_for_it():
