@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from serving import serving
 
 from labinfer import LLM, SamplingParams
-from labinfer.functions import providers
 from labinfer.functions.provider import Provider
 from labinfer.functions.reference import elementwise, linear
 from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_gated_mlp, read_model
@@ -28,7 +27,6 @@ NUM_LAYERS = CONFIGS["qwen3"]().num_hidden_layers
 DEMO = str(ROOT / "labinfer" / "assets" / "demo")
 FIRST_LINES = {
     "class AscendProvider": "test_provider_of_a_device",
-    "PROVIDERS = ": "test_provider_of_a_device",
     "exact = ": "test_comparison_with_the_reference",
     "class ExampleForCausalLM": "test_model_family",
     "with LLM(": "test_offline_python",
@@ -80,16 +78,12 @@ def test_gradio_chat(monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["npu", "cpu"])
-def test_provider_of_a_device(device, monkeypatch):
+def test_provider_of_a_device(device, monkeypatch, register_for_test):
     """As it stands it brings nothing for this device, and a start goes on; for CPUs, it is used by its name."""
     text = python_block("docs/add-a-function.md", "class AscendProvider").replace('"npu"', f'"{device}"')
     calls = {name: getattr(elementwise, name) for name in ("add_rms_norm", "silu_and_mul")}
     monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
-    names = run_block(text, Provider=Provider, torch=torch, **calls)
-    table = python_block("docs/add-a-function.md", "PROVIDERS = ")
-    known = {"ReferenceProvider": providers.ReferenceProvider, "CpuProvider": providers.CpuProvider}
-    table = run_block(table, **known, AscendProvider=names["AscendProvider"])["PROVIDERS"]
-    monkeypatch.setattr(providers, "PROVIDERS", table)
+    run_block(text, Provider=Provider, torch=torch, register=register_for_test, **calls)
     functions = {"functions": "silu_and_mul=ascend"} if device == "cpu" else {}
     with LLM(autotune=False, threads=1, **functions) as llm:
         (output,) = llm.generate([[{"role": "user", "content": "17 + 25 = ?"}]], SamplingParams(max_tokens=8))

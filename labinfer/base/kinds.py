@@ -16,6 +16,8 @@ class Kind:
         is_class: whether a part is a subclass of the contract; else it is any callable.
         details: names that ``register`` takes beside kind and name.
         check: ``module:attribute`` of a function that refuses a registration: ``check(name, part, details)`` raises ``UserError``.
+        computes: whether parts decide what a model's layers compute. Packed weights and measured times are kept for each version of a
+            plugin that adds such a part.
     """
 
     contract: str
@@ -23,6 +25,7 @@ class Kind:
     is_class: bool = False
     details: tuple[str, ...] = ()
     check: str = ""
+    computes: bool = False
 
 
 MODEL_FAMILIES = {
@@ -91,6 +94,7 @@ KINDS: dict[str, Kind] = {
     ),
     "model_family": Kind(
         contract="labinfer.models.decoder:Decoder",
+        computes=True,
         is_class=True,
         shipped={name: f"labinfer.models.{module}:{name}" for name, module in MODEL_FAMILIES.items()},
     ),
@@ -131,8 +135,19 @@ KINDS: dict[str, Kind] = {
         details=("parameter",),
         check="labinfer.requests.parameter_names:check_registration",
     ),
+    "function_provider": Kind(
+        contract="labinfer.functions.provider:Provider",
+        computes=True,
+        is_class=True,
+        shipped={
+            "reference": "labinfer.functions.reference.provider:ReferenceProvider",
+            "cpu": "labinfer.functions.cpu.provider:CpuProvider",
+            "cuda": "labinfer.functions.cuda.provider:CudaProvider",
+        },
+    ),
     "weight_format": Kind(
         contract="labinfer.weights.formats.registry:WeightFormat",
+        computes=True,
         shipped={
             "fp8": "labinfer.weights.formats.fp8:read_fp8",
             "compressed-tensors": "labinfer.weights.formats.compressed_tensors:read_compressed_tensors",

@@ -10,18 +10,23 @@ import importlib
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import inspect
 import os
+import secrets
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 import labinfer
 from labinfer.base.errors import UserError
+from labinfer.base.kinds import KINDS
 from labinfer.base.registry import REGISTRY, Registry
 from labinfer.base.sampling_params import SamplingParameter
 
@@ -85,14 +90,11 @@ class Plugins:
                 )
 
     def _import(self, source: PluginSource) -> PluginSource:
-        try:
-            with self._registry.registering_for(source.name):
-                if source.is_file:
-                    run_file(source)
-                else:
-                    importlib.import_module(source.name)
-        except (Exception, SystemExit) as error:
-            raise UserError(f"{FLAG} {source.name}: {locate(error, source.path)}: {describe_error(error)}") from error
+        with _blame(source), self._registry.registering_for(source.name):
+            if source.is_file:
+                run_file(source)
+            else:
+                importlib.import_module(source.name)
         added = self._registry.added_by(source.name)
         if not added:
             raise UserError(
@@ -112,9 +114,25 @@ class Plugins:
                 self._registry.mirror(PROCESSOR, name, source.name, parameter=parameter)
             self.loaded.append(source)
 
+    def blame(self, name: str) -> AbstractContextManager[None]:
+        """Turn an error of a plugin's code, called while a run starts, into a refusal that names file and line.
+
+        Args:
+            name: the plugin that the code is of, as ``Entry.origin``; other code's errors stay as they are.
+        """
+        source = next((source for source in self.loaded if source.name == name), None)
+        return _blame(source) if source is not None else nullcontext()
+
     def identities(self) -> list[str]:
         """Name and digest of each plugin, as reports and fingerprints have them."""
         return [f"{source.name}@{source.digest}" for source in self.loaded]
+
+    def computing_code(self) -> list[str]:
+        """Versions of all code but LABInfer's own that decides what layers compute: of plugins, and of this program's files."""
+        kinds = [kind for kind, listed in KINDS.items() if listed.computes]
+        entries = [entry for kind in kinds for entry in self._registry.plugged_in(kind).values()]
+        plugins = {source.name: f"{source.name}@{source.digest}" for source in self.loaded}
+        return sorted({plugins.get(entry.origin) or _source_digest(entry.part) for entry in entries})
 
 
 PLUGINS = Plugins()
@@ -268,3 +286,22 @@ def _digest(contents: Iterable[bytes]) -> str:
     for content in contents:
         digest.update(blake2b(content).digest())
     return digest.hexdigest()
+
+
+@contextmanager
+def _blame(source: PluginSource) -> Iterator[None]:
+    """Raises:
+    UserError: what is called raises; the text names file and line.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{FLAG} {source.name}: {locate(error, source.path)}: {describe_error(error)}") from error
+
+
+def _source_digest(part: Any) -> str:
+    """Digest of the file that has a function or class; another one each time where it was typed at a prompt."""
+    try:
+        return _digest([Path(inspect.getfile(part)).read_bytes()])
+    except (OSError, TypeError):
+        return secrets.token_hex(8)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
@@ -19,7 +19,7 @@ from torch import nn
 
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.head_norms import HeadNorms
-from labinfer.functions.layer_cache import LayerCache
+from labinfer.functions.layer_cache import LayerCache, TokenPool
 from labinfer.functions.packed_experts import PackedExperts
 from labinfer.functions.packed_weight import PackedWeight
 from labinfer.functions.protocols import (
@@ -78,6 +78,27 @@ class CallSetting:
         return LayerCache.zeros(
             blocks, self.block_size, heads, self.kv_dtype, device=self.device, tiled=self.tiled_cache
         )
+
+    def batch(self, counts: Sequence[int]) -> AttentionBatch:
+        """Sequences with ``counts`` new tokens behind ``CONTEXT`` others."""
+        lengths, blocks = [CONTEXT + count for count in counts], itertools.count()
+        tables = [list(itertools.islice(blocks, -(-length // self.block_size))) for length in lengths]
+        return AttentionBatch.build([0, *itertools.accumulate(counts)], lengths, tables, self.device)
+
+    def slots(self, rows: int) -> torch.Tensor:
+        """Slots of new tokens in a cache, (T,) int64."""
+        return torch.arange(rows, device=self.device)
+
+    def fill(self, pools: Sequence[TokenPool], batch: AttentionBatch | None = None, *, window: int = 0) -> None:
+        """Bring pools of zeros into the state in which a run has them, where that matters; see ``check_plugins``.
+
+        Args:
+            batch: sequences that read the pools; None where they are written.
+            window: tokens that a token of the batch sees; 0 for all.
+        """
+
+    def fill_states(self, states: torch.Tensor, batch: AttentionBatch) -> None:
+        """Bring a state of each sequence of the batch, (B, …), into that in which a run has it, where that matters."""
 
 
 class FunctionCall(Protocol):
@@ -219,8 +240,9 @@ class RotateAndWriteCall:
         if self.norms != "none":
             q_P, k_P = (setting.random(self.head_size) for _ in range(2))
             norms = HeadNorms(q_P, k_P, 1e-6, after_rotation=self.norms == "after", values=self.value_norm)
-        cache = setting.empty_cache(-(-rows // setting.block_size), self.kv_heads, self.head_size)
-        slots_T = torch.arange(rows, device=setting.device)
+        slots_T = setting.slots(rows)
+        cache = setting.empty_cache(int(slots_T.max()) // setting.block_size + 1, self.kv_heads, self.head_size)
+        setting.fill([cache.keys, cache.values])
         return lambda: function(
             qkv_THP,
             cache,
@@ -245,6 +267,8 @@ class PagedAttentionCall:
     head_size: int
     window: int
     """Tokens that a token sees, itself included; 0 for all."""
+    sinks: bool = False
+    """Whether each head has a logit that counts in the softmax without a value."""
     target = "paged_attention"
 
     @property
@@ -256,14 +280,15 @@ class PagedAttentionCall:
         return len(self.head_ptr) - 1
 
     def bind(self, function: PagedAttention, rows: int, setting: CallSetting) -> Callable[[], object]:
-        batch = make_batch(rows, setting)
-        cache = setting.empty_cache(len(batch.tables_N), self.kv_heads, self.head_size)
-        head_ptr = torch.tensor(self.head_ptr)
-        q_THP = setting.random(rows, self.heads, self.head_size)
-        return lambda: function(q_THP, cache, batch, head_ptr, self.head_size**-0.5, window=self.window)
+        batch = setting.batch(step_counts(rows))
+        cache = setting.empty_cache(int(batch.tables_N.max()) + 1, self.kv_heads, self.head_size)
+        setting.fill([cache.keys, cache.values], batch, window=self.window)
+        q_THP, head_ptr = setting.random(rows, self.heads, self.head_size), torch.tensor(self.head_ptr)
+        options = {"window": self.window, "sinks_H": setting.random(self.heads).float() if self.sinks else None}
+        return lambda: function(q_THP, cache, batch, head_ptr, self.head_size**-0.5, **options)
 
     def work(self, rows: int, setting: CallSetting) -> Work:
-        batch = make_batch(rows, setting)
+        batch = setting.batch(step_counts(rows))
         seen = cached = 0
         for length, (begin, end) in zip(batch.context_lens, itertools.pairwise(batch.row_ptr), strict=True):
             positions = range(length - (end - begin), length)
@@ -274,13 +299,9 @@ class PagedAttentionCall:
         return Work(cached_bytes + activations, 4 * self.heads * self.head_size * seen)
 
 
-def make_batch(rows: int, setting: CallSetting) -> AttentionBatch:
-    """So many tokens, of as many sequences or of one, behind others in the cache."""
-    counts = [1] * rows if rows <= MOST_DECODES else [rows]
-    lengths = [CONTEXT + count for count in counts]
-    blocks = itertools.count()
-    tables = [list(itertools.islice(blocks, -(-length // setting.block_size))) for length in lengths]
-    return AttentionBatch.build([0, *itertools.accumulate(counts)], lengths, tables, setting.device)
+def step_counts(rows: int) -> list[int]:
+    """New tokens of each sequence of a step with ``rows`` tokens."""
+    return [1] * rows if rows <= MOST_DECODES else [rows]
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from labinfer.functions.calls import CallSetting, Work, make_batch
+from labinfer.functions.calls import CallSetting, Work, step_counts
 from labinfer.functions.protocols import CausalConv, DeltaRule, GatedNorm
 
 
@@ -21,14 +21,15 @@ class CausalConvCall:
     target = "causal_conv"
 
     def bind(self, function: CausalConv, rows: int, setting: CallSetting) -> Callable[[], object]:
-        batch = make_batch(rows, setting)
+        batch = setting.batch(step_counts(rows))
         x_TC, weight_WC = setting.random(rows, self.channels), setting.random(self.width, self.channels).float()
         slots_B = torch.arange(len(batch.context_lens), device=setting.device)
         state = setting.random(len(slots_B), self.width - 1, self.channels)
+        setting.fill_states(state, batch)
         return lambda: function(x_TC, weight_WC, state, batch, slots_B)
 
     def work(self, rows: int, setting: CallSetting) -> Work:
-        num_sequences = len(make_batch(rows, setting).context_lens)
+        num_sequences = len(step_counts(rows))
         numbers = 2 * rows + 2 * num_sequences * (self.width - 1)
         return Work(numbers * self.channels * setting.dtype.itemsize, 0)
 
@@ -44,16 +45,17 @@ class DeltaRuleCall:
     target = "delta_rule"
 
     def bind(self, function: DeltaRule, rows: int, setting: CallSetting) -> Callable[[], object]:
-        batch, heads = make_batch(rows, setting), len(self.key_heads)
+        batch, heads = setting.batch(step_counts(rows)), len(self.key_heads)
         qkv_TC, gates_TG = setting.random(rows, self._columns), setting.random(rows, 2 * heads)
         slots_B = torch.arange(len(batch.context_lens), device=setting.device)
         state = torch.zeros(len(slots_B), heads, self.key_size, self.value_size, device=setting.device)
+        setting.fill_states(state, batch)
         rate_H, bias_H = (setting.random(heads).float().abs() for _ in range(2))
         weights = {"rate_H": rate_H, "bias_H": bias_H, "key_heads_H": torch.tensor(self.key_heads)}
         return lambda: function(qkv_TC, gates_TG, state, batch, slots_B, **weights)
 
     def work(self, rows: int, setting: CallSetting) -> Work:
-        heads, num_sequences = len(self.key_heads), len(make_batch(rows, setting).context_lens)
+        heads, num_sequences = len(self.key_heads), len(step_counts(rows))
         matrix = heads * self.key_size * self.value_size
         activations = rows * (self._columns + heads * self.value_size) * setting.dtype.itemsize
         return Work(2 * num_sequences * matrix * torch.float32.itemsize + activations, 6 * rows * matrix)

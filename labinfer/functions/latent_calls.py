@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.calls import CONTEXT, CallSetting, Work
 from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.layer_cache import SCALE_DTYPE
@@ -50,7 +49,9 @@ class WriteLatentCall(LatentSizes):
     def bind(self, function: WriteLatent, rows: int, setting: CallSetting) -> Callable[[], object]:
         q_THQ = setting.random(rows, self.heads, self.query_size)
         kv_TC, angles_TR = setting.random(rows, self.rank + self.rotated), setting.random(rows, self.rotated)
-        cache, slots_T = self.cache(-(-rows // setting.block_size), setting), torch.arange(rows, device=setting.device)
+        slots_T = setting.slots(rows)
+        cache = self.cache(int(slots_T.max()) // setting.block_size + 1, setting)
+        setting.fill([cache.latents, cache.keys])
         norm = {"norm_L": setting.random(self.rank), "eps": 1e-6, "interleaved": self.interleaved}
         return lambda: function(q_THQ, kv_TC, cache, slots_T, angles_TR, sin_TR=angles_TR, **norm)
 
@@ -66,10 +67,10 @@ class LatentAttentionCall(LatentSizes):
     target = "latent_attention"
 
     def bind(self, function: LatentAttention, rows: int, setting: CallSetting) -> Callable[[], object]:
-        length = CONTEXT + rows
-        blocks = list(range(-(-length // setting.block_size)))
-        batch = AttentionBatch.build([0, rows], [length], [blocks], setting.device)
-        cache, q_THQ = self.cache(len(blocks), setting), setting.random(rows, self.heads, self.query_size)
+        batch = setting.batch([rows])
+        cache = self.cache(int(batch.tables_N.max()) + 1, setting)
+        setting.fill([cache.latents, cache.keys], batch)
+        q_THQ = setting.random(rows, self.heads, self.query_size)
         weight_HUL = setting.random(self.heads, self.unrotated + self.value_size, self.rank)
         return lambda: function(q_THQ, cache, batch, weight_HUL, self.query_size**-0.5)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -15,10 +14,22 @@ from labinfer.functions.registry import FunctionRegistry
 from labinfer.native.compiler import OnProgress
 
 
-class Provider(Protocol):
-    """A source of implementations for some types of devices: a folder of ``functions/``, made once on each rank.
+class Provider:
+    """A source of implementations for some types of devices: a folder of ``functions/``, or a plugin's class. It is made without arguments,
+    once on each rank, when a model is loaded.
 
-    What it compiles, loads and imports is its own; a device that it has nothing for makes it register nothing.
+    What it compiles, loads and imports is its own; a device that it has nothing for makes it register nothing. An implementation is a
+    callable of its function's protocol in ``functions/protocols.py``:
+
+    - It computes what ``functions/reference`` computes, up to rounding, for arguments of every size; what it does not take it hands to the
+      reference. Its result does not depend on the batch's other sequences.
+    - It is called in every step by the thread that computes, and must not communicate with other ranks.
+    - It reads a cache only where the batch's tokens, or earlier ones of their sequences, were written. All other memory of a pool may hold
+      NaN, padding of a sequence's last block included, and 0 times NaN is NaN.
+    - It keeps none of its arguments: their memory is used again.
+
+    Implementations of plugins that layers' ``calls()`` lead to are held to that before a run uses them, see ``check_plugins``. Small steps
+    with one of them are not captured on CPUs, as it may read the batch's lists.
     """
 
     def prepare(self, device: torch.device, on_progress: OnProgress = lambda done, total: None) -> None:
@@ -31,16 +42,16 @@ class Provider(Protocol):
         """
 
     def register(self, registry: FunctionRegistry, group_size: int) -> None:
-        """Add every implementation that is ready.
+        """Add every implementation that is ready; where nothing is measured, the last one that is added is preferred.
 
         Args:
             group_size: inputs that share a scale in int4.
         """
+        raise NotImplementedError
 
     def fingerprint(self) -> tuple[object, ...]:
-        """Everything that the speed of its implementations depends on beside their arguments.
-
-        Times are remembered for each fingerprint.
+        """Everything that the speed and the packed weights of its implementations depend on beside their arguments, such as the version of
+        a library. A plugin's own file need not be named: caches are kept for each version of it.
         """
         return ()
 

@@ -1,22 +1,31 @@
-"""The table of providers, and registries of what they bring."""
+"""The providers of this process, and registries of what they bring."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from labinfer.functions.cpu.provider import CpuProvider
-from labinfer.functions.cuda.provider import CudaProvider
+from labinfer.base.plugins import PLUGINS
+from labinfer.base.registry import REGISTRY
 from labinfer.functions.provider import Provider
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.functions.registry import FunctionRegistry, WeightChoice
 
-PROVIDERS: tuple[type[Provider], ...] = (ReferenceProvider, CpuProvider, CudaProvider)
-"""Implementations of later ones are preferred."""
 GROUP_SIZE = 64
 
 
 def make_providers() -> list[Provider]:
-    return [provider() for provider in PROVIDERS]
+    """Providers that ship, then those of plugins. Implementations of later ones are preferred."""
+    providers = []
+    for name in REGISTRY.names("function_provider"):
+        with PLUGINS.blame(REGISTRY.entry("function_provider", name).origin):
+            providers.append(REGISTRY.find("function_provider", name)())
+    return providers
+
+
+def origin(provider: Provider) -> str:
+    """The plugin that a provider comes from; empty for one that ships."""
+    entries = REGISTRY.plugged_in("function_provider").values()
+    return next((entry.origin for entry in entries if entry.part is type(provider)), "")
 
 
 def make_registry(
@@ -27,10 +36,15 @@ def make_registry(
     Args:
         group_size: inputs that share a scale in int4.
         weights: see ``FunctionRegistry``.
+
+    Raises:
+        UserError: a plugin's provider raises, or takes a name that another one has.
     """
     registry = FunctionRegistry(weights)
     for provider in providers:
-        provider.register(registry, group_size)
+        registry.plugin = origin(provider)
+        with PLUGINS.blame(registry.plugin):
+            provider.register(registry, group_size)
     return registry
 
 

@@ -11,7 +11,7 @@ import torch
 from labinfer.functions.calls import CallSetting, FunctionCall, WeightCall, Work
 from labinfer.functions.packed_experts import PackedExperts
 from labinfer.functions.packed_weight import PackedWeight
-from labinfer.functions.registry import FunctionRegistry, Implementation
+from labinfer.functions.registry import Choice, FunctionRegistry, Implementation
 
 PACKERS = {"linear": "pack_weight", "experts": "make_experts"}
 """The function that packs the weights of a function."""
@@ -70,6 +70,15 @@ class RankCalls:
             for target, candidates in self.candidates.items()
         }
         return {target: candidates for target, candidates in autotuned.items() if len(candidates) > 1}
+
+    def chosen_plugins(self, choice: Choice) -> Choice:
+        """The choice, or the preferred candidate, for targets where it is one of a plugin."""
+        names = {target: choice.get(target, [*candidates][-1:]) for target, candidates in self.candidates.items()}
+        return {
+            target: chosen
+            for target, chosen in names.items()
+            if any(self.candidates[target][name].plugin for name in chosen)
+        }
 
     def finish(self) -> None:
         """Wait until the device is done; an accelerator computes while Python goes on."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Literal, get_args
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
 from labinfer.base.errors import UserError
 from labinfer.functions.by_sequence import BySequence
@@ -78,6 +80,11 @@ class Implementation:
     """Form in which a function of matrices holds those in bfloat16."""
     autotuned: bool = True
     """False for reference code: selectable by name and as the fallback, excluded from autotuning."""
+    tolerance: float | None = None
+    """Largest difference from the reference's result, as a part of its largest number; None for ``check_plugins.TOLERANCES``. For
+    implementations of plugins."""
+    plugin: str = ""
+    """The plugin that it comes from, which ``FunctionRegistry.add`` fills in; empty for one that ships."""
 
     def suits(self, device: torch.device, dtype: torch.dtype) -> bool:
         return (not self.devices or device.type in self.devices) and (not self.dtypes or dtype in self.dtypes)
@@ -114,12 +121,25 @@ class FunctionRegistry:
     """
 
     def __init__(self, weights: WeightChoice = "auto") -> None:
+        self.plugin = ""
+        """The plugin whose implementations are added now."""
         self._weights = weights
         self._candidates: dict[str, list[Implementation]] = {name: [] for name in FUNCTIONS}
 
     def add(self, function: str, implementation: Implementation) -> None:
+        """Add an implementation, which is preferred to those before it.
+
+        Raises:
+            KeyError: there is no such function.
+            UserError: a plugin's implementation has the name of one that is not its own.
+        """
         if function not in self._candidates:
             raise KeyError(f"no function {function!r}; there are {', '.join(self._candidates)}")
+        if self.plugin:
+            name = implementation.name
+            if any(item.name == name and item.plugin != self.plugin for item in self._candidates[function]):
+                raise UserError(f"there is an implementation {name!r:.60} of {function} already; choose another name")
+            implementation = replace(implementation, call=_show_to_capture(implementation.call), plugin=self.plugin)
         self._candidates[function].append(implementation)
 
     def add_all(self, calls: Mapping[str, Callable], **description) -> None:
@@ -242,10 +262,14 @@ class FunctionRegistry:
         )
 
     def tiled_cache(self, device: torch.device, dtype: torch.dtype, overrides: Mapping[str, str] | None = None) -> bool:
-        """Whether the KV cache is best kept in tiles, going by the preferred candidates: those that were measured against
-        each other have one layout."""
-        candidates = (self.candidates(name, device, dtype, overrides) for name in CACHE_FUNCTIONS)
-        return all([*known.values()][-1].layout == "tiles" for known in candidates)
+        """Whether the KV cache is kept in tiles: where each function that reads it has a candidate that is fastest so. Others take it, too."""
+        candidates = (self.candidates(name, device, dtype, overrides).values() for name in CACHE_FUNCTIONS)
+        return all(any(item.layout == "tiles" for item in known) for known in candidates)
+
+    @property
+    def has_plugins(self) -> bool:
+        """Whether there are implementations of plugins."""
+        return any(item.plugin for items in self._candidates.values() for item in items)
 
     def check(self, device: torch.device, dtype: torch.dtype, overrides: Mapping[str, str], quantization: str) -> None:
         """Refuse unknown names, and names of matrices' functions that do not go together.
@@ -289,6 +313,20 @@ class FunctionRegistry:
                     raise UserError(
                         f"--functions {given}: these share packed weights, but pack them in different ways; choose names that go together"
                     )
+
+
+def _show_to_capture(call: Callable) -> Callable:
+    """A plugin's function that whoever captures a step sees as one operation, which cannot be repeated: it may read lists of the batch, or
+    call what torch does not see."""
+
+    @wraps(call)
+    def plugin_function(*arguments, **named):
+        if has_torch_function(arguments):
+            return handle_torch_function(plugin_function, arguments, *arguments, **named)
+        return call(*arguments, **named)
+
+    plugin_function.is_opaque = True
+    return plugin_function
 
 
 def _describe(device: torch.device, dtype: torch.dtype, quantization: str) -> str:

@@ -21,6 +21,7 @@ from labinfer.functions.providers import make_registry
 from labinfer.launch.layout.draft_layout import draft_options, make_draft_layout
 from labinfer.launch.layout.layout import Layout
 from labinfer.launch.load_stage import load_stage
+from labinfer.launch.tune import make_rank_calls
 from labinfer.models.registry import load_config
 from labinfer.weights.checkpoint import open_checkpoint
 from labinfer.weights.loader import check_checkpoint, weight_bytes
@@ -57,6 +58,8 @@ class DraftModel:
         config, tp = self.layout.config, TensorParallelCommunicator(LocalCommunicator())
         self._device, self._dtype = self.layout.devices[0], self.layout.dtypes[0]
         registry = make_registry(providers, self.layout.quantization_group_size, self.layout.weights)
+        if registry.has_plugins:  # checks them at this model's sizes
+            make_rank_calls(self.layout, self.place, registry, {}, options.cache.block_size)
         self._functions = self.layout.select_functions(self.place, registry)
         checkpoint = open_checkpoint(self.directory)
         check_checkpoint(

@@ -12,6 +12,7 @@ import torch
 
 import labinfer
 from labinfer.base.config import EngineOptions
+from labinfer.base.plugins import PLUGINS
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.spmd.topology import Place
 from labinfer.functions.autotune import (
@@ -27,9 +28,10 @@ from labinfer.functions.autotune import (
     write_times,
 )
 from labinfer.functions.calls import CallSetting
+from labinfer.functions.check_plugins import check_plugins
 from labinfer.functions.functions import Functions
 from labinfer.functions.provider import Provider
-from labinfer.functions.providers import make_providers, make_registry
+from labinfer.functions.providers import make_providers, make_registry, origin
 from labinfer.functions.rank_calls import RankCalls
 from labinfer.functions.registry import Choice, FunctionRegistry, parse_overrides
 from labinfer.launch.layout.layout import Layout
@@ -46,7 +48,7 @@ def prepare_providers(group: RankGroup, device: torch.device) -> list[Provider]:
         with group.together():
             if turn == is_first:
                 for provider in providers:
-                    with compile_progress() as on_progress:
+                    with compile_progress() as on_progress, PLUGINS.blame(origin(provider)):
                         provider.prepare(device, on_progress)
     return providers
 
@@ -65,17 +67,21 @@ def choose_functions(
     """An implementation of each function for this rank's layers; collective.
 
     Raises:
-        AgreedError: ``--functions`` has an unknown name, or names that do not go together, on any rank.
+        AgreedError: ``--functions`` has an unknown name, or names that do not go together, on any rank, or a plugin's function is wrong.
     """
-    registry = make_registry(providers, layout.quantization_group_size, layout.weights)
     overrides, choice = parse_overrides(options.model.functions), None
     with group.together():
+        registry = make_registry(providers, layout.quantization_group_size, layout.weights)
         registry.check(layout.devices[place.rank], layout.dtype(place), overrides, layout.rounding(place))
-    if options.model.autotune != "off":
         calls = make_rank_calls(layout, place, registry, overrides, options.cache.block_size)
+    if options.model.autotune != "off":
         is_anew = options.model.autotune == "again"
         choice = tune(group, layout, place, calls, cache=cache_folder(), providers=providers, anew=is_anew)
     logger.debug("functions are chosen")
+    if group.rank == 0 and registry.has_plugins:
+        logger.info(
+            "functions of plugins: %s", describe(calls.chosen_plugins(choice or {})) or "none; others are faster here"
+        )
     with group.together():
         return layout.select_functions(place, registry, overrides, choice)
 
@@ -83,7 +89,11 @@ def choose_functions(
 def make_rank_calls(
     layout: Layout, place: Place, registry: FunctionRegistry, overrides: Mapping[str, str], block_size: int
 ) -> RankCalls:
-    """The calls of one rank's layers."""
+    """The calls of one rank's layers, whose implementations of plugins are checked.
+
+    Raises:
+        UserError: see ``check_plugins``.
+    """
     setting = CallSetting(
         device=layout.devices[place.rank],
         dtype=layout.dtype(place),
@@ -91,7 +101,9 @@ def make_rank_calls(
         block_size=block_size,
         tiled_cache=registry.tiled_cache(layout.devices[place.rank], layout.dtype(place), overrides),
     )
-    return RankCalls(layout.meta(place).calls, registry, setting, overrides)
+    calls = RankCalls(layout.meta(place).calls, registry, setting, overrides)
+    check_plugins(calls, registry)
+    return calls
 
 
 def tune(
@@ -152,6 +164,7 @@ def _file_name(group: RankGroup, layout: Layout, calls: RankCalls, providers: Se
     return file_name(
         labinfer.__version__,
         [provider.fingerprint() for provider in providers],
+        PLUGINS.computing_code(),
         calls.setting,
         calls.counts,
         layout.quantization_group_size,

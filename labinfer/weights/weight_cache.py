@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from labinfer.base.plugins import PLUGINS
 from labinfer.native import compiler
 from labinfer.native.cache_file import UNFINISHED, Damaged, is_at, open_own, sync_folder, try_lock
 from labinfer.weights.files import weight_files
@@ -274,13 +275,14 @@ def checkpoint_digest(directory: Path) -> str:
 
 
 def code_digest() -> str:
-    """Digest of the files of the code that decides how packed weights look, by what the system says of them."""
+    """Digest of the code that decides how packed weights look: of its files, by what the system says of them, and of plugins."""
     files = []
     for source in SOURCES:
         for folder, _, names in os.walk(PACKAGE / source):
             files += [f"{folder}/{name}" for name in names if name.endswith(CODE)]
     statuses = {path.removeprefix(str(PACKAGE)): os.stat(path) for path in sorted(files)}
-    return digest([(path, status.st_size, status.st_mtime_ns) for path, status in statuses.items()])
+    own = [(path, status.st_size, status.st_mtime_ns) for path, status in statuses.items()]
+    return digest(own, PLUGINS.computing_code())
 
 
 def _identity(path: Path) -> Sequence[int]:

@@ -51,10 +51,10 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
     place = layout.topology.place(group.rank)
     device, dtype = layout.devices[group.rank], layout.dtype(place)
     providers, overrides = prepare_providers(group, device), parse_overrides(options.model.functions)
-    registry = make_registry(providers, layout.quantization_group_size, layout.weights)
     with group.together():
+        registry = make_registry(providers, layout.quantization_group_size, layout.weights)
         registry.check(device, dtype, overrides, layout.rounding(place))
-    calls = make_rank_calls(layout, place, registry, overrides, options.cache.block_size)
+        calls = make_rank_calls(layout, place, registry, overrides, options.cache.block_size)
     group.comm.barrier()
     measured = (provider.ceilings() for provider in providers)
     ticker = contextlib.closing(Ticker(lambda: "measuring")) if group.rank == 0 else contextlib.nullcontext()

@@ -148,6 +148,8 @@ class _Recording(TorchFunctionMode):
         out = operation(*arguments, **(named or {}))
         if self._pauses:
             pass
+        elif getattr(operation, "is_opaque", False):
+            self._stop_at(f"{operation.__name__} of a plugin")
         elif not isinstance(out, torch.Tensor):
             if operation.__name__ not in FACTS:
                 self._stop_at(operation.__name__)

@@ -12,6 +12,7 @@ import msgspec
 import labinfer
 from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
+from labinfer.base.plugins import PLUGINS
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.functions.provider import Provider
 from labinfer.launch.layout.layout import Layout
@@ -68,6 +69,7 @@ def file_name(
     circumstances = digest(
         (labinfer.__version__, FORM),
         [provider.fingerprint() for provider in providers],
+        PLUGINS.computing_code(),
         model_name(config),
         [kind_name(layer) for layer in config.layers],
         (layout.dtype(place), layout.kv_dtype(place), layout.quantization_name(place), layout.quantization_group_size),

@@ -138,7 +138,9 @@ class Attention(nn.Module):
             norms=norms,
             value_norm=config.value_norm,
         )
-        yield PagedAttentionCall(head_ptr=shard.head_ptr, head_size=config.head_size, window=config.window)
+        yield PagedAttentionCall(
+            head_ptr=shard.head_ptr, head_size=config.head_size, window=config.window, sinks=config.sinks
+        )
 
     def cache_spec(self) -> CacheSpec:
         if self.config.reads_earlier:

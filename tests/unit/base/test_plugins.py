@@ -187,3 +187,34 @@ def test_gateway_knows_parameters_without_importing_the_plugin(tmp_path, own):
     assert [*entries] == ["width"] and type(entries["width"].details["parameter"].default) is float
     assert entries["width"].details == own._registry.entry("logits_processor", "width").details
     assert gateway.identities() == own.identities()
+
+
+def test_code_that_computes_is_that_of_plugins_with_layers_formats_or_functions(own, tmp_path):
+    assert own.computing_code() == []
+    plain, computing = write(tmp_path, "plain"), GOOD.replace("batch_policy", "weight_format")
+    own.load([find_plugin(str(plain)), find_plugin(str(write(tmp_path, "computing", computing)))])
+    assert own.computing_code() == [f"computing@{own.loaded[1].digest}"]
+
+
+def test_code_that_computes_may_be_of_this_program(own, tmp_path, monkeypatch):
+    """Known by its file, as a plugin is; what was typed at a prompt is another one each time."""
+    write(tmp_path, "own_format", "def read(settings): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own._registry.register("weight_format", "filed")(__import__("own_format").read)
+    before = own.computing_code()
+    assert len(before) == 1 and own.computing_code() == before
+    write(tmp_path, "own_format", "def read(settings): return 1\n")
+    assert own.computing_code() != before
+    own._registry.register("weight_format", "typed")(eval("lambda settings: None"))
+    assert own.computing_code() != own.computing_code()
+
+
+def test_error_of_a_part_names_file_and_line(own, tmp_path):
+    own.load([find_plugin(str(write(tmp_path, "late", GOOD + "def fail():\n    return 1 / 0\n")))])
+    fail = sys.modules["labinfer_plugin_late"].fail
+    with pytest.raises(UserError, match=r"^--plugin late: .*late.py, line 5: ZeroDivisionError: division by zero$"):
+        with own.blame("late"):
+            fail()
+    for other in ("", "this program"):
+        with pytest.raises(ZeroDivisionError), own.blame(other):
+            fail()

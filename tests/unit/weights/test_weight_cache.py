@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from labinfer.base.plugins import PLUGINS, PluginSource
 from labinfer.weights.loading import TorchLoading
 from labinfer.weights.packed_file import PackedFiles, map_states
 from labinfer.weights.weight_cache import (
@@ -231,6 +232,19 @@ def test_starts_alike_know_their_files(cache, checkpoint, monkeypatch):
     assert not cache.started_so(digest, "p") and not cache.started_so("x", "o")
     monkeypatch.setattr("labinfer.weights.weight_cache.code_digest", lambda: "2")
     assert not WeightCache(cache.folder, 1 << 30).started_so(digest, "o")
+
+
+def test_weights_that_a_plugin_decodes_are_kept_for_each_version_of_it(cache, checkpoint, monkeypatch, add_part):
+    def version(digest: str) -> WeightCache:
+        monkeypatch.setattr(PLUGINS, "loaded", [PluginSource("test", "test.py", digest)])
+        return WeightCache(cache.folder, 1 << 30)
+
+    add_part("batch_policy", "ideas", len)
+    assert version("1").code == version("2").code == cache.code
+    add_part("weight_format", "ideas", len)
+    path = keep(files_of(version("1"), checkpoint, code=version("1").code))
+    assert version("1").started_so(checkpoint_digest(checkpoint), "o") == [path]
+    assert not version("2").started_so(checkpoint_digest(checkpoint), "o")
 
 
 def test_folders_on_networks_are_not_written_to(cache, checkpoint, monkeypatch, tmp_path):

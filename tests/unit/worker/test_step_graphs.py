@@ -13,6 +13,7 @@ from labinfer.functions.cpu.graph import CpuCapture
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.providers import make_registry
 from labinfer.functions.reference.provider import ReferenceProvider
+from labinfer.functions.registry import Implementation
 from labinfer.models.layers import rope
 from labinfer.models.registry import load_config, model_class
 from labinfer.worker.index_buffer import IndexBuffer
@@ -261,6 +262,21 @@ def test_layers_that_cannot_be_captured_are_tried_once(directory, compiled_funct
     registry = make_registry([ReferenceProvider()])
     captures = Captures(compiled_functions)
     plain, runner = (make_runner(directory, registry, each) for each in (None, captures))
+    for end in range(2, 6):
+        step = plan({0: (end - 1 if end > 2 else 0, end)}, end == 2)
+        assert torch.equal(run(runner, step), run(plain, step))
+    assert (captures.made, captures.failed) == (0, 1)
+
+
+def test_functions_of_plugins_are_not_captured(directory, compiled_functions):
+    """They may read lists of the batch, which are other ones in the next step, and call libraries that nobody sees."""
+    registry = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)])
+    registry.plugin = "ideas"
+    captures = Captures(compiled_functions)
+    plain = make_runner(directory, registry, None)
+    attention = registry.candidates("paged_attention", CPU, DTYPE)["cpu"].call  # can be captured by itself
+    registry.add("paged_attention", Implementation(name="own", call=attention))
+    runner = make_runner(directory, registry, captures)
     for end in range(2, 6):
         step = plan({0: (end - 1 if end > 2 else 0, end)}, end == 2)
         assert torch.equal(run(runner, step), run(plain, step))

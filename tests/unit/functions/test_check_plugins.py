@@ -1,0 +1,162 @@
+"""Implementations of plugins before they are used: what agrees with the reference, and what is refused with numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from model_calls import SETTING, all_calls, rank_calls
+
+from labinfer.base.errors import UserError
+from labinfer.functions.calls import PagedAttentionCall
+from labinfer.functions.check_plugins import check_plugins
+from labinfer.functions.cpu.provider import CpuProvider
+from labinfer.functions.providers import reference_registry
+from labinfer.functions.reference.attention import paged_attention, rotate_and_write
+from labinfer.functions.reference.elementwise import add_rms_norm
+from labinfer.functions.registry import FunctionRegistry, Implementation
+
+ATTENTION = PagedAttentionCall(head_ptr=(0, 2, 4), head_size=16, window=0)
+
+
+def registry_of(**functions) -> FunctionRegistry:
+    """The reference, and a plugin that has these functions."""
+    registry = reference_registry()
+    registry.plugin = "ideas"
+    for function, call in functions.items():
+        registry.add(function, Implementation(name="own", call=call))
+    return registry
+
+
+def check(registry: FunctionRegistry, counts=None, setting=SETTING) -> None:
+    check_plugins(rank_calls(registry, all_calls() if counts is None else counts, setting), registry)
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_compiled_functions_would_pass_as_a_plugin(compiled_functions, dtype, kv_dtype, quantization, block_size):
+    """They keep the contract: no memory is read that nobody has written, and results are near the reference's."""
+    registry = reference_registry()
+    registry.plugin = "compiled"
+    CpuProvider(compiled_functions).register(registry, 64)
+    setting = replace(
+        SETTING, dtype=dtype, kv_dtype=kv_dtype or dtype, block_size=block_size, tiled_cache=block_size == 16
+    )
+    for window in (0, 100):
+        check(registry, all_calls(quantization, window), setting)
+
+
+def reads_padding(q_THP, cache, batch, head_ptr, scale, **options):
+    """Right but for the products of zeros with what is in the last block behind the last token."""
+    out_THP = paged_attention(q_THP, cache, batch, head_ptr, scale, **options)
+    return out_THP + 0 * cache.values.load(batch.tables_N[-1:], q_THP.dtype)[-1].mean()
+
+
+def forgets_scale(q_THP, cache, batch, head_ptr, scale, **options):
+    return paged_attention(q_THP, cache, batch, head_ptr, 1.2 * scale, **options)
+
+
+def forgets_window(q_THP, cache, batch, head_ptr, scale, **options):
+    return paged_attention(q_THP, cache, batch, head_ptr, scale)
+
+
+def forgets_sinks(q_THP, cache, batch, head_ptr, scale, *, window=0, sinks_H=None):
+    return paged_attention(q_THP, cache, batch, head_ptr, scale, window=window)
+
+
+def sees_one_sequence(q_THP, cache, batch, head_ptr, scale, **options):
+    """Right for a single decode."""
+    out_THP = paged_attention(q_THP, cache, batch, head_ptr, scale, **options)
+    return out_THP if len(batch.context_lens) == 1 else out_THP.roll(1, 0)
+
+
+def gives_float32(q_THP, *arguments, **options):
+    return paged_attention(q_THP, *arguments, **options).float()
+
+
+def raises(q_THP, *arguments, **options):
+    raise RuntimeError("no such kernel")
+
+
+WINDOW, SINKS = replace(ATTENTION, window=9), replace(ATTENTION, sinks=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "function", "text"),
+    [
+        (ATTENTION, reads_padding, "gives NaN where the reference gives numbers; it may read memory that no token has"),
+        (
+            ATTENTION,
+            forgets_scale,
+            r"differs from the reference by 0\.\d+ times its largest number, more than 0.02, for 1 token",
+        ),
+        (WINDOW, forgets_window, "gives NaN where the reference gives numbers"),
+        (SINKS, forgets_sinks, "differs from the reference by"),
+        (ATTENTION, sees_one_sequence, "differs from the reference by .*, for 3 tokens in bfloat16; mend it, or leave"),
+        (ATTENTION, gives_float32, r"gives \(1, 4, 16\) in torch.float32, not \(1, 4, 16\) in torch.bfloat16"),
+    ],
+)
+def test_wrong_attention_is_refused_by_name_and_numbers(call, function, text):
+    with pytest.raises(UserError, match=f"^--plugin ideas: paged_attention=own {text}"):
+        check(registry_of(paged_attention=function), {call: 1})
+
+
+def test_attention_that_is_right_passes():
+    for call in (ATTENTION, WINDOW, SINKS):
+        check(registry_of(paged_attention=paged_attention), {call: 1})
+
+
+def writes_one_slot_further(qkv_THP, cache, slots_T, *arguments, **options):
+    return rotate_and_write(qkv_THP, cache, slots_T + 1, *arguments, **options)
+
+
+def rounds_keys(qkv_THP, cache, slots_T, *arguments, **options):
+    q_THP = rotate_and_write(qkv_THP, cache, slots_T, *arguments, **options)
+    cache.k.mul_(1.5)
+    return q_THP
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (writes_one_slot_further, "gives NaN where the reference gives numbers"),
+        (rounds_keys, "leaves other numbers in memory than the reference by 0.49 times its largest number"),
+    ],
+)
+def test_memory_that_is_written_otherwise_is_refused(function, text):
+    counts = {call: 1 for call in all_calls() if call.target == "rotate_and_write"}
+    with pytest.raises(UserError, match=f"rotate_and_write=own {text}"):
+        check(registry_of(rotate_and_write=function), counts)
+
+
+def test_tolerance_may_be_the_implementations_own():
+    registry = reference_registry()
+    registry.plugin = "ideas"
+    call = PagedAttentionCall(head_ptr=(0, 2, 4), head_size=16, window=0)
+    registry.add("paged_attention", Implementation(name="own", call=forgets_scale, tolerance=0.9))
+    check(registry, {call: 1})
+
+
+def test_functions_of_others_are_not_compared():
+    """Those of the package are held by its own tests, and cost a start nothing."""
+    registry = reference_registry()
+    registry.add("paged_attention", Implementation(name="own", call=raises))
+    check(registry, {ATTENTION: 1})
+
+
+def test_only_candidates_that_may_be_chosen_are_compared():
+    registry = registry_of(paged_attention=raises)
+    calls = rank_calls(registry, {ATTENTION: 1}, overrides={"paged_attention": "reference"})
+    check_plugins(calls, registry)
+
+
+def test_name_of_another_implementation_is_refused():
+    with pytest.raises(
+        UserError, match="there is an implementation 'reference' of add_rms_norm already; choose another"
+    ):
+        registry = reference_registry()
+        registry.plugin = "ideas"
+        registry.add("add_rms_norm", Implementation(name="reference", call=add_rms_norm))
