@@ -1,4 +1,4 @@
-"""Bubble fraction and speed of the three pipeline schedules, on equal requests, in one launch.
+"""Bubble fraction and speed of pipeline schedules, on equal requests, in one launch.
 
     python tools/random_checkpoint.py --shape small /tmp/small
     mpirun -n 2 python benchmarks/pipeline_schedules.py --model /tmp/small
@@ -17,6 +17,7 @@ from launched import launched, medians
 
 from labinfer import SamplingParams
 from labinfer.base.config import PIPELINE_SCHEDULES
+from labinfer.base.plugins import PLUGINS, find_plugin
 from labinfer.observe.table import format_table
 
 
@@ -28,14 +29,20 @@ def main() -> None:
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write the medians to this file")
+    parser.add_argument("--plugin", action="append", default=[], help="also compare the schedules of a plugin")
+    parser.add_argument(
+        "--schedules", nargs="+", help="compare only these, with lockstep as the yardstick (default: all)"
+    )
     args = parser.parse_args()
+    PLUGINS.load(map(find_plugin, args.plugin))  # the names of its schedules are asked for before the ranks meet
+    schedules = dict.fromkeys(["lockstep", *(args.schedules or PIPELINE_SCHEDULES)])
 
     # Without a prefix cache: the rounds repeat their prompts.
     flat = {"model": args.model, "dtype": "float32", "memory_utilization": 0.2, "enable_prefix_caching": False}
     prompts = [[3 + (7 * i + 11 * j) % 500 for j in range(args.prompt_tokens)] for i in range(args.requests)]
     params = SamplingParams(max_tokens=args.output_tokens, ignore_eos=True)
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in PIPELINE_SCHEDULES}
-    with launched({name: flat | {"pipeline_schedule": name} for name in PIPELINE_SCHEDULES}) as llms:
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in schedules}
+    with launched({name: flat | {"pipeline_schedule": name} for name in schedules}, args.plugin) as llms:
         for round_number in range(args.rounds + 1):
             for name, llm in llms.items():
                 report = llm.generate(prompts, params) and llm.report
