@@ -112,7 +112,7 @@ class SamplingParameter(msgspec.Struct, frozen=True, kw_only=True):
             UserError: it is no number, or out of the bounds.
         """
         if self.kind is int and isinstance(value, float):
-            if not value.is_integer():
+            if not float.is_integer(value):
                 raise UserError(f"{name} must be a whole number, not {value}")
             value = int(value)
         Bounds(self.least, self.most).check(name, self.kind, value)
