@@ -34,7 +34,6 @@ EXTENSIONS = {
     "captured steps": ("worker/step_graphs.py", "functions/graph.py"),
     "speculation": ("engine/*draft*.py", "engine/*_proposer.py", "engine/proposers.py", "worker/mtp_drafter.py"),
     "beam search": ("engine/beam_*.py",),
-    "head preview": ("functions/head_preview.py", "functions/reference/head_preview.py"),
     "expert offload": ("functions/expert_offload.py",),
     "core lending": ("comm/doorbells.py",),
     "mailboxes": ("comm/mailboxes.py",),
@@ -182,7 +181,8 @@ def main() -> None:
     show(f"places that share {LONG_RUN} or more lines with another", len(duplicates), duplicates)
     build = PACKAGE / "launch/build.py"
     functions = (node for node in tree(build).body if isinstance(node, ast.FunctionDef))
-    show("lines of build_rank", next(f.end_lineno - f.lineno + 1 for f in functions if f.name == "build_rank"))
+    built = (f.end_lineno - f.lineno + 1 for f in functions if f.name in ("build_rank", "build_placed"))
+    show("lines of build_rank and build_placed", sum(built))
     places = option_places(files, args.option)
     num_files = len({place.partition(":")[0] for place in places})
     show(f"places that the option {args.option} passes, in {num_files} files", len(places), places)

@@ -41,7 +41,7 @@ class GatedAttentionConfig(AttentionConfig):
 
 @register("model_family", "GatedQwen3ForCausalLM")
 class GatedQwen3ForCausalLM(Qwen3ForCausalLM):
-    """Qwen3 with other attention."""
+    """Qwen3 with gated attention."""
 
     @classmethod
     def read_config(cls, file):

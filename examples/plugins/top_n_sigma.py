@@ -22,7 +22,7 @@ FORBIDDEN = float("-inf")
         default=0.0,
         least=0.0,
         most=100.0,
-        help="only tokens whose logit is within so many standard deviations of the largest; 0 for all",
+        help="only tokens whose logit is within N standard deviations of the largest; 0 for all",
     ),
 )
 def top_n_sigma(logits_V, n, row):

@@ -5,7 +5,7 @@
 
 While one micro-batch of a stage is on its way to the next stage, the other one computes, so slow links between hosts are hidden. Each
 micro-batch has half the sequences, so a stage reads its weights twice as often: where a step takes nearly as long for few sequences as
-for many, 1F1B is faster. Compare both with the same requests, in rounds by turns:
+for many, 1F1B is faster. Compare both with the same requests, in alternating rounds:
 
     mpirun -n 2 python benchmarks/pipeline_schedules.py --model DIR --plugin examples/plugins/two_per_stage.py
 

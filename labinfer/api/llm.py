@@ -76,12 +76,17 @@ class LLM:
         LLM._home.enter()
         try:
             values, environment = {"model": model, **options}, detect()
+            if isinstance(plugins, str):
+                raise UserError(
+                    f"--plugin must be a list of files and modules, not {plugins!r:.60}; give [{plugins!r:.60}]"
+                )
             if plugins:  # which may add values of options, so the ranks meet before all of these are checked
-                group = join_group(environment, EngineOptions.group_options(values))
+                group = join_group(environment, EngineOptions.group_options(values), plugins)
                 end_group_on_uncaught(group)
                 group.load_plugins(plugins)
                 with group.together():
                     checked = EngineOptions.from_flat(values)
+                read_early(environment, checked)
                 group.take_cores(checked.working_ranks, checked.runtime.threads)
             else:
                 checked = EngineOptions.from_flat(values)

@@ -312,8 +312,9 @@ class ObserveOptions:
     )
     step_sink: tuple[str, ...] = option(
         (),
-        "hand every step of every rank to the sink of a plugin, with a text such as a file's path; see docs/extending.md",
-        metavar="NAME[=TEXT][,…]",
+        "hand every step of every rank to the sink of a plugin, with a text such as a file's path; may be given several times, see "
+        "docs/extending.md",
+        metavar="NAME[=TEXT]",
     )
 
 

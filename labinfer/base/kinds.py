@@ -73,6 +73,7 @@ MODEL_FAMILIES = {
 KINDS: dict[str, Kind] = {
     "scheduling_policy": Kind(
         contract="labinfer.engine.policies:SchedulingPolicy",
+        check="labinfer.engine.policies:check_prefill_key",
         details=("prefill_key",),
         shipped={name: f"labinfer.engine.policies:{name}" for name in ("fcfs", "priority", "fair")},
     ),
@@ -100,6 +101,7 @@ KINDS: dict[str, Kind] = {
     ),
     "command": Kind(
         contract="labinfer.cli.commands.session:Command",
+        check="labinfer.cli.flags:check_command",
         details=("help", "options"),
         shipped={
             **{

@@ -94,11 +94,12 @@ class Plugins:
             if source.is_file:
                 run_file(source)
             else:
-                importlib.import_module(source.name)
+                _import_module(source.name)
         added = self._registry.added_by(source.name)
         if not added:
             raise UserError(
-                f"{FLAG} {source.name}: {source.path} registers nothing; decorate a function or class with @register"
+                f"{FLAG} {source.name}: {source.path} registers nothing; decorate a function or class with @register, and do not import "
+                "the plugin elsewhere"
             )
         details = {name: self._registry.entry(kind, name).details for kind, name in added if kind == PROCESSOR}
         parameters = {name: detail["parameter"] for name, detail in details.items() if detail}
@@ -115,13 +116,13 @@ class Plugins:
             self.loaded.append(source)
 
     def blame(self, name: str) -> AbstractContextManager[None]:
-        """Turn an error of a plugin's code, called while a run starts, into a refusal that names file and line.
+        """Turn an error of a plugin's code, called while a run starts, into a refusal that names file and line. A ``UserError`` stays.
 
         Args:
             name: the plugin that the code is of, as ``Entry.origin``; other code's errors stay as they are.
         """
         source = next((source for source in self.loaded if source.name == name), None)
-        return _blame(source) if source is not None else nullcontext()
+        return _blame(source, keeps_refusals=True) if source is not None else nullcontext()
 
     def identities(self) -> list[str]:
         """Name and digest of each plugin, as reports and fingerprints have them."""
@@ -136,7 +137,7 @@ class Plugins:
 
 
 PLUGINS = Plugins()
-"""The process's."""
+"""Plugins of this process."""
 
 
 def named_plugins(arguments: Sequence[str]) -> list[str]:
@@ -254,16 +255,34 @@ def describe_error(error: BaseException) -> str:
 
 
 def _find_module(given: str, module: str) -> PluginSource:
+    """Find a module by its top package, which alone can be found without running code of the package."""
+    names = module.split(".")
     try:
-        spec = importlib.util.find_spec(module)
+        spec = importlib.util.find_spec(names[0]) if all(map(str.isidentifier, names)) else None
     except (ImportError, ValueError):
         spec = None
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         raise UserError(
-            f"{FLAG} {given}: there is no file lab/{given}.py, no entry point of {ENTRY_POINTS} and no Python module of this name; "
-            "give the path of a file, or a name from these"
+            f"{FLAG} {given}: there is no file lab/{given}.py, no entry point of {ENTRY_POINTS} and no Python module of this name with "
+            "a .py file; give the path of a file, or a name from these"
         )
-    return PluginSource(module, spec.origin, _module_digest(spec))
+    try:
+        return PluginSource(module, spec.origin, _module_digest(spec))
+    except OSError as error:
+        raise UserError(f"{FLAG} {given}: {error.filename} cannot be read: {error.strerror or error}") from None
+
+
+def _import_module(name: str) -> None:
+    """Import a module. If it raises, the modules that it has imported can be imported anew."""
+    before = set(sys.modules)
+    try:
+        importlib.import_module(name)
+    except BaseException:
+        top = name.partition(".")[0]
+        for module in set(sys.modules) - before:
+            if module.partition(".")[0] == top:
+                del sys.modules[module]
+        raise
 
 
 def _digest_here(source: PluginSource) -> str:
@@ -275,7 +294,7 @@ def _digest_here(source: PluginSource) -> str:
 
 
 def _module_digest(spec: importlib.machinery.ModuleSpec) -> str:
-    """Digest of a module's file; of a package, of all Python files in it."""
+    """Digest of a module's file; of a package, of all Python files in it and its subpackages."""
     folder = Path(spec.origin).parent
     paths = sorted(folder.rglob("*.py")) if spec.submodule_search_locations else [Path(spec.origin)]
     return _digest(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() for path in paths)
@@ -289,13 +308,15 @@ def _digest(contents: Iterable[bytes]) -> str:
 
 
 @contextmanager
-def _blame(source: PluginSource) -> Iterator[None]:
+def _blame(source: PluginSource, keeps_refusals: bool = False) -> Iterator[None]:
     """Raises:
-    UserError: what is called raises; the text names file and line.
+    UserError: what is called raises; the text names file and line, unless it is a ``UserError`` that is kept as it is.
     """
     try:
         yield
     except (Exception, SystemExit) as error:
+        if keeps_refusals and isinstance(error, UserError):
+            raise
         raise UserError(f"{FLAG} {source.name}: {locate(error, source.path)}: {describe_error(error)}") from error
 
 

@@ -197,5 +197,5 @@ def _load(place: str) -> Any:
 
 
 REGISTRY = Registry()
-"""The process's."""
+"""Registry of this process."""
 register = REGISTRY.register

@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import typing
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import labinfer
@@ -107,9 +108,34 @@ def commands() -> dict[str, tuple[str, tuple[type, ...]]]:
     }
 
 
-REPEATED = ("prompt", "stop", "api_key", "link")
+HANDLED_FIRST = ("help", "bench")
+"""First words of the command line that name no command of their own."""
+
+
+def check_command(name: str, command: Callable[..., int], details: Mapping[str, Any]) -> None:
+    """Refuse a command whose help or options cannot be used.
+
+    Raises:
+        UserError: the text says what they must be.
+    """
+    if name in HANDLED_FIRST or name.startswith("-"):
+        raise UserError("this word means something else on the command line; choose another name")
+    if not isinstance(details.get("help", ""), str):
+        raise UserError(f"help must be a text, not {details['help']!r:.60}")
+    options = details.get("options", ())
+    if not isinstance(options, (tuple, list)) or not all(map(dataclasses.is_dataclass, options)):
+        raise UserError(f"options must be a tuple of dataclasses, not {options!r:.60}")
+    for section in options:
+        for f in dataclasses.fields(section):
+            if "help" not in f.metadata:
+                raise UserError(
+                    f"the field {f.name} of {section.__name__} must be made by option(…) of base/option_fields.py"
+                )
+
+
+REPEATED = ("prompt", "stop", "api_key", "link", "step_sink")
 """Flags that may be given several times."""
-REPEATED_BY_COMMAND = {"serve": (*REPEATED, "model"), "chat": ("stop",)}
+REPEATED_BY_COMMAND = {"serve": (*REPEATED, "model"), "chat": ("stop", "step_sink")}
 """Flags that may be given several times, of commands that differ from ``REPEATED``."""
 DEFAULTS_BY_COMMAND: dict[str, dict[str, Any]] = {
     "chat": {"log_level": "warning"} | {f.name: "" for f in dataclasses.fields(SamplingOptions)},

@@ -122,22 +122,32 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
     try:
         if plugins := named_plugins(arguments):
             if environment.world_size > 1:
-                group = _meet(environment, arguments)
+                group = _meet(environment, arguments, plugins)
                 group.load_plugins(plugins)
             else:
                 PLUGINS.load(map(find_plugin, plugins))
-        chosen = _choose(environment, signals, program, arguments)
+        with group.together() if group is not None else contextlib.nullcontext():  # rank 0 may run a command alone
+            chosen = _choose(environment, signals, program, arguments)
+    except AgreedError as error:
+        from labinfer.comm.group.failure import leave_agreed
+
+        leave_agreed(error, group)
+        return ExitStatus.USAGE
     except UserError as error:
-        if group is not None:  # the ranks have met, and leave together
-            return _leave_with(error, group)
         if rank == 0:  # every rank was given the same flags, and sees the same files
             _refuse(error)
         else:  # rank 0 speaks, which the launcher ends when this one does
             time.sleep(SPEAK_SECONDS)
         return ExitStatus.USAGE
+    except Exception as error:
+        if group is None:
+            raise
+        from labinfer.comm.group.failure import end_process_with
+
+        return end_process_with(error, group)
     if isinstance(chosen, int):
         if group is not None:
-            group.close(patient=rank != 0)  # rank 0 ran the command alone
+            group.close()
         return chosen
     name, options, own, refusal = chosen
     if environment.local_rank == 0 and (limit := describe_limit()):
@@ -173,7 +183,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
         return end_process_with(error, session.group, session.group is not None or environment.local_rank == 0)
 
 
-def _meet(environment: LaunchEnvironment, arguments: list[str]) -> RankGroup:
+def _meet(environment: LaunchEnvironment, arguments: list[str], plugins: list[str]) -> RankGroup:
     """Meet the other ranks before the command line is parsed, since a plugin may add commands, flags and values of flags.
 
     Raises:
@@ -188,23 +198,11 @@ def _meet(environment: LaunchEnvironment, arguments: list[str]) -> RankGroup:
     from labinfer.comm.group.rank_group import join_group
 
     try:
-        return join_group(environment, options)
+        return join_group(environment, options, plugins)
     except UserError:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the group
         return end_process_with(error, None, environment.local_rank == 0)
-
-
-def _leave_with(error: UserError, group: RankGroup) -> int:
-    """End all ranks because of an error of this one, or of each of them. Returns the exit status."""
-    from labinfer.comm.group.failure import leave_agreed
-
-    try:
-        with group.together():
-            raise error
-    except AgreedError as agreed:
-        leave_agreed(agreed, group)
-    return ExitStatus.USAGE
 
 
 def _choose(

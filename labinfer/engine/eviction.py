@@ -9,7 +9,7 @@ from collections.abc import Sequence
 class Eviction:
     """Order in which the unreferenced blocks of a prefix cache are evicted.
 
-    Each pool has an object of its own, on the rank that allocates its blocks: rank 0 for KV blocks, blocks of windowed layers and state
+    Each pool makes an object of its own, without arguments, on the rank that allocates its blocks: rank 0 for KV blocks, blocks of windowed layers and state
     slots (whose snapshots are blocks here), and the rank of a draft model for the draft model's. The calls depend only on the schedule,
     never on times, so a policy without random numbers evicts the same blocks in every run.
 
@@ -27,7 +27,8 @@ class Eviction:
         raise NotImplementedError
 
     def evict(self) -> int:
-        """Choose an evictable block, of which there is at least one, and forget it: its tokens are no longer cached."""
+        """Choose an evictable block, of which there is at least one, and forget it: its tokens are no longer cached. ``BlockManager`` asserts
+        that the block is evictable."""
         raise NotImplementedError
 
     def forget(self, block: int) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from labinfer.base.errors import UserError
 from labinfer.base.registry import REGISTRY
 from labinfer.engine.sequence import Sequence
 
@@ -35,6 +37,18 @@ a running one gets its next chunk. This key may change between micro-batches, fo
 cause a deadlock, because the constant key still decides alone who is preempted. It can starve a prompt that others overtake forever.
 Without it, chunks of running prompts come first, by the constant key, then waiting sequences are admitted.
 """
+
+
+def check_prefill_key(name: str, policy: SchedulingPolicy, details: Mapping[str, Any]) -> None:
+    """Refuse a ``prefill_key`` that cannot be called.
+
+    Raises:
+        UserError: it is no function.
+    """
+    if not callable(details.get("prefill_key", policy)):
+        raise UserError(
+            f"prefill_key must be a function of a sequence and running_of_user, not {details['prefill_key']!r:.60}"
+        )
 
 
 def fcfs(sequence: Sequence, running_of_user: Mapping[str, int]) -> SortKey:

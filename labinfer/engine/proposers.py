@@ -39,7 +39,8 @@ def find_proposer(options: SpeculativeOptions) -> MakeProposer:
 
 def source_path(part: Any) -> str:
     """Path of the file that defines a function or class."""
-    return getattr(sys.modules.get(part.__module__), "__file__", None) or part.__module__
+    module = getattr(part, "__module__", None) or type(part).__module__
+    return getattr(sys.modules.get(module), "__file__", None) or module
 
 
 def _read_maker(path: str) -> MakeProposer:

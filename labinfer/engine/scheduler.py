@@ -20,7 +20,7 @@ from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.pipeline_schedule import PipelineSchedule
 from labinfer.engine.plan_entries import make_entry, make_start, max_result_bytes
-from labinfer.engine.policies import BatchPolicy, SchedulerState, balanced, resolve_batch_policy
+from labinfer.engine.policies import BatchPolicy, Budget, SchedulerState, balanced, resolve_batch_policy
 from labinfer.engine.queues import RequestQueues
 from labinfer.engine.request import FinishReason
 from labinfer.engine.sequence import Sequence
@@ -124,6 +124,10 @@ class Scheduler:
     def schedule(self) -> BatchPlan | None:
         """The next micro-batch, or None when nothing can start now. Never blocks."""
         if not self._schedule.may_launch(len(self.in_flight), self._micro_batches_now()):
+            assert self.in_flight, (
+                f"the pipeline schedule {type(self._schedule).__name__} starts nothing although nothing is in flight "
+                "(see engine/pipeline_schedule.py)"
+            )
             return None
         chosen = self._compose(self._batch_policy)
         while not chosen and not self.in_flight:
@@ -237,6 +241,9 @@ class Scheduler:
             elif not sequence.request.pooling:  # no token is to come of a pooled one
                 on_their_way.append(sequence)
         budget = policy(self._state(len(decoding) + len(on_their_way), prefilling))
+        assert isinstance(budget, Budget), (
+            f"the batch policy {getattr(policy, '__name__', policy)!r} gave {budget!r:.60} (see engine/policies.py)"
+        )
         left = self._options.max_num_batched_tokens
         left -= self._choose_from(decoding, chosen, left, budget.num_decodes)
         decodes = list(chosen)

@@ -1,7 +1,7 @@
 """check_plugins: implementations of plugins compared with the reference, before a run uses them.
 
-Both are given the same random arguments of the rank's sizes. Caches are as in a run: blocks in any order, and NaN wherever no token of the
-batch, nor an earlier one of its sequences, has written.
+The implementation and the reference get the same random arguments of the rank's sizes. Caches are as in a run: blocks in any order, and
+NaN wherever no token of the batch, nor an earlier one of its sequences, has written.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CheckSetting(CallSetting):
         return torch.randn(shape, generator=self.generator).to(self.device, self.dtype)
 
     def batch(self, counts: Sequence[int]) -> AttentionBatch:
-        """As many new tokens in all: a decode, a new prompt and a chunk of another one, their blocks in random order."""
+        """A batch of ``sum(counts)`` new tokens: a decode, a new prompt and a chunk of another one, their blocks in random order."""
         num_prompt = (sum(counts) - 1) // 2
         sequences = [(1, CONTEXT), (num_prompt, 0), (sum(counts) - 1 - num_prompt, 5)]
         sequences = [(count, before) for count, before in sequences if count]

@@ -16,10 +16,10 @@ BODIES = (SimpleLine, CompletionBody, ChatBody, ResponseBody, MessageBody)
 
 
 def check_registration(name: str, part: Any, details: dict[str, Any]) -> None:
-    """Refuse a logits processor whose name means something else in requests, or whose parameter is none.
+    """Refuse a logits processor whose name means something else in requests, or whose ``parameter`` is no ``SamplingParameter``.
 
     Raises:
-        UserError: the text says which of the two.
+        UserError: the name or the parameter cannot be used.
     """
     taken = (
         {field for body in BODIES for field in body.__struct_fields__} if details else SamplingParams.__struct_fields__

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from labinfer.base.errors import UserError
+from labinfer.base.plugins import PLUGINS
 from labinfer.base.registry import REGISTRY
 from labinfer.comm.spmd.topology import Place
 
@@ -56,7 +58,7 @@ class StepSink:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Called when the model is unloaded. A process that is killed calls nothing: flush what must not be lost."""
+        """Called when the model is unloaded, or after ``write`` has raised. A process that is killed calls nothing: flush what must not be lost."""
 
 
 class StepSinks:
@@ -73,7 +75,12 @@ class StepSinks:
         self._sinks: list[StepSink] = []
         for text in chosen:
             name, _, argument = text.partition("=")
-            self._sinks.append(REGISTRY.find("step_sink", name)(argument, place))
+            try:
+                with PLUGINS.blame(REGISTRY.entry("step_sink", name).origin):
+                    self._sinks.append(REGISTRY.find("step_sink", name)(argument, place))
+            except UserError:
+                self.close()
+                raise
 
     def __bool__(self) -> bool:
         return bool(self._sinks)
@@ -84,16 +91,24 @@ class StepSinks:
             try:
                 sink.write(step)
             except Exception as error:  # noqa: BLE001 - it may be anybody's code
-                self._sinks.remove(sink)
                 logger.warning(
                     "warning: the step sink %s failed at step %d and is off from now on: %r",
                     type(sink).__name__,
                     step.step_id,
                     error,
                 )
+                self._sinks.remove(sink)
+                _close(sink)
 
     def close(self) -> None:
-        """Close every sink."""
+        """Close every sink. One that raises is named, and the others are closed, too."""
         for sink in self._sinks:
-            sink.close()
+            _close(sink)
         self._sinks.clear()
+
+
+def _close(sink: StepSink) -> None:
+    try:
+        sink.close()
+    except Exception as error:  # noqa: BLE001 - it may be anybody's code
+        logger.warning("warning: the step sink %s failed to close: %r", type(sink).__name__, error)

@@ -30,6 +30,7 @@ ELSEWHERE = {
     r"python (benchmarks|tools)/": "measures for minutes; the flags are checked",
     r"python -m pytest ": "tests; the files are checked",
     r".* --device cuda": "needs a card",
+    r".*--plugin longest_first": "needs the file of the block above it; tests/plugins/test_loading.py runs that",
     r".*=ascend ": "needs the provider of the block above it; tests/test_documents.py runs that",
 }
 """Commands that are not run here, and why."""
@@ -37,7 +38,7 @@ QUICK = (
     'python launch.py --prompt "17 + 25 = ?"',
     "python launch.py plan -tp 2,1 --layers 4,2",
     "python launch.py --input examples/prompts.jsonl --output out.jsonl",
-    'python launch.py --speculative-config \'{"method": "last_token.py"}\' --prompt "Hello"',
+    'python launch.py --plugin last_token.py --speculative-config \'{"method": "last_token"}\' --prompt "Hello"',
 )
 """Those that ``make test`` runs."""
 DEEP = 24

@@ -23,7 +23,7 @@ def reference():
             model.model.layers[str(number)] = other.model.layers[str(number)]
         model.lm_head = other.lm_head
         runner = llm._parts.worker.runner
-        for graphs in (runner._layers, *runner._heads.values()):
+        for graphs in (runner._layers, runner._head):
             graphs._capture = None  # of one model's functions, which see no calls of the other's
         params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, temperature=0.0, logprobs=0)
         (output,) = llm.generate([PROMPT], params)

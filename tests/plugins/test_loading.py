@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from documents import python_block
-from launchers import LAUNCH, LAUNCHERS, environment, matrix, run
+from launchers import BIN, LAUNCH, LAUNCHERS, environment, finish, matrix, run, start
 
 POLICY = """from labinfer import register
 
@@ -149,6 +149,10 @@ try:
     LLM(plugins=["no_such_plugin"])
 except UserError as error:
     print(error)
+try:
+    LLM(plugins="one.py")
+except UserError as error:
+    print(error)
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -157,8 +161,8 @@ except UserError as error:
         env=environment(),
         cwd=LAUNCH.removesuffix("launch.py"),
     )
-    first, second = done.stdout.splitlines()
-    assert first == "mine" and "no_such_plugin" in second, done
+    first, second, third = done.stdout.splitlines()
+    assert first == "mine" and "no_such_plugin" in second and "must be a list" in third, done
 
 
 @pytest.mark.parametrize(
@@ -170,3 +174,58 @@ def test_plugin_works_in_other_commands(command, tmp_path):
     assert done.returncode == 0, done.text
     without = run("single", 1, LAUNCH, *command, *flags[2:])
     assert "choose one of fcfs, priority, fair" in without.our_errors[0]
+
+
+@pytest.mark.parametrize(("launcher",), matrix(("torchrun",)))
+def test_error_of_a_command_that_rank_0_runs_alone_is_one_line(launcher, tmp_path):
+    plugin, cluster = write(tmp_path, "own", POLICY), str(tmp_path / "none.json")
+    done = run(launcher, 2, LAUNCH, "simulate", "--cluster", cluster, "--plugin", plugin, timeout=60)
+    assert done.returncode in (1, 2) and "Traceback" not in done.own_stderr
+    (line,) = done.our_errors
+    assert cluster in line
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_with_different_plugins_are_refused(rank, tmp_path):
+    """One of two ranks is given no plugin, as by a command that was typed on each machine."""
+    plugin = ("--plugin", write(tmp_path, "own", POLICY))
+    flags = [[*(() if number == rank else plugin), *PROMPT, "-pp", "2"] for number in range(2)]
+    words = ["-n", "1", sys.executable, LAUNCH]
+    command = [str(BIN / "mpirun"), *words, *flags[0], ":", *words, *flags[1]]
+    done = finish(start(command), 60)
+    assert done.returncode != 0 and "Traceback" not in done.stderr, done.text
+    assert any("rank 1 on " in line and "give all ranks the same" in line for line in done.our_errors), done.text
+
+
+SINK = """import os
+from labinfer import register
+from labinfer.worker.step_sink import StepSink
+
+@register("step_sink", "odd")
+class Odd(StepSink):
+    def __init__(self, argument, place):
+        super().__init__(argument, place)
+        if argument == "raise" and place.rank == 1:
+            raise OSError("no room")
+
+    def write(self, step):
+        if step.step_id == 0:
+            with open(f"{self.argument}.{self.place.rank}", "w") as file:
+                file.write("written")
+
+    def close(self):
+        raise OSError("cannot close")
+"""
+
+
+def test_sink_that_cannot_be_made_on_one_rank_ends_all_in_one_line(tmp_path):
+    (line,) = errors("mpirun", "--plugin", write(tmp_path, "odd", SINK), "--step-sink", "odd=raise", *PROMPT)
+    assert "rank 1 on " in line and "odd.py, line 10: OSError: no room" in line, line
+
+
+def test_several_sinks_are_written_and_one_that_cannot_close_is_named(tmp_path):
+    sinks = (f"--step-sink=odd={tmp_path / 'a,b'}", f"--step-sink=odd={tmp_path / 'c'}")
+    done = run("single", 1, LAUNCH, "--plugin", write(tmp_path, "odd", SINK), *sinks, *PROMPT)
+    assert (done.returncode, done.stdout.strip()) == (0, "42"), done.text
+    assert (tmp_path / "a,b.0").read_text() == (tmp_path / "c.0").read_text() == "written"
+    assert done.stderr.count("the step sink Odd failed to close: OSError('cannot close')") == 2

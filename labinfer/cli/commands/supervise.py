@@ -1,4 +1,5 @@
-"""``launch.py supervise -- …``: a server or a job that is started again when its ranks die. One process, no rank, no torch."""
+"""``launch.py supervise -- …``: a server or a job that is started again when its ranks die. One process, no rank;
+without torch, unless a plugin of the command imports it."""
 
 from __future__ import annotations
 

@@ -189,22 +189,31 @@ class RankGroup:
             self.lifeline.close()
 
 
-def join_group(environment: LaunchEnvironment, options: EngineOptions) -> RankGroup:
+def join_group(environment: LaunchEnvironment, options: EngineOptions, plugins: Sequence[str] = ()) -> RankGroup:
     """Meet the other ranks, agree on the transport, tie the lifelines and take this rank's share of the cores.
 
+    Args:
+        plugins: values of ``--plugin``, for ``RankGroup.load_plugins``.
+
     Raises:
-        UserError: the launcher and the transport do not fit together, or the ranks cannot meet.
+        UserError: the launcher and the transport do not fit together, the ranks cannot meet, or one was given other plugins.
     """
     die_with_launcher(environment)
     parallel, runtime = options.parallel, options.runtime
     progress = Progress(rank=environment.rank, label=f"rank {environment.rank}", timeout=runtime.timeout)
     own = interfaces()
-    mine = describe_rank(environment.rank, environment.local_rank, environment.node_name, list(own))
+    mine = describe_rank(environment.rank, environment.local_rank, environment.node_name, list(own), plugins)
     with time_limit_for_joining(environment, runtime.timeout):
         comm = _join_transport(environment, parallel, runtime, progress=progress, mine=mine, own=own)
     everyone = [
         msgspec.msgpack.decode(data, type=RankInfo) for data in comm.all_gather_bytes(msgspec.msgpack.encode(mine))
     ]
+    for info in everyone:
+        if info.plugins != everyone[0].plugins:
+            given, first = (" ".join(names) or "none" for names in (info.plugins, everyone[0].plugins))
+            raise UserError(
+                f"rank {info.rank} on {info.node} was given --plugin {given}, and rank 0 {first}; give all ranks the same"
+            )
     faults = FaultOptions(
         timeout=runtime.fault_timeout,
         hosts=[info.node for info in everyone],

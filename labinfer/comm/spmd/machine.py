@@ -46,6 +46,8 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Equal for ranks that can see each other's processes."""
     memory_group: int = 0
     """See ``Cgroup.memory_group``."""
+    plugins: list[str] = []
+    """Values of ``--plugin``."""
 
     @property
     def memory(self) -> tuple[str, int]:
@@ -58,7 +60,9 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
         return {cpu for core in self.cores for cpu in core}
 
 
-def describe_rank(rank: int, local_rank: int, node: str, addresses: Sequence[str] = ()) -> RankInfo:
+def describe_rank(
+    rank: int, local_rank: int, node: str, addresses: Sequence[str] = (), plugins: Sequence[str] = ()
+) -> RankInfo:
     """The ``RankInfo`` of this process."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     count = torch.accelerator.device_count() if accelerator else 0
@@ -76,6 +80,7 @@ def describe_rank(rank: int, local_rank: int, node: str, addresses: Sequence[str
         pid=os.getpid(),
         pid_space=pid_space(),
         memory_group=Cgroup().memory_group(),
+        plugins=list(plugins),
     )
 
 

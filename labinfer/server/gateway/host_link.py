@@ -16,6 +16,7 @@ from collections.abc import Callable
 import labinfer
 from labinfer.base.errors import BrokenLink
 from labinfer.base.heartbeat import BEATS, Heartbeat
+from labinfer.base.plugins import PLUGINS
 from labinfer.server.link.frames import Beat, FromGateway, FromHost, Hello, Rejected
 from labinfer.server.link.framing import FrameReader, pack
 
@@ -170,4 +171,7 @@ class HostListener:
             return f"it is version {hello.version}, and the gateway is {labinfer.__version__}"
         if hello.model_names != self._model_names:
             return f"it has the models {', '.join(hello.model_names)}, and the gateway serves {', '.join(self._model_names)}"
+        if hello.plugins != (own := PLUGINS.identities()):
+            given, known = (", ".join(names) or "none" for names in (hello.plugins, own))
+            return f"its plugins are {given}, and the gateway was started with {known}; start the server anew"
         return ""

@@ -196,6 +196,6 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     fault_timeout: float
     """Seconds without a sign of life of its host."""
     plugins: list[PluginSource] = []
-    """Plugins of the ranks. Those that register parts for the gateway, too, are loaded before anything is decided."""
+    """Plugins of the ranks. The gateway imports none; it takes the parameters that they add to requests."""
     outlives_host: bool = False
     """Whether it waits for another host when one is gone without goodbye; else it ends."""

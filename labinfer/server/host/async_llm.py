@@ -46,7 +46,7 @@ class AsyncLLM:
     and then ends them by ``SystemExit``.
 
     Args:
-        model, options: as for ``LLM``; loading blocks the caller.
+        model, options: as for ``LLM``, ``plugins`` among them; loading blocks the caller.
 
     Raises:
         UserError: an option, the model or the layout is wrong; on every rank.

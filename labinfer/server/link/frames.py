@@ -73,11 +73,13 @@ FromGateway = Beat | Add | Abort | Watch | ChangeLayout | Paused | Ready | Rejec
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """The first frame of a host. The gateway takes one of its own version, with its token, and for its models."""
+    """The first frame of a host. The gateway takes one of its own version, with its token, for its models, and with its plugins."""
 
     version: str
     token: str
     model_names: list[str]
+    plugins: list[str] = []
+    """Name and digest of each plugin."""
 
 
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import labinfer
 from labinfer.base.errors import BrokenLink, UserError
+from labinfer.base.plugins import PLUGINS
 from labinfer.server.link.frames import Hello
 from labinfer.server.link.framing import pack
 
@@ -46,7 +47,7 @@ def connect(directory: Path, token: str, model_names: list[str]) -> socket.socke
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(str(directory / NAME))
-        connection.sendall(pack(Hello(labinfer.__version__, token, model_names)))
+        connection.sendall(pack(Hello(labinfer.__version__, token, model_names, PLUGINS.identities())))
     except OSError as error:
         connection.close()
         raise BrokenLink(f"no gateway listens in {directory}: {error.strerror or error}") from None

@@ -12,8 +12,7 @@ from labinfer.base.errors import UserError
 from labinfer.base.plugins import Plugins, PluginSource, find_plugin, named_plugins, share_plugins
 from labinfer.base.registry import Registry
 
-GOOD = """from labinfer.base.plugins import PLUGINS
-import registering
+GOOD = """import registering
 registering.REGISTRY.register("batch_policy", NAME)(lambda state: None)
 """
 
@@ -114,7 +113,7 @@ def test_plugin_that_cannot_be_found_is_refused(given, text, tmp_path, monkeypat
         ("x = (\n", r"broken.py, line 1: SyntaxError: '\(' was never closed"),
         ("import no_such_module_here\n", r"broken.py, line 1: ModuleNotFoundError"),
         ("raise SystemExit(3)\n", r"broken.py, line 1: SystemExit: 3"),
-        (GOOD + GOOD, r"broken.py, line 6: register\('batch_policy', 'broken'\): the name is registered by broken"),
+        (GOOD + GOOD, r"broken.py, line 4: register\('batch_policy', 'broken'\): the name is registered by broken"),
         ("x = 1\n", r"registers nothing; decorate a function or class with @register"),
     ],
 )
@@ -212,9 +211,23 @@ def test_code_that_computes_may_be_of_this_program(own, tmp_path, monkeypatch):
 def test_error_of_a_part_names_file_and_line(own, tmp_path):
     own.load([find_plugin(str(write(tmp_path, "late", GOOD + "def fail():\n    return 1 / 0\n")))])
     fail = sys.modules["labinfer_plugin_late"].fail
-    with pytest.raises(UserError, match=r"^--plugin late: .*late.py, line 5: ZeroDivisionError: division by zero$"):
+    with pytest.raises(UserError, match=r"^--plugin late: .*late.py, line 4: ZeroDivisionError: division by zero$"):
         with own.blame("late"):
             fail()
     for other in ("", "this program"):
         with pytest.raises(ZeroDivisionError), own.blame(other):
             fail()
+
+
+def test_package_is_found_without_running_it(tmp_path, monkeypatch, own):
+    (folder := tmp_path / "raising_package").mkdir()
+    write(folder, "__init__", "raise OSError('not now')\n")
+    write(folder, "part")
+    monkeypatch.syspath_prepend(tmp_path)
+    source = find_plugin("raising_package.part")
+    with pytest.raises(UserError, match=r"__init__.py, line 1: OSError: not now"):
+        own.load([source])
+    write(folder, "__init__", "x = 1\n")
+    assert find_plugin("raising_package.part").digest != source.digest  # a part's digest is that of its package
+    own.load([find_plugin("raising_package.part")])
+    assert own.loaded[0].name == "raising_package.part"

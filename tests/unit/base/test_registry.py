@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,11 @@ import pytest
 from labinfer.base.errors import UserError
 from labinfer.base.kinds import KINDS, Kind
 from labinfer.base.registry import REGISTRY, Names, Registry
+
+
+@dataclass
+class Plain:
+    number: int = 1
 
 
 @pytest.mark.parametrize("kind, name", [(kind, name) for kind, listed in KINDS.items() for name in listed.shipped])
@@ -29,7 +35,8 @@ def test_contract_of_each_kind_is_written_where_the_list_says(kind):
 
 
 def test_names_of_kinds_cost_no_import():
-    code = "import sys, labinfer.base.registry as r\nr.REGISTRY.names('batch_policy')\nprint([m for m in sys.modules if 'labinfer.engine' in m])"
+    code = "import sys, labinfer.base.registry as r\nr.REGISTRY.names('batch_policy')\n"
+    code += "print([name for name in sys.modules if name == 'torch' or name.startswith('labinfer.engine')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -69,6 +76,22 @@ def test_class_of_another_contract_is_refused():
     with pytest.raises(UserError, match="needs a subclass of labinfer.engine.pipeline_schedule.PipelineSchedule"):
         REGISTRY.register("pipeline_schedule", "mine")(dict)
     assert "mine" not in REGISTRY.names("pipeline_schedule")
+
+
+@pytest.mark.parametrize(
+    "kind, name, details, text",
+    [
+        ("scheduling_policy", "mine", {"prefill_key": 3}, "prefill_key must be a function"),
+        ("command", "mine", {"options": dict}, "options must be a tuple of dataclasses"),
+        ("command", "mine", {"options": (Plain,)}, "the field number of Plain must be made by option"),
+        ("command", "mine", {"help": 3}, "help must be a text"),
+        ("command", "help", {}, "means something else on the command line"),
+    ],
+)
+def test_wrong_details_are_refused(kind, name, details, text):
+    with pytest.raises(UserError, match=text):
+        REGISTRY.register(kind, name, **details)(lambda *arguments: 0)
+    assert name not in REGISTRY.names(kind)
 
 
 def test_unknown_name_lists_what_there_is(registry):

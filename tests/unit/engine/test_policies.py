@@ -10,6 +10,7 @@ import pytest
 from scheduler_bench import Bench
 
 from labinfer.base.config import BATCH_POLICIES, SCHEDULING_POLICIES
+from labinfer.engine.pipeline_schedule import PipelineSchedule
 from labinfer.engine.policies import Budget, SchedulerState, balanced, fcfs, greedy, phases, throttle
 
 STATE = SchedulerState(
@@ -261,3 +262,25 @@ def test_scheduler_that_nothing_can_start_says_so(monkeypatch):
     monkeypatch.setattr(bench.scheduler, "_compose", lambda policy: {})
     with pytest.raises(AssertionError, match="nothing can start, and no result is awaited: 0 sequences run and 1 wait"):
         bench.scheduler.schedule()
+
+
+def test_schedule_that_starts_nothing_is_named(add_part):
+    class Stuck(PipelineSchedule):
+        def may_launch(self, in_flight, target):
+            return False
+
+    add_part("pipeline_schedule", "stuck", Stuck)
+    bench = Bench(pipeline_schedule="stuck")
+    bench.add(4, 2)
+    with pytest.raises(
+        AssertionError, match="the pipeline schedule Stuck starts nothing although nothing is in flight"
+    ):
+        bench.launch()
+
+
+def test_batch_policy_that_gives_no_budget_is_named(add_part):
+    add_part("batch_policy", "empty", lambda state: None)
+    bench = Bench(batch_policy="empty")
+    bench.add(4, 2)
+    with pytest.raises(AssertionError, match="the batch policy '<lambda>' gave None"):
+        bench.launch()
