@@ -17,7 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from plugin_state import forget_plugins
+
 import labinfer.cli.commands.generate  # noqa: F401 - so that no case's seconds are those of imports
+from labinfer.base.plugins import PLUGINS
 from labinfer.cli.main import main
 from labinfer.comm.spmd.environment import detect
 
@@ -59,6 +62,7 @@ def run_commands(directory: Path, asker: int, rank: int) -> None:
             status = main(arguments)
         os.sched_setaffinity(0, cpus)  # what a process of its own would leave to the next one
         gc.unfreeze()
+        forget_plugins(PLUGINS)
         unfinished, file = directory / f"{number}.{rank}.unfinished", directory / f"{number}.{rank}.json"
         unfinished.write_text(json.dumps({"status": int(status), "seconds": time.monotonic() - begin}))
         unfinished.rename(file)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from launchers import ROOT
+from plugin_state import forget_plugins
 
 from labinfer.base.plugins import Plugins, find_plugin
-from labinfer.base.registry import REGISTRY
 
 
 @pytest.fixture
@@ -16,6 +16,4 @@ def load_example() -> Iterator[Callable[[str], None]]:
     """Loads ``examples/plugins/NAME.py`` for one test."""
     loaded = Plugins()
     yield lambda name: loaded.load([find_plugin(str(ROOT / f"examples/plugins/{name}.py"))])
-    for source in loaded.loaded:
-        for kind, name in REGISTRY.added_by(source.name):
-            del REGISTRY._entries[kind][name]
+    forget_plugins(loaded)
