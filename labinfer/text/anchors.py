@@ -103,7 +103,7 @@ class PatternAnchor:
             return None
         began = time.thread_time()
         try:
-            return within_time(lambda: pattern.search(text, begin, end, partial=partial, timeout=MATCH_SECONDS))
+            return within_time(lambda seconds: pattern.search(text, begin, end, partial=partial, timeout=seconds))
         except TimeoutError:
             return None
         finally:
@@ -113,18 +113,22 @@ class PatternAnchor:
                 logger.warning("the response template's pattern %.200r takes too long; it is given up", self._source)
 
 
-def within_time(search: Callable[[], Result]) -> Result:
-    """The result of a search with ``timeout=MATCH_SECONDS``, which the package counts in the time of all threads.
+def within_time(search: Callable[[float], Result]) -> Result:
+    """The result of a search that takes ``MATCH_SECONDS`` of this thread at most.
+
+    Args:
+        search: takes the ``timeout`` of the ``regex`` package, in seconds, which counts the time of all threads.
 
     Raises:
         TimeoutError: this thread has taken so long.
     """
-    began = time.thread_time()
+    end, left = time.thread_time() + MATCH_SECONDS, MATCH_SECONDS
     while True:
         try:
-            return search()
+            return search(left)
         except TimeoutError:
-            if time.thread_time() - began >= MATCH_SECONDS:
+            left = end - time.thread_time()
+            if left <= 0:
                 raise
 
 

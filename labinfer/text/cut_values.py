@@ -9,7 +9,7 @@ from typing import Any
 
 import regex
 
-from labinfer.text.anchors import MATCH_SECONDS, compile_pattern, overlap, within_time
+from labinfer.text.anchors import compile_pattern, overlap, within_time
 from labinfer.text.region_values import Arguments, quote_keys, read_value, tag_marks
 
 _TOKEN = re.compile(
@@ -171,6 +171,6 @@ def _open_tag(pattern: str, text: str) -> regex.Match[str] | None:
     """The beginning of a tag up to its value; None where the text has no whole one."""
     try:
         opening = compile_pattern(pattern.partition("(?P<value>")[0])
-        return within_time(lambda: opening.match(text, timeout=MATCH_SECONDS))
+        return within_time(lambda seconds: opening.match(text, timeout=seconds))
     except (ValueError, TimeoutError):  # the value is a part of a group; or the pattern takes too long
         return None

@@ -115,7 +115,7 @@ def _tags(text: str, arguments: Arguments) -> dict[str, Any]:
     end = text.rfind(ending) + len(ending) if ending in text else 0
     tag = compile_pattern(pattern)
     try:
-        matches = within_time(lambda: list(tag.finditer(text, 0, end, timeout=MATCH_SECONDS)))
+        matches = within_time(lambda seconds: list(tag.finditer(text, 0, end, timeout=seconds)))
     except TimeoutError:
         raise ValueError(f"{pattern!r:.200} takes more than {MATCH_SECONDS:g} s") from None
     for match in matches:
