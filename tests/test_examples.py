@@ -116,7 +116,12 @@ def test_lm_eval_over_a_server(server, tmp_path):
 
 
 def test_every_example_has_its_test():
-    tests = (Path(__file__), *(ROOT / "tests" / "clients").rglob("test_*.py"))
+    tests = (
+        Path(__file__),
+        *(path for part in ("clients", "plugins") for path in (ROOT / "tests" / part).rglob("test_*.py")),
+    )
     text = "".join(path.read_text(encoding="utf-8") for path in tests)
-    for path in EXAMPLES.iterdir():
-        assert path.stem in text or path.name in ("prompts.jsonl", "__pycache__"), f"{path.name} is run by no test"
+    for path in (*EXAMPLES.iterdir(), *(EXAMPLES / "plugins").glob("*.py")):
+        assert path.stem in text or path.name in ("prompts.jsonl", "plugins", "__pycache__"), (
+            f"{path.name} is run by no test"
+        )

@@ -10,103 +10,14 @@ import os
 import re
 import typing
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import labinfer
-from labinfer.api.batch.options import JobOptions
-from labinfer.base.config import (
-    SECTIONS,
-    CacheOptions,
-    ModelOptions,
-    ParallelOptions,
-    RuntimeOptions,
-    SchedulerOptions,
-    WeightCacheOptions,
-)
 from labinfer.base.errors import UserError
 from labinfer.base.option_fields import flag_name, is_switch, join
-from labinfer.base.registry import REGISTRY
 from labinfer.base.sampling_options import SamplingOptions, sampling_sections
-from labinfer.cli.bench.options import (
-    AccuracyOptions,
-    BenchOptions,
-    FunctionBenchOptions,
-    LatencyOptions,
-    LoadOptions,
-    ServeOptions,
-)
-from labinfer.cli.terminal.conversation import MANY_ANSWERS
-from labinfer.cli.terminal.options import ChatOptions
-from labinfer.planner.options import PlanOptions, ProbeOptions
-from labinfer.planner.simulator.options import SimulateOptions
-from labinfer.server.gateway.options import ServerOptions
-from labinfer.server.supervisor.options import SuperviseOptions
-
-COMMANDS = {
-    "generate": (
-        "Distributed large-language-model inference. The same command starts every rank.",
-        (JobOptions, SamplingOptions, *SECTIONS),
-    ),
-    "serve": (
-        "Serve models over OpenAI's API. The same command starts every rank.",
-        (ServerOptions, *SECTIONS),
-    ),
-    "chat": (
-        "Talk to a model in the terminal: one on these ranks, or one that is served. Sampling that is not given is as the "
-        "checkpoint or the server would have it, and an answer may fill the context. In the chat, /help lists the commands.",
-        (ChatOptions, SamplingOptions, *SECTIONS),
-    ),
-    "supervise": (
-        "Start a server or a job again when its ranks die, as in launch.py supervise -- mpirun -n 2 python launch.py serve. "
-        "A server's clients see a pause, and no error; a job goes on where it was.",
-        (SuperviseOptions,),
-    ),
-    "cache": ("Show the packed weights that are kept for the next start of a model.", (WeightCacheOptions,)),
-    "plan": (
-        "Show which rank would hold what, without loading anything; or, with --auto, choose it by measured costs.",
-        (PlanOptions, *SECTIONS),
-    ),
-    "probe": (
-        "Measure what a model's parts cost on these hosts, and what the links between them take; remembered in ~/.cache/labinfer.",
-        (ProbeOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
-    ),
-    "simulate": (
-        "What bench serve would measure: the same engine on a virtual clock, without a model and without other ranks; all times are what "
-        "the run would take. Speculation is left out, as its drafts depend on tokens, which there are none of.",
-        (SimulateOptions, BenchOptions, LoadOptions, ServeOptions, *SECTIONS),
-    ),
-    "bench latency": (
-        "Time of a fixed batch, from its first request to its last token.",
-        (BenchOptions, LatencyOptions, *SECTIONS),
-    ),
-    "bench throughput": (
-        "Requests and tokens a second, with all requests there from the beginning.",
-        (BenchOptions, LoadOptions, *SECTIONS),
-    ),
-    "bench serve": (
-        "Latencies of requests that arrive one by one, whether or not the engine keeps up.",
-        (BenchOptions, LoadOptions, ServeOptions, *SECTIONS),
-    ),
-    "bench comm": ("Latency and bandwidth of every collective and send in use.", (ParallelOptions, RuntimeOptions)),
-    "bench accuracy": (
-        "What dtypes, quantised weights and KV cache types lose against the float32 model: of all of them, or of "
-        "the one that --dtype, --quantization and --kv-cache-dtype name.",
-        (AccuracyOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
-    ),
-    "bench functions": (
-        "Every implementation of every function at a model's sizes, beside what the machine allows.",
-        (FunctionBenchOptions, ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions),
-    ),
-}
-
-
-def commands() -> dict[str, tuple[str, tuple[type, ...]]]:
-    """Every command's description and sections of options, by name: those of ``COMMANDS`` and of plugins."""
-    own = REGISTRY.plugged_in("command")
-    return COMMANDS | {
-        name: (entry.details.get("help", ""), tuple(entry.details.get("options", ()))) for name, entry in own.items()
-    }
-
+from labinfer.cli.command_table import COMMANDS, REPEATED, commands
 
 HANDLED_FIRST = ("help", "bench")
 """First words of the command line that name no command of their own."""
@@ -132,36 +43,6 @@ def check_command(name: str, command: Callable[..., int], details: Mapping[str, 
                     f"the field {f.name} of {section.__name__} must be made by option(…) of base/option_fields.py"
                 )
 
-
-REPEATED = ("prompt", "stop", "api_key", "link", "step_sink")
-"""Flags that may be given several times."""
-REPEATED_BY_COMMAND = {"serve": (*REPEATED, "model"), "chat": ("stop", "step_sink")}
-"""Flags that may be given several times, of commands that differ from ``REPEATED``."""
-DEFAULTS_BY_COMMAND: dict[str, dict[str, Any]] = {
-    "chat": {"log_level": "warning"} | {f.name: "" for f in dataclasses.fields(SamplingOptions)},
-}
-"""Defaults that differ from the dataclass's; empty for options that are left to the model or its server."""
-SIMULATED = {
-    *("dtype", "quantization", "max_model_len", "tensor_parallel_size", "pipeline_parallel_size", "layers", "ranks"),
-    *(
-        "block_size",
-        "num_kv_blocks",
-        "enable_prefix_caching",
-        "prefix_cache_eviction",
-        "snapshot_interval",
-        "memory_utilization",
-    ),
-    *("log_level", "trace"),
-    *({f.name for f in dataclasses.fields(SchedulerOptions)} - {"speculative_config"}),
-}
-"""Options of an engine that count without its ranks."""
-LEFT_OUT_BY_COMMAND = {
-    "chat": (*MANY_ANSWERS, "trace"),
-    "serve": ("trace",),  # which is written at the end of a run
-    **dict.fromkeys(("probe", "bench comm", "bench functions"), ("layout",)),
-    "simulate": tuple(f.name for section in SECTIONS for f in dataclasses.fields(section) if f.name not in SIMULATED),
-}
-"""Options that make no sense for a command."""
 
 GPU_LAYERS = "--device cuda, or --device cuda,cpu --layers 14,10 on two ranks"
 OTHER_ENGINES = {
@@ -202,15 +83,8 @@ PROGRAMS = {PROGRAM: ("python launch.py", "launch.py"), "labinfer": ("labinfer",
 """Names of the program, with how it is started, and how torchrun starts it."""
 EPILOG = """other commands:
   {name} help COMMAND       its options
-  {name} serve              OpenAI's API over HTTP
-  {name} chat               talk to a model in the terminal
-  {name} supervise -- …     start a server or a job again when its ranks die
-  {name} plan               show which rank would hold what
-  {name} probe              measure hosts and links, for plans
-  {name} simulate           what bench serve would measure, computed
-  {name} cache              show the packed weights that are kept on disk
-  {name} bench KIND         measure: latency, throughput, serve, comm, functions or accuracy
-{plugged_in}
+{listed}  {name} bench KIND         measure: latency, throughput, serve, comm, functions or accuracy
+
 examples:
   {alone} --prompt "17 + 25 = ?"
   {alone} --model DIR --prompt "Hello"
@@ -272,19 +146,19 @@ def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
     Args:
         program: one of ``PROGRAMS``.
     """
-    description, sections = commands()[command]
+    flags, sections = commands()[command], commands()[command].options
     alone, script = PROGRAMS[program]
-    others = "".join(
-        f"  {program} {name:<18} {entry.details.get('help', '')}\n"
-        for name, entry in REGISTRY.plugged_in("command").items()
+    listed = "".join(
+        f"  {program} {f'{name} -- …' if name == 'supervise' else name:<18} {known.summary}\n"
+        for name, known in commands().items()
+        if known.summary
     )
+    is_plain = command == "generate"
     parser = Parser(
-        prog=program if command == "generate" else f"{program} {command}",
-        description=description.replace(f"python {PROGRAM}", alone).replace(PROGRAM, program),
-        epilog=EPILOG.format(plugged_in=others, name=program, alone=alone, script=script)
-        if command == "generate"
-        else None,
-        formatter_class=argparse.RawDescriptionHelpFormatter if command == "generate" else argparse.HelpFormatter,
+        prog=program if is_plain else f"{program} {command}",
+        description=flags.description.replace(f"python {PROGRAM}", alone).replace(PROGRAM, program),
+        epilog=EPILOG.format(listed=listed, name=program, alone=alone, script=script) if is_plain else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter if is_plain else argparse.HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"labinfer {labinfer.__version__}")
@@ -292,10 +166,9 @@ def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
         parser.add_argument("--plugin", action="append", metavar="FILE|MODULE|NAME", help=PLUGIN_HELP)
     if SamplingOptions in sections:
         sections += sampling_sections()[1:]
-    repeated, left_out = REPEATED_BY_COMMAND.get(command, REPEATED), LEFT_OUT_BY_COMMAND.get(command, ())
     try:
         for section in sections:
-            add_options(parser, section, repeated, DEFAULTS_BY_COMMAND.get(command, {}), left_out)
+            add_options(parser, section, flags.repeated, flags.defaults, flags.left_out)
     except argparse.ArgumentError as error:  # of a plugin: ours are tested
         raise UsageError(f"a plugin adds a flag that there is already: {error}") from None
     return parser
@@ -303,7 +176,7 @@ def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
 
 def build_bench_parser(program: str = PROGRAM) -> Parser:
     """The parser of ``bench`` without a kind, which has nothing but help."""
-    kinds = {name: description for name, (description, _) in COMMANDS.items() if name.startswith("bench ")}
+    kinds = {name: flags.description for name, flags in COMMANDS.items() if name.startswith("bench ")}
     lines = [f"  {program} {name:<17} {description[0].lower()}{description[1:]}" for name, description in kinds.items()]
     return Parser(
         prog=f"{program} bench",
@@ -354,7 +227,7 @@ def add_options(
     parser: argparse.ArgumentParser,
     section: type,
     repeated: tuple[str, ...] = REPEATED,
-    defaults: dict[str, Any] | None = None,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
     left_out: tuple[str, ...] = (),
 ) -> None:
     """Add a group of flags for a dataclass of options. Their values are converted and checked later.
@@ -371,10 +244,10 @@ def add_options(
         if f.name in left_out:
             continue
         names = [name for name in (f.metadata["other_name"], flag_name(f.name)) if name]
-        default = (defaults or {}).get(f.name, f.default)
+        default = defaults.get(f.name, f.default)
         text = f.metadata["help"].replace("%", "%%")
         if "default" not in text:
-            text += f" (default: {_describe_default(f.name, default, defaults or {})})"
+            text += f" (default: {_describe_default(f.name, default, defaults)})"
         if hints[f.name] is bool:  # a flag that is on by default can be turned off
             action = argparse.BooleanOptionalAction if f.default else "store_true"
             group.add_argument(*names, dest=f.name, action=action, default=None, help=text)
@@ -395,7 +268,7 @@ def add_options(
         group.add_argument(*names, dest=f.name, action=action, default=None, metavar=metavar, help=text)
 
 
-def _describe_default(name: str, default: Any, own: dict[str, Any]) -> str:
+def _describe_default(name: str, default: Any, own: Mapping[str, Any]) -> str:
     """A default in words.
 
     Args:

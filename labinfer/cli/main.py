@@ -33,20 +33,18 @@ from labinfer.base.registry import REGISTRY
 from labinfer.base.sampling_options import as_flags, sampling_sections
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.base.standard_error import protect_standard_streams, write_error
+from labinfer.cli.alone import RUN_ALONE, ParsedCommand
 from labinfer.cli.bench.options import LoadOptions
+from labinfer.cli.command_table import COMMANDS, REPEATED, commands
 from labinfer.cli.flags import (
-    COMMANDS,
-    DEFAULTS_BY_COMMAND,
     PROGRAM,
     PROGRAMS,
     QUOTES,
     QUOTES_HINT,
-    REPEATED,
     Parser,
     add_options,
     build_bench_parser,
     build_parser,
-    commands,
     program_name,
     split_command,
 )
@@ -220,7 +218,8 @@ def _choose(
     name, args = _parse(arguments, program, rank)
     models = _take_models(args) if name == "serve" else {}
     given = _given(args, *SECTIONS)
-    usual = {key: value for key, value in DEFAULTS_BY_COMMAND.get(name, {}).items() if value}
+    flags = commands()[name]
+    usual = {key: value for key, value in flags.defaults.items() if value}
     if name == "generate" and args.prompt:
         usual["log_level"] = "warning"
         for text in args.prompt:
@@ -234,27 +233,11 @@ def _choose(
         raise UserError(
             f"--layout is for one model, and --model was given {len(models)} times; leave it out, or serve one"
         )
-    if name == "cache":
-        from labinfer.cli.commands.cache import run
-
-        return run(own["own"]) if rank == 0 else ExitStatus.OK
-    if name == "simulate":
-        from labinfer.cli.commands.simulate import run
-
-        return run(options, *own["options"]) if rank == 0 else ExitStatus.OK
-    if name == "plan":
-        from labinfer.cli.commands.auto_plan import check_flags
-        from labinfer.cli.commands.auto_plan import run as run_auto
-
-        check_flags(plan := own["own"], given)
-        if plan.cluster:
-            return run_auto(options, plan) if rank == 0 else ExitStatus.OK
-    if name == "chat" and own["own"].url:
-        from labinfer.cli.commands.chat_with_server import check_alone, run
-
-        check_alone(environment, given)
-        return run(signals, model=given.get("model", ""), key=environment.api_key, **own)
-    if ModelOptions in commands()[name][1] and (name != "plan" or environment.world_size > 1):
+    if name in RUN_ALONE:
+        command = ParsedCommand(environment=environment, signals=signals, options=options, given=given, own=own)
+        if (status := RUN_ALONE[name](command)) is not None:
+            return status
+    if ModelOptions in flags.options and (name != "plan" or environment.world_size > 1):
         parallel = options.parallel
         stage_sizes(
             parallel.tensor_parallel_size,
@@ -263,7 +246,7 @@ def _choose(
             environment.world_size,
             ranks=parallel.ranks,
         )
-    if environment.is_one_node and ModelOptions in commands()[name][1]:  # others may have what this node lacks
+    if environment.is_one_node and ModelOptions in flags.options:  # others may have what this node lacks
         for model in models.values() or [options.model.model]:
             _check_model(model, environment)
     check_address_space()
@@ -360,7 +343,9 @@ def _check_own(name: str, args: argparse.Namespace) -> dict[str, Any]:
         sampling, _ = _sampling(args)  # refused before anything is loaded
         return {"own": convert_section(ChatOptions, _given(args, ChatOptions)), "sampling": sampling}
     own = [
-        convert_section(section, _given(args, section)) for section in commands()[name][1] if section not in SECTIONS
+        convert_section(section, _given(args, section))
+        for section in commands()[name].options
+        if section not in SECTIONS
     ]
     for section in own:
         check_bounds(section)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from labinfer.cli.main import COMMANDS
+from labinfer.cli.command_table import COMMANDS
 
 QUESTIONS = {
     "help": ["--help"],

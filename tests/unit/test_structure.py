@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from labinfer.cli.main import COMMANDS, build_parser
+from labinfer.cli.command_table import COMMANDS
+from labinfer.cli.flags import build_parser
 
 ROOT = Path(__file__).parents[2]
 OPENINGS = {".py": '"""', ".cpp": "// ", ".h": "// ", ".js": "// ", ".css": "/* ", ".html": "<!doctype html>"}

@@ -11,7 +11,8 @@ import pytest
 
 from labinfer.base.errors import UserError
 from labinfer.base.sampling_options import as_flags
-from labinfer.cli.flags import COMMANDS, OTHER_ENGINES, build_parser, program_name, split_command
+from labinfer.cli.command_table import COMMANDS
+from labinfer.cli.flags import OTHER_ENGINES, build_parser, program_name, split_command
 
 ENGINE_FLAGS = {
     "--model", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",

@@ -1,0 +1,75 @@
+"""Commands that need no other rank and no model: they run before ranks meet and torch is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from labinfer.base.config import EngineOptions
+from labinfer.base.errors import ExitStatus
+from labinfer.comm.group.signals import SignalGuard
+from labinfer.comm.spmd.environment import LaunchEnvironment
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsedCommand:
+    """A command line of which nothing has run.
+
+    Args:
+        given: the engine's options that were given.
+        own: the command's own arguments.
+    """
+
+    environment: LaunchEnvironment
+    signals: SignalGuard
+    options: EngineOptions
+    given: Mapping[str, Any]
+    own: Mapping[str, Any]
+
+    @property
+    def rank(self) -> int:
+        return self.environment.rank
+
+
+def _run_cache(command: ParsedCommand) -> int:
+    from labinfer.cli.commands.cache import run
+
+    return run(command.own["own"]) if command.rank == 0 else ExitStatus.OK
+
+
+def _run_simulate(command: ParsedCommand) -> int:
+    from labinfer.cli.commands.simulate import run
+
+    return run(command.options, *command.own["options"]) if command.rank == 0 else ExitStatus.OK
+
+
+def _run_plan(command: ParsedCommand) -> int | None:
+    from labinfer.cli.commands.auto_plan import check_flags, run
+
+    check_flags(plan := command.own["own"], command.given)
+    if not plan.cluster:
+        return None
+    return run(command.options, plan) if command.rank == 0 else ExitStatus.OK
+
+
+def _run_chat(command: ParsedCommand) -> int | None:
+    if not command.own["own"].url:
+        return None
+    from labinfer.cli.commands.chat_with_server import check_alone, run
+
+    check_alone(command.environment, command.given)
+    model, key = command.given.get("model", ""), command.environment.api_key
+    return run(command.signals, model=model, key=key, **command.own)
+
+
+RUN_ALONE: Mapping[str, Callable[[ParsedCommand], int | None]] = {
+    "cache": _run_cache,
+    "simulate": _run_simulate,
+    "plan": _run_plan,
+    "chat": _run_chat,
+}
+"""By the command's name, what returns its exit status, or None where it needs the ranks or a model after all.
+
+Each raises ``UserError`` where flags do not go together, on every rank alike.
+"""
