@@ -9,7 +9,8 @@ import pickle
 import pytest
 
 from labinfer.base.errors import UserError
-from labinfer.server.gateway.access import ANONYMOUS, ApiKeys, Denied
+from labinfer.server.gateway.access import ANONYMOUS, ApiKeys
+from tests.refusals import refused
 
 FIRST, SECOND = "sk-first-0123456789", "sk-second-0123456789"
 
@@ -65,13 +66,13 @@ def test_key_opens_whatever_the_scheme_is_spelled_like(scheme):
 def test_with_keys_everything_else_is_denied(header):
     keys = ApiKeys.load((FIRST, SECOND))
     assert keys.required
-    with pytest.raises(Denied) as caught:
+    with refused(401) as caught:
         keys.authenticate(header)
     assert FIRST not in str(caught.value) and SECOND not in str(caught.value)
 
 
 def test_wrong_key_is_refused_in_the_words_by_which_litellm_knows_it():
-    with pytest.raises(Denied, match="Incorrect API key provided"):
+    with refused(401, match="Incorrect API key provided"):
         ApiKeys.load((FIRST,)).authenticate("Bearer wrong")
 
 
@@ -92,7 +93,7 @@ def test_every_key_is_compared_wherever_the_right_one_stands(monkeypatch):
         assert len(compared) == 7
         assert {len(side) for pair in compared for side in pair} == {32}  # whatever was sent: equally long digests
     compared.clear()
-    with pytest.raises(Denied):
+    with refused(401):
         keys.authenticate("Bearer x")
     assert len(compared) == 7
 

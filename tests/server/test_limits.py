@@ -7,9 +7,11 @@ import asyncio
 import pytest
 from fake_clock import FakeClock, settle
 
+from labinfer.requests.openai.api_errors import ApiError
 from labinfer.server.gateway.access import Caller
-from labinfer.server.gateway.limits import FIRST_SWEEP, MAX_REMEMBERED, LimitReached, Limits, ServerFull
+from labinfer.server.gateway.limits import FIRST_SWEEP, MAX_REMEMBERED, Limits
 from labinfer.server.gateway.options import ServerOptions
+from tests.refusals import refused
 
 ANN, BOB = Caller("ann"), Caller("bob")
 
@@ -43,9 +45,9 @@ async def test_without_limits_everything_is_admitted_and_forgotten():
 async def test_beyond_its_concurrent_requests_a_caller_is_refused_and_others_are_not():
     limits = make(max_concurrent_requests=2)
     first, _ = [await limits.admit(ANN, None, 1) for _ in range(2)]
-    with pytest.raises(LimitReached) as caught:
+    with refused(429) as caught:
         await limits.admit(ANN, None, 1)
-    assert caught.value.kind == "requests" and caught.value.retry_after_seconds > 0
+    assert caught.value.type == "requests" and caught.value.retry_after_seconds > 0
     assert "2 requests" in caught.value.message == str(caught.value)
     assert limits.num_open == 2  # the refused one is none
     await limits.admit(BOB, None, 1)
@@ -59,7 +61,7 @@ async def test_beyond_its_concurrent_requests_a_caller_is_refused_and_others_are
 async def test_no_user_and_an_empty_one_are_the_same():
     limits = make(max_concurrent_requests=1)
     await limits.admit(ANN, None, 1)
-    with pytest.raises(LimitReached):
+    with refused(429):
         await limits.admit(ANN, "", 1)
 
 
@@ -70,7 +72,7 @@ async def test_lease_is_closed_once_however_often():
         lease.close()
         second = await limits.admit(ANN, None, 1)
     lease.close()
-    with pytest.raises(LimitReached):
+    with refused(429):
         await limits.admit(ANN, None, 1)
     second.close()
     assert limits.num_open == limits.num_callers == 0
@@ -100,7 +102,7 @@ async def test_with_a_queue_requests_await_their_turn_in_order():
     tasks = [asyncio.create_task(take(name)) for name in "ab"]
     await settle()
     assert order == [] and limits.num_open == 3
-    with pytest.raises(LimitReached, match="2 wait"):
+    with refused(429, match="2 wait"):
         await limits.admit(ANN, None, 1)
     lease.close()
     await take("c")  # the place has an heir already: nobody slips in before it
@@ -170,11 +172,11 @@ async def test_all_callers_together_are_bounded_waiting_ones_included():
     waiting = asyncio.create_task(limits.admit(ANN, None, 1))
     await settle()
     await limits.admit(BOB, None, 1)
-    with pytest.raises(ServerFull) as caught:
+    with refused(503) as caught:
         await limits.admit(Caller("carol"), None, 1)
     assert caught.value.retry_after_seconds > 0
     assert limits.num_callers == 2  # who is not admitted is not remembered
-    with pytest.raises(LimitReached):  # its own limit is what this one has to hear of
+    with refused(429):  # its own limit is what this one has to hear of
         await limits.admit(ANN, None, 1)
     waiting.cancel()
     await settle()
@@ -189,14 +191,14 @@ async def test_budget_is_of_prompts_and_answers_and_fills_up_again():
     limits = make(clock, tokens_per_minute=60)
     lease = await limits.admit(ANN, None, 50)
     lease.spend(10)
-    with pytest.raises(LimitReached, match="60 tokens a minute") as caught:
+    with refused(429, match="60 tokens a minute") as caught:
         await limits.admit(ANN, None, 1)
-    assert caught.value.kind == "tokens" and caught.value.retry_after_seconds == pytest.approx(1)
+    assert caught.value.type == "tokens" and caught.value.retry_after_seconds == pytest.approx(1)
     await limits.admit(BOB, None, 1)
     await limits.admit(ANN, "carol", 1)
     clock.now += caught.value.retry_after_seconds
     await limits.admit(ANN, None, 1)
-    with pytest.raises(LimitReached):
+    with refused(429):
         await limits.admit(ANN, None, 0)
 
 
@@ -206,12 +208,12 @@ async def test_debt_is_paid_off_before_the_next_request():
     limits = make(clock, tokens_per_minute=60)
     lease = await limits.admit(ANN, None, 200)  # more than a minute has, so that it is not refused for ever
     lease.spend(39)
-    with pytest.raises(LimitReached) as caught:
+    with refused(429) as caught:
         await limits.admit(ANN, None, 1)
     assert caught.value.retry_after_seconds == pytest.approx(180)
     lease.close()
     clock.now += 178
-    with pytest.raises(LimitReached):  # closing it changed nothing
+    with refused(429):  # closing it changed nothing
         await limits.admit(ANN, None, 1)
     clock.now += 2
     await limits.admit(ANN, None, 1)
@@ -224,7 +226,7 @@ async def test_long_rest_saves_up_no_more_than_a_minutes_tokens():
     await limits.admit(ANN, None, 1)
     clock.now += 10**6
     await limits.admit(ANN, None, 60)
-    with pytest.raises(LimitReached):
+    with refused(429):
         await limits.admit(ANN, None, 0)
 
 
@@ -238,7 +240,7 @@ async def test_client_that_obeys_retry_after_gets_the_average_it_may_have():
             with await limits.admit(ANN, None, 170) as lease:
                 lease.spend(130)
             taken += 300
-        except LimitReached as error:
+        except ApiError as error:
             clock.now += error.retry_after_seconds
     assert 600 * 60 <= taken <= 600 * 61 + 300  # an hour, the first minute's worth, and the last request's debt
 
@@ -253,7 +255,7 @@ async def test_old_callers_are_forgotten_and_debts_are_not():
         (await limits.admit(ANN, f"user {number}", 1)).close()
         clock.now += 0.1
     assert limits.num_callers <= 2 * FIRST_SWEEP
-    with pytest.raises(LimitReached):
+    with refused(429):
         await limits.admit(ANN, "in debt", 1)
     running.close()
     assert limits.num_open == 0
@@ -271,6 +273,6 @@ async def test_however_many_callers_there_are_memory_is_bounded():
 async def test_users_with_long_names_are_told_apart_by_their_beginning_only():
     limits = make(max_concurrent_requests=1)
     await limits.admit(ANN, "x" * 10**6, 1)
-    with pytest.raises(LimitReached):
+    with refused(429):
         await limits.admit(ANN, "x" * 10**6 + "y", 1)
     assert max(len(user) for _, user in limits._accounts) <= 256

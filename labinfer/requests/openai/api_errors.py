@@ -46,6 +46,7 @@ class ApiError(Exception):
         param: the field of the request that is wrong, if one is.
         code: the error for programs.
         headers: further ones of the response.
+        retry_after_seconds: time after which the same request may succeed, for the header ``Retry-After``; None if unknown.
     """
 
     def __init__(
@@ -57,10 +58,13 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
+        retry_after_seconds: float | None = None,
     ):
         super().__init__(message)
         self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
-        self.headers = headers or {}
+        self.headers, self.retry_after_seconds = headers or {}, retry_after_seconds
+        if retry_after_seconds is not None:  # whole seconds, as RFC 9110 (section 10.2.3) has them
+            self.headers["Retry-After"] = str(max(1, math.ceil(retry_after_seconds)))
 
     @property
     def is_final(self) -> bool:
@@ -197,7 +201,7 @@ def too_many_fields(limit: int) -> ApiError:
 
 def rate_limited(message: str, retry_after_seconds: float, kind: str = "requests") -> ApiError:
     """This caller has had its share; ``kind`` says of what: requests or tokens."""
-    return ApiError(429, message, kind, code="rate_limit_exceeded", headers=_retry_after(retry_after_seconds))
+    return ApiError(429, message, kind, code="rate_limit_exceeded", retry_after_seconds=retry_after_seconds)
 
 
 def cancelled(message: str = "the request was cancelled") -> ApiError:
@@ -223,18 +227,13 @@ def given_up(message: str) -> ApiError:
 
 def overloaded(message: str, retry_after_seconds: float) -> ApiError:
     """There is no room for anybody's requests now."""
-    return ApiError(503, message, SERVER_ERROR, code="overloaded", headers=_retry_after(retry_after_seconds))
+    return ApiError(503, message, SERVER_ERROR, code="overloaded", retry_after_seconds=retry_after_seconds)
 
 
 def draining(retry_after_seconds: float) -> ApiError:
     """The server is being stopped, and takes nothing new."""
     message = "the server is shutting down; send the request to another one, or try again later"
-    return ApiError(503, message, SERVER_ERROR, code="draining", headers=_retry_after(retry_after_seconds))
-
-
-def _retry_after(seconds: float) -> dict[str, str]:
-    """Whole seconds, as RFC 9110 (section 10.2.3) has them, and at least one."""
-    return {"Retry-After": str(max(1, math.ceil(seconds)))}
+    return ApiError(503, message, SERVER_ERROR, code="draining", retry_after_seconds=retry_after_seconds)
 
 
 def _shorten(text: str) -> str:

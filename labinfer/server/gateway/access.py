@@ -10,16 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from labinfer.base.errors import UserError
+from labinfer.requests.openai import api_errors
 
 MIN_KEY_LENGTH = 8
 KEY = re.compile(r"[!-~]+")
 """Characters that a header carries unchanged: visible ASCII without spaces."""
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 COMMENT = "#"
-
-
-class Denied(Exception):
-    """A request without a valid key. The text may be shown to whoever sent it."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +119,7 @@ class ApiKeys:
         The time it takes depends on the length of what was sent, not on what any key is.
 
         Raises:
-            Denied: a key is needed, and there is none, or none that is valid.
+            ApiError: a key is needed, and there is none, or none that is valid.
         """
         if not self.required:
             return ANONYMOUS
@@ -131,14 +128,18 @@ class ApiKeys:
             scheme, key = "bearer", key_header
         key = key.strip()
         if scheme.lower() != "bearer" or not key:
-            raise Denied("this server needs an API key; send it in the header Authorization: Bearer KEY")
+            raise api_errors.unauthorized(
+                "this server needs an API key; send it in the header Authorization: Bearer KEY"
+            )
         sent = self._key_digest(key)
         match = None
         for digest, caller in self._callers:  # all of them, wherever the right one stands
             if hmac.compare_digest(digest, sent):
                 match = caller
         if match is None:
-            raise Denied("Incorrect API key provided; check it, or ask whoever runs this server for one")
+            raise api_errors.unauthorized(
+                "Incorrect API key provided; check it, or ask whoever runs this server for one"
+            )
         return match
 
     def caller(self, owner: str) -> Caller:

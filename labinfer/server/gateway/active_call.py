@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
-from typing import TypeVar
+from collections.abc import AsyncIterator
 
-from labinfer.base.errors import UserError
 from labinfer.base.pooling import EmbeddingOutput
 from labinfer.engine.request import Request
 from labinfer.requests.openai import api_errors
@@ -18,23 +16,8 @@ from labinfer.server.gateway.event_stream import OPENAI_FORM, EventStream, Strea
 from labinfer.server.gateway.limits import RETRY_SECONDS, Lease
 from labinfer.server.gateway.metrics import COMPLETE
 from labinfer.server.gateway.recent_requests import RequestSize
-from labinfer.server.gateway.refusals import refused_field
 from labinfer.server.gateway.service import Model
-from labinfer.server.gateway.submission import (
-    BrokenOff,
-    Cancelled,
-    EngineFailed,
-    EngineGone,
-    GivenUp,
-    QueueIsFull,
-    Submission,
-    TimeIsUp,
-)
-
-ENDINGS = (UserError, QueueIsFull, TimeIsUp, Cancelled, BrokenOff, EngineGone, EngineFailed)
-"""Failures of a submission."""
-
-Result = TypeVar("Result")
+from labinfer.server.gateway.submission import Submission
 
 
 class ActiveCall:
@@ -54,7 +37,7 @@ class ActiveCall:
 
         Raises:
             ApiError: a prompt is wrong, or the engine refuses one of the requests.
-            LimitReached, ServerFull: there are too many.
+            ApiError: there are too many.
         """
         service = call.service
         if service.model(model.info.name).reader is not model.reader:
@@ -67,12 +50,12 @@ class ActiveCall:
         )
         active, is_started = cls(call, model, submission), False
         try:
-            requests = await active._until_disconnect(submission.after(active._prepare(maker, user)))
+            requests = await call.until_disconnect(submission.after(active._prepare(maker, user)), active.give_up)
             call.facts["prompt_tokens"] = num_tokens = sum(len(request.prompt_token_ids) for request in requests)
             submission.open(requests, model.reader.tokenizer, streams)
             active._lease.charge_prompt(num_tokens)
             try:
-                await active._until_disconnect(submission.start())
+                await call.until_disconnect(submission.start(), active.give_up)
             except ApiError:
                 active._lease.spend(-num_tokens)  # what nobody has run costs nothing
                 raise
@@ -94,7 +77,7 @@ class ActiveCall:
             ApiError: they will not come.
         """
         try:
-            return await self._until_disconnect(self._submission.outputs())
+            return await self._call.until_disconnect(self._submission.outputs(), self.give_up)
         finally:
             self.close()
 
@@ -129,10 +112,9 @@ class ActiveCall:
             async for number, delta in self._submission.deltas():
                 self._note(number, delta)
                 yield number, delta
-        except ENDINGS as error:
-            translated = self._translate(error)
-            self._status = translated.status
-            raise translated from None
+        except ApiError as error:
+            self._status = error.status
+            raise
 
     @property
     def opened(self) -> list[RequestState]:
@@ -145,7 +127,7 @@ class ActiveCall:
 
     def give_up(self) -> None:
         """The client is gone."""
-        self._submission.fail(Cancelled("the client has closed the connection"))
+        self._submission.fail(api_errors.cancelled("the client has closed the connection"))
 
     def close(self) -> None:
         """Free everything, count and note what came of it. A second call does nothing."""
@@ -155,29 +137,6 @@ class ActiveCall:
             with lease:
                 if self.opened:
                     self._count(lease)
-
-    async def _until_disconnect(self, work: Awaitable[Result]) -> Result:
-        try:
-            return await self._call.until_disconnect(work, self.give_up)
-        except ENDINGS as error:
-            raise self._translate(error) from None
-
-    def _translate(self, error: Exception) -> ApiError:
-        if isinstance(error, UserError):
-            return refused_field(error)
-        if isinstance(error, QueueIsFull):
-            return api_errors.overloaded(str(error), RETRY_SECONDS)
-        if isinstance(error, TimeIsUp):
-            return api_errors.timed_out(self._call.seconds)
-        if isinstance(error, BrokenOff):
-            return refused_field(UserError(str(error)))
-        if isinstance(error, Cancelled):
-            return api_errors.cancelled(str(error))
-        if isinstance(error, GivenUp):
-            return api_errors.given_up(str(error))
-        if isinstance(error, EngineFailed):
-            return api_errors.engine_failed(str(error))
-        return api_errors.draining(RETRY_SECONDS)
 
     def _note(self, number: int, delta: Delta) -> None:
         """The times of tokens, for the metrics."""

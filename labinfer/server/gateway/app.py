@@ -17,13 +17,11 @@ from starlette.routing import Match, Route
 from labinfer.base.errors import is_failure
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.api_errors import ApiError
-from labinfer.server.gateway.access import Denied
 from labinfer.server.gateway.batch_runner import BatchRunner
 from labinfer.server.gateway.call import ID_HEADER, WARNING_HEADER, Call
 from labinfer.server.gateway.endpoints import API, PAGES
 from labinfer.server.gateway.error_form import ANTHROPIC_ERRORS, OPENAI_ERRORS, VERSION_HEADER, ErrorForm
 from labinfer.server.gateway.host_check import AllowedHosts, HostCheck
-from labinfer.server.gateway.limits import LimitReached, ServerFull
 from labinfer.server.gateway.openapi import Endpoint
 from labinfer.server.gateway.routes import batches
 from labinfer.server.gateway.service import Service
@@ -80,14 +78,6 @@ def _guard(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaitabl
             response = await endpoint.handler(call)
         except ApiError as error:
             return _answer_error(call, error, endpoint.logged)
-        except LimitReached as error:
-            refusal = api_errors.rate_limited(error.message, error.retry_after_seconds, error.kind)
-            return _answer_error(call, refusal, endpoint.logged)
-        except ServerFull as error:
-            refusal = api_errors.overloaded(error.message, error.retry_after_seconds)
-            return _answer_error(call, refusal, endpoint.logged)
-        except Denied as error:
-            return _answer_error(call, api_errors.unauthorized(str(error)), endpoint.logged)
         except ClientDisconnect:
             return _answer_error(call, api_errors.cancelled(), endpoint.logged)
         except BaseException as error:  # whatever it is, the other requests go on

@@ -13,10 +13,13 @@ import msgspec
 
 from labinfer.base.heartbeat import DEFAULT_TIMEOUT, Wait
 from labinfer.engine.request import Request
+from labinfer.requests.openai import api_errors
+from labinfer.requests.openai.api_errors import ApiError
 from labinfer.requests.outputs import RequestState
 from labinfer.server.gateway.host_link import HostLink
+from labinfer.server.gateway.limits import LOADING_SECONDS, RETRY_SECONDS
 from labinfer.server.gateway.open_requests import OpenRequests
-from labinfer.server.gateway.submission import Cancelled, EngineFailed, EngineGone, Submission
+from labinfer.server.gateway.submission import Submission
 from labinfer.server.link.frames import (
     Accepted,
     Attach,
@@ -48,17 +51,6 @@ TOLD_WAIT_SECONDS = 5.0
 ENGINE_HAS_FAILED = "the engine has failed, and the server ends; send the request to another one, or try again later"
 
 
-class ChangeUnderWay(RuntimeError):
-    """The layout is being changed already."""
-
-    def __init__(self) -> None:
-        super().__init__("the layout is being changed already; try again when that is done")
-
-
-class NoEngine(RuntimeError):
-    """No host is there that could change its layout."""
-
-
 class AsyncLLMEngine:
     """The engines of the host that is attached, for any number of requests at once.
 
@@ -83,7 +75,7 @@ class AsyncLLMEngine:
         self._requests = OpenRequests(self._tell)
         self._facts: list[ModelFacts] = []  # of the models of the last host that was ready
         self._keys = itertools.count()  # ids may be chosen by callers, and two may choose the same
-        self._ending: Exception | None = None  # what ended all that was open, until another host comes
+        self._ending: ApiError | None = None  # what ended all that was open, until another host comes
         self.is_draining = False
         """Whether the host has said that it will end."""
         self._awaits_host = False  # one has died, and what is open waits for another
@@ -110,13 +102,13 @@ class AsyncLLMEngine:
         """
         self._link, self._ending, self.is_draining = link, None, False
         tasks = [asyncio.create_task(link.write()), asyncio.create_task(link.watch())]
-        ending: Exception | None = None if self._outlives_host else EngineFailed(ENGINE_HAS_FAILED)
+        ending: ApiError | None = None if self._outlives_host else api_errors.engine_failed(ENGINE_HAS_FAILED)
         try:
             self.on_begin()
             while True:
                 for frame in await link.receive():
                     if isinstance(frame, Bye):
-                        ending = EngineGone("the server is shutting down")
+                        ending = api_errors.draining(RETRY_SECONDS)
                         return
                     self._take(frame)
         finally:
@@ -127,7 +119,7 @@ class AsyncLLMEngine:
             self.is_rebuilding = self._awaits_outcome = False
             self._requests.end(sum(model.max_num_seqs for model in self._facts))
             if self._change is not None and not self._change.done():
-                self._change.set_exception(EngineFailed("the engine has ended while it changed its layout"))
+                self._change.set_exception(api_errors.engine_failed("the engine has ended while it changed its layout"))
             self._awaits_host = ending is None and bool(self._facts)
             if ending is not None:
                 self._fail(ending)
@@ -188,7 +180,7 @@ class AsyncLLMEngine:
             submission for submission in self._submissions if submission.owner == owner and name in submission.names
         ]
         for submission in matches:
-            submission.fail(Cancelled("the request was cancelled"))
+            submission.fail(api_errors.cancelled())
         return bool(matches)
 
     def submissions(self, model: str) -> list[Submission]:
@@ -211,20 +203,21 @@ class AsyncLLMEngine:
             change: names its model.
 
         Raises:
-            ChangeUnderWay: another change has not come to its end.
-            NoEngine: a host has died, and the next one is not there yet.
-            EngineFailed: the host has died during the change.
+            ApiError: another change has not come to its end; or the host has died, during the change or before it, and the next one
+                is not there yet.
         """
         if self._change is not None or self._awaits_outcome:
-            raise ChangeUnderWay
+            raise _change_under_way()
         if self._link is None or self._awaits_host:
-            raise NoEngine("the engine has ended, and another one is awaited; try again in a moment")
+            raise api_errors.overloaded(
+                "the engine has ended, and another one is awaited; try again in a moment", LOADING_SECONDS
+            )
         self._change = asyncio.get_running_loop().create_future()
         try:
             self._tell(ChangeLayout(change))
             answer = await self._change
             if answer.is_busy:  # a change by --replan had begun, and the news of it was on its way here
-                raise ChangeUnderWay
+                raise _change_under_way()
             return answer, next(model for model in self._facts if model.name == change.model)
         finally:
             self._change = None
@@ -292,7 +285,7 @@ class AsyncLLMEngine:
             self.on_begin()
         self._end_changed(models)
         if self._awaits_host and not all(map(_can_go_on, self._facts, models)):
-            self._fail(EngineFailed("the engine has failed, and other models are served now"))
+            self._fail(api_errors.engine_failed("the engine has failed, and other models are served now"))
             self._ending = None
         self._facts, self._awaits_host, self._last_progress = models, False, self._clock()
         self.on_attach(models)
@@ -304,7 +297,9 @@ class AsyncLLMEngine:
             if not model.changed:
                 continue
             submissions = self.submissions(model.name)
-            error = EngineFailed(f"{model.changed} since the answer began, so it cannot go on; send the request again")
+            error = api_errors.engine_failed(
+                f"{model.changed} since the answer began, so it cannot go on; send the request again"
+            )
             for submission in submissions:
                 submission.fail(error)
             logger.warning(
@@ -314,11 +309,15 @@ class AsyncLLMEngine:
                 len(submissions),
             )
 
-    def _fail(self, ending: Exception) -> None:
+    def _fail(self, ending: ApiError) -> None:
         """End all that is open, and what is submitted before another host comes."""
         self._ending = ending
         for submission in list(self._submissions):
             submission.fail(ending)
+
+
+def _change_under_way() -> ApiError:
+    return api_errors.conflict("the layout is being changed already; try again when that is done")
 
 
 def _can_go_on(before: ModelFacts, now: ModelFacts) -> bool:

@@ -32,7 +32,6 @@ from labinfer.server.gateway.batch_lines import BatchFile, LineFailure, split_an
 from labinfer.server.gateway.call import JSON, WARNING_HEADER, Call
 from labinfer.server.gateway.event_stream import EventStream
 from labinfer.server.gateway.file_store import FileStore
-from labinfer.server.gateway.limits import LimitReached, ServerFull
 from labinfer.server.gateway.service import Service
 
 logger = logging.getLogger(__name__)
@@ -227,13 +226,10 @@ class BatchRunner:
             response = await self._handlers[route](call)
             status = response.status_code
             return LineAnswer(status, response.body, warning=response.headers.get(WARNING_HEADER, ""))
-        except (LimitReached, ServerFull) as error:
-            status = 429
-            return LineAnswer(status, retry_seconds=error.retry_after_seconds)
         except ApiError as error:
             status = error.status
             if status in RETRY_STATUSES or (error.code == ENGINE_FAILED and not error.is_final):
-                return LineAnswer(status, retry_seconds=float(error.headers.get("Retry-After", MIN_WAIT_SECONDS)))
+                return LineAnswer(status, retry_seconds=error.retry_after_seconds or MIN_WAIT_SECONDS)
             return LineAnswer(status, msgspec.json.encode(error.body()))
         except BaseException as error:
             if not is_failure(error):

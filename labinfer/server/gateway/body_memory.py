@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from labinfer.server.gateway.limits import RETRY_SECONDS, LimitReached, ServerFull
+from labinfer.requests.openai import api_errors
+from labinfer.server.gateway.limits import RETRY_SECONDS
 from labinfer.server.gateway.options import MIB, ServerOptions
 
 FREE_BYTES = 1 << 16
@@ -32,14 +33,13 @@ class BodyMemory:
     def _add(self, caller: str, count: int) -> None:
         used = self._used.get(caller, 0) + count
         if count > 0 and used > self._most_per_caller:
-            raise LimitReached(
+            raise api_errors.rate_limited(
                 f"the bodies of this caller's requests fill {self._most_per_caller} bytes already, half of {FLAG}; "
                 "send the next when one is done",
                 RETRY_SECONDS,
-                "requests",
             )
         if count > 0 and self._num_bytes + count > self._most:
-            raise ServerFull(
+            raise api_errors.overloaded(
                 f"the bodies of all requests fill {self._most} bytes already ({FLAG}); try again later", RETRY_SECONDS
             )
         self._num_bytes += count
@@ -62,8 +62,7 @@ class BodyLease:
         """Count so many bytes more, before they are kept.
 
         Raises:
-            LimitReached: the caller has as much as may be.
-            ServerFull: so have all.
+            ApiError: 429 if the caller fills its share of the memory, 503 if all callers together fill it.
         """
         self.num_bytes += num_bytes
         if self.num_bytes > FREE_BYTES:

@@ -78,7 +78,7 @@ class Call:
 
         Raises:
             ApiError: it is longer than may be, or packed in another way than gzip's.
-            LimitReached, ServerFull: too many long ones are in memory.
+            ApiError: too many long ones are in memory.
         """
         limit = self.service.options.max_body_size * MIB
         announced = self.http.headers.get("content-length", "")
@@ -100,7 +100,7 @@ class Call:
         """Count what is read of elsewhere for this call as more of its body, which has been read.
 
         Raises:
-            LimitReached, ServerFull: too many long ones are in memory.
+            ApiError: too many long ones are in memory.
         """
         self._body_lease.grow(num_bytes)
 

@@ -52,7 +52,7 @@ async def count_prompt_tokens(call: Call, model: Model, parse: Callable[[], Chat
 
     Raises:
         ApiError: ``parse`` raises a ``UserError``, or the conversation does not become tokens.
-        LimitReached, ServerFull: too many long ones wait.
+        ApiError: too many long ones wait.
     """
     text = await call.compute(lambda: checked(lambda: model.reader.prompt_text(parse())))
     (token_ids,) = await model.preparation.encode(call.queue_name, [text], call.num_body_bytes)
@@ -103,7 +103,7 @@ class CallRequests:
 
         Raises:
             ApiError: what is wrong with one of them.
-            LimitReached, ServerFull: too many long prompts, or new forms of answers, wait.
+            ApiError: too many long prompts, or new forms of answers, wait.
         """
         reader, preparation = self._model.reader, self._model.preparation
         caller, token_ids = self._call.queue_name, [None] * len(self._prompts)

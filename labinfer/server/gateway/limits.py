@@ -17,36 +17,20 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
+from labinfer.requests.openai import api_errors
 from labinfer.server.gateway.access import Caller
 from labinfer.server.gateway.options import ServerOptions
 
-LimitKind = Literal["requests", "tokens"]
-"""Kinds of limits, as the ``type`` of OpenAI's errors names them."""
 WINDOW_SECONDS = 60.0
 RETRY_SECONDS = 1.0
 """To be waited where nobody can know when there will be room."""
+LOADING_SECONDS = 5.0
+"""To be waited before asking again while the models are loaded."""
 MAX_USER_LENGTH = 256
 MAX_REMEMBERED = 4096
 """Callers in debt that have nothing open. Beyond so many, those with the least debt are forgiven."""
 FIRST_SWEEP = 64
-
-
-class LimitReached(Exception):
-    """A caller has had its share (HTTP 429)."""
-
-    def __init__(self, message: str, retry_after_seconds: float, kind: LimitKind):
-        super().__init__(message)
-        self.message, self.retry_after_seconds, self.kind = message, retry_after_seconds, kind
-
-
-class ServerFull(Exception):
-    """All callers together have as many requests open as may be (HTTP 503)."""
-
-    def __init__(self, message: str, retry_after_seconds: float):
-        super().__init__(message)
-        self.message, self.retry_after_seconds = message, retry_after_seconds
 
 
 class Limits:
@@ -92,17 +76,18 @@ class Limits:
             prompt_tokens: charged at once. A request whose prompt is not known yet gives 0; see ``Lease.charge_prompt``.
 
         Raises:
-            LimitReached: the caller's budget is used up, or its requests and its queue are as many as may be.
-            ServerFull: there is no room for anybody's.
+            ApiError: 429 if the caller's budget is used up or its queue is full, 503 if the server is full.
         """
         key = (caller.name, (user or "")[:MAX_USER_LENGTH])
         account = self._accounts.get(key) or _Account(key, self._budget, self._clock())
         self._check_budget(account)
         must_wait = 0 < self._max_running <= account.num_running
         if must_wait and len(account.waiting) >= self._max_waiting:
-            raise LimitReached(self._describe(account), RETRY_SECONDS, "requests")
+            raise api_errors.rate_limited(self._describe(account), RETRY_SECONDS)
         if self.is_full:
-            raise ServerFull(f"{self._num_open} requests are open, as many as may be; try again later", RETRY_SECONDS)
+            raise api_errors.overloaded(
+                f"{self._num_open} requests are open, as many as may be; try again later", RETRY_SECONDS
+            )
         self._remember(account)
         self._num_open += 1
         self._charge(account, prompt_tokens)
@@ -115,7 +100,7 @@ class Limits:
     def _check_budget(self, account: _Account) -> None:
         if self._budget and self._refill(account) <= 0:
             seconds = (1 - account.level) * WINDOW_SECONDS / self._budget  # until one whole token is there
-            raise LimitReached(
+            raise api_errors.rate_limited(
                 f"the budget of {self._budget} tokens a minute is used up; try again in {math.ceil(seconds)} s",
                 seconds,
                 "tokens",
@@ -198,7 +183,7 @@ class Lease:
         """Charge a prompt that was not known when the request was admitted.
 
         Raises:
-            LimitReached: the budget was used up meanwhile; nothing is charged.
+            ApiError: the budget was used up meanwhile; nothing is charged.
         """
         self._limits._check_budget(self._account)
         self.spend(tokens)

@@ -11,8 +11,11 @@ import msgspec
 from labinfer.base.errors import PromptTooLong, UserError
 from labinfer.base.sampling_params import MAX_SEED
 from labinfer.engine.request import AnswerUpdate, Request
+from labinfer.requests.openai import api_errors
 from labinfer.requests.outputs import RequestState
-from labinfer.server.gateway.submission import GivenUp, QueueIsFull, Submission
+from labinfer.server.gateway.limits import RETRY_SECONDS
+from labinfer.server.gateway.refusals import refused_field
+from labinfer.server.gateway.submission import Submission
 from labinfer.server.link.frames import Abort, Add, FromGateway, Refused
 
 MAX_DEATHS = 2
@@ -134,7 +137,7 @@ class OpenRequests:
         self.pause()
         if trial is not None and trial.deaths >= MAX_DEATHS + (doubted is not None):
             message = f"the engine has ended {trial.deaths} times while it ran this request, which is given up"
-            trial.submission.fail(GivenUp(message))
+            trial.submission.fail(api_errors.given_up(message))
 
     # What the host says.
 
@@ -153,8 +156,11 @@ class OpenRequests:
         request, _ = self._parts.pop(frame.request_id, (None, None))
         if request is not None:
             request.keys.remove(frame.request_id)
-            kind = QueueIsFull if frame.queue_is_full else PromptTooLong if frame.is_too_long else UserError
-            request.submission.fail(kind(frame.message))
+            kind = PromptTooLong if frame.is_too_long else UserError
+            is_full, text = frame.queue_is_full, frame.message
+            request.submission.fail(
+                api_errors.overloaded(text, RETRY_SECONDS) if is_full else refused_field(kind(text))
+            )
 
     def update(self, key: str, update: AnswerUpdate) -> None:
         """Take in news of an answer."""

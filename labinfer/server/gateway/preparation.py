@@ -42,7 +42,7 @@ class Preparation:
 
         Raises:
             ApiError: one of them does not become tokens.
-            LimitReached, ServerFull: too many wait.
+            ApiError: too many wait.
         """
         if num_bytes <= IN_PLACE_BYTES:
             return await asyncio.to_thread(checked, lambda: [self._reader.encode_text(prompt) for prompt in prompts])
@@ -57,7 +57,7 @@ class Preparation:
 
         Raises:
             ApiError: it is broken, or costs too much.
-            LimitReached, ServerFull: too many wait.
+            ApiError: too many wait.
         """
         await self._forms.run(caller, lambda: checked(lambda: self._reader.check_form(request)))
 

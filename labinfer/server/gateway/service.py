@@ -22,7 +22,7 @@ from labinfer.server.gateway.async_llm_engine import AsyncLLMEngine
 from labinfer.server.gateway.body_memory import BodyMemory
 from labinfer.server.gateway.cluster_history import ClusterHistory
 from labinfer.server.gateway.file_store import FileStore
-from labinfer.server.gateway.limits import RETRY_SECONDS, Limits
+from labinfer.server.gateway.limits import LOADING_SECONDS, RETRY_SECONDS, Limits
 from labinfer.server.gateway.metrics import Metrics
 from labinfer.server.gateway.options import ServerOptions
 from labinfer.server.gateway.preparation import Preparation
@@ -36,8 +36,6 @@ COMPLETION_TOKENS = 16
 """``max_tokens`` of completions that say nothing, as in OpenAI's API; a chat answer may fill the context."""
 LONGEST = 1 << 17
 """Tokens at which the histograms of lengths end."""
-LOADING_SECONDS = 5.0
-"""To be waited before asking again while the models are loaded."""
 
 
 @dataclass(frozen=True)

@@ -6,40 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
+from labinfer.base.errors import UserError
 from labinfer.base.pooling import EmbeddingOutput
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
+from labinfer.requests.openai import api_errors
+from labinfer.requests.openai.api_errors import ApiError
 from labinfer.requests.outputs import Delta, RequestOutput, RequestState
+from labinfer.server.gateway.refusals import refused_field
 from labinfer.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
-
-
-class EngineGone(RuntimeError):
-    """The engine has been stopped, and the request cannot be finished."""
-
-
-class EngineFailed(RuntimeError):
-    """The engine has ended without having been told to."""
-
-
-class GivenUp(EngineFailed):
-    """The engine has ended each time that it ran this request."""
-
-
-class QueueIsFull(RuntimeError):
-    """The engine takes no more requests now."""
-
-
-class Cancelled(RuntimeError):
-    """Somebody asked for the request's end."""
-
-
-class BrokenOff(RuntimeError):
-    """The engine could not go on with the answer: its form became too complex to follow, or its constraints allow no token."""
-
-
-class TimeIsUp(RuntimeError):
-    """The request took longer than it may."""
 
 
 class Submission:
@@ -47,8 +23,7 @@ class Submission:
     happens.
 
     All waiting for it ends, and what it holds is freed, when it fails: by its time limit, by the engine's end, and by
-    whoever may cancel it. What then raises says ``Raises: failures``: EngineGone, EngineFailed, Cancelled, TimeIsUp and
-    BrokenOff.
+    whoever may cancel it. What then raises says ``Raises: ApiError``.
 
     Args:
         id: name by which it may be cancelled.
@@ -80,18 +55,17 @@ class Submission:
         """State of each request, when they are known."""
         self._timer: asyncio.TimerHandle | None = None
         if seconds:
-            error = TimeIsUp(f"the request took longer than {seconds:g} seconds")
-            self._timer = asyncio.get_running_loop().call_later(seconds, self.fail, error)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.fail, api_errors.timed_out(seconds))
         self._news = asyncio.Event()
         self._changed: dict[tuple[int, int], None] = {}  # (request, answer) with news, in their order
         self._num_accepted = 0
-        self._error: Exception | None = None
+        self._error: ApiError | None = None
 
     async def after(self, work: Awaitable[Result]) -> Result:
         """Await work that has to be done before; it is cancelled where this fails meanwhile.
 
         Raises:
-            failures, and what ``work`` does.
+            ApiError: it failed; or what ``work`` raises.
         """
         task, failing = asyncio.ensure_future(work), asyncio.ensure_future(self._wait())
         try:
@@ -116,9 +90,7 @@ class Submission:
         """Hand them to the engine, and wait until that has taken them.
 
         Raises:
-            UserError: one of them can never run.
-            QueueIsFull: too many wait.
-            failures: they will not be taken.
+            ApiError: one of them can never run, too many wait, or they will not be taken.
         """
         if self._error is None:
             self._start(self)
@@ -135,7 +107,7 @@ class Submission:
         """Deltas of the answers as they come, with the number of the request; needs ``RequestState``s that stream.
 
         Raises:
-            failures: the rest will not come.
+            ApiError: the rest will not come.
         """
         while not self.is_done or self._changed:
             if not self._changed:
@@ -149,7 +121,7 @@ class Submission:
         """All answers, or vectors, when they are complete.
 
         Raises:
-            failures: they will not come.
+            ApiError: they will not come.
         """
         await self.finish()
         return [opened.output() for opened in self.opened]
@@ -164,7 +136,7 @@ class Submission:
         """Whether all requests are complete."""
         return bool(self.opened) and all(opened.is_done for opened in self.opened)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: ApiError) -> None:
         """Free what they hold, and end the wait of whoever waits for it, who may be long in coming."""
         if not self.is_done:
             self._error = self._error or error
@@ -184,7 +156,9 @@ class Submission:
         if opened.answers[update.index].finish_reason is not None:  # a stop string ended it meanwhile
             return False
         if update.finish_reason is FinishReason.ABORT:
-            self.fail(BrokenOff(f"{update.error or 'the engine could not go on'}; the answer was broken off"))
+            self.fail(
+                refused_field(UserError(f"{update.error or 'the engine could not go on'}; the answer was broken off"))
+            )
             return False
         stopped = opened.add(update)
         self._changed[number, update.index] = None
@@ -196,4 +170,4 @@ class Submission:
             await self._news.wait()
         self._news.clear()
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)  # one error may end many submissions

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from labinfer.server.gateway.limits import RETRY_SECONDS, LimitReached, ServerFull
+from labinfer.requests.openai import api_errors
+from labinfer.server.gateway.limits import RETRY_SECONDS
 
 MAX_CALLERS = 16
 """Callers whose queues may be full at once."""
@@ -50,8 +51,7 @@ class WorkQueue:
             abort: called where this is cancelled while the work runs, to make it end early.
 
         Raises:
-            LimitReached: the caller has as much waiting as may be.
-            ServerFull: so have all.
+            ApiError: 429 if the caller has as much waiting as may be, 503 if all callers together have.
         """
         await self._await_turn(caller)
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -68,14 +68,15 @@ class WorkQueue:
             return
         waiting = self._waiting.get(caller, deque())
         if len(waiting) >= self._max_waiting:
-            raise LimitReached(
+            raise api_errors.rate_limited(
                 f"{len(waiting)} {self._kind} of this caller wait already, as many as may ({self._flag}); "
                 "send the next when one is done",
                 RETRY_SECONDS,
-                "requests",
             )
         if self.is_full:
-            raise ServerFull(f"{self._num_waiting} {self._kind} wait, as many as may; try again later", RETRY_SECONDS)
+            raise api_errors.overloaded(
+                f"{self._num_waiting} {self._kind} wait, as many as may; try again later", RETRY_SECONDS
+            )
         turn = asyncio.get_running_loop().create_future()
         waiting.append(turn)
         self._waiting[caller] = waiting

@@ -49,7 +49,7 @@ async def embed(
 
     Raises:
         ApiError: ``parse`` raises a ``UserError``, a prompt or the pooling is wrong, or the vectors will not come.
-        LimitReached, ServerFull: there are too many requests.
+        ApiError: there are too many requests.
     """
     own = model.info.pooling
     resolved = checked(lambda: own.resolve(pooling))

@@ -12,7 +12,8 @@ from labinfer.base.heartbeat import Wait
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.answer import Answer, Count
 from labinfer.server.gateway.call import Call
-from labinfer.server.gateway.service import LOADING_SECONDS, Service
+from labinfer.server.gateway.limits import LOADING_SECONDS
+from labinfer.server.gateway.service import Service
 
 State = Literal["ok", "idle", "loading", "stalled", "recovering", "rebuilding", "draining"]
 

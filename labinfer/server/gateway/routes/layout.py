@@ -7,12 +7,9 @@ from starlette.responses import Response
 
 from labinfer.base.errors import UserError
 from labinfer.requests.openai import api_errors
-from labinfer.server.gateway.async_llm_engine import ChangeUnderWay, NoEngine
 from labinfer.server.gateway.call import Call
 from labinfer.server.gateway.cluster_answers import LayoutChanged
 from labinfer.server.gateway.refusals import refused_field
-from labinfer.server.gateway.service import LOADING_SECONDS
-from labinfer.server.gateway.submission import EngineFailed
 from labinfer.server.link.frames import ModelFacts
 from labinfer.server.link.layout_change import LayoutChange
 
@@ -24,14 +21,7 @@ async def change(call: Call) -> Response:
     """
     body = await call.read(LayoutChange)
     name = call.service.model(body.model).info.name
-    try:
-        answer, info = await call.service.engine.change_layout(msgspec.structs.replace(body, model=name))
-    except ChangeUnderWay as error:
-        raise api_errors.conflict(str(error)) from None
-    except NoEngine as error:
-        raise api_errors.overloaded(str(error), LOADING_SECONDS) from None
-    except EngineFailed as error:
-        raise api_errors.engine_failed(str(error)) from None
+    answer, info = await call.service.engine.change_layout(msgspec.structs.replace(body, model=name))
     if answer.is_refused:
         raise refused_field(UserError(answer.problem))
     if answer.problem:

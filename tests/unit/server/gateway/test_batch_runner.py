@@ -23,7 +23,6 @@ from labinfer.server.gateway.access import ANONYMOUS
 from labinfer.server.gateway.async_llm_engine import AsyncLLMEngine
 from labinfer.server.gateway.batch_runner import BatchRunner
 from labinfer.server.gateway.call import Call
-from labinfer.server.gateway.limits import LimitReached
 from labinfer.server.gateway.options import ServerOptions
 from labinfer.server.gateway.service import Service
 
@@ -174,7 +173,7 @@ def test_lines_that_wait_for_room_hold_up_no_other_batch(tmp_path):
 
     def answer(body, call):
         if call.id.startswith("batch_1"):
-            raise LimitReached("used up", 60.0, "tokens")
+            raise api_errors.rate_limited("used up", 60.0, "tokens")
         return {}
 
     async def run():

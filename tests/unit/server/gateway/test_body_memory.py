@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from labinfer.server.gateway.body_memory import FREE_BYTES, BodyMemory
-from labinfer.server.gateway.limits import LimitReached, ServerFull
 from labinfer.server.gateway.options import ServerOptions
+from tests.refusals import refused
 
 MIB = 1 << 20
 
@@ -22,11 +20,11 @@ def test_caller_has_half_of_the_memory_and_all_have_the_whole():
     memory = BodyMemory(ServerOptions(max_body_memory=8, max_body_size=2))
     leases = [filled(memory, "ann", 2) for _ in range(2)]
     assert not memory.is_full
-    with pytest.raises(LimitReached, match="--max-body-memory"):
+    with refused(429, match="--max-body-memory"):
         filled(memory, "ann", 1)
     leases += [filled(memory, "bob", 2) for _ in range(2)]
     assert memory.is_full
-    with pytest.raises(ServerFull, match="--max-body-memory"):
+    with refused(503, match="--max-body-memory"):
         filled(memory, "carol", 1)
     for _ in range(100):  # what is short passes whatever is there
         memory.lease("ann").grow(FREE_BYTES)
@@ -44,7 +42,7 @@ def test_one_body_as_long_as_may_be_always_has_room():
 def test_refused_bytes_are_not_counted():
     memory = BodyMemory(ServerOptions(max_body_memory=8, max_body_size=2))
     lease = filled(memory, "ann", 4)
-    with pytest.raises(LimitReached):
+    with refused(429):
         lease.grow(MIB)
     lease.close()
     filled(memory, "ann", 4)

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from labinfer.server.gateway.limits import LimitReached, ServerFull
 from labinfer.server.gateway.work_queue import MAX_CALLERS, WorkQueue
+from tests.refusals import refused
 
 
 class Work:
@@ -55,13 +55,13 @@ def test_full_queue_refuses_its_caller_and_no_other():
         queue, work = WorkQueue("things", 2, "--flag"), Work()
         tasks = [asyncio.create_task(queue.run("a", work.piece(str(number)))) for number in range(3)]
         await until(lambda: work.begun)
-        with pytest.raises(LimitReached, match=r"2 things of this caller wait already, as many as may \(--flag\)"):
+        with refused(429, match=r"2 things of this caller wait already, as many as may \(--flag\)"):
             await queue.run("a", work.piece("too many"))
         for caller in range(MAX_CALLERS - 1):
             tasks += [asyncio.create_task(queue.run(f"{caller}", work.piece(""))) for _ in range(2)]
         await asyncio.sleep(0)
         assert queue.is_full
-        with pytest.raises(ServerFull):
+        with refused(503):
             await queue.run("z", work.piece("too many"))
         work.go.set()
         await asyncio.gather(*tasks)
