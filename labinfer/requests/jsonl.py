@@ -11,8 +11,8 @@ import msgspec
 
 from labinfer.base.errors import UserError
 from labinfer.base.sampling_params import SamplingParams
-from labinfer.requests.body_reader import read_body
-from labinfer.requests.parsed_body import read_chat, read_completion
+from labinfer.requests.generation_input import GenerationInput, read_chat, read_completion
+from labinfer.requests.json_decode import decode_json
 from labinfer.requests.prompts import (
     PROMPT_KEYS,
     ChatPrompt,
@@ -72,29 +72,14 @@ class _Ids(msgspec.Struct):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParsedLine:
-    """A request as a line asks for it."""
+class ParsedLine(GenerationInput):
+    """Request of a line. ``prompts`` is empty if ``embedding`` has the inputs."""
 
-    prompt: Prompt | None
-    """None where there is an ``embedding``, which may have several."""
-    sampling: SamplingParams
     id: str | int | None = None
     """A simple line's own id."""
     custom_id: str | None = None
     url: str | None = None
-    model: str | None = None
-    echo: bool = False
-    prompt_alone: bool = False
-    priority: int = 0
-    user: str = ""
-    cache_salt: str = ""
-    form_field: str = "structured_outputs"
-    max_tokens_field: str = ""
-    include_reasoning: bool = True
-    return_drafted: bool = False
     embedding: EmbeddingBody | None = None
-    warnings: tuple[str, ...] = ()
-    """Parts of it that were left out, in words."""
 
     @property
     def is_batch(self) -> bool:
@@ -108,54 +93,27 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
         UserError: it is no JSON object, has a field that is unknown or out of bounds, or asks for what is not offered.
     """
     kind = BatchLine if _is_batch(line) else SimpleLine
-    parsed = read_body(line, kind)
+    parsed = decode_json(line, kind)
     if isinstance(parsed, SimpleLine):
         return _simple(parsed, defaults)
     if parsed.method != "POST":
         raise UserError(f"method {parsed.method!r:.40} is not supported; use POST")
     if parsed.url == COMPLETIONS_URL:
-        body = read_completion(read_body(parsed.body, CompletionBody), defaults)
+        body = read_completion(decode_json(parsed.body, CompletionBody), defaults)
         if len(body.prompts) != 1:
             raise UserError(f"a line may have one prompt, not {len(body.prompts)}; give each a line of its own")
     elif parsed.url == CHAT_URL:
-        body = read_chat(read_body(parsed.body, ChatBody), defaults)
+        body = read_chat(decode_json(parsed.body, ChatBody), defaults)
     elif parsed.url == EMBEDDINGS_URL:
-        return _embedding(parsed)
+        body = decode_json(parsed.body, EmbeddingBody)
+        own = GenerationInput(prompts=[], sampling=SamplingParams(), model=body.model, user=body.user or "")
+        return ParsedLine(**vars(own), custom_id=parsed.custom_id, url=parsed.url, embedding=body)
     else:
         urls = f"{COMPLETIONS_URL}, {CHAT_URL} or {EMBEDDINGS_URL}"
         raise UserError(f"url {parsed.url!r:.60} is not supported; use {urls}")
     if body.stream:
         raise UserError("stream=True is not supported in a batch; leave it out")
-    return ParsedLine(
-        prompt=body.prompts[0],
-        sampling=body.sampling,
-        custom_id=parsed.custom_id,
-        url=parsed.url,
-        model=body.model,
-        echo=body.echo,
-        prompt_alone=body.prompt_alone,
-        priority=body.priority,
-        user=body.user,
-        cache_salt=body.cache_salt,
-        form_field=body.form_field,
-        max_tokens_field=body.max_tokens_field,
-        include_reasoning=body.include_reasoning,
-        return_drafted=body.return_drafted,
-        warnings=tuple(body.warnings),
-    )
-
-
-def _embedding(line: BatchLine) -> ParsedLine:
-    body = read_body(line.body, EmbeddingBody)
-    return ParsedLine(
-        prompt=None,
-        sampling=SamplingParams(),
-        custom_id=line.custom_id,
-        url=line.url,
-        model=body.model,
-        user=body.user or "",
-        embedding=body,
-    )
+    return ParsedLine(**vars(body), custom_id=parsed.custom_id, url=parsed.url)
 
 
 def read_ids(line: bytes) -> tuple[str | None, str | int | None]:
@@ -176,10 +134,9 @@ def _convert(raw: msgspec.Raw, kind: Any) -> Any:
 
 
 def _simple(line: SimpleLine, defaults: SamplingParams) -> ParsedLine:
-    sampling = line.params(defaults)
     return ParsedLine(
-        prompt=_prompt(line),
-        sampling=sampling,
+        sampling=line.params(defaults),
+        prompts=[_prompt(line)],
         id=line.id,
         max_tokens_field="" if line.max_tokens is None else "max_tokens",
         echo=bool(line.echo),

@@ -7,7 +7,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from labinfer.api.batch.job_output import JobOutput
@@ -41,7 +41,6 @@ class JobLine:
     digest: bytes
     """See ``line_digest``."""
     parsed: ParsedLine
-    num_requests: int
     outputs: dict[int, RequestOutput | EmbeddingOutput] = field(default_factory=dict)
     """Outputs of finished requests, by their place in the line."""
 
@@ -87,7 +86,7 @@ class BatchJob:
                 for output in outputs:
                     line, index = output.key
                     line.outputs[index] = output
-                    if len(line.outputs) < line.num_requests:
+                    if len(line.outputs) < len(line.parsed.prompts):
                         continue
                     if isinstance(output, RequestOutput) and output.error:
                         self._refuse(line.number, line.digest, (line.parsed.custom_id, line.parsed.id), output.error)
@@ -205,28 +204,18 @@ class BatchJob:
         """Raises:
         UserError: one of the line's requests can never run; then none of them is.
         """
-        prompts, pooling = [parsed.prompt], ""
         if (body := parsed.embedding) is not None:
             body.check_dimensions(llm.facts.hidden_size)
-            prompts, pooling = body.prompts(), llm.facts.pooling.resolve(body.pooling)
-        line = JobLine(number, digest, parsed, len(prompts))
+            pooling = llm.facts.pooling.resolve(body.pooling)
+            parsed = replace(parsed, prompts=body.prompts(), pooling=pooling)
+        line = JobLine(number, digest, parsed)
         return [
-            llm.make_request(
-                (line, index),
-                prompt,
-                parsed.sampling,
-                cache_salt=parsed.cache_salt,
-                priority=parsed.priority,
-                user=parsed.user,
-                pooling=pooling,
-                form_field=parsed.form_field,
-                max_tokens_field=parsed.max_tokens_field,
-            )
-            for index, prompt in enumerate(prompts)
+            llm.make_request((line, index), prompt, parsed.sampling, **parsed.request_fields)
+            for index, prompt in enumerate(parsed.prompts)
         ]
 
     def _record(self, line: JobLine, llm: LLM) -> dict[str, Any]:
-        outputs = [line.outputs[index] for index in range(line.num_requests)]
+        outputs = [line.outputs[index] for index in range(len(line.parsed.prompts))]
         if line.parsed.embedding is not None:
             outputs = llm.facts.pooling.finish(outputs, line.parsed.embedding.normalize)
             return embedding_record(line.number, line.parsed, outputs, self._model_name)

@@ -149,7 +149,7 @@ class Rank0Job:
                     from labinfer.api.batch.records import result_record
                     from labinfer.requests.jsonl import ParsedLine
 
-                    line = ParsedLine(prompt=prompts[output.key], sampling=self.sampling)
+                    line = ParsedLine(prompts=[prompts[output.key]], sampling=self.sampling)
                     record = result_record(
                         output.key + 1, line, output, self.session.options.model.model, self.llm.tokenizer
                     )

@@ -31,7 +31,7 @@ class PromptLengths:
         Raises:
             UserError: it is no request that generates, or there is no tokenizer.
         """
-        prompt = parse_line(line.strip().encode(), SamplingParams()).prompt
-        if prompt is None:
+        parsed = parse_line(line.strip().encode(), SamplingParams())
+        if parsed.embedding is not None:
             raise UserError("an embedding generates no tokens to plan for; leave it out")
-        return len(self._processor.encode(prompt))
+        return len(self._processor.encode(parsed.prompt))

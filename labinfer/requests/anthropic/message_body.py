@@ -9,7 +9,7 @@ import msgspec
 from labinfer.base.errors import UserError
 from labinfer.base.sampling_params import MAX_COUNT, SamplingParams
 from labinfer.base.structured_outputs import StructuredOutputs
-from labinfer.requests.parsed_body import ParsedBody
+from labinfer.requests.generation_input import GenerationInput
 from labinfer.requests.prompts import ChatPrompt, ReasoningEffort, TemplateUse, thinking_switches
 from labinfer.requests.protocol import JSON_TYPES
 from labinfer.text.json_schema import fit_schema
@@ -233,7 +233,7 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
         thinking = self.thinking
         return thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"
 
-    def parse(self, defaults: SamplingParams) -> ParsedBody:
+    def parse(self, defaults: SamplingParams) -> GenerationInput:
         """The request; fields that it leaves out have these defaults.
 
         Raises:
@@ -253,20 +253,14 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
         if form is not None:
             schema = fit_schema(form.schema, "output_config", False, warnings)
             given["structured_outputs"] = StructuredOutputs(json=schema)
-        return ParsedBody(
+        return GenerationInput(
             prompts=[prompt],
             sampling=defaults.updated({name: value for name, value in given.items() if value is not None}),
             model=self.model,
-            echo=False,
-            priority=0,
-            user="",
-            cache_salt="",
             stream=bool(self.stream),
-            include_usage=True,
-            continuous_usage=False,
             form_field="output_config",
             tool_use=prompt.tool_use,
-            warnings=warnings,
+            warnings=tuple(warnings),
         )
 
 

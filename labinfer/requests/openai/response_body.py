@@ -9,8 +9,8 @@ import msgspec
 from labinfer.base.errors import UserError
 from labinfer.base.sampling_params import MAX_COUNT, MAX_LOGPROBS, SamplingParams
 from labinfer.base.structured_outputs import StructuredOutputs
+from labinfer.requests.generation_input import GenerationInput
 from labinfer.requests.openai.response_items import Item, as_messages
-from labinfer.requests.parsed_body import ParsedBody
 from labinfer.requests.prompts import ChatPrompt, ReasoningEffort, TemplateKwargs, TemplateUse
 from labinfer.requests.protocol import JSON_TYPES, JsonObjectFormat, Metadata, StreamOptions, TextFormat
 from labinfer.text.json_schema import fit_schema
@@ -210,7 +210,7 @@ class ResponseBody(SampledBody, kw_only=True, forbid_unknown_fields=True):
     service_tier: str | None = None
     max_tool_calls: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
-    def parse(self, items: list[Item], defaults: SamplingParams) -> ParsedBody:
+    def parse(self, items: list[Item], defaults: SamplingParams) -> GenerationInput:
         """The request over these items; fields that it leaves out have these defaults.
 
         Raises:
@@ -222,20 +222,17 @@ class ResponseBody(SampledBody, kw_only=True, forbid_unknown_fields=True):
             raise UserError("stream_options goes with stream: true; leave it out")
         prompt = self.prompt(items)
         warnings = prompt.tool_use.check_schemas()
-        return ParsedBody(
+        return GenerationInput(
             prompts=[prompt],
             sampling=self._sampling(defaults, warnings),
             model=self.model,
-            echo=False,
             priority=self.priority or 0,
             user=self.user or "",
             cache_salt=self.cache_salt or "",
             stream=bool(self.stream),
-            include_usage=True,
-            continuous_usage=False,
             form_field="text" if self.structured_outputs is None else "structured_outputs",
             tool_use=prompt.tool_use,
-            warnings=warnings,
+            warnings=tuple(warnings),
         )
 
     def _sampling(self, defaults: SamplingParams, left_out: list[str]) -> SamplingParams:

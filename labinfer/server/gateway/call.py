@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from labinfer.requests.body_reader import SMALL_BYTES, WrongBody, read_body
+from labinfer.requests.json_decode import SMALL_BYTES, WrongBody, decode_json
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.answer import Answer
 from labinfer.server.gateway.access import ANONYMOUS, Caller
@@ -123,7 +123,7 @@ class Call:
 
         def decode() -> Result:
             try:
-                return read_body(data, kind, ignored)
+                return decode_json(data, kind, ignored)
             except WrongBody as error:
                 raise api_errors.bad_request(str(error), error.field) from None
 

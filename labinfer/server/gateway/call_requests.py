@@ -8,8 +8,8 @@ from collections.abc import Callable
 from labinfer.base.errors import PromptTooLong
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.request import Request
+from labinfer.requests.generation_input import GenerationInput
 from labinfer.requests.openai import api_errors
-from labinfer.requests.parsed_body import ParsedBody
 from labinfer.requests.prompts import ChatPrompt, Prompt, TokensPrompt
 from labinfer.server.gateway.call import Call
 from labinfer.server.gateway.preparation import IN_PLACE_BYTES
@@ -17,7 +17,9 @@ from labinfer.server.gateway.refusals import checked
 from labinfer.server.gateway.service import Model
 
 
-async def parse_requests(call: Call, model: Model, parse: Callable[[], ParsedBody]) -> tuple[ParsedBody, CallRequests]:
+async def parse_requests(
+    call: Call, model: Model, parse: Callable[[], GenerationInput]
+) -> tuple[GenerationInput, CallRequests]:
     """The request of a body that was read, and the maker of its requests to the engine.
 
     Raises:
@@ -25,7 +27,7 @@ async def parse_requests(call: Call, model: Model, parse: Callable[[], ParsedBod
             cannot be streamed.
     """
 
-    def work() -> tuple[ParsedBody, CallRequests]:
+    def work() -> tuple[GenerationInput, CallRequests]:
         parsed = checked(parse)
         if parsed.stream and not parsed.sampling.can_stream:
             raise api_errors.bad_request("best_of and num_beams cannot stream: the best are known at the end", "stream")

@@ -18,7 +18,7 @@ from labinfer.cli.flags import build_parser
 from labinfer.cli.main import _sampling
 from labinfer.cli.terminal.conversation import Conversation
 from labinfer.requests.anthropic.message_body import MessageBody
-from labinfer.requests.body_reader import WrongBody, read_body
+from labinfer.requests.json_decode import WrongBody, decode_json
 from labinfer.requests.jsonl import SimpleLine, parse_line
 from labinfer.requests.openai.response_body import CountBody, ResponseBody
 from labinfer.requests.protocol import ChatBody, CompletionBody
@@ -95,7 +95,7 @@ def test_defaults_and_a_request_are_joined(parameters):
 @pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
 def test_field_of_bodies_and_lines(kind, parameters):
     def given(**fields):
-        return read_body(json.dumps(BODIES[kind] | fields).encode(), kind).logits_processors
+        return decode_json(json.dumps(BODIES[kind] | fields).encode(), kind).logits_processors
 
     assert given() is None
     assert given(width=2) == {"width": 2}
@@ -109,12 +109,12 @@ def test_field_of_bodies_and_lines(kind, parameters):
 
 def test_field_is_unknown_where_nothing_is_sampled(parameters):
     with pytest.raises(WrongBody, match="unknown field `width`"):
-        read_body(b'{"input": "hi", "width": 2}', CountBody)
+        decode_json(b'{"input": "hi", "width": 2}', CountBody)
 
 
 def test_unknown_field_is_refused_without_the_plugin():
     with pytest.raises(WrongBody, match="unknown field `width`"):
-        read_body(b'{"prompt": "hi", "width": 2}', SimpleLine)
+        decode_json(b'{"prompt": "hi", "width": 2}', SimpleLine)
 
 
 def test_line_overrides_the_command_line(parameters):

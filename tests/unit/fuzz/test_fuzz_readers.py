@@ -31,7 +31,7 @@ from labinfer.comm.lifeline_messages import Failure, Goodbye, Hello, State, Stat
 from labinfer.comm.lifeline_server import LifelineServer
 from labinfer.comm.local import LocalCommunicator
 from labinfer.engine.request import Request
-from labinfer.requests.body_reader import read_body
+from labinfer.requests.json_decode import decode_json
 from labinfer.requests.jsonl import parse_line
 from labinfer.server.link.frames import Abort, Add, Beat, FromGateway, Watch
 from labinfer.server.link.framing import FrameReader
@@ -212,7 +212,7 @@ def test_forms_of_answers_are_tried_and_followed_or_refused(cases):
     trial, maker, draw = GrammarTrial(lambda: demo), GuideMaker(lambda: demo, demo.vocab_size, [2]), random.Random(1)
 
     def read(data: bytes) -> None:
-        form = read_body(data, StructuredOutputs)
+        form = decode_json(data, StructuredOutputs)
         trial.check(form)
         guide = maker.make(form)
         for _ in range(8):

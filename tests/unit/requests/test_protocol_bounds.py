@@ -13,8 +13,8 @@ from labinfer.base.sampling_params import MAX_BAD_WORDS, MAX_COUNT, MAX_SEED, Sa
 from labinfer.comm import wire
 from labinfer.engine.request import Request
 from labinfer.engine.sequence import token_sampling
+from labinfer.requests.generation_input import read_completion
 from labinfer.requests.jsonl import parse_line, read_ids
-from labinfer.requests.parsed_body import read_completion
 from labinfer.requests.protocol import COMPLETIONS_URL, MAX_INPUTS, CompletionBody
 
 DEFAULTS = SamplingParams(max_tokens=7, temperature=0.5, stop=("END",), seed=3)

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
+from labinfer.requests.generation_input import GenerationInput, read_chat
 from labinfer.requests.openai.answer import PromptLogprobs, or_unset, prompt_logprobs
 from labinfer.requests.openai.chat import (
     CHAT_PREFIX,
@@ -24,7 +25,6 @@ from labinfer.requests.openai.chat import (
     reply_delta,
 )
 from labinfer.requests.outputs import Delta
-from labinfer.requests.parsed_body import ParsedBody, read_chat
 from labinfer.requests.protocol import ChatBody
 from labinfer.server.gateway.active_call import ActiveCall
 from labinfer.server.gateway.call import Call
@@ -74,7 +74,7 @@ class ChatStream:
         id, created: fields of every chunk.
     """
 
-    def __init__(self, id: str, created: int, model: Model, parsed: ParsedBody, active: ActiveCall):
+    def __init__(self, id: str, created: int, model: Model, parsed: GenerationInput, active: ActiveCall):
         self._id, self._created, self._model, self._parsed, self._active = id, created, model, parsed, active
         prompt, tokenizer = active.opened[0].request.prompt_token_ids, model.reader.tokenizer
         self._readers = [ReplyReader(tokenizer, prompt, parsed.tool_use) for _ in range(parsed.sampling.n)]

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
+from labinfer.requests.generation_input import GenerationInput, read_completion
 from labinfer.requests.openai.answer import or_unset, prompt_logprobs, total_usage
 from labinfer.requests.openai.completions import (
     COMPLETION_PREFIX,
@@ -23,7 +24,6 @@ from labinfer.requests.openai.completions import (
     without_tokens,
 )
 from labinfer.requests.outputs import Delta
-from labinfer.requests.parsed_body import ParsedBody, read_completion
 from labinfer.requests.prompts import TextPrompt
 from labinfer.requests.protocol import CompletionBody
 from labinfer.server.gateway.active_call import ActiveCall
@@ -65,7 +65,7 @@ class CompletionStream:
         id, created: fields of every chunk.
     """
 
-    def __init__(self, id: str, created: int, model: Model, parsed: ParsedBody, active: ActiveCall):
+    def __init__(self, id: str, created: int, model: Model, parsed: GenerationInput, active: ActiveCall):
         self._id, self._created, self._model, self._parsed, self._active = id, created, model, parsed, active
         self._offsets: dict[int, TokenOffsets] = {}  # by choice
 
@@ -121,7 +121,7 @@ class CompletionStream:
         return event(chunk)
 
 
-def _echo(model: Model, parsed: ParsedBody, active: ActiveCall, number: int) -> Echo | None:
+def _echo(model: Model, parsed: GenerationInput, active: ActiveCall, number: int) -> Echo | None:
     """The prompt, where it is to come back."""
     if not parsed.echo:
         return None

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from labinfer.requests.anthropic.errors import anthropic_error, no_threads
 from labinfer.requests.anthropic.message_body import MessageBody, PromptBody
 from labinfer.requests.anthropic.messages import MESSAGE_PREFIX, MessageWriter, Ping, TokenCount, stop_reason
+from labinfer.requests.generation_input import GenerationInput
 from labinfer.requests.openai.answer import Usage
 from labinfer.requests.outputs import Completion
-from labinfer.requests.parsed_body import ParsedBody
 from labinfer.server.gateway.active_call import ActiveCall
 from labinfer.server.gateway.call import Call
 from labinfer.server.gateway.call_requests import count_prompt_tokens, parse_requests
@@ -44,7 +44,7 @@ async def create(call: Call) -> Response | EventStream:
 class MessageAnswer:
     """The answer to a request, whole or as a stream."""
 
-    def __init__(self, call: Call, body: MessageBody, model: Model, parsed: ParsedBody, active: ActiveCall):
+    def __init__(self, call: Call, body: MessageBody, model: Model, parsed: GenerationInput, active: ActiveCall):
         self._call, self._active = call, active
         (self._state,) = active.opened
         prompt = self._state.request.prompt_token_ids

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 from starlette.responses import Response as HttpResponse
 
+from labinfer.requests.generation_input import GenerationInput
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.answer import Usage
 from labinfer.requests.openai.api_errors import ApiError
@@ -25,7 +26,6 @@ from labinfer.requests.openai.responses import (
     new_response,
 )
 from labinfer.requests.outputs import Completion
-from labinfer.requests.parsed_body import ParsedBody
 from labinfer.server.gateway.active_call import ActiveCall
 from labinfer.server.gateway.call import JSON, Call
 from labinfer.server.gateway.call_requests import count_prompt_tokens, parse_requests
@@ -123,7 +123,7 @@ class ResponseAnswer:
         conversation: Conversation,
         model: Model,
         *,
-        parsed: ParsedBody,
+        parsed: GenerationInput,
         active: ActiveCall,
     ):
         self._call, self._body, self._conversation, self._active = call, body, conversation, active

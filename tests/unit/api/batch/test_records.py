@@ -44,7 +44,7 @@ USAGE = {
 
 def parsed(**fields) -> ParsedLine:
     prompt = ChatPrompt([]) if fields.get("url") == CHAT_URL else TextPrompt("hi")
-    return ParsedLine(**({"prompt": prompt, "sampling": SamplingParams()} | fields))
+    return ParsedLine(**({"prompts": [prompt], "sampling": SamplingParams()} | fields))
 
 
 # Records.
@@ -89,7 +89,7 @@ TOOLS = [{"type": "function", "function": {"name": "weather"}}]
 
 
 def chat_choice(text: str, finish_reason: str = "stop", **prompt) -> dict:
-    line = replace(parsed(custom_id="c-1", url=CHAT_URL), prompt=ChatPrompt([], ToolUse.from_fields(prompt)))
+    line = replace(parsed(custom_id="c-1", url=CHAT_URL), prompts=[ChatPrompt([], ToolUse.from_fields(prompt))])
     output = replace(
         OUTPUT,
         completions=[
@@ -124,7 +124,7 @@ def test_thoughts_stand_beside_the_content():
     choice = chat_choice("<think>\nAdd them.\n</think>\n\n42", tools=TOOLS)
     thoughts = {"reasoning": "Add them.", "reasoning_content": "Add them."}
     assert choice["message"] == {"role": "assistant", "refusal": None, "content": "42"} | thoughts
-    line = parsed(prompt=ChatPrompt([]))
+    line = parsed(prompts=[ChatPrompt([])])
     completion = replace(OUTPUT.completions[0], text="<think>Add them.</think>42")
     tokenizer = Tokenizer(resolve_model("demo", "", may_download=False))
     record = result_record(7, line, replace(OUTPUT, completions=[completion]), "m", tokenizer)
@@ -261,7 +261,7 @@ def test_people_see_questions_and_answers():
     for prompt, question in ((TextPrompt("one"), "one"), (ChatPrompt(messages), "and then?")):
         for is_batch, url in ((False, ""), (True, CHAT_URL if isinstance(prompt, ChatPrompt) else COMPLETIONS_URL)):
             batch = {"custom_id": "x", "url": url} if is_batch else {}
-            line = ParsedLine(prompt=prompt, sampling=SamplingParams(), **batch)
+            line = ParsedLine(prompts=[prompt], sampling=SamplingParams(), **batch)
             record = result_record(3, line, OUTPUT, "m", demo)
             assert describe_record(record, 3, line) == f"--- {question}\nho\n"
     for custom_id in (None, "x"):

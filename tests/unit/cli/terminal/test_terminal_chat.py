@@ -151,12 +151,12 @@ class TestConversation:
             Conversation().save(path, "demo")
 
     def test_what_is_saved_is_a_chat_request(self, tmp_path):
-        from labinfer.requests.body_reader import read_body
+        from labinfer.requests.json_decode import decode_json
         from labinfer.requests.protocol import ChatBody
 
         conversation = Conversation("s", {"temperature": 0.5, "stop": ("x",)}, [("你好", "b")])
         conversation.save(str(tmp_path / "a.json"), "demo")
-        body = read_body((tmp_path / "a.json").read_bytes(), ChatBody)
+        body = decode_json((tmp_path / "a.json").read_bytes(), ChatBody)
         assert [message.content for message in body.messages] == ["s", "你好", "b"]
         assert (body.model, body.temperature, body.stop) == ("demo", 0.5, ["x"])
         for path in (tmp_path / "a.json", tmp_path / "no" / "b.json", tmp_path):

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from labinfer.base.errors import UserError
-from labinfer.requests.body_reader import WrongBody, read_body
+from labinfer.requests.json_decode import WrongBody, decode_json
 from labinfer.requests.jsonl import SimpleLine
 from labinfer.requests.openai.files import BatchBody
 from labinfer.requests.openai.response_body import ResponseBody
@@ -23,9 +23,9 @@ BATCH = {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_w
 @pytest.mark.parametrize("metadata", [{"a" * 65: "b"}, {"a": "b" * 513}, {str(n): "" for n in range(17)}])
 def test_metadata_are_bounded(kind, fields, metadata):
     longest = {str(n) + "a" * 62: "b" * 512 for n in range(16)}
-    assert read_body(json.dumps(fields | {"metadata": longest}).encode(), kind).metadata == longest
+    assert decode_json(json.dumps(fields | {"metadata": longest}).encode(), kind).metadata == longest
     with pytest.raises(WrongBody):
-        read_body(json.dumps(fields | {"metadata": metadata}).encode(), kind)
+        decode_json(json.dumps(fields | {"metadata": metadata}).encode(), kind)
 
 
 @pytest.mark.parametrize("names", [("text_1", "text_2"), ("queries", "documents")])

@@ -1,4 +1,4 @@
-"""read_body: JSON as the struct of a request, and in words what is wrong with it."""
+"""decode_json: JSON as the struct of a request, and in words what is wrong with it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class WrongBody(UserError):
         self.field = field
 
 
-def read_body(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored: list[str] | None = None) -> Body:
+def decode_json(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored: list[str] | None = None) -> Body:
     """A struct from JSON. Where it has whole numbers, 5.0 is one, as in JSON Schema. Fields of ``sampling_parameters`` are moved to
     ``logits_processors``, if the struct has that.
 

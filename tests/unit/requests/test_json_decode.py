@@ -8,15 +8,15 @@ import random
 import msgspec
 import pytest
 
-from labinfer.requests import body_reader
-from labinfer.requests.body_reader import MAX_IGNORED, MAX_ITEMS, MAX_PARTS, WrongBody, check_num_values, read_body
+from labinfer.requests import json_decode
+from labinfer.requests.json_decode import MAX_IGNORED, MAX_ITEMS, MAX_PARTS, WrongBody, check_num_values, decode_json
 from labinfer.requests.protocol import ChatBody
 
 BODY = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "max_tokens": 3}
 
 
 def read(body: dict, ignored: list[str] | None = None) -> ChatBody:
-    return read_body(json.dumps(body).encode(), ChatBody, ignored)
+    return decode_json(json.dumps(body).encode(), ChatBody, ignored)
 
 
 def test_unknown_fields_are_left_out_at_any_depth():
@@ -53,7 +53,7 @@ def test_names_of_unknown_fields_are_told_in_one_short_printable_line(name):
 )
 def test_broken_body_is_one_error(data):
     with pytest.raises(WrongBody):
-        read_body(data, ChatBody, [])
+        decode_json(data, ChatBody, [])
 
 
 @pytest.mark.parametrize(
@@ -155,10 +155,10 @@ def test_counts_are_exact_wherever_a_scan_is_cut(monkeypatch):
     for _ in range(1000):
         value = [random_value(draw) for _ in range(draw.randrange(1, 6))]
         data, (num_parts, num_items) = json.dumps(value, ensure_ascii=False).encode(), num_values(value)
-        monkeypatch.setattr(body_reader, "SCAN_BYTES", draw.choice([1, 2, 3, 5, 8, 64]))
-        monkeypatch.setattr(body_reader, "MAX_ITEMS", num_items)
-        monkeypatch.setattr(body_reader, "MAX_PARTS", num_parts)
+        monkeypatch.setattr(json_decode, "SCAN_BYTES", draw.choice([1, 2, 3, 5, 8, 64]))
+        monkeypatch.setattr(json_decode, "MAX_ITEMS", num_items)
+        monkeypatch.setattr(json_decode, "MAX_PARTS", num_parts)
         check_num_values(data)
-        monkeypatch.setattr(body_reader, "MAX_PARTS", num_parts - 1)
+        monkeypatch.setattr(json_decode, "MAX_PARTS", num_parts - 1)
         with pytest.raises(WrongBody):
             check_num_values(data)

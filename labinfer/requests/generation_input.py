@@ -1,8 +1,8 @@
-"""ParsedBody: bodies of chats and completions as checked requests, over the sampling that they leave out."""
+"""GenerationInput: what an HTTP body or a JSONL line asks for, checked; and the readers of OpenAI's bodies."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -21,36 +21,49 @@ from labinfer.requests.protocol import (
 )
 from labinfer.text.tools import ToolUse
 
+REQUEST_FIELDS = ("priority", "user", "cache_salt", "pooling", "form_field", "max_tokens_field")
+
 
 @dataclass(frozen=True, kw_only=True)
-class ParsedBody:
-    """A body's request, checked."""
+class GenerationInput:
+    """Prompts, how to answer them, and what the answers show."""
 
     prompts: list[Prompt]
     sampling: SamplingParams
-    model: str | None
-    echo: bool
+    model: str | None = None
+    echo: bool = False
     prompt_alone: bool = False
     """Whether the answers are to have no tokens. One is generated all the same, as in vLLM."""
-    priority: int
-    user: str
-    cache_salt: str
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    tool_use: ToolUse
-    form_field: str = "structured_outputs"
-    max_tokens_field: str = ""
-    """Both see ``Request``."""
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    tool_use: ToolUse = ToolUse()
     include_reasoning: bool = True
     """Whether the answer has the thoughts."""
     return_drafted: bool = False
     """Whether the answer lists its tokens, each with whether it came from a draft."""
-    warnings: list[str] = field(default_factory=list)
+    warnings: tuple[str, ...] = ()
     """Parts of it that were left out, in words."""
+    priority: int = 0
+    user: str = ""
+    cache_salt: str = ""
+    pooling: str = ""
+    form_field: str = "structured_outputs"
+    max_tokens_field: str = ""
+
+    @property
+    def prompt(self) -> Prompt:
+        """The only prompt."""
+        (prompt,) = self.prompts
+        return prompt
+
+    @property
+    def request_fields(self) -> dict[str, Any]:
+        """Fields of the ``Request`` of each prompt under the same names."""
+        return {name: getattr(self, name) for name in REQUEST_FIELDS}
 
 
-def read_completion(body: CompletionBody, defaults: SamplingParams) -> ParsedBody:
+def read_completion(body: CompletionBody, defaults: SamplingParams) -> GenerationInput:
     """Read a completion's body; fields that it leaves out have these defaults.
 
     Raises:
@@ -62,7 +75,7 @@ def read_completion(body: CompletionBody, defaults: SamplingParams) -> ParsedBod
     return _read(body, typed_prompts("prompt", body.prompt), logprobs, ToolUse(), defaults)
 
 
-def read_chat(body: ChatBody, defaults: SamplingParams) -> ParsedBody:
+def read_chat(body: ChatBody, defaults: SamplingParams) -> GenerationInput:
     """Read a chat request's body; fields that it leaves out have these defaults.
 
     Raises:
@@ -93,7 +106,7 @@ def _check_neutral(body: OpenAIBody) -> None:
 
 def _read(
     body: OpenAIBody, prompts: list[Prompt], logprobs: Any, tool_use: ToolUse, defaults: SamplingParams
-) -> ParsedBody:
+) -> GenerationInput:
     _check_neutral(body)
     warnings = tool_use.check_schemas()
     options = body.stream_options or StreamOptions()
@@ -118,7 +131,7 @@ def _read(
             f"prompt: {num_answers} answers to each of {len(prompts)} prompts are more than the {MAX_INPUTS} that one "
             "request may want; send several"
         )
-    return ParsedBody(
+    return GenerationInput(
         prompts=prompts,
         sampling=sampling,
         model=body.model,
@@ -133,5 +146,5 @@ def _read(
         tool_use=tool_use,
         form_field="response_format" if has_format else "structured_outputs",
         max_tokens_field="" if prompt_alone else max_tokens_field,
-        warnings=warnings,
+        warnings=tuple(warnings),
     )
