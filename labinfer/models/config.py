@@ -8,11 +8,11 @@ from typing import Any
 
 from labinfer.base.pooling import PoolingConfig
 from labinfer.models.config_file import FULL, MOST, SLIDING, ConfigFile, show_value
+from labinfer.models.families.layers.layer_inputs import LayerInputsConfig
+from labinfer.models.families.layers.router import RouterConfig
 from labinfer.models.layers.attention import AttentionConfig
-from labinfer.models.layers.layer_inputs import LayerInputsConfig
 from labinfer.models.layers.mixer import MixerConfig, MLPConfig
 from labinfer.models.layers.mlp import GatedMLPConfig
-from labinfer.models.layers.router import RouterConfig
 from labinfer.models.rope_parameters import read_rope
 from labinfer.weights.formats.format import Formats
 from labinfer.weights.formats.registry import plain_formats

@@ -17,16 +17,16 @@ from torch import nn
 from labinfer.functions.calls import FunctionCall
 from labinfer.models.config import LayerConfig, ModelConfig
 from labinfer.models.config_file import ConfigFile
+from labinfer.models.families.layers.layer_inputs import LayerInputGate, LayerInputs, LayerScalar
+from labinfer.models.families.layers.mtp import MTPLayer
+from labinfer.models.families.layers.router import Router
 from labinfer.models.layers.cache_spec import CacheSpec
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.embedding import VocabParallelEmbedding
 from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
-from labinfer.models.layers.layer_inputs import LayerInputGate, LayerInputs, LayerScalar
 from labinfer.models.layers.mixer import Angles
-from labinfer.models.layers.mtp import MTPLayer
 from labinfer.models.layers.norm import RMSNorm
 from labinfer.models.layers.rope import RopeConfig, RotaryTable
-from labinfer.models.layers.router import Router
 from labinfer.weights.checkpoint_names import CheckpointNames
 from labinfer.weights.loader import choose_forms
 

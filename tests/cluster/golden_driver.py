@@ -19,7 +19,7 @@ from labinfer.base.config import EngineOptions
 from labinfer.comm.group.failure import end_group_on_uncaught
 from labinfer.comm.group.rank_group import RankGroup, join_group
 from labinfer.comm.spmd.environment import detect
-from labinfer.models.layers.router import Router
+from labinfer.models.families.layers.router import Router
 
 NUM_SAMPLED = 16
 FEW_BLOCKS = {"block_size": 4, "num_kv_blocks": 60, "preemption_mode": "recompute"}

@@ -21,10 +21,10 @@ from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.comm.torch_dist import TorchCommunicator
 from labinfer.functions.providers import make_registry
 from labinfer.launch.tune import prepare_providers
+from labinfer.models.families.layers.mixture import Mixture, MixtureConfig
+from labinfer.models.families.layers.router import RouterConfig
 from labinfer.models.layers.context import StageContext
-from labinfer.models.layers.mixture import Mixture, MixtureConfig
 from labinfer.models.layers.mlp import GatedMLPConfig
-from labinfer.models.layers.router import RouterConfig
 from labinfer.weights.slices import MatrixSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule
 

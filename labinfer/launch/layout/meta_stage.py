@@ -10,9 +10,9 @@ import torch
 from labinfer.functions.calls import FunctionCall, collect_calls
 from labinfer.models.config import ModelConfig
 from labinfer.models.decoder import Decoder
+from labinfer.models.families.layers.experts import Experts
 from labinfer.models.layers.cache_spec import CacheSpec
 from labinfer.models.layers.context import StageContext
-from labinfer.models.layers.experts import Experts
 from labinfer.models.registry import model_class
 from labinfer.weights.loader import pack_weights, weight_bytes
 

@@ -19,7 +19,7 @@ from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.providers import make_registry
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.functions.reference.quantized import dequantize
-from labinfer.models.layers.experts import Experts
+from labinfer.models.families.layers.experts import Experts
 from labinfer.models.registry import load_config
 from labinfer.weights import tensor_files
 from labinfer.weights.checkpoint import Checkpoint

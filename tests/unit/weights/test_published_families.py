@@ -12,7 +12,7 @@ from published_models import RANKS, matrices, values
 from tiny_llama import model_of
 
 from labinfer.functions.cpu.loading import CpuLoading
-from labinfer.models.layers.latent_attention import HeadWeights
+from labinfer.models.families.layers.latent_attention import HeadWeights
 from labinfer.models.registry import load_config, model_class
 from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.loader import check_checkpoint, load_weights

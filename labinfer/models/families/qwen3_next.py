@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from labinfer.models.config import LayerConfig, ModelConfig, read_model
 from labinfer.models.config_file import ConfigFile
-from labinfer.models.qwen3_5 import Qwen3_5ForCausalLM, read_hybrid_mixers, read_hybrid_mtp
-from labinfer.models.qwen3_5_moe import read_hybrid_mixture
-from labinfer.models.qwen3_moe import read_qwen_mlps
+from labinfer.models.families.qwen3_5 import Qwen3_5ForCausalLM, read_hybrid_mixers, read_hybrid_mtp
+from labinfer.models.families.qwen3_5_moe import read_hybrid_mixture
+from labinfer.models.families.qwen3_moe import read_qwen_mlps
 
 
 class Qwen3NextForCausalLM(Qwen3_5ForCausalLM):

@@ -7,7 +7,7 @@ import math
 from labinfer.models.config import LayerConfig, ModelConfig, read_gated_mlp, read_model
 from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
-from labinfer.models.deepseek_v2 import read_latent_attention
+from labinfer.models.families.deepseek_v2 import read_latent_attention
 
 
 class MiniCPM3ForCausalLM(Decoder):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_model, read_windows
 from labinfer.models.config_file import FULL, SLIDING, ConfigFile
 from labinfer.models.decoder import Decoder
-from labinfer.models.layers.mixture import MixtureConfig
+from labinfer.models.families.layers.mixture import MixtureConfig
+from labinfer.models.families.qwen3_moe import read_qwen_mlps, read_qwen_router
 from labinfer.models.layers.mlp import GatedMLPConfig
-from labinfer.models.qwen3_moe import read_qwen_mlps, read_qwen_router
 
 
 class Qwen2MoeForCausalLM(Decoder):

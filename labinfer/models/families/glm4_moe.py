@@ -13,7 +13,7 @@ from labinfer.models.config import (
 )
 from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
-from labinfer.models.layers.mixture import MixtureConfig
+from labinfer.models.families.layers.mixture import MixtureConfig
 from labinfer.models.layers.mlp import GatedMLPConfig
 from labinfer.models.rope_parameters import read_rope
 from labinfer.weights.checkpoint_names import CheckpointNames

@@ -5,8 +5,8 @@ from __future__ import annotations
 from labinfer.models.config import ModelConfig, read_model, read_mtp
 from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
-from labinfer.models.deepseek_v2 import read_latent_layers
-from labinfer.models.deepseek_v3 import read_biased_router
+from labinfer.models.families.deepseek_v2 import read_latent_layers
+from labinfer.models.families.deepseek_v3 import read_biased_router
 from labinfer.weights.checkpoint_names import CheckpointNames
 
 DENSE, SPARSE = "dense", "sparse"

@@ -15,9 +15,9 @@ from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.providers import reference_registry
+from labinfer.models.families.layers.latent_attention import LatentAttentionConfig
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.input_batch import ModelInputBatch
-from labinfer.models.layers.latent_attention import LatentAttentionConfig
 from labinfer.models.layers.rope import RotaryTable
 from labinfer.models.registry import load_config
 from labinfer.weights.loader import pack_weights

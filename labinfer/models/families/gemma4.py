@@ -5,11 +5,11 @@ from __future__ import annotations
 from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_model, read_router, read_windows
 from labinfer.models.config_file import FULL, SLIDING, ConfigFile
 from labinfer.models.decoder import Decoder
-from labinfer.models.gemma3 import ROOTS, SANDWICH_NORMS, read_gelu_mlp, read_logits_cap
+from labinfer.models.families.gemma3 import ROOTS, SANDWICH_NORMS, read_gelu_mlp, read_logits_cap
+from labinfer.models.families.layers.layer_inputs import LayerInputsConfig
+from labinfer.models.families.layers.side_by_side import SideBySideConfig
 from labinfer.models.layers.attention import AttentionConfig
-from labinfer.models.layers.layer_inputs import LayerInputsConfig
 from labinfer.models.layers.mixer import MLPConfig
-from labinfer.models.layers.side_by_side import SideBySideConfig
 from labinfer.models.rope_parameters import read_rope
 from labinfer.weights.checkpoint_names import CheckpointNames
 

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from labinfer.functions.calls import FunctionCall
+from labinfer.models.families.layers.expert_biases import ClampedGateConfig
+from labinfer.models.families.layers.experts import Experts
+from labinfer.models.families.layers.router import Router, RouterConfig
 from labinfer.models.layers.context import StageContext
-from labinfer.models.layers.expert_biases import ClampedGateConfig
-from labinfer.models.layers.experts import Experts
 from labinfer.models.layers.linear import ReplicatedLinear
 from labinfer.models.layers.mlp import GatedMLP, GatedMLPConfig
-from labinfer.models.layers.router import Router, RouterConfig
 
 
 @dataclass(frozen=True, kw_only=True)

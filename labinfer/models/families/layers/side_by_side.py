@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from labinfer.functions.calls import FunctionCall
+from labinfer.models.families.layers.experts import Experts
+from labinfer.models.families.layers.router import Router, RouterConfig
 from labinfer.models.layers.context import StageContext
-from labinfer.models.layers.experts import Experts
 from labinfer.models.layers.mlp import GatedMLPConfig
 from labinfer.models.layers.norm import RMSNorm
-from labinfer.models.layers.router import Router, RouterConfig
 from labinfer.weights.weighted_module import empty_parameter
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labinfer.models.config import ModelConfig
 from labinfer.models.config_file import ConfigFile
-from labinfer.models.deepseek_v3 import DeepseekV3ForCausalLM
+from labinfer.models.families.deepseek_v3 import DeepseekV3ForCausalLM
 from labinfer.weights.checkpoint_names import CheckpointNames
 
 TEXT_MODELS = ("kimi_k2", "deepseek_v3")

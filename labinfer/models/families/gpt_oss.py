@@ -13,8 +13,8 @@ from labinfer.models.config import (
 )
 from labinfer.models.config_file import FULL, SLIDING, ConfigFile
 from labinfer.models.decoder import Decoder
-from labinfer.models.layers.expert_biases import ClampedGateConfig
-from labinfer.models.layers.mixture import MixtureConfig
+from labinfer.models.families.layers.expert_biases import ClampedGateConfig
+from labinfer.models.families.layers.mixture import MixtureConfig
 from labinfer.weights.checkpoint_names import CheckpointNames
 
 YARN = {

@@ -13,9 +13,9 @@ from labinfer.models.config import (
 )
 from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
+from labinfer.models.families.layers.mixture import MixtureConfig
+from labinfer.models.families.layers.router import RouterConfig
 from labinfer.models.layers.mixer import MLPConfig
-from labinfer.models.layers.mixture import MixtureConfig
-from labinfer.models.layers.router import RouterConfig
 
 
 class Qwen3MoeForCausalLM(Decoder):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from labinfer.models.config import ModelConfig, read_model, read_mtp, read_router
 from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
-from labinfer.models.deepseek_v2 import read_groups, read_latent_layers, require_scores
-from labinfer.models.layers.router import RouterConfig
+from labinfer.models.families.deepseek_v2 import read_groups, read_latent_layers, require_scores
+from labinfer.models.families.layers.router import RouterConfig
 from labinfer.weights.checkpoint_names import CheckpointNames
 
 

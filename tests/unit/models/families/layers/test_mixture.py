@@ -12,10 +12,10 @@ from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.functions.providers import reference_registry
 from labinfer.functions.reference.route import choose
+from labinfer.models.families.layers.mixture import Mixture, MixtureConfig
+from labinfer.models.families.layers.router import RouterConfig
 from labinfer.models.layers.context import StageContext
-from labinfer.models.layers.mixture import Mixture, MixtureConfig
 from labinfer.models.layers.mlp import GatedMLPConfig
-from labinfer.models.layers.router import RouterConfig
 from labinfer.weights.formats.plain import PlainFormat
 from labinfer.weights.loader import pack_weights, weight_bytes, weight_slices
 from labinfer.weights.slices import TensorSlice, WeightSlice

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from labinfer.models.config import LayerConfig, ModelConfig, read_gated_mlp, read_model
 from labinfer.models.config_file import ConfigFile
-from labinfer.models.layers.mixture import MixtureConfig
-from labinfer.models.qwen3_5 import Qwen3_5ForCausalLM, read_hybrid_mixers, read_hybrid_mtp
-from labinfer.models.qwen3_moe import read_qwen_router
+from labinfer.models.families.layers.mixture import MixtureConfig
+from labinfer.models.families.qwen3_5 import Qwen3_5ForCausalLM, read_hybrid_mixers, read_hybrid_mtp
+from labinfer.models.families.qwen3_moe import read_qwen_router
 
 
 class Qwen3_5MoeForCausalLM(Qwen3_5ForCausalLM):  # noqa: N801 - named as in config.json

@@ -14,8 +14,8 @@ from labinfer.models.config import (
 )
 from labinfer.models.config_file import FULL, ConfigFile
 from labinfer.models.decoder import Decoder
+from labinfer.models.families.layers.gated_delta import GatedDeltaConfig
 from labinfer.models.layers.attention import AttentionConfig
-from labinfer.models.layers.gated_delta import GatedDeltaConfig
 from labinfer.models.layers.mixer import MixerConfig, MLPConfig
 from labinfer.models.rope_parameters import read_rope
 from labinfer.weights.checkpoint_names import CheckpointNames

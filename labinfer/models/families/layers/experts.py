@@ -9,8 +9,8 @@ import torch
 
 from labinfer.functions.expert_calls import ExpertsCall
 from labinfer.functions.packed_experts import ExpertForm, PackedExperts
+from labinfer.models.families.layers.expert_biases import ClampedGateConfig, ExpertBiases
 from labinfer.models.layers.context import StageContext
-from labinfer.models.layers.expert_biases import ClampedGateConfig, ExpertBiases
 from labinfer.models.layers.sharding import shard_columns, shard_experts
 from labinfer.weights.codes import CodeForm, Codes
 from labinfer.weights.slices import MatrixSlice, MatrixStack, WeightSlice

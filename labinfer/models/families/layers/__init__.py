@@ -1,0 +1,1 @@
+"""Layers that only the families of this folder use."""
