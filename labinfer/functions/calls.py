@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -20,7 +20,6 @@ from torch import nn
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import LayerCache, TokenPool
-from labinfer.functions.packed_experts import PackedExperts
 from labinfer.functions.packed_weight import PackedWeight
 from labinfer.functions.protocols import (
     AddRMSNorm,
@@ -138,7 +137,7 @@ class WeightCall(FunctionCall, Protocol):
         """The same with about this fraction of the weights."""
         ...
 
-    def pack(self, function: Callable, setting: CallSetting) -> PackedWeight | PackedExperts:
+    def pack(self, function: Callable, setting: CallSetting) -> Any:
         """Random weights as this function packs them."""
         ...
 

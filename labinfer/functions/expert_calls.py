@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from labinfer.functions.calls import CallSetting, Work
+from labinfer.functions.more_protocols import Experts, MakeExperts
 from labinfer.functions.packed_experts import PackedExperts
-from labinfer.functions.protocols import Experts, MakeExperts
 
 ROUTINGS = 16
 """Choices of experts that take turns, so that a token's experts are read from memory."""

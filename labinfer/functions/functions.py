@@ -1,32 +1,26 @@
-"""``Functions``: one implementation of every function, as layers are handed them."""
+"""``Functions``: one implementation of every function, as layers are handed them.
+
+Of functions whose protocols are in ``more_protocols.py`` only the names are known here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from labinfer.functions.protocols import (
     AddRMSNorm,
     Argmax,
-    CausalConv,
-    DeltaRule,
     Embedding,
-    Experts,
     GatedLinear,
-    GatedNorm,
     GeluAndMul,
-    LatentAttention,
     Linear,
-    MakeExperts,
-    PackCodes,
     PackWeight,
     PagedAttention,
     RotateAndWrite,
-    Route,
     Sample,
     SiluAndMul,
-    WriteLatent,
 )
 
 MatrixKind = Literal["layer", "vocabulary", "expert", "exact"]
@@ -47,7 +41,7 @@ class MatrixFunctions:
     target: str
     """Name of ``linear`` in a ``Choice``, such as ``layer.linear``."""
     quantization: str
-    pack_codes: PackCodes | None = None
+    pack_codes: Callable | None = None
     """None where no codes are held this way."""
     packing: str = ""
     """Name of the implementation that packs, and its layout."""
@@ -57,8 +51,8 @@ class MatrixFunctions:
 class ExpertFunctions:
     """Memory for experts and the kernel that reads its layout."""
 
-    make_experts: MakeExperts
-    experts: Experts
+    make_experts: Callable
+    experts: Callable
     target: str
     """Name of ``experts`` in a ``Choice``."""
     quantization: str
@@ -76,7 +70,6 @@ class Functions:
     experts: ExpertFunctions
     coded_experts: Mapping[str, ExpertFunctions]
     """For experts that a checkpoint holds in codes, by their quantization."""
-    route: Route
     add_rms_norm: AddRMSNorm
     silu_and_mul: SiluAndMul
     gelu_and_mul: GeluAndMul
@@ -84,10 +77,12 @@ class Functions:
     paged_attention: PagedAttention
     tiled_cache: bool = False
     """Whether these two are the fastest where the KV cache is in tiles; all implementations read and write either layout."""
-    write_latent: WriteLatent
-    latent_attention: LatentAttention
-    causal_conv: CausalConv
-    delta_rule: DeltaRule
-    gated_norm: GatedNorm
     argmax: Argmax
     sample: Sample
+    route: Callable
+    write_latent: Callable
+    latent_attention: Callable
+    causal_conv: Callable
+    delta_rule: Callable
+    gated_norm: Callable
+    """This and the five before it are for layers of ``models/families``, see ``more_protocols.py``."""

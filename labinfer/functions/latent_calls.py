@@ -10,7 +10,7 @@ import torch
 from labinfer.functions.calls import CONTEXT, CallSetting, Work
 from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.layer_cache import SCALE_DTYPE
-from labinfer.functions.protocols import LatentAttention, WriteLatent
+from labinfer.functions.more_protocols import LatentAttention, WriteLatent
 
 
 @dataclass(frozen=True, kw_only=True)

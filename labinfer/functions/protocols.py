@@ -1,4 +1,4 @@
-"""A protocol for every function.
+"""A protocol for every function of the core; those of further layers and of quantized weights are in ``more_protocols.py``.
 
 ``reference/`` says what each computes, in plain torch; implementations of other providers give the same up to rounding, for
 every size. Activations are in the model's dtype, any float type, and on the rank's device; integers are int64. Letters of
@@ -13,13 +13,9 @@ from typing import Protocol
 import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
-from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.head_norms import HeadNorms
-from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.layer_cache import LayerCache
-from labinfer.functions.packed_experts import ExpertForm, PackedExperts
 from labinfer.functions.packed_weight import PackedWeight
-from labinfer.functions.routing_rule import RoutingRule
 from labinfer.functions.sample_params import SampleParams
 
 
@@ -28,43 +24,6 @@ class PackWeight(Protocol):
 
     def __call__(self, weight_OI: torch.Tensor) -> PackedWeight:
         """(O, I) in the model's dtype, contiguous. It is given up: its memory may be the packed one's."""
-
-
-class PackCodes(Protocol):
-    """Bring whole numbers of a checkpoint into the layout in which ``Linear`` reads them, none of them rounded again."""
-
-    def __call__(
-        self,
-        words_OW: torch.Tensor,
-        scales_OG: torch.Tensor,
-        zeros_OG: torch.Tensor | None,
-        minima_OG: torch.Tensor | None = None,
-        *,
-        bits: int,
-        table: str = "",
-        inputs: int,
-        group: int,
-        lead: int,
-        dtype: torch.dtype,
-    ) -> PackedWeight:
-        """A weight is its scale times (its code less its group's zero point), or its scale times its code, plus its group's minimum.
-
-        Scales and minima of groups are held in float16 times a power of two of the matrix: those with 11 bits or fewer stay as they
-        are. Scales of a table's numbers that are powers of two may be held as exponents.
-
-        Args:
-            words_OW: int32, codes of each output's inputs from the lowest bits up: 8 of 4 bits or 4 of 8 bits in a word; 32 of 5 bits
-                in five words, see ``weights.codes``.
-            scales_OG: float32, one for each group.
-            zeros_OG: uint8; None where the zero point is the middle, 8, 16 or 128, or there are minima or a table.
-            minima_OG: float32; None for none.
-            bits: 4, 5 or 8; those of 5 bits have no zero points.
-            table: name of the numbers that codes of 4 bits stand for, see ``packed_weight.TABLES``; empty for their own.
-            inputs: those that are multiplied with.
-            group: inputs that share a scale, a multiple of 8, of 32 for 5 bits; 0 for all, which is for 8 bits without zero points.
-            lead: inputs before them that are among the codes.
-            dtype: of the matrix that the codes stand for.
-        """
 
 
 class Linear(Protocol):
@@ -171,198 +130,6 @@ class PagedAttention(Protocol):
                 no query of the sequence sees a token are not read: their places in ``batch.tables_N`` may name any block.
             sinks_H: logit of each head that counts in the softmax without a value (Miller 2023, "Attention is off by one", and the
                 model card of gpt-oss, arXiv:2508.10925); float32.
-        """
-
-
-class WriteLatent(Protocol):
-    """Positions for queries and keys of latent attention (DeepSeek-AI 2024, arXiv:2405.04434), and both into the cache."""
-
-    def __call__(
-        self,
-        q_THQ: torch.Tensor,
-        kv_TC: torch.Tensor,
-        cache: LatentCache,
-        slots_T: torch.Tensor,
-        cos_TR: torch.Tensor,
-        *,
-        sin_TR: torch.Tensor,
-        norm_L: torch.Tensor,
-        eps: float,
-        interleaved: bool = False,
-    ) -> torch.Tensor:
-        """Queries whose last R dimensions are rotated, (T, H, Q), contiguous; the memory of ``q_THQ`` may be used for them.
-
-        Args:
-            kv_TC: each token's latent (L) and the part of its key that is rotated (R), C numbers; rows may be further apart.
-            cos_TR, sin_TR: of each token's angles, in the model's dtype.
-            cache: normalised latents and rotated parts of keys are stored in its dtype.
-            slots_T: int64, block × block size + offset.
-            norm_L, eps: of the root-mean-square norm of latents.
-            interleaved: pairs are dimensions (2i, 2i + 1) instead of (i, i + R/2).
-        """
-
-
-class LatentAttention(Protocol):
-    """Causal attention of new tokens over the latents of their sequences (DeepSeek-AI 2024, arXiv:2405.04434).
-
-    The key of head h for a token is ``weight[h, :N] @ latent`` with the rotated part behind it, its value ``weight[h, N:] @
-    latent``, N = Q - R. Whether these are computed, or the weights go to the queries' side, is up to the implementation.
-    """
-
-    def __call__(
-        self, q_THQ: torch.Tensor, cache: LatentCache, batch: AttentionBatch, weight_HUL: torch.Tensor, scale: float
-    ) -> torch.Tensor:
-        """(T, H, Q) → (T, H, P) in the dtype of the queries, contiguous.
-
-        Args:
-            q_THQ: with their last R dimensions rotated.
-            cache: with the new tokens written already, in any dtype that it may have.
-            weight_HUL: rows for keys, N, and for values, P, of each head; in the dtype of the queries.
-            scale: factor on the scores.
-        """
-
-
-class CausalConv(Protocol):
-    """Depthwise convolution over a token and those before it, then SiLU, as layers with a state have it in front of them."""
-
-    def __call__(
-        self,
-        x_TC: torch.Tensor,
-        weight_WC: torch.Tensor,
-        state: torch.Tensor,
-        batch: AttentionBatch,
-        state_slots_B: torch.Tensor,
-    ) -> torch.Tensor:
-        """(T, C) → (T, C) in x's dtype, contiguous.
-
-        Args:
-            x_TC: rows may be further apart than C.
-            weight_WC: float32; the last row is multiplied with the token itself, those above with the tokens before it.
-            state: (slots, W - 1, C) in x's dtype: the last inputs of each sequence, the newest one last. Brought up to date.
-            state_slots_B: slot of each sequence. One without earlier tokens begins with zeros, whatever its slot holds.
-        """
-
-
-class DeltaRule(Protocol):
-    """Gated delta rule (Yang et al. 2024, arXiv:2412.06464): linear attention that corrects what its state has for a key.
-
-    With the state S (key size × value size) of a value head, in float32: ``S *= exp(-rate * softplus(a + bias))``;
-    ``S += k (v - k S) sigmoid(b)``; the output is ``q S``. Queries and keys are divided by their length, queries also by the
-    root of their size.
-    """
-
-    def __call__(
-        self,
-        qkv_TC: torch.Tensor,
-        gates_TG: torch.Tensor,
-        state: torch.Tensor,
-        batch: AttentionBatch,
-        state_slots_B: torch.Tensor,
-        *,
-        rate_H: torch.Tensor,
-        bias_H: torch.Tensor,
-        key_heads_H: torch.Tensor,
-    ) -> torch.Tensor:
-        """(T, H, P) in the dtype of qkv.
-
-        Args:
-            qkv_TC: a token's query heads, as many key heads, then its H value heads, C numbers in all; contiguous.
-            gates_TG: b of each value head, then a of each, G = 2H; contiguous.
-            state: (slots, H, key size, P) float32. Brought up to date.
-            state_slots_B: slot of each sequence. One without earlier tokens begins with zeros, whatever its slot holds.
-            rate_H, bias_H: float32.
-            key_heads_H: index of the query and key head of each value head; int64, in host memory.
-        """
-
-
-class GatedNorm(Protocol):
-    """Root-mean-square normalisation of each head, times a gate."""
-
-    def __call__(self, x_THP: torch.Tensor, gate_THP: torch.Tensor, weight_P: torch.Tensor, eps: float) -> torch.Tensor:
-        """``x / rms(x) * weight * silu(gate)``, (T, H, P) in x's dtype.
-
-        Args:
-            x_THP: contiguous.
-            gate_THP: a token's heads follow each other; tokens may be further apart.
-            weight_P: in x's dtype.
-        """
-
-
-class Route(Protocol):
-    """The experts of a mixture that each token is sent to."""
-
-    def __call__(
-        self,
-        x_TD: torch.Tensor,
-        weight_ED: torch.Tensor,
-        bias_E: torch.Tensor | None,
-        rule: RoutingRule,
-        num_tokens_E: torch.Tensor | None = None,
-        *,
-        scale_E: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Experts of each token, (T, A) int64, and their weights, (T, A) float32, by scores in float32 of ``x @ weight.T``.
-
-        Args:
-            weight_ED: of all experts of the layer, float32 or bfloat16; the arithmetic is in float32.
-            bias_E: added to the scores for the choice only (Wang et al. 2024, arXiv:2408.15664); float32.
-            num_tokens_E: int64, grows by the tokens that each expert is given.
-            scale_E: factor of each expert on its weights, the last that is applied to them; float32.
-        """
-
-
-class MakeExperts(Protocol):
-    """Memory for the experts that a rank holds of a layer, in the layout in which ``Experts`` reads them."""
-
-    def __call__(
-        self,
-        *,
-        num_experts: int,
-        hidden_size: int,
-        columns: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        form: ExpertForm | None = None,
-        data_EB: torch.Tensor | None = None,
-    ) -> PackedExperts:
-        """Experts without weights yet; ``PackedExperts.pack`` or ``pack_codes`` brings them in one by one.
-
-        Args:
-            num_experts: E; may be 0.
-            hidden_size: D.
-            columns: those of each expert's MLP that this rank holds, F.
-            dtype: of the weights as they are loaded, or that codes stand for.
-            form: that of codes, with bits of the quantization of these functions; None for values.
-            data_EB: experts that are packed already, as ``PackedExperts.data_EB`` of the same functions has them; only where
-                that is not None.
-        """
-
-
-class Experts(Protocol):
-    """The chosen experts of a mixture, each a gated MLP (Shazeer et al. 2017, arXiv:1701.06538; Fedus et al. 2021,
-    arXiv:2101.03961)."""
-
-    def __call__(
-        self,
-        x_TD: torch.Tensor,
-        expert_ids_TA: torch.Tensor,
-        weights_TA: torch.Tensor,
-        experts: PackedExperts,
-        *,
-        first: int = 0,
-        gate: ClampedGate | None = None,
-        gelu: bool = False,
-    ) -> torch.Tensor:
-        """``sum over a of weights[t, a] * down(silu(gate(x[t])) * up(x[t]))`` of expert ``ids[t, a]``: (T, D) in x's dtype.
-
-        A token's experts are added in float32 in the order of their ids, so its sum does not depend on the batch.
-
-        Args:
-            expert_ids_TA: int64, different within a token; those outside of ``first`` … ``first + E - 1`` add nothing.
-            weights_TA: float32.
-            first: id of the first of these experts.
-            gate: takes the place of ``silu(gate) * up``, and has biases; None where there are none.
-            gelu: whether the GELU's tanh form takes that of the SiLU; not beside ``gate``.
         """
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from labinfer.functions.ceilings import Ceilings
-from labinfer.functions.expert_offload import ExpertOffload
-from labinfer.functions.graph import Capture
 from labinfer.functions.registry import FunctionRegistry
 from labinfer.native.compiler import OnProgress
 
@@ -55,8 +53,8 @@ class Provider:
         """
         return ()
 
-    def ceilings(self) -> Ceilings | None:
-        """The most that the device allows, measured; None where this cannot be."""
+    def ceilings(self) -> Any:
+        """The most that the device allows, measured, as ``ceilings.Ceilings``; None where this cannot be."""
         return None
 
     def borrow_cores(self, lent: Mapping[int, int]) -> None:  # noqa: B027
@@ -66,18 +64,19 @@ class Provider:
             lent: by the number of a CPU, the address of a 32-bit word that is not 0 while it is lent. Words stay where they are for good.
         """
 
-    def capture(self) -> Capture | None:
-        """Capture of calls of its functions; None where there is none."""
+    def capture(self) -> Any:
+        """Capture of calls of its functions, as ``graph.Capture``; None where there is none."""
         return None
 
-    def expert_offload(self, num_bytes: int, folder: Path) -> ExpertOffload | None:
-        """A place for its experts: so many bytes of memory, and a file in a folder. None where they cannot be in a file.
+    def expert_offload(self, num_bytes: int, folder: Path) -> Any:
+        """A place for its experts, as ``expert_offload.ExpertOffload``: so many bytes of memory, and a file in a folder. None where they
+        cannot be in a file.
 
         Raises:
             UserError: there can be no file.
         """
         return None
 
-    def loading(self) -> object | None:
+    def loading(self) -> Any:
         """Functions for loading, as in ``weights.loading.LoadFunctions``; None where there are none."""
         return None

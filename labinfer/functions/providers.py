@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from labinfer.base.plugins import PLUGINS
 from labinfer.base.registry import REGISTRY
 from labinfer.functions.provider import Provider
-from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.functions.registry import FunctionRegistry, WeightChoice
 
 GROUP_SIZE = 64
@@ -50,4 +49,4 @@ def make_registry(
 
 def reference_registry(group_size: int = GROUP_SIZE, weights: WeightChoice = "auto") -> FunctionRegistry:
     """The reference alone, which runs on any device, also on the meta device."""
-    return make_registry([ReferenceProvider()], group_size, weights)
+    return make_registry([REGISTRY.find("function_provider", "reference")()], group_size, weights)

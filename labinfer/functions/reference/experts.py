@@ -7,9 +7,10 @@ from copy import copy
 import torch
 
 from labinfer.functions.clamped_gate import ClampedGate
+from labinfer.functions.more_protocols import PackCodes
 from labinfer.functions.packed_experts import ExpertForm, MatrixCodes
 from labinfer.functions.packed_weight import PackedWeight
-from labinfer.functions.protocols import Linear, PackCodes, PackWeight
+from labinfer.functions.protocols import Linear, PackWeight
 from labinfer.functions.reference.elementwise import gelu_and_mul, silu_and_mul
 
 

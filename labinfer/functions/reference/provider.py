@@ -1,4 +1,4 @@
-"""The reference as a provider: every function, on any device."""
+"""The reference as a provider: every function of the core, and those of further layers and of quantized weights."""
 
 from __future__ import annotations
 
@@ -6,46 +6,22 @@ from functools import partial
 
 import torch
 
-from labinfer.functions.provider import Provider
-from labinfer.functions.reference import (
-    attention,
-    delta_rule,
-    elementwise,
-    experts,
-    latent_attention,
-    linear,
-    packed12,
-    quantized,
-    route,
-    sampling,
-)
+from labinfer.functions.reference import delta_rule, experts, latent_attention, packed12, quantized, route
+from labinfer.functions.reference.plain import DENSE, PlainReferenceProvider
 from labinfer.functions.registry import VOCABULARY_GROUP, VOCABULARY_INT4, FunctionRegistry
 
 
-class ReferenceProvider(Provider):
-    """Plain torch. Only the products with dense weights are autotuned, which torch has from the processor's vendor, and the two
-    forms of latent attention, which are little else."""
+class ReferenceProvider(PlainReferenceProvider):
+    """Plain torch. Of further functions only the two forms of latent attention, which are little but products, are autotuned."""
 
     def register(self, registry: FunctionRegistry, group_size: int) -> None:
-        dense = {
-            "pack_weight": linear.pack_weight,
-            "linear": linear.linear,
-            "embedding": linear.embedding,
-        }
         others = {
-            "add_rms_norm": elementwise.add_rms_norm,
-            "silu_and_mul": elementwise.silu_and_mul,
-            "gelu_and_mul": elementwise.gelu_and_mul,
-            "rotate_and_write": attention.rotate_and_write,
-            "paged_attention": attention.paged_attention,
             "write_latent": latent_attention.write_latent,
             "latent_attention": latent_attention.latent_attention,
             "causal_conv": delta_rule.causal_conv,
             "delta_rule": delta_rule.delta_rule,
             "gated_norm": delta_rule.gated_norm,
             "route": route.route,
-            "argmax": sampling.argmax,
-            "sample": sampling.sample,
         }
         int8 = {
             "pack_weight": quantized.quantize_int8,
@@ -53,12 +29,7 @@ class ReferenceProvider(Provider):
             "linear": quantized.linear,
             "embedding": quantized.embedding,
         }
-        int4 = {
-            "pack_weight": partial(quantized.quantize_int4, group=group_size),
-            "pack_codes": quantized.pack_codes,
-            "linear": quantized.linear,
-            "embedding": quantized.embedding,
-        }
+        int4 = int8 | {"pack_weight": partial(quantized.quantize_int4, group=group_size)}
         vocabulary = {
             "pack_weight": partial(quantized.quantize_int4, group=VOCABULARY_GROUP),
             "linear": quantized.linear,
@@ -79,16 +50,13 @@ class ReferenceProvider(Provider):
         )
         for form in (latent_attention.expanded, latent_attention.absorbed):
             registry.add_all({"latent_attention": form}, name=form.__name__)
-        registry.add_all(dense, name="reference")
+        super().register(registry, group_size)
         registry.add_all(others, name="reference", autotuned=False)
         registry.add_all(int8, name="reference", quantization="int8", autotuned=False)
         registry.add_all(int4, name="reference", quantization="int4", autotuned=False)
         registry.add_all(vocabulary, name="reference", quantization=VOCABULARY_INT4, autotuned=False)
-        for quantization, of_matrices in {"none": dense, "int8": int8, "int4": int4}.items():
+        for quantization, of_matrices in {"none": DENSE, "int8": int8, "int4": int4}.items():
             matrix_functions = (of_matrices.get(name) for name in ("pack_weight", "linear", "pack_codes"))
             make = partial(experts.ReferenceExperts, *matrix_functions)
             mixture = {"make_experts": make, "experts": experts.experts}
             registry.add_all(mixture, name="reference", quantization=quantization, autotuned=False)
-
-    def fingerprint(self) -> tuple[object, ...]:
-        return torch.__version__, torch.get_num_threads()
