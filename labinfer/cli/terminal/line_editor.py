@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import run_in_terminal
 from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.history import FileHistory
+from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.shortcuts import CompleteStyle
 
 from labinfer.base.errors import Interrupted
@@ -62,14 +66,19 @@ class LineEditor:
 
     def __init__(self, commands: Sequence[str], can_stop: bool):
         self.history = History.open()
+        keys = KeyBindings()
+        if can_stop:
+            keys.add("c-z")(lambda event: run_in_terminal(self._stop))
         self._session: PromptSession[str] = PromptSession(
             history=self.history,
             completer=WordCompleter(list(commands), sentence=True),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
-            enable_suspend=can_stop,
+            key_bindings=keys,
         )
         self._thread = ThreadPoolExecutor(1, "line editor")
+        self._stops: SimpleQueue[threading.Event | None] = SimpleQueue()
+        """For the main thread: an event to set once it has stopped the program; None at the end of the line."""
 
     def read(self, prompt: str) -> str:
         """The next line.
@@ -78,8 +87,13 @@ class LineEditor:
             EOFError: there is none.
             Interrupted: Ctrl-C was typed, or a signal came.
         """
+        stops = self._stops = SimpleQueue()
         line = self._thread.submit(self._session.prompt, prompt, handle_sigint=False)
+        line.add_done_callback(lambda _: stops.put(None))
         try:
+            while (is_continued := stops.get()) is not None:
+                os.kill(0, signal.SIGTSTP)  # and those that it shares a pipe with
+                is_continued.set()
             return line.result()
         except KeyboardInterrupt:
             raise Interrupted(signal.SIGINT) from None
@@ -89,5 +103,17 @@ class LineEditor:
                 time.sleep(POLL_SECONDS)
             if editor.loop is not None:
                 editor.loop.call_soon_threadsafe(partial(editor.exit, exception=EOFError))
-            wait([line])
+            while not line.done():
+                if (is_continued := stops.get()) is not None:
+                    is_continued.set()
             raise
+
+    def _stop(self) -> None:
+        """Stop the program, as Ctrl-Z does. Returns once it is continued.
+
+        The main thread stops it: a signal to the process reaches that thread before its call returns. Other threads would go on for a
+        while, take over the terminal again, and lose it to the shell.
+        """
+        is_continued = threading.Event()
+        self._stops.put(is_continued)
+        is_continued.wait()
