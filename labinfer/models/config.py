@@ -8,8 +8,6 @@ from typing import Any
 
 from labinfer.base.pooling import PoolingConfig
 from labinfer.models.config_file import FULL, MOST, SLIDING, ConfigFile, show_value
-from labinfer.models.families.layers.layer_inputs import LayerInputsConfig
-from labinfer.models.families.layers.router import RouterConfig
 from labinfer.models.layers.attention import AttentionConfig
 from labinfer.models.layers.mixer import MixerConfig, MLPConfig
 from labinfer.models.layers.mlp import GatedMLPConfig
@@ -46,9 +44,8 @@ class ModelConfig:
     """Divisor of the hidden states in front of the output head."""
     logits_cap: float | None = None
     """Bound that logits approach by a tanh; None for none."""
-    layer_inputs: LayerInputsConfig | None = None
-    layer_scalar: bool = False
-    """Whether each layer has a number that its hidden states are multiplied with at its end."""
+    layer_inputs: Any = None
+    """What layers are told beside the hidden states, as the family has it, such as ``LayerInputsConfig``; None for nothing."""
     max_position: int
     tied_embeddings: bool
     notes: tuple[str, ...] = ()
@@ -185,16 +182,6 @@ def require_one_type(file: ConfigFile, window: int) -> None:
     )
 
 
-def read_mtp(file: ConfigFile, layer: LayerConfig, key: str, default: int = 0) -> LayerConfig | None:
-    """``layer``, if the checkpoint has MTP layers.
-
-    Args:
-        key: names their number.
-        default: their number where the config does not say.
-    """
-    return layer if file.get(key, int, default) > 0 else None
-
-
 def read_attention(file: ConfigFile, **changes: Any) -> AttentionConfig:
     """Grouped-query attention as most families spell it; ``changes`` override its fields. Without a ``window`` among them the family
     has none, and configs that ask for one are refused.
@@ -236,25 +223,6 @@ def read_gated_mlp(file: ConfigFile, key: str = "intermediate_size") -> GatedMLP
         f"hidden_act {file.values.get('hidden_act')!r} is not supported; only silu is",
     )
     return GatedMLPConfig(intermediate_size=file.size(key), bias=file.get("mlp_bias", bool, False))
-
-
-def read_router(file: ConfigFile, num_experts: int, num_chosen: int, **fields: Any) -> RouterConfig:
-    """A router over so many experts; ``fields`` are those that this family has otherwise.
-
-    Raises:
-        UserError: more experts are to be chosen than there are, or groups that are not equal.
-    """
-    router = RouterConfig(num_experts=num_experts, num_chosen=num_chosen, **fields)
-    groups, chosen_groups = router.num_groups, router.num_chosen_groups
-    file.require(
-        num_experts % groups == 0 and chosen_groups <= groups,
-        f"{num_experts} experts cannot be chosen from {chosen_groups} of {groups} equal groups",
-    )
-    file.require(
-        num_chosen <= num_experts // groups * chosen_groups,
-        f"{num_chosen} experts are to be chosen for each token, of {num_experts // groups * chosen_groups}",
-    )
-    return router
 
 
 def _read_context(file: ConfigFile, layers: Sequence[LayerConfig]) -> int:

@@ -17,9 +17,6 @@ from torch import nn
 from labinfer.functions.calls import FunctionCall
 from labinfer.models.config import LayerConfig, ModelConfig
 from labinfer.models.config_file import ConfigFile
-from labinfer.models.families.layers.layer_inputs import LayerInputGate, LayerInputs, LayerScalar
-from labinfer.models.families.layers.mtp import MTPLayer
-from labinfer.models.families.layers.router import Router
 from labinfer.models.layers.cache_spec import CacheSpec
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.embedding import VocabParallelEmbedding
@@ -51,11 +48,6 @@ class DecoderLayer(nn.Module):
         self.mlp = layer.mlp.build(config.hidden_size, ctx)
         self.mlp_output_norm = norm("post", "sandwich")
         self._residual_scale, self._mlp_reads_hidden = _factor(config.residual_scale), layer.mlp.reads_hidden
-        self.layer_input = self.layer_scalar = None
-        if (inputs := config.layer_inputs) is not None:
-            self.layer_input = LayerInputGate(inputs, config.hidden_size, config.norm_eps, ctx)
-        if config.layer_scalar:
-            self.layer_scalar = LayerScalar(ctx)
 
     def forward(
         self,
@@ -65,13 +57,11 @@ class DecoderLayer(nn.Module):
         cache: Any,
         angles: Angles | None,
         *,
-        input_TP: torch.Tensor | None = None,
         output_rows: OutputRows | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states and what is still to be added to them, in and out: the next norm adds it as it reads both.
 
         Args:
-            input_TP: the layer's own, where the model has ``layer_inputs``.
             output_rows: those that are given out, (R, D); None for all.
         """
         hidden_TD, x_TD = _add_and_norm(hidden_TD, delta_TD, self.input_layernorm)
@@ -81,7 +71,6 @@ class DecoderLayer(nn.Module):
             delta_TD, hidden_TD = self.self_attn(x_TD, batch, cache, angles, output_rows), hidden_TD[output_rows.rows_R]
             if not len(hidden_TD):
                 return hidden_TD, delta_TD
-            input_TP = None if input_TP is None else input_TP[output_rows.rows_R]
         if self.self_attn_output_norm is not None:
             _, delta_TD = self.self_attn_output_norm(delta_TD)
         delta_TD = _scale(delta_TD, self._residual_scale)
@@ -89,13 +78,7 @@ class DecoderLayer(nn.Module):
         delta_TD = self.mlp(x_TD, hidden_TD) if self._mlp_reads_hidden else self.mlp(x_TD)
         if self.mlp_output_norm is not None:
             _, delta_TD = self.mlp_output_norm(delta_TD)
-        delta_TD = _scale(delta_TD, self._residual_scale)
-        if self.layer_input is not None:
-            hidden_TD = hidden_TD + delta_TD
-            delta_TD = self.layer_input(hidden_TD, input_TP)
-        if self.layer_scalar is not None:
-            hidden_TD, delta_TD = self.layer_scalar(hidden_TD), self.layer_scalar(delta_TD)
-        return hidden_TD, delta_TD
+        return hidden_TD, _scale(delta_TD, self._residual_scale)
 
 
 def make_norm(config: ModelConfig, ctx: StageContext) -> RMSNorm:
@@ -124,16 +107,15 @@ def _add_and_norm(
 class StageModel(nn.Module):
     """The part of the transformer that one stage holds; ``layers`` keep their numbers of the whole model."""
 
-    def __init__(self, config: ModelConfig, placement: NormPlacement, ctx: StageContext):
+    def __init__(
+        self, config: ModelConfig, placement: NormPlacement, layer_class: type[DecoderLayer], ctx: StageContext
+    ):
         super().__init__()
         if ctx.is_first:
             self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx)
-        self.layer_inputs = None
-        if (inputs := config.layer_inputs) is not None:
-            self.layer_inputs = LayerInputs(inputs, config.hidden_size, config.norm_eps, ctx)
         self.layers = nn.ModuleDict(
             {
-                str(n): DecoderLayer(config.layers[n], config, placement, ctx)
+                str(n): layer_class(config.layers[n], config, placement, ctx)
                 for n in range(ctx.first_layer, ctx.last_layer)
             }
         )
@@ -150,9 +132,11 @@ class Decoder(nn.Module):
       device. It returns the same on every rank, so it reads nothing but ``file``.
     - ``norm_placement`` and ``names`` are class attributes; most families need no more.
     - A layer of another kind is a mixer or an MLP of its own (``layers/mixer.py``), which ``read_config`` puts into ``layers``.
+    - What a family has beside the layers, ``add_parts`` builds; ``run_layers`` runs it.
     """
 
     norm_placement: ClassVar[NormPlacement] = "pre"
+    layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
     names: ClassVar[CheckpointNames] = CheckpointNames()
 
     @classmethod
@@ -167,21 +151,13 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, ctx: StageContext):
         super().__init__()
         self._ctx, self._dtype, self._config = ctx, ctx.dtype, config
-        self.model = StageModel(config, self.norm_placement, ctx)
+        self.model = StageModel(config, self.norm_placement, self.layer_class, ctx)
         if ctx.is_last and ctx.is_first and config.tied_embeddings:
             self.lm_head = self.model.embed_tokens  # held once
         elif ctx.is_last:
             tied = "model.embed_tokens" if config.tied_embeddings else None
             self.lm_head = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx, tied)
-        self.mtp = self.mtp_embedding = None
-        if ctx.is_last and config.mtp is not None:
-            self.names = self.names.with_mtp(config.num_layers)
-            layer = DecoderLayer(config.mtp, config, self.norm_placement, ctx)
-            self.mtp = MTPLayer(layer, lambda: make_norm(config, ctx), config.hidden_size, ctx)
-            if not (ctx.is_first or config.tied_embeddings):
-                self.mtp_embedding = VocabParallelEmbedding(
-                    config.vocab_size, config.hidden_size, ctx, "model.embed_tokens"
-                )
+        self.add_parts(config, ctx)
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=ctx.dtype, device="cpu")
         """A tensor, so that compiled steps can repeat the product."""
         cap = config.logits_cap
@@ -205,9 +181,12 @@ class Decoder(nn.Module):
         self._rotary: list[RotaryTable] = []
         choose_forms(self, ctx.form)
 
+    def add_parts(self, config: ModelConfig, ctx: StageContext) -> None:
+        """Build the modules that the family has beside layers, embedding, norm and head; called in the constructor."""
+
     def _cached_layers(self) -> list[DecoderLayer]:
-        """The stage's layers, and that of the MTP layer behind them."""
-        return [*self.model.layers.values(), *([self.mtp.layer] if self.mtp is not None else [])]
+        """The layers that keep something between steps."""
+        return [*self.model.layers.values()]
 
     def calls(self) -> Iterator[FunctionCall]:
         """The products at the end; layers answer for themselves."""
@@ -215,7 +194,7 @@ class Decoder(nn.Module):
             yield from self.lm_head.product_calls()
 
     def cache_specs(self) -> list[CacheSpec]:
-        """Cache specs of the stage's layers, the MTP layer last: what each keeps between steps."""
+        """Cache specs of the stage's layers: what each keeps between steps."""
         return [layer.self_attn.cache_spec() for layer in self._cached_layers()]
 
     def expert_loads(self) -> dict[int, torch.Tensor]:
@@ -229,7 +208,7 @@ class Decoder(nn.Module):
             int(number): module.num_tokens_E
             for number, layer in self.model.layers.items()
             for module in layer.modules()
-            if isinstance(module, Router)
+            if hasattr(module, "num_tokens_E")
         }
 
     def part(self, indices: Sequence[int]) -> Decoder:
@@ -292,24 +271,25 @@ class Decoder(nn.Module):
         """Run this stage: token ids on the first, the activations of the stage before on the others → (T, D); on the last
         (R, D) of the batch's ``output_rows``.
 
-        Between stages of a model with ``layer_inputs`` the embeddings of the tokens stand behind the hidden states, (T, 2D).
-
         Args:
             caches: of all layers of the stage, also where this is a ``part`` of it; see ``cache_specs``.
         """
         if self._ctx.is_first:
             hidden_TD = self._embed(self.model.embed_tokens, batch.token_ids_T)
-        inputs_TLP = embedded_TD = None
-        if self.model.layer_inputs is not None:
-            embedded_TD = hidden_TD
-            if not self._ctx.is_first:
-                width = (
-                    self._config.hidden_size
-                )  # slices, as a captured step may have views, but no operation that gives several
-                hidden_TD, embedded_TD = hidden_TD[:, :width].contiguous(), hidden_TD[:, width:].contiguous()
-            elif not self._ctx.is_last:
-                embedded_TD = hidden_TD.clone()  # a norm may overwrite the other
-            inputs_TLP = self.model.layer_inputs(batch.token_ids_T, embedded_TD)
+        return self.run_layers(batch, hidden_TD, caches)
+
+    def run_layers(
+        self,
+        batch: ModelInputBatch,
+        hidden_TD: torch.Tensor,
+        caches: list[Any],
+        inputs_TLP: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``forward`` behind the embedding.
+
+        Args:
+            inputs_TLP: what each layer is told beside the hidden states, by families whose ``layer_class`` takes it.
+        """
         angles = [table.at(batch.positions_T) for table in self._rotary]
         delta_TD = None
         for index, (layer, (place, source)) in enumerate(zip(self.model.layers.values(), self._places, strict=True)):
@@ -320,35 +300,14 @@ class Decoder(nn.Module):
                 batch,
                 caches[source],
                 None if number is None else angles[number],
-                input_TP=None if inputs_TLP is None else inputs_TLP[:, place],
                 output_rows=batch.output_rows if self._ctx.is_last and index == len(self._places) - 1 else None,
+                **({} if inputs_TLP is None else {"input_TP": inputs_TLP[:, place]}),
             )
-        hidden_TD = hidden_TD + delta_TD
-        if embedded_TD is None or self._ctx.is_last:
-            return hidden_TD
-        return torch.cat((hidden_TD, embedded_TD), dim=1)
+        return hidden_TD + delta_TD
 
     def _embed(self, table: VocabParallelEmbedding, token_ids_T: torch.Tensor) -> torch.Tensor:
         embedded_TD = table(token_ids_T)
         return embedded_TD if self._config.embedding_scale == 1.0 else embedded_TD * self._embedding_scale
-
-    def draft(
-        self, batch: ModelInputBatch, normed_TD: torch.Tensor, cache: Any, output_rows: OutputRows
-    ) -> torch.Tensor:
-        """Last stage: run the MTP layer, (T, D) → (R, D), both as ``head_logits`` takes them.
-
-        Args:
-            batch: with the tokens that come next, at the places of those before them.
-            cache: the last of ``cache_specs``.
-        """
-        if self._ctx.is_first:
-            table = self.model.embed_tokens
-        else:
-            table = self.lm_head if self._config.tied_embeddings else self.mtp_embedding
-        number = self._rope_numbers[-1]
-        angles = None if number is None else self._rotary[number].at(batch.positions_T)
-        embedded_TD = self._embed(table, batch.token_ids_T)
-        return self.mtp(embedded_TD, normed_TD, batch, cache, angles, output_rows=output_rows)
 
     def share(self, numbers: Sequence[int] | None, count: int) -> list[int]:
         """Numbers of the stage's first rank, on all of its ranks; see ``TensorParallelCommunicator.share``."""

@@ -152,6 +152,6 @@ class MTPDrafter:
 
 def attach_mtp_drafter(runner: ModelRunner, cache: KVCacheManager, device: torch.device) -> None:
     """Have a runner's steps draft tokens, too, if its stage has an MTP layer."""
-    if (model := runner.model).mtp is not None:
+    if getattr(model := runner.model, "mtp", None) is not None:
         layer_cache = cache.layers[-1]
         runner.drafter = MTPDrafter(model, layer_cache, runner.sampler, block_size=cache.block_size, device=device)

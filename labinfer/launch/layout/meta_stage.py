@@ -52,13 +52,13 @@ class MetaStage:
     @property
     def mtp_bytes(self) -> int:
         """Bytes of those that an MTP layer takes, with the embedding where the rank has it for that alone."""
-        parts = (self._packed.mtp, self._packed.mtp_embedding)
+        parts = (getattr(self._packed, name, None) for name in ("mtp", "mtp_embedding"))
         return sum(weight_bytes(part) for part in parts if part is not None)
 
     @property
     def mtp_bytes_per_token(self) -> int:
         """Bytes that a token takes in the KV blocks of that layer."""
-        mtp = self.model.mtp
+        mtp = getattr(self.model, "mtp", None)
         return 0 if mtp is None else mtp.layer.self_attn.cache_spec().bytes_per_token(self._kv_dtype)
 
     @cached_property

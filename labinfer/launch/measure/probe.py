@@ -362,7 +362,7 @@ def _measure(
             skipped = _measure_skipped(timer, numbers, chunk_rows[:1] + chunk_rows[1:][-1:], seconds, before)
     specs = {kind: layer.self_attn.cache_spec() for kind, layer in layers.items()}
     input_bytes = 0
-    if (layer_inputs := decoder.model.layer_inputs) is not None:
+    if (layer_inputs := getattr(decoder.model, "layer_inputs", None)) is not None:
         input_bytes = weight_bytes(layer_inputs) // len(decoder.model.layers)
     kv_dtype = layout.kv_dtype(place)
     return HostCosts(

@@ -169,12 +169,12 @@ class StepTimer:
     def time_layer_inputs(self, plan: BatchPlan) -> float:
         """Seconds to compute what this stage's layers are told about a step's tokens; 0 where they are told nothing."""
         decoder = self.runner.model
-        if decoder.model.layer_inputs is None:
+        if (layer_inputs := getattr(decoder.model, "layer_inputs", None)) is None:
             return 0.0
         batch = self.runner.prepare(plan)
         with torch.inference_mode():
             embedded_TD = decoder.model.embed_tokens(batch.token_ids_T)
-            seconds = self._time(lambda: decoder.model.layer_inputs(batch.token_ids_T, embedded_TD))
+            seconds = self._time(lambda: layer_inputs(batch.token_ids_T, embedded_TD))
         self._forget(plan)
         return seconds
 

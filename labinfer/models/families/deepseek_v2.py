@@ -6,12 +6,12 @@ import math
 from collections.abc import Container, Mapping
 from typing import Any
 
-from labinfer.models.config import LayerConfig, ModelConfig, read_gated_mlp, read_model, read_router, require_no_window
+from labinfer.models.config import LayerConfig, ModelConfig, read_gated_mlp, read_model, require_no_window
 from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
 from labinfer.models.families.layers.latent_attention import LatentAttentionConfig
 from labinfer.models.families.layers.mixture import MixtureConfig
-from labinfer.models.families.layers.router import RouterConfig
+from labinfer.models.families.layers.router import RouterConfig, read_router
 from labinfer.models.layers.mlp import GatedMLPConfig
 from labinfer.models.rope_parameters import read_rope
 from labinfer.weights.checkpoint_names import CheckpointNames

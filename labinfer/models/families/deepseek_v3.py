@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from labinfer.models.config import ModelConfig, read_model, read_mtp, read_router
+from labinfer.models.config import ModelConfig, read_model
 from labinfer.models.config_file import ConfigFile
-from labinfer.models.decoder import Decoder
 from labinfer.models.families.deepseek_v2 import read_groups, read_latent_layers, require_scores
-from labinfer.models.families.layers.router import RouterConfig
+from labinfer.models.families.layers.router import RouterConfig, read_router
+from labinfer.models.families.mtp_decoder import MTPDecoder, read_mtp
 from labinfer.weights.checkpoint_names import CheckpointNames
 
 
-class DeepseekV3ForCausalLM(Decoder):
+class DeepseekV3ForCausalLM(MTPDecoder):
     """Latent attention; after the first layers experts by sigmoid with a bias for the choice, beside a shared one."""
 
     names = CheckpointNames(renamed={"mlp.shared_expert": "mlp.shared_experts"}, has_draft_layers=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_model, read_router, read_windows
+from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_model, read_windows
 from labinfer.models.config_file import FULL, SLIDING, ConfigFile
-from labinfer.models.decoder import Decoder
 from labinfer.models.families.gemma3 import ROOTS, SANDWICH_NORMS, read_gelu_mlp, read_logits_cap
+from labinfer.models.families.layer_input_decoder import LayerInputDecoder
 from labinfer.models.families.layers.layer_inputs import LayerInputsConfig
+from labinfer.models.families.layers.router import read_router
 from labinfer.models.families.layers.side_by_side import SideBySideConfig
 from labinfer.models.layers.attention import AttentionConfig
 from labinfer.models.layers.mixer import MLPConfig
@@ -19,7 +20,7 @@ ROPES = {
 }
 
 
-class Gemma4ForCausalLM(Decoder):
+class Gemma4ForCausalLM(LayerInputDecoder):
     """Norms of queries, keys and values, and heads of another size in layers without a window; the last layers may read the
     cache of earlier ones, experts may stand beside the MLP, and each layer may have an embedding of its own."""
 
@@ -103,7 +104,6 @@ class Gemma4ForCausalLM(Decoder):
             embedding_scale=file.size("hidden_size") ** 0.5,
             logits_cap=read_logits_cap(file),
             layer_inputs=_read_layer_inputs(file),
-            layer_scalar=True,
         )
 
 

@@ -8,18 +8,17 @@ from labinfer.models.config import (
     read_attention,
     read_gated_mlp,
     read_model,
-    read_mtp,
-    read_router,
 )
 from labinfer.models.config_file import ConfigFile
-from labinfer.models.decoder import Decoder
 from labinfer.models.families.layers.mixture import MixtureConfig
+from labinfer.models.families.layers.router import read_router
+from labinfer.models.families.mtp_decoder import MTPDecoder, read_mtp
 from labinfer.models.layers.mlp import GatedMLPConfig
 from labinfer.models.rope_parameters import read_rope
 from labinfer.weights.checkpoint_names import CheckpointNames
 
 
-class Glm4MoeForCausalLM(Decoder):
+class Glm4MoeForCausalLM(MTPDecoder):
     """Sigmoid scores with a bias for the choice, shared experts, dense first layers; half of each head is rotated."""
 
     names = CheckpointNames(renamed={"mlp.shared_expert": "mlp.shared_experts"}, has_draft_layers=True)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from labinfer.models.config import ModelConfig, read_model, read_mtp
+from labinfer.models.config import ModelConfig, read_model
 from labinfer.models.config_file import ConfigFile
-from labinfer.models.decoder import Decoder
 from labinfer.models.families.deepseek_v2 import read_latent_layers
 from labinfer.models.families.deepseek_v3 import read_biased_router
+from labinfer.models.families.mtp_decoder import MTPDecoder, read_mtp
 from labinfer.weights.checkpoint_names import CheckpointNames
 
 DENSE, SPARSE = "dense", "sparse"
 
 
-class Glm4MoeLiteForCausalLM(Decoder):
+class Glm4MoeLiteForCausalLM(MTPDecoder):
     """DeepSeek-V3's layers, of which a list says which are dense."""
 
     names = CheckpointNames(renamed={"mlp.shared_expert": "mlp.shared_experts"}, has_draft_layers=True)

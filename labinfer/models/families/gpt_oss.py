@@ -8,13 +8,13 @@ from labinfer.models.config import (
     read_attention,
     read_gated_mlp,
     read_model,
-    read_router,
     read_windows,
 )
 from labinfer.models.config_file import FULL, SLIDING, ConfigFile
 from labinfer.models.decoder import Decoder
 from labinfer.models.families.layers.expert_biases import ClampedGateConfig
 from labinfer.models.families.layers.mixture import MixtureConfig
+from labinfer.models.families.layers.router import read_router
 from labinfer.weights.checkpoint_names import CheckpointNames
 
 YARN = {

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_gated_mlp, read_model, read_router
+from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_gated_mlp, read_model
 from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
 from labinfer.models.families.hunyuan import HunYuanDenseV1ForCausalLM
 from labinfer.models.families.layers.mixture import MixtureConfig
+from labinfer.models.families.layers.router import read_router
 from labinfer.models.rope_parameters import read_rope
 from labinfer.weights.checkpoint_names import CheckpointNames
 

@@ -9,12 +9,11 @@ from labinfer.models.config import (
     read_gated_mlp,
     read_layer_types,
     read_model,
-    read_mtp,
     require_no_window,
 )
 from labinfer.models.config_file import FULL, ConfigFile
-from labinfer.models.decoder import Decoder
 from labinfer.models.families.layers.gated_delta import GatedDeltaConfig
+from labinfer.models.families.mtp_decoder import MTPDecoder, read_mtp
 from labinfer.models.layers.attention import AttentionConfig
 from labinfer.models.layers.mixer import MixerConfig, MLPConfig
 from labinfer.models.rope_parameters import read_rope
@@ -25,7 +24,7 @@ DELTA_PARTS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qk
                "norm", "out_proj")  # fmt: skip
 
 
-class Qwen3_5ForCausalLM(Decoder):  # noqa: N801 - named as in config.json
+class Qwen3_5ForCausalLM(MTPDecoder):  # noqa: N801 - named as in config.json
     """Three layers of Gated DeltaNet, then one of attention whose output has a gate; norms' weights are stored less 1."""
 
     names = CheckpointNames(

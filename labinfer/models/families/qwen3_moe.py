@@ -8,13 +8,12 @@ from labinfer.models.config import (
     read_attention,
     read_gated_mlp,
     read_model,
-    read_router,
     require_one_type,
 )
 from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
 from labinfer.models.families.layers.mixture import MixtureConfig
-from labinfer.models.families.layers.router import RouterConfig
+from labinfer.models.families.layers.router import RouterConfig, read_router
 from labinfer.models.layers.mixer import MLPConfig
 
 

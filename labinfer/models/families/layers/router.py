@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from labinfer.functions.routing_rule import RoutingRule
+from labinfer.models.config_file import ConfigFile
 from labinfer.models.layers.context import StageContext
 from labinfer.weights.slices import MatrixSlice, TensorSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule, empty_parameter
@@ -28,6 +30,25 @@ class RouterConfig(RoutingRule):
     choice only (Wang et al. 2024, arXiv:2408.15664)."""
     expert_scale: bool = False
     """Whether each expert has a learned factor on its weights."""
+
+
+def read_router(file: ConfigFile, num_experts: int, num_chosen: int, **fields: Any) -> RouterConfig:
+    """A router over so many experts; ``fields`` are those that this family has otherwise.
+
+    Raises:
+        UserError: more experts are to be chosen than there are, or groups that are not equal.
+    """
+    router = RouterConfig(num_experts=num_experts, num_chosen=num_chosen, **fields)
+    groups, chosen_groups = router.num_groups, router.num_chosen_groups
+    file.require(
+        num_experts % groups == 0 and chosen_groups <= groups,
+        f"{num_experts} experts cannot be chosen from {chosen_groups} of {groups} equal groups",
+    )
+    file.require(
+        num_chosen <= num_experts // groups * chosen_groups,
+        f"{num_chosen} experts are to be chosen for each token, of {num_experts // groups * chosen_groups}",
+    )
+    return router
 
 
 class Router(WeightedModule):

@@ -1,0 +1,80 @@
+"""LayerInputDecoder: a decoder whose layers are told something about each token beside the hidden states, and end in a factor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from labinfer.models.config import LayerConfig, ModelConfig
+from labinfer.models.decoder import Decoder, DecoderLayer, NormPlacement
+from labinfer.models.families.layers.layer_inputs import LayerInputGate, LayerInputs, LayerScalar
+from labinfer.models.layers.context import StageContext
+from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
+from labinfer.models.layers.mixer import Angles
+
+
+class LayerWithInput(DecoderLayer):
+    """A decoder's layer, then its gated input if there is one, then its factor."""
+
+    def __init__(self, layer: LayerConfig, config: ModelConfig, placement: NormPlacement, ctx: StageContext):
+        super().__init__(layer, config, placement, ctx)
+        self.layer_input = None
+        if (inputs := config.layer_inputs) is not None:
+            self.layer_input = LayerInputGate(inputs, config.hidden_size, config.norm_eps, ctx)
+        self.layer_scalar = LayerScalar(ctx)
+
+    def forward(
+        self,
+        hidden_TD: torch.Tensor,
+        delta_TD: torch.Tensor | None,
+        batch: ModelInputBatch,
+        cache: Any,
+        angles: Angles | None,
+        *,
+        output_rows: OutputRows | None = None,
+        input_TP: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``DecoderLayer.forward``.
+
+        Args:
+            input_TP: None where the model has no ``layer_inputs``.
+        """
+        hidden_TD, delta_TD = super().forward(hidden_TD, delta_TD, batch, cache, angles, output_rows=output_rows)
+        if not len(hidden_TD):
+            return hidden_TD, delta_TD
+        if self.layer_input is not None:
+            hidden_TD = hidden_TD + delta_TD
+            delta_TD = self.layer_input(hidden_TD, input_TP if output_rows is None else input_TP[output_rows.rows_R])
+        return self.layer_scalar(hidden_TD), self.layer_scalar(delta_TD)
+
+
+class LayerInputDecoder(Decoder):
+    """Between stages of a model with ``layer_inputs`` the embeddings of the tokens stand behind the hidden states, (T, 2D)."""
+
+    layer_class = LayerWithInput
+
+    def add_parts(self, config: ModelConfig, ctx: StageContext) -> None:
+        self.model.layer_inputs = None
+        if (inputs := config.layer_inputs) is not None:
+            self.model.layer_inputs = LayerInputs(inputs, config.hidden_size, config.norm_eps, ctx)
+
+    def run_layers(
+        self,
+        batch: ModelInputBatch,
+        hidden_TD: torch.Tensor,
+        caches: list[Any],
+        inputs_TLP: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if self.model.layer_inputs is None:
+            return super().run_layers(batch, hidden_TD, caches)
+        embedded_TD = hidden_TD
+        if not self._ctx.is_first:
+            width = self._config.hidden_size
+            # Slices, as a captured step may have views, but no operation that gives several.
+            hidden_TD, embedded_TD = hidden_TD[:, :width].contiguous(), hidden_TD[:, width:].contiguous()
+        elif not self._ctx.is_last:
+            embedded_TD = hidden_TD.clone()  # a norm may overwrite the other
+        inputs_TLP = self.model.layer_inputs(batch.token_ids_T, embedded_TD)
+        hidden_TD = super().run_layers(batch, hidden_TD, caches, inputs_TLP)
+        return hidden_TD if self._ctx.is_last else torch.cat((hidden_TD, embedded_TD), dim=1)
