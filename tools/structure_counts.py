@@ -29,24 +29,56 @@ CORE = {
     "plain weights": ("weights/*.py", *(f"weights/formats/{name}.py" for name in ("format", "plain", "registry"))),
     "options and plans": ("base/*.py",),
 }
-"""Files that a reader of scheduling, models and kernels reads, but for extensions among them."""
+"""The core: files that a student of scheduling, models and kernels reads, but for those of ``EXTENSIONS``."""
 EXTENSIONS = {
+    "model families": ("models/families/*.py",),
+    "layers of families": (
+        *(
+            "models/families/layers/*.py",
+            "functions/more_protocols.py",
+            "functions/delta_*.py",
+            "functions/latent_*.py",
+        ),
+        *("functions/*expert*.py", "functions/clamped_gate.py", "functions/routing_rule.py"),
+        *(
+            f"functions/reference/{name}.py"
+            for name in ("provider", "delta_rule", "experts", "latent_attention", "route")
+        ),
+    ),
+    "quantized weights": (
+        "weights/formats/*.py",
+        "functions/reference/packed12.py",
+        "functions/reference/quantized.py",
+    ),
+    "GGUF": ("weights/gguf/*.py",),
+    "weights on disk": tuple(
+        f"weights/{name}.py" for name in ("packed_file", "weight_cache", "identity", "read_ahead", "resolve")
+    ),
     "captured steps": ("worker/step_graphs.py", "functions/graph.py"),
-    "speculation": ("engine/*draft*.py", "engine/*_proposer.py", "engine/proposers.py", "worker/mtp_drafter.py"),
+    "speculation": (
+        *("engine/*draft*.py", "engine/*proposer*.py", "engine/round_overheads.py"),
+        "worker/mtp_drafter.py",
+    ),
     "beam search": ("engine/beam_*.py",),
+    "assembly of an engine": ("engine/assemble.py",),
     "expert offload": ("functions/expert_offload.py",),
     "core lending": ("comm/doorbells.py",),
     "mailboxes": ("comm/mailboxes.py",),
-    "measurements": tuple(f"functions/{name}.py" for name in ("autotune", "ceilings", "rank_calls"))
-    + ("comm/links.py",),
-    "lifeline": ("comm/lifeline*.py", "comm/attempt.py", "comm/listening.py", "base/heartbeat.py"),
-    "weights on disk": tuple(
-        f"weights/{name}.py" for name in ("packed_file", "weight_cache", "identity", "read_ahead")
+    "measuring": (
+        *(f"functions/{name}.py" for name in ("autotune", "ceilings", "rank_calls")),
+        *("comm/links.py", "worker/stats_reporter.py", "observe/*.py"),
     ),
-    "plugins": ("base/plugins.py",),
-    "tracing": ("observe/*.py",),
+    "lifeline": ("comm/lifeline*.py", "comm/attempt.py", "comm/listening.py", "base/heartbeat.py"),
+    "launching ranks": ("comm/group/*.py", "comm/spmd/*.py"),
+    "plugins": ("base/plugins.py", "functions/check_plugins.py"),
+    "thinking budgets": ("worker/logits_processors/thinking_budget.py",),
+    "terminal": ("base/standard_error.py", "base/sampling_options.py"),
 }
-"""Files that such a reader skips, by what they are for."""
+"""Files that such a reader skips, by what they are for. The core imports none of them: parts come through the registry, or
+``launch`` and ``engine/assemble.py`` give them to constructors. ``tests/unit/test_imports.py`` enforces it."""
+CORE_FILES = ("comm/spmd/topology.py", *(f"weights/formats/{name}.py" for name in ("format", "plain", "registry")))
+"""Files of the core in folders of extensions."""
+MAX_CORE_LINES = 15_200
 LONG_FILE, LONG_RUN, COMMON = 400, 6, 8
 """Lines of a long file; lines that a duplicated run has at least; places beyond which a run is too common to count."""
 
@@ -99,7 +131,25 @@ def in_circles(graph: dict[Path, set[Path]]) -> list[Path]:
 
 def extension(path: Path) -> str:
     """Name of the extension that a file belongs to; empty for the core and for neither."""
+    if matches(path, CORE_FILES):
+        return ""
     return next((name for name, patterns in EXTENSIONS.items() if matches(path, patterns)), "")
+
+
+def core_files(files: list[Path]) -> list[Path]:
+    patterns = [pattern for own in CORE.values() for pattern in own]
+    return [path for path in files if matches(path, patterns) and not extension(path)]
+
+
+def core_arrows(files: list[Path]) -> dict[str, list[str]]:
+    """Imports by the core of what is not in it, by the extension that is imported. ``native`` is compiled code of either."""
+    graph, core = import_graph(files), core_files(files)
+    used = defaultdict(list)
+    for path in core:
+        for other in sorted(graph[path] - {*core}):
+            if short(other).split("/")[0] != "native":
+                used[extension(other) or "parts outside the core"].append(f"{short(path)} → {short(other)}")
+    return used
 
 
 def duplicated_places(files: list[Path]) -> list[str]:
@@ -186,20 +236,12 @@ def main() -> None:
     places = option_places(files, args.option)
     num_files = len({place.partition(":")[0] for place in places})
     show(f"places that the option {args.option} passes, in {num_files} files", len(places), places)
-    core = [
-        path for path in files if any(matches(path, patterns) for patterns in CORE.values()) and not extension(path)
-    ]
+    core = core_files(files)
     show("lines of the core", num_lines(core))
     for label, patterns in CORE.items():
         mine = [path for path in core if matches(path, patterns)]
         show(f"  {label}", num_lines(mine), map(short, mine))
-    used = defaultdict(list)
-    for path in core:
-        for other in graph[path]:
-            if name := extension(other):
-                used[name].append(f"{short(path)} → {short(other)}")
-            elif other not in core and short(other).split("/")[0] != "native":
-                used["parts outside the core"].append(f"{short(path)} → {short(other)}")
+    used = core_arrows(files)
     show("imports of extensions by the core", sum(map(len, used.values())))
     for name, arrows in sorted(used.items()):
         show(f"  {name}", len(arrows), arrows)

@@ -52,7 +52,8 @@ from labinfer.requests.runs import Runs
 from labinfer.text.guidance import GuideMaker
 from labinfer.text.reply_format import choose_format, describe_choice
 from labinfer.text.tokenizer import Tokenizer
-from labinfer.worker.spmd import StatsReporter, follow
+from labinfer.worker.spmd import follow
+from labinfer.worker.stats_reporter import StatsReporter
 
 logger = logging.getLogger(__name__)
 

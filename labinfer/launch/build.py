@@ -32,7 +32,7 @@ from labinfer.weights.weight_cache import WeightCache
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
 from labinfer.worker.mtp_drafter import attach_mtp_drafter
-from labinfer.worker.spmd import StatsReporter
+from labinfer.worker.stats_reporter import StatsReporter
 from labinfer.worker.step_graphs import CAPTURED_BYTES, capture_steps, find_capture
 from labinfer.worker.step_sink import StepSinks
 from labinfer.worker.worker import Worker

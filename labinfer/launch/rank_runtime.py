@@ -15,7 +15,7 @@ from labinfer.launch.draft_rank import RemoteLink
 from labinfer.launch.layout.kv_capacity import KVCapacity
 from labinfer.launch.layout.layout import Layout
 from labinfer.observe.recorder import Recorder
-from labinfer.worker.spmd import StatsReporter
+from labinfer.worker.stats_reporter import StatsReporter
 from labinfer.worker.worker import Worker
 
 

@@ -1,0 +1,87 @@
+"""StatsReporter: statistics of a rank, while steps run and at the end of a run."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict
+
+import torch
+
+from labinfer.base.rank_stats import ExpertReads, Slices, WorkerStats
+from labinfer.base.tracer import Tracer
+from labinfer.comm.pipeline import PipelineCommunicator
+from labinfer.comm.spmd.machine import peak_memory, private_memory, total_memory, used_memory
+from labinfer.comm.spmd.threads import format_ranges
+from labinfer.comm.spmd.topology import Place
+from labinfer.functions.expert_offload import ExpertOffload
+from labinfer.worker.worker import Worker
+
+
+class StatsReporter:
+    """Statistics of this rank since the last report.
+
+    Args:
+        pipeline: None when there is one stage.
+        offload: None where all experts are in memory.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        worker: Worker,
+        pipeline: PipelineCommunicator | None,
+        *,
+        device: torch.device,
+        weight_bytes_read: int,
+        recorder: Tracer,
+        offload: ExpertOffload | None = None,
+    ):
+        self._place, self._worker, self._pipeline, self._device = place, worker, pipeline, device
+        self._weight_bytes_read, self._recorder, self._offload = weight_bytes_read, recorder, offload
+        self._memory_total = total_memory(device)
+
+    def report(self, num_slices: int) -> WorkerStats:
+        """While steps run, with the slices since the last call; another thread may call it.
+
+        Args:
+            num_slices: to record until the next call; with 0 none are.
+        """
+        slices = self._recorder.take()
+        self._recorder.capacity = num_slices
+        return self._read(slices)
+
+    def take(self) -> WorkerStats:
+        """At the end of a run; the next one counts from 0 again."""
+        stats = self._read(self._recorder.take())
+        self.reset()
+        return stats
+
+    def reset(self) -> None:
+        """Count from 0 again."""
+        self._worker.reset_counters()
+        if self._offload is not None:
+            self._offload.reset_stats()
+
+    def _read(self, slices: Slices | None) -> WorkerStats:
+        return WorkerStats(
+            rank=self._place.rank,
+            stage=self._place.stage,
+            tp_rank=self._place.tp_rank,
+            num_steps=self._worker.num_steps,
+            busy_time=self._worker.busy_time,
+            layer_time=self._worker.layer_time if self._device.type == "cpu" else self._worker.busy_time,
+            peak_memory=peak_memory(self._device),
+            private_memory=private_memory(),
+            weight_bytes_read=self._weight_bytes_read,
+            num_threads=torch.get_num_threads(),
+            cpus=format_ranges(os.sched_getaffinity(0)),
+            slices=slices,
+            bytes_sent=dict(self._pipeline.bytes_sent) if self._pipeline else {},
+            expert_tokens=self._worker.expert_tokens(),
+            expert_reads=ExpertReads(**asdict(self._offload.stats)) if self._offload is not None else None,
+            when=time.monotonic(),
+            memory_total=self._memory_total,
+            memory_used=used_memory(self._device, self._memory_total),
+            waits={name: seconds for name, seconds in self._worker.waits.items() if seconds},
+        )
