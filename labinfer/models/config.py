@@ -45,7 +45,7 @@ class ModelConfig:
     logits_cap: float | None = None
     """Bound that logits approach by a tanh; None for none."""
     layer_inputs: Any = None
-    """What layers are told beside the hidden states, as the family has it, such as ``LayerInputsConfig``; None for nothing."""
+    """Per-layer embeddings of families that have them, such as ``LayerInputsConfig``; None for none."""
     max_position: int
     tied_embeddings: bool
     notes: tuple[str, ...] = ()

@@ -26,7 +26,7 @@ def read_mtp(file: ConfigFile, layer: LayerConfig, key: str, default: int = 0) -
 
 
 class MTPDecoder(Decoder):
-    """Its MTP layer is the last of ``cache_specs``; ``mtp`` is None where none is loaded, and on all stages but the last."""
+    """Decoder with an MTP layer, the last of ``cache_specs``. ``mtp`` is None on stages but the last, and where none is loaded."""
 
     def add_parts(self, config: ModelConfig, ctx: StageContext) -> None:
         self.mtp = self.mtp_embedding = None
