@@ -173,6 +173,11 @@ class RequestState:
         self._arrival_time = clock()
 
     @property
+    def prompt_token_ids(self) -> list[int]:
+        """The request's."""
+        return self.request.prompt_token_ids
+
+    @property
     def is_done(self) -> bool:
         return all(answer.finish_reason is not None for answer in self.answers)
 
@@ -262,9 +267,7 @@ class RequestState:
         """All answers, once all are done, or the vector of a request that is pooled."""
         sampling = self.request.sampling
         if self.request.pooling:
-            return EmbeddingOutput(
-                self.request.key, self.request.prompt_token_ids, self.embedding, self.num_cached_tokens
-            )
+            return EmbeddingOutput(self.request.key, self.prompt_token_ids, self.embedding, self.num_cached_tokens)
         if self._beams:
             completions = [self._beam(index, beam) for index, beam in enumerate(self._beams)]
         else:
@@ -275,7 +278,7 @@ class RequestState:
             completions = [replace(pair[0], index=index) for index, pair in enumerate(ranked[: sampling.n])]
         return RequestOutput(
             key=self.request.key,
-            prompt_token_ids=self.request.prompt_token_ids,
+            prompt_token_ids=self.prompt_token_ids,
             completions=completions,
             prompt_logprobs=self.prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,

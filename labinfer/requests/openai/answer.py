@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from labinfer.base.plan import TokenLogprobs
-from labinfer.requests.outputs import RequestOutput
+from labinfer.requests.outputs import RequestOutput, RequestState
 from labinfer.text.spelling import Spelling, unnamed
 from labinfer.text.tokenizer import Tokenizer
 
@@ -107,8 +107,8 @@ def count_usage(
     return Usage(prompt_tokens, generated, prompt_tokens + generated, CachedTokens(cached), details)
 
 
-def total_usage(outputs: list[RequestOutput], reasoning: int | None = None) -> Usage:
-    """The usage of a call with these outputs, one for each of its prompts."""
+def total_usage(outputs: list[RequestOutput] | list[RequestState], reasoning: int | None = None) -> Usage:
+    """The usage of a call with these outputs or states, one for each of its prompts."""
     return count_usage(
         sum(len(output.prompt_token_ids) for output in outputs),
         sum(output.num_output_tokens for output in outputs),

@@ -18,8 +18,7 @@ from labinfer.requests.openai.api_errors import ApiError
 from labinfer.requests.outputs import RequestState
 from labinfer.server.gateway.host_link import HostLink
 from labinfer.server.gateway.limits import LOADING_SECONDS, RETRY_SECONDS
-from labinfer.server.gateway.open_requests import OpenRequests
-from labinfer.server.gateway.submission import Submission
+from labinfer.server.gateway.open_requests import EngineTask, OpenRequests
 from labinfer.server.link.frames import (
     Accepted,
     Attach,
@@ -71,7 +70,7 @@ class AsyncLLMEngine:
         self._last_progress = clock()  # when a step ended, or work came to an idle engine
         self._wait: tuple[Wait, float] | None = None  # of rank 0 in its last frame, and when that came
         self._link: HostLink | None = None
-        self._submissions: set[Submission] = set()  # that may be cancelled
+        self._tasks: set[EngineTask] = set()  # that may be cancelled
         self._requests = OpenRequests(self._tell)
         self._facts: list[ModelFacts] = []  # of the models of the last host that was ready
         self._keys = itertools.count()  # ids may be chosen by callers, and two may choose the same
@@ -158,35 +157,41 @@ class AsyncLLMEngine:
         seconds = wait.seconds + self._clock() - since
         return msgspec.structs.replace(wait, seconds=seconds) if seconds >= TOLD_WAIT_SECONDS else None
 
-    def submission(self, *, id: str, model: str, owner: str, seconds: float) -> Submission:
-        """A submission, yet to be opened and started; ``close`` it in any case. For its arguments see ``Submission``."""
-        submission = Submission(
-            id=id,
-            model=model,
-            owner=owner,
-            seconds=seconds,
-            make_state=self._make_state,
-            start=self._start,
-            end=self._end,
-        )
-        self._submissions.add(submission)
+    def register(self, task: EngineTask) -> None:
+        """Take in a task that has no requests yet, so that it can be cancelled; ``forget`` it in any case."""
+        self._tasks.add(task)
         if self._ending is not None:
-            submission.fail(self._ending)
-        return submission
+            task.fail(self._ending)
+
+    def open(self, request: Request, tokenizer: Tokenizer | None, streams: bool, id: str) -> RequestState:
+        """The state of a request, with a key that no other has.
+
+        Args:
+            streams: whether deltas are asked for.
+        """
+        return RequestState(replace(request, key=f"{next(self._keys)}:{id}"), tokenizer, streams, self._clock)
+
+    def start(self, task: EngineTask) -> None:
+        """Hand the requests of a task to the host."""
+        if not self.has_work:
+            self._last_progress = self._clock()
+        self._requests.add(task)
+
+    def forget(self, task: EngineTask) -> None:
+        """Forget a task, and let the host do so where its requests go on."""
+        self._tasks.discard(task)
+        self._requests.remove(task)
 
     def cancel(self, name: str, owner: str) -> bool:
         """End the requests with this name, if they are open and this owner's; returns whether they were."""
-        matches = [
-            submission for submission in self._submissions if submission.owner == owner and name in submission.names
-        ]
-        for submission in matches:
-            submission.fail(api_errors.cancelled())
+        matches = [task for task in self._tasks if task.owner == owner and name in task.names]
+        for task in matches:
+            task.fail(api_errors.cancelled())
         return bool(matches)
 
-    def submissions(self, model: str) -> list[Submission]:
-        """Open submissions to a model, the oldest first."""
-        matches = (submission for submission in self._submissions if submission.model == model)
-        return sorted(matches, key=lambda submission: submission.begin)
+    def tasks(self, model: str) -> list[EngineTask]:
+        """Open tasks of a model, the oldest first."""
+        return sorted((task for task in self._tasks if task.model_name == model), key=lambda task: task.begin)
 
     def watch(self, on: bool) -> None:
         """Have the ranks tell of their steps from now on, or no longer."""
@@ -221,22 +226,6 @@ class AsyncLLMEngine:
             return answer, next(model for model in self._facts if model.name == change.model)
         finally:
             self._change = None
-
-    # For submissions.
-
-    def _make_state(self, request: Request, tokenizer: Tokenizer | None, streams: bool, id: str) -> RequestState:
-        return RequestState(replace(request, key=f"{next(self._keys)}:{id}"), tokenizer, streams, self._clock)
-
-    def _start(self, submission: Submission) -> None:
-        """Hand its requests to the host."""
-        if not self.has_work:
-            self._last_progress = self._clock()
-        self._requests.add(submission)
-
-    def _end(self, submission: Submission) -> None:
-        """Forget it, and let the engine do so where it goes on."""
-        self._submissions.discard(submission)
-        self._requests.remove(submission)
 
     # Frames.
 
@@ -296,24 +285,24 @@ class AsyncLLMEngine:
         for model in models:
             if not model.changed:
                 continue
-            submissions = self.submissions(model.name)
+            tasks = self.tasks(model.name)
             error = api_errors.engine_failed(
                 f"{model.changed} since the answer began, so it cannot go on; send the request again"
             )
-            for submission in submissions:
-                submission.fail(error)
+            for task in tasks:
+                task.fail(error)
             logger.warning(
                 "warning: %s: the new files of model %s are served from now on; open requests that ended with an error: %d",
                 model.changed,
                 model.name,
-                len(submissions),
+                len(tasks),
             )
 
     def _fail(self, ending: ApiError) -> None:
         """End all that is open, and what is submitted before another host comes."""
         self._ending = ending
-        for submission in list(self._submissions):
-            submission.fail(ending)
+        for task in list(self._tasks):
+            task.fail(ending)
 
 
 def _change_under_way() -> ApiError:

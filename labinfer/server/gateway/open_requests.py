@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import msgspec
 
@@ -12,10 +13,10 @@ from labinfer.base.errors import PromptTooLong, UserError
 from labinfer.base.sampling_params import MAX_SEED
 from labinfer.engine.request import AnswerUpdate, Request
 from labinfer.requests.openai import api_errors
+from labinfer.requests.openai.api_errors import ApiError
 from labinfer.requests.outputs import RequestState
 from labinfer.server.gateway.limits import RETRY_SECONDS
 from labinfer.server.gateway.refusals import refused_field
-from labinfer.server.gateway.submission import Submission
 from labinfer.server.link.frames import Abort, Add, FromGateway, Refused
 
 MAX_DEATHS = 2
@@ -26,13 +27,30 @@ FORGIVEN_TOKENS = 256
 """A request that has got so many on a host is not suspected of what that died of before."""
 
 
+class EngineTask(Protocol):
+    """Requests that come and end together, as the engine sees them; see ``GenerationTask``."""
+
+    id: str
+    owner: str
+    model_name: str
+    names: set[str]
+    begin: float
+    opened: list[RequestState]
+
+    def accept(self) -> None: ...
+
+    def update(self, number: int, update: AnswerUpdate) -> bool: ...
+
+    def fail(self, error: ApiError) -> None: ...
+
+
 @dataclass(eq=False, kw_only=True)
 class OpenRequest:
-    """A request of a submission that has not ended."""
+    """A request of a task that has not ended."""
 
-    submission: Submission
+    task: EngineTask
     number: int
-    """Number of the request in its submission."""
+    """Number of the request in its task."""
     is_accepted: bool = False
     """Whether a host has taken it once."""
     deaths: int = 0
@@ -48,7 +66,7 @@ class OpenRequest:
 
     @property
     def state(self) -> RequestState:
-        return self.submission.opened[self.number]
+        return self.task.opened[self.number]
 
     @property
     def new_tokens(self) -> int:
@@ -57,7 +75,7 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """The open requests of all submissions, in the order in which they came.
+    """The open requests of all tasks, in the order in which they came.
 
     When a host dies, its requests stay open. They go to the next one with the tokens that they have: those that were
     running one at a time and alone for a few tokens first, as one of them may be what the host died of; then all the others.
@@ -87,16 +105,16 @@ class OpenRequests:
         """Whether a suspect runs alone, and all others wait."""
         return self._trial is not None
 
-    def add(self, submission: Submission) -> None:
-        """Take in the requests of a submission; they go to the host once it takes all."""
-        for number, state in enumerate(submission.opened):
-            request = self._requests[state.request.key] = OpenRequest(submission=submission, number=number)
+    def add(self, task: EngineTask) -> None:
+        """Take in the requests of a task; they go to the host once it takes all."""
+        for number, state in enumerate(task.opened):
+            request = self._requests[state.request.key] = OpenRequest(task=task, number=number)
             if self._takes_all:
                 self._hand_over(request)
 
-    def remove(self, submission: Submission) -> None:
-        """Forget a submission's requests, and have the host do so where they go on."""
-        keys = [state.request.key for state in submission.opened if state.request.key in self._requests]
+    def remove(self, task: EngineTask) -> None:
+        """Forget a task's requests, and have the host do so where they go on."""
+        keys = [state.request.key for state in task.opened if state.request.key in self._requests]
         requests = [self._requests.pop(key) for key in keys]
         for request in requests:
             self._take_back(request)
@@ -137,7 +155,7 @@ class OpenRequests:
         self.pause()
         if trial is not None and trial.deaths >= MAX_DEATHS + (doubted is not None):
             message = f"the engine has ended {trial.deaths} times while it ran this request, which is given up"
-            trial.submission.fail(api_errors.given_up(message))
+            trial.task.fail(api_errors.given_up(message))
 
     # What the host says.
 
@@ -149,7 +167,7 @@ class OpenRequests:
         request.was_reached = True
         if not request.is_accepted:
             request.is_accepted = True
-            request.submission.accept()
+            request.task.accept()
 
     def refuse(self, frame: Refused) -> None:
         """The host does not take a request."""
@@ -158,9 +176,7 @@ class OpenRequests:
             request.keys.remove(frame.request_id)
             kind = PromptTooLong if frame.is_too_long else UserError
             is_full, text = frame.queue_is_full, frame.message
-            request.submission.fail(
-                api_errors.overloaded(text, RETRY_SECONDS) if is_full else refused_field(kind(text))
-            )
+            request.task.fail(api_errors.overloaded(text, RETRY_SECONDS) if is_full else refused_field(kind(text)))
 
     def update(self, key: str, update: AnswerUpdate) -> None:
         """Take in news of an answer."""
@@ -168,7 +184,7 @@ class OpenRequests:
         if request is None:
             return
         own = update if index is None else msgspec.structs.replace(update, index=index)
-        if request.submission.update(request.number, own):
+        if request.task.update(request.number, own):
             self._send(Abort(key, update.index))
         if request is self._trial and self._is_cleared(request):
             self._take_back(request)
@@ -199,7 +215,7 @@ class OpenRequests:
             key = f"{next(self._attempts)}:{part.key.partition(':')[2]}"  # the id, as people know it, behind a number
             request.keys.append(key)
             self._parts[key] = (request, index)
-            self._send(Add(request.submission.model, replace(part, key=key), request.is_accepted))
+            self._send(Add(request.task.model_name, replace(part, key=key), request.is_accepted))
 
     def _take_back(self, request: OpenRequest) -> None:
         for key in request.keys:

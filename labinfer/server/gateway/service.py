@@ -25,8 +25,8 @@ from labinfer.server.gateway.file_store import FileStore
 from labinfer.server.gateway.limits import LOADING_SECONDS, RETRY_SECONDS, Limits
 from labinfer.server.gateway.metrics import Metrics
 from labinfer.server.gateway.options import ServerOptions
-from labinfer.server.gateway.preparation import Preparation
 from labinfer.server.gateway.recent_requests import RecentRequests
+from labinfer.server.gateway.request_builder import RequestBuilder
 from labinfer.server.gateway.request_log import RequestLog
 from labinfer.server.gateway.stored_responses import StoredResponses
 from labinfer.server.link.frames import ModelFacts
@@ -44,7 +44,7 @@ class Model:
 
     info: ModelFacts
     reader: InputProcessor
-    preparation: Preparation
+    builder: RequestBuilder
 
     @classmethod
     def load(cls, info: ModelFacts, options: ServerOptions) -> Model:
@@ -58,7 +58,7 @@ class Model:
         )
         if reader.tokenizer_digest != info.tokenizer_digest:
             raise UserError(f"the tokenizer in {info.tokenizer} has changed since rank 0 read it; start again")
-        return cls(info, reader, Preparation(reader, options))
+        return cls(info, reader, RequestBuilder(reader, options, info.max_model_len))
 
     def reads_as(self, info: ModelFacts) -> bool:
         """Whether prompts and answers of the model of another host are read in the same way."""
@@ -192,7 +192,7 @@ class Service:
             message = f"{self.limits.num_open} requests are open, as many as may be (--max-open-requests)"
         elif self.body_memory.is_full:
             message = "bodies fill the memory that they may (--max-body-memory)"
-        elif any(model.preparation.is_full for model in self.models.values()):
+        elif any(model.builder.is_full for model in self.models.values()):
             message = "long prompts or new forms of answers wait, as many as may (--max-preparing-per-caller)"
         else:
             return

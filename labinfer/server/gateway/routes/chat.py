@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
-from labinfer.requests.generation_input import GenerationInput, read_chat
+from labinfer.requests.generation_input import read_chat
 from labinfer.requests.openai.answer import PromptLogprobs, or_unset, prompt_logprobs
 from labinfer.requests.openai.chat import (
     CHAT_PREFIX,
@@ -26,11 +26,9 @@ from labinfer.requests.openai.chat import (
 )
 from labinfer.requests.outputs import Delta
 from labinfer.requests.protocol import ChatBody
-from labinfer.server.gateway.active_call import ActiveCall
 from labinfer.server.gateway.call import Call
-from labinfer.server.gateway.call_requests import parse_requests
 from labinfer.server.gateway.event_stream import EventStream, event
-from labinfer.server.gateway.service import Model
+from labinfer.server.gateway.generation_task import GenerationTask
 from labinfer.text.reply_parts import Reasoning, ToolCall
 from labinfer.text.reply_reader import ReplyReader
 
@@ -39,19 +37,17 @@ async def answer(call: Call) -> Response | EventStream:
     """``POST /v1/chat/completions``, as OpenAI's."""
     body = await call.read(ChatBody)
     model = call.service.model(body.model)
-    parsed, requests = await parse_requests(call, model, lambda: read_chat(body, model.chat_defaults()))
-    active = await ActiveCall.start(call, model, requests, parsed.stream, parsed.user)
+    task = await GenerationTask.start(call, model, lambda: read_chat(body, model.chat_defaults()))
     id, created = CHAT_PREFIX + call.id, int(call.service.wall_clock())
-    if parsed.stream:
-        return active.stream(ChatStream(id, created, model, parsed, active).events())
-    outputs = await active.outputs()
+    if task.input.stream:
+        return task.stream(ChatStream(id, created, task).events())
+    (output,) = await task.outputs()
 
     def whole() -> Response:
-        (output,) = outputs
-        tokenizer = model.reader.tokenizer
-        messages, usage = chat_messages(output, tokenizer, parsed.tool_use, parsed.include_reasoning)
+        tokenizer, input = model.reader.tokenizer, task.input
+        messages, usage = chat_messages(output, tokenizer, input.tool_use, input.include_reasoning)
         choices = [
-            chat_choice(completion, message, output, tokenizer, parsed.return_drafted)
+            chat_choice(completion, message, output, tokenizer, input.return_drafted)
             for completion, message in zip(output.completions, messages, strict=True)
         ]
         answer = ChatCompletion(
@@ -74,17 +70,20 @@ class ChatStream:
         id, created: fields of every chunk.
     """
 
-    def __init__(self, id: str, created: int, model: Model, parsed: GenerationInput, active: ActiveCall):
-        self._id, self._created, self._model, self._parsed, self._active = id, created, model, parsed, active
-        prompt, tokenizer = active.opened[0].request.prompt_token_ids, model.reader.tokenizer
-        self._readers = [ReplyReader(tokenizer, prompt, parsed.tool_use) for _ in range(parsed.sampling.n)]
+    def __init__(self, id: str, created: int, task: GenerationTask):
+        self._id, self._created, self._task, self._input = id, created, task, task.input
+        (self._state,) = task.opened
+        self._tokenizer, prompt = task.model.reader.tokenizer, self._state.prompt_token_ids
+        self._readers = [
+            ReplyReader(self._tokenizer, prompt, task.input.tool_use) for _ in range(task.input.sampling.n)
+        ]
         self._begun: set[int] = set()  # answers that have a chunk of what the model says
         self._has_told_prompt = False  # whether a chunk had the prompt's log-probabilities
 
     async def events(self) -> AsyncIterator[bytes]:
         """Every chunk, encoded. The first one of an answer has its role, and comes with its first token and not before: clients
         take it for the end of the wait."""
-        async for _, delta in self._active.deltas():
+        async for _, delta in self._task.deltas():
             token_fields = self._token_fields(delta)
             for part in self._parts(delta):
                 yield self._chunk(delta.index, part, token_fields)
@@ -94,17 +93,16 @@ class ChatStream:
             if delta.finish_reason is not None:
                 reason = self._readers[delta.index].finish_reason(delta.finish_reason)
                 yield self._chunk(delta.index, ChatDelta(), {}, reason, delta.stop_reason)
-        if self._parsed.include_usage:
+        if self._input.include_usage:
             yield self._send([], is_last=True)
 
     def _token_fields(self, delta: Delta) -> dict[str, Any]:
         """The fields of a choice that tell of the delta's tokens one by one, as far as the request asks for them."""
         fields: dict[str, Any] = {}
-        tokenizer = self._model.reader.tokenizer
         if delta.logprobs:
-            fields["logprobs"] = chat_logprobs(delta.logprobs, tokenizer)
-        if self._parsed.return_drafted and delta.token_ids:
-            fields["tokens"] = answer_tokens(delta.token_ids, delta.drafted, tokenizer)
+            fields["logprobs"] = chat_logprobs(delta.logprobs, self._tokenizer)
+        if self._input.return_drafted and delta.token_ids:
+            fields["tokens"] = answer_tokens(delta.token_ids, delta.drafted, self._tokenizer)
         return fields
 
     def _parts(self, delta: Delta) -> list[ChatDelta]:
@@ -112,9 +110,9 @@ class ChatStream:
         reader = self._readers[delta.index]
         num_calls, deltas = reader.num_calls, []
         for part in reader.read(delta.text or "", delta.finish_reason):
-            if isinstance(part, Reasoning) and not self._parsed.include_reasoning:
+            if isinstance(part, Reasoning) and not self._input.include_reasoning:
                 continue
-            deltas.append(reply_delta(part, num_calls, self._parsed.tool_use.has_functions))
+            deltas.append(reply_delta(part, num_calls, self._input.tool_use.has_functions))
             num_calls += isinstance(part, ToolCall)
         return deltas
 
@@ -128,7 +126,7 @@ class ChatStream:
     ) -> bytes:
         measured = None
         if not self._has_told_prompt:
-            measured = self._active.opened[0].prompt_logprobs
+            measured = self._state.prompt_logprobs
             self._has_told_prompt = measured is not None
         if index not in self._begun:
             self._begun.add(index)
@@ -140,7 +138,7 @@ class ChatStream:
             stop_reason=or_unset(stop_reason),
             **token_fields,
         )
-        return self._send([choice], prompt_logprobs(measured, self._model.reader.tokenizer))
+        return self._send([choice], prompt_logprobs(measured, self._tokenizer))
 
     def _send(
         self,
@@ -148,13 +146,13 @@ class ChatStream:
         prompt_logprobs: PromptLogprobs | UnsetType = UNSET,
         is_last: bool = False,
     ) -> bytes:
-        usage = None if self._parsed.include_usage else UNSET
-        if is_last or self._parsed.continuous_usage:
-            usage = self._active.usage(self._num_reasoning_tokens())
+        usage = None if self._input.include_usage else UNSET
+        if is_last or self._input.continuous_usage:
+            usage = self._task.usage(self._num_reasoning_tokens())
         chunk = ChatCompletionChunk(
             id=self._id,
             created=self._created,
-            model=self._model.info.name,
+            model=self._task.model_name,
             usage=usage,
             choices=choices,
             prompt_logprobs=prompt_logprobs,
@@ -162,5 +160,5 @@ class ChatStream:
         return event(chunk)
 
     def _num_reasoning_tokens(self) -> int:
-        answers = zip(self._readers, self._active.opened[0].answers, strict=True)
+        answers = zip(self._readers, self._state.answers, strict=True)
         return sum(reader.num_reasoning_tokens(answer.token_ids) for reader, answer in answers)

@@ -9,12 +9,12 @@ from starlette.responses import Response
 
 from labinfer.base.pooling import EmbeddingOutput
 from labinfer.base.sampling_params import SamplingParams
+from labinfer.requests.generation_input import GenerationInput
 from labinfer.requests.openai.embeddings import embedding_list
 from labinfer.requests.prompts import Prompt
 from labinfer.requests.protocol import EmbeddingBody
-from labinfer.server.gateway.active_call import ActiveCall
 from labinfer.server.gateway.call import Call
-from labinfer.server.gateway.call_requests import CallRequests
+from labinfer.server.gateway.generation_task import GenerationTask
 from labinfer.server.gateway.refusals import checked
 from labinfer.server.gateway.service import Model
 
@@ -48,15 +48,13 @@ async def embed(
         pooling, normalize: None for the model's own.
 
     Raises:
-        ApiError: ``parse`` raises a ``UserError``, a prompt or the pooling is wrong, or the vectors will not come.
-        ApiError: there are too many requests.
+        ApiError: ``parse`` raises a ``UserError``, the pooling is wrong, or the vectors will not come.
     """
     own = model.info.pooling
     resolved = checked(lambda: own.resolve(pooling))
 
-    def make_requests() -> CallRequests:
-        return CallRequests(call, model, checked(parse), SamplingParams(), user=user or "", pooling=resolved)
+    def read() -> GenerationInput:
+        return GenerationInput(prompts=parse(), sampling=SamplingParams(), user=user or "", pooling=resolved)
 
-    active = await ActiveCall.start(call, model, await call.compute(make_requests), streams=False, user=user)
-    outputs = await active.outputs()
-    return await asyncio.to_thread(own.finish, outputs, normalize)
+    task = await GenerationTask.start(call, model, read)
+    return await asyncio.to_thread(own.finish, await task.outputs(), normalize)

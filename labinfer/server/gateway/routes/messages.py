@@ -11,14 +11,11 @@ from starlette.responses import Response
 from labinfer.requests.anthropic.errors import anthropic_error, no_threads
 from labinfer.requests.anthropic.message_body import MessageBody, PromptBody
 from labinfer.requests.anthropic.messages import MESSAGE_PREFIX, MessageWriter, Ping, TokenCount, stop_reason
-from labinfer.requests.generation_input import GenerationInput
 from labinfer.requests.openai.answer import Usage
 from labinfer.requests.outputs import Completion
-from labinfer.server.gateway.active_call import ActiveCall
 from labinfer.server.gateway.call import Call
-from labinfer.server.gateway.call_requests import count_prompt_tokens, parse_requests
 from labinfer.server.gateway.event_stream import EventStream, StreamForm, named_event
-from labinfer.server.gateway.service import Model
+from labinfer.server.gateway.generation_task import GenerationTask, count_prompt_tokens
 from labinfer.text.reply_reader import ReplyReader
 
 FORM = StreamForm(
@@ -32,24 +29,22 @@ async def create(call: Call) -> Response | EventStream:
     if body.thread is not None:
         raise no_threads()
     model = call.service.model(body.model)
-    parsed, requests = await parse_requests(call, model, lambda: body.parse(model.chat_defaults()))
-    active = await ActiveCall.start(call, model, requests, parsed.stream, parsed.user)
-    answer = MessageAnswer(call, body, model, parsed, active)
-    if parsed.stream:
-        return active.stream(answer.events(), FORM)
-    (output,) = await active.outputs()
+    task = await GenerationTask.start(call, model, lambda: body.parse(model.chat_defaults()))
+    answer = MessageAnswer(call, body, task)
+    if task.input.stream:
+        return task.stream(answer.events(), FORM)
+    (output,) = await task.outputs()
     return await asyncio.to_thread(answer.whole, output.completions[0])
 
 
 class MessageAnswer:
     """The answer to a request, whole or as a stream."""
 
-    def __init__(self, call: Call, body: MessageBody, model: Model, parsed: GenerationInput, active: ActiveCall):
-        self._call, self._active = call, active
-        (self._state,) = active.opened
-        prompt = self._state.request.prompt_token_ids
-        self._reader = ReplyReader(model.reader.tokenizer, prompt, parsed.tool_use)
-        self._writer = MessageWriter(MESSAGE_PREFIX + call.id, model.info.name, self._usage(), body.shows_thoughts)
+    def __init__(self, call: Call, body: MessageBody, task: GenerationTask):
+        self._call, self._task = call, task
+        (self._state,) = task.opened
+        self._reader = ReplyReader(task.model.reader.tokenizer, self._state.prompt_token_ids, task.input.tool_use)
+        self._writer = MessageWriter(MESSAGE_PREFIX + call.id, task.model_name, self._usage(), body.shows_thoughts)
 
     def whole(self, completion: Completion) -> Response:
         """The message of an answer that has come."""
@@ -64,7 +59,7 @@ class MessageAnswer:
         writer = self._writer
         for event in writer.begin():
             yield named_event(event)
-        async for _, delta in self._active.deltas():
+        async for _, delta in self._task.deltas():
             is_last = delta.finish_reason is not None
             for event in writer.add(self._reader.read(delta.text or "", delta.finish_reason)):
                 yield named_event(event)
@@ -74,7 +69,7 @@ class MessageAnswer:
                     yield named_event(event)
 
     def _usage(self) -> Usage:
-        return self._active.usage(self._reader.num_reasoning_tokens(self._state.answers[0].token_ids))
+        return self._task.usage(self._reader.num_reasoning_tokens(self._state.answers[0].token_ids))
 
 
 async def count(call: Call) -> Response:

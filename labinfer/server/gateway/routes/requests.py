@@ -15,7 +15,7 @@ from labinfer.requests.openai.chat import CHAT_PREFIX
 from labinfer.requests.openai.completions import COMPLETION_PREFIX
 from labinfer.requests.openai.responses import RESPONSE_PREFIX
 from labinfer.server.gateway.call import Call
-from labinfer.server.gateway.submission import Submission
+from labinfer.server.gateway.open_requests import EngineTask
 from labinfer.server.link.frames import ModelFacts
 
 PREFIXES = (CHAT_PREFIX, COMPLETION_PREFIX, RESPONSE_PREFIX, MESSAGE_PREFIX)
@@ -73,22 +73,21 @@ async def cancel(call: Call) -> Response:
 async def list_open(call: Call) -> Response:
     """``GET /v1/requests``: open requests to a model, everybody's, as their steps under ``/v1/cluster`` are."""
     model = call.service.loaded_model(call.query("model").get("model")).info
-    submissions, now = call.service.engine.submissions(model.name), asyncio.get_running_loop().time()
-    listed = [_describe(submission, call.caller.name, now, model) for submission in submissions[:MAX_LISTED]]
-    return call.json(RequestList(data=listed, total=len(submissions)))
+    tasks, now = call.service.engine.tasks(model.name), asyncio.get_running_loop().time()
+    listed = [_describe(task, call.caller.name, now, model) for task in tasks[:MAX_LISTED]]
+    return call.json(RequestList(data=listed, total=len(tasks)))
 
 
-def _describe(submission: Submission, caller: str, now: float, model: ModelFacts) -> ListedRequest:
-    opened = submission.opened
+def _describe(task: EngineTask, caller: str, now: float, model: ModelFacts) -> ListedRequest:
     return ListedRequest(
-        id=submission.id,
-        model=submission.model,
-        own=submission.owner == caller,
-        age=now - submission.begin,
-        prompt_tokens=sum(len(state.request.prompt_token_ids) for state in opened),
-        cached_tokens=sum(state.num_cached_tokens for state in opened),
-        generated_tokens=sum(state.num_output_tokens for state in opened),
-        max_tokens=sum(_max_tokens(state.request, model) for state in opened),
+        id=task.id,
+        model=task.model_name,
+        own=task.owner == caller,
+        age=now - task.begin,
+        prompt_tokens=sum(len(state.prompt_token_ids) for state in task.opened),
+        cached_tokens=sum(state.num_cached_tokens for state in task.opened),
+        generated_tokens=sum(state.num_output_tokens for state in task.opened),
+        max_tokens=sum(_max_tokens(state.request, model) for state in task.opened),
     )
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import msgspec
 from starlette.responses import Response as HttpResponse
 
-from labinfer.requests.generation_input import GenerationInput
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.answer import Usage
 from labinfer.requests.openai.api_errors import ApiError
@@ -26,13 +25,11 @@ from labinfer.requests.openai.responses import (
     new_response,
 )
 from labinfer.requests.outputs import Completion
-from labinfer.server.gateway.active_call import ActiveCall
 from labinfer.server.gateway.call import JSON, Call
-from labinfer.server.gateway.call_requests import count_prompt_tokens, parse_requests
 from labinfer.server.gateway.event_stream import EventStream, StreamForm, named_event
+from labinfer.server.gateway.generation_task import GenerationTask, count_prompt_tokens
 from labinfer.server.gateway.page import Page
 from labinfer.server.gateway.refusals import checked
-from labinfer.server.gateway.service import Model
 from labinfer.server.gateway.stored_responses import StoredResponse
 from labinfer.text.reply_reader import ReplyReader
 
@@ -45,12 +42,11 @@ async def create(call: Call) -> HttpResponse | EventStream:
     body = await call.read(ResponseBody)
     conversation = await _conversation(call, body)
     model = call.service.model(body.model)  # behind all that is waited for: it may be another one by then
-    parsed, requests = await parse_requests(call, model, lambda: body.parse(conversation.items, model.chat_defaults()))
-    active = await ActiveCall.start(call, model, requests, parsed.stream, parsed.user)
-    answer = ResponseAnswer(call, body, conversation, model, parsed=parsed, active=active)
-    if parsed.stream:
-        return active.stream(answer.events(), StreamForm(end=b"", error=answer.failure))
-    (output,) = await active.outputs()
+    task = await GenerationTask.start(call, model, lambda: body.parse(conversation.items, model.chat_defaults()))
+    answer = ResponseAnswer(call, body, conversation, task)
+    if task.input.stream:
+        return task.stream(answer.events(), StreamForm(end=b"", error=answer.failure))
+    (output,) = await task.outputs()
     stored = await asyncio.to_thread(answer.whole, output.completions[0])
     answer.store(stored)
     return HttpResponse(stored.response, headers=call.headers, media_type=JSON)
@@ -116,25 +112,15 @@ async def _conversation(call: Call, body: CountBody) -> Conversation:
 class ResponseAnswer:
     """The answer to a request, whole or as a stream; it is stored at its end."""
 
-    def __init__(
-        self,
-        call: Call,
-        body: ResponseBody,
-        conversation: Conversation,
-        model: Model,
-        *,
-        parsed: GenerationInput,
-        active: ActiveCall,
-    ):
-        self._call, self._body, self._conversation, self._active = call, body, conversation, active
+    def __init__(self, call: Call, body: ResponseBody, conversation: Conversation, task: GenerationTask):
+        self._call, self._body, self._conversation, self._task = call, body, conversation, task
         name = call.id
         if call.service.stored_responses.get(call.caller.name, RESPONSE_PREFIX + name) is not None:
             name = uuid.uuid4().hex  # the caller has chosen the same again, and keeps both
-            active.add_name(name)
-        (opened,) = active.opened
-        self._state, tokenizer = opened, model.reader.tokenizer
-        self._reader = ReplyReader(tokenizer, opened.request.prompt_token_ids, parsed.tool_use)
-        response = new_response(RESPONSE_PREFIX + name, self._now(), model.info.name, body, parsed.sampling)
+            task.names.add(name)
+        (self._state,), tokenizer = task.opened, task.model.reader.tokenizer
+        self._reader = ReplyReader(tokenizer, self._state.prompt_token_ids, task.input.tool_use)
+        response = new_response(RESPONSE_PREFIX + name, self._now(), task.model_name, body, task.input.sampling)
         self._writer = ResponseWriter(response, tokenizer)
 
     def whole(self, completion: Completion) -> StoredResponse:
@@ -149,7 +135,7 @@ class ResponseAnswer:
         writer = self._writer
         for event in writer.begin():
             yield named_event(event)
-        async for _, delta in self._active.deltas():
+        async for _, delta in self._task.deltas():
             is_last = delta.finish_reason is not None
             for event in writer.add(self._reader.read(delta.text or "", delta.finish_reason), delta.logprobs):
                 yield named_event(event)
@@ -173,7 +159,7 @@ class ResponseAnswer:
         return StoredResponse.make(self._body.previous_response_id, self._writer.response, items)
 
     def _usage(self) -> Usage:
-        return self._active.usage(self._reader.num_reasoning_tokens(self._state.answers[0].token_ids))
+        return self._task.usage(self._reader.num_reasoning_tokens(self._state.answers[0].token_ids))
 
     def _now(self) -> int:
         return int(self._call.service.wall_clock())

@@ -67,7 +67,7 @@ async def tokenize(call: Call) -> Response:
     body = await call.read(TokenizeBody)
     model = call.service.model(body.model)
     text = await call.compute(lambda: checked(lambda: _prompt_text(body, model)))
-    (token_ids,) = await model.preparation.encode(call.queue_name, [text], call.num_body_bytes)
+    (token_ids,) = await model.builder.encode(call.queue_name, [text], call.num_body_bytes)
 
     def whole() -> Response:
         names: list[str] | UnsetType = UNSET

@@ -1,0 +1,315 @@
+"""GenerationTask: the requests of one HTTP request with the engine: admitted, started, awaited, and freed whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from labinfer.base.errors import UserError
+from labinfer.base.pooling import EmbeddingOutput
+from labinfer.engine.request import AnswerUpdate, FinishReason, Request
+from labinfer.requests.generation_input import GenerationInput
+from labinfer.requests.openai import api_errors
+from labinfer.requests.openai.answer import Usage, total_usage
+from labinfer.requests.openai.api_errors import ApiError
+from labinfer.requests.outputs import Answer, Delta, RequestOutput, RequestState
+from labinfer.requests.prompts import ChatPrompt
+from labinfer.server.gateway.call import Call
+from labinfer.server.gateway.event_stream import OPENAI_FORM, EventStream, StreamForm
+from labinfer.server.gateway.limits import RETRY_SECONDS, Lease
+from labinfer.server.gateway.metrics import COMPLETE
+from labinfer.server.gateway.recent_requests import RequestSize
+from labinfer.server.gateway.refusals import checked, refused_field
+from labinfer.server.gateway.service import Model
+from labinfer.text.tokenizing import PromptText
+
+Result = TypeVar("Result")
+
+
+class GenerationTask:
+    """The requests of one HTTP request, from the turn of their caller to the ends of their answers.
+
+    All waiting for it ends with an ``ApiError``, and what it holds is freed, when it fails: by its time limit, by the engine's end, by
+    whoever may cancel it, and by the client's going.
+
+    Args:
+        input: what the body asks for.
+    """
+
+    def __init__(self, call: Call, model: Model, input: GenerationInput):
+        self.model, self.input = model, input
+        self._call, self._engine = call, call.service.engine
+        self.id, self.owner, self.model_name = call.id, call.caller.name, model.info.name
+        self.names = {call.id}
+        """Names by which its owner may cancel it: its id, and that of the answer where callers see another."""
+        loop = asyncio.get_running_loop()
+        self.begin = loop.time()
+        """By the clock of its event loop."""
+        self.opened: list[RequestState] = []
+        """State of each request, when they are known."""
+        self._timer: asyncio.TimerHandle | None = None
+        if call.seconds:
+            self._timer = loop.call_later(call.seconds, self.fail, api_errors.timed_out(call.seconds))
+        self._news = asyncio.Event()
+        self._changed: dict[tuple[int, int], None] = {}  # (request, answer) with news, in their order
+        self._num_accepted = 0
+        self._error: ApiError | None = None
+        self._lease: Lease | None = None  # until it is admitted, and when it is over
+        self._token_times: dict[tuple[int, int], float] = {}
+        self._spent = 0
+        self._status = 200  # for the log: that of a stream that fails has been sent before
+
+    @classmethod
+    async def start(cls, call: Call, model: Model, parse: Callable[[], GenerationInput]) -> GenerationTask:
+        """The task of a body that was read. Returns when it was its turn, and the engine has taken its requests. Nothing costly is
+        done before its turn has come, and all of it counts as the call's time.
+
+        Raises:
+            ApiError: ``parse`` raises a ``UserError``, a prompt is wrong, the engine refuses one of the requests, or there are too many.
+        """
+
+        def read() -> tuple[GenerationInput, list[PromptText] | None]:
+            input = checked(parse)
+            if input.stream and not input.sampling.can_stream:
+                raise api_errors.bad_request(
+                    "best_of and num_beams cannot stream: the best are known at the end", "stream"
+                )
+            for text in input.warnings:
+                call.warn(text)
+            return input, model.builder.read_texts(input, call.num_body_bytes)
+
+        input, texts = await call.compute(read)
+        if call.service.model(model.info.name).reader is not model.reader:
+            raise api_errors.overloaded(
+                "the model's files were replaced while the body was read; send the request again", RETRY_SECONDS
+            )
+        call.facts["model"] = model.info.name
+        task, is_started = cls(call, model, input), False
+        task._engine.register(task)
+        try:
+            requests = await call.until_disconnect(task._after(task._prepare(texts)), task.give_up)
+            call.facts["prompt_tokens"] = num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+            tokenizer = model.reader.tokenizer
+            task.opened = [task._engine.open(request, tokenizer, input.stream, call.id) for request in requests]
+            task._lease.charge_prompt(num_tokens)
+            try:
+                await call.until_disconnect(task._hand_over(), task.give_up)
+            except ApiError:
+                task._lease.spend(-num_tokens)  # what nobody has run costs nothing
+                raise
+            is_started = True
+        finally:
+            if not is_started:
+                task.close()
+        return task
+
+    async def outputs(self) -> list[RequestOutput] | list[EmbeddingOutput]:
+        """All answers, or vectors.
+
+        Raises:
+            ApiError: they will not come.
+        """
+        try:
+            await self._call.until_disconnect(self._finish(), self.give_up)
+            return [opened.output() for opened in self.opened]
+        finally:
+            self.close()
+
+    def stream(self, events: AsyncIterator[bytes], form: StreamForm = OPENAI_FORM) -> EventStream:
+        """The response that sends these events, which are made of ``deltas``."""
+
+        def end() -> None:
+            self.close()
+            self._call.end(self._status)
+
+        return EventStream(events, self._call.headers, self.give_up, end, self._call.service.clock, form=form)
+
+    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        """Deltas of the answers as they come, with the number of the request; ``close`` afterwards.
+
+        Raises:
+            ApiError: the rest will not come.
+        """
+        while not self.is_done or self._changed:
+            if not self._changed:
+                try:
+                    await self._wait()
+                except ApiError as error:
+                    self._status = error.status
+                    raise
+            if self._changed:  # one at a time: more may come while this one is sent
+                number, index = next(iter(self._changed))
+                del self._changed[number, index]
+                delta = self.opened[number].take_delta(index, drops_logprobs=True)
+                self._note(number, delta)
+                yield number, delta
+
+    def usage(self, reasoning: int | None = None) -> Usage:
+        """Tokens of all requests so far; ``reasoning`` of them are thoughts, None where those are not told apart."""
+        return total_usage(self.opened, reasoning)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all requests are complete."""
+        return bool(self.opened) and all(opened.is_done for opened in self.opened)
+
+    def give_up(self) -> None:
+        """The client is gone."""
+        self.fail(api_errors.cancelled("the client has closed the connection"))
+
+    def fail(self, error: ApiError) -> None:
+        """Free what it holds, and end the wait of whoever waits for it, who may be long in coming."""
+        if not self.is_done:
+            self._error = self._error or error
+            self._news.set()
+        self._engine.forget(self)
+
+    def close(self) -> None:
+        """Free everything, at once where it is not complete; count and note what came of it. A second call does nothing."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._engine.forget(self)
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            with lease:
+                if self.opened:
+                    self._count(lease)
+
+    # For the engine.
+
+    def accept(self) -> None:
+        """Count a request that the engine has taken."""
+        self._num_accepted += 1
+        self._news.set()
+
+    def update(self, number: int, update: AnswerUpdate) -> bool:
+        """Take in news of an answer. Returns whether the engine must be told that the answer has ended."""
+        opened = self.opened[number]
+        if opened.answers[update.index].finish_reason is not None:  # a stop string ended it meanwhile
+            return False
+        if update.finish_reason is FinishReason.ABORT:
+            reason = update.error or "the engine could not go on"
+            self.fail(refused_field(UserError(f"{reason}; the answer was broken off")))
+            return False
+        stopped = opened.add(update)
+        self._changed[number, update.index] = None
+        self._news.set()
+        return stopped and update.finish_reason is None
+
+    # The steps of ``start``.
+
+    async def _after(self, work: Awaitable[Result]) -> Result:
+        """Await work that has to be done before; it is cancelled where this fails meanwhile."""
+        task, failing = asyncio.ensure_future(work), asyncio.ensure_future(self._wait())
+        try:
+            await asyncio.wait((task, failing), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await failing
+            return await task  # also where both are done: ``_hand_over`` will raise then
+        finally:
+            task.cancel()
+            failing.cancel()
+            await asyncio.gather(failing, return_exceptions=True)
+
+    async def _prepare(self, texts: list[PromptText] | None) -> list[Request]:
+        """The requests, made when it is the call's turn, in their caller's part of the KV cache."""
+        call, builder, input = self._call, self.model.builder, self.input
+        self._lease = await call.service.limits.admit(call.caller, input.user, 0)
+        own = replace(
+            input,
+            user=call.caller.user_for(input.user),
+            cache_salt=call.caller.salt_for(input.cache_salt),
+            priority=input.priority + call.priority,
+        )
+        requests, untried = await builder.build(own, texts, call.queue_name, call.num_body_bytes)
+        call.free_body()
+        for request in untried:
+            await builder.try_form(call.queue_name, request)
+        return requests
+
+    async def _hand_over(self) -> None:
+        """Hand the requests to the engine, and wait until that has taken them."""
+        if self._error is None:
+            self._engine.start(self)
+        while self._num_accepted < len(self.opened):
+            await self._wait()
+
+    async def _finish(self) -> None:
+        while not self.is_done:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        if self._error is None:
+            await self._news.wait()
+        self._news.clear()
+        if self._error is not None:
+            raise self._error.with_traceback(None)  # one error may end many tasks
+
+    # What came of it.
+
+    def _note(self, number: int, delta: Delta) -> None:
+        """The times of tokens, for the metrics."""
+        if not delta.token_ids:
+            return
+        self._lease.spend(len(delta.token_ids))
+        self._spent += len(delta.token_ids)
+        now, key = self._call.service.clock(), (number, delta.index)
+        last = self._token_times.get(key)
+        if last is not None:
+            self._call.service.metrics.inter_token(self.model_name, (now - last) / len(delta.token_ids))
+        self._token_times[key] = now
+
+    def _count(self, lease: Lease) -> None:
+        call, metrics, now = self._call, self._call.service.metrics, self._call.service.clock()
+        generated = sum(request.num_output_tokens for request in self.opened)
+        lease.spend(generated - self._spent)
+        call.facts |= {
+            "cached_tokens": sum(request.num_cached_tokens for request in self.opened),
+            "generated_tokens": generated,
+        }
+        reasons = []
+        for request in self.opened:
+            for answer in request.answers:
+                first = answer.first_token_time - call.begin if answer.first_token_time else None
+                reasons.append(answer.finish_reason.value if answer.finish_reason else "abort")
+                if first is not None:
+                    metrics.first_token(self.model_name, first)
+                    call.facts.setdefault("ttft_seconds", first)
+                end = answer.end_time or now
+                metrics.finished(
+                    self.model_name,
+                    reasons[-1],
+                    prompt_tokens=len(request.prompt_token_ids),
+                    generated=len(answer.token_ids),
+                    e2e_seconds=end - call.begin,
+                    queue_seconds=answer.queue_seconds,
+                    first_token_seconds=first,
+                )
+                self._keep(request, answer, reasons[-1])
+        call.facts["finish_reason"] = ",".join(dict.fromkeys(reasons))
+
+    def _keep(self, request: RequestState, answer: Answer, reason: str) -> None:
+        """Keep the size of an answer that ran to its end. The further ones of a request found its prompt in the cache."""
+        prompt, service = len(request.prompt_token_ids), self._call.service
+        if reason not in COMPLETE or not answer.token_ids:
+            return
+        size = RequestSize(
+            timestamp=round((service.wall_clock() - service.clock() + self._call.begin) * 1000),
+            prompt_tokens=prompt,
+            cached_tokens=prompt - 1 if answer.index else request.num_cached_tokens,
+            output_tokens=len(answer.token_ids),
+        )
+        service.recent_requests.add(self.model_name, size)
+
+
+async def count_prompt_tokens(call: Call, model: Model, parse: Callable[[], ChatPrompt]) -> int:
+    """Number of prompt tokens of a chat body, including those that the chat template adds.
+
+    Raises:
+        ApiError: ``parse`` raises a ``UserError``, the conversation does not become tokens, or too many long ones wait.
+    """
+    text = await call.compute(lambda: checked(lambda: model.reader.prompt_text(parse())))
+    (token_ids,) = await model.builder.encode(call.queue_name, [text], call.num_body_bytes)
+    return len(token_ids)
