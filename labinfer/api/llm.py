@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 
 from labinfer.api.home_process import HomeProcess
 from labinfer.api.rank0_engine import engine_facts, make_rank0_engine
-from labinfer.api.request_maker import RequestMaker, conversations
 from labinfer.api.turns import Turns
 from labinfer.base.clock import Clock, SystemClock
 from labinfer.base.config import EngineOptions, as_keywords
@@ -45,13 +44,14 @@ from labinfer.launch.layout.layout import Layout
 from labinfer.launch.rank_runtime import RankRuntime
 from labinfer.observe.output_file import OutputFile
 from labinfer.observe.report import RunReport
-from labinfer.requests.input_processor import InputProcessor
+from labinfer.requests.input_processor import InputProcessor, conversations, pair_prompts
 from labinfer.requests.outputs import Delta, RequestOutput
 from labinfer.requests.prompts import PromptLike
-from labinfer.requests.runs import Runs
+from labinfer.requests.runs import Runs, check_can_stream
 from labinfer.text.guidance import GuideMaker
 from labinfer.text.reply_format import choose_format, describe_choice
 from labinfer.text.tokenizer import Tokenizer
+from labinfer.worker.logits_processors.processor import check_logits_processors
 from labinfer.worker.spmd import follow
 from labinfer.worker.stats_reporter import StatsReporter
 
@@ -172,7 +172,6 @@ class LLM:
                 guides=self.guides,
                 proposer=proposer,
             )
-            self.requests = RequestMaker(self.inputs, self.engine, self.facts.vocab_size)
             self.driver = EngineDriver(self.engine, self.clock, parts.recorder)
             self._runs = Runs(
                 self.driver, self.clock, parts.recorder, facts=self.facts, tokenizer=self.tokenizer, trace=trace
@@ -267,7 +266,7 @@ class LLM:
         """
         self.check_usable()
         steps = self._call(
-            lambda: self.requests.make_all(prompts, params, streams=True), lambda requests: self._runs.deltas(requests)
+            lambda: self._make_requests(prompts, params, streams=True), lambda requests: self._runs.deltas(requests)
         )
         return self._turns.run(steps)
 
@@ -307,14 +306,31 @@ class LLM:
             UserError: a prompt or the pooling is wrong; on rank 0, before anything has run.
         """
         outputs = self._gather(
-            lambda: self.requests.make_all(prompts, None, pooling=self.facts.pooling.resolve(pooling)),
+            lambda: self._make_requests(prompts, None, pooling=self.facts.pooling.resolve(pooling)),
             lambda requests: self._runs.outputs(requests),
         )
         return self.facts.pooling.finish(outputs, normalize) if outputs else outputs
 
     def make_request(self, key: Any, prompt: PromptLike, sampling: SamplingParams, **fields: Any) -> Request:
-        """Tokenize and check a prompt (rank 0); see ``RequestMaker.make``."""
-        return self.requests.make(key, prompt, sampling, **fields)
+        """Tokenize and check a prompt (rank 0).
+
+        Args:
+            fields: further ones of the ``Request``, such as ``cache_salt``, ``priority`` and ``user``; a dictionary's own take
+                precedence.
+
+        Raises:
+            UserError: the prompt or a parameter is wrong.
+        """
+        request = self.inputs.read(key, prompt, sampling, **fields)
+        self.check_processors(request)
+        self.engine.check_request(request)
+        return request
+
+    def check_processors(self, request: Request) -> None:
+        """Raises:
+        UserError: one of the request's own logits processors does not exist, or refuses its value.
+        """
+        check_logits_processors(request.sampling.logits_processors, request.prompt_token_ids, self.facts.vocab_size)
 
     def run(
         self,
@@ -378,9 +394,21 @@ class LLM:
         self, prompts: Callable[[], Any], params: Any, on_delta: Callable[[Delta], None] | None
     ) -> list[RequestOutput] | None:
         return self._gather(
-            lambda: self.requests.make_all(prompts(), params, streams=on_delta is not None),
+            lambda: self._make_requests(prompts(), params, streams=on_delta is not None),
             lambda requests: self._runs.outputs(requests, on_delta=on_delta),
         )
+
+    def _make_requests(self, prompts: Any, params: Any, *, pooling: str = "", streams: bool = False) -> list[Request]:
+        """Requests with the numbers of their prompts as keys; the error of a wrong one says which it is."""
+        requests = []
+        for index, (prompt, sampling) in enumerate(pair_prompts(prompts, params)):
+            try:
+                requests.append(self.make_request(index, prompt, sampling, pooling=pooling))
+            except UserError as error:
+                raise UserError(f"prompt {index}: {error}") from None
+            if streams:
+                check_can_stream(requests[-1])
+        return requests
 
     def _gather(self, make: Callable[[], list[Request]], run: Callable[[list[Request]], Iterator]) -> list | None:
         """All that ``_call`` yields, in the order of the requests; None on ranks other than 0."""

@@ -13,7 +13,15 @@ from labinfer.base.sampling_params import SamplingParams
 from labinfer.base.structured_outputs import StructuredOutputs
 from labinfer.engine.constraints import THINKING_BUDGET
 from labinfer.engine.request import Request
-from labinfer.requests.prompts import THINKING_SWITCHES, ChatPrompt, Prompt, PromptLike, TextPrompt, TokensPrompt
+from labinfer.requests.prompts import (
+    THINKING_SWITCHES,
+    ChatPrompt,
+    Prompt,
+    PromptLike,
+    TextPrompt,
+    TokensPrompt,
+    parse_prompt,
+)
 from labinfer.text.grammar_trial import GrammarTrial
 from labinfer.text.reply_grammar import before_form, forced_calls
 from labinfer.text.tokenizer import Tokenizer
@@ -68,17 +76,13 @@ class InputProcessor:
         sampling: SamplingParams,
         *,
         token_ids: list[int] | None = None,
-        cache_salt: str = "",
-        priority: int = 0,
-        user: str = "",
-        pooling: str = "",
-        form_field: str = "structured_outputs",
-        max_tokens_field: str = "",
+        **fields: Any,
     ) -> Request:
-        """Make the request of a prompt. For ``key`` and what else is given by name see ``Request``.
+        """Make the request of a prompt.
 
         Args:
             token_ids: those of the prompt, where they are known.
+            fields: further ones of the ``Request``, such as ``cache_salt``, ``priority`` and ``user``.
 
         Raises:
             UserError: the prompt does not become tokens.
@@ -91,7 +95,7 @@ class InputProcessor:
         if isinstance(prompt, ChatPrompt):
             goes_on = bool(prompt.template_use.continue_final_message)
             if prompt.tool_use.is_forced:
-                sampling, form_field = self._force_call(prompt.tool_use, sampling), "tools"
+                sampling, fields["form_field"] = self._force_call(prompt.tool_use, sampling), "tools"
             if prompt.thinking_budget is not None:
                 sampling = self._bound_thoughts(token_ids, prompt, sampling)
             if sampling.structured_outputs is not None:
@@ -101,16 +105,25 @@ class InputProcessor:
             prompt_token_ids=token_ids,
             sampling=sampling,
             bad_token_ids=self._encode_bad_words(sampling.bad_words),
-            cache_salt=cache_salt,
-            priority=priority,
-            user=user,
-            pooling=pooling,
             is_chat=isinstance(prompt, ChatPrompt),
             goes_on=goes_on,
             before_form=before,
-            form_field=form_field,
-            max_tokens_field=max_tokens_field,
+            **fields,
         )
+
+    def read(self, key: Any, given: PromptLike, sampling: SamplingParams, **fields: Any) -> Request:
+        """Make the request of a prompt as Python callers give it, and try the form of its answers; one call at a time.
+
+        Args:
+            fields: as for ``process``; a dictionary's own take precedence.
+
+        Raises:
+            UserError: the prompt, or the form, is wrong.
+        """
+        prompt, extras = parse_prompt(given)
+        request = self.process(key, prompt, sampling, **fields | extras)
+        self.check_form(request)
+        return request
 
     def check_form(self, request: Request) -> None:
         """Try the form of a request's answers, where they must have one; this may take a second.
@@ -275,6 +288,22 @@ def pair_prompts(prompts: Any, params: Any) -> list[tuple[PromptLike, SamplingPa
     if len(params) != len(prompts):
         raise UserError(f"{len(params)} sampling parameters for {len(prompts)} prompts; give one, or one for each")
     return list(zip(prompts, params, strict=True))
+
+
+def conversations(messages: Any, fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """Prompts of one conversation or of a list of them.
+
+    Args:
+        fields: fields beside the messages of each.
+
+    Raises:
+        UserError: they are none.
+    """
+    is_one = not isinstance(messages, list) or any(isinstance(each, dict) for each in messages)
+    several = [messages] if is_one else messages
+    if not all(isinstance(each, list) for each in several):
+        raise UserError(f"messages must be a list of messages, or a list of such lists, not {messages!r:.80}")
+    return [{**fields, "messages": each} for each in several]
 
 
 def _is_one_prompt(prompts: list | tuple) -> bool:

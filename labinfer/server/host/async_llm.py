@@ -119,7 +119,7 @@ class AsyncLLM:
         loop = asyncio.get_running_loop()
         items: asyncio.Queue = asyncio.Queue()
         key, sampling = str(next(self._keys)), params or SamplingParams()
-        prepare = functools.partial(self._llm.requests.prepare, key, prompt, sampling, pooling=pooling)
+        prepare = functools.partial(self._llm.inputs.read, key, prompt, sampling, pooling=pooling)
         request = await loop.run_in_executor(self._prompts, prepare)
         if streams:
             check_can_stream(request)

@@ -237,7 +237,7 @@ class EngineHost:
         if not model.llm.engine.has_work:
             model.last_step = self._clock()
         try:
-            model.llm.requests.check_processors(frame.request)  # the engine checks the rest
+            model.llm.check_processors(frame.request)  # the engine checks the rest
             model.llm.driver.add(request_id, frame.request, frame.admitted)
             model.unread_prompts[request_id] = len(frame.request.prompt_token_ids)
         except QueueFull as error:
