@@ -100,15 +100,22 @@ JSON_TYPES: dict[str, Any] = {name: _number(name) for name in NUMBERS} | {
     "logprobs": bool | int | None,  # a count; in OpenAI's chat bodies true, beside top_logprobs
 }
 """Sampling fields that JSON has in other types than ``SamplingParams``, or in bounds."""
-SamplingFields = msgspec.defstruct(
-    "SamplingFields",
-    [(name, JSON_TYPES.get(name, kind | None), None) for name, kind in get_type_hints(SamplingParams).items()],
-    kw_only=True,
-)
-"""The fields of ``SamplingParams``, each None where a request does not say."""
 
 
-class RequestFields(SamplingFields, kw_only=True):
+def sampled(base: type[msgspec.Struct], *left_out: str) -> type[msgspec.Struct]:
+    """A struct with the fields of ``SamplingParams``, but for these, beside those of ``base``; each is None by default."""
+    kinds = get_type_hints(SamplingParams).items()
+    fields = [(name, JSON_TYPES.get(name, kind | None), None) for name, kind in kinds if name not in left_out]
+    return msgspec.defstruct("Sampled", fields, bases=(base,), kw_only=True)
+
+
+def given_sampling(body: msgspec.Struct) -> dict[str, Any]:
+    """The fields of ``SamplingParams`` that have a value in a body."""
+    names = (name for name in SAMPLING_FIELDS if name in body.__struct_fields__)
+    return {name: value for name in names if (value := getattr(body, name)) is not None}
+
+
+class RequestFields(sampled(msgspec.Struct), kw_only=True):
     """The fields that every kind of request may have beside its prompt; for ``seed`` see ``SamplingParams.updated``."""
 
     priority: Annotated[int, msgspec.Meta(ge=-MAX_COUNT, le=MAX_COUNT)] | None = None
@@ -126,7 +133,7 @@ class RequestFields(SamplingFields, kw_only=True):
         Raises:
             UserError: a field is out of bounds.
         """
-        return defaults.updated({name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None})
+        return defaults.updated(given_sampling(self))
 
 
 TokenIds = Annotated[list[TokenId], msgspec.Meta(max_length=MAX_TOKEN_IDS)]
@@ -193,6 +200,13 @@ class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forb
             raise UserError("response_format of the type json_schema needs json_schema, or schema alone")
 
 
+def json_form(schema: dict[str, Any] | None, field: str, is_strict: bool, left_out: list[str]) -> StructuredOutputs:
+    """The form of answers by the JSON schema of a field, or any JSON object without one; see ``fit_schema``."""
+    if schema is None:
+        return StructuredOutputs(json_object=True)
+    return StructuredOutputs(json=fit_schema(schema, field, is_strict, left_out))
+
+
 class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
     """The fields of OpenAI's bodies. The second group changes nothing here; for the third see ``NEUTRAL_VALUES``."""
 
@@ -235,10 +249,7 @@ class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
             raise UserError("response_format and structured_outputs both say what an answer must be; leave one out")
         named = form.json_schema if isinstance(form, JsonSchemaFormat) else None
         schema = form.schema if named is None else named.schema
-        if schema is None:
-            return StructuredOutputs(json_object=True)
-        is_strict = named is not None and bool(named.strict)
-        return StructuredOutputs(json=fit_schema(schema, "response_format", is_strict, left_out))
+        return json_form(schema, "response_format", named is not None and bool(named.strict), left_out)
 
     supported: ClassVar[tuple[str, ...]] = ()
     """Names in ``NEUTRAL_VALUES`` that may have other values in this kind of body."""

@@ -8,11 +8,9 @@ import msgspec
 
 from labinfer.base.errors import UserError
 from labinfer.base.sampling_params import MAX_COUNT, SamplingParams
-from labinfer.base.structured_outputs import StructuredOutputs
 from labinfer.requests.generation_input import GenerationInput
 from labinfer.requests.prompts import ChatPrompt, ReasoningEffort, TemplateUse, thinking_switches
-from labinfer.requests.protocol import JSON_TYPES
-from labinfer.text.json_schema import fit_schema
+from labinfer.requests.protocol import JSON_TYPES, given_sampling, json_form
 from labinfer.text.messages import MAX_MESSAGES, PARAGRAPHS, MessageBuilder
 from labinfer.text.tools import (
     MAX_TOOLS,
@@ -239,23 +237,17 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
         Raises:
             UserError: a field is out of bounds, or asks for what is not offered.
         """
-        given = {
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "stop": self.stop_sequences,
-            "logits_processors": self.logits_processors,
-        }
+        given = given_sampling(self)
+        if self.stop_sequences is not None:
+            given["stop"] = self.stop_sequences
         prompt = self.prompt()
         warnings = prompt.tool_use.check_schemas()
         form = self.output_config.format if self.output_config and self.output_config.format else self.output_format
         if form is not None:
-            schema = fit_schema(form.schema, "output_config", False, warnings)
-            given["structured_outputs"] = StructuredOutputs(json=schema)
+            given["structured_outputs"] = json_form(form.schema, "output_config", False, warnings)
         return GenerationInput(
             prompts=[prompt],
-            sampling=defaults.updated({name: value for name, value in given.items() if value is not None}),
+            sampling=defaults.updated(given),
             model=self.model,
             stream=bool(self.stream),
             form_field="output_config",

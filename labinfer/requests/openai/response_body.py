@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from labinfer.base.errors import UserError
 from labinfer.base.sampling_params import MAX_COUNT, MAX_LOGPROBS, SamplingParams
-from labinfer.base.structured_outputs import StructuredOutputs
 from labinfer.requests.generation_input import GenerationInput
 from labinfer.requests.openai.response_items import Item, as_messages
 from labinfer.requests.prompts import ChatPrompt, ReasoningEffort, TemplateKwargs, TemplateUse
-from labinfer.requests.protocol import JSON_TYPES, JsonObjectFormat, Metadata, StreamOptions, TextFormat
-from labinfer.text.json_schema import fit_schema
+from labinfer.requests.protocol import (
+    JSON_TYPES,
+    JsonObjectFormat,
+    Metadata,
+    StreamOptions,
+    TextFormat,
+    given_sampling,
+    json_form,
+    sampled,
+)
 from labinfer.text.messages import MAX_MESSAGES
 from labinfer.text.tools import MAX_TOOLS, Function, FunctionName, NamedFunction, NamedTool, Tool, ToolUse
 
 LOGPROBS = "message.output_text.logprobs"
 """Name of log-probabilities in ``include``."""
 MAX_INCLUDES = 64
-SAMPLING = [
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "bad_words",
-    "allowed_token_ids",
-    "logits_processors",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "min_tokens",
-    "structured_outputs",
-    "speculate",
-]
-"""Fields of ``SamplingParams`` that a response may have under their own names."""
 
 
 class ResponseTool(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -174,18 +158,22 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 MaxTokens = JSON_TYPES["max_tokens"]
-_HINTS = get_type_hints(SamplingParams)
-SampledBody = msgspec.defstruct(
-    "SampledBody",
-    [(name, JSON_TYPES.get(name, _HINTS[name] | None), None) for name in SAMPLING],
-    bases=(CountBody,),
-    kw_only=True,
-    forbid_unknown_fields=True,
+NOT_OFFERED = (
+    "n",
+    "best_of",
+    "num_beams",
+    "length_penalty",
+    "early_stopping",
+    "max_tokens",
+    "max_context_len",
+    "skip_special_tokens",
+    "logprobs",
+    "prompt_logprobs",
 )
-"""A prompt and the ``SAMPLING`` fields, each None where a request does not say."""
+"""Fields of ``SamplingParams`` that a response does not have, or has under other names."""
 
 
-class ResponseBody(SampledBody, kw_only=True, forbid_unknown_fields=True):
+class ResponseBody(sampled(CountBody, *NOT_OFFERED), kw_only=True, forbid_unknown_fields=True):
     """The fields of ``POST /v1/responses``. The last group changes nothing here."""
 
     max_output_tokens: MaxTokens = None
@@ -236,7 +224,7 @@ class ResponseBody(SampledBody, kw_only=True, forbid_unknown_fields=True):
         )
 
     def _sampling(self, defaults: SamplingParams, left_out: list[str]) -> SamplingParams:
-        given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
+        given = given_sampling(self)
         if self.max_output_tokens is not None:
             given["max_tokens"] = self.max_output_tokens
         if LOGPROBS in (self.include or ()):
@@ -247,10 +235,6 @@ class ResponseBody(SampledBody, kw_only=True, forbid_unknown_fields=True):
         if form is not None and not isinstance(form, TextFormat):
             if self.structured_outputs is not None:
                 raise UserError("text.format and structured_outputs both say what an answer must be; leave one out")
-            if form.schema is None:
-                given["structured_outputs"] = StructuredOutputs(json_object=True)
-            else:
-                is_strict = isinstance(form, JsonSchemaText) and bool(form.strict)
-                schema = fit_schema(form.schema, "text.format", is_strict, left_out)
-                given["structured_outputs"] = StructuredOutputs(json=schema)
+            is_strict = isinstance(form, JsonSchemaText) and bool(form.strict)
+            given["structured_outputs"] = json_form(form.schema, "text.format", is_strict, left_out)
         return defaults.updated(given)
