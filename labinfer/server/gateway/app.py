@@ -18,10 +18,10 @@ from labinfer.base.errors import is_failure
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.api_errors import ApiError
 from labinfer.server.gateway.batch_runner import BatchRunner
-from labinfer.server.gateway.call import ID_HEADER, WARNING_HEADER, Call
 from labinfer.server.gateway.endpoints import API, PAGES
 from labinfer.server.gateway.error_form import ANTHROPIC_ERRORS, OPENAI_ERRORS, VERSION_HEADER, ErrorForm
 from labinfer.server.gateway.host_check import AllowedHosts, HostCheck
+from labinfer.server.gateway.http_context import ID_HEADER, WARNING_HEADER, HttpContext
 from labinfer.server.gateway.openapi import Endpoint
 from labinfer.server.gateway.routes import batches
 from labinfer.server.gateway.service import Service
@@ -39,8 +39,8 @@ def make_app(service: Service) -> Starlette:
 
     def refuse(http: Request, error: ApiError) -> HttpResponse:
         endpoint = endpoints.get(_matching_path(http, routes))
-        call = Call(service, http, endpoint.path if endpoint else "", _error_form(http, endpoint))
-        return _answer_error(call, error, logged=True)
+        context = HttpContext(service, http, endpoint.path if endpoint else "", _error_form(http, endpoint))
+        return _answer_error(context, error, logged=True)
 
     async def on_http_exception(http: Request, error: Exception) -> HttpResponse:
         return refuse(http, _routing_error(http, error, routes))
@@ -69,24 +69,24 @@ def _guard(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaitabl
     needs_key = endpoint.needs_key and not (endpoint.opened_by and getattr(service.options, endpoint.opened_by))
 
     async def run(http: Request) -> HttpResponse:
-        call = Call(service, http, endpoint.path, _error_form(http, endpoint))
+        context = HttpContext(service, http, endpoint.path, _error_form(http, endpoint))
         try:
             if needs_key:
-                call.caller = service.keys.authenticate(
+                context.caller = service.keys.authenticate(
                     http.headers.get("authorization"), http.headers.get("x-api-key")
                 )
-            response = await endpoint.handler(call)
+            response = await endpoint.handler(context)
         except ApiError as error:
-            return _answer_error(call, error, endpoint.logged)
+            return _answer_error(context, error, endpoint.logged)
         except ClientDisconnect:
-            return _answer_error(call, api_errors.cancelled(), endpoint.logged)
+            return _answer_error(context, api_errors.cancelled(), endpoint.logged)
         except BaseException as error:  # whatever it is, the other requests go on
             if not is_failure(error):
                 raise
-            logger.error("request %s failed\n%s", call.id, traceback.format_exc().rstrip())
-            return _answer_error(call, api_errors.internal(call.id), logged=True)
-        if isinstance(response, HttpResponse):  # a stream ends its call itself
-            call.end(response.status_code, endpoint.logged)
+            logger.error("request %s failed\n%s", context.id, traceback.format_exc().rstrip())
+            return _answer_error(context, api_errors.internal(context.id), logged=True)
+        if isinstance(response, HttpResponse):  # a stream ends its context itself
+            context.end(response.status_code, endpoint.logged)
         return response
 
     return run
@@ -99,9 +99,9 @@ def _error_form(http: Request, endpoint: Endpoint | None) -> ErrorForm:
     return endpoint.error_form if endpoint else OPENAI_ERRORS
 
 
-def _answer_error(call: Call, error: ApiError, logged: bool) -> HttpResponse:
-    call.end(error.status, logged)
-    return call.json(call.error_form.make(error, call.id), error.status, error.headers)
+def _answer_error(context: HttpContext, error: ApiError, logged: bool) -> HttpResponse:
+    context.end(error.status, logged)
+    return context.json(context.error_form.make(error, context.id), error.status, error.headers)
 
 
 def _routing_error(http: Request, error: HTTPException, routes: list[Route]) -> ApiError:

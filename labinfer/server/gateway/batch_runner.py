@@ -29,14 +29,14 @@ from labinfer.requests.openai.api_errors import ENGINE_FAILED, ApiError
 from labinfer.requests.openai.files import Batch, BatchError, BatchErrors, RequestCounts
 from labinfer.server.gateway.access import Caller
 from labinfer.server.gateway.batch_lines import BatchFile, LineFailure, split_answers
-from labinfer.server.gateway.call import JSON, WARNING_HEADER, Call
 from labinfer.server.gateway.event_stream import EventStream
 from labinfer.server.gateway.file_store import FileStore
+from labinfer.server.gateway.http_context import JSON, WARNING_HEADER, HttpContext
 from labinfer.server.gateway.service import Service
 
 logger = logging.getLogger(__name__)
 
-Handler = Callable[[Call], Awaitable[Response | EventStream]]
+Handler = Callable[[HttpContext], Awaitable[Response | EventStream]]
 MAX_OPEN_BATCHES, MAX_BATCHES = 64, 1000
 """Batches of one caller that are not done, and those that are remembered; the files of others stay."""
 PRIORITY = 1_000_000
@@ -219,11 +219,11 @@ class BatchRunner:
 
     async def _ask(self, owner: str, route: str, id: str, body: bytes) -> LineAnswer:
         """The answer to a request."""
-        call = Call(self._service, _request(route, id, body), route)
-        call.caller, call.priority, call.seconds = self._service.keys.caller(owner), PRIORITY, 0.0
+        context = HttpContext(self._service, _request(route, id, body), route)
+        context.caller, context.priority, context.seconds = self._service.keys.caller(owner), PRIORITY, 0.0
         status = 500
         try:
-            response = await self._handlers[route](call)
+            response = await self._handlers[route](context)
             status = response.status_code
             return LineAnswer(status, response.body, warning=response.headers.get(WARNING_HEADER, ""))
         except ApiError as error:
@@ -234,10 +234,10 @@ class BatchRunner:
         except BaseException as error:
             if not is_failure(error):
                 raise
-            logger.error("request %s failed\n%s", call.id, traceback.format_exc().rstrip())
-            return LineAnswer(status, msgspec.json.encode(api_errors.internal(call.id).body()))
+            logger.error("request %s failed\n%s", context.id, traceback.format_exc().rstrip())
+            return LineAnswer(status, msgspec.json.encode(api_errors.internal(context.id).body()))
         finally:
-            call.end(status, log=False)
+            context.end(status, log=False)
 
     # States.
 

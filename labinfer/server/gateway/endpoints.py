@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from labinfer.requests.anthropic.models import AnthropicModel, AnthropicModelList
 from labinfer.requests.openai.models import ModelEntry, ModelList
-from labinfer.server.gateway.call import JSON, Call
 from labinfer.server.gateway.cluster_answers import Cluster, LayoutChanged, StatsEvent, TraceEvent, TraceFile
+from labinfer.server.gateway.http_context import JSON, HttpContext
 from labinfer.server.gateway.model_endpoints import MODEL_API, READING, STORED
 from labinfer.server.gateway.openapi import ANYWHERE, INTEGER, NUMBER, STRING, Endpoint, describe_api
 from labinfer.server.gateway.routes import cluster, health, layout, models, pages, requests
@@ -20,12 +20,12 @@ LOOKING = (*ANYWHERE, 404, 503)
 """Statuses of errors of endpoints that look at a model at work."""
 
 
-async def openapi(call: Call) -> Response:
+async def openapi(context: HttpContext) -> Response:
     """``GET /openapi.json``."""
-    service = call.service
+    service = context.service
     vocab_size = max((model.info.vocab_size for model in service.models.values()), default=0)
     document = _document(tuple(service.model_names), vocab_size, service.keys.required)
-    return Response(document, headers=call.headers, media_type=JSON)
+    return Response(document, headers=context.headers, media_type=JSON)
 
 
 @lru_cache(2)

@@ -16,8 +16,8 @@ from labinfer.requests.openai.answer import Usage, total_usage
 from labinfer.requests.openai.api_errors import ApiError
 from labinfer.requests.outputs import Answer, Delta, RequestOutput, RequestState
 from labinfer.requests.prompts import ChatPrompt
-from labinfer.server.gateway.call import Call
 from labinfer.server.gateway.event_stream import OPENAI_FORM, EventStream, StreamForm
+from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.limits import RETRY_SECONDS, Lease
 from labinfer.server.gateway.metrics import COMPLETE
 from labinfer.server.gateway.recent_requests import RequestSize
@@ -38,11 +38,11 @@ class GenerationTask:
         input: what the body asks for.
     """
 
-    def __init__(self, call: Call, model: Model, input: GenerationInput):
+    def __init__(self, context: HttpContext, model: Model, input: GenerationInput):
         self.model, self.input = model, input
-        self._call, self._engine = call, call.service.engine
-        self.id, self.owner, self.model_name = call.id, call.caller.name, model.info.name
-        self.names = {call.id}
+        self._context, self._engine = context, context.service.engine
+        self.id, self.owner, self.model_name = context.id, context.caller.name, model.info.name
+        self.names = {context.id}
         """Names by which its owner may cancel it: its id, and that of the answer where callers see another."""
         loop = asyncio.get_running_loop()
         self.begin = loop.time()
@@ -50,8 +50,8 @@ class GenerationTask:
         self.opened: list[RequestState] = []
         """State of each request, when they are known."""
         self._timer: asyncio.TimerHandle | None = None
-        if call.seconds:
-            self._timer = loop.call_later(call.seconds, self.fail, api_errors.timed_out(call.seconds))
+        if context.seconds:
+            self._timer = loop.call_later(context.seconds, self.fail, api_errors.timed_out(context.seconds))
         self._news = asyncio.Event()
         self._changed: dict[tuple[int, int], None] = {}  # (request, answer) with news, in their order
         self._num_accepted = 0
@@ -62,9 +62,9 @@ class GenerationTask:
         self._status = 200  # for the log: that of a stream that fails has been sent before
 
     @classmethod
-    async def start(cls, call: Call, model: Model, parse: Callable[[], GenerationInput]) -> GenerationTask:
+    async def start(cls, context: HttpContext, model: Model, parse: Callable[[], GenerationInput]) -> GenerationTask:
         """The task of a body that was read. Returns when it was its turn, and the engine has taken its requests. Nothing costly is
-        done before its turn has come, and all of it counts as the call's time.
+        done before its turn has come, and all of it counts as the request's time.
 
         Raises:
             ApiError: ``parse`` raises a ``UserError``, a prompt is wrong, the engine refuses one of the requests, or there are too many.
@@ -77,25 +77,27 @@ class GenerationTask:
                     "best_of and num_beams cannot stream: the best are known at the end", "stream"
                 )
             for text in input.warnings:
-                call.warn(text)
-            return input, model.builder.read_texts(input, call.num_body_bytes)
+                context.warn(text)
+            return input, model.builder.read_texts(input, context.num_body_bytes)
 
-        input, texts = await call.compute(read)
-        if call.service.model(model.info.name).reader is not model.reader:
+        input, texts = await context.compute(read)
+        if context.service.model(model.info.name).reader is not model.reader:
             raise api_errors.overloaded(
                 "the model's files were replaced while the body was read; send the request again", RETRY_SECONDS
             )
-        call.facts["model"] = model.info.name
-        task, is_started = cls(call, model, input), False
+        context.log_fields["model"] = model.info.name
+        task, is_started = cls(context, model, input), False
         task._engine.register(task)
         try:
-            requests = await call.until_disconnect(task._after(task._prepare(texts)), task.give_up)
-            call.facts["prompt_tokens"] = num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+            requests = await context.until_disconnect(task._after(task._prepare(texts)), task.give_up)
+            context.log_fields["prompt_tokens"] = num_tokens = sum(
+                len(request.prompt_token_ids) for request in requests
+            )
             tokenizer = model.reader.tokenizer
-            task.opened = [task._engine.open(request, tokenizer, input.stream, call.id) for request in requests]
+            task.opened = [task._engine.open(request, tokenizer, input.stream, context.id) for request in requests]
             task._lease.charge_prompt(num_tokens)
             try:
-                await call.until_disconnect(task._hand_over(), task.give_up)
+                await context.until_disconnect(task._hand_over(), task.give_up)
             except ApiError:
                 task._lease.spend(-num_tokens)  # what nobody has run costs nothing
                 raise
@@ -112,7 +114,7 @@ class GenerationTask:
             ApiError: they will not come.
         """
         try:
-            await self._call.until_disconnect(self._finish(), self.give_up)
+            await self._context.until_disconnect(self._finish(), self.give_up)
             return [opened.output() for opened in self.opened]
         finally:
             self.close()
@@ -122,9 +124,9 @@ class GenerationTask:
 
         def end() -> None:
             self.close()
-            self._call.end(self._status)
+            self._context.end(self._status)
 
-        return EventStream(events, self._call.headers, self.give_up, end, self._call.service.clock, form=form)
+        return EventStream(events, self._context.headers, self.give_up, end, self._context.service.clock, form=form)
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """Deltas of the answers as they come, with the number of the request; ``close`` afterwards.
@@ -214,19 +216,19 @@ class GenerationTask:
             await asyncio.gather(failing, return_exceptions=True)
 
     async def _prepare(self, texts: list[PromptText] | None) -> list[Request]:
-        """The requests, made when it is the call's turn, in their caller's part of the KV cache."""
-        call, builder, input = self._call, self.model.builder, self.input
-        self._lease = await call.service.limits.admit(call.caller, input.user, 0)
+        """The requests, made when it is the turn of their caller, in their caller's part of the KV cache."""
+        context, builder, input = self._context, self.model.builder, self.input
+        self._lease = await context.service.limits.admit(context.caller, input.user, 0)
         own = replace(
             input,
-            user=call.caller.user_for(input.user),
-            cache_salt=call.caller.salt_for(input.cache_salt),
-            priority=input.priority + call.priority,
+            user=context.caller.user_for(input.user),
+            cache_salt=context.caller.salt_for(input.cache_salt),
+            priority=input.priority + context.priority,
         )
-        requests, untried = await builder.build(own, texts, call.queue_name, call.num_body_bytes)
-        call.free_body()
+        requests, untried = await builder.build(own, texts, context.queue_name, context.num_body_bytes)
+        context.free_body()
         for request in untried:
-            await builder.try_form(call.queue_name, request)
+            await builder.try_form(context.queue_name, request)
         return requests
 
     async def _hand_over(self) -> None:
@@ -255,48 +257,48 @@ class GenerationTask:
             return
         self._lease.spend(len(delta.token_ids))
         self._spent += len(delta.token_ids)
-        now, key = self._call.service.clock(), (number, delta.index)
+        now, key = self._context.service.clock(), (number, delta.index)
         last = self._token_times.get(key)
         if last is not None:
-            self._call.service.metrics.inter_token(self.model_name, (now - last) / len(delta.token_ids))
+            self._context.service.metrics.inter_token(self.model_name, (now - last) / len(delta.token_ids))
         self._token_times[key] = now
 
     def _count(self, lease: Lease) -> None:
-        call, metrics, now = self._call, self._call.service.metrics, self._call.service.clock()
+        context, metrics, now = self._context, self._context.service.metrics, self._context.service.clock()
         generated = sum(request.num_output_tokens for request in self.opened)
         lease.spend(generated - self._spent)
-        call.facts |= {
+        context.log_fields |= {
             "cached_tokens": sum(request.num_cached_tokens for request in self.opened),
             "generated_tokens": generated,
         }
         reasons = []
         for request in self.opened:
             for answer in request.answers:
-                first = answer.first_token_time - call.begin if answer.first_token_time else None
+                first = answer.first_token_time - context.begin if answer.first_token_time else None
                 reasons.append(answer.finish_reason.value if answer.finish_reason else "abort")
                 if first is not None:
                     metrics.first_token(self.model_name, first)
-                    call.facts.setdefault("ttft_seconds", first)
+                    context.log_fields.setdefault("ttft_seconds", first)
                 end = answer.end_time or now
                 metrics.finished(
                     self.model_name,
                     reasons[-1],
                     prompt_tokens=len(request.prompt_token_ids),
                     generated=len(answer.token_ids),
-                    e2e_seconds=end - call.begin,
+                    e2e_seconds=end - context.begin,
                     queue_seconds=answer.queue_seconds,
                     first_token_seconds=first,
                 )
                 self._keep(request, answer, reasons[-1])
-        call.facts["finish_reason"] = ",".join(dict.fromkeys(reasons))
+        context.log_fields["finish_reason"] = ",".join(dict.fromkeys(reasons))
 
     def _keep(self, request: RequestState, answer: Answer, reason: str) -> None:
         """Keep the size of an answer that ran to its end. The further ones of a request found its prompt in the cache."""
-        prompt, service = len(request.prompt_token_ids), self._call.service
+        prompt, service = len(request.prompt_token_ids), self._context.service
         if reason not in COMPLETE or not answer.token_ids:
             return
         size = RequestSize(
-            timestamp=round((service.wall_clock() - service.clock() + self._call.begin) * 1000),
+            timestamp=round((service.wall_clock() - service.clock() + self._context.begin) * 1000),
             prompt_tokens=prompt,
             cached_tokens=prompt - 1 if answer.index else request.num_cached_tokens,
             output_tokens=len(answer.token_ids),
@@ -304,12 +306,12 @@ class GenerationTask:
         service.recent_requests.add(self.model_name, size)
 
 
-async def count_prompt_tokens(call: Call, model: Model, parse: Callable[[], ChatPrompt]) -> int:
+async def count_prompt_tokens(context: HttpContext, model: Model, parse: Callable[[], ChatPrompt]) -> int:
     """Number of prompt tokens of a chat body, including those that the chat template adds.
 
     Raises:
         ApiError: ``parse`` raises a ``UserError``, the conversation does not become tokens, or too many long ones wait.
     """
-    text = await call.compute(lambda: checked(lambda: model.reader.prompt_text(parse())))
-    (token_ids,) = await model.builder.encode(call.queue_name, [text], call.num_body_bytes)
+    text = await context.compute(lambda: checked(lambda: model.reader.prompt_text(parse())))
+    (token_ids,) = await model.builder.encode(context.queue_name, [text], context.num_body_bytes)
     return len(token_ids)

@@ -19,9 +19,9 @@ from starlette.responses import Response
 import labinfer
 from labinfer.base.sampling_params import MAX_LOGPROBS, sampling_parameters
 from labinfer.requests.protocol import NEUTRAL_VALUES, TOKEN_ID, ChatBody, CompletionBody, OpenAIBody
-from labinfer.server.gateway.call import JSON, Call
 from labinfer.server.gateway.error_form import OPENAI_ERRORS, ErrorForm
 from labinfer.server.gateway.event_stream import EventStream
+from labinfer.server.gateway.http_context import JSON, HttpContext
 from labinfer.text.messages import UNREAD_PARTS
 
 COMPONENT = "#/components/{kind}/{name}"
@@ -47,7 +47,7 @@ ERRORS = {
 ANYWHERE = (400, 403, 405, 421, 431, 500)
 """Statuses of errors that any endpoint may answer with."""
 
-Handler = Callable[[Call], Awaitable[Response | EventStream]]
+Handler = Callable[[HttpContext], Awaitable[Response | EventStream]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from labinfer.requests.openai.files import Batch, BatchBody, BatchList
 from labinfer.requests.protocol import CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL
-from labinfer.server.gateway.call import Call
+from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.page import Page
 from labinfer.server.gateway.refusals import checked
 from labinfer.server.gateway.routes import chat, completions, embeddings, responses
@@ -24,34 +24,34 @@ HANDLERS = {
 MAX_PAGE = 100
 
 
-async def create(call: Call) -> Response:
+async def create(context: HttpContext) -> Response:
     """``POST /v1/batches``."""
-    file_store(call)
-    body = await call.read(BatchBody)
+    file_store(context)
+    body = await context.read(BatchBody)
     batch = Batch(
         id=f"batch_{secrets.token_hex(12)}",
         endpoint=body.endpoint,
         input_file_id=body.input_file_id,
-        created_at=int(call.service.wall_clock()),
+        created_at=int(context.service.wall_clock()),
         metadata=body.metadata,
     )
-    call.http.app.state.batches.create(call.caller, batch)
-    return call.json(batch)
+    context.http.app.state.batches.create(context.caller, batch)
+    return context.json(batch)
 
 
-async def list_batches(call: Call) -> Response:
+async def list_batches(context: HttpContext) -> Response:
     """``GET /v1/batches``."""
-    page = checked(lambda: Page.read(call.http.query_params, MAX_PAGE))
-    batches = file_store(call).batches(call.caller.owner)
-    return call.json(BatchList(**page.cut(batches, lambda batch: batch.id)))
+    page = checked(lambda: Page.read(context.http.query_params, MAX_PAGE))
+    batches = file_store(context).batches(context.caller.owner)
+    return context.json(BatchList(**page.cut(batches, lambda batch: batch.id)))
 
 
-async def show(call: Call) -> Response:
+async def show(context: HttpContext) -> Response:
     """``GET /v1/batches/{id}``."""
-    return call.json(file_store(call).batch(call.caller.owner, call.http.path_params["id"]))
+    return context.json(file_store(context).batch(context.caller.owner, context.http.path_params["id"]))
 
 
-async def cancel(call: Call) -> Response:
+async def cancel(context: HttpContext) -> Response:
     """``POST /v1/batches/{id}/cancel``."""
-    file_store(call)
-    return call.json(call.http.app.state.batches.cancel(call.caller.owner, call.http.path_params["id"]))
+    file_store(context)
+    return context.json(context.http.app.state.batches.cancel(context.caller.owner, context.http.path_params["id"]))

@@ -26,19 +26,19 @@ from labinfer.requests.openai.chat import (
 )
 from labinfer.requests.outputs import Delta
 from labinfer.requests.protocol import ChatBody
-from labinfer.server.gateway.call import Call
 from labinfer.server.gateway.event_stream import EventStream, event
 from labinfer.server.gateway.generation_task import GenerationTask
+from labinfer.server.gateway.http_context import HttpContext
 from labinfer.text.reply_parts import Reasoning, ToolCall
 from labinfer.text.reply_reader import ReplyReader
 
 
-async def answer(call: Call) -> Response | EventStream:
+async def answer(context: HttpContext) -> Response | EventStream:
     """``POST /v1/chat/completions``, as OpenAI's."""
-    body = await call.read(ChatBody)
-    model = call.service.model(body.model)
-    task = await GenerationTask.start(call, model, lambda: read_chat(body, model.chat_defaults()))
-    id, created = CHAT_PREFIX + call.id, int(call.service.wall_clock())
+    body = await context.read(ChatBody)
+    model = context.service.model(body.model)
+    task = await GenerationTask.start(context, model, lambda: read_chat(body, model.chat_defaults()))
+    id, created = CHAT_PREFIX + context.id, int(context.service.wall_clock())
     if task.input.stream:
         return task.stream(ChatStream(id, created, task).events())
     (output,) = await task.outputs()
@@ -58,7 +58,7 @@ async def answer(call: Call) -> Response | EventStream:
             usage=usage,
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs, tokenizer),
         )
-        return call.json(answer)
+        return context.json(answer)
 
     return await asyncio.to_thread(whole)  # thousands of log-probabilities take a while
 

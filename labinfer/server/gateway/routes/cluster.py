@@ -11,10 +11,10 @@ from starlette.responses import Response
 from labinfer.base.plugins import PLUGINS
 from labinfer.observe.trace import trace_text
 from labinfer.requests.openai import api_errors
-from labinfer.server.gateway.call import JSON, Call
 from labinfer.server.gateway.cluster_answers import Cluster, ClusterRank, LayerExperts, RankExpertReads
 from labinfer.server.gateway.cluster_history import Watcher
 from labinfer.server.gateway.event_stream import EventStream
+from labinfer.server.gateway.http_context import JSON, HttpContext
 from labinfer.server.link.frames import ModelFacts, RankFacts
 from labinfer.server.link.stats import RankStats
 
@@ -26,13 +26,13 @@ TRACE_NAME = "labinfer-trace.json"
 JSONL = "application/jsonl"
 
 
-async def show(call: Call) -> Response:
+async def show(context: HttpContext) -> Response:
     """``GET /v1/cluster``: the ranks, and figures of the last minutes."""
-    info, history = call.service.loaded_model(call.query("model").get("model")).info, call.service.history
+    info, history = context.service.loaded_model(context.query("model").get("model")).info, context.service.history
     stats = history.rank_stats(info.name)
-    return call.json(
+    return context.json(
         Cluster(
-            time_us=round(call.service.wall_clock() * 1e6),
+            time_us=round(context.service.wall_clock() * 1e6),
             model=info.name,
             num_layers=info.num_layers,
             block_size=info.block_size,
@@ -57,37 +57,41 @@ async def show(call: Call) -> Response:
     )
 
 
-async def events(call: Call) -> EventStream:
+async def events(context: HttpContext) -> EventStream:
     """``GET /v1/cluster/events``: figures and steps as they come, until the client goes, or for so many ``seconds``."""
-    info, seconds = _read_query(call, MAX_EVENTS_SECONDS)
-    watching = call.service.history.watching(info.name)
+    info, seconds = _read_query(context, MAX_EVENTS_SECONDS)
+    watching = context.service.history.watching(info.name)
     watcher = watching.__enter__()  # until the response has ended, which is after this function has
 
     def end() -> None:
         watching.__exit__(None, None, None)
-        call.end(200, log=False)
+        context.end(200, log=False)
 
-    return EventStream(_until(watcher, seconds, call.service.clock), call.headers, watcher.end, end, call.service.clock)
+    return EventStream(
+        _until(watcher, seconds, context.service.clock), context.headers, watcher.end, end, context.service.clock
+    )
 
 
-async def trace(call: Call) -> Response:
+async def trace(context: HttpContext) -> Response:
     """``GET /v1/cluster/trace``: what was seen while somebody watched; with ``seconds``, after watching for so long."""
-    info, seconds = _read_query(call, MAX_TRACE_SECONDS)
-    history, span = call.service.history, {}
+    info, seconds = _read_query(context, MAX_TRACE_SECONDS)
+    history, span = context.service.history, {}
     if seconds:
-        span = {"since": call.service.wall_clock(), "seconds": seconds}
+        span = {"since": context.service.wall_clock(), "seconds": seconds}
         with history.watching(info.name) as watcher:
-            await call.until_disconnect(_wait(_until(watcher, seconds + LATE_SECONDS, call.service.clock)), watcher.end)
+            await context.until_disconnect(
+                _wait(_until(watcher, seconds + LATE_SECONDS, context.service.clock)), watcher.end
+            )
     async with history.tracing:
         text = await asyncio.to_thread(lambda: "".join(trace_text(history.tracks(info.name, info.ranks, **span))))
-    headers = call.headers | {"content-disposition": f'attachment; filename="{TRACE_NAME}"'}
+    headers = context.headers | {"content-disposition": f'attachment; filename="{TRACE_NAME}"'}
     return Response(text, headers=headers, media_type=JSON)
 
 
-async def workload(call: Call) -> Response:
+async def workload(context: HttpContext) -> Response:
     """``GET /v1/cluster/workload``: sizes of the last requests that ran to their ends, for ``launch.py plan`` and ``simulate``."""
-    name = call.service.loaded_model(call.query("model").get("model")).info.name
-    return Response(call.service.recent_requests.lines(name), headers=call.headers, media_type=JSONL)
+    name = context.service.loaded_model(context.query("model").get("model")).info.name
+    return Response(context.service.recent_requests.lines(name), headers=context.headers, media_type=JSONL)
 
 
 def _describe_rank(rank: RankFacts, stats: RankStats | None) -> ClusterRank:
@@ -123,11 +127,11 @@ async def _wait(events: AsyncIterator[bytes]) -> None:
         pass
 
 
-def _read_query(call: Call, most: float) -> tuple[ModelFacts, float | None]:
+def _read_query(context: HttpContext, most: float) -> tuple[ModelFacts, float | None]:
     """The model to be looked at, and the seconds; see ``_seconds``. For a HEAD nobody has to look at all."""
-    query = call.query("model", "seconds")
-    info, seconds = call.service.loaded_model(query.get("model")).info, _seconds(query, most)
-    return info, 0.0 if call.http.method == "HEAD" else seconds
+    query = context.query("model", "seconds")
+    info, seconds = context.service.loaded_model(query.get("model")).info, _seconds(query, most)
+    return info, 0.0 if context.http.method == "HEAD" else seconds
 
 
 def _seconds(query: dict[str, str], most: float) -> float | None:

@@ -26,18 +26,18 @@ from labinfer.requests.openai.completions import (
 from labinfer.requests.outputs import Delta
 from labinfer.requests.prompts import TextPrompt
 from labinfer.requests.protocol import CompletionBody
-from labinfer.server.gateway.call import Call
 from labinfer.server.gateway.event_stream import EventStream, event
 from labinfer.server.gateway.generation_task import GenerationTask
+from labinfer.server.gateway.http_context import HttpContext
 from labinfer.text.token_offsets import TokenOffsets
 
 
-async def answer(call: Call) -> Response | EventStream:
+async def answer(context: HttpContext) -> Response | EventStream:
     """``POST /v1/completions``, as OpenAI's; the answers to the i-th of several prompts begin at choice ``i * n``."""
-    body = await call.read(CompletionBody)
-    model = call.service.model(body.model)
-    task = await GenerationTask.start(call, model, lambda: read_completion(body, model.completion_defaults()))
-    id, created = COMPLETION_PREFIX + call.id, int(call.service.wall_clock())
+    body = await context.read(CompletionBody)
+    model = context.service.model(body.model)
+    task = await GenerationTask.start(context, model, lambda: read_completion(body, model.completion_defaults()))
+    id, created = COMPLETION_PREFIX + context.id, int(context.service.wall_clock())
     if task.input.stream:
         return task.stream(CompletionStream(id, created, task).events())
     outputs = await task.outputs()
@@ -50,7 +50,7 @@ async def answer(call: Call) -> Response | EventStream:
                 index = number * task.input.sampling.n + completion.index
                 choices.append(text_choice(completion, output, model.reader.tokenizer, echo, index))
         usage = total_usage(given)
-        return call.json(TextCompletion(id=id, created=created, model=model.info.name, choices=choices, usage=usage))
+        return context.json(TextCompletion(id=id, created=created, model=model.info.name, choices=choices, usage=usage))
 
     return await asyncio.to_thread(whole)  # thousands of log-probabilities take a while
 

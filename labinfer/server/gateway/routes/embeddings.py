@@ -13,28 +13,28 @@ from labinfer.requests.generation_input import GenerationInput
 from labinfer.requests.openai.embeddings import embedding_list
 from labinfer.requests.prompts import Prompt
 from labinfer.requests.protocol import EmbeddingBody
-from labinfer.server.gateway.call import Call
 from labinfer.server.gateway.generation_task import GenerationTask
+from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.refusals import checked
 from labinfer.server.gateway.service import Model
 
 
-async def answer(call: Call) -> Response:
+async def answer(context: HttpContext) -> Response:
     """``POST /v1/embeddings``, as OpenAI's."""
-    body = await call.read(EmbeddingBody)
-    model = call.service.model(body.model)
+    body = await context.read(EmbeddingBody)
+    model = context.service.model(body.model)
 
     checked(lambda: body.check_dimensions(model.info.hidden_size))
-    outputs = await embed(call, model, body.prompts, body.pooling, body.user, normalize=body.normalize)
+    outputs = await embed(context, model, body.prompts, body.pooling, body.user, normalize=body.normalize)
 
     def whole() -> Response:
-        return call.json(embedding_list(outputs, model.info.name, body.encoding_format))
+        return context.json(embedding_list(outputs, model.info.name, body.encoding_format))
 
     return await asyncio.to_thread(whole)
 
 
 async def embed(
-    call: Call,
+    context: HttpContext,
     model: Model,
     parse: Callable[[], list[Prompt]],
     pooling: str | None,
@@ -56,5 +56,5 @@ async def embed(
     def read() -> GenerationInput:
         return GenerationInput(prompts=parse(), sampling=SamplingParams(), user=user or "", pooling=resolved)
 
-    task = await GenerationTask.start(call, model, read)
+    task = await GenerationTask.start(context, model, read)
     return await asyncio.to_thread(own.finish, await task.outputs(), normalize)

@@ -11,8 +11,8 @@ from starlette.responses import FileResponse, Response
 
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.files import FileDeleted, FileList, FileObject
-from labinfer.server.gateway.call import Call
 from labinfer.server.gateway.file_store import FileStore, Upload
+from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.multipart import MultipartReader, PartBegin
 from labinfer.server.gateway.page import Page
 from labinfer.server.gateway.refusals import checked
@@ -26,28 +26,28 @@ PURPOSE = "batch"
 ONE_RANGE = re.compile(rb"bytes=(?:(\d{1,18})-(\d{1,18})?|-\d{1,18})")
 
 
-async def upload(call: Call) -> Response:
+async def upload(context: HttpContext) -> Response:
     """``POST /v1/files``: a form with ``purpose`` and ``file``."""
-    store = file_store(call)
+    store = file_store(context)
     try:
-        reader = MultipartReader(call.http.headers.get("content-type", ""))
+        reader = MultipartReader(context.http.headers.get("content-type", ""))
     except FormParserError as error:
         raise api_errors.unsupported_form(str(error)) from None
-    with contextlib.closing(store.begin(call.caller.owner)) as incoming:
+    with contextlib.closing(store.begin(context.caller.owner)) as incoming:
         try:
-            return call.json(await _read_form(call, reader, incoming))
+            return context.json(await _read_form(context, reader, incoming))
         except FormParserError as error:
             raise api_errors.bad_request(str(error)) from None
 
 
-async def _read_form(call: Call, reader: MultipartReader, incoming: Upload) -> FileObject:
+async def _read_form(context: HttpContext, reader: MultipartReader, incoming: Upload) -> FileObject:
     """Raises:
     ApiError: the form lacks something, or the file is too long.
     FormParserError: the form is broken.
     """
     fields: dict[str, bytearray] = {}
     filename, part = None, PartBegin("", None)
-    async for piece in call.http.stream():
+    async for piece in context.http.stream():
         for event in reader.feed(piece):
             if isinstance(event, PartBegin):
                 part = event
@@ -74,47 +74,47 @@ async def _read_form(call: Call, reader: MultipartReader, incoming: Upload) -> F
     return incoming.finish(filename, PURPOSE)
 
 
-async def list_files(call: Call) -> Response:
+async def list_files(context: HttpContext) -> Response:
     """``GET /v1/files``."""
-    page = checked(lambda: Page.read(call.http.query_params, MAX_PAGE))
-    files, purpose = file_store(call).files(call.caller.owner), call.http.query_params.get("purpose")
+    page = checked(lambda: Page.read(context.http.query_params, MAX_PAGE))
+    files, purpose = file_store(context).files(context.caller.owner), context.http.query_params.get("purpose")
     chosen = [file for file in files if purpose in (None, file.purpose)]
-    return call.json(FileList(**page.cut(chosen, lambda file: file.id)))
+    return context.json(FileList(**page.cut(chosen, lambda file: file.id)))
 
 
-async def show(call: Call) -> Response:
+async def show(context: HttpContext) -> Response:
     """``GET /v1/files/{id}``."""
-    return call.json(file_store(call).file(call.caller.owner, call.http.path_params["id"]))
+    return context.json(file_store(context).file(context.caller.owner, context.http.path_params["id"]))
 
 
-async def delete(call: Call) -> Response:
+async def delete(context: HttpContext) -> Response:
     """``DELETE /v1/files/{id}``."""
-    store, id, owner = file_store(call), call.http.path_params["id"], call.caller.owner
+    store, id, owner = file_store(context), context.http.path_params["id"], context.caller.owner
     store.file(owner, id)
-    if call.http.app.state.batches.reads(owner, id):
+    if context.http.app.state.batches.reads(owner, id):
         raise api_errors.bad_request(f"the file {id} is read by a batch; cancel that first")
     store.delete_file(owner, id)
-    return call.json(FileDeleted(id))
+    return context.json(FileDeleted(id))
 
 
-async def content(call: Call) -> Response:
+async def content(context: HttpContext) -> Response:
     """``GET /v1/files/{id}/content``: all of it, or one range of bytes. Other ranges are ignored, as RFC 9110 (14.2) allows."""
-    store = file_store(call)
-    file = store.file(call.caller.owner, call.http.path_params["id"])
-    headers = call.http.scope["headers"]
+    store = file_store(context)
+    file = store.file(context.caller.owner, context.http.path_params["id"])
+    headers = context.http.scope["headers"]
     headers[:] = [(name, value) for name, value in headers if name != b"range" or _is_range(value)]
     return FileResponse(
-        store.content(file), headers=call.headers, media_type="application/octet-stream", filename=file.filename
+        store.content(file), headers=context.headers, media_type="application/octet-stream", filename=file.filename
     )
 
 
-def file_store(call: Call) -> FileStore:
+def file_store(context: HttpContext) -> FileStore:
     """Raises:
     ApiError: the server keeps no files.
     """
-    if call.service.files is None:
+    if context.service.files is None:
         raise api_errors.no_files()
-    return call.service.files
+    return context.service.files
 
 
 def _is_range(value: bytes) -> bool:

@@ -11,7 +11,7 @@ import labinfer
 from labinfer.base.heartbeat import Wait
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.answer import Answer, Count
-from labinfer.server.gateway.call import Call
+from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.limits import LOADING_SECONDS
 from labinfer.server.gateway.service import Service
 
@@ -61,12 +61,12 @@ class ServerLoad(Answer):
     server_load: Count
 
 
-async def health(call: Call) -> Response:
+async def health(context: HttpContext) -> Response:
     """``GET /health``: the gateway is alive, and so is the engine behind it, or another one is on its way; 503 of one that is
     stalled."""
-    state = _state(call.service)
-    wait = call.service.engine.wait
-    return call.json(Health(state, _describe_wait(wait) if wait else UNSET), 503 if state == "stalled" else 200)
+    state = _state(context.service)
+    wait = context.service.engine.wait
+    return context.json(Health(state, _describe_wait(wait) if wait else UNSET), 503 if state == "stalled" else 200)
 
 
 def _describe_wait(wait: Wait) -> RankWait:
@@ -88,35 +88,35 @@ def _state(service: Service) -> State:
     return "ok" if engine.has_work else "idle"
 
 
-async def ready(call: Call) -> Response:
+async def ready(context: HttpContext) -> Response:
     """``GET /ready``: requests are taken now, long prompts and new forms of answers included."""
-    call.service.model(None)
-    if call.service.engine.is_silent:
+    context.service.model(None)
+    if context.service.engine.is_silent:
         raise api_errors.overloaded("the engine gives no signs of life", LOADING_SECONDS)
-    if call.service.engine.is_recovering:
+    if context.service.engine.is_recovering:
         raise api_errors.overloaded("the engine has died, and another one takes up its work", LOADING_SECONDS)
-    if call.service.engine.is_rebuilding:
+    if context.service.engine.is_rebuilding:
         raise api_errors.overloaded("the models are loaded again in another layout", LOADING_SECONDS)
-    call.service.check_room()
-    return call.json(Readiness("ready", call.service.model_names))
+    context.service.check_room()
+    return context.json(Readiness("ready", context.service.model_names))
 
 
-async def version(call: Call) -> Response:
+async def version(context: HttpContext) -> Response:
     """``GET /version``."""
-    return call.json(Version(labinfer.__version__))
+    return context.json(Version(labinfer.__version__))
 
 
-async def ping(call: Call) -> Response:
+async def ping(context: HttpContext) -> Response:
     """``GET`` and ``POST /ping``: as ``/health``, for SageMaker."""
-    return call.json(Pong(), 503 if _state(call.service) == "stalled" else 200)
+    return context.json(Pong(), 503 if _state(context.service) == "stalled" else 200)
 
 
-async def load(call: Call) -> Response:
+async def load(context: HttpContext) -> Response:
     """``GET /load``, as vLLM's."""
-    return call.json(ServerLoad(call.service.limits.num_open))
+    return context.json(ServerLoad(context.service.limits.num_open))
 
 
-async def metrics(call: Call) -> Response:
+async def metrics(context: HttpContext) -> Response:
     """``GET /metrics`` for Prometheus."""
-    body, content_type = call.service.metrics.render()
-    return Response(body, headers=call.headers | {"content-type": content_type})
+    body, content_type = context.service.metrics.render()
+    return Response(body, headers=context.headers | {"content-type": content_type})

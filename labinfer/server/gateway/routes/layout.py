@@ -7,21 +7,21 @@ from starlette.responses import Response
 
 from labinfer.base.errors import UserError
 from labinfer.requests.openai import api_errors
-from labinfer.server.gateway.call import Call
 from labinfer.server.gateway.cluster_answers import LayoutChanged
+from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.refusals import refused_field
 from labinfer.server.link.frames import ModelFacts
 from labinfer.server.link.layout_change import LayoutChange
 
 
-async def change(call: Call) -> Response:
+async def change(context: HttpContext) -> Response:
     """``POST /v1/cluster/layout``: serve a model in another layout; answered when that runs, or the one before again.
 
     What is open pauses meanwhile, and goes on with the same tokens as far as the numbers are as precise.
     """
-    body = await call.read(LayoutChange)
-    name = call.service.model(body.model).info.name
-    answer, info = await call.service.engine.change_layout(msgspec.structs.replace(body, model=name))
+    body = await context.read(LayoutChange)
+    name = context.service.model(body.model).info.name
+    answer, info = await context.service.engine.change_layout(msgspec.structs.replace(body, model=name))
     if answer.is_refused:
         raise refused_field(UserError(answer.problem))
     if answer.problem:
@@ -29,7 +29,7 @@ async def change(call: Call) -> Response:
             f"{answer.problem}; the layout of before is served again, after a pause of {answer.seconds:.1f} s",
             final=True,
         )
-    return call.json(
+    return context.json(
         LayoutChanged(
             model=name,
             changed=answer.seconds > 0,

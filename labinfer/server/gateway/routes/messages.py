@@ -13,9 +13,9 @@ from labinfer.requests.anthropic.message_body import MessageBody, PromptBody
 from labinfer.requests.anthropic.messages import MESSAGE_PREFIX, MessageWriter, Ping, TokenCount, stop_reason
 from labinfer.requests.openai.answer import Usage
 from labinfer.requests.outputs import Completion
-from labinfer.server.gateway.call import Call
 from labinfer.server.gateway.event_stream import EventStream, StreamForm, named_event
 from labinfer.server.gateway.generation_task import GenerationTask, count_prompt_tokens
+from labinfer.server.gateway.http_context import HttpContext
 from labinfer.text.reply_reader import ReplyReader
 
 FORM = StreamForm(
@@ -23,14 +23,14 @@ FORM = StreamForm(
 )
 
 
-async def create(call: Call) -> Response | EventStream:
+async def create(context: HttpContext) -> Response | EventStream:
     """``POST /v1/messages``, as Anthropic's."""
-    body = await call.read(MessageBody)
+    body = await context.read(MessageBody)
     if body.thread is not None:
         raise no_threads()
-    model = call.service.model(body.model)
-    task = await GenerationTask.start(call, model, lambda: body.parse(model.chat_defaults()))
-    answer = MessageAnswer(call, body, task)
+    model = context.service.model(body.model)
+    task = await GenerationTask.start(context, model, lambda: body.parse(model.chat_defaults()))
+    answer = MessageAnswer(context, body, task)
     if task.input.stream:
         return task.stream(answer.events(), FORM)
     (output,) = await task.outputs()
@@ -40,11 +40,11 @@ async def create(call: Call) -> Response | EventStream:
 class MessageAnswer:
     """The answer to a request, whole or as a stream."""
 
-    def __init__(self, call: Call, body: MessageBody, task: GenerationTask):
-        self._call, self._task = call, task
+    def __init__(self, context: HttpContext, body: MessageBody, task: GenerationTask):
+        self._context, self._task = context, task
         (self._state,) = task.opened
         self._reader = ReplyReader(task.model.reader.tokenizer, self._state.prompt_token_ids, task.input.tool_use)
-        self._writer = MessageWriter(MESSAGE_PREFIX + call.id, task.model_name, self._usage(), body.shows_thoughts)
+        self._writer = MessageWriter(MESSAGE_PREFIX + context.id, task.model_name, self._usage(), body.shows_thoughts)
 
     def whole(self, completion: Completion) -> Response:
         """The message of an answer that has come."""
@@ -52,7 +52,7 @@ class MessageAnswer:
         deque(writer.add(self._reader.read(completion.text or "", completion.finish_reason)), maxlen=0)
         reason = self._reader.finish_reason(completion.finish_reason)
         deque(writer.end(*stop_reason(reason, completion.stop_reason), self._usage()), maxlen=0)
-        return self._call.json(writer.message)
+        return self._context.json(writer.message)
 
     async def events(self) -> AsyncIterator[bytes]:
         """Every event, encoded."""
@@ -72,8 +72,8 @@ class MessageAnswer:
         return self._task.usage(self._reader.num_reasoning_tokens(self._state.answers[0].token_ids))
 
 
-async def count(call: Call) -> Response:
+async def count(context: HttpContext) -> Response:
     """``POST /v1/messages/count_tokens``: the length of the prompt that a body would have."""
-    body = await call.read(PromptBody)
-    model = call.service.model(body.model)
-    return call.json(TokenCount(await count_prompt_tokens(call, model, body.prompt)))
+    body = await context.read(PromptBody)
+    model = context.service.model(body.model)
+    return context.json(TokenCount(await count_prompt_tokens(context, model, body.prompt)))

@@ -8,8 +8,8 @@ from labinfer.requests.anthropic.models import anthropic_model, anthropic_model_
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.models import ModelEntry, ModelList
 from labinfer.requests.recommended_sampling import FIELDS
-from labinfer.server.gateway.call import Call
 from labinfer.server.gateway.error_form import ANTHROPIC_ERRORS
+from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.service import Service
 
 MAX_PAGE = 1000
@@ -20,26 +20,26 @@ SHOWN_DEFAULTS = (*FIELDS, "presence_penalty", "frequency_penalty")
 """Sampling fields whose defaults a model's entry shows."""
 
 
-async def list_models(call: Call) -> Response:
+async def list_models(context: HttpContext) -> Response:
     """``GET /v1/models``, as OpenAI's or Anthropic's; also while models are loaded. OpenAI's list has all models, whatever ``limit``."""
-    entries = [_describe(call.service, name) for name in call.service.model_names]
-    query = call.http.query_params
+    entries = [_describe(context.service, name) for name in context.service.model_names]
+    query = context.http.query_params
     limit = query.get("limit", "20")
     if not (limit.isascii() and limit.isdigit() and len(limit) <= MAX_DIGITS and 1 <= int(limit) <= MAX_PAGE):
         raise api_errors.bad_request(f"limit must be from 1 to {MAX_PAGE}, not {limit!r:.40}", "limit")
-    if call.error_form is not ANTHROPIC_ERRORS:
-        return call.json(ModelList("list", entries))
+    if context.error_form is not ANTHROPIC_ERRORS:
+        return context.json(ModelList("list", entries))
     models = list(map(anthropic_model, entries))
-    return call.json(anthropic_model_list(models, int(limit), query.get("after_id"), query.get("before_id")))
+    return context.json(anthropic_model_list(models, int(limit), query.get("after_id"), query.get("before_id")))
 
 
-async def show_model(call: Call) -> Response:
+async def show_model(context: HttpContext) -> Response:
     """``GET /v1/models/{model}``."""
-    name = call.http.path_params["model"]
-    if name not in call.service.model_names:
+    name = context.http.path_params["model"]
+    if name not in context.service.model_names:
         raise api_errors.not_found_model(name)
-    entry = _describe(call.service, name)
-    return call.json(anthropic_model(entry) if call.error_form is ANTHROPIC_ERRORS else entry)
+    entry = _describe(context.service, name)
+    return context.json(anthropic_model(entry) if context.error_form is ANTHROPIC_ERRORS else entry)
 
 
 def _describe(service: Service, name: str) -> ModelEntry:

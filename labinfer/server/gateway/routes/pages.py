@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 import labinfer
 from labinfer.requests.openai import api_errors
-from labinfer.server.gateway.call import Call
+from labinfer.server.gateway.http_context import HttpContext
 
 FOLDER = Path(labinfer.__file__).parent / "server" / "webui"
 CHAT_PAGE = "index.html"
@@ -68,41 +68,41 @@ ROOT = "/webui/"
 VERSIONED = re.compile(r"v-([0-9a-f]{16})/(.*)", re.DOTALL)
 
 
-async def chat(call: Call) -> Response:
+async def chat(context: HttpContext) -> Response:
     """``GET /``."""
-    return await asyncio.to_thread(_page, call, CHAT_PAGE)
+    return await asyncio.to_thread(_page, context, CHAT_PAGE)
 
 
-async def cluster(call: Call) -> Response:
+async def cluster(context: HttpContext) -> Response:
     """``GET /cluster``."""
-    return await asyncio.to_thread(_page, call, CLUSTER_PAGE)
+    return await asyncio.to_thread(_page, context, CLUSTER_PAGE)
 
 
-async def file(call: Call) -> Response:
+async def file(context: HttpContext) -> Response:
     """``GET /webui/v-{version}/{path}``, or without a version. Under another version than this one, a file is as it is now,
     for a page that was opened before the server was changed; what is kept is then asked for again."""
-    return await asyncio.to_thread(_file, call, call.http.path_params["path"])
+    return await asyncio.to_thread(_file, context, context.http.path_params["path"])
 
 
-def _page(call: Call, name: str) -> Response:
-    return _answer(call, _pack_page(name, *_version()), NEVER_KEPT, CONTENT_TYPES[".html"])
+def _page(context: HttpContext, name: str) -> Response:
+    return _answer(context, _pack_page(name, *_version()), NEVER_KEPT, CONTENT_TYPES[".html"])
 
 
-def _file(call: Call, name: str) -> Response:
+def _file(context: HttpContext, name: str) -> Response:
     versioned = VERSIONED.fullmatch(name)
     version, name = versioned.groups() if versioned else ("", name)
     path = FOLDER / name
     content_type = CONTENT_TYPES.get(path.suffix)
     parts = Path(name).parts
     if content_type is None or ".." in parts or Path(name).is_absolute() or "\0" in name:
-        raise api_errors.not_found_route(call.http.method, call.http.scope["path"])
+        raise api_errors.not_found_route(context.http.method, context.http.scope["path"])
     try:
         file = _pack_file(path, _state(path))
     except OSError:
-        raise api_errors.not_found_route(call.http.method, call.http.scope["path"]) from None
+        raise api_errors.not_found_route(context.http.method, context.http.scope["path"]) from None
     kept = KEPT_FOR_GOOD if version == _version()[0] else ASKED_AGAIN
     policy = PREVIEW_POLICY if name == PREVIEW else POLICY
-    return _answer(call, file, kept | {"etag": file.etag}, content_type, policy)
+    return _answer(context, file, kept | {"etag": file.etag}, content_type, policy)
 
 
 class PackedFile(NamedTuple):
@@ -119,13 +119,13 @@ def _policy(policy: dict[str, str]) -> dict[str, str]:
 
 
 def _answer(
-    call: Call, file: PackedFile, kept: dict[str, str], content_type: str, policy: dict[str, str] = POLICY
+    context: HttpContext, file: PackedFile, kept: dict[str, str], content_type: str, policy: dict[str, str] = POLICY
 ) -> Response:
-    headers = call.headers | HEADERS | _policy(policy) | kept | {"vary": "accept-encoding"}
-    if "etag" in kept and file.etag in call.http.headers.get("if-none-match", ""):
+    headers = context.headers | HEADERS | _policy(policy) | kept | {"vary": "accept-encoding"}
+    if "etag" in kept and file.etag in context.http.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     headers |= {"content-type": content_type}
-    if "gzip" in call.http.headers.get("accept-encoding", ""):
+    if "gzip" in context.http.headers.get("accept-encoding", ""):
         return Response(file.compressed, headers=headers | {"content-encoding": "gzip"})
     return Response(file.content, headers=headers)
 

@@ -23,7 +23,7 @@ from labinfer.requests.openai.scores import (
 )
 from labinfer.requests.prompts import TextPrompt
 from labinfer.requests.protocol import MAX_INPUTS, EmbeddingBody
-from labinfer.server.gateway.call import Call
+from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.refusals import checked
 from labinfer.server.gateway.routes.embeddings import embed
 
@@ -81,47 +81,47 @@ class RerankBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """See ``plan.POOLINGS``; by default the model's own. A model that is no embedder by its files needs one."""
 
 
-async def pool(call: Call) -> Response:
+async def pool(context: HttpContext) -> Response:
     """``POST /pooling``."""
-    body = await call.read(EmbeddingBody)
-    model = call.service.model(body.model)
+    body = await context.read(EmbeddingBody)
+    model = context.service.model(body.model)
     checked(lambda: body.check_dimensions(model.info.hidden_size))
-    outputs = await embed(call, model, body.prompts, body.pooling, body.user, normalize=body.normalize)
-    fields = {"id": f"pool-{call.id}", "created": int(call.service.wall_clock()), "model": model.info.name}
-    return await asyncio.to_thread(lambda: call.json(pooled_list(outputs, body.encoding_format, **fields)))
+    outputs = await embed(context, model, body.prompts, body.pooling, body.user, normalize=body.normalize)
+    fields = {"id": f"pool-{context.id}", "created": int(context.service.wall_clock()), "model": model.info.name}
+    return await asyncio.to_thread(lambda: context.json(pooled_list(outputs, body.encoding_format, **fields)))
 
 
-async def score(call: Call) -> Response:
+async def score(context: HttpContext) -> Response:
     """``POST /score``."""
-    body = await call.read(ScoreBody)
-    model = call.service.model(body.model)
+    body = await context.read(ScoreBody)
+    model = context.service.model(body.model)
     first, second = checked(body.pairs)
     checked(lambda: model.info.pooling.check_scores(body.pooling))
     prompts = list(map(TextPrompt, first + second))
-    outputs = await embed(call, model, lambda: prompts, body.pooling, body.user)
+    outputs = await embed(context, model, lambda: prompts, body.pooling, body.user)
 
     def whole() -> Response:
         scores = cosine_scores(outputs[: len(first)], outputs[len(first) :])
         answer = ScoreList(
-            id=f"score-{call.id}",
-            created=int(call.service.wall_clock()),
+            id=f"score-{context.id}",
+            created=int(context.service.wall_clock()),
             model=model.info.name,
             data=[Score("score", index, score) for index, score in enumerate(scores)],
             usage=count_tokens(outputs),
         )
-        return call.json(answer)
+        return context.json(answer)
 
     return await asyncio.to_thread(whole)
 
 
-async def rerank(call: Call) -> Response:
+async def rerank(context: HttpContext) -> Response:
     """``POST /rerank``."""
-    body = await call.read(RerankBody)
-    model = call.service.model(body.model)
+    body = await context.read(RerankBody)
+    model = context.service.model(body.model)
     checked(lambda: model.info.pooling.check_scores(body.pooling))
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     prompts = list(map(TextPrompt, [body.query, *texts]))
-    outputs = await embed(call, model, lambda: prompts, body.pooling, body.user)
+    outputs = await embed(context, model, lambda: prompts, body.pooling, body.user)
 
     def whole() -> Response:
         scores = cosine_scores(outputs[:1], outputs[1:])
@@ -132,7 +132,7 @@ async def rerank(call: Call) -> Response:
             )
             for index in order[: body.top_n or len(order)]
         ]
-        answer = Ranking(id=f"rerank-{call.id}", model=model.info.name, results=results, usage=count_tokens(outputs))
-        return call.json(answer)
+        answer = Ranking(id=f"rerank-{context.id}", model=model.info.name, results=results, usage=count_tokens(outputs))
+        return context.json(answer)
 
     return await asyncio.to_thread(whole)

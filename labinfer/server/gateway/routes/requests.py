@@ -14,7 +14,7 @@ from labinfer.requests.openai.answer import Answer, Count
 from labinfer.requests.openai.chat import CHAT_PREFIX
 from labinfer.requests.openai.completions import COMPLETION_PREFIX
 from labinfer.requests.openai.responses import RESPONSE_PREFIX
-from labinfer.server.gateway.call import Call
+from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.open_requests import EngineTask
 from labinfer.server.link.frames import ModelFacts
 
@@ -58,24 +58,24 @@ class Cancelled(Answer, kw_only=True):
     cancelled: Literal[True] = True
 
 
-async def cancel(call: Call) -> Response:
+async def cancel(context: HttpContext) -> Response:
     """``POST /v1/requests/{id}/cancel``: end an open request of the same caller; its KV blocks are free at once.
 
     The id is that of the response, with or without its prefix, and that of the header ``x-request-id``.
     """
-    given = call.http.path_params["id"]
+    given = context.http.path_params["id"]
     ids = (given, *(given.removeprefix(prefix) for prefix in PREFIXES))
-    if not any(call.service.engine.cancel(id, call.caller.name) for id in ids):
+    if not any(context.service.engine.cancel(id, context.caller.name) for id in ids):
         raise api_errors.not_found_request(given)
-    return call.json(Cancelled(id=given))
+    return context.json(Cancelled(id=given))
 
 
-async def list_open(call: Call) -> Response:
+async def list_open(context: HttpContext) -> Response:
     """``GET /v1/requests``: open requests to a model, everybody's, as their steps under ``/v1/cluster`` are."""
-    model = call.service.loaded_model(call.query("model").get("model")).info
-    tasks, now = call.service.engine.tasks(model.name), asyncio.get_running_loop().time()
-    listed = [_describe(task, call.caller.name, now, model) for task in tasks[:MAX_LISTED]]
-    return call.json(RequestList(data=listed, total=len(tasks)))
+    model = context.service.loaded_model(context.query("model").get("model")).info
+    tasks, now = context.service.engine.tasks(model.name), asyncio.get_running_loop().time()
+    listed = [_describe(task, context.caller.name, now, model) for task in tasks[:MAX_LISTED]]
+    return context.json(RequestList(data=listed, total=len(tasks)))
 
 
 def _describe(task: EngineTask, caller: str, now: float, model: ModelFacts) -> ListedRequest:

@@ -25,9 +25,9 @@ from labinfer.requests.openai.responses import (
     new_response,
 )
 from labinfer.requests.outputs import Completion
-from labinfer.server.gateway.call import JSON, Call
 from labinfer.server.gateway.event_stream import EventStream, StreamForm, named_event
 from labinfer.server.gateway.generation_task import GenerationTask, count_prompt_tokens
+from labinfer.server.gateway.http_context import JSON, HttpContext
 from labinfer.server.gateway.page import Page
 from labinfer.server.gateway.refusals import checked
 from labinfer.server.gateway.stored_responses import StoredResponse
@@ -37,19 +37,19 @@ MAX_PAGE = 100
 """Items of a page of a response's input."""
 
 
-async def create(call: Call) -> HttpResponse | EventStream:
+async def create(context: HttpContext) -> HttpResponse | EventStream:
     """``POST /v1/responses``, as OpenAI's."""
-    body = await call.read(ResponseBody)
-    conversation = await _conversation(call, body)
-    model = call.service.model(body.model)  # behind all that is waited for: it may be another one by then
-    task = await GenerationTask.start(call, model, lambda: body.parse(conversation.items, model.chat_defaults()))
-    answer = ResponseAnswer(call, body, conversation, task)
+    body = await context.read(ResponseBody)
+    conversation = await _conversation(context, body)
+    model = context.service.model(body.model)  # behind all that is waited for: it may be another one by then
+    task = await GenerationTask.start(context, model, lambda: body.parse(conversation.items, model.chat_defaults()))
+    answer = ResponseAnswer(context, body, conversation, task)
     if task.input.stream:
         return task.stream(answer.events(), StreamForm(end=b"", error=answer.failure))
     (output,) = await task.outputs()
     stored = await asyncio.to_thread(answer.whole, output.completions[0])
     answer.store(stored)
-    return HttpResponse(stored.response, headers=call.headers, media_type=JSON)
+    return HttpResponse(stored.response, headers=context.headers, media_type=JSON)
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ class Conversation:
         return self.before + self.input
 
 
-async def _conversation(call: Call, body: CountBody) -> Conversation:
+async def _conversation(context: HttpContext, body: CountBody) -> Conversation:
     """Raises:
     ApiError: a response or an item that it goes on from is not stored.
     """
-    store, owner, previous_id = call.service.stored_responses, call.caller.name, body.previous_response_id
+    store, owner, previous_id = context.service.stored_responses, context.caller.name, body.previous_response_id
     items, places = body.items(), dict[str, StoredResponse]()
     chain = store.chain(owner, previous_id)
     if previous_id is not None and (not chain or chain[0].previous_id is not None):
@@ -91,7 +91,7 @@ async def _conversation(call: Call, body: CountBody) -> Conversation:
     if not chain and not places:
         return Conversation([], items)
     referred_to = {stored.id: stored for stored in places.values()}
-    call.count_bytes(sum(stored.num_bytes for stored in (*chain, *referred_to.values())))
+    context.count_bytes(sum(stored.num_bytes for stored in (*chain, *referred_to.values())))
 
     def read() -> Conversation:
         before = msgspec.convert([item for stored in chain for item in stored.items()], list[Item])
@@ -112,10 +112,10 @@ async def _conversation(call: Call, body: CountBody) -> Conversation:
 class ResponseAnswer:
     """The answer to a request, whole or as a stream; it is stored at its end."""
 
-    def __init__(self, call: Call, body: ResponseBody, conversation: Conversation, task: GenerationTask):
-        self._call, self._body, self._conversation, self._task = call, body, conversation, task
-        name = call.id
-        if call.service.stored_responses.get(call.caller.name, RESPONSE_PREFIX + name) is not None:
+    def __init__(self, context: HttpContext, body: ResponseBody, conversation: Conversation, task: GenerationTask):
+        self._context, self._body, self._conversation, self._task = context, body, conversation, task
+        name = context.id
+        if context.service.stored_responses.get(context.caller.name, RESPONSE_PREFIX + name) is not None:
             name = uuid.uuid4().hex  # the caller has chosen the same again, and keeps both
             task.names.add(name)
         (self._state,), tokenizer = task.opened, task.model.reader.tokenizer
@@ -152,7 +152,7 @@ class ResponseAnswer:
     def store(self, stored: StoredResponse) -> None:
         """Keep the response, where the request does not forbid it."""
         if self._body.store is not False:
-            self._call.service.stored_responses.put(self._call.caller.name, stored)
+            self._context.service.stored_responses.put(self._context.caller.name, stored)
 
     def _stored(self) -> StoredResponse:
         items = [item.as_stored() for item in self._conversation.input]
@@ -162,56 +162,56 @@ class ResponseAnswer:
         return self._task.usage(self._reader.num_reasoning_tokens(self._state.answers[0].token_ids))
 
     def _now(self) -> int:
-        return int(self._call.service.wall_clock())
+        return int(self._context.service.wall_clock())
 
 
-async def count(call: Call) -> HttpResponse:
+async def count(context: HttpContext) -> HttpResponse:
     """``POST /v1/responses/input_tokens``: the length of the prompt that a body would have."""
-    body = await call.read(CountBody)
-    conversation = await _conversation(call, body)
-    model = call.service.model(body.model)  # behind all that is waited for: it may be another one by then
-    return call.json(InputTokens(await count_prompt_tokens(call, model, lambda: body.prompt(conversation.items))))
+    body = await context.read(CountBody)
+    conversation = await _conversation(context, body)
+    model = context.service.model(body.model)  # behind all that is waited for: it may be another one by then
+    return context.json(InputTokens(await count_prompt_tokens(context, model, lambda: body.prompt(conversation.items))))
 
 
-async def show(call: Call) -> HttpResponse:
+async def show(context: HttpContext) -> HttpResponse:
     """``GET /v1/responses/{id}``: a response that is stored."""
-    if call.http.query_params.get("stream") == "true":
+    if context.http.query_params.get("stream") == "true":
         raise api_errors.bad_request("stream=true is not offered for a response that is over; leave it out", "stream")
-    return HttpResponse(_stored(call).response, headers=call.headers, media_type=JSON)
+    return HttpResponse(_stored(context).response, headers=context.headers, media_type=JSON)
 
 
-async def delete(call: Call) -> HttpResponse:
+async def delete(context: HttpContext) -> HttpResponse:
     """``DELETE /v1/responses/{id}``."""
-    stored = _stored(call)
-    call.service.stored_responses.delete(call.caller.name, stored.id)
-    return call.json(ResponseDeleted(stored.id))
+    stored = _stored(context)
+    context.service.stored_responses.delete(context.caller.name, stored.id)
+    return context.json(ResponseDeleted(stored.id))
 
 
-async def cancel(call: Call) -> HttpResponse:
+async def cancel(context: HttpContext) -> HttpResponse:
     """``POST /v1/responses/{id}/cancel``: none runs in the background, so there is nothing to cancel."""
-    _stored(call)
+    _stored(context)
     raise api_errors.bad_request("only a response that runs in the background can be cancelled, and none does here")
 
 
-async def input_items(call: Call) -> HttpResponse:
+async def input_items(context: HttpContext) -> HttpResponse:
     """``GET /v1/responses/{id}/input_items``: a page of what it was made of, those before it included."""
-    stored = _stored(call)
-    page = checked(lambda: Page.read(call.http.query_params, MAX_PAGE))
-    chain = call.service.stored_responses.chain(call.caller.name, stored.id)
+    stored = _stored(context)
+    page = checked(lambda: Page.read(context.http.query_params, MAX_PAGE))
+    chain = context.service.stored_responses.chain(context.caller.name, stored.id)
 
     def cut() -> HttpResponse:
         items = [item for before in chain[:-1] for item in before.items()] + stored.input_items()
-        return call.json(ItemList(**page.cut(items, lambda item: item["id"])))
+        return context.json(ItemList(**page.cut(items, lambda item: item["id"])))
 
     return await asyncio.to_thread(cut)
 
 
-def _stored(call: Call) -> StoredResponse:
+def _stored(context: HttpContext) -> StoredResponse:
     """Raises:
     ApiError: the caller has none of this id.
     """
-    id = call.http.path_params["id"]
-    stored = call.service.stored_responses.get(call.caller.name, id)
+    id = context.http.path_params["id"]
+    stored = context.service.stored_responses.get(context.caller.name, id)
     if stored is None:
         raise api_errors.not_found_object("response", id)
     return stored

@@ -12,7 +12,7 @@ from labinfer.base.errors import UserError
 from labinfer.requests.openai.answer import Answer, Count
 from labinfer.requests.prompts import TemplateKwargs, TemplateUse
 from labinfer.requests.protocol import TokenIds
-from labinfer.server.gateway.call import Call
+from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.refusals import checked
 from labinfer.server.gateway.service import Model
 from labinfer.text.messages import Messages
@@ -62,18 +62,18 @@ class Text(Answer):
     prompt: str
 
 
-async def tokenize(call: Call) -> Response:
+async def tokenize(context: HttpContext) -> Response:
     """``POST /tokenize``."""
-    body = await call.read(TokenizeBody)
-    model = call.service.model(body.model)
-    text = await call.compute(lambda: checked(lambda: _prompt_text(body, model)))
-    (token_ids,) = await model.builder.encode(call.queue_name, [text], call.num_body_bytes)
+    body = await context.read(TokenizeBody)
+    model = context.service.model(body.model)
+    text = await context.compute(lambda: checked(lambda: _prompt_text(body, model)))
+    (token_ids,) = await model.builder.encode(context.queue_name, [text], context.num_body_bytes)
 
     def whole() -> Response:
         names: list[str] | UnsetType = UNSET
         if body.return_token_strs:
             names = [model.reader.tokenizer.spell(token).token for token in token_ids]
-        return call.json(Tokens(token_ids, len(token_ids), model.info.max_model_len, names))
+        return context.json(Tokens(token_ids, len(token_ids), model.info.max_model_len, names))
 
     return await asyncio.to_thread(whole)
 
@@ -103,10 +103,10 @@ def _prompt_text(body: TokenizeBody, model: Model) -> PromptText:
     )
 
 
-async def detokenize(call: Call) -> Response:
+async def detokenize(context: HttpContext) -> Response:
     """``POST /detokenize``."""
-    body = await call.read(DetokenizeBody)
-    model = call.service.model(body.model)
+    body = await context.read(DetokenizeBody)
+    model = context.service.model(body.model)
 
     def decode() -> str:
         if (longest := model.info.max_model_len) < len(body.tokens):
@@ -118,4 +118,4 @@ async def detokenize(call: Call) -> Response:
             raise UserError(f"tokens: token id {largest} is outside the vocabulary of {width} ids")
         return model.reader.need_tokenizer().decode(body.tokens)
 
-    return call.json(Text(await asyncio.to_thread(checked, decode)))
+    return context.json(Text(await asyncio.to_thread(checked, decode)))

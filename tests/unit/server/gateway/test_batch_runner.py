@@ -22,7 +22,7 @@ from labinfer.server.gateway import batch_runner
 from labinfer.server.gateway.access import ANONYMOUS
 from labinfer.server.gateway.async_llm_engine import AsyncLLMEngine
 from labinfer.server.gateway.batch_runner import BatchRunner
-from labinfer.server.gateway.call import Call
+from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.options import ServerOptions
 from labinfer.server.gateway.service import Service
 
@@ -43,10 +43,10 @@ class Server:
         handler: answers a line's body.
     """
 
-    def __init__(self, folder: Path, handler: Callable[[dict[str, Any], Call], Any], **options: Any):
-        async def answer(call: Call) -> Response:
-            answer = handler(json.loads(bytes(await call.body())), call)
-            return call.json(await answer if asyncio.iscoroutine(answer) else answer)
+    def __init__(self, folder: Path, handler: Callable[[dict[str, Any], HttpContext], Any], **options: Any):
+        async def answer(context: HttpContext) -> Response:
+            answer = handler(json.loads(bytes(await context.body())), context)
+            return context.json(await answer if asyncio.iscoroutine(answer) else answer)
 
         self.service = Service(ServerOptions(files_dir=str(folder), **options), ["demo"], AsyncLLMEngine())
         self.store = self.service.files
@@ -102,7 +102,7 @@ def test_failed_batch_keeps_the_answers_that_it_had(tmp_path, monkeypatch):
 
     monkeypatch.setattr(JobOutput, "write", write_some)
 
-    def answer(body, call):
+    def answer(body, context):
         if body["n"] == 1:
             raise api_errors.bad_request("odd")
         return {}
@@ -120,9 +120,9 @@ def test_failed_batch_keeps_the_answers_that_it_had(tmp_path, monkeypatch):
 
 
 def test_warning_of_an_answer_stands_beside_it(tmp_path):
-    def answer(body, call):
+    def answer(body, context):
         if body["n"]:
-            call.warn("odd")
+            context.warn("odd")
         return {}
 
     async def run():
@@ -171,8 +171,8 @@ def test_results_of_a_server_that_died_are_not_there_twice(tmp_path):
 def test_lines_that_wait_for_room_hold_up_no_other_batch(tmp_path):
     """And end when theirs is cancelled."""
 
-    def answer(body, call):
-        if call.id.startswith("batch_1"):
+    def answer(body, context):
+        if context.id.startswith("batch_1"):
             raise api_errors.rate_limited("used up", 60.0, "tokens")
         return {}
 
@@ -203,8 +203,8 @@ def test_lines_that_wait_for_room_hold_up_no_other_batch(tmp_path):
 def test_only_what_may_pass_is_tried_again(tmp_path, error, is_tried_again):
     calls = []
 
-    def answer(body, call):
-        calls.append(call)
+    def answer(body, context):
+        calls.append(context)
         if len(calls) == 1:
             raise error
         return {}
@@ -223,7 +223,7 @@ def test_only_what_may_pass_is_tried_again(tmp_path, error, is_tried_again):
 def test_server_goes_on_where_another_was_killed(tmp_path):
     calls = []
 
-    async def stop_at_two(body, call):
+    async def stop_at_two(body, context):
         calls.append(body["n"])
         if len(calls) == 3:
             await asyncio.Event().wait()

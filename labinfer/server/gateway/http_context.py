@@ -1,4 +1,4 @@
-"""Call: one HTTP request, from its head to the end of its answer."""
+"""HttpContext: one HTTP request, from its head to the end of its answer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 _encode = msgspec.json.Encoder().encode
 
 
-class Call:
+class HttpContext:
     """An HTTP request as handlers work with it.
 
     Args:
@@ -55,7 +55,7 @@ class Call:
         self.seconds = service.options.request_timeout
         """Longest time for them; 0 for any."""
         self.begin = service.clock()
-        self.facts: dict[str, Any] = {}
+        self.log_fields: dict[str, Any] = {}
         """Fields for the log; see ``FinishedRequest``."""
         self._body_lease: BodyLease | None = None
         self._warnings: list[str] = []
@@ -63,7 +63,7 @@ class Call:
 
     @property
     def queue_name(self) -> str:
-        """Name under which costly work of this call waits its turn; without keys, by the client's address."""
+        """Name under which costly work of this request waits its turn; without keys, by the client's address."""
         if self.caller != ANONYMOUS or self.http.client is None:
             return self.caller.name
         return f"{self.caller.name}@{self.http.client.host}"
@@ -74,7 +74,7 @@ class Call:
         return self._body_lease.num_bytes if self._body_lease else 0
 
     async def body(self) -> bytearray:
-        """The whole body, unpacked. It counts as memory in use until ``free_body``, or the end of the call.
+        """The whole body, unpacked. It counts as memory in use until ``free_body``, or the end of the request.
 
         Raises:
             ApiError: it is longer than may be, or packed in another way than gzip's.
@@ -97,7 +97,7 @@ class Call:
         return data
 
     def count_bytes(self, num_bytes: int) -> None:
-        """Count what is read of elsewhere for this call as more of its body, which has been read.
+        """Count what is read of elsewhere for this request as more of its body, which has been read.
 
         Raises:
             ApiError: too many long ones are in memory.
@@ -205,6 +205,6 @@ class Call:
                 route=self.route or self.service.keys.mask(self.http.scope["path"], MAX_TEXT),
                 status=status,
                 total_seconds=seconds,
-                **self.facts,
+                **self.log_fields,
             )
             self.service.log.write(finished)
