@@ -18,11 +18,11 @@ from labinfer.base.errors import is_failure
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.api_errors import ApiError
 from labinfer.server.gateway.batch_runner import BatchRunner
+from labinfer.server.gateway.endpoint import Endpoint
 from labinfer.server.gateway.endpoints import API, PAGES
 from labinfer.server.gateway.error_form import ANTHROPIC_ERRORS, OPENAI_ERRORS, VERSION_HEADER, ErrorForm
 from labinfer.server.gateway.host_check import AllowedHosts, HostCheck
 from labinfer.server.gateway.http_context import ID_HEADER, WARNING_HEADER, HttpContext
-from labinfer.server.gateway.openapi import Endpoint
 from labinfer.server.gateway.routes import batches
 from labinfer.server.gateway.service import Service
 

@@ -8,25 +8,22 @@ not allow.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from types import UnionType
 from typing import Any, get_args
 
 import msgspec
-from starlette.responses import Response
 
 import labinfer
 from labinfer.base.sampling_params import MAX_LOGPROBS, sampling_parameters
 from labinfer.requests.protocol import NEUTRAL_VALUES, TOKEN_ID, ChatBody, CompletionBody, OpenAIBody
-from labinfer.server.gateway.error_form import OPENAI_ERRORS, ErrorForm
-from labinfer.server.gateway.event_stream import EventStream
-from labinfer.server.gateway.http_context import JSON, HttpContext
+from labinfer.server.gateway.endpoint import INTEGER, STRING, Endpoint
+from labinfer.server.gateway.error_form import ErrorForm
+from labinfer.server.gateway.http_context import JSON
 from labinfer.text.messages import UNREAD_PARTS
 
 COMPONENT = "#/components/{kind}/{name}"
 STREAM, ITEM_SCHEMA, FORM = "text/event-stream", "x-itemSchema", "multipart/form-data"
-STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 ERRORS = {
     400: "A field is wrong; `param` names it.",
     401: "No API key, or none that is valid.",
@@ -44,46 +41,6 @@ ERRORS = {
     500: "The server failed.",
     503: "Loading, full, or shutting down.",
 }
-ANYWHERE = (400, 403, 405, 421, 431, 500)
-"""Statuses of errors that any endpoint may answer with."""
-
-Handler = Callable[[HttpContext], Awaitable[Response | EventStream]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Endpoint:
-    """A path, its method, who answers, and how the document describes that."""
-
-    method: str
-    path: str
-    aliases: tuple[str, ...] = ()
-    """Further paths with the same answers, which the document leaves out."""
-    handler: Handler
-    needs_key: bool = True
-    opened_by: str = ""
-    """Name of the server's option that leaves the key away."""
-    logged: bool = True
-    """Whether each request is logged; what is asked every few seconds is not."""
-    summary: str = ""
-    body: type[msgspec.Struct] | None = None
-    form: type[msgspec.Struct] | None = None
-    """A body that is a form with a file."""
-    answer: type | UnionType | None = None
-    """A successful one; None where that is always a stream."""
-    events: tuple[type[msgspec.Struct], ...] = ()
-    """Kinds of events of a stream, where one may be asked for."""
-    content_type: str = JSON
-    query: tuple[tuple[str, dict[str, Any]], ...] = ()
-    """Name and JSON schema of each parameter."""
-    errors: tuple[int, ...] = ANYWHERE
-    error_form: ErrorForm = OPENAI_ERRORS
-    is_anthropics_too: bool = False
-    """Whether Anthropic's API has this path, too: its clients are answered in its form, and ``answer`` is a union."""
-
-    @property
-    def template(self) -> str:
-        """The path as the document writes it."""
-        return self.path.replace(":path}", "}")
 
 
 # What the structs leave to the code that reads them, and what only this server's models say.

@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from labinfer.base.errors import UserError
+from labinfer.server.gateway.endpoint import INTEGER, STRING
 
 Item = TypeVar("Item")
 DEFAULT_ITEMS = 20
 ORDERS = ("asc", "desc")
+
+
+def page_query(most: int) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Parameters of a list that comes page by page, for its ``Endpoint``."""
+    limit = INTEGER | {"minimum": 1, "maximum": most}
+    return ("limit", limit), ("order", STRING | {"enum": list(ORDERS)}), ("after", STRING)
 
 
 @dataclass(frozen=True)

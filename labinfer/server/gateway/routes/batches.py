@@ -8,8 +8,9 @@ from starlette.responses import Response
 
 from labinfer.requests.openai.files import Batch, BatchBody, BatchList
 from labinfer.requests.protocol import CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL
+from labinfer.server.gateway.endpoint import READING, STORED, endpoint
 from labinfer.server.gateway.http_context import HttpContext
-from labinfer.server.gateway.page import Page
+from labinfer.server.gateway.page import Page, page_query
 from labinfer.server.gateway.refusals import checked
 from labinfer.server.gateway.routes import chat, completions, embeddings, responses
 from labinfer.server.gateway.routes.files import file_store
@@ -24,8 +25,9 @@ HANDLERS = {
 MAX_PAGE = 100
 
 
+@endpoint("POST", "/v1/batches", body=BatchBody, answer=Batch, errors=READING)
 async def create(context: HttpContext) -> Response:
-    """``POST /v1/batches``."""
+    """Answer each line of a file."""
     file_store(context)
     body = await context.read(BatchBody)
     batch = Batch(
@@ -39,19 +41,22 @@ async def create(context: HttpContext) -> Response:
     return context.json(batch)
 
 
+@endpoint("GET", "/v1/batches", answer=BatchList, query=page_query(MAX_PAGE), errors=STORED)
 async def list_batches(context: HttpContext) -> Response:
-    """``GET /v1/batches``."""
+    """The batches of the same caller."""
     page = checked(lambda: Page.read(context.http.query_params, MAX_PAGE))
     batches = file_store(context).batches(context.caller.owner)
     return context.json(BatchList(**page.cut(batches, lambda batch: batch.id)))
 
 
+@endpoint("GET", "/v1/batches/{id}", answer=Batch, errors=STORED)
 async def show(context: HttpContext) -> Response:
-    """``GET /v1/batches/{id}``."""
+    """A batch of the same caller."""
     return context.json(file_store(context).batch(context.caller.owner, context.http.path_params["id"]))
 
 
+@endpoint("POST", "/v1/batches/{id}/cancel", answer=Batch, errors=STORED)
 async def cancel(context: HttpContext) -> Response:
-    """``POST /v1/batches/{id}/cancel``."""
+    """Begin no more lines of a batch."""
     file_store(context)
     return context.json(context.http.app.state.batches.cancel(context.caller.owner, context.http.path_params["id"]))

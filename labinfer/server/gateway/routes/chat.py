@@ -26,6 +26,7 @@ from labinfer.requests.openai.chat import (
 )
 from labinfer.requests.outputs import Delta
 from labinfer.requests.protocol import ChatBody
+from labinfer.server.gateway.endpoint import GENERATING, endpoint
 from labinfer.server.gateway.event_stream import EventStream, event
 from labinfer.server.gateway.generation_task import GenerationTask
 from labinfer.server.gateway.http_context import HttpContext
@@ -33,8 +34,16 @@ from labinfer.text.reply_parts import Reasoning, ToolCall
 from labinfer.text.reply_reader import ReplyReader
 
 
+@endpoint(
+    "POST",
+    "/v1/chat/completions",
+    body=ChatBody,
+    answer=ChatCompletion,
+    events=(ChatCompletionChunk,),
+    errors=GENERATING,
+)
 async def answer(context: HttpContext) -> Response | EventStream:
-    """``POST /v1/chat/completions``, as OpenAI's."""
+    """Answer a conversation."""
     body = await context.read(ChatBody)
     model = context.service.model(body.model)
     task = await GenerationTask.start(context, model, lambda: read_chat(body, model.chat_defaults()))

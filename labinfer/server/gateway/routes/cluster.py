@@ -11,8 +11,17 @@ from starlette.responses import Response
 from labinfer.base.plugins import PLUGINS
 from labinfer.observe.trace import trace_text
 from labinfer.requests.openai import api_errors
-from labinfer.server.gateway.cluster_answers import Cluster, ClusterRank, LayerExperts, RankExpertReads
+from labinfer.server.gateway.cluster_answers import (
+    Cluster,
+    ClusterRank,
+    LayerExperts,
+    RankExpertReads,
+    StatsEvent,
+    TraceEvent,
+    TraceFile,
+)
 from labinfer.server.gateway.cluster_history import Watcher
+from labinfer.server.gateway.endpoint import LOOKING, NUMBER, STRING, endpoint
 from labinfer.server.gateway.event_stream import EventStream
 from labinfer.server.gateway.http_context import JSON, HttpContext
 from labinfer.server.link.frames import ModelFacts, RankFacts
@@ -26,8 +35,9 @@ TRACE_NAME = "labinfer-trace.json"
 JSONL = "application/jsonl"
 
 
+@endpoint("GET", "/v1/cluster", logged=False, answer=Cluster, query=(("model", STRING),), errors=LOOKING)
 async def show(context: HttpContext) -> Response:
-    """``GET /v1/cluster``: the ranks, and figures of the last minutes."""
+    """The ranks of a model, and its stats of the last minutes."""
     info, history = context.service.loaded_model(context.query("model").get("model")).info, context.service.history
     stats = history.rank_stats(info.name)
     return context.json(
@@ -57,8 +67,16 @@ async def show(context: HttpContext) -> Response:
     )
 
 
+@endpoint(
+    "GET",
+    "/v1/cluster/events",
+    logged=False,
+    events=(StatsEvent, TraceEvent),
+    query=(("model", STRING), ("seconds", NUMBER | {"minimum": 0, "maximum": MAX_EVENTS_SECONDS})),
+    errors=LOOKING,
+)
 async def events(context: HttpContext) -> EventStream:
-    """``GET /v1/cluster/events``: figures and steps as they come, until the client goes, or for so many ``seconds``."""
+    """Stats and steps of a model as they come; for so many seconds, or until the client goes."""
     info, seconds = _read_query(context, MAX_EVENTS_SECONDS)
     watching = context.service.history.watching(info.name)
     watcher = watching.__enter__()  # until the response has ended, which is after this function has
@@ -72,8 +90,16 @@ async def events(context: HttpContext) -> EventStream:
     )
 
 
+@endpoint(
+    "GET",
+    "/v1/cluster/trace",
+    logged=False,
+    answer=TraceFile,
+    query=(("model", STRING), ("seconds", NUMBER | {"minimum": 0, "maximum": MAX_TRACE_SECONDS})),
+    errors=LOOKING,
+)
 async def trace(context: HttpContext) -> Response:
-    """``GET /v1/cluster/trace``: what was seen while somebody watched; with ``seconds``, after watching for so long."""
+    """A model's steps while somebody watched, or in so many seconds from now, for Perfetto."""
     info, seconds = _read_query(context, MAX_TRACE_SECONDS)
     history, span = context.service.history, {}
     if seconds:
@@ -88,8 +114,20 @@ async def trace(context: HttpContext) -> Response:
     return Response(text, headers=headers, media_type=JSON)
 
 
+@endpoint(
+    "GET",
+    "/v1/cluster/workload",
+    logged=False,
+    answer=str,
+    content_type=JSONL,
+    query=(("model", STRING),),
+    errors=LOOKING,
+)
 async def workload(context: HttpContext) -> Response:
-    """``GET /v1/cluster/workload``: sizes of the last requests that ran to their ends, for ``launch.py plan`` and ``simulate``."""
+    """Arrivals and lengths of the last 4096 requests of a model that ran to their ends, one JSON object in each line.
+
+    For ``launch.py plan`` and ``simulate``.
+    """
     name = context.service.loaded_model(context.query("model").get("model")).info.name
     return Response(context.service.recent_requests.lines(name), headers=context.headers, media_type=JSONL)
 

@@ -26,14 +26,26 @@ from labinfer.requests.openai.completions import (
 from labinfer.requests.outputs import Delta
 from labinfer.requests.prompts import TextPrompt
 from labinfer.requests.protocol import CompletionBody
+from labinfer.server.gateway.endpoint import GENERATING, endpoint
 from labinfer.server.gateway.event_stream import EventStream, event
 from labinfer.server.gateway.generation_task import GenerationTask
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.text.token_offsets import TokenOffsets
 
 
+@endpoint(
+    "POST",
+    "/v1/completions",
+    body=CompletionBody,
+    answer=TextCompletion,
+    events=(TextCompletionChunk,),
+    errors=GENERATING,
+)
 async def answer(context: HttpContext) -> Response | EventStream:
-    """``POST /v1/completions``, as OpenAI's; the answers to the i-th of several prompts begin at choice ``i * n``."""
+    """Continue texts.
+
+    The answers to the i-th of several prompts begin at choice ``i * n``.
+    """
     body = await context.read(CompletionBody)
     model = context.service.model(body.model)
     task = await GenerationTask.start(context, model, lambda: read_completion(body, model.completion_defaults()))

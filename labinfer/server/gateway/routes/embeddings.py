@@ -10,17 +10,19 @@ from starlette.responses import Response
 from labinfer.base.pooling import EmbeddingOutput
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.requests.generation_input import GenerationInput
-from labinfer.requests.openai.embeddings import embedding_list
+from labinfer.requests.openai.embeddings import EmbeddingList, embedding_list
 from labinfer.requests.prompts import Prompt
 from labinfer.requests.protocol import EmbeddingBody
+from labinfer.server.gateway.endpoint import GENERATING, endpoint
 from labinfer.server.gateway.generation_task import GenerationTask
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.refusals import checked
 from labinfer.server.gateway.service import Model
 
 
+@endpoint("POST", "/v1/embeddings", body=EmbeddingBody, answer=EmbeddingList, errors=GENERATING)
 async def answer(context: HttpContext) -> Response:
-    """``POST /v1/embeddings``, as OpenAI's."""
+    """Texts as vectors."""
     body = await context.read(EmbeddingBody)
     model = context.service.model(body.model)
 

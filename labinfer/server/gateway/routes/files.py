@@ -10,11 +10,12 @@ from python_multipart.exceptions import FormParserError
 from starlette.responses import FileResponse, Response
 
 from labinfer.requests.openai import api_errors
-from labinfer.requests.openai.files import FileDeleted, FileList, FileObject
+from labinfer.requests.openai.files import FileDeleted, FileForm, FileList, FileObject
+from labinfer.server.gateway.endpoint import READING, STORED, STRING, endpoint
 from labinfer.server.gateway.file_store import FileStore, Upload
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.multipart import MultipartReader, PartBegin
-from labinfer.server.gateway.page import Page
+from labinfer.server.gateway.page import Page, page_query
 from labinfer.server.gateway.refusals import checked
 
 MAX_PAGE = 10_000
@@ -26,8 +27,12 @@ PURPOSE = "batch"
 ONE_RANGE = re.compile(rb"bytes=(?:(\d{1,18})-(\d{1,18})?|-\d{1,18})")
 
 
+@endpoint("POST", "/v1/files", form=FileForm, answer=FileObject, errors=READING)
 async def upload(context: HttpContext) -> Response:
-    """``POST /v1/files``: a form with ``purpose`` and ``file``."""
+    """Keep a file with the lines of a batch.
+
+    The form has ``purpose`` and ``file``.
+    """
     store = file_store(context)
     try:
         reader = MultipartReader(context.http.headers.get("content-type", ""))
@@ -74,21 +79,24 @@ async def _read_form(context: HttpContext, reader: MultipartReader, incoming: Up
     return incoming.finish(filename, PURPOSE)
 
 
+@endpoint("GET", "/v1/files", answer=FileList, query=(*page_query(MAX_PAGE), ("purpose", STRING)), errors=STORED)
 async def list_files(context: HttpContext) -> Response:
-    """``GET /v1/files``."""
+    """The files of the same caller."""
     page = checked(lambda: Page.read(context.http.query_params, MAX_PAGE))
     files, purpose = file_store(context).files(context.caller.owner), context.http.query_params.get("purpose")
     chosen = [file for file in files if purpose in (None, file.purpose)]
     return context.json(FileList(**page.cut(chosen, lambda file: file.id)))
 
 
+@endpoint("GET", "/v1/files/{id}", answer=FileObject, errors=STORED)
 async def show(context: HttpContext) -> Response:
-    """``GET /v1/files/{id}``."""
+    """A file of the same caller, without its content."""
     return context.json(file_store(context).file(context.caller.owner, context.http.path_params["id"]))
 
 
+@endpoint("DELETE", "/v1/files/{id}", answer=FileDeleted, errors=STORED)
 async def delete(context: HttpContext) -> Response:
-    """``DELETE /v1/files/{id}``."""
+    """Remove a file."""
     store, id, owner = file_store(context), context.http.path_params["id"], context.caller.owner
     store.file(owner, id)
     if context.http.app.state.batches.reads(owner, id):
@@ -97,8 +105,12 @@ async def delete(context: HttpContext) -> Response:
     return context.json(FileDeleted(id))
 
 
+@endpoint("GET", "/v1/files/{id}/content", answer=str, content_type="application/octet-stream", errors=STORED)
 async def content(context: HttpContext) -> Response:
-    """``GET /v1/files/{id}/content``: all of it, or one range of bytes. Other ranges are ignored, as RFC 9110 (14.2) allows."""
+    """A file's content.
+
+    One range of bytes may be asked for; other ranges are ignored, as RFC 9110 (14.2) allows.
+    """
     store = file_store(context)
     file = store.file(context.caller.owner, context.http.path_params["id"])
     headers = context.http.scope["headers"]

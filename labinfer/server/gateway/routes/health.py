@@ -11,6 +11,7 @@ import labinfer
 from labinfer.base.heartbeat import Wait
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.answer import Answer, Count
+from labinfer.server.gateway.endpoint import ANYWHERE, endpoint
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.limits import LOADING_SECONDS
 from labinfer.server.gateway.service import Service
@@ -61,9 +62,12 @@ class ServerLoad(Answer):
     server_load: Count
 
 
+@endpoint("GET", "/health", needs_key=False, logged=False, answer=Health)
 async def health(context: HttpContext) -> Response:
-    """``GET /health``: the gateway is alive, and so is the engine behind it, or another one is on its way; 503 of one that is
-    stalled."""
+    """The server is alive.
+
+    So is the engine behind it, or another one is on its way; 503 if the engine is stalled.
+    """
     state = _state(context.service)
     wait = context.service.engine.wait
     return context.json(Health(state, _describe_wait(wait) if wait else UNSET), 503 if state == "stalled" else 200)
@@ -88,8 +92,12 @@ def _state(service: Service) -> State:
     return "ok" if engine.has_work else "idle"
 
 
+@endpoint("GET", "/ready", needs_key=False, logged=False, answer=Readiness, errors=(*ANYWHERE, 503))
 async def ready(context: HttpContext) -> Response:
-    """``GET /ready``: requests are taken now, long prompts and new forms of answers included."""
+    """State of a server that takes requests.
+
+    Long prompts and new forms of answers are taken, too.
+    """
     context.service.model(None)
     if context.service.engine.is_silent:
         raise api_errors.overloaded("the engine gives no signs of life", LOADING_SECONDS)
@@ -101,22 +109,27 @@ async def ready(context: HttpContext) -> Response:
     return context.json(Readiness("ready", context.service.model_names))
 
 
+@endpoint("GET", "/version", needs_key=False, logged=False, answer=Version)
 async def version(context: HttpContext) -> Response:
-    """``GET /version``."""
+    """The server's version."""
     return context.json(Version(labinfer.__version__))
 
 
+@endpoint("POST", "/ping", needs_key=False, logged=False, answer=Pong)
+@endpoint("GET", "/ping", needs_key=False, logged=False, answer=Pong)
 async def ping(context: HttpContext) -> Response:
-    """``GET`` and ``POST /ping``: as ``/health``, for SageMaker."""
+    """The server is alive, as SageMaker asks."""
     return context.json(Pong(), 503 if _state(context.service) == "stalled" else 200)
 
 
+@endpoint("GET", "/load", logged=False, answer=ServerLoad)
 async def load(context: HttpContext) -> Response:
-    """``GET /load``, as vLLM's."""
+    """Requests that are open."""
     return context.json(ServerLoad(context.service.limits.num_open))
 
 
+@endpoint("GET", "/metrics", opened_by="metrics_open", logged=False, answer=str, content_type="text/plain")
 async def metrics(context: HttpContext) -> Response:
-    """``GET /metrics`` for Prometheus."""
+    """Metrics for Prometheus."""
     body, content_type = context.service.metrics.render()
     return Response(body, headers=context.headers | {"content-type": content_type})

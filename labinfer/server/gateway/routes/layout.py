@@ -8,16 +8,19 @@ from starlette.responses import Response
 from labinfer.base.errors import UserError
 from labinfer.requests.openai import api_errors
 from labinfer.server.gateway.cluster_answers import LayoutChanged
+from labinfer.server.gateway.endpoint import READING, endpoint
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.refusals import refused_field
 from labinfer.server.link.frames import ModelFacts
 from labinfer.server.link.layout_change import LayoutChange
 
 
+@endpoint("POST", "/v1/cluster/layout", body=LayoutChange, answer=LayoutChanged, errors=(*READING, 409))
 async def change(context: HttpContext) -> Response:
-    """``POST /v1/cluster/layout``: serve a model in another layout; answered when that runs, or the one before again.
+    """Serve a model in another layout, or with other precision; what is open pauses, and goes on.
 
-    What is open pauses meanwhile, and goes on with the same tokens as far as the numbers are as precise.
+    Answered when the layout runs, or the one before again. What is open goes on with the same tokens as far as the numbers
+    are as precise.
     """
     body = await context.read(LayoutChange)
     name = context.service.model(body.model).info.name

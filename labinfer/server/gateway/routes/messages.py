@@ -10,9 +10,19 @@ from starlette.responses import Response
 
 from labinfer.requests.anthropic.errors import anthropic_error, no_threads
 from labinfer.requests.anthropic.message_body import MessageBody, PromptBody
-from labinfer.requests.anthropic.messages import MESSAGE_PREFIX, MessageWriter, Ping, TokenCount, stop_reason
+from labinfer.requests.anthropic.messages import (
+    MESSAGE_PREFIX,
+    STREAM_EVENTS,
+    AnthropicMessage,
+    MessageWriter,
+    Ping,
+    TokenCount,
+    stop_reason,
+)
 from labinfer.requests.openai.answer import Usage
 from labinfer.requests.outputs import Completion
+from labinfer.server.gateway.endpoint import GENERATING, READING, endpoint
+from labinfer.server.gateway.error_form import ANTHROPIC_ERRORS
 from labinfer.server.gateway.event_stream import EventStream, StreamForm, named_event
 from labinfer.server.gateway.generation_task import GenerationTask, count_prompt_tokens
 from labinfer.server.gateway.http_context import HttpContext
@@ -23,8 +33,17 @@ FORM = StreamForm(
 )
 
 
+@endpoint(
+    "POST",
+    "/v1/messages",
+    body=MessageBody,
+    answer=AnthropicMessage,
+    events=STREAM_EVENTS,
+    errors=GENERATING,
+    error_form=ANTHROPIC_ERRORS,
+)
 async def create(context: HttpContext) -> Response | EventStream:
-    """``POST /v1/messages``, as Anthropic's."""
+    """Answer a conversation, in the form of Anthropic's API."""
     body = await context.read(MessageBody)
     if body.thread is not None:
         raise no_threads()
@@ -72,8 +91,11 @@ class MessageAnswer:
         return self._task.usage(self._reader.num_reasoning_tokens(self._state.answers[0].token_ids))
 
 
+@endpoint(
+    "POST", "/v1/messages/count_tokens", body=PromptBody, answer=TokenCount, errors=READING, error_form=ANTHROPIC_ERRORS
+)
 async def count(context: HttpContext) -> Response:
-    """``POST /v1/messages/count_tokens``: the length of the prompt that a body would have."""
+    """The length of a message's prompt."""
     body = await context.read(PromptBody)
     model = context.service.model(body.model)
     return context.json(TokenCount(await count_prompt_tokens(context, model, body.prompt)))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from labinfer.requests.anthropic.models import anthropic_model, anthropic_model_list
+from labinfer.requests.anthropic.models import AnthropicModel, AnthropicModelList, anthropic_model, anthropic_model_list
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.models import ModelEntry, ModelList
 from labinfer.requests.recommended_sampling import FIELDS
+from labinfer.server.gateway.endpoint import INTEGER, STORED, STRING, endpoint
 from labinfer.server.gateway.error_form import ANTHROPIC_ERRORS
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.service import Service
@@ -20,8 +21,23 @@ SHOWN_DEFAULTS = (*FIELDS, "presence_penalty", "frequency_penalty")
 """Sampling fields whose defaults a model's entry shows."""
 
 
+@endpoint(
+    "GET",
+    "/v1/models",
+    logged=False,
+    answer=ModelList | AnthropicModelList,
+    query=(
+        ("limit", INTEGER | {"minimum": 1, "maximum": MAX_PAGE}),
+        ("after_id", STRING),
+        ("before_id", STRING),
+    ),
+    is_anthropics_too=True,
+)
 async def list_models(context: HttpContext) -> Response:
-    """``GET /v1/models``, as OpenAI's or Anthropic's; also while models are loaded. OpenAI's list has all models, whatever ``limit``."""
+    """The models, in Anthropic's form with the header anthropic-version.
+
+    EXTRA as OpenAI's or Anthropic's; also while models are loaded. OpenAI's list has all models, whatever ``limit``.
+    """
     entries = [_describe(context.service, name) for name in context.service.model_names]
     query = context.http.query_params
     limit = query.get("limit", "20")
@@ -33,8 +49,16 @@ async def list_models(context: HttpContext) -> Response:
     return context.json(anthropic_model_list(models, int(limit), query.get("after_id"), query.get("before_id")))
 
 
+@endpoint(
+    "GET",
+    "/v1/models/{model:path}",
+    logged=False,
+    answer=ModelEntry | AnthropicModel,
+    is_anthropics_too=True,
+    errors=STORED,
+)
 async def show_model(context: HttpContext) -> Response:
-    """``GET /v1/models/{model}``."""
+    """One of the models."""
     name = context.http.path_params["model"]
     if name not in context.service.model_names:
         raise api_errors.not_found_model(name)

@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 import labinfer
 from labinfer.requests.openai import api_errors
+from labinfer.server.gateway.endpoint import endpoint
 from labinfer.server.gateway.http_context import HttpContext
 
 FOLDER = Path(labinfer.__file__).parent / "server" / "webui"
@@ -68,19 +69,25 @@ ROOT = "/webui/"
 VERSIONED = re.compile(r"v-([0-9a-f]{16})/(.*)", re.DOTALL)
 
 
+@endpoint("GET", "/", needs_key=False, logged=False)
 async def chat(context: HttpContext) -> Response:
-    """``GET /``."""
+    """The chat page."""
     return await asyncio.to_thread(_page, context, CHAT_PAGE)
 
 
+@endpoint("GET", "/cluster", needs_key=False, logged=False)
 async def cluster(context: HttpContext) -> Response:
-    """``GET /cluster``."""
+    """The page of the cluster."""
     return await asyncio.to_thread(_page, context, CLUSTER_PAGE)
 
 
+@endpoint("GET", "/webui/{path:path}", needs_key=False, logged=False)
 async def file(context: HttpContext) -> Response:
-    """``GET /webui/v-{version}/{path}``, or without a version. Under another version than this one, a file is as it is now,
-    for a page that was opened before the server was changed; what is kept is then asked for again."""
+    """A file of the pages, under ``v-{version}/`` or without a version.
+
+    Under another version than this one, a file is as it is now, for a page that was opened before the server was changed; what
+    is kept is then asked for again.
+    """
     return await asyncio.to_thread(_file, context, context.http.path_params["path"])
 
 

@@ -14,6 +14,7 @@ from labinfer.base.errors import UserError
 from labinfer.requests.openai.embeddings import count_tokens
 from labinfer.requests.openai.scores import (
     DocumentText,
+    PooledList,
     RankedDocument,
     Ranking,
     Score,
@@ -23,6 +24,7 @@ from labinfer.requests.openai.scores import (
 )
 from labinfer.requests.prompts import TextPrompt
 from labinfer.requests.protocol import MAX_INPUTS, EmbeddingBody
+from labinfer.server.gateway.endpoint import GENERATING, endpoint
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.refusals import checked
 from labinfer.server.gateway.routes.embeddings import embed
@@ -81,8 +83,9 @@ class RerankBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """See ``plan.POOLINGS``; by default the model's own. A model that is no embedder by its files needs one."""
 
 
+@endpoint("POST", "/pooling", body=EmbeddingBody, answer=PooledList, errors=GENERATING)
 async def pool(context: HttpContext) -> Response:
-    """``POST /pooling``."""
+    """Texts as vectors, with vLLM's fields."""
     body = await context.read(EmbeddingBody)
     model = context.service.model(body.model)
     checked(lambda: body.check_dimensions(model.info.hidden_size))
@@ -91,8 +94,9 @@ async def pool(context: HttpContext) -> Response:
     return await asyncio.to_thread(lambda: context.json(pooled_list(outputs, body.encoding_format, **fields)))
 
 
+@endpoint("POST", "/score", aliases=("/v1/score",), body=ScoreBody, answer=ScoreList, errors=GENERATING)
 async def score(context: HttpContext) -> Response:
-    """``POST /score``."""
+    """Likeness of pairs of texts: the cosine of their vectors."""
     body = await context.read(ScoreBody)
     model = context.service.model(body.model)
     first, second = checked(body.pairs)
@@ -114,8 +118,9 @@ async def score(context: HttpContext) -> Response:
     return await asyncio.to_thread(whole)
 
 
+@endpoint("POST", "/rerank", aliases=("/v1/rerank", "/v2/rerank"), body=RerankBody, answer=Ranking, errors=GENERATING)
 async def rerank(context: HttpContext) -> Response:
-    """``POST /rerank``."""
+    """Documents in the order of their likeness to a query."""
     body = await context.read(RerankBody)
     model = context.service.model(body.model)
     checked(lambda: model.info.pooling.check_scores(body.pooling))

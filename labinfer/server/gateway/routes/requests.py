@@ -14,6 +14,7 @@ from labinfer.requests.openai.answer import Answer, Count
 from labinfer.requests.openai.chat import CHAT_PREFIX
 from labinfer.requests.openai.completions import COMPLETION_PREFIX
 from labinfer.requests.openai.responses import RESPONSE_PREFIX
+from labinfer.server.gateway.endpoint import LOOKING, STORED, STRING, endpoint
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.open_requests import EngineTask
 from labinfer.server.link.frames import ModelFacts
@@ -58,10 +59,11 @@ class Cancelled(Answer, kw_only=True):
     cancelled: Literal[True] = True
 
 
+@endpoint("POST", "/v1/requests/{id}/cancel", answer=Cancelled, errors=STORED)
 async def cancel(context: HttpContext) -> Response:
-    """``POST /v1/requests/{id}/cancel``: end an open request of the same caller; its KV blocks are free at once.
+    """End an open request of the same caller; its id is that of the answer, or of the header x-request-id.
 
-    The id is that of the response, with or without its prefix, and that of the header ``x-request-id``.
+    Its KV blocks are free at once. The id may have the prefix of the answer or not.
     """
     given = context.http.path_params["id"]
     ids = (given, *(given.removeprefix(prefix) for prefix in PREFIXES))
@@ -70,8 +72,12 @@ async def cancel(context: HttpContext) -> Response:
     return context.json(Cancelled(id=given))
 
 
+@endpoint("GET", "/v1/requests", logged=False, answer=RequestList, query=(("model", STRING),), errors=LOOKING)
 async def list_open(context: HttpContext) -> Response:
-    """``GET /v1/requests``: open requests to a model, everybody's, as their steps under ``/v1/cluster`` are."""
+    """Open requests to a model, their ages and how far they are.
+
+    The requests are everybody's, as their steps under ``/v1/cluster`` are.
+    """
     model = context.service.loaded_model(context.query("model").get("model")).info
     tasks, now = context.service.engine.tasks(model.name), asyncio.get_running_loop().time()
     listed = [_describe(task, context.caller.name, now, model) for task in tasks[:MAX_LISTED]]

@@ -15,20 +15,22 @@ from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.answer import Usage
 from labinfer.requests.openai.api_errors import ApiError
 from labinfer.requests.openai.response_body import CountBody, ResponseBody
-from labinfer.requests.openai.response_events import ResponseWriter
+from labinfer.requests.openai.response_events import STREAM_EVENTS, ResponseWriter
 from labinfer.requests.openai.response_items import Item
 from labinfer.requests.openai.responses import (
     RESPONSE_PREFIX,
     InputTokens,
     ItemList,
+    Response,
     ResponseDeleted,
     new_response,
 )
 from labinfer.requests.outputs import Completion
+from labinfer.server.gateway.endpoint import GENERATING, READING, STORED, endpoint
 from labinfer.server.gateway.event_stream import EventStream, StreamForm, named_event
 from labinfer.server.gateway.generation_task import GenerationTask, count_prompt_tokens
 from labinfer.server.gateway.http_context import JSON, HttpContext
-from labinfer.server.gateway.page import Page
+from labinfer.server.gateway.page import Page, page_query
 from labinfer.server.gateway.refusals import checked
 from labinfer.server.gateway.stored_responses import StoredResponse
 from labinfer.text.reply_reader import ReplyReader
@@ -37,8 +39,9 @@ MAX_PAGE = 100
 """Items of a page of a response's input."""
 
 
+@endpoint("POST", "/v1/responses", body=ResponseBody, answer=Response, events=STREAM_EVENTS, errors=GENERATING)
 async def create(context: HttpContext) -> HttpResponse | EventStream:
-    """``POST /v1/responses``, as OpenAI's."""
+    """Answer a conversation, also one that goes on from a stored response."""
     body = await context.read(ResponseBody)
     conversation = await _conversation(context, body)
     model = context.service.model(body.model)  # behind all that is waited for: it may be another one by then
@@ -165,36 +168,41 @@ class ResponseAnswer:
         return int(self._context.service.wall_clock())
 
 
+@endpoint("POST", "/v1/responses/input_tokens", body=CountBody, answer=InputTokens, errors=READING)
 async def count(context: HttpContext) -> HttpResponse:
-    """``POST /v1/responses/input_tokens``: the length of the prompt that a body would have."""
+    """The length of a response's prompt."""
     body = await context.read(CountBody)
     conversation = await _conversation(context, body)
     model = context.service.model(body.model)  # behind all that is waited for: it may be another one by then
     return context.json(InputTokens(await count_prompt_tokens(context, model, lambda: body.prompt(conversation.items))))
 
 
+@endpoint("GET", "/v1/responses/{id}", answer=Response, errors=STORED)
 async def show(context: HttpContext) -> HttpResponse:
-    """``GET /v1/responses/{id}``: a response that is stored."""
+    """A stored response of the same caller."""
     if context.http.query_params.get("stream") == "true":
         raise api_errors.bad_request("stream=true is not offered for a response that is over; leave it out", "stream")
     return HttpResponse(_stored(context).response, headers=context.headers, media_type=JSON)
 
 
+@endpoint("DELETE", "/v1/responses/{id}", answer=ResponseDeleted, errors=STORED)
 async def delete(context: HttpContext) -> HttpResponse:
-    """``DELETE /v1/responses/{id}``."""
+    """Forget a stored response of the same caller."""
     stored = _stored(context)
     context.service.stored_responses.delete(context.caller.name, stored.id)
     return context.json(ResponseDeleted(stored.id))
 
 
+@endpoint("POST", "/v1/responses/{id}/cancel", answer=Response, errors=STORED)
 async def cancel(context: HttpContext) -> HttpResponse:
-    """``POST /v1/responses/{id}/cancel``: none runs in the background, so there is nothing to cancel."""
+    """Refused: no response runs in the background."""
     _stored(context)
     raise api_errors.bad_request("only a response that runs in the background can be cancelled, and none does here")
 
 
+@endpoint("GET", "/v1/responses/{id}/input_items", answer=ItemList, query=page_query(MAX_PAGE), errors=STORED)
 async def input_items(context: HttpContext) -> HttpResponse:
-    """``GET /v1/responses/{id}/input_items``: a page of what it was made of, those before it included."""
+    """The conversation that a stored response answers."""
     stored = _stored(context)
     page = checked(lambda: Page.read(context.http.query_params, MAX_PAGE))
     chain = context.service.stored_responses.chain(context.caller.name, stored.id)

@@ -12,6 +12,7 @@ from labinfer.base.errors import UserError
 from labinfer.requests.openai.answer import Answer, Count
 from labinfer.requests.prompts import TemplateKwargs, TemplateUse
 from labinfer.requests.protocol import TokenIds
+from labinfer.server.gateway.endpoint import READING, endpoint
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.refusals import checked
 from labinfer.server.gateway.service import Model
@@ -62,8 +63,9 @@ class Text(Answer):
     prompt: str
 
 
+@endpoint("POST", "/tokenize", body=TokenizeBody, answer=Tokens, errors=READING)
 async def tokenize(context: HttpContext) -> Response:
-    """``POST /tokenize``."""
+    """A text or a conversation as token ids."""
     body = await context.read(TokenizeBody)
     model = context.service.model(body.model)
     text = await context.compute(lambda: checked(lambda: _prompt_text(body, model)))
@@ -103,8 +105,9 @@ def _prompt_text(body: TokenizeBody, model: Model) -> PromptText:
     )
 
 
+@endpoint("POST", "/detokenize", body=DetokenizeBody, answer=Text, errors=READING)
 async def detokenize(context: HttpContext) -> Response:
-    """``POST /detokenize``."""
+    """Token ids as text."""
     body = await context.read(DetokenizeBody)
     model = context.service.model(body.model)
 
