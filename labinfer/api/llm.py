@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from labinfer.api.home_process import HomeProcess
+from labinfer.api.call_lock import CallLock
+from labinfer.api.fork_guard import ForkGuard
 from labinfer.api.rank0_engine import engine_facts, make_rank0_engine
-from labinfer.api.turns import Turns
 from labinfer.base.clock import Clock, SystemClock
 from labinfer.base.config import EngineOptions, as_keywords
 from labinfer.base.errors import UserError
@@ -45,9 +45,9 @@ from labinfer.launch.rank_runtime import RankRuntime
 from labinfer.observe.output_file import OutputFile
 from labinfer.observe.report import RunReport
 from labinfer.requests.input_processor import InputProcessor, conversations, pair_prompts
+from labinfer.requests.offline_runner import OfflineRunner, check_can_stream
 from labinfer.requests.outputs import Delta, RequestOutput
 from labinfer.requests.prompts import PromptLike
-from labinfer.requests.runs import Runs, check_can_stream
 from labinfer.text.guidance import GuideMaker
 from labinfer.text.reply_format import choose_format, describe_choice
 from labinfer.text.tokenizer import Tokenizer
@@ -70,11 +70,11 @@ class LLM:
         UserError: an option, a plugin, the model or the layout is wrong; on every rank.
     """
 
-    _home: ClassVar[HomeProcess] = HomeProcess()
+    _fork_guard: ClassVar[ForkGuard] = ForkGuard()
     """The same for all."""
 
     def __init__(self, model: str = "demo", *, plugins: Sequence[str] = (), **options: Any):
-        LLM._home.enter()
+        LLM._fork_guard.enter()
         try:
             values, environment = {"model": model, **options}, detect()
             if isinstance(plugins, str):
@@ -112,7 +112,7 @@ class LLM:
             on_progress: ``on_progress(done, total)`` counts loaded tensors.
             others: the group's models so far, if it is to be run beside them by ``follow_all``.
         """
-        LLM._home.enter()
+        LLM._fork_guard.enter()
         llm = cls.__new__(cls)
         llm._build(group, options, on_progress, others)
         return llm
@@ -133,7 +133,7 @@ class LLM:
             if self.is_rank0:  # refuses a file that cannot be used before anything is loaded
                 choose_format(options.model.response_template, None, "")
                 make_proposer = find_proposer(speculation) if speculation and not speculation.model else None
-        self._turns, self._closed = Turns("LLM"), False
+        self._call_lock, self._closed = CallLock("LLM"), False
         built, self.files = build_rank(self.group, options, on_progress, channel, shares_channel=bool(others))
         self._parts = parts = built if isinstance(built, RankRuntime) else None
         self._draft_rank = built if isinstance(built, DraftRank) else None
@@ -173,7 +173,7 @@ class LLM:
                 proposer=proposer,
             )
             self.driver = EngineDriver(self.engine, self.clock, parts.recorder)
-            self._runs = Runs(
+            self._runner = OfflineRunner(
                 self.driver, self.clock, parts.recorder, facts=self.facts, tokenizer=self.tokenizer, trace=trace
             )
 
@@ -219,7 +219,7 @@ class LLM:
     @property
     def report(self) -> RunReport:
         """Figures of the last run (rank 0)."""
-        return self._runs.report
+        return self._runner.report
 
     def record_steps(self, num_slices: int) -> None:
         """Have this rank record where the time of its steps goes, from now to the end of the run; on every rank.
@@ -266,9 +266,9 @@ class LLM:
         """
         self.check_usable()
         steps = self._call(
-            lambda: self._make_requests(prompts, params, streams=True), lambda requests: self._runs.deltas(requests)
+            lambda: self._make_requests(prompts, params, streams=True), lambda requests: self._runner.deltas(requests)
         )
-        return self._turns.run(steps)
+        return self._call_lock.run(steps)
 
     def chat(
         self,
@@ -307,7 +307,7 @@ class LLM:
         """
         outputs = self._gather(
             lambda: self._make_requests(prompts, None, pooling=self.facts.pooling.resolve(pooling)),
-            lambda requests: self._runs.outputs(requests),
+            lambda requests: self._runner.outputs(requests),
         )
         return self.facts.pooling.finish(outputs, normalize) if outputs else outputs
 
@@ -346,31 +346,31 @@ class LLM:
             on_delta: called with what each answer gets, as it gets it.
         """
         self.check_usable()
-        return self._turns.run(self._runs.outputs(requests, check, on_delta))
+        return self._call_lock.run(self._runner.outputs(requests, check, on_delta))
 
     def end_run(self) -> list[WorkerStats]:
         """Rank 0: end a run, on the other ranks, too. Returns what each of them did, and writes the trace if wanted."""
-        return self._runs.end()
+        return self._runner.end()
 
     def follow(self) -> None:
         """Ranks other than 0: take part until rank 0's run ends."""
         self.check_usable()
-        with self._turns.turn():
+        with self._call_lock.turn():
             follow_all([self])
 
     def close(self) -> None:
         """Leave the group in an orderly way, and free weights and KV cache; collective. The LLM is of no use afterwards."""
-        if not self._closed and LLM._home.is_here:
+        if not self._closed and LLM._fork_guard.is_here:
             self.unload()
             self.group.close(patient=self.is_spare)
 
     def unload(self) -> None:
         """Free weights and KV cache, but stay in the group, whose ``end_splits`` is to follow; collective."""
-        with self._turns.turn():
+        with self._call_lock.turn():
             self._closed = True
             if self.is_rank0:
                 self.inputs.close()
-                self._runs.close()
+                self._runner.close()
                 self._parts.channel.close()
             for parts in filter(None, (self._parts, self._draft_rank)):
                 parts.close()
@@ -379,7 +379,7 @@ class LLM:
         """Raises:
         UserError: the LLM is closed, or this process is a fork of the one that made it.
         """
-        LLM._home.enter()
+        LLM._fork_guard.enter()
         if self._closed:
             raise UserError("this LLM is closed; make a new LLM")
 
@@ -395,7 +395,7 @@ class LLM:
     ) -> list[RequestOutput] | None:
         return self._gather(
             lambda: self._make_requests(prompts(), params, streams=on_delta is not None),
-            lambda requests: self._runs.outputs(requests, on_delta=on_delta),
+            lambda requests: self._runner.outputs(requests, on_delta=on_delta),
         )
 
     def _make_requests(self, prompts: Any, params: Any, *, pooling: str = "", streams: bool = False) -> list[Request]:
@@ -413,7 +413,7 @@ class LLM:
     def _gather(self, make: Callable[[], list[Request]], run: Callable[[list[Request]], Iterator]) -> list | None:
         """All that ``_call`` yields, in the order of the requests; None on ranks other than 0."""
         self.check_usable()
-        outputs = list(self._turns.run(self._call(make, run)))
+        outputs = list(self._call_lock.run(self._call(make, run)))
         return sorted(outputs, key=lambda output: output.key) if self.is_rank0 else None
 
     def _call(self, make: Callable[[], list[Request]], run: Callable[[list[Request]], Iterator]) -> Iterator[Any]:

@@ -20,9 +20,9 @@ from labinfer.observe.report import RunReport
 from labinfer.planner.simulator.clock import VirtualClock
 from labinfer.planner.simulator.executor import SimulatedExecutor
 from labinfer.planner.simulator.plan_times import TimeSource
+from labinfer.requests.offline_runner import OfflineRunner
 from labinfer.requests.outputs import Delta, RequestOutput
 from labinfer.requests.prompts import PromptLike, TokensPrompt, parse_prompt
-from labinfer.requests.runs import Runs
 
 
 class SimulatedModel:
@@ -50,12 +50,12 @@ class SimulatedModel:
         self.engine: LLMEngine = make_engine(facts, executor, cache=cache, scheduling=scheduling, clock=self.clock)
         recorder = Tracer()
         driver = EngineDriver(self.engine, self.clock, recorder)
-        self._runs = Runs(driver, self.clock, recorder, facts=facts, tokenizer=None, trace=trace)
+        self._runner = OfflineRunner(driver, self.clock, recorder, facts=facts, tokenizer=None, trace=trace)
 
     @property
     def report(self) -> RunReport:
         """Figures of the last run, or of the one that is on."""
-        return self._runs.report
+        return self._runner.report
 
     def make_request(self, key: Any, prompt: PromptLike, sampling: SamplingParams) -> Request:
         """A checked request of token ids.
@@ -79,4 +79,4 @@ class SimulatedModel:
         on_delta: Callable[[Delta], None] | None = None,
     ) -> Iterator[RequestOutput]:
         """Yield outputs as they finish; see ``LLM.run``."""
-        return self._runs.outputs(requests, check, on_delta)
+        return self._runner.outputs(requests, check, on_delta)

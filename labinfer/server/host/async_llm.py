@@ -26,9 +26,9 @@ from labinfer.base.errors import Interrupted, UserError
 from labinfer.base.pooling import EmbeddingOutput
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.comm.group.failure import end_process_with
+from labinfer.requests.offline_runner import check_can_stream
 from labinfer.requests.outputs import Delta, RequestOutput, RequestState
 from labinfer.requests.prompts import PromptLike
-from labinfer.requests.runs import check_can_stream
 from labinfer.server.host.direct_link import DirectCall, DirectLink
 from labinfer.server.host.engine_host import EngineHost
 from labinfer.server.host.followers import follow_host

@@ -4,12 +4,12 @@ import os
 
 import pytest
 
-from labinfer.api.home_process import HomeProcess
+from labinfer.api.fork_guard import ForkGuard
 from labinfer.base.errors import UserError
 
 
 def test_fork_of_the_first_process_is_refused(monkeypatch):
-    home = HomeProcess()
+    home = ForkGuard()
     assert not home.is_here
     for _ in range(2):
         home.enter()

@@ -1,4 +1,4 @@
-"""Runs: rank 0's runs of an engine, one after another: requests in, deltas and outputs out."""
+"""OfflineRunner: rank 0's runs of an engine, one after another: requests in, deltas and outputs out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from labinfer.text.tokenizer import Tokenizer
 Outputs = list[RequestOutput | EmbeddingOutput]
 
 
-class Runs:
+class OfflineRunner:
     """Rank 0's side of a run, while the other ranks follow.
 
     A run that is broken off, by an error of its caller or by Ctrl-C, aborts its requests; the next one finds the engine empty.

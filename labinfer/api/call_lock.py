@@ -1,4 +1,4 @@
-"""Turns: threads that use one thing after another."""
+"""CallLock: threads that use one thing after another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOOK_SECONDS = 0.5
 """Between two looks at whether the thread whose turn it is has ended without giving it back."""
 
 
-class Turns:
+class CallLock:
     """A lock whose holder may be a generator that nobody takes to its end.
 
     Args:

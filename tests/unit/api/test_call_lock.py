@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 
-from labinfer.api.turns import Turns
+from labinfer.api.call_lock import CallLock
 
 
 def test_one_thread_alone_takes_over_from_one_that_has_ended():
-    turns, running, most = Turns("thing"), [], []
+    turns, running, most = CallLock("thing"), [], []
 
     def left_unfinished():
         try:
@@ -38,7 +38,7 @@ def test_one_thread_alone_takes_over_from_one_that_has_ended():
 
 
 def test_later_call_of_the_same_thread_ends_an_iterator():
-    turns, ended = Turns("thing"), []
+    turns, ended = CallLock("thing"), []
 
     def steps():
         try:

@@ -1,4 +1,4 @@
-"""HomeProcess: the process in which something can be used, and a refusal in forks of it."""
+"""ForkGuard: the process in which something can be used, and a refusal in forks of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from labinfer.base.errors import UserError
 
 
-class HomeProcess:
+class ForkGuard:
     """The process that was the first to use an LLM: threads of torch and of the compiled functions do not outlive a fork."""
 
     def __init__(self) -> None:
