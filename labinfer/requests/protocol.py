@@ -332,6 +332,10 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+Pooling = Literal["last", "mean", "cls"]
+"""See ``plan.POOLINGS``; by default a model's own. A model that is no embedder by its files needs one for scores."""
+
+
 class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """OpenAI's body of an embeddings request (API reference, "Create embeddings"), and ``pooling``."""
 
@@ -342,8 +346,7 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Only as many as the model has."""
     user: str | None = None
-    pooling: Literal["last", "mean", "cls"] | None = None
-    """See ``plan.POOLINGS``; by default the model's own."""
+    pooling: Pooling | None = None
     normalize: bool | None = None
     """Whether vectors are divided by their length; by default as the model's files say."""
     use_activation: bool | None = None

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -19,7 +20,6 @@ from labinfer.server.gateway.cluster_answers import (
     Link,
     RankPoint,
     RankTrace,
-    StageSpeed,
     StatsEvent,
     StatsPoint,
     Step,
@@ -31,7 +31,7 @@ from labinfer.server.gateway.event_stream import event
 from labinfer.server.gateway.stage_speeds import find_stage_speeds
 from labinfer.server.gateway.verdict import find_verdict
 from labinfer.server.link.frames import ModelFacts, RankFacts, Trace
-from labinfer.server.link.stats import EngineStats, RankStats, TracedStep
+from labinfer.server.link.stats import Drift, EngineStats, RankStats, TracedStep
 
 HISTORY_SECONDS = 300.0
 """Age of the oldest point, and of the oldest slice against the latest."""
@@ -153,13 +153,7 @@ class ClusterHistory:
             minute.popleft()
         model.verdict = self._judge(model, point.time_us) or model.verdict
         if model.watchers:
-            present = {
-                "links": self.links(stats.model),
-                "stages": self.stages(stats.model),
-                "verdict": model.verdict,
-                "drift": self.drift(stats.model),
-            }
-            _hand_out(model, StatsEvent(**msgspec.structs.asdict(point), **present))
+            _hand_out(model, StatsEvent(**msgspec.structs.asdict(point), **self.present(stats.model)))
 
     def add_trace(self, trace: Trace) -> None:
         """Take in steps and slices of a model that have just come."""
@@ -191,34 +185,17 @@ class ClusterHistory:
         """The last stats of each rank, by its number."""
         return {stats.rank: stats for stats in self._models[name].last.ranks}
 
-    def links(self, name: str) -> list[Link]:
-        """Bytes that every rank has sent to others."""
-        recent = self._models[name].recent
-        before = {rank.rank: rank for rank in recent[0][1].ranks} if recent else {}
-        ranks = self._models[name].last.ranks
-        return [_link(before.get(rank.rank), rank, to) for rank in ranks for to in sorted(rank.bytes_sent)]
-
-    def stages(self, name: str) -> list[StageSpeed]:
-        """Times of steps of each stage in the last minute with work."""
+    def present(self, name: str) -> dict[str, Any]:
+        """Fields of ``StatsEvent`` that are no point's: of the last seconds, and of the last minute with work."""
         model = self._models[name]
-        return find_stage_speeds(model.minute[0][1], model.last) if model.minute else []
-
-    def verdict(self, name: str) -> Verdict | None:
-        """The latest verdict on a model, as long as its engine lives."""
-        return self._models[name].verdict
-
-    def drift(self, name: str) -> LayoutDrift | None:
-        """The latest finding of whether stages have become slower."""
-        drift = self._models[name].last.drift
-        if drift is None:
-            return None
-        return LayoutDrift(
-            factors=drift.factors,
-            slow_stage=drift.slow,
-            slow_rank=drift.rank,
-            better_layers=drift.layers or None,
-            gain=drift.gain,
-        )
+        before = {rank.rank: rank for rank in model.recent[0][1].ranks} if model.recent else {}
+        ranks = model.last.ranks
+        return {
+            "links": [_link(before.get(rank.rank), rank, to) for rank in ranks for to in sorted(rank.bytes_sent)],
+            "stages": find_stage_speeds(model.minute[0][1], model.last) if model.minute else [],
+            "verdict": model.verdict,
+            "drift": _layout_drift(model.last.drift),
+        }
 
     @contextlib.contextmanager
     def watching(self, name: str) -> Iterator[Watcher]:
@@ -269,6 +246,18 @@ class ClusterHistory:
         begin_us = (self._clock() - HISTORY_SECONDS) * 1e6
         while model.points and model.points[0].time_us < begin_us:
             model.points.popleft()
+
+
+def _layout_drift(drift: Drift | None) -> LayoutDrift | None:
+    if drift is None:
+        return None
+    return LayoutDrift(
+        factors=drift.factors,
+        slow_stage=drift.slow,
+        slow_rank=drift.rank,
+        better_layers=drift.layers or None,
+        gain=drift.gain,
+    )
 
 
 def _is_idle(item: Slice) -> bool:

@@ -154,6 +154,10 @@ class HttpContext:
                 raise api_errors.bad_request(f"{name} is given twice", name)
         return dict(given)
 
+    def answer_fields(self, prefix: str, model: str) -> dict[str, Any]:
+        """Id, time and model of an answer."""
+        return {"id": prefix + self.id, "created": int(self.service.wall_clock()), "model": model}
+
     def json(
         self, content: Answer | dict[str, Any], status: int = 200, headers: dict[str, str] | None = None
     ) -> Response:

@@ -47,9 +47,9 @@ async def answer(context: HttpContext) -> Response | EventStream:
     body = await context.read(ChatBody)
     model = context.service.model(body.model)
     task = await GenerationTask.start(context, model, lambda: read_chat(body, model.chat_defaults()))
-    id, created = CHAT_PREFIX + context.id, int(context.service.wall_clock())
+    fields = context.answer_fields(CHAT_PREFIX, task.model_name)
     if task.input.stream:
-        return task.stream(ChatStream(id, created, task).events())
+        return task.stream(ChatStream(fields, task).events())
     (output,) = await task.outputs()
 
     def whole() -> Response:
@@ -60,9 +60,7 @@ async def answer(context: HttpContext) -> Response | EventStream:
             for completion, message in zip(output.completions, messages, strict=True)
         ]
         answer = ChatCompletion(
-            id=id,
-            created=created,
-            model=model.info.name,
+            **fields,
             choices=choices,
             usage=usage,
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs, tokenizer),
@@ -76,11 +74,11 @@ class ChatStream:
     """The chunks of a streamed answer.
 
     Args:
-        id, created: fields of every chunk.
+        fields: id, time and model of every chunk.
     """
 
-    def __init__(self, id: str, created: int, task: GenerationTask):
-        self._id, self._created, self._task, self._input = id, created, task, task.input
+    def __init__(self, fields: dict[str, Any], task: GenerationTask):
+        self._fields, self._task, self._input = fields, task, task.input
         (self._state,) = task.opened
         self._tokenizer, prompt = task.model.reader.tokenizer, self._state.prompt_token_ids
         self._readers = [
@@ -158,15 +156,7 @@ class ChatStream:
         usage = None if self._input.include_usage else UNSET
         if is_last or self._input.continuous_usage:
             usage = self._task.usage(self._num_reasoning_tokens())
-        chunk = ChatCompletionChunk(
-            id=self._id,
-            created=self._created,
-            model=self._task.model_name,
-            usage=usage,
-            choices=choices,
-            prompt_logprobs=prompt_logprobs,
-        )
-        return event(chunk)
+        return event(ChatCompletionChunk(**self._fields, usage=usage, choices=choices, prompt_logprobs=prompt_logprobs))
 
     def _num_reasoning_tokens(self) -> int:
         answers = zip(self._readers, self._state.answers, strict=True)

@@ -56,12 +56,9 @@ async def show(context: HttpContext) -> Response:
             ranks=[_describe_rank(rank, stats.get(rank.rank)) for rank in info.ranks],
             experts=_describe_experts(stats.values()),
             expert_reads=_describe_reads(stats.values()),
-            links=history.links(info.name),
-            stages=history.stages(info.name),
+            **history.present(info.name),
             machine_links=info.machine_links,
             plan=info.plan or None,
-            verdict=history.verdict(info.name),
-            drift=history.drift(info.name),
             history=history.points(info.name),
         )
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -49,9 +50,9 @@ async def answer(context: HttpContext) -> Response | EventStream:
     body = await context.read(CompletionBody)
     model = context.service.model(body.model)
     task = await GenerationTask.start(context, model, lambda: read_completion(body, model.completion_defaults()))
-    id, created = COMPLETION_PREFIX + context.id, int(context.service.wall_clock())
+    fields = context.answer_fields(COMPLETION_PREFIX, task.model_name)
     if task.input.stream:
-        return task.stream(CompletionStream(id, created, task).events())
+        return task.stream(CompletionStream(fields, task).events())
     outputs = await task.outputs()
 
     def whole() -> Response:
@@ -61,8 +62,7 @@ async def answer(context: HttpContext) -> Response | EventStream:
             for completion in output.completions:
                 index = number * task.input.sampling.n + completion.index
                 choices.append(text_choice(completion, output, model.reader.tokenizer, echo, index))
-        usage = total_usage(given)
-        return context.json(TextCompletion(id=id, created=created, model=model.info.name, choices=choices, usage=usage))
+        return context.json(TextCompletion(**fields, choices=choices, usage=total_usage(given)))
 
     return await asyncio.to_thread(whole)  # thousands of log-probabilities take a while
 
@@ -71,11 +71,11 @@ class CompletionStream:
     """The chunks of streamed answers.
 
     Args:
-        id, created: fields of every chunk.
+        fields: id, time and model of every chunk.
     """
 
-    def __init__(self, id: str, created: int, task: GenerationTask):
-        self._id, self._created, self._task, self._input = id, created, task, task.input
+    def __init__(self, fields: dict[str, Any], task: GenerationTask):
+        self._fields, self._task, self._input = fields, task, task.input
         self._tokenizer = task.model.reader.tokenizer
         self._offsets: dict[int, TokenOffsets] = {}  # by choice
 
@@ -124,10 +124,7 @@ class CompletionStream:
             usage = self._task.usage()
             if self._input.prompt_alone:
                 usage = msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
-        chunk = TextCompletionChunk(
-            id=self._id, created=self._created, model=self._task.model_name, usage=usage, choices=choices
-        )
-        return event(chunk)
+        return event(TextCompletionChunk(**self._fields, usage=usage, choices=choices))
 
 
 def _echo(task: GenerationTask, number: int) -> Echo | None:

@@ -4,7 +4,7 @@ Models that read both texts together (cross-encoders, Qwen3-Reranker) are refuse
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET
@@ -23,7 +23,7 @@ from labinfer.requests.openai.scores import (
     pooled_list,
 )
 from labinfer.requests.prompts import TextPrompt
-from labinfer.requests.protocol import MAX_INPUTS, EmbeddingBody
+from labinfer.requests.protocol import MAX_INPUTS, EmbeddingBody, Pooling
 from labinfer.server.gateway.endpoint import GENERATING, endpoint
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.refusals import checked
@@ -43,8 +43,7 @@ class ScoreBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     documents: Texts | None = None
     """Both are newer names of ``text_1`` and ``text_2``."""
     user: str | None = None
-    pooling: Literal["last", "mean", "cls"] | None = None
-    """See ``plan.POOLINGS``; by default the model's own. A model that is no embedder by its files needs one."""
+    pooling: Pooling | None = None
 
     def pairs(self) -> tuple[list[str], list[str]]:
         """First and second texts.
@@ -79,8 +78,7 @@ class RerankBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     return_documents: bool | None = None
     """False to leave their texts out."""
     user: str | None = None
-    pooling: Literal["last", "mean", "cls"] | None = None
-    """See ``plan.POOLINGS``; by default the model's own. A model that is no embedder by its files needs one."""
+    pooling: Pooling | None = None
 
 
 @endpoint("POST", "/pooling", body=EmbeddingBody, answer=PooledList, errors=GENERATING)
@@ -90,7 +88,7 @@ async def pool(context: HttpContext) -> Response:
     model = context.service.model(body.model)
     checked(lambda: body.check_dimensions(model.info.hidden_size))
     outputs = await embed(context, model, body.prompts, body.pooling, body.user, normalize=body.normalize)
-    fields = {"id": f"pool-{context.id}", "created": int(context.service.wall_clock()), "model": model.info.name}
+    fields = context.answer_fields("pool-", model.info.name)
     return await asyncio.to_thread(lambda: context.json(pooled_list(outputs, body.encoding_format, **fields)))
 
 
@@ -107,9 +105,7 @@ async def score(context: HttpContext) -> Response:
     def whole() -> Response:
         scores = cosine_scores(outputs[: len(first)], outputs[len(first) :])
         answer = ScoreList(
-            id=f"score-{context.id}",
-            created=int(context.service.wall_clock()),
-            model=model.info.name,
+            **context.answer_fields("score-", model.info.name),
             data=[Score("score", index, score) for index, score in enumerate(scores)],
             usage=count_tokens(outputs),
         )

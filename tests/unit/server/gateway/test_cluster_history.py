@@ -106,19 +106,19 @@ def steps_of(number: int, steps: int, busy: float, stage: int | None = None) -> 
 
 
 def test_stages_are_told_by_their_slowest_ranks_over_the_last_minute(history, clock):
-    assert history.stages("a") == []
+    assert history.present("a")["stages"] == []
     for second in range(200):
         clock.now += 1
         ranks = [steps_of(0, 10 * second, second), steps_of(1, 10 * second, 2 * second, 1)]
         busy = second if second < 120 else 4 * second - 360  # 0.1 seconds a step, and 0.4 later
         ranks.append(steps_of(2, 10 * second, busy, 1))
         history.add_stats(stats(steps=10 * second, ranks=ranks))
-    first, second = history.stages("a")
+    first, second = history.present("a")["stages"]
     assert (first.stage, first.rank, first.step_seconds) == (0, 0, pytest.approx(0.1))
     assert (second.stage, second.rank, second.step_seconds) == (1, 2, pytest.approx(0.4))
     assert second.predicted_seconds is None and second.slowdown is None
     history.begin()
-    assert history.stages("a") == []
+    assert history.present("a")["stages"] == []
 
 
 def test_stages_are_told_with_their_drift(history, clock):
@@ -127,7 +127,7 @@ def test_stages_are_told_with_their_drift(history, clock):
         clock.now += 1
         told = stats(ranks=[steps_of(0, 10 * second, 1.0 * second), steps_of(1, 10 * second, 4.0 * second)])
         history.add_stats(msgspec.structs.replace(told, drift=drift))
-    first, second = history.stages("a")
+    first, second = history.present("a")["stages"]
     assert (first.step_seconds, first.predicted_seconds, first.slowdown) == pytest.approx((0.1, 0.2, 0.5))
     assert (second.step_seconds, second.predicted_seconds, second.slowdown) == pytest.approx((0.4, 0.2, 2.0))
 
@@ -137,9 +137,9 @@ def test_stages_keep_their_times_in_a_pause(history, clock):
         clock.now += 1
         history.add_stats(stats(ranks=[steps_of(0, 10 * second, 2.0 * second)]))
     clock.now += 1000
-    assert [stage.step_seconds for stage in history.stages("a")] == [pytest.approx(0.2)]
+    assert [stage.step_seconds for stage in history.present("a")["stages"]] == [pytest.approx(0.2)]
     history.add_stats(stats(ranks=[steps_of(0, 100, 20.0)]))  # the first steps after it
-    assert [stage.step_seconds for stage in history.stages("a")] == [pytest.approx(0.2)]
+    assert [stage.step_seconds for stage in history.present("a")["stages"]] == [pytest.approx(0.2)]
 
 
 def test_history_goes_back_some_minutes(history, clock):
