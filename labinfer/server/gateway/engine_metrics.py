@@ -90,26 +90,25 @@ class EngineMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every metric with its values now."""
         engines = [stats for stats, _ in self._last.values()]
-        for family, rows in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
-            for name, text, read in rows:
-                metric = family(name, text, labels=MODEL_LABELS)
-                for stats in engines:
-                    metric.add_metric((stats.model, ENGINE), read(stats))
+        models = [((stats.model, ENGINE), stats) for stats in engines]
+        ranks = [
+            ((stats.model, str(rank.rank), str(rank.stage), str(rank.tp_rank)), rank)
+            for stats in engines
+            for rank in stats.ranks
+        ]
+        reads = [(labels, rank.expert_reads) for labels, rank in ranks if rank.expert_reads is not None]
+        for family, table, labels, sources in (
+            (GaugeMetricFamily, GAUGES, MODEL_LABELS, models),
+            (CounterMetricFamily, COUNTERS, MODEL_LABELS, models),
+            (CounterMetricFamily, RANK_COUNTERS, RANK_LABELS, ranks),
+            (GaugeMetricFamily, RANK_GAUGES, RANK_LABELS, ranks),
+            (CounterMetricFamily, READ_COUNTERS, RANK_LABELS, reads),
+        ):
+            for name, text, read in table:
+                metric = family(name, text, labels=labels)
+                for values, source in sources:
+                    metric.add_metric(values, read(source))
                 yield metric
-        for family, rows in ((CounterMetricFamily, RANK_COUNTERS), (GaugeMetricFamily, RANK_GAUGES)):
-            for name, text, read in rows:
-                metric = family(name, text, labels=RANK_LABELS)
-                for stats in engines:
-                    for rank in stats.ranks:
-                        metric.add_metric(_rank_values(stats, rank), read(rank))
-                yield metric
-        for name, text, read in READ_COUNTERS:
-            metric = CounterMetricFamily(name, text, labels=RANK_LABELS)
-            for stats in engines:
-                for rank in stats.ranks:
-                    if rank.expert_reads is not None:
-                        metric.add_metric(_rank_values(stats, rank), read(rank.expert_reads))
-            yield metric
         yield self._accepted(engines)
         yield self._step_tokens(engines)
         yield self._step_age()
@@ -166,7 +165,3 @@ class EngineMetrics(Collector):
                 for expert, count in enumerate(counts):
                     metric.add_metric((stats.model, str(layer), str(expert)), count)
         return metric
-
-
-def _rank_values(stats: EngineStats, rank: RankStats) -> tuple[str, ...]:
-    return stats.model, str(rank.rank), str(rank.stage), str(rank.tp_rank)
