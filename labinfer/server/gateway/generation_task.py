@@ -23,6 +23,7 @@ from labinfer.server.gateway.metrics import COMPLETE
 from labinfer.server.gateway.recent_requests import RequestSize
 from labinfer.server.gateway.refusals import checked, refused_field
 from labinfer.server.gateway.service import Model
+from labinfer.text.reply_reader import ReplyReader
 from labinfer.text.tokenizing import PromptText
 
 Result = TypeVar("Result")
@@ -148,9 +149,15 @@ class GenerationTask:
                 self._note(number, delta)
                 yield number, delta
 
-    def usage(self, reasoning: int | None = None) -> Usage:
-        """Tokens of all requests so far; ``reasoning`` of them are thoughts, None where those are not told apart."""
-        return total_usage(self.opened, reasoning)
+    def usage(self, readers: list[ReplyReader] | None = None) -> Usage:
+        """Tokens of all requests so far; with a reader for each answer of the only request, reasoning tokens, too."""
+        if readers is None:
+            return total_usage(self.opened)
+        (state,) = self.opened
+        answers = zip(readers, state.answers, strict=True)
+        return total_usage(
+            self.opened, sum(reader.num_reasoning_tokens(answer.token_ids) for reader, answer in answers)
+        )
 
     @property
     def is_done(self) -> bool:

@@ -155,9 +155,5 @@ class ChatStream:
     ) -> bytes:
         usage = None if self._input.include_usage else UNSET
         if is_last or self._input.continuous_usage:
-            usage = self._task.usage(self._num_reasoning_tokens())
+            usage = self._task.usage(self._readers)
         return event(ChatCompletionChunk(**self._fields, usage=usage, choices=choices, prompt_logprobs=prompt_logprobs))
-
-    def _num_reasoning_tokens(self) -> int:
-        answers = zip(self._readers, self._state.answers, strict=True)
-        return sum(reader.num_reasoning_tokens(answer.token_ids) for reader, answer in answers)

@@ -19,7 +19,6 @@ from labinfer.requests.anthropic.messages import (
     TokenCount,
     stop_reason,
 )
-from labinfer.requests.openai.answer import Usage
 from labinfer.requests.outputs import Completion
 from labinfer.server.gateway.endpoint import GENERATING, READING, endpoint
 from labinfer.server.gateway.error_form import ANTHROPIC_ERRORS
@@ -61,16 +60,18 @@ class MessageAnswer:
 
     def __init__(self, context: HttpContext, body: MessageBody, task: GenerationTask):
         self._context, self._task = context, task
-        (self._state,) = task.opened
-        self._reader = ReplyReader(task.model.reader.tokenizer, self._state.prompt_token_ids, task.input.tool_use)
-        self._writer = MessageWriter(MESSAGE_PREFIX + context.id, task.model_name, self._usage(), body.shows_thoughts)
+        (state,) = task.opened
+        self._reader = ReplyReader(task.model.reader.tokenizer, state.prompt_token_ids, task.input.tool_use)
+        self._writer = MessageWriter(
+            MESSAGE_PREFIX + context.id, task.model_name, task.usage([self._reader]), body.shows_thoughts
+        )
 
     def whole(self, completion: Completion) -> Response:
         """The message of an answer that has come."""
         writer = self._writer
         deque(writer.add(self._reader.read(completion.text or "", completion.finish_reason)), maxlen=0)
         reason = self._reader.finish_reason(completion.finish_reason)
-        deque(writer.end(*stop_reason(reason, completion.stop_reason), self._usage()), maxlen=0)
+        deque(writer.end(*stop_reason(reason, completion.stop_reason), self._task.usage([self._reader])), maxlen=0)
         return self._context.json(writer.message)
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -84,11 +85,8 @@ class MessageAnswer:
                 yield named_event(event)
             if is_last:
                 reason = self._reader.finish_reason(delta.finish_reason)
-                for event in writer.end(*stop_reason(reason, delta.stop_reason), self._usage()):
+                for event in writer.end(*stop_reason(reason, delta.stop_reason), self._task.usage([self._reader])):
                     yield named_event(event)
-
-    def _usage(self) -> Usage:
-        return self._task.usage(self._reader.num_reasoning_tokens(self._state.answers[0].token_ids))
 
 
 @endpoint(

@@ -12,7 +12,6 @@ import msgspec
 from starlette.responses import Response as HttpResponse
 
 from labinfer.requests.openai import api_errors
-from labinfer.requests.openai.answer import Usage
 from labinfer.requests.openai.api_errors import ApiError
 from labinfer.requests.openai.response_body import CountBody, ResponseBody
 from labinfer.requests.openai.response_events import STREAM_EVENTS, ResponseWriter
@@ -121,8 +120,8 @@ class ResponseAnswer:
         if context.service.stored_responses.get(context.caller.name, RESPONSE_PREFIX + name) is not None:
             name = uuid.uuid4().hex  # the caller has chosen the same again, and keeps both
             task.names.add(name)
-        (self._state,), tokenizer = task.opened, task.model.reader.tokenizer
-        self._reader = ReplyReader(tokenizer, self._state.prompt_token_ids, task.input.tool_use)
+        (state,), tokenizer = task.opened, task.model.reader.tokenizer
+        self._reader = ReplyReader(tokenizer, state.prompt_token_ids, task.input.tool_use)
         response = new_response(RESPONSE_PREFIX + name, self._now(), task.model_name, body, task.input.sampling)
         self._writer = ResponseWriter(response, tokenizer)
 
@@ -130,7 +129,7 @@ class ResponseAnswer:
         """The response of an answer that has come."""
         writer, events = self._writer, self._reader.read(completion.text or "", completion.finish_reason)
         deque(writer.add(events, completion.logprobs), maxlen=0)
-        deque(writer.end(completion.finish_reason, self._usage(), self._now()), maxlen=0)
+        deque(writer.end(completion.finish_reason, self._task.usage([self._reader]), self._now()), maxlen=0)
         return self._stored()
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -143,7 +142,7 @@ class ResponseAnswer:
             for event in writer.add(self._reader.read(delta.text or "", delta.finish_reason), delta.logprobs):
                 yield named_event(event)
             if is_last:
-                last = list(writer.end(delta.finish_reason, self._usage(), self._now()))
+                last = list(writer.end(delta.finish_reason, self._task.usage([self._reader]), self._now()))
                 self.store(self._stored())
                 for event in last:
                     yield named_event(event)
@@ -160,9 +159,6 @@ class ResponseAnswer:
     def _stored(self) -> StoredResponse:
         items = [item.as_stored() for item in self._conversation.input]
         return StoredResponse.make(self._body.previous_response_id, self._writer.response, items)
-
-    def _usage(self) -> Usage:
-        return self._task.usage(self._reader.num_reasoning_tokens(self._state.answers[0].token_ids))
 
     def _now(self) -> int:
         return int(self._context.service.wall_clock())
