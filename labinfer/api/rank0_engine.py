@@ -35,7 +35,7 @@ def engine_facts(parts: RankRuntime) -> EngineFacts:
         max_model_len=layout.max_model_len,
         eos_token_ids=layout.config.eos_token_ids,
         drafting_stage=None if layout.draft_devices else layout.topology.place(0).stage,
-        lends_cores=parts.lends_cores,
+        is_one_cpu_host=layout.is_one_cpu_host,
         step_times=parts.step_times,
     )
 

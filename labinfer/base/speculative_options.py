@@ -40,7 +40,7 @@ class SpeculativeOptions:
     """Tokens of a draft; 0 for as many as promise the most tokens a second."""
     continuous: bool | None = None
     """Whether stages of a pipeline that nobody else wants verify further drafted tokens of a sequence while others are on their way. None
-    for where stages have cores of their own: where a stage that waits lends its own to the others, none is idle."""
+    means True unless all stages compute on CPUs of one machine, where a waiting stage's cores help the others."""
     prompt_lookup_min: int = 2
     """Tokens at the end of a sequence that must have come before, at least, for ngram to guess that what came then comes again."""
     prompt_lookup_max: int = 5

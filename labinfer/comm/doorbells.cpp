@@ -11,11 +11,10 @@
 
 namespace {
 
-// One for each rank; doorbells.py knows its size and where is_idle stands.
+// One for each rank; doorbells.py knows its size.
 struct alignas(128) Bell {
   std::atomic<uint32_t> rings;
-  std::atomic<uint32_t> sleeps;   // whether the rank sleeps until it rings
-  std::atomic<uint32_t> is_idle;  // whether the rank waits, so that its cores are free
+  std::atomic<uint32_t> sleeps;  // whether the rank sleeps until it rings
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(Bell) == 128, "see doorbells.py");
 
@@ -43,7 +42,5 @@ void bell_sleep(Bell* bell, int64_t rings, int64_t nanoseconds) {
   nanosleep(&limit, nullptr);
 #endif
 }
-
-void bell_set_idle(Bell* bell, int idle) { bell->is_idle.store(uint32_t(idle)); }
 
 }  // extern "C"

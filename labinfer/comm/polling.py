@@ -1,5 +1,5 @@
-"""Waiting on a condition that can only be polled: the rank yields its core at first, and sleeps later; one that lends its cores
-sleeps at once, until its doorbell rings.
+"""Waiting on a condition that can only be polled: the rank yields its core at first, and sleeps later; one whose cores others
+use meanwhile sleeps at once, until its doorbell rings.
 
 A rank that yields notices the end of its wait within microseconds and lets other ranks of the machine run; a rank that
 sleeps costs next to nothing while the engine is idle.
@@ -20,7 +20,7 @@ YIELD_SECONDS_OVERSUBSCRIBED = 0.0002
 SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 2e-3
 """Seconds. Sleeps grow from the shortest to the longest, which bounds the delay of the first token after an idle time."""
 SHORTEST_SLEEP_WITH_BELL = 500e-6
-"""The shortest of a rank that lends its cores: each end takes time from whoever computes there."""
+"""The shortest of a rank whose cores others use meanwhile: each end takes time from whoever computes there."""
 YIELD_SECONDS_AFTER_BELL = 0.0002
 """A large message takes several steps, and rings once."""
 
@@ -52,7 +52,7 @@ def wait_until(
         longest_sleep = LONGEST_SLEEP
     else:
         heard = bells.rings()
-    if bells is not None and progress.lends_cores:
+    if bells is not None and progress.on_wait is not None:
         sleep, alert_until = SHORTEST_SLEEP_WITH_BELL, 0.0
     else:
         sleep = SHORTEST_SLEEP

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -37,18 +38,19 @@ class Progress:
     """Seconds of ``time.monotonic`` at which the wait began."""
     doorbells: Doorbells | None = None
     """Bells of this machine's ranks, where they share memory."""
-    lends_cores: bool = False
-    """Whether others compute on this rank's cores while it waits."""
+    on_wait: Callable[[bool], None] | None = None
+    """Called with True when a wait begins and with False when it ends, so that others can use this rank's cores meanwhile. A wait that
+    can be woken sleeps at once then."""
 
     @contextmanager
     def waiting(self, what: str):
         """Record a wait. An exception does not reset it: after a timeout the rank is still asked what it waited for."""
         self.waiting_for, self.waiting_since = what, time.monotonic()
-        if self.doorbells is not None:
-            self.doorbells.set_idle(True)
+        if self.on_wait is not None:
+            self.on_wait(True)
         yield
-        if self.doorbells is not None:
-            self.doorbells.set_idle(False)
+        if self.on_wait is not None:
+            self.on_wait(False)
         self.waiting_for = ""
 
     @contextmanager

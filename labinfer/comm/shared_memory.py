@@ -279,7 +279,7 @@ def load_library(on_progress: compiler.OnProgress = lambda done, total: None) ->
         function.restype = ctypes.c_int64
     pointer, size = ctypes.c_void_p, ctypes.c_int64
     arguments = {"bell_ring": [pointer], "bell_rings": [pointer], "bell_sleep": [pointer, size, size]}
-    for name, types in (arguments | {"bell_set_idle": [pointer, ctypes.c_int]}).items():
+    for name, types in arguments.items():
         getattr(library, name).argtypes = types
         getattr(library, name).restype = size if name == "bell_rings" else None
     return library

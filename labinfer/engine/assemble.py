@@ -133,5 +133,5 @@ def make_drafts(
         clock=clock,
         draft_times=micro_batches if facts.step_times else None,
         chooses_lengths=scheduling.chooses_drafts,
-        continuous=facts.num_stages > 1 and (not facts.lends_cores if continuous is None else continuous),
+        continuous=facts.num_stages > 1 and (not facts.is_one_cpu_host if continuous is None else continuous),
     )

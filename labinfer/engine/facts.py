@@ -45,7 +45,7 @@ class EngineFacts:
     """Tokens that end an answer unless its request ignores them."""
     drafting_stage: int | None = 0
     """The stage of the rank that drafts, whose steps wait for it; None where that is a spare rank."""
-    lends_cores: bool = False
-    """Whether all stages lend each other their cores while they wait, so that none is idle."""
+    is_one_cpu_host: bool = False
+    """Whether all stages compute on CPUs of one machine, whose cores no stage has to leave idle."""
     step_times: StepTimes | None = None
     """Seconds of a step; None where nothing was measured."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,9 @@ class Provider:
         """The most that the device allows, measured, as ``ceilings.Ceilings``; None where this cannot be."""
         return None
 
-    def borrow_cores(self, lent: Mapping[int, int]) -> None:  # noqa: B027
-        """Also compute on cores of other processes while they are lent, from now on, in place of those of an earlier call.
-
-        Args:
-            lent: by the number of a CPU, the address of a 32-bit word that is not 0 while it is lent. Words stay where they are for good.
-        """
+    def compiled(self) -> ctypes.CDLL | None:
+        """The compiled library behind its functions, for extensions that call into it; None where there is none."""
+        return None
 
     def capture(self) -> Any:
         """Capture of calls of its functions, as ``graph.Capture``; None where there is none."""

@@ -14,13 +14,13 @@ from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.spmd.machine import return_freed_memory
 from labinfer.launch.answer_files import AnswerFiles, identify_answer_files, setting_stamps
 from labinfer.launch.communicators import Communicators, connect, make_communicators
+from labinfer.launch.core_sharing import share_cores
 from labinfer.launch.draft_model import load_draft_model_beside
 from labinfer.launch.draft_rank import DraftRank, RemoteLink, build_spare_rank
 from labinfer.launch.expert_offload import offload_experts
 from labinfer.launch.find_model import find_model
 from labinfer.launch.layout.kv_capacity import agree_on_blocks, log_capacity
 from labinfer.launch.layout.layout import Layout, check_context_shift, make_layout
-from labinfer.launch.lent_cores import share_cores
 from labinfer.launch.load_stage import gather_weight_bytes, load_stage, open_stage
 from labinfer.launch.measure.measure import StepMeter
 from labinfer.launch.out_of_memory import memory_for
@@ -99,7 +99,7 @@ def build_placed(
     with group.together():
         checkpoint = open_stage(group, options, directory, layout, cache=weight_cache, is_whole=is_whole)
     providers = prepare_providers(group, device)
-    lends_cores = share_cores(group, comms.machine, layout, place, providers)
+    share_cores(group, comms.machine, layout, place, providers)
     functions = choose_functions(group, options, layout, place, providers)
     with group.together(), memory_for("the weights", device):
         context = layout.stage_context(place, tp, functions)
@@ -193,7 +193,6 @@ def build_placed(
         recorder=recorder,
         capacity=capacity,
         step_times=step_times,
-        lends_cores=lends_cores,
         draft_model=draft_model,
         drafts=RemoteLink(comms.drafts) if comms.drafts is not None and group.rank == 0 else None,
     )

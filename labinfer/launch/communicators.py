@@ -12,12 +12,11 @@ from labinfer.comm.control import ControlChannel
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.mailboxes import share_mailboxes
 from labinfer.comm.pipeline import PipelineCommunicator
-from labinfer.comm.shared_memory import share_memory
+from labinfer.comm.shared_memory import hang_doorbells, share_memory
 from labinfer.comm.spmd.command_senders import command_senders
 from labinfer.comm.spmd.topology import Place
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.launch.layout.layout import Layout
-from labinfer.launch.lent_cores import share_doorbells
 from labinfer.observe.progress_line import compile_progress
 
 
@@ -33,7 +32,7 @@ class Communicators:
     results: Communicator | None
     """Both None where there is one stage."""
     machine: Communicator | None
-    """The placed ranks of this one's machine; itself on a spare rank, None where there is one stage."""
+    """The placed ranks of this one's machine; itself on a spare rank. None if there is one stage, or if no memory is to be shared."""
     channel: ControlChannel | None
     """None on a spare rank whose first model has made it."""
     drafts: ControlChannel | None
@@ -80,7 +79,7 @@ def make_communicators(
         stage=stage,
         activations=activations,
         results=results,
-        machine=machine if has_pipeline else None,
+        machine=machine if has_pipeline and may_share else None,
         channel=channel,
         drafts=drafts,
     )
@@ -97,9 +96,8 @@ def _share_messages(
     if not comms or len(ranks) < 2 or any(layout.devices[rank].type != "cpu" for rank in ranks):
         return comms
     with compile_progress() as on_progress:
-        if share_doorbells(group, machine, ranks, on_progress) is None:
-            return comms
-    return share_mailboxes(machine, comms, ranks)
+        group.progress.doorbells = hang_doorbells(machine, ranks, group.rank, on_progress)
+    return comms if group.progress.doorbells is None else share_mailboxes(machine, comms, ranks)
 
 
 def connect(

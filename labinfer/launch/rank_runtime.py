@@ -37,8 +37,6 @@ class RankRuntime:
     capacity: KVCapacity
     step_times: StepTimes | None
     """Measured seconds of a step; None if no decision depends on them."""
-    lends_cores: bool
-    """Whether all stages compute on each other's idle cores."""
     draft_model: DraftModel | None = None
     """Draft model on rank 0."""
     drafts: RemoteLink | None = None

@@ -121,7 +121,7 @@ class Bench:
         num_host_window_blocks: int = 0,
         enable_prefix_caching: bool = True,
         prefix_cache_eviction: str = "lru",
-        lends_cores: bool = False,
+        is_one_cpu_host: bool = False,
         is_causal: bool = True,
         **options,
     ):
@@ -143,7 +143,7 @@ class Bench:
             hidden_size=VECTOR_SIZE,
             max_model_len=self.max_context,
             eos_token_ids=eos,
-            lends_cores=lends_cores,
+            is_one_cpu_host=is_one_cpu_host,
             is_causal=is_causal,
             step_times=times,
         )

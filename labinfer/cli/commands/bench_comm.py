@@ -19,10 +19,9 @@ from labinfer.cli.commands.session import Session
 from labinfer.comm.communicator import Communicator
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.mailboxes import LARGEST_BYTES, share_mailboxes
-from labinfer.comm.shared_memory import share_memory
+from labinfer.comm.shared_memory import hang_doorbells, share_memory
 from labinfer.comm.spmd.command_senders import command_senders
 from labinfer.comm.spmd.machine import resolve_device
-from labinfer.launch.lent_cores import share_doorbells
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.progress_line import START_SECONDS, Ticker
 from labinfer.observe.table import format_bytes, format_table
@@ -57,7 +56,7 @@ def run(session: Session) -> int:
     host, senders = group.comm.split(everyone), command_senders(range(group.size))
     messages = [(comm, ControlChannel(host, Note, Note, senders))]
     if device.type == "cpu" and len({info.node for info in group.everyone}) == 1:
-        share_doorbells(group, comm, group.ranks)
+        group.progress.doorbells = hang_doorbells(comm, group.ranks, group.rank)
         boxes, commands = share_mailboxes(host, [comm, host], group.ranks)
         if boxes is not comm:
             messages.append((boxes, ControlChannel(commands, Note, Note, senders)))

@@ -9,7 +9,6 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -30,9 +29,6 @@ from labinfer.comm.spmd.environment import LaunchEnvironment, choose_gloo_interf
 from labinfer.comm.spmd.machine import RankInfo, describe_rank
 from labinfer.comm.spmd.processes import mpi_launcher_began
 from labinfer.comm.spmd.threads import ThreadChoice, bind, choose_threads, is_oversubscribed
-
-if TYPE_CHECKING:
-    from labinfer.comm.doorbells import Doorbells
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +63,6 @@ class RankGroup:
     threads: ThreadChoice = ThreadChoice(1, "not chosen yet")
     made: list[Communicator] = field(default_factory=list)
     """Communicators that were split off, in the same order on every rank; they end with the group."""
-    doorbells: dict[tuple[int, ...], Doorbells | None] = field(default_factory=dict)
-    """Bells that ranks of this machine share, by these ranks; None where they share none. They are used again, as their memory is not
-    always given back."""
 
     @property
     def rank(self) -> int:
@@ -169,7 +162,7 @@ class RankGroup:
 
     def end_splits(self) -> None:
         """End all communicators that were split off; collective. Nothing may be on its way."""
-        self.progress.doorbells, self.progress.lends_cores = None, False
+        self.progress.doorbells = None
         for comm in reversed(self.made):
             comm.close()
         self.made.clear()
@@ -185,7 +178,6 @@ class RankGroup:
             with self.progress.without_limit() if patient else nullcontext():
                 self.comm.barrier()
             self.end_splits()
-            self.doorbells.clear()
             self.lifeline.close()
 
 

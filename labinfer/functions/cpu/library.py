@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from struct import Struct
 from typing import Any, Protocol
@@ -59,16 +59,11 @@ class Observer(Protocol):
         """Run a step in Python, now and with each replay, without a look at what it calls."""
 
 
-class LentCore(ctypes.Structure):
-    """A core of another process; ``team.h`` has the same fields."""
-
-    _fields_ = [("is_lent", ctypes.c_void_p), ("cpu", ctypes.c_int64)]
-
-
 class Library:
     """The compiled functions by their names in C++, but for those whose instructions this processor has not."""
 
     def __init__(self, compiled: ctypes.CDLL):
+        self.compiled = compiled
         self.file_name = Path(compiled._name).name
         """Says what the library was made of."""
         self.observer: Observer | None = None
@@ -77,7 +72,6 @@ class Library:
         self.bytes_kernel = _bytes_kernel(compiled, self.kernels)
         """The member of ``kernels`` with which codes of 4 and 5 bits become bytes (``linear_groups_bytes``), or None."""
         self.replay = compiled.replay
-        self._borrow_cores = compiled.borrow_cores
 
     def add(self, name: str, function: ctypes._CFuncPtr, again: Callable | None) -> None:
         """Make a function without result an attribute."""
@@ -94,10 +88,6 @@ class Library:
     def find(self, name: str, kernel: str) -> Callable:
         """The variant of a function for a kernel."""
         return getattr(self, f"{name}_{kernel}" if kernel else name)
-
-    def borrow_cores(self, lent: Mapping[int, int]) -> None:
-        """See ``Provider.borrow_cores``."""
-        self._borrow_cores((LentCore * len(lent))(*((word, cpu) for cpu, word in lent.items())), len(lent))
 
     def run(self, step: Callable[[], None]) -> None:
         """Run a step that depends on numbers in tensors. A graph runs it again, in Python."""
@@ -184,8 +174,7 @@ def load(compiled: ctypes.CDLL) -> Library:
             setattr(library, name, function)
         else:
             library.add(name, function, getattr(compiled, f"replay_{name}", None))
-    for function in (compiled.replay, compiled.borrow_cores):
-        function.argtypes, function.restype = [pointer, size], None
+    compiled.replay.argtypes, compiled.replay.restype = [pointer, size], None
     return library
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -134,9 +134,8 @@ class CpuProvider(Provider):
     def ceilings(self) -> Ceilings | None:
         return measure_ceilings(self._library) if self._library is not None else None
 
-    def borrow_cores(self, lent: Mapping[int, int]) -> None:
-        if self._library is not None:
-            self._library.borrow_cores(lent)
+    def compiled(self) -> ctypes.CDLL | None:
+        return self._library.compiled if self._library is not None else None
 
     def capture(self) -> Capture | None:
         return CpuCapture(self._library) if self._library is not None else None

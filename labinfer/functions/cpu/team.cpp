@@ -40,22 +40,22 @@ bool look(std::chrono::microseconds time, There there) {
   }
 }
 
-// Cores of others for every team that has work from now on; how often they changed.
-std::mutex lent_mutex;
-std::vector<LentCore> lent_cores;
-std::atomic<int> lent_changes{0};
+// Cores of other processes for every team that starts a region from now on, and the number of calls of use_idle_cores.
+std::mutex shared_mutex;
+std::vector<SharedCore> shared_cores;
+std::atomic<int> shared_changes{0};
 
-// The threads that work for one thread, and guests on lent cores, which sleep until there is work while theirs is lent. A region's
-// number, how many are inside, and whether more may enter are one word, so that the last to leave and the end of a region never miss
-// each other.
+// The threads that work for one thread, and helper threads on cores of other processes, which sleep unless there is work and their
+// core is idle. A region's number, the number of threads inside, and whether more may enter are one word, so that the last thread to
+// leave and the end of a region never miss each other.
 class Team {
-  struct Guest {
-    explicit Guest(const LentCore& core) : core(core) {}
-    bool is_lent() const { return core.is_lent->load(std::memory_order_acquire); }
+  struct Helper {
+    explicit Helper(const SharedCore& core) : core(core) {}
+    bool is_idle() const { return core.is_idle->load(std::memory_order_acquire); }
 
-    LentCore core;
-    int range = -1;  // of the present region; without one it has no part in it
-    std::atomic<bool> sleeps{false}, leaves{false};
+    SharedCore core;
+    int range = -1;  // of the present region; -1 if the helper has no part in it
+    std::atomic<bool> sleeps{false}, stops{false};
     std::thread thread;
   };
 
@@ -68,15 +68,15 @@ class Team {
     }
     wake.notify_all();
     for (std::thread& other : others) other.join();
-    dismiss();
+    stop_helpers();
   }
 
   void run(int threads, int64_t count, void (*work)(void*, Pieces&), void* data) {
     threads = std::min(threads, MOST / 2);
     while (int(others.size()) + 1 < threads) add();
-    if (seen_changes != lent_changes.load()) invite();
+    if (seen_changes != shared_changes.load()) start_helpers();
     this->work = work, this->data = data, members = num_ranges = threads;
-    for (Guest& guest : guests) guest.range = guest.is_lent() && num_ranges < count ? num_ranges++ : -1;
+    for (Helper& helper : helpers) helper.range = helper.is_idle() && num_ranges < count ? num_ranges++ : -1;
     for (int i = 0; i < num_ranges; ++i) {
       uint64_t begin = count * i / num_ranges, end = count * (i + 1) / num_ranges;
       ranges[i].bounds.store(begin << 32 | end, std::memory_order_relaxed);
@@ -90,8 +90,8 @@ class Team {
   }
 
   int size(int threads) {
-    if (seen_changes != lent_changes.load()) invite();
-    return threads + int(std::count_if(guests.begin(), guests.end(), [](const Guest& guest) { return guest.is_lent(); }));
+    if (seen_changes != shared_changes.load()) start_helpers();
+    return threads + int(std::count_if(helpers.begin(), helpers.end(), [](const Helper& helper) { return helper.is_idle(); }));
   }
 
   void keep_awake(int change) {
@@ -109,9 +109,9 @@ class Team {
   int members = 0, num_ranges = 0, seen_changes = 0;
   std::unique_ptr<Range[]> ranges{new Range[MOST]};
   std::vector<std::thread> others;
-  std::deque<Guest> guests;
+  std::deque<Helper> helpers;
   std::mutex mutex;
-  std::condition_variable wake, wake_guests;
+  std::condition_variable wake, wake_helpers;
   std::atomic<bool> stops{false};
 
   void add() {
@@ -121,16 +121,16 @@ class Team {
   }
 
   void call() {
-    bool others_sleep = sleeping.load() > 0, guests_sleep = false;
-    for (Guest& guest : guests) guests_sleep |= guest.sleeps.load() && guest.is_lent();
-    if (!others_sleep && !guests_sleep) return;
+    bool others_sleep = sleeping.load() > 0, helpers_sleep = false;
+    for (Helper& helper : helpers) helpers_sleep |= helper.sleeps.load() && helper.is_idle();
+    if (!others_sleep && !helpers_sleep) return;
     std::lock_guard<std::mutex> lock(mutex);  // whoever is about to sleep does so first
     if (others_sleep) wake.notify_all();
-    if (guests_sleep) wake_guests.notify_all();
+    if (helpers_sleep) wake_helpers.notify_all();
   }
 
-  void work_as(int number, const std::atomic<uint32_t>* lent = nullptr) {
-    Pieces pieces(ranges.get(), num_ranges, number, lent);
+  void work_as(int number, const std::atomic<uint32_t>* is_idle = nullptr) {
+    Pieces pieces(ranges.get(), num_ranges, number, is_idle);
     work(data, pieces);
   }
 
@@ -145,10 +145,10 @@ class Team {
       }
   }
 
-  void dismiss();
-  void invite();
+  void start_helpers();
+  void stop_helpers();
   void serve(int number, uint32_t seen);
-  void serve_as_guest(Guest& guest, uint32_t seen);
+  void help(Helper& helper, uint32_t seen);
 };
 
 thread_local bool is_inside = false;
@@ -174,53 +174,53 @@ void Team::serve(int number, uint32_t seen) {
   }
 }
 
-void Team::serve_as_guest(Guest& guest, uint32_t seen) {
+void Team::help(Helper& helper, uint32_t seen) {
   is_inside = true;
 #ifdef __linux__
   cpu_set_t cores;
   CPU_ZERO(&cores);
-  CPU_SET(guest.core.cpu, &cores);
+  CPU_SET(helper.core.cpu, &cores);
   if (pthread_setaffinity_np(pthread_self(), sizeof(cores), &cores)) return;  // not a core that this process may use
 #endif
-  while (!guest.leaves) {
+  while (!helper.stops) {
     uint32_t now = 0;
     auto is_new = [&] { return now = state.load(), now / REGION != seen; };
-    bool found = awake.load() && guest.is_lent() && look(LONG, [&] { return is_new() || !guest.is_lent(); }) && is_new();
+    bool found = awake.load() && helper.is_idle() && look(LONG, [&] { return is_new() || !helper.is_idle(); }) && is_new();
     if (!found) {
       std::unique_lock<std::mutex> lock(mutex);
-      guest.sleeps = true;
-      wake_guests.wait(lock, [&] { return guest.leaves || (guest.is_lent() && is_new()); });
-      guest.sleeps = false;
-      if (guest.leaves) return;
+      helper.sleeps = true;
+      wake_helpers.wait(lock, [&] { return helper.stops || (helper.is_idle() && is_new()); });
+      helper.sleeps = false;
+      if (helper.stops) return;
     }
     seen = now / REGION;
-    if (guest.is_lent())
+    if (helper.is_idle())
       enter(now, seen, [&] {
-        if (guest.range >= 0) work_as(guest.range, guest.core.is_lent);
+        if (helper.range >= 0) work_as(helper.range, helper.core.is_idle);
       });
   }
 }
 
-void Team::dismiss() {
+void Team::stop_helpers() {
   {
     std::lock_guard<std::mutex> lock(mutex);
-    for (Guest& guest : guests) guest.leaves = true;
+    for (Helper& helper : helpers) helper.stops = true;
   }
-  wake_guests.notify_all();
-  for (Guest& guest : guests) guest.thread.join();
-  guests.clear();
+  wake_helpers.notify_all();
+  for (Helper& helper : helpers) helper.thread.join();
+  helpers.clear();
 }
 
-// Guests on the cores that are lent from now on, in place of those of before.
-void Team::invite() {
-  dismiss();
-  std::lock_guard<std::mutex> lock(lent_mutex);
-  seen_changes = lent_changes.load();
+// Replaces the helper threads by one for each of shared_cores.
+void Team::start_helpers() {
+  stop_helpers();
+  std::lock_guard<std::mutex> lock(shared_mutex);
+  seen_changes = shared_changes.load();
   uint32_t seen = state.load() / REGION;
-  for (const LentCore& core : lent_cores) {
-    if (int(guests.size()) == MOST / 2) return;
-    Guest& guest = guests.emplace_back(core);
-    guest.thread = std::thread([this, &guest, seen] { serve_as_guest(guest, seen); });
+  for (const SharedCore& core : shared_cores) {
+    if (int(helpers.size()) == MOST / 2) return;
+    Helper& helper = helpers.emplace_back(core);
+    helper.thread = std::thread([this, &helper, seen] { help(helper, seen); });
   }
 }
 
@@ -240,7 +240,7 @@ Team& own_team() {
 
 void run_region(int threads, int64_t count, void (*work)(void*, Pieces&), void* data) {
   if (threads > count) threads = int(count);
-  if (count > 1 && (threads > 1 || lent_changes.load()) && !is_inside) {
+  if (count > 1 && (threads > 1 || shared_changes.load()) && !is_inside) {
     is_inside = true;
     own_team().run(threads, count, work, data);
     is_inside = false;
@@ -252,18 +252,19 @@ void run_region(int threads, int64_t count, void (*work)(void*, Pieces&), void* 
   if (count > 0) work(data, pieces);
 }
 
-int team_size(int threads) { return is_inside ? 1 : lent_changes.load() ? own_team().size(threads) : threads; }
+int team_size(int threads) { return is_inside ? 1 : shared_changes.load() ? own_team().size(threads) : threads; }
 
 Awake::Awake() { own_team().keep_awake(1); }
 Awake::~Awake() { own_team().keep_awake(-1); }
 
 extern "C" {
 
-// Have teams also use cores of other processes, while they are lent. Earlier ones are used no longer; their words must stay.
-void borrow_cores(const LentCore* cores, int64_t count) {
-  std::lock_guard<std::mutex> lock(lent_mutex);
-  lent_cores.assign(cores, cores + count);
-  ++lent_changes;
+// Has teams also compute on cores of other processes while these are idle. Replaces the cores of an earlier call, whose words must
+// stay readable.
+void use_idle_cores(const SharedCore* cores, int64_t count) {
+  std::lock_guard<std::mutex> lock(shared_mutex);
+  shared_cores.assign(cores, cores + count);
+  ++shared_changes;
 }
 
 }  // extern "C"

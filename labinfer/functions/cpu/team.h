@@ -14,15 +14,15 @@ struct alignas(64) Range {
   std::atomic<uint64_t> bounds{0};
 };
 
-// What a thread of a region takes pieces from. One whose core is lent has a word that is 0 as soon as its owner wants it back.
+// What a thread of a region takes pieces from. A helper thread on a core of another process stops when is_idle becomes 0.
 class Pieces {
  public:
-  Pieces(Range* ranges, int number, int own, const std::atomic<uint32_t>* lent = nullptr)
-      : ranges(ranges), lent(lent), number(number), from(own) {}
+  Pieces(Range* ranges, int number, int own, const std::atomic<uint32_t>* is_idle = nullptr)
+      : ranges(ranges), is_idle(is_idle), number(number), from(own) {}
 
   // The next one; false when there is none left.
   bool next(int64_t& piece) {
-    if (lent && !lent->load(std::memory_order_relaxed)) return false;
+    if (is_idle && !is_idle->load(std::memory_order_relaxed)) return false;
     for (; tried < number; ++tried, from = from + 1 < number ? from + 1 : 0) {
       std::atomic<uint64_t>& bounds = ranges[from].bounds;
       uint64_t now = bounds.load(std::memory_order_relaxed);
@@ -39,13 +39,13 @@ class Pieces {
 
  private:
   Range* ranges;
-  const std::atomic<uint32_t>* lent;
+  const std::atomic<uint32_t>* is_idle;
   int number, from, tried = 0;
 };
 
-// A core of another process, which waits while the word is not 0.
-struct LentCore {
-  const std::atomic<uint32_t>* is_lent;
+// A core of another process, which is idle while the word is not 0.
+struct SharedCore {
+  const std::atomic<uint32_t>* is_idle;
   int64_t cpu;
 };
 
@@ -53,7 +53,7 @@ struct LentCore {
 // all pieces are done. From within a region it runs on the calling thread alone.
 void run_region(int threads, int64_t count, void (*work)(void*, Pieces&), void* data);
 
-// Threads of a region that began now, with those on lent cores.
+// Threads of a region that began now, with those on idle cores of other processes.
 int team_size(int threads);
 
 // While one is there, the others of the calling thread's team wait for work without sleeping: for many regions in a row.

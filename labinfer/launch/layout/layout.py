@@ -56,6 +56,8 @@ class Layout:
     """Bytes of each rank's weights, by rank, once they are loaded: what 12 bits do not hold is not known before."""
     expert_memory: int = 0
     """Bytes on each rank for experts, which are all in a file; 0 where all are in memory."""
+    is_one_cpu_host: bool = False
+    """Whether all stages compute on CPUs of one machine."""
     _meta: dict[Place, MetaStage] = field(default_factory=dict, repr=False, compare=False)
 
     def dtype(self, place: Place) -> torch.dtype:
@@ -243,6 +245,7 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
     length = _resolve_length(options.model.max_model_len, config)
     if not config.is_causal:  # a prompt runs in one step
         length = min(length, options.scheduler.max_num_batched_tokens)
+    hosts = {(everyone[rank].node, device.type) for rank, device in devices.items()}
     return Layout(
         config=config,
         topology=topology,
@@ -256,6 +259,7 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
         quantization_group_size=options.model.quantization_group_size,
         weights=options.model.weights,
         expert_memory=int(options.cache.expert_offload * GIB),
+        is_one_cpu_host=len(hosts) == 1 and hosts.pop()[1] == "cpu",
     )
 
 

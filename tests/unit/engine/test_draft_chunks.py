@@ -28,12 +28,16 @@ def run_one_launch_a_result(bench: Bench) -> int:
 
 
 @pytest.mark.parametrize(
-    ("num_stages", "continuous", "lends_cores", "expected"),
+    ("num_stages", "continuous", "is_one_cpu_host", "expected"),
     [(1, True, False, 1), (4, False, False, 1), (4, True, True, 4), (4, None, False, 4), (4, None, True, 1)],
 )
-def test_idle_stages_run_what_follows_if_tokens_on_their_way_are_right(num_stages, continuous, lends_cores, expected):
+def test_idle_stages_run_what_follows_if_tokens_on_their_way_are_right(
+    num_stages, continuous, is_one_cpu_host, expected
+):
     config = SpeculativeOptions(num_speculative_tokens=3, continuous=continuous)
-    bench = Bench(num_stages=num_stages, proposer=FixedProposer(3), speculative_config=config, lends_cores=lends_cores)
+    bench = Bench(
+        num_stages=num_stages, proposer=FixedProposer(3), speculative_config=config, is_one_cpu_host=is_one_cpu_host
+    )
     sequence = bench.add(5, 40)
     assert run_one_launch_a_result(bench) == expected
     assert sequence.num_output_tokens == 40

@@ -5,7 +5,7 @@
 
 #include "team.h"
 
-extern "C" void borrow_cores(const LentCore* cores, int64_t count);
+extern "C" void use_idle_cores(const SharedCore* cores, int64_t count);
 
 static std::atomic<long> wrong{0};
 
@@ -32,15 +32,15 @@ int main() {
   for (int i = 0; i < 3; ++i) callers.emplace_back(regions, 3, 3000);
   for (std::thread& caller : callers) caller.join();
 
-  std::atomic<uint32_t> is_lent{0};  // a core that comes and goes
+  std::atomic<uint32_t> is_idle{0};  // of a core that its owner takes back again and again
   std::atomic<bool> done{false};
-  LentCore core{&is_lent, 0};
-  borrow_cores(&core, 1);
+  SharedCore core{&is_idle, 0};
+  use_idle_cores(&core, 1);
   std::thread owner([&] {
-    for (int i = 0; !done; is_lent.store(++i % 2)) std::this_thread::sleep_for(std::chrono::microseconds(i % 90));
+    for (int i = 0; !done; is_idle.store(++i % 2)) std::this_thread::sleep_for(std::chrono::microseconds(i % 90));
   });
   regions(2, 10000);
-  borrow_cores(nullptr, 0);
+  use_idle_cores(nullptr, 0);
   regions(2, 100);
   done = true;
   owner.join();

@@ -14,6 +14,7 @@ from torch_threads import threads_of_torch
 from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.cpu.experts import CpuExperts, CpuPackedExperts
 from labinfer.functions.reference import linear, quantized
+from labinfer.launch.core_sharing import SharedCore
 from labinfer.native import compiler
 
 CPU = torch.device("cpu")
@@ -159,22 +160,23 @@ def test_experts_give_a_token_the_same_bits_in_every_batch_and_with_any_threads(
 
 @pytest.mark.parametrize(("quantization", "group", "dtype"), FORMS, ids=str)
 def test_experts_dealt_in_many_pieces_give_the_same_bits(compiled_functions, whole, quantization, group, dtype):
-    """Of one expert's many rows and of others' few; more threads than panels, and a core that another process lends."""
+    """Of one expert's many rows and of others' few; more threads than panels, and an idle core of another process."""
     packed = make(whole, *matrices(8, 300, 50, dtype), quantization, group)
     x, (ids, weights) = torch.randn(160, 300).to(dtype), route(160, 8, 3)
     ids[:40] = torch.tensor([7, 1, 2])
     few = ids[:3]
     with threads_of_torch(1):
         alone = whole.experts(x, ids, weights, packed), whole.experts(x[:3], few, weights[:3], packed)
-    lent, cpu = ctypes.c_uint32(1), min(os.sched_getaffinity(0))
-    for word in ({}, {cpu: ctypes.addressof(lent)}):
-        compiled_functions.borrow_cores(word)
+    is_idle = ctypes.c_uint32(1)
+    shared = SharedCore(ctypes.addressof(is_idle), min(os.sched_getaffinity(0)))
+    for count_shared in (0, 1):
+        compiled_functions.compiled.use_idle_cores(ctypes.byref(shared), count_shared)
         for count in (1, 2, 5, 24):
             with threads_of_torch(count):
                 assert torch.equal(whole.experts(x, ids, weights, packed), alone[0])
                 assert torch.equal(whole.experts(x[:3], few, weights[:3], packed), alone[1])
-    compiled_functions.borrow_cores({})
-    whole.experts(x, ids, weights, packed)  # nobody looks at the word any more
+    compiled_functions.compiled.use_idle_cores(None, 0)
+    whole.experts(x, ids, weights, packed)  # no thread reads is_idle after this
 
 
 @pytest.mark.parametrize("tokens", [1, 9, 400])

@@ -1,0 +1,85 @@
+"""Core sharing: while a rank waits, ranks of other stages on its machine compute on its cores."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from labinfer.comm.communicator import Communicator
+from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.shared_memory import SharedSegment, share_segment
+from labinfer.comm.spmd.topology import Place
+from labinfer.functions.provider import Provider
+from labinfer.launch.layout.layout import Layout
+from labinfer.native.compiler import NoCompiler
+
+logger = logging.getLogger(__name__)
+
+FLAG_BYTES = 128
+"""Bytes from a rank's idle flag to the next one's: a cache line and its neighbour."""
+
+
+class SharedCore(ctypes.Structure):
+    """A core of another process; ``team.h`` has the same fields."""
+
+    _fields_ = [("is_idle", ctypes.c_void_p), ("cpu", ctypes.c_int64)]
+
+
+def share_cores(
+    group: RankGroup, machine: Communicator | None, layout: Layout, place: Place, providers: Sequence[Provider]
+) -> None:
+    """Let this rank's compiled functions use the cores of other stages' ranks while these wait, and the reverse; collective over ``machine``.
+
+    Needs several stages on CPUs of one machine, compiled functions, shared memory, and ranks that are bound to cores of their own. Replaces
+    what an earlier call has set up.
+
+    Args:
+        machine: ranks of the model on this machine, ascending; None if there is one stage.
+    """
+    compiled = next(filter(None, (provider.compiled() for provider in providers)), None)
+    group.progress.on_wait = None
+    cores: list[SharedCore] = []
+    if machine is not None:
+        cores = _exchange_cores(group, machine, layout, place, compiled)
+    if compiled is not None:
+        compiled.use_idle_cores((SharedCore * len(cores))(*cores), ctypes.c_int64(len(cores)))
+
+
+def _exchange_cores(
+    group: RankGroup, machine: Communicator, layout: Layout, place: Place, compiled: ctypes.CDLL | None
+) -> list[SharedCore]:
+    """Cores of the other stages' ranks, with their idle flags; empty if one of the ranks cannot share. Sets this rank's ``on_wait``."""
+    everyone, topology = group.everyone, layout.topology
+    ranks = [rank for rank in group.ranks if everyone[rank].node == everyone[group.rank].node]
+    bound_to = set(group.threads.bound_to)  # excludes the cores of a rank that drafts, which is not in this group
+    own = [core[0] for core in everyone[group.rank].cores if bound_to.issuperset(core)][: group.threads.count]
+    offer = own if layout.devices[group.rank].type == "cpu" else []
+    offers = machine.all_gather_bytes(msgspec.msgpack.encode(offer))
+    cpus = dict(zip(ranks, (msgspec.msgpack.decode(data, type=list[int]) for data in offers), strict=True))
+    if len({topology.place(rank).stage for rank in ranks}) == 1 or not all(cpus.values()):
+        return []
+
+    def load() -> ctypes.CDLL:
+        if compiled is None:
+            raise NoCompiler("no compiled functions")
+        return compiled
+
+    shared = share_segment(machine, len(ranks) * FLAG_BYTES, load)
+    if not isinstance(shared, SharedSegment):
+        logger.debug("stages of this machine do not share cores: %s", shared)
+        return []
+    # Helper threads may read the flags at any time, so this page of memory is never unmapped.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(shared.memory))
+    flags = {rank: ctypes.c_uint32.from_buffer(shared.memory, i * FLAG_BYTES) for i, rank in enumerate(ranks)}
+    own_flag = flags[group.rank]
+
+    def set_idle(is_waiting: bool) -> None:
+        own_flag.value = is_waiting
+
+    group.progress.on_wait = set_idle
+    logger.debug("stages of this machine compute on each other's idle cores")
+    others = (rank for rank in ranks if topology.place(rank).stage != place.stage)
+    return [SharedCore(ctypes.addressof(flags[rank]), cpu) for rank in others for cpu in cpus[rank]]
