@@ -62,8 +62,8 @@ EXTENSIONS = {
     "beam search": ("engine/beam_*.py",),
     "assembly of an engine": ("engine/assemble.py",),
     "expert offload": ("functions/expert_offload.py",),
-    "core lending": ("comm/doorbells.py",),
-    "mailboxes": ("comm/mailboxes.py",),
+    "core sharing": ("launch/core_sharing.py",),
+    "messages in shared memory": ("comm/shared_memory_ring.py",),
     "measuring": (
         *(f"functions/{name}.py" for name in ("autotune", "ceilings", "rank_calls")),
         *("comm/links.py", "worker/stats_reporter.py", "observe/*.py"),

@@ -13,28 +13,28 @@ from labinfer.comm.communicator import Communicator, Finished, Handle, name_rank
 from labinfer.comm.progress import Progress
 
 
-class _Mailboxes:
+class _Queues:
     """One queue for each (group, sender, receiver), made when it is first used."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._boxes: dict[tuple, queue.Queue] = {}
+        self._queues: dict[tuple, queue.Queue] = {}
 
-    def box(self, key: tuple) -> queue.Queue:
+    def get(self, key: tuple) -> queue.Queue:
         with self._lock:
-            return self._boxes.setdefault(key, queue.Queue())
+            return self._queues.setdefault(key, queue.Queue())
 
 
 class LocalReceive(Handle):
-    """A receive from the mailbox of another thread."""
+    """A receive from the queue of another thread."""
 
-    def __init__(self, box: queue.Queue, tensor: torch.Tensor, progress: Progress):
-        self._box, self._tensor, self._progress = box, tensor, progress
+    def __init__(self, source: queue.Queue, tensor: torch.Tensor, progress: Progress):
+        self._queue, self._tensor, self._progress = source, tensor, progress
         self._complete = False
 
     def done(self) -> bool:
-        if not self._complete and not self._box.empty():
-            self._land(self._box.get())
+        if not self._complete and not self._queue.empty():
+            self._land(self._queue.get())
         return self._complete
 
     def wait(self, what: str, timeout: float | None = None) -> None:
@@ -42,7 +42,7 @@ class LocalReceive(Handle):
             return
         limit = self._progress.timeout if timeout is None else timeout
         try:
-            self._land(self._box.get(timeout=None if math.isinf(limit) else limit))
+            self._land(self._queue.get(timeout=None if math.isinf(limit) else limit))
         except queue.Empty:
             raise self._progress.timed_out(what, limit) from None
 
@@ -61,12 +61,12 @@ class LocalCommunicator(Communicator):
         progress: Progress | None = None,
         rank: int = 0,
         size: int = 1,
-        mailboxes: _Mailboxes | None = None,
+        queues: _Queues | None = None,
         group: tuple = (),
     ):
         self.rank, self.size = rank, size
         self.progress = progress or Progress()
-        self._mailboxes = mailboxes or _Mailboxes()
+        self._queues = queues or _Queues()
         self._group = group
         self.members = name_ranks(group[-1] if group else range(size))
         self._num_splits = 0
@@ -78,11 +78,11 @@ class LocalCommunicator(Communicator):
         Raises:
             Exception: the first that any thread raised.
         """
-        mailboxes, results, errors = _Mailboxes(), [None] * size, []
+        queues, results, errors = _Queues(), [None] * size, []
 
         def work(rank: int) -> None:
             try:
-                results[rank] = function(cls(Progress(label=f"rank {rank}", timeout=timeout), rank, size, mailboxes))
+                results[rank] = function(cls(Progress(label=f"rank {rank}", timeout=timeout), rank, size, queues))
             except Exception as error:  # noqa: BLE001 - handed to the caller below
                 errors.append(error)
 
@@ -97,11 +97,11 @@ class LocalCommunicator(Communicator):
         return results
 
     def isend(self, tensor: torch.Tensor, dest: int) -> Handle:
-        self._mailboxes.box((self._group, self.rank, dest)).put(tensor.detach().clone())
+        self._queues.get((self._group, self.rank, dest)).put(tensor.detach().clone())
         return Finished()
 
     def irecv(self, tensor: torch.Tensor, source: int) -> Handle:
-        return LocalReceive(self._mailboxes.box((self._group, source, self.rank)), tensor, self.progress)
+        return LocalReceive(self._queues.get((self._group, source, self.rank)), tensor, self.progress)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.size == 1:
@@ -123,4 +123,4 @@ class LocalCommunicator(Communicator):
         self._num_splits += 1
         mine = next(tuple(group) for group in groups if self.rank in group)
         key = (*self._group, self._num_splits, mine)
-        return LocalCommunicator(self.progress, mine.index(self.rank), len(mine), self._mailboxes, key)
+        return LocalCommunicator(self.progress, mine.index(self.rank), len(mine), self._queues, key)

@@ -44,14 +44,11 @@ class MpiHandle(Handle):
         buffer: torch.Tensor,
         progress: Progress,
         landing: torch.Tensor | None = None,
-        *,
-        rings: bool = False,
     ):
         self._request = request
         self._buffer = buffer
         self._landing = landing  # the device tensor to copy to, where the receive went through host memory
         self._progress = progress
-        self._rings = rings
 
     def done(self) -> bool:
         if not _test(self._request):
@@ -63,7 +60,7 @@ class MpiHandle(Handle):
 
     def wait(self, what: str, timeout: float | None = None) -> None:
         if not self.done():
-            wait_until(self.done, what, self._progress, timeout, rings=self._rings)
+            wait_until(self.done, what, self._progress, timeout)
 
 
 class MpiCommunicator(Communicator):
@@ -76,24 +73,18 @@ class MpiCommunicator(Communicator):
         self._comm = comm if comm is not None else MPI.COMM_WORLD.Dup()
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
         self.progress = progress
-        self._ranks = self._comm.Get_group().Translate_ranks(None, MPI.COMM_WORLD.Get_group())
-        """Ranks in the launch, by their numbers here."""
-        self.members = name_ranks(self._ranks)
+        self.members = name_ranks(self._comm.Get_group().Translate_ranks(None, MPI.COMM_WORLD.Get_group()))
 
     def isend(self, tensor: torch.Tensor, dest: int) -> Handle:
         host = tensor.cpu()
         request = self._comm.Isend(_bytes(host), dest, DATA_TAG)
-        if self.progress.doorbells is not None:
-            self.progress.doorbells.ring(self._ranks[dest])
         return MpiHandle(request, host, self.progress)
 
     def irecv(self, tensor: torch.Tensor, source: int) -> Handle:
         host = tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
         landing = None if host is tensor else tensor
         request = self._comm.Irecv(_bytes(host), source, DATA_TAG)
-        bells = self.progress.doorbells
-        rings = bells is not None and self._ranks[source] in bells
-        return MpiHandle(request, host, self.progress, landing, rings=rings)
+        return MpiHandle(request, host, self.progress, landing)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.size == 1:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from labinfer.base.errors import WaitTimeout
 from labinfer.base.heartbeat import Wait
-from labinfer.comm.doorbells import Doorbells
 
 WAITING_FOR_NOBODY = "waiting for nobody: look here first"
 NAMED_RANKS = re.compile(r"\branks? (\d+(?:-\d+|(?:, \d+)*))")
@@ -36,8 +35,6 @@ class Progress:
     """Transfer that this rank waits for; empty while it works."""
     waiting_since: float = 0.0
     """Seconds of ``time.monotonic`` at which the wait began."""
-    doorbells: Doorbells | None = None
-    """Bells of this machine's ranks, where they share memory."""
     on_wait: Callable[[bool], None] | None = None
     """Called with True when a wait begins and with False when it ends, so that others can use this rank's cores meanwhile. A wait that
     can be woken sleeps at once then."""

@@ -19,7 +19,6 @@ import msgspec
 import torch
 
 from labinfer.comm.communicator import Communicator, Handle
-from labinfer.comm.doorbells import BELL_BYTES, Doorbells
 from labinfer.comm.polling import wait_until
 from labinfer.comm.segment import SegmentAddress, create_segment, open_segment
 from labinfer.native import compiler
@@ -243,32 +242,8 @@ def share_segment(comm: Communicator, size: int, load: Callable[[], ctypes.CDLL]
     return problems[0] if problems else SharedSegment(library, memory, [answer.label for answer in answers])
 
 
-def hang_doorbells(
-    comm: Communicator,
-    ranks: Sequence[int],
-    rank: int,
-    on_progress: compiler.OnProgress = lambda done, total: None,
-) -> Doorbells | None:
-    """Share memory for the bells of all ranks of a group, which are on one machine; collective. None where they cannot.
-
-    Args:
-        ranks: their numbers in the launch; ``rank`` is this one's.
-        on_progress: hears of what is compiled, on the first rank.
-    """
-    shared = share_segment(
-        comm,
-        comm.size * BELL_BYTES,
-        lambda: load_library(on_progress) if comm.rank == 0 else load_library(),
-    )
-    if not isinstance(shared, SharedSegment):
-        if comm.rank == 0:
-            logger.info("%s share no memory (%s): their messages go over %s", comm.members, shared, comm.name)
-        return None
-    return Doorbells(shared.library, torch.frombuffer(shared.memory, dtype=torch.uint8), ranks, rank)
-
-
 def load_library(on_progress: compiler.OnProgress = lambda done, total: None) -> ctypes.CDLL:
-    """The functions of ``shared_memory.cpp`` and ``doorbells.cpp``; see ``compiler.load``.
+    """The functions of ``shared_memory.cpp``; see ``compiler.load``.
 
     Raises:
         NoCompiler: there is no C++ compiler, or it failed.
@@ -277,11 +252,6 @@ def load_library(on_progress: compiler.OnProgress = lambda done, total: None) ->
     for function in (library.exchange, library.all_reduce_float32, library.all_reduce_bfloat16):
         function.argtypes = [ctypes.POINTER(Member), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
         function.restype = ctypes.c_int64
-    pointer, size = ctypes.c_void_p, ctypes.c_int64
-    arguments = {"bell_ring": [pointer], "bell_rings": [pointer], "bell_sleep": [pointer, size, size]}
-    for name, types in arguments.items():
-        getattr(library, name).argtypes = types
-        getattr(library, name).restype = size if name == "bell_rings" else None
     return library
 
 

@@ -10,9 +10,9 @@ from labinfer.base.rank_stats import WorkerStats
 from labinfer.comm.communicator import Communicator
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.group.rank_group import RankGroup
-from labinfer.comm.mailboxes import share_mailboxes
 from labinfer.comm.pipeline import PipelineCommunicator
-from labinfer.comm.shared_memory import hang_doorbells, share_memory
+from labinfer.comm.shared_memory import share_memory
+from labinfer.comm.shared_memory_ring import share_rings
 from labinfer.comm.spmd.command_senders import command_senders
 from labinfer.comm.spmd.topology import Place
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
@@ -96,8 +96,7 @@ def _share_messages(
     if not comms or len(ranks) < 2 or any(layout.devices[rank].type != "cpu" for rank in ranks):
         return comms
     with compile_progress() as on_progress:
-        group.progress.doorbells = hang_doorbells(machine, ranks, group.rank, on_progress)
-    return comms if group.progress.doorbells is None else share_mailboxes(machine, comms, ranks)
+        return share_rings(machine, comms, ranks, on_progress)
 
 
 def connect(

@@ -8,42 +8,33 @@ import pytest
 import torch
 
 from labinfer.base.errors import WaitTimeout
-from labinfer.comm import polling
-from labinfer.comm.mailboxes import LARGEST_BYTES, MailboxCommunicator, share_mailboxes
-from labinfer.comm.shared_memory import hang_doorbells, share_memory
+from labinfer.comm.shared_memory import share_memory
+from labinfer.comm.shared_memory_ring import LARGEST_BYTES, RingCommunicator, share_rings
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
 SIZES = (0, 1, 7, 1000, 100_003)
 
 
-@pytest.fixture(params=["transport alone", "shared memory", "mailboxes"])
+@pytest.fixture(params=["transport alone", "shared memory", "rings"])
 def comm(request, group):
     comm = group.comm.split([range(group.size)])
     match request.param:
         case "transport alone":
-            yield comm
+            return comm
         case "shared memory":
-            yield share_memory(comm)
+            return share_memory(comm)
         case _:
-            yield from with_mailboxes(group, comm)
+            return share_rings(comm, [comm], range(group.size))[0]
 
 
 @pytest.fixture
-def boxes(group):
-    """The group with mailboxes and doorbells."""
-    for comm in with_mailboxes(group, group.comm.split([range(group.size)])):
-        if not isinstance(comm, MailboxCommunicator):
-            pytest.skip("needs two ranks and a C++ compiler")
-        yield comm
-
-
-def with_mailboxes(group, comm):
-    everyone = range(group.size)
-    group.progress.doorbells = hang_doorbells(comm, everyone, group.rank)
-    try:
-        yield share_mailboxes(comm, [comm], everyone)[0]
-    finally:
-        group.progress.doorbells = None
+def rings(group):
+    """The group with rings in shared memory."""
+    comm = group.comm.split([range(group.size)])
+    (comm,) = share_rings(comm, [comm], range(group.size))
+    if not isinstance(comm, RingCommunicator):
+        pytest.skip("needs two ranks and a C++ compiler")
+    return comm
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -121,20 +112,20 @@ def test_wait_without_an_answer_times_out_by_name(group):
     comm.barrier()
 
 
-def test_what_is_too_large_for_a_mailbox_moves_on_while_its_sender_waits_for_something_else(boxes):
+def test_what_is_too_large_for_a_ring_moves_on_while_its_sender_waits_for_something_else(rings):
     """Over MPI it moves only while both ends call the library."""
     large = torch.arange(16 * LARGEST_BYTES)
-    if boxes.rank == 0:
-        sent = boxes.isend(large, 1)
+    if rings.rank == 0:
+        sent = rings.isend(large, 1)
         answer = torch.empty(1)
-        boxes.irecv(answer, 1).wait("the answer", 20)
+        rings.irecv(answer, 1).wait("the answer", 20)
         sent.wait("rank 1 to take it", 20)
         assert answer.item() == 7
-    elif boxes.rank == 1:
+    elif rings.rank == 1:
         arrival = torch.empty_like(large)
-        boxes.irecv(arrival, 0).wait("the large message", 20)
+        rings.irecv(arrival, 0).wait("the large message", 20)
         assert torch.equal(arrival, large)
-        boxes.isend(torch.tensor([7.0]), 0).wait("room", 20)
+        rings.isend(torch.tensor([7.0]), 0).wait("room", 20)
 
 
 @pytest.mark.parametrize("size", [0, 40, LARGEST_BYTES - 16, LARGEST_BYTES])
@@ -149,21 +140,20 @@ def test_header_and_tensor_are_one_message(comm, size):
         assert message[16:].view(torch.int64).tolist() == list(range(size // 8))
 
 
-def test_who_waits_for_a_mailbox_sleeps_until_the_bell(boxes, monkeypatch):
-    monkeypatch.setattr(polling, "SHORTEST_SLEEP", 20.0)
-    monkeypatch.setattr("labinfer.comm.mailboxes.LONGEST_SLEEP_WITH_BELL", 20.0)
-    monkeypatch.setattr("labinfer.comm.mailboxes.LONGEST_SLEEP", 20.0)
-    if boxes.rank == 0:
+def test_who_waits_for_a_ring_sleeps_until_the_event(rings, monkeypatch):
+    for name in ("SHORTEST_SLEEP", "LONGEST_SLEEP", "LONGEST_SLEEP_WITH_EVENT"):
+        monkeypatch.setattr(f"labinfer.comm.shared_memory_ring.{name}", 20.0)
+    if rings.rank == 0:
         time.sleep(1.0)
-        boxes.isend(torch.tensor([time.monotonic()], dtype=torch.float64), 1).wait("room")
-    elif boxes.rank == 1:
+        rings.isend(torch.tensor([time.monotonic()], dtype=torch.float64), 1).wait("room")
+    elif rings.rank == 1:
         sent, begin = torch.empty(1, dtype=torch.float64), time.thread_time()
-        boxes.irecv(sent, 0).wait("a late message")
+        rings.irecv(sent, 0).wait("a late message")
         late, busy = time.monotonic() - sent.item(), time.thread_time() - begin
         assert busy < 0.15 and late < 1.0
 
 
-def test_a_mailbox_that_stays_empty_is_named(boxes):
-    if boxes.rank == 0:
+def test_a_ring_that_stays_empty_is_named(rings):
+    if rings.rank == 0:
         with pytest.raises(WaitTimeout, match=r"rank 0.* waited 0\.2 s .* for a message nobody sends"):
-            boxes.irecv(torch.empty(4), 1).wait("a message nobody sends", 0.2)
+            rings.irecv(torch.empty(4), 1).wait("a message nobody sends", 0.2)

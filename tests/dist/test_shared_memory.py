@@ -122,7 +122,7 @@ def test_memory_goes_with_the_communicator(group):
 
 
 def mapped() -> list[str]:
-    """Mappings of segments for sums; a page is that of doorbells, which stays."""
+    """Mappings of segments for sums. A mapping of one page holds idle flags of a test before, which stay."""
     lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:labinfer" in line]
     return [line for line in lines if mapped_bytes(line) > os.sysconf("SC_PAGE_SIZE")]
 

@@ -130,8 +130,6 @@ weights/files.py → weights/gguf/file.py
 weights/model_files.py → weights/gguf/config.py
 weights/model_files.py → weights/gguf/file.py
 weights/tied_head.py → weights/gguf/file.py
-comm/progress.py → comm/doorbells.py
-comm/shared_memory.py → comm/doorbells.py
 comm/progress.py → base/heartbeat.py
 comm/torch_dist.py → comm/attempt.py
 functions/providers.py → base/plugins.py

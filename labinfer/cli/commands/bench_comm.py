@@ -18,8 +18,8 @@ from labinfer.base.errors import ExitStatus, UserError
 from labinfer.cli.commands.session import Session
 from labinfer.comm.communicator import Communicator
 from labinfer.comm.control import ControlChannel
-from labinfer.comm.mailboxes import LARGEST_BYTES, share_mailboxes
-from labinfer.comm.shared_memory import hang_doorbells, share_memory
+from labinfer.comm.shared_memory import share_memory
+from labinfer.comm.shared_memory_ring import LARGEST_BYTES, share_rings
 from labinfer.comm.spmd.command_senders import command_senders
 from labinfer.comm.spmd.machine import resolve_device
 from labinfer.observe.output_file import STANDARD, OutputFile
@@ -56,10 +56,9 @@ def run(session: Session) -> int:
     host, senders = group.comm.split(everyone), command_senders(range(group.size))
     messages = [(comm, ControlChannel(host, Note, Note, senders))]
     if device.type == "cpu" and len({info.node for info in group.everyone}) == 1:
-        group.progress.doorbells = hang_doorbells(comm, group.ranks, group.rank)
-        boxes, commands = share_mailboxes(host, [comm, host], group.ranks)
-        if boxes is not comm:
-            messages.append((boxes, ControlChannel(commands, Note, Note, senders)))
+        rings, commands = share_rings(host, [comm, host], group.ranks)
+        if rings is not comm:
+            messages.append((rings, ControlChannel(commands, Note, Note, senders)))
     with contextlib.ExitStack() as at_end:
         if group.rank == 0:
             at_end.callback(Ticker(lambda: "measuring", plain_seconds=START_SECONDS).close)

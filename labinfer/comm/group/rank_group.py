@@ -162,7 +162,6 @@ class RankGroup:
 
     def end_splits(self) -> None:
         """End all communicators that were split off; collective. Nothing may be on its way."""
-        self.progress.doorbells = None
         for comm in reversed(self.made):
             comm.close()
         self.made.clear()

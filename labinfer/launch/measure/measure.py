@@ -128,7 +128,7 @@ class StepMeter:
         )
 
     def _time_with_others(self, group: RankGroup, size: int, number: int, rows: int = 1) -> float:
-        """Seconds of a step that all stages begin at once: a stage that is done earlier lends its cores, as it does later on."""
+        """Seconds of a step that all stages begin at once, as they do while requests run."""
         if self.pipeline is not None:
             group.comm.barrier()
         return self._time_step(size, number, rows)

@@ -48,7 +48,7 @@ def test_every_call_over_threads(size):
 
 
 @needs_compiler
-@pytest.mark.parametrize("driver", ["shared_memory_threads.cpp", "mailbox_threads.cpp"])
+@pytest.mark.parametrize("driver", ["shared_memory_threads.cpp", "ring_threads.cpp"])
 def test_ranks_agree_on_processors_that_reorder(tmp_path, driver):
     """ThreadSanitizer finds every access that C++ does not promise to be in order, also where this processor keeps it."""
     source, program, probe = Path(__file__).with_name(driver), tmp_path / "threads", tmp_path / "probe.cpp"
