@@ -21,8 +21,8 @@ import torch
 from labinfer.functions.calls import CallSetting, LinearCall
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.expert_calls import ExpertsCall
-from labinfer.functions.providers import make_registry
 from labinfer.functions.registry import FunctionRegistry
+from labinfer.launch.providers import make_registry
 from labinfer.observe.table import format_table
 
 SETTING = CallSetting(device=torch.device("cpu"), dtype=torch.bfloat16, kv_dtype=torch.bfloat16, block_size=16)

@@ -21,7 +21,7 @@ from labinfer.comm.spmd.topology import shard_range
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.functions.calls import FunctionCall
 from labinfer.functions.layer_cache import TokenPool
-from labinfer.functions.providers import reference_registry
+from labinfer.launch.providers import reference_registry
 from labinfer.models.config import LayerConfig, read_attention, read_gated_mlp, read_model
 from labinfer.models.decoder import Decoder
 from labinfer.models.layers.cache_spec import CacheSpec, StateTensor, TokenTensor

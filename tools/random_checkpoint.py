@@ -23,7 +23,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
-from labinfer.functions.providers import reference_registry
+from labinfer.launch.providers import reference_registry
 from labinfer.models.layers.context import StageContext
 from labinfer.models.registry import load_config, model_class
 from labinfer.weights.loader import weight_slices

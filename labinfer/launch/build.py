@@ -25,6 +25,7 @@ from labinfer.launch.load_stage import gather_weight_bytes, load_stage, open_sta
 from labinfer.launch.measure.measure import StepMeter
 from labinfer.launch.out_of_memory import memory_for
 from labinfer.launch.rank_runtime import RankRuntime
+from labinfer.launch.step_sinks import open_sinks
 from labinfer.launch.tune import choose_functions, prepare_providers
 from labinfer.models.config import ModelConfig
 from labinfer.observe.recorder import CAPACITY, Recorder
@@ -34,7 +35,6 @@ from labinfer.worker.model_runner import ModelRunner
 from labinfer.worker.mtp_drafter import attach_mtp_drafter
 from labinfer.worker.stats_reporter import StatsReporter
 from labinfer.worker.step_graphs import CAPTURED_BYTES, capture_steps, find_capture
-from labinfer.worker.step_sink import StepSinks
 from labinfer.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ def build_placed(
     )
     attach_mtp_drafter(runner, cache, device)
     with group.together():
-        sinks = StepSinks(options.observe.step_sink, place)
+        sinks = open_sinks(options.observe.step_sink, place)
     recorder = Recorder()
     worker = Worker(
         runner,

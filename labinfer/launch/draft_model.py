@@ -17,10 +17,10 @@ from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.engine.cache_capacity import STATES_EACH, draft_states_that_fit
 from labinfer.functions.graph import Capture
 from labinfer.functions.provider import Provider
-from labinfer.functions.providers import make_registry
 from labinfer.launch.layout.draft_layout import draft_options, make_draft_layout
 from labinfer.launch.layout.layout import Layout
 from labinfer.launch.load_stage import load_stage
+from labinfer.launch.providers import make_registry
 from labinfer.launch.tune import make_rank_calls
 from labinfer.models.registry import load_config
 from labinfer.weights.checkpoint import open_checkpoint

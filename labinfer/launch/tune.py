@@ -31,10 +31,10 @@ from labinfer.functions.calls import CallSetting
 from labinfer.functions.check_plugins import check_plugins
 from labinfer.functions.functions import Functions
 from labinfer.functions.provider import Provider
-from labinfer.functions.providers import make_providers, make_registry, origin
 from labinfer.functions.rank_calls import RankCalls
 from labinfer.functions.registry import Choice, FunctionRegistry, parse_overrides
 from labinfer.launch.layout.layout import Layout
+from labinfer.launch.providers import make_providers, make_registry, origin
 from labinfer.native import compiler
 from labinfer.observe.progress_line import compile_progress
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labinfer.base.errors import UserError
-from labinfer.base.plugins import PLUGINS
-from labinfer.base.registry import REGISTRY
 from labinfer.comm.spmd.topology import Place
 
 logger = logging.getLogger(__name__)
@@ -62,25 +58,14 @@ class StepSink:
 
 
 class StepSinks:
-    """The sinks of a rank.
+    """The sinks of a rank, none at first."""
 
-    Args:
-        chosen: values of ``--step-sink``: ``NAME`` or ``NAME=ARGUMENT``.
-
-    Raises:
-        UserError: a sink refuses its argument.
-    """
-
-    def __init__(self, chosen: Sequence[str], place: Place):
+    def __init__(self):
         self._sinks: list[StepSink] = []
-        for text in chosen:
-            name, _, argument = text.partition("=")
-            try:
-                with PLUGINS.blame(REGISTRY.entry("step_sink", name).origin):
-                    self._sinks.append(REGISTRY.find("step_sink", name)(argument, place))
-            except UserError:
-                self.close()
-                raise
+
+    def add(self, sink: StepSink) -> None:
+        """Write to one more sink from now on."""
+        self._sinks.append(sink)
 
     def __bool__(self) -> bool:
         return bool(self._sinks)

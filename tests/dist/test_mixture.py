@@ -19,7 +19,7 @@ from labinfer.comm.shared_memory import share_memory
 from labinfer.comm.spmd.environment import detect
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.comm.torch_dist import TorchCommunicator
-from labinfer.functions.providers import make_registry
+from labinfer.launch.providers import make_registry
 from labinfer.launch.tune import prepare_providers
 from labinfer.models.families.layers.mixture import Mixture, MixtureConfig
 from labinfer.models.families.layers.router import RouterConfig

@@ -7,11 +7,11 @@ import torch
 
 from labinfer.base.config import EngineOptions
 from labinfer.functions.autotune import Timing
-from labinfer.functions.providers import reference_registry
 from labinfer.functions.registry import Implementation
 from labinfer.launch import tune
 from labinfer.launch.find_model import find_model
 from labinfer.launch.layout.layout import make_layout
+from labinfer.launch.providers import reference_registry
 
 TARGET = "silu_and_mul"
 

@@ -16,9 +16,9 @@ from labinfer.functions.calls import (
 from labinfer.functions.delta_calls import CausalConvCall, DeltaRuleCall, GatedNormCall
 from labinfer.functions.expert_calls import ExpertsCall
 from labinfer.functions.latent_calls import LatentAttentionCall, WriteLatentCall
-from labinfer.functions.providers import reference_registry
 from labinfer.functions.rank_calls import RankCalls
 from labinfer.functions.registry import FunctionRegistry, Implementation, kind_quantization
+from labinfer.launch.providers import reference_registry
 
 CPU = torch.device("cpu")
 SETTING = CallSetting(device=CPU, dtype=torch.bfloat16, kv_dtype=torch.bfloat16, block_size=4)

@@ -132,8 +132,6 @@ weights/model_files.py → weights/gguf/file.py
 weights/tied_head.py → weights/gguf/file.py
 comm/progress.py → base/heartbeat.py
 comm/torch_dist.py → comm/attempt.py
-functions/providers.py → base/plugins.py
-worker/step_sink.py → base/plugins.py
 weights/checkpoint.py → weights/formats/mxfp4.py
 weights/checkpoint.py → weights/formats/transposed.py
 weights/formats/registry.py → weights/formats/settings.py

@@ -11,7 +11,7 @@ from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.layer_cache import LayerCache
-from labinfer.functions.providers import reference_registry
+from labinfer.launch.providers import reference_registry
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.input_batch import ModelInputBatch
 from labinfer.models.registry import load_config, model_class

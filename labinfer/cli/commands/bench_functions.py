@@ -19,11 +19,11 @@ from labinfer.cli.commands.roofline import Figure, draw_roofline
 from labinfer.cli.commands.session import Session
 from labinfer.functions.autotune import TIMED_ROWS, Times, choose, is_tuned, time_candidates
 from labinfer.functions.ceilings import Ceilings
-from labinfer.functions.providers import make_registry
 from labinfer.functions.rank_calls import RankCalls
 from labinfer.functions.registry import parse_overrides
 from labinfer.launch.find_model import find_model
 from labinfer.launch.layout.layout import make_layout
+from labinfer.launch.providers import make_registry
 from labinfer.launch.tune import make_rank_calls, prepare_providers
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.progress_line import Ticker

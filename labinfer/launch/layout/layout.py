@@ -16,9 +16,9 @@ from labinfer.comm.spmd.topology import Place, Topology, make_topology, per_stag
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.engine.cache_capacity import WindowNeeds
 from labinfer.functions.functions import Functions
-from labinfer.functions.providers import reference_registry
 from labinfer.functions.registry import Choice, FunctionRegistry, WeightChoice
 from labinfer.launch.layout.meta_stage import MetaStage
+from labinfer.launch.providers import reference_registry
 from labinfer.models.config import ModelConfig
 from labinfer.models.layers.context import ExpertCut, StageContext
 from labinfer.models.registry import model_class

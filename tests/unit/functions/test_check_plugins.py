@@ -12,10 +12,10 @@ from labinfer.base.errors import UserError
 from labinfer.functions.calls import PagedAttentionCall
 from labinfer.functions.check_plugins import check_plugins
 from labinfer.functions.cpu.provider import CpuProvider
-from labinfer.functions.providers import reference_registry
 from labinfer.functions.reference.attention import paged_attention, rotate_and_write
 from labinfer.functions.reference.elementwise import add_rms_norm
 from labinfer.functions.registry import FunctionRegistry, Implementation
+from labinfer.launch.providers import reference_registry
 
 ATTENTION = PagedAttentionCall(head_ptr=(0, 2, 4), head_size=16, window=0)
 

@@ -15,8 +15,8 @@ from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.functions import ExpertFunctions, Functions
 from labinfer.functions.packed_experts import ExpertForm
 from labinfer.functions.packed_weight import TABLES
-from labinfer.functions.providers import make_registry, reference_registry
 from labinfer.functions.reference.provider import ReferenceProvider
+from labinfer.launch.providers import make_registry, reference_registry
 from labinfer.weights.codes import CodeForm, unpack
 
 CPU = torch.device("cpu")

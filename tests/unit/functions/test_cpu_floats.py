@@ -12,9 +12,9 @@ from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import LayerCache, quantize
-from labinfer.functions.providers import make_registry
 from labinfer.functions.reference import attention, elementwise
 from labinfer.functions.reference.provider import ReferenceProvider
+from labinfer.launch.providers import make_registry
 from labinfer.native import compiler
 
 pytestmark = pytest.mark.skipif(

@@ -16,7 +16,7 @@ from labinfer.base.errors import UserError
 from labinfer.functions.cpu.expert_arena import ExpertArena, OffloadedExperts
 from labinfer.functions.cpu.experts import CpuExperts
 from labinfer.functions.cpu.file_reader import BLOCK_BYTES, PIECE_BYTES
-from labinfer.functions.providers import reference_registry
+from labinfer.launch.providers import reference_registry
 from labinfer.native import compiler
 
 CPU = torch.device("cpu")

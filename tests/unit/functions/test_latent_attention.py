@@ -15,9 +15,9 @@ from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.cpu.latent import CpuLatent
 from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.layer_cache import SCALE_DTYPE
-from labinfer.functions.providers import reference_registry
 from labinfer.functions.reference import latent_attention as reference
 from labinfer.functions.reference.elementwise import rms_norm
+from labinfer.launch.providers import reference_registry
 from labinfer.models.layers.cache_spec import CacheSpec, TokenTensor
 from labinfer.models.layers.rope import RopeConfig, RotaryTable
 from labinfer.native import compiler

@@ -11,9 +11,9 @@ from labinfer.functions.cpu.library import Library
 from labinfer.functions.cpu.packed12 import CpuPacked12, CpuPacked12Weight
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.packed_weight import DenseWeight
-from labinfer.functions.providers import make_registry, reference_registry
 from labinfer.functions.reference import packed12 as reference
 from labinfer.functions.reference.provider import ReferenceProvider
+from labinfer.launch.providers import make_registry, reference_registry
 
 CPU = torch.device("cpu")
 

@@ -12,9 +12,9 @@ from torch_threads import threads_of_torch
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.cpu.quantized import CpuQuantized
 from labinfer.functions.packed_weight import QuantizedWeight
-from labinfer.functions.providers import make_registry, reference_registry
 from labinfer.functions.reference import quantized
 from labinfer.functions.reference.provider import ReferenceProvider
+from labinfer.launch.providers import make_registry, reference_registry
 from labinfer.native import compiler
 
 CPU = torch.device("cpu")

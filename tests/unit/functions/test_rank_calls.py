@@ -11,8 +11,8 @@ from model_calls import SETTING, all_calls, layer_calls, rank_calls, registry_wi
 from labinfer.functions.autotune import TIMED_ROWS
 from labinfer.functions.calls import PagedAttentionCall, RotateAndWriteCall
 from labinfer.functions.expert_calls import ExpertsCall
-from labinfer.functions.providers import reference_registry
 from labinfer.functions.registry import OTHER_FUNCTIONS, FunctionRegistry, Implementation
+from labinfer.launch.providers import reference_registry
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8])

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from labinfer.functions.functions import Functions
 from labinfer.functions.packed_experts import PackedExperts
-from labinfer.functions.providers import reference_registry
+from labinfer.launch.providers import reference_registry
 
 CPU = torch.device("cpu")
 EXPERTS, HIDDEN, COLUMNS, TOKENS, CHOSEN = 6, 40, 24, 5, 3

@@ -10,8 +10,8 @@ from published_configs import LARGER, PUBLISHED
 
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
-from labinfer.functions.providers import reference_registry
 from labinfer.launch.layout.meta_stage import MetaStage
+from labinfer.launch.providers import reference_registry
 from labinfer.models.config import ModelConfig
 from labinfer.models.layers.context import StageContext
 from labinfer.models.registry import load_config, model_class

@@ -13,8 +13,8 @@ from tiny_llama import model_of, prompt_logits, write
 
 from labinfer.comm.local import LocalCommunicator
 from labinfer.functions.cpu.provider import CpuProvider
-from labinfer.functions.providers import make_registry
 from labinfer.functions.reference.provider import ReferenceProvider
+from labinfer.launch.providers import make_registry
 from labinfer.models.llama import LlamaForCausalLM
 from labinfer.models.registry import load_config
 from labinfer.weights import tensor_files

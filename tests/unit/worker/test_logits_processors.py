@@ -10,8 +10,8 @@ from labinfer.base.registry import REGISTRY
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.request import Request
 from labinfer.engine.sequence import token_sampling
-from labinfer.functions.providers import reference_registry
 from labinfer.functions.reference.sampling import candidates
+from labinfer.launch.providers import reference_registry
 from labinfer.worker.logits_processors.processor import SampledRow, check_logits_processors
 from labinfer.worker.sampler import Sampler, sample_params
 

@@ -7,7 +7,7 @@ import torch
 from tiny_llama import load, write
 
 from labinfer.base.plan import POOLINGS, BatchEntry, BatchPlan, BatchResult, EntryResult, SequenceStart, TokenSampling
-from labinfer.functions.providers import reference_registry
+from labinfer.launch.providers import reference_registry
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
 

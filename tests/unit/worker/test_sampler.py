@@ -9,9 +9,9 @@ import torch
 
 from labinfer.base.plan import NO_TOKEN, TokenSampling
 from labinfer.functions.cpu.provider import CpuProvider
-from labinfer.functions.providers import make_registry, reference_registry
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.functions.reference.sampling import gumbel_noise, split_mix
+from labinfer.launch.providers import make_registry, reference_registry
 from labinfer.worker.logits_processors.constraints import min_tokens
 from labinfer.worker.logits_processors.processor import SampledRow
 from labinfer.worker.sampler import Sampler

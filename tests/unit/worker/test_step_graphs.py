@@ -11,9 +11,9 @@ from labinfer.base.plan import BatchEntry, BatchPlan, SequenceStart, TokenSampli
 from labinfer.functions.cpu import step_memory
 from labinfer.functions.cpu.graph import CpuCapture
 from labinfer.functions.cpu.provider import CpuProvider
-from labinfer.functions.providers import make_registry
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.functions.registry import Implementation
+from labinfer.launch.providers import make_registry
 from labinfer.models.layers import rope
 from labinfer.models.registry import load_config, model_class
 from labinfer.worker.index_buffer import IndexBuffer

@@ -13,10 +13,10 @@ from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.functions import Functions
 from labinfer.functions.layer_cache import LayerCache
-from labinfer.functions.providers import reference_registry
 from labinfer.functions.reference.attention import paged_attention, write_kv
 from labinfer.functions.reference.elementwise import rms_norm, rotary, silu_and_mul
 from labinfer.functions.reference.linear import embedding, pack_weight
+from labinfer.launch.providers import reference_registry
 from labinfer.models.config import LayerConfig, ModelConfig
 from labinfer.models.decoder import DecoderLayer
 from labinfer.models.layers.attention import AttentionConfig

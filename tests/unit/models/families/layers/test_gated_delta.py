@@ -8,7 +8,7 @@ import torch
 from labinfer.base.errors import UserError
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
-from labinfer.functions.providers import reference_registry
+from labinfer.launch.providers import reference_registry
 from labinfer.models.families.layers.gated_delta import GatedDeltaConfig, GatedDeltaNet
 from labinfer.models.layers.context import StageContext
 from labinfer.weights.loader import weight_slices

@@ -14,7 +14,7 @@ from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.latent_cache import LatentCache
-from labinfer.functions.providers import reference_registry
+from labinfer.launch.providers import reference_registry
 from labinfer.models.families.layers.latent_attention import LatentAttentionConfig
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.input_batch import ModelInputBatch

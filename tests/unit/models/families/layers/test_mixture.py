@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
-from labinfer.functions.providers import reference_registry
 from labinfer.functions.reference.route import choose
+from labinfer.launch.providers import reference_registry
 from labinfer.models.families.layers.mixture import Mixture, MixtureConfig
 from labinfer.models.families.layers.router import RouterConfig
 from labinfer.models.layers.context import StageContext
