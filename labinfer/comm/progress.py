@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from labinfer.base.errors import WaitTimeout
-from labinfer.base.heartbeat import Wait
 
 WAITING_FOR_NOBODY = "waiting for nobody: look here first"
 NAMED_RANKS = re.compile(r"\branks? (\d+(?:-\d+|(?:, \d+)*))")
@@ -65,13 +64,13 @@ class Progress:
         doing = f"waiting {time.monotonic() - since:.1f} s for {what}" if what else WAITING_FOR_NOBODY
         return f"{self.label}: {self._step}, {doing}"
 
-    def wait(self) -> Wait | None:
-        """Wait of this rank, None while it works; may be called from any thread."""
+    def wait(self) -> tuple[str, float] | None:
+        """Ranks that this rank waits for, such as ``1-3``, and the seconds so far; None while it works. May be called from any thread."""
         what, since = self.waiting_for, self.waiting_since
         peers = NAMED_RANKS.search(what)
         if not peers:
             return None
-        return Wait(rank=self.rank, peers=peers[1], step=self.step_id, seconds=time.monotonic() - since)
+        return peers[1], time.monotonic() - since
 
     def timed_out(self, what: str, seconds: float) -> WaitTimeout:
         """The error of a wait for ``what`` that took longer than ``seconds``."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from labinfer.base.config import EngineOptions
 from labinfer.comm.spmd.environment import LaunchEnvironment
+from labinfer.native.cache_file import digest
 from labinfer.weights.read_ahead import start_reading_ahead
-from labinfer.weights.weight_cache import WeightCache, digest
+from labinfer.weights.weight_cache import WeightCache
 
 
 def read_early(environment: LaunchEnvironment, options: EngineOptions) -> None:

@@ -10,13 +10,13 @@ import msgspec
 import labinfer
 from labinfer import planner
 from labinfer.launch.measure.cost_file import read_costs, write_costs
+from labinfer.native.cache_file import digest
 from labinfer.planner.cluster import Cluster
 from labinfer.planner.make_problem import no_room
 from labinfer.planner.problem import Problem
 from labinfer.planner.report import PlanReport, describe_stages
 from labinfer.planner.saved_plan import SavedPlan
 from labinfer.planner.search import find_layout, judge
-from labinfer.weights.weight_cache import digest
 
 MEMORY_MARGIN = 0.1
 """Part by which the free memory of a machine may differ from what it was when a plan was found."""

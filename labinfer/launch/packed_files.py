@@ -11,8 +11,9 @@ from labinfer.base.config import EngineOptions
 from labinfer.comm.spmd.topology import Place
 from labinfer.functions.provider import Provider
 from labinfer.launch.layout.layout import Layout
+from labinfer.native.cache_file import digest
 from labinfer.weights.packed_file import PackedFiles
-from labinfer.weights.weight_cache import WeightCache, checkpoint_digest, digest
+from labinfer.weights.weight_cache import WeightCache, checkpoint_digest
 
 
 def packed_files(

@@ -228,3 +228,8 @@ def _last_line(content: bytes, name: str) -> bytes:
     digest = hashlib.blake2b(name.encode() + b"\0", digest_size=32)
     digest.update(content)
     return f"\nlabinfer {FORMAT} {digest.hexdigest()} {name}\n".encode()
+
+
+def digest(*parts: object) -> str:
+    """A short digest of the texts of some values."""
+    return hashlib.blake2b(repr(parts).encode(errors="surrogateescape"), digest_size=12).hexdigest()

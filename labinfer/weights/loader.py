@@ -6,21 +6,21 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from labinfer.base.errors import UserError
+from labinfer.native.cache_file import digest
 from labinfer.weights.checkpoint import CheckpointReader
 from labinfer.weights.checkpoint_names import CheckpointNames
 from labinfer.weights.codes import CodeForm, Codes
-from labinfer.weights.packed_file import PackedFiles
+from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.slices import MatrixSlice, WeightSlice
-from labinfer.weights.weight_cache import digest
 from labinfer.weights.weighted_module import WeightedModule
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,16 @@ KV_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale")
 """Endings of the names of scales for a KV cache in FP8; the KV cache here is never in FP8."""
 OUTPUT_SCALE = ".output_scale"
 """Ending of the name of the scale of a projection's outputs in FP8, one number; outputs are not rounded here."""
+
+
+class KeptWeights(Protocol):
+    """Packed weights of earlier starts. ``slices`` is a digest of all that they depend on beside the checkpoint and the code."""
+
+    def open(self, slices: str, functions: LoadFunctions) -> Mapping[str, Any] | None:
+        """States of ``WeightedModule.export_packed`` by module, or None."""
+
+    def keep(self, slices: str, states: dict[str, Any], functions: LoadFunctions) -> Any:
+        """Keep states for later starts, without waiting for the disk."""
 
 
 def weight_slices(model: nn.Module, names: CheckpointNames | None = None) -> Iterator[WeightSlice]:
@@ -69,7 +79,7 @@ def load_weights(
     checkpoint: CheckpointReader,
     device: torch.device,
     on_progress: Callable[[int, int], None],
-    files: PackedFiles | None = None,
+    files: KeptWeights | None = None,
 ) -> None:
     """Give a model that was built on the meta device its memory, and fill it from the checkpoint.
 

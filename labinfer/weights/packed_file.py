@@ -21,7 +21,7 @@ import torch
 
 from labinfer.base.errors import UserError
 from labinfer.base.standard_error import write_error
-from labinfer.native.cache_file import Damaged, open_own
+from labinfer.native.cache_file import Damaged, digest, open_own
 from labinfer.native.memory import has_huge_pages, huge_bytes, use_huge_pages
 from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.weight_cache import (
@@ -32,7 +32,6 @@ from labinfer.weights.weight_cache import (
     WeightCache,
     WeightHeader,
     checkpoint_digest,
-    digest,
     encode_header,
     read_header,
 )

@@ -23,7 +23,7 @@ import msgspec
 
 from labinfer.base.plugins import PLUGINS
 from labinfer.native import compiler
-from labinfer.native.cache_file import UNFINISHED, Damaged, is_at, open_own, sync_folder, try_lock
+from labinfer.native.cache_file import UNFINISHED, Damaged, digest, is_at, open_own, sync_folder, try_lock
 from labinfer.weights.files import weight_files
 
 GIB = 1 << 30
@@ -252,11 +252,6 @@ class WeightCache:
                     is_left = True
                 if is_left:
                     path.unlink(missing_ok=True)
-
-
-def digest(*parts: object) -> str:
-    """A short digest of the texts of some values."""
-    return hashlib.blake2b(repr(parts).encode(errors="surrogateescape"), digest_size=12).hexdigest()
 
 
 def checkpoint_digest(directory: Path) -> str:

@@ -130,13 +130,9 @@ weights/files.py → weights/gguf/file.py
 weights/model_files.py → weights/gguf/config.py
 weights/model_files.py → weights/gguf/file.py
 weights/tied_head.py → weights/gguf/file.py
-comm/progress.py → base/heartbeat.py
-comm/torch_dist.py → comm/attempt.py
 weights/checkpoint.py → weights/formats/mxfp4.py
 weights/checkpoint.py → weights/formats/transposed.py
 weights/formats/registry.py → weights/formats/settings.py
-weights/loader.py → weights/packed_file.py
-weights/loader.py → weights/weight_cache.py
 """
 """Imports of extensions by the core that are still there. The list only gets shorter."""
 

@@ -19,8 +19,7 @@ from labinfer.launch.layout.layout import Layout
 from labinfer.launch.measure.layer_fit import CHUNK_BEFORE, CHUNK_ROWS, CONTEXTS, DECODE_ROWS, HEAD_ROWS
 from labinfer.launch.measure.probe_layout import MIN_LAYERS, kind_name, measured_bytes, model_name
 from labinfer.models.config import ModelConfig
-from labinfer.native.cache_file import Damaged, read_sealed, write_sealed
-from labinfer.weights.weight_cache import digest
+from labinfer.native.cache_file import Damaged, digest, read_sealed, write_sealed
 
 logger = logging.getLogger(__name__)
 

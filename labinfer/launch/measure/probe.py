@@ -58,13 +58,13 @@ from labinfer.launch.measure.stopwatch import Stopwatch
 from labinfer.launch.tune import cache_folder, prepare_providers
 from labinfer.models.config import LayerConfig, ModelConfig
 from labinfer.models.layers.mixer import Mixer
+from labinfer.native.cache_file import digest
 from labinfer.planner.cluster import Cluster, Link, Machine, PairLink, check_link
 from labinfer.planner.costs import MIXER_SUMS, DraftBytes, HostCosts, LayerCosts, Points
 from labinfer.planner.merge_costs import merge_points, merge_ranks
 from labinfer.planner.overheads import Overheads
 from labinfer.planner.step_shape import StepShape
 from labinfer.weights.loader import weight_bytes
-from labinfer.weights.weight_cache import digest
 from labinfer.worker.step_graphs import CAPTURED_BYTES, captures_steps
 
 logger = logging.getLogger(__name__)

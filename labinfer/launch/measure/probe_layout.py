@@ -11,8 +11,8 @@ from labinfer.comm.spmd.machine import RankInfo, last_level_caches
 from labinfer.launch.layout.layout import Layout, make_layout
 from labinfer.launch.measure.layer_fit import CHUNK_BEFORE
 from labinfer.models.config import LayerConfig, ModelConfig
+from labinfer.native.cache_file import digest
 from labinfer.weights.loader import weight_bytes
-from labinfer.weights.weight_cache import digest
 
 LEAST_BYTES = 64 << 20
 """Weights, before they are packed, of as many layers as are loaded of each kind, at least …"""

@@ -7,6 +7,7 @@ import msgspec
 from labinfer.base.heartbeat import Wait
 from labinfer.base.pooling import PoolingConfig
 from labinfer.base.rank_stats import Slices
+from labinfer.comm.progress import Progress
 from labinfer.engine.request import AnswerUpdate, Request
 from labinfer.server.link.layout_change import LayoutChange
 from labinfer.server.link.stats import EngineStats, TracedStep
@@ -19,6 +20,15 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     """The host's step, and what it waits for, in words."""
     wait: Wait | None = None
     """The same in numbers; None while the host works."""
+
+
+def host_beat(progress: Progress) -> Beat:
+    """Sign of life of the host, with step and wait of its rank 0."""
+    waiting = progress.wait()
+    if waiting is None:
+        return Beat(progress.describe())
+    peers, seconds = waiting
+    return Beat(progress.describe(), Wait(rank=progress.rank, peers=peers, step=progress.step_id, seconds=seconds))
 
 
 # From the gateway.

@@ -6,7 +6,7 @@ from labinfer.base.heartbeat import Wait
 from labinfer.comm.communicator import name_ranks
 from labinfer.comm.progress import Progress
 from labinfer.server.gateway.async_llm_engine import AsyncLLMEngine
-from labinfer.server.link.frames import Beat, Updates
+from labinfer.server.link.frames import Beat, Updates, host_beat
 
 
 class Link:
@@ -35,7 +35,7 @@ def test_wait_of_rank_0_is_told_after_some_seconds_until_a_step_ends():
 
 def test_wait_names_the_ranks_of_a_transfer():
     progress = Progress(rank=2, step_id=7)
-    assert progress.wait() is None
+    assert host_beat(progress).wait is None
     for what, peers in {
         "the result of step 7 from rank 1 (stage 1, tp 0)": "1",
         f"the sum over {name_ranks([0, 1, 2])}": "0-2",
@@ -43,5 +43,5 @@ def test_wait_names_the_ranks_of_a_transfer():
         "rank 12 to take a command": "12",
     }.items():
         with progress.waiting(what):
-            wait = progress.wait()
+            wait = host_beat(progress).wait
             assert (wait.rank, wait.peers, wait.step) == (2, peers, 7) and 0 <= wait.seconds < 5
