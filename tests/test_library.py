@@ -62,7 +62,7 @@ def test_interrupt_leaves_an_llm_that_can_be_used(llm, expected, place, monkeypa
         if len(calls) == 3:
             signal.raise_signal(signal.SIGINT)
 
-    owner, name = (llm.requests, "make") if place == "prompt" else (llm._executor, place)
+    owner, name = (llm.inputs, "read") if place == "prompt" else (llm._executor, place)
     with monkeypatch.context() as patched:
         if place != "delta":
             usual = getattr(owner, name)
