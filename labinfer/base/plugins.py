@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
-import importlib.metadata
-import importlib.util
 import inspect
 import os
-import secrets
 import sys
 import traceback
 import types
@@ -163,6 +160,8 @@ def find_plugin(given: str) -> PluginSource:
         return read_file(f"{FLAG} {given}", Path(given))
     if given.isidentifier() and (path := LAB / f"{given}.py").is_file():
         return read_file(f"{FLAG} {given}", path)
+    import importlib.metadata  # takes a tenth of the time of --help
+
     entry_points = importlib.metadata.entry_points(group=ENTRY_POINTS)
     module = next((point.module for point in entry_points if point.name == given), given)
     return _find_module(given, module)
@@ -256,6 +255,8 @@ def describe_error(error: BaseException) -> str:
 
 def _find_module(given: str, module: str) -> PluginSource:
     """Find a module by its top package, which alone can be found without running code of the package."""
+    import importlib.util
+
     names = module.split(".")
     try:
         spec = importlib.util.find_spec(names[0]) if all(map(str.isidentifier, names)) else None
@@ -325,4 +326,4 @@ def _source_digest(part: Any) -> str:
     try:
         return _digest([Path(inspect.getfile(part)).read_bytes()])
     except (OSError, TypeError):
-        return secrets.token_hex(8)
+        return os.urandom(8).hex()
