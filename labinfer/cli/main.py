@@ -53,11 +53,9 @@ from labinfer.comm.group.signals import SignalGuard, die_with_launcher
 from labinfer.comm.spmd.address_space import check_address_space, describe_limit, explain_by_limit
 from labinfer.comm.spmd.environment import LaunchEnvironment, detect, shorten_openmp_spins
 from labinfer.comm.spmd.topology import stage_sizes
-from labinfer.models.architectures import check_architecture
 from labinfer.observe.output_file import STANDARD
 from labinfer.observe.progress_line import PLAIN_SECONDS, START_SECONDS, Ticker
 from labinfer.server.supervisor.options import SuperviseOptions
-from labinfer.weights.resolve import find_directory, find_here, resolve_model
 
 if TYPE_CHECKING:
     from labinfer.cli.commands.session import Session
@@ -286,6 +284,9 @@ def _check_model(model: str, environment: LaunchEnvironment) -> None:
     Raises:
         UserError: there is no such directory, or it holds no model that is supported.
     """
+    from labinfer.models.architectures import check_architecture
+    from labinfer.weights.resolve import find_directory, find_here, resolve_model
+
     directory, _ = find_directory(model, environment.model_dir)
     if directory is None and environment.world_size == 1:
         directory = resolve_model(model, environment.model_dir, may_download=True)
