@@ -15,7 +15,6 @@ import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +301,8 @@ def _module_digest(spec: importlib.machinery.ModuleSpec) -> str:
 
 
 def _digest(contents: Iterable[bytes]) -> str:
+    from hashlib import blake2b  # with OpenSSL, which a start without plugins does not need
+
     digest = blake2b(digest_size=8)
     for content in contents:
         digest.update(blake2b(content).digest())
