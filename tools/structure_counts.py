@@ -35,7 +35,7 @@ EXTENSIONS = {
     "layers of families": (
         *(
             "models/families/layers/*.py",
-            "functions/more_protocols.py",
+            "functions/family_protocols.py",
             "functions/delta_*.py",
             "functions/latent_*.py",
         ),

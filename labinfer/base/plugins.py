@@ -311,8 +311,10 @@ def _digest(contents: Iterable[bytes]) -> str:
 
 @contextmanager
 def _blame(source: PluginSource, keeps_refusals: bool = False) -> Iterator[None]:
-    """Raises:
-    UserError: what is called raises; the text names file and line, unless it is a ``UserError`` that is kept as it is.
+    """Turn errors of a plugin's code into a ``UserError`` that names its file and line.
+
+    Args:
+        keeps_refusals: whether a ``UserError`` stays as it is.
     """
     try:
         yield

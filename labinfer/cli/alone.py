@@ -14,7 +14,7 @@ from labinfer.comm.spmd.environment import LaunchEnvironment
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedCommand:
-    """A command line of which nothing has run.
+    """A command line that was parsed and checked.
 
     Args:
         given: the engine's options that were given.

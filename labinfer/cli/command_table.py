@@ -101,7 +101,7 @@ COMMANDS = {
         options=(PlanOptions, *SECTIONS),
     ),
     "probe": CommandFlags(
-        description="Measure what a model's parts cost on these hosts, and what the links between them take; remembered in "
+        description="Measure the time of a model's parts on these hosts and the speed of the links between them; kept in "
         "~/.cache/labinfer.",
         summary="measure hosts and links, for plans",
         options=(ProbeOptions, *MEASURING),
@@ -109,7 +109,7 @@ COMMANDS = {
     ),
     "simulate": CommandFlags(
         description="What bench serve would measure: the same engine on a virtual clock, without a model and without other ranks; all times "
-        "are what the run would take. Speculation is left out, as its drafts depend on tokens, which there are none of.",
+        "are what the run would take. Speculation is left out: drafts depend on tokens, which a simulation does not compute.",
         summary="what bench serve would measure, computed",
         options=(SimulateOptions, BenchOptions, LoadOptions, ServeOptions, *SECTIONS),
         left_out=tuple(f.name for section in SECTIONS for f in dataclasses.fields(section) if f.name not in SIMULATED),
@@ -142,7 +142,7 @@ COMMANDS = {
         options=(AccuracyOptions, *MEASURING),
     ),
     "bench functions": CommandFlags(
-        description="Every implementation of every function at a model's sizes, beside what the machine allows.",
+        description="Time every implementation of every function at a model's sizes, beside the limits of this machine.",
         options=(FunctionBenchOptions, *MEASURING),
         left_out=("layout",),
     ),

@@ -108,7 +108,7 @@ class WakeupEvents:
 
 
 class RingCommunicator(Communicator):
-    """A group of which some ranks share a machine; made by ``share_rings``.
+    """Communicator whose messages between ranks of one machine go through ring buffers; made by ``share_rings``.
 
     Args:
         carrier: the transport of the same group.

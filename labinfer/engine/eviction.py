@@ -27,8 +27,8 @@ class Eviction:
         raise NotImplementedError
 
     def evict(self) -> int:
-        """Choose an evictable block, of which there is at least one, and forget it: its tokens are no longer cached. ``BlockManager`` asserts
-        that the block is evictable."""
+        """Choose an evictable block and forget it: its tokens are no longer cached. Called only while at least one block is evictable.
+        ``BlockManager`` asserts that the chosen block is."""
         raise NotImplementedError
 
     def forget(self, block: int) -> None:

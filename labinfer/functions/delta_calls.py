@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from labinfer.functions.calls import CallSetting, Work, step_counts
-from labinfer.functions.more_protocols import CausalConv, DeltaRule, GatedNorm
+from labinfer.functions.family_protocols import CausalConv, DeltaRule, GatedNorm
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from labinfer.functions.calls import CallSetting, Work
-from labinfer.functions.more_protocols import Experts, MakeExperts
+from labinfer.functions.family_protocols import Experts, MakeExperts
 from labinfer.functions.packed_experts import PackedExperts
 
 ROUTINGS = 16

@@ -1,6 +1,6 @@
 """``Functions``: one implementation of every function, as layers are handed them.
 
-Of functions whose protocols are in ``more_protocols.py`` only the names are known here.
+Of functions whose protocols are in ``family_protocols.py`` only the names are known here.
 """
 
 from __future__ import annotations
@@ -85,4 +85,4 @@ class Functions:
     causal_conv: Callable
     delta_rule: Callable
     gated_norm: Callable
-    """This and the five before it are for layers of ``models/families``, see ``more_protocols.py``."""
+    """This and the five before it are for layers of ``models/families``, see ``family_protocols.py``."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from labinfer.functions.calls import CONTEXT, CallSetting, Work
+from labinfer.functions.family_protocols import LatentAttention, WriteLatent
 from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.layer_cache import SCALE_DTYPE
-from labinfer.functions.more_protocols import LatentAttention, WriteLatent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A protocol for every function of the core; those of further layers and of quantized weights are in ``more_protocols.py``.
+"""A protocol for every function of the core; those of further layers and of quantized weights are in ``family_protocols.py``.
 
 ``reference/`` says what each computes, in plain torch; implementations of other providers give the same up to rounding, for
 every size. Activations are in the model's dtype, any float type, and on the rank's device; integers are int64. Letters of

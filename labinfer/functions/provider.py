@@ -66,11 +66,14 @@ class Provider:
         return None
 
     def expert_offload(self, num_bytes: int, folder: Path) -> Any:
-        """A place for its experts, as ``expert_offload.ExpertOffload``: so many bytes of memory, and a file in a folder. None where they
-        cannot be in a file.
+        """Offload of a mixture's experts, an ``expert_offload.ExpertOffload``, or None if this provider has none.
+
+        Args:
+            num_bytes: of memory for experts; the others are in a file.
+            folder: of the file.
 
         Raises:
-            UserError: there can be no file.
+            UserError: the file cannot be made.
         """
         return None
 

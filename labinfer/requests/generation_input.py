@@ -26,7 +26,7 @@ REQUEST_FIELDS = ("priority", "user", "cache_salt", "pooling", "form_field", "ma
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationInput:
-    """Prompts, how to answer them, and what the answers show."""
+    """Input of a generation: its prompts, their sampling parameters, and what a response contains."""
 
     prompts: list[Prompt]
     sampling: SamplingParams

@@ -1,4 +1,4 @@
-"""decode_json: JSON as the struct of a request, and in words what is wrong with it."""
+"""decode_json: JSON decoded into the struct of a request, with errors that name the field and its value."""
 
 from __future__ import annotations
 

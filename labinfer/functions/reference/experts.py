@@ -7,7 +7,7 @@ from copy import copy
 import torch
 
 from labinfer.functions.clamped_gate import ClampedGate
-from labinfer.functions.more_protocols import PackCodes
+from labinfer.functions.family_protocols import PackCodes
 from labinfer.functions.packed_experts import ExpertForm, MatrixCodes
 from labinfer.functions.packed_weight import PackedWeight
 from labinfer.functions.protocols import Linear, PackWeight

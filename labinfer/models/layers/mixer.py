@@ -73,7 +73,7 @@ class MixerConfig(Protocol):
 
 
 class MLPConfig(Protocol):
-    """Shape of an MLP over the whole model. A module in what it builds that counts tokens of experts has them in ``num_tokens_E``."""
+    """Shape of an MLP over the whole model. A module that counts the tokens of each expert keeps the counts in ``num_tokens_E``."""
 
     has_experts: ClassVar[bool]
     """Whether some of its weights are experts'."""

@@ -174,9 +174,11 @@ class OpenRequests:
         request, _ = self._parts.pop(frame.request_id, (None, None))
         if request is not None:
             request.keys.remove(frame.request_id)
-            kind = PromptTooLong if frame.is_too_long else UserError
-            is_full, text = frame.queue_is_full, frame.message
-            request.task.fail(api_errors.overloaded(text, RETRY_SECONDS) if is_full else refused_field(kind(text)))
+            if frame.queue_is_full:
+                error = api_errors.overloaded(frame.message, RETRY_SECONDS)
+            else:
+                error = refused_field((PromptTooLong if frame.is_too_long else UserError)(frame.message))
+            request.task.fail(error)
 
     def update(self, key: str, update: AnswerUpdate) -> None:
         """Take in news of an answer."""

@@ -153,7 +153,7 @@ class ConvWeight(WeightedModule):
 
 
 class DecayWeights(WeightedModule):
-    """Rates at which the value heads forget, and biases of these, (H,) float32: see ``more_protocols.DeltaRule``."""
+    """Rates at which the value heads forget, and biases of these, (H,) float32: see ``family_protocols.DeltaRule``."""
 
     def __init__(self, num_heads: int, heads: Range):
         super().__init__()

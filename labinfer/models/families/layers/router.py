@@ -33,7 +33,10 @@ class RouterConfig(RoutingRule):
 
 
 def read_router(file: ConfigFile, num_experts: int, num_chosen: int, **fields: Any) -> RouterConfig:
-    """A router over so many experts; ``fields`` are those that this family has otherwise.
+    """Config of a router that chooses ``num_chosen`` of ``num_experts`` experts for a token.
+
+    Args:
+        fields: of ``RouterConfig``, where the family does not use their defaults.
 
     Raises:
         UserError: more experts are to be chosen than there are, or groups that are not equal.

@@ -44,7 +44,7 @@ class PackCodes(Protocol):
             minima_OG: float32; None for none.
             bits: 4, 5 or 8; those of 5 bits have no zero points.
             table: name of the numbers that codes of 4 bits stand for, see ``packed_weight.TABLES``; empty for their own.
-            inputs: those that are multiplied with.
+            inputs: number of columns that are multiplied; the codes may have further ones, see ``lead``.
             group: inputs that share a scale, a multiple of 8, of 32 for 5 bits; 0 for all, which is for 8 bits without zero points.
             lead: inputs before them that are among the codes.
             dtype: of the matrix that the codes stand for.
