@@ -41,7 +41,7 @@ from labinfer.launch.measure.cost_file import read_costs, write_costs
 from labinfer.native import compiler
 from labinfer.native.cache_file import read_sealed, write_sealed
 from labinfer.observe.table import format_table
-from labinfer.planner.cluster import Link, PairLink
+from labinfer.planner.cluster import MachinePairLink, NetworkLink
 from labinfer.planner.costs import HostCosts, LayerCosts, Points
 from labinfer.planner.saved_plan import SavedPlan, SavedStage
 from labinfer.weights import packed_file
@@ -75,9 +75,9 @@ STAGE = SavedStage(machine="a", layers=2, tp_size=1, dtype="float32", quantizati
 READ: dict[str, tuple[object, object, type]] = {
     "host-": (COSTS, msgspec.structs.replace(COSTS, fixed=2e-4), HostCosts),
     "links-": (
-        [PairLink(a="a", b="b", link=Link(1e-4, 1e9))],
-        [PairLink(a="a", b="b", link=Link(2e-4, 1e9))],
-        list[PairLink],
+        [MachinePairLink(a="a", b="b", link=NetworkLink(1e-4, 1e9))],
+        [MachinePairLink(a="a", b="b", link=NetworkLink(2e-4, 1e9))],
+        list[MachinePairLink],
     ),
     "plan-": (
         KnownPlan(SavedPlan(model="m", stages=[STAGE]), {"a": 1}),

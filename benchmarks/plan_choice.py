@@ -88,7 +88,7 @@ def measure(args: argparse.Namespace) -> None:
 def choose_cases(cluster, args: argparse.Namespace) -> Iterator[dict]:
     """Layouts to measure, the chosen one first."""
     from labinfer.base.config import CacheOptions
-    from labinfer.planner.objective import Limits, Stage, kv_blocks
+    from labinfer.planner.objective import EngineLimits, Stage, kv_blocks
     from labinfer.planner.problem import Problem
     from labinfer.planner.search import MEMORY_SHARE, find_layout, judge
     from labinfer.planner.workload import RequestLengths, Workload
@@ -99,10 +99,10 @@ def choose_cases(cluster, args: argparse.Namespace) -> Iterator[dict]:
         tuple(RequestLengths(prompt=PROMPT, output=output) for output in output_lengths(args.objective))
     )
     counts_memory = args.objective == "memory"
-    limits = Limits(max_model_len=CONTEXT, max_num_seqs=SEQUENCES)
+    limits = EngineLimits(max_model_len=CONTEXT, max_num_seqs=SEQUENCES)
     if counts_memory:
         used = CacheOptions().memory_utilization
-        limits = Limits(
+        limits = EngineLimits(
             max_model_len=ROOMY["max_model_len"], max_num_seqs=ROOMY["max_num_seqs"], memory_utilization=used
         )
     problem = Problem(cluster=cluster, request=workload.mean, limits=limits, objective=args.objective, first=names[0])

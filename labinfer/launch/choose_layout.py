@@ -18,7 +18,7 @@ from labinfer.launch.tune import cache_folder
 from labinfer.models.config import ModelConfig
 
 if TYPE_CHECKING:
-    from labinfer.planner.cluster import Cluster, PairLink
+    from labinfer.planner.cluster import Cluster, MachinePairLink
     from labinfer.planner.saved_plan import SavedPlan
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def choose_layout(
     group: RankGroup,
     options: EngineOptions,
     on_progress: Callable[[str], None] = lambda text: None,
-    on_report: Callable[[str, Sequence[PairLink]], None] | None = None,
+    on_report: Callable[[str, Sequence[MachinePairLink]], None] | None = None,
 ) -> EngineOptions:
     """The options of a start in which ``--layout`` is followed: rank 0 reads the plan, or makes it of what all machines measure,
     and the others are told. The ranks in it share out the cores. Collective; nothing happens without ``--layout``.
@@ -98,7 +98,7 @@ def _find_plan(
     options: EngineOptions,
     config: ModelConfig,
     first: str,
-    on_report: Callable[[str, Sequence[PairLink]], None] | None,
+    on_report: Callable[[str, Sequence[MachinePairLink]], None] | None,
 ) -> SavedPlan:
     """The best plan with rank 0's machine as the first.
 

@@ -71,7 +71,7 @@ def _layers_below(bound: float, fixed: float, per_layer: float, cap: int) -> int
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Group:
+class _UnitGroup:
     """Units of a class with the same role in a layout."""
 
     role: tuple[int, bool, bool]
@@ -224,7 +224,7 @@ class ClassSearch:
                 if (first != last) == (sum(state) > 1) or state[first] > 1:
                     yield first, last
 
-    def _groups(self, lines: _CriterionLines, state: State, first: int, last: int) -> list[_Group]:
+    def _groups(self, lines: _CriterionLines, state: State, first: int, last: int) -> list[_UnitGroup]:
         """Units by class and role, cheapest layers first."""
         roles: dict[tuple[int, bool, bool], int] = {(n, False, False): count for n, count in enumerate(state)}
         ends = [(first, True, True)] if sum(state) == 1 else [(first, True, False), (last, False, True)]
@@ -236,7 +236,7 @@ class ClassSearch:
             if count:
                 path, most = lines.path[number], lines.most[number]
                 groups.append(
-                    _Group(
+                    _UnitGroup(
                         role=(number, is_first, is_last),
                         count=count,
                         path_fixed=path.fixed + path.first * is_first + path.last * is_last,
@@ -284,7 +284,7 @@ class ClassSearch:
             bound = min(most, criterion.largest_bound(target, least))
 
     def _keep(
-        self, value: float, criterion: Criterion, order: tuple[int, ...], groups: list[_Group], layers: list[int]
+        self, value: float, criterion: Criterion, order: tuple[int, ...], groups: list[_UnitGroup], layers: list[int]
     ) -> None:
         """Remember a layout, which is below the target."""
         stages = self._make_stages(order, groups, layers)
@@ -296,7 +296,7 @@ class ClassSearch:
         if value < self.target:
             self.target, self.best = value, solution
 
-    def _make_stages(self, order: Sequence[int], groups: list[_Group], layers: list[int]) -> tuple[Stage, ...]:
+    def _make_stages(self, order: Sequence[int], groups: list[_UnitGroup], layers: list[int]) -> tuple[Stage, ...]:
         """Stages in the order of the classes of their units."""
         shares: dict[tuple[int, bool, bool], list[int]] = {}
         for group, total in zip(groups, layers, strict=True):
@@ -358,7 +358,7 @@ class ClassSearch:
         return best
 
 
-def _share_layers(groups: list[_Group], num_layers: int, bound: float) -> list[int] | None:
+def _share_layers(groups: list[_UnitGroup], num_layers: int, bound: float) -> list[int] | None:
     """Layers of each group with the least sum, where every stage stays below a bound; None where they do not suffice.
 
     Args:

@@ -20,7 +20,7 @@ LATENCY = re.compile(rf"([0-9.]+)({'|'.join(SECONDS)})", re.IGNORECASE)
 HINT = "give --link a:b=1gbit,0.3ms, or --link 1gbit,0.3ms for all pairs"
 
 
-class Link(msgspec.Struct, frozen=True):
+class NetworkLink(msgspec.Struct, frozen=True):
     """Network between two machines, the same in both directions."""
 
     latency: float
@@ -32,16 +32,16 @@ class Link(msgspec.Struct, frozen=True):
         return self.latency + num_bytes / self.bytes_per_second
 
 
-class PairLink(msgspec.Struct, frozen=True, kw_only=True):
-    """Link of two machines, by their names."""
+class MachinePairLink(msgspec.Struct, frozen=True, kw_only=True):
+    """The network link between the machines named `a` and `b`."""
 
     a: str
     b: str
-    link: Link
+    link: NetworkLink
 
 
-OWN_LINK = Link(0.0, float("inf"))
-"""Link of a machine to itself where none was measured: hops between its own stages count as nothing."""
+OWN_LINK = NetworkLink(0.0, float("inf"))
+"""Link of a machine to itself where none was measured: transfers between its own stages take no time."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,9 +64,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """Machines and their links."""
 
     machines: list[Machine]
-    links: list[PairLink] = []
+    links: list[MachinePairLink] = []
     """A later link of the same two machines takes the place of an earlier one."""
-    default_link: Link | None = None
+    default_link: NetworkLink | None = None
     """Link of all pairs that ``links`` leaves out."""
 
     @classmethod
@@ -85,7 +85,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
             if names is None:
                 default = link
             else:
-                pairs.append(PairLink(a=names[0], b=names[1], link=link))
+                pairs.append(MachinePairLink(a=names[0], b=names[1], link=link))
         machines = _merge([machine for part in parts for machine in part.machines])
         cluster = cls(machines=machines, links=pairs, default_link=default).expand()
         cluster.check()
@@ -110,7 +110,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
                 machines.append(msgspec.structs.replace(machine, name=f"{machine.name}-{number}", count=1))
         return msgspec.structs.replace(self, machines=machines)
 
-    def link(self, a: str, b: str) -> Link:
+    def link(self, a: str, b: str) -> NetworkLink:
         """The link of two machines.
 
         Raises:
@@ -125,7 +125,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(f"there is no link between {a} and {b}; {HINT}")
         return self.default_link
 
-    def link_table(self) -> dict[tuple[str, str], Link]:
+    def link_table(self) -> dict[tuple[str, str], NetworkLink]:
         """Links of all pairs of machines, in both directions.
 
         Raises:
@@ -180,7 +180,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
                 raise UserError(f"machine {machine.name} has costs for tp {costs.tp_size}, but {machine.ranks} ranks")
 
 
-def parse_link(text: str) -> tuple[tuple[str, str] | None, Link]:
+def parse_link(text: str) -> tuple[tuple[str, str] | None, NetworkLink]:
     """Machines and link of ``a:b=1gbit,0.3ms``; no machines for ``1gbit,0.3ms``, which is for all pairs.
 
     Raises:
@@ -194,14 +194,14 @@ def parse_link(text: str) -> tuple[tuple[str, str] | None, Link]:
         raise UserError(f"--link {text} is not understood; {HINT}")
     try:
         bytes_per_second = float(rate_match[1]) * UNITS[rate_match[2].lower()]
-        link = Link(float(latency_match[1]) * SECONDS[latency_match[2].lower()], bytes_per_second)
+        link = NetworkLink(float(latency_match[1]) * SECONDS[latency_match[2].lower()], bytes_per_second)
     except ValueError:
         raise UserError(f"--link {text} is not understood; {HINT}") from None
     check_link(link, text)
     return ((pair[0], pair[1]) if names else None), link
 
 
-def check_link(link: Link, name: str) -> None:
+def check_link(link: NetworkLink, name: str) -> None:
     """Raises:
     UserError: the link has no rate or an endless one, or a negative or endless latency.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from labinfer.planner.objective import Limits, Room
+from labinfer.planner.objective import EngineLimits, Room
 from labinfer.planner.routes import State, StateGraph
 from labinfer.planner.segments import last_ends
 from labinfer.planner.units import UnitClass
@@ -22,7 +22,7 @@ class FittingOrders:
         self,
         classes: Sequence[UnitClass],
         graph: StateGraph,
-        limits: Limits,
+        limits: EngineLimits,
         room: Room,
         *,
         firsts: Collection[int],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labinfer.planner.costs import HostCosts
-from labinfer.planner.objective import Limits, Room, has_room
+from labinfer.planner.objective import EngineLimits, Room, has_room
 from labinfer.planner.segments import most_layers
 
 
@@ -14,7 +14,7 @@ class LayerRoom:
         limits: of the problem, whose costs must live as long as this.
     """
 
-    def __init__(self, limits: Limits):
+    def __init__(self, limits: EngineLimits):
         self._limits = limits
         self._counts: dict[tuple[int, Room, bool, bool], int] = {}
 
@@ -31,7 +31,7 @@ class LayerRoom:
         return self._counts[key]
 
 
-def _count_alike(costs: HostCosts, limits: Limits, room: Room, *, is_first: bool, is_last: bool) -> int:
+def _count_alike(costs: HostCosts, limits: EngineLimits, room: Room, *, is_first: bool, is_last: bool) -> int:
     low, high = 0, len(costs.layers)
     while low < high:
         middle = (low + high + 1) // 2

@@ -8,7 +8,7 @@ from labinfer.base.config import EngineOptions, ModelOptions
 from labinfer.base.errors import UserError
 from labinfer.base.option_fields import join
 from labinfer.planner.cluster import Cluster
-from labinfer.planner.objective import Limits
+from labinfer.planner.objective import EngineLimits
 from labinfer.planner.problem import Problem
 from labinfer.planner.saved_plan import ROUNDINGS, room_options, rounding
 from labinfer.planner.workload import (
@@ -52,7 +52,7 @@ def make_problem(
         length = min(length, max_position)
     requests = requests or _usual_requests(length)
     requests.check(length)
-    limits = Limits(
+    limits = EngineLimits(
         max_model_len=length,
         max_num_seqs=options.scheduler.max_num_seqs,
         max_num_batched_tokens=options.scheduler.max_num_batched_tokens,

@@ -19,7 +19,7 @@ from labinfer.engine.cache_capacity import (
     draft_states_that_fit,
     pool_rooms,
 )
-from labinfer.planner.cluster import Cluster, Link
+from labinfer.planner.cluster import Cluster, NetworkLink
 from labinfer.planner.costs import HostCosts
 from labinfer.planner.prompt_chunks import prompt_chunks
 from labinfer.planner.step_shape import StepShape
@@ -34,7 +34,7 @@ then, and weights whose implementation is chosen anew may take more."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class EngineLimits:
     """Options of the engine that a plan depends on; see ``config``."""
 
     max_model_len: int
@@ -91,7 +91,7 @@ class Stage:
 
 
 def cache_room(
-    costs: HostCosts, layers: Mapping[str, float], limits: Limits, *, is_first: bool, is_last: bool
+    costs: HostCosts, layers: Mapping[str, float], limits: EngineLimits, *, is_first: bool, is_last: bool
 ) -> CacheRoom:
     """Memory of each rank of a stage for its cache."""
     free = costs.memory - costs.weight_bytes(layers, is_first=is_first, is_last=is_last)
@@ -115,7 +115,7 @@ def cache_room(
     )
 
 
-def stage_rooms(stages: Sequence[Stage], limits: Limits) -> list[CacheRoom]:
+def stage_rooms(stages: Sequence[Stage], limits: EngineLimits) -> list[CacheRoom]:
     """Memory for the cache of each stage of a layout, as a start has it: together with all others in the same memory, of which ranks
     without a stage take nothing."""
     used, last = Counter[str](), len(stages) - 1
@@ -133,7 +133,7 @@ def stage_rooms(stages: Sequence[Stage], limits: Limits) -> list[CacheRoom]:
     return pool_rooms(rooms, memories)
 
 
-def kv_blocks(stages: Sequence[Stage], limits: Limits) -> BlockCounts:
+def kv_blocks(stages: Sequence[Stage], limits: EngineLimits) -> BlockCounts:
     """KV blocks of a layout, with the room of each stage for them, as a start of it has them.
 
     Raises:
@@ -159,7 +159,7 @@ def kv_blocks(stages: Sequence[Stage], limits: Limits) -> BlockCounts:
     return blocks
 
 
-def window_needs(costs: HostCosts, limits: Limits) -> WindowNeeds | None:
+def window_needs(costs: HostCosts, limits: EngineLimits) -> WindowNeeds | None:
     """Blocks that layers with a window have use for; see ``WindowNeeds.estimate``."""
     return WindowNeeds.estimate(
         max(kind.window for kind in costs.layer_kinds.values()),
@@ -173,7 +173,7 @@ def window_needs(costs: HostCosts, limits: Limits) -> WindowNeeds | None:
 
 
 def kv_room(
-    costs: HostCosts, layers: Mapping[str, float], limits: Limits, *, is_first: bool, is_last: bool
+    costs: HostCosts, layers: Mapping[str, float], limits: EngineLimits, *, is_first: bool, is_last: bool
 ) -> tuple[int, int]:
     """KV blocks and states of sequences that a stage has room for in its share of its machine's memory; both at most what can be of
     use."""
@@ -187,14 +187,14 @@ def kv_room(
 
 
 def has_room(
-    costs: HostCosts, layers: Mapping[str, float], limits: Limits, least: Room, *, is_first: bool, is_last: bool
+    costs: HostCosts, layers: Mapping[str, float], limits: EngineLimits, least: Room, *, is_first: bool, is_last: bool
 ) -> bool:
     """Whether a stage has the room that is asked for."""
     blocks, states = kv_room(costs, layers, limits, is_first=is_first, is_last=is_last)
     return blocks * limits.block_size >= least.kv_tokens and states >= least.num_seqs
 
 
-def fits(stages: Sequence[Stage], limits: Limits, least: Room) -> bool:
+def fits(stages: Sequence[Stage], limits: EngineLimits, least: Room) -> bool:
     """Whether every stage of a layout has the room that is asked for."""
     last = len(stages) - 1
     return all(
@@ -203,7 +203,7 @@ def fits(stages: Sequence[Stage], limits: Limits, least: Room) -> bool:
     )
 
 
-def kv_tokens(stages: Sequence[Stage], limits: Limits) -> int:
+def kv_tokens(stages: Sequence[Stage], limits: EngineLimits) -> int:
     """KV tokens for which every stage of a layout has room in its share of its machine's memory, as the search counts them."""
     last = len(stages) - 1
     return limits.block_size * min(
@@ -247,16 +247,16 @@ class Criterion:
         """The most of any stage must be below this for a value below ``target``."""
         return target / self.scale - (least_total if self.adds else 0.0)
 
-    def hop_seconds(self, sender: HostCosts, receiver: HostCosts, link: Link) -> float:
+    def hop_seconds(self, sender: HostCosts, receiver: HostCosts, link: NetworkLink) -> float:
         """Seconds of a hop between two stages."""
         return sum(weight * link.seconds(sender.sent_bytes(shape.rows, receiver)) for weight, shape in self.path)
 
-    def transfer_seconds(self, sender: HostCosts, receiver: HostCosts, link: Link) -> float:
+    def transfer_seconds(self, sender: HostCosts, receiver: HostCosts, link: NetworkLink) -> float:
         """Seconds for which the link is busy, as the most of any stage or hop counts them."""
         rows = sum(weight * shape.rows for weight, shape in self.bottleneck)
         return sender.sent_bytes(rows, receiver) / link.bytes_per_second
 
-    def return_seconds(self, link: Link) -> float:
+    def return_seconds(self, link: NetworkLink) -> float:
         """Seconds that sampled tokens take from the last stage to the first."""
         return sum(weight for weight, _ in self.path) * link.latency
 
@@ -291,7 +291,7 @@ def stage_seconds(parts: Parts, stages: Sequence[Stage], number: int) -> float:
     return sum(weight * stage.costs.stage_seconds(shape, stage.layers, **ends) for weight, shape in parts)
 
 
-def make_criteria(objective: str, request: MeanRequest, limits: Limits, num_stages: int) -> Iterator[Criterion]:
+def make_criteria(objective: str, request: MeanRequest, limits: EngineLimits, num_stages: int) -> Iterator[Criterion]:
     """Criteria by which a layout of at most so many stages may be judged: it has the least value of those for its number of
     stages and for no more sequences than it has room for.
 
@@ -311,7 +311,7 @@ def make_criteria(objective: str, request: MeanRequest, limits: Limits, num_stag
 
 
 def _throughput(
-    request: MeanRequest, limits: Limits, num_seqs: int, num_batches: int, num_stages: tuple[int, int]
+    request: MeanRequest, limits: EngineLimits, num_seqs: int, num_batches: int, num_stages: tuple[int, int]
 ) -> Criterion:
     """Seconds a request where there are always more waiting: a round of all micro-batches, of which some have a chunk of a
     prompt beside their decodes, so often that prompts come in as fast as answers end."""
@@ -338,7 +338,7 @@ def _throughput(
 
 
 def _chunk_steps(
-    request: MeanRequest, limits: Limits, decodes: float, num_batches: int, num_stages: int
+    request: MeanRequest, limits: EngineLimits, decodes: float, num_batches: int, num_stages: int
 ) -> Iterator[tuple[float, tuple[tuple[float, float], ...], float]]:
     """Parts of all steps: how often, with which chunks, and how many of these are sampled.
 
@@ -368,7 +368,7 @@ def _chunk_steps(
         yield prompts * others, ((rest / others, longer + first + rest * (others - 1) / (2 * others)),), 1 / others
 
 
-def _latency(request: MeanRequest, limits: Limits, num_stages: int) -> Criterion:
+def _latency(request: MeanRequest, limits: EngineLimits, num_stages: int) -> Criterion:
     """Seconds of one answer, with nothing else to do: its chunks follow each other through the stages, then its tokens go
     round one by one."""
     count = len(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from labinfer.planner.cluster import Cluster
-from labinfer.planner.objective import Criterion, Limits, Room, Stage
+from labinfer.planner.objective import Criterion, EngineLimits, Room, Stage
 from labinfer.planner.units import FIRST_FORMS, FormLevel
 from labinfer.planner.workload import MeanRequest
 
@@ -31,7 +31,7 @@ class Problem:
 
     cluster: Cluster
     request: MeanRequest
-    limits: Limits
+    limits: EngineLimits
     objective: str = "throughput"
     first: str = ""
     """Machine of the first stage, where rank 0 is; empty for any."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from labinfer.planner.cluster import Link
+from labinfer.planner.cluster import NetworkLink
 from labinfer.planner.costs import HostCosts
 from labinfer.planner.objective import Criterion
 from labinfer.planner.units import UnitClass
@@ -18,7 +18,7 @@ FAR = float("inf")
 
 
 @dataclass(frozen=True)
-class Route:
+class StageRoute:
     """An order of stages."""
 
     seconds: float
@@ -52,7 +52,7 @@ class Routes:
         self,
         criterion: Criterion,
         classes: Sequence[UnitClass],
-        links: Mapping[tuple[str, str], Link],
+        links: Mapping[tuple[str, str], NetworkLink],
         graph: StateGraph,
     ):
         self._criterion, self._classes, self._links, self._graph = criterion, classes, links, graph
@@ -85,11 +85,11 @@ class Routes:
             for number in range(len(self._classes))
         ]
 
-    def shortest(self, state: State, first: int, last: int, bound: float) -> Route | None:
+    def shortest(self, state: State, first: int, last: int, bound: float) -> StageRoute | None:
         """The cheapest order of a state's units with such ends whose links are all busy for less than a bound; None if there
         is none."""
         if sum(state) == 1:
-            return Route(0.0, 0.0, (first,))
+            return StageRoute(0.0, 0.0, (first,))
         back = self._criterion.return_seconds(self._link(last, first))
         if self._is_even:
             inner = [number for number, count in enumerate(state) for _ in range(count)]
@@ -103,13 +103,13 @@ class Routes:
                 return None
             order = self._trace(table, state, last)
         transfer = max(self._transfers[pair] for pair in itertools.pairwise(order))
-        return Route(seconds + back, transfer, order) if transfer < bound else None
+        return StageRoute(seconds + back, transfer, order) if transfer < bound else None
 
-    def _hop(self, a: int, b: int) -> tuple[HostCosts, HostCosts, Link]:
+    def _hop(self, a: int, b: int) -> tuple[HostCosts, HostCosts, NetworkLink]:
         """Sender, receiver and their link."""
         return self._classes[a].costs, self._classes[b].costs, self._link(a, b)
 
-    def _link(self, a: int, b: int) -> Link:
+    def _link(self, a: int, b: int) -> NetworkLink:
         return self._classes[a].link(self._classes[b], self._links)
 
     def _table(self, first: int, num_links: int) -> dict[State, list[tuple[float, int]]]:

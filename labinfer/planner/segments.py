@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from labinfer.planner.cluster import Cluster
 from labinfer.planner.costs import HostCosts
-from labinfer.planner.objective import Criterion, Limits, Parts, Room, Stage, has_room
+from labinfer.planner.objective import Criterion, EngineLimits, Parts, Room, Stage, has_room
 
 FAR = float("inf")
 
 
 def cut_layers(
-    order: Sequence[Stage], criterion: Criterion, cluster: Cluster, limits: Limits, *, room: Room, target: float
+    order: Sequence[Stage], criterion: Criterion, cluster: Cluster, limits: EngineLimits, *, room: Room, target: float
 ) -> tuple[Stage, ...] | None:
     """The layout with the least value among those of some stages in this order; None where none is below the target.
 
@@ -73,7 +73,7 @@ class _Spans:
         return self.fixed + self.sums[end] - self.sums[begin]
 
 
-def last_ends(costs: HostCosts, limits: Limits, room: Room, *, is_first: bool, is_last: bool) -> list[int]:
+def last_ends(costs: HostCosts, limits: EngineLimits, room: Room, *, is_first: bool, is_last: bool) -> list[int]:
     """By its first layer, the layer up to before which a stage has room; if not the last, it ends where another may begin."""
     count, end, ends = len(costs.layers), 0, []
     most = count if is_last or costs.last_cut is None else costs.last_cut
@@ -87,7 +87,7 @@ def last_ends(costs: HostCosts, limits: Limits, room: Room, *, is_first: bool, i
     return ends
 
 
-def most_layers(costs: HostCosts, limits: Limits, room: Room, *, is_first: bool, is_last: bool) -> int:
+def most_layers(costs: HostCosts, limits: EngineLimits, room: Room, *, is_first: bool, is_last: bool) -> int:
     """Layers of a stage at most, wherever in the model it may stand."""
     count = len(costs.layers)
     ends = last_ends(costs, limits, room, is_first=is_first, is_last=is_last)

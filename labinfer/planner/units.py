@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from labinfer.base.errors import UserError
-from labinfer.planner.cluster import Cluster, Link, Machine
+from labinfer.planner.cluster import Cluster, Machine, NetworkLink
 from labinfer.planner.costs import HostCosts
 
 MAX_STATES = 20_000
@@ -32,7 +32,7 @@ class UnitClass:
     def count(self) -> int:
         return len(self.machines)
 
-    def link(self, other: UnitClass, links: Mapping[tuple[str, str], Link]) -> Link:
+    def link(self, other: UnitClass, links: Mapping[tuple[str, str], NetworkLink]) -> NetworkLink:
         """Link between a unit of this class and one of another, or between two of its own."""
         return links[self.machines[0], other.machines[-1]]
 
@@ -174,7 +174,7 @@ def _digest(machine: Machine) -> bytes:
     return msgspec.json.encode((machine.ranks, costs))
 
 
-def _is_alike(name: str, group: list[str], names: list[str], links: dict[tuple[str, str], Link]) -> bool:
+def _is_alike(name: str, group: list[str], names: list[str], links: dict[tuple[str, str], NetworkLink]) -> bool:
     """Whether a machine has the links of a group's members, to all others and to each other."""
     others = [other for other in names if other != name and other not in group]
     between = [links[a, b] for a, b in itertools.combinations([*group, name], 2)]

@@ -9,15 +9,15 @@ from dataclasses import replace
 import msgspec
 from hypothesis import strategies as st
 
-from labinfer.planner.cluster import Cluster, Link, Machine, PairLink
+from labinfer.planner.cluster import Cluster, Machine, MachinePairLink, NetworkLink
 from labinfer.planner.costs import HostCosts, LayerCosts, Points
-from labinfer.planner.objective import Limits, Room, Stage, has_room, make_criteria
+from labinfer.planner.objective import EngineLimits, Room, Stage, has_room, make_criteria
 from labinfer.planner.problem import Problem, Solution
 from labinfer.planner.units import FormLevel
 from labinfer.planner.workload import MeanRequest, RequestLengths, Workload
 
-LAN = Link(3e-4, 1.25e8)
-LIMITS = Limits(max_model_len=64, max_num_seqs=4, block_size=1)
+LAN = NetworkLink(3e-4, 1.25e8)
+LIMITS = EngineLimits(max_model_len=64, max_num_seqs=4, block_size=1)
 
 
 def make_costs(speed: float = 1.0, num_layers: int = 8, **changes) -> HostCosts:
@@ -80,7 +80,12 @@ def make_cluster(*speeds: float, **changes) -> Cluster:
 
 def make_problem(cluster: Cluster, prompt: int = 512, output: int = 128, **changes) -> Problem:
     request = Workload((RequestLengths(prompt=prompt, output=output),)).mean
-    values = {"cluster": cluster, "request": request, "limits": Limits(max_model_len=4096), "objective": "throughput"}
+    values = {
+        "cluster": cluster,
+        "request": request,
+        "limits": EngineLimits(max_model_len=4096),
+        "objective": "throughput",
+    }
     return Problem(**values | changes)
 
 
@@ -143,7 +148,7 @@ def try_all_forms(problem: Problem) -> Solution | None:
     return None
 
 
-def fits(stages: tuple[Stage, ...], limits: Limits, room: Room) -> bool:
+def fits(stages: tuple[Stage, ...], limits: EngineLimits, room: Room) -> bool:
     last = len(stages) - 1
     return all(
         has_room(stage.costs, stage.layers, limits, room, is_first=number == 0, is_last=number == last)
@@ -216,8 +221,10 @@ def problems(draw, kinds: tuple[str, ...] = ("dense",), most_machines: int = 4, 
         for number in range(draw(st.integers(1, most_machines)))
     ]
     names = [machine.name for machine in machines]
-    link = st.builds(Link, seconds(1e-2), st.sampled_from((1e4, 1e6, 1e8)))
-    pairs = [PairLink(a=a, b=b, link=draw(link)) for a, b in itertools.combinations(names, 2) if draw(st.booleans())]
+    link = st.builds(NetworkLink, seconds(1e-2), st.sampled_from((1e4, 1e6, 1e8)))
+    pairs = [
+        MachinePairLink(a=a, b=b, link=draw(link)) for a, b in itertools.combinations(names, 2) if draw(st.booleans())
+    ]
     request = MeanRequest(
         prompt=draw(st.integers(1, 300)),
         output=draw(st.integers(1, 40)),

@@ -12,7 +12,7 @@ from labinfer.base.plan import BatchEntry, BatchPlan
 from labinfer.comm.spmd.topology import Topology
 from labinfer.engine.facts import EngineFacts
 from labinfer.observe.output_file import OutputFile
-from labinfer.planner.cluster import Cluster, Link, Machine
+from labinfer.planner.cluster import Cluster, Machine, NetworkLink
 from labinfer.planner.costs import HostCosts, LayerCosts, Points
 from labinfer.planner.simulator.model import SimulatedModel
 from labinfer.planner.simulator.plan_times import Hop, PlanTimes, StageTimes
@@ -118,5 +118,5 @@ def make_costs(speed: float = 1.0, num_layers: int = 8, **fields) -> HostCosts:
     return msgspec.structs.replace(costs, **fields)
 
 
-def make_cluster(*machines: Machine, link: Link | None = None) -> Cluster:
-    return Cluster(machines=list(machines), default_link=link or Link(1e-3, 1e8)).expand()
+def make_cluster(*machines: Machine, link: NetworkLink | None = None) -> Cluster:
+    return Cluster(machines=list(machines), default_link=link or NetworkLink(1e-3, 1e8)).expand()

@@ -21,7 +21,7 @@ from labinfer.comm.spmd.machine import return_freed_memory
 from labinfer.engine.request import Request
 from labinfer.launch.layout.layout import Layout, make_layout
 from labinfer.launch.measure.probe_layout import model_name
-from labinfer.planner.cluster import PairLink
+from labinfer.planner.cluster import MachinePairLink
 from labinfer.planner.saved_plan import plan_options
 from labinfer.server.gateway.options import ServerOptions
 from labinfer.server.host.engine_host import EngineHost, Layouts
@@ -294,7 +294,7 @@ def _check_length(llm: LLM, length: int) -> None:
         )
 
 
-def _machine_links(links: Sequence[PairLink]) -> list[MachineLink]:
+def _machine_links(links: Sequence[MachinePairLink]) -> list[MachineLink]:
     """Links that were measured for a plan."""
     return [
         MachineLink(pair.a, pair.b, pair.link.latency, pair.link.bytes_per_second) for pair in links if pair.a != pair.b

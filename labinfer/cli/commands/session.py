@@ -19,7 +19,7 @@ from labinfer.comm.spmd.threads import advice_on_memory
 from labinfer.observe.progress_line import Ticker
 
 if TYPE_CHECKING:
-    from labinfer.planner.cluster import PairLink
+    from labinfer.planner.cluster import MachinePairLink
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Session:
     """The ranks, once they have met: before the command runs if ``--plugin`` is given, else in ``join``."""
     plan_text: str = ""
     """The plan that was made for this start, as a table beside its alternatives; on rank 0, where it was asked for."""
-    links: Sequence[PairLink] = ()
+    links: Sequence[MachinePairLink] = ()
     """Links between machines that it was made of."""
 
     def join(self, explains: bool = False) -> RankGroup:
@@ -98,5 +98,5 @@ class Session:
                 self.options = choose_layout(group, self.options, on_progress, self._keep_report if explains else None)
         return group
 
-    def _keep_report(self, text: str, links: Sequence[PairLink]) -> None:
+    def _keep_report(self, text: str, links: Sequence[MachinePairLink]) -> None:
         self.plan_text, self.links = text, links

@@ -59,7 +59,7 @@ from labinfer.launch.tune import cache_folder, prepare_providers
 from labinfer.models.config import LayerConfig, ModelConfig
 from labinfer.models.layers.mixer import Mixer
 from labinfer.native.cache_file import digest
-from labinfer.planner.cluster import Cluster, Link, Machine, PairLink, check_link
+from labinfer.planner.cluster import Cluster, Machine, MachinePairLink, NetworkLink, check_link
 from labinfer.planner.costs import MIXER_SUMS, DraftBytes, HostCosts, LayerCosts, Points
 from labinfer.planner.merge_costs import merge_points, merge_ranks
 from labinfer.planner.overheads import Overheads
@@ -187,7 +187,7 @@ def _draft_bytes(group: RankGroup, options: EngineOptions, layout: Layout, mtp: 
     return DraftBytes(**numbers)
 
 
-def _find_links(group: RankGroup, folder: Path | None, *, may_remember: bool) -> list[PairLink]:
+def _find_links(group: RankGroup, folder: Path | None, *, may_remember: bool) -> list[MachinePairLink]:
     """Links between all machines, measured, or as rank 0 remembers them; collective.
 
     Args:
@@ -199,13 +199,17 @@ def _find_links(group: RankGroup, folder: Path | None, *, may_remember: bool) ->
     if folder is not None:
         path = folder / f"links-{digest(labinfer.__version__, group.comm.name, nodes)}.json"
     data = b""
-    if may_remember and group.rank == 0 and (links := read_costs(path, list[PairLink], _check_links)) is not None:
+    if (
+        may_remember
+        and group.rank == 0
+        and (links := read_costs(path, list[MachinePairLink], _check_links)) is not None
+    ):
         data = msgspec.msgpack.encode(links)
     if data := group.comm.all_gather_bytes(data)[0]:
-        return msgspec.msgpack.decode(data, type=list[PairLink])
+        return msgspec.msgpack.decode(data, type=list[MachinePairLink])
     times = measure_links(group.comm, [ranks[0] for ranks in by_node.values()])
     links = [
-        PairLink(a=nodes[a], b=nodes[b], link=Link(each.latency, each.bytes_per_second))
+        MachinePairLink(a=nodes[a], b=nodes[b], link=NetworkLink(each.latency, each.bytes_per_second))
         for (a, b), each in times.items()
     ]
     if group.rank == 0:
@@ -213,7 +217,7 @@ def _find_links(group: RankGroup, folder: Path | None, *, may_remember: bool) ->
     return links
 
 
-def _check_links(links: Sequence[PairLink]) -> None:
+def _check_links(links: Sequence[MachinePairLink]) -> None:
     """Raises:
     UserError: a link cannot be.
     """

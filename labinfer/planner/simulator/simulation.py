@@ -16,7 +16,7 @@ from labinfer.observe.table import format_bytes
 from labinfer.observe.trace import Track, read_trace
 from labinfer.planner.cluster import Cluster, Machine
 from labinfer.planner.costs import HostCosts
-from labinfer.planner.objective import Limits, Stage, kv_blocks, stage_rooms, window_needs
+from labinfer.planner.objective import EngineLimits, Stage, kv_blocks, stage_rooms, window_needs
 from labinfer.planner.saved_plan import rounding
 from labinfer.planner.simulator.cluster_times import ClusterTimes
 from labinfer.planner.simulator.model import SimulatedModel
@@ -120,7 +120,7 @@ def cluster_simulation(cluster: Cluster, options: EngineOptions) -> Simulation:
         costs = _choose_costs(machine, tp_size, dtypes[stage], quantizations[stage])
         begin, end = topology.layers[stage]
         stages.append(Stage(machine=machine.name, costs=costs, begin=begin, end=end))
-    limits = Limits(
+    limits = EngineLimits(
         max_model_len=options.model.max_model_len
         or scheduler.max_num_seqs * max(stage.costs.memory for stage in stages),
         max_num_seqs=scheduler.max_num_seqs,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from labinfer.base.errors import UserError
-from labinfer.planner.cluster import Cluster, Link, Machine, PairLink, parse_link
+from labinfer.planner.cluster import Cluster, Machine, MachinePairLink, NetworkLink, parse_link
 from labinfer.planner.costs import HostCosts, LayerCosts, Points
 
 LAYER = LayerCosts(linear=Points([1], [1e-3]), small=Points([], []), decode=(0.0, 0.0, 0.0), chunk=(0.0, 0.0, 0.0))
@@ -43,11 +43,16 @@ def machine(name: str, **changes) -> Machine:
 
 def test_files_and_flags_are_joined_and_flags_win(tmp_path):
     a = write(tmp_path / "a.json", machine("a"), links=[])
-    both = write(tmp_path / "b.json", machine("b"), machine("c"), links=[PairLink(a="b", b="c", link=Link(1.0, 1.0))])
+    both = write(
+        tmp_path / "b.json",
+        machine("b"),
+        machine("c"),
+        links=[MachinePairLink(a="b", b="c", link=NetworkLink(1.0, 1.0))],
+    )
     cluster = Cluster.read([a, both], ["2gbit,1ms", "c:b=80mbit,500us"])
     assert [machine.name for machine in cluster.machines] == ["a", "b", "c"]
-    assert cluster.link("b", "c") == cluster.link("c", "b") == Link(5e-4, 1e7)
-    assert cluster.link("a", "b") == Link(1e-3, 2.5e8)
+    assert cluster.link("b", "c") == cluster.link("c", "b") == NetworkLink(5e-4, 1e7)
+    assert cluster.link("a", "b") == NetworkLink(1e-3, 2.5e8)
 
 
 def test_probes_of_the_same_machine_are_joined(tmp_path):
@@ -76,12 +81,12 @@ def test_equal_machines_are_counted_and_named(tmp_path):
 
 def test_hop_inside_a_machine_costs_nothing_unless_it_was_measured():
     assert Cluster(machines=[machine("a")]).link("a", "a").seconds(1e9) == 0.0
-    own = PairLink(a="a", b="a", link=Link(1e-5, 1e10))
+    own = MachinePairLink(a="a", b="a", link=NetworkLink(1e-5, 1e10))
     assert Cluster(machines=[machine("a")], links=[own]).link("a", "a") == own.link
 
 
 def test_link_takes_its_latency_and_the_time_of_its_bytes():
-    assert Link(1e-3, 1e6).seconds(500) == pytest.approx(1.5e-3)
+    assert NetworkLink(1e-3, 1e6).seconds(500) == pytest.approx(1.5e-3)
 
 
 @pytest.mark.parametrize(

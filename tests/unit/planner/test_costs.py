@@ -9,7 +9,7 @@ from labinfer.base.errors import UserError
 from labinfer.base.plan import BatchEntry, BatchPlan
 from labinfer.planner.costs import DraftBytes, HostCosts, LayerCosts, Points
 from labinfer.planner.merge_costs import merge_ranks
-from labinfer.planner.objective import RESERVE, Limits, cache_room
+from labinfer.planner.objective import RESERVE, EngineLimits, cache_room
 from labinfer.planner.overheads import Overheads
 from labinfer.planner.step_shape import StepShape, tokens_seen
 
@@ -109,7 +109,7 @@ def test_sums_of_tensor_parallel_ranks_are_two_a_layer_by_their_bytes():
 
 def test_draft_model_is_held_on_the_first_stage_and_an_mtp_layer_on_the_last():
     costs = msgspec.structs.replace(HOST, drafting=DraftBytes(first=1000, first_kv=5, last=7000, last_kv=6))
-    limits, kv_bytes = Limits(max_model_len=1024, block_size=16), {}
+    limits, kv_bytes = EngineLimits(max_model_len=1024, block_size=16), {}
     added = {
         (True, False): 1000,
         (False, True): 7000 + 50,

@@ -12,11 +12,11 @@ from random_clusters import make_cluster, make_costs, make_problem
 from labinfer.base.errors import UserError
 from labinfer.engine.cache_capacity import BlockCounts
 from labinfer.planner.merge_costs import merge_ranks
-from labinfer.planner.objective import RESERVE, Limits, Stage, kv_blocks, kv_tokens
+from labinfer.planner.objective import RESERVE, EngineLimits, Stage, kv_blocks, kv_tokens
 from labinfer.planner.saved_plan import SavedPlan
 
 MIB = 1 << 20
-LIMITS = Limits(max_model_len=1 << 20, max_num_seqs=64, block_size=16)
+LIMITS = EngineLimits(max_model_len=1 << 20, max_num_seqs=64, block_size=16)
 BLOCK = 16 << 10
 """Bytes of a block of a layer; its weights take 1 MiB, and so does each end of the model."""
 
@@ -79,10 +79,10 @@ def test_unequal_parts_of_ranks_in_one_memory_count_on_average():
 
 def test_no_more_blocks_are_told_than_can_be_filled_or_are_asked_for():
     stages = make_stages((8,), "a")
-    short = Limits(max_model_len=160, max_num_seqs=4, block_size=16)
+    short = EngineLimits(max_model_len=160, max_num_seqs=4, block_size=16)
     assert kv_blocks(stages, short).num_blocks == 40
-    assert kv_blocks(stages, Limits(max_model_len=160, max_context=320, max_num_seqs=4)).num_blocks == 80
-    assert kv_blocks(stages, Limits(max_model_len=160, max_num_seqs=4, num_kv_blocks=7)).num_blocks == 7
+    assert kv_blocks(stages, EngineLimits(max_model_len=160, max_context=320, max_num_seqs=4)).num_blocks == 80
+    assert kv_blocks(stages, EngineLimits(max_model_len=160, max_num_seqs=4, num_kv_blocks=7)).num_blocks == 7
 
 
 @pytest.mark.parametrize(("sizes", "sharing", "room"), [((8,), 1, 90), ((6, 2), 1, 93), ((6, 2), 2, 190)])
@@ -90,7 +90,7 @@ def test_blocks_that_are_asked_for_have_room_or_are_refused(sizes, sharing, room
     """They may take all memory, whatever --memory-utilization says."""
     stages = make_stages(sizes, "a" * len(sizes), sharing=sharing)
     most = count(room * MIB, 8 if sharing > 1 else sizes[0])
-    limits = Limits(max_model_len=160, num_kv_blocks=most, memory_utilization=0.5)
+    limits = EngineLimits(max_model_len=160, num_kv_blocks=most, memory_utilization=0.5)
     assert kv_blocks(stages, limits).num_blocks == most
     told = int(room * (1 - RESERVE))
     with pytest.raises(UserError, match=f"--num-kv-blocks 10000000 needs [0-9]+ MiB on a, but {told} MiB are free"):

@@ -11,7 +11,7 @@ from simulated import GivenTimes, equal_steps, make_model
 from labinfer.base.config import SchedulerOptions
 from labinfer.base.plan import BatchPlan
 from labinfer.base.sampling_params import SamplingParams
-from labinfer.planner.objective import Limits, make_criteria
+from labinfer.planner.objective import EngineLimits, make_criteria
 from labinfer.planner.prompt_chunks import prompt_chunks
 from labinfer.planner.workload import MeanRequest, RequestLengths, Workload
 from labinfer.requests.prompts import TokensPrompt
@@ -68,7 +68,7 @@ def test_little_room_beside_decodes_is_shared_out_evenly():
 @pytest.mark.parametrize(("prompt", "output"), [(512, 128), (100, 2), (3000, 10), (3000, 400), (1, 1)])
 def test_steps_bring_in_as_many_prompts_as_end(prompt, output, num_stages):
     request = Workload((RequestLengths(prompt=prompt, output=output),)).mean
-    for criterion in make_criteria("throughput", request, Limits(max_model_len=4096), num_stages):
+    for criterion in make_criteria("throughput", request, EngineLimits(max_model_len=4096), num_stages):
         decodes = sum(weight * shape.num_decodes for weight, shape in criterion.path)
         tokens = sum(weight * sum(size for size, _ in shape.chunks) for weight, shape in criterion.path)
         seen = sum(weight * sum(n * (before + n / 2) for n, before in shape.chunks) for weight, shape in criterion.path)
@@ -82,7 +82,7 @@ def test_steps_bring_in_as_many_prompts_as_end(prompt, output, num_stages):
 
 def test_longer_prompts_among_short_ones_are_counted_by_what_their_tokens_see():
     request = MeanRequest(prompt=100, output=10, decode_context=300, prompt_context=200)
-    for criterion in make_criteria("throughput", request, Limits(max_model_len=4096), 2):
+    for criterion in make_criteria("throughput", request, EngineLimits(max_model_len=4096), 2):
         seen = sum(weight * sum(n * (before + n / 2) for n, before in shape.chunks) for weight, shape in criterion.path)
         tokens = sum(weight * sum(size for size, _ in shape.chunks) for weight, shape in criterion.path)
         assert seen / tokens == pytest.approx(200, rel=0.01)

@@ -10,7 +10,7 @@ from random_clusters import make_cluster, make_costs, make_machine, make_problem
 
 from labinfer.base.errors import UserError
 from labinfer.cli.main import main
-from labinfer.planner.cluster import Cluster, Link, Machine, PairLink
+from labinfer.planner.cluster import Cluster, Machine, MachinePairLink, NetworkLink
 from labinfer.planner.objective import Stage
 from labinfer.planner.report import PlanReport
 from labinfer.planner.saved_plan import SavedPlan
@@ -34,7 +34,7 @@ def test_even_split_is_the_layout_of_a_start_without_flags():
     single, pair = make_costs(1.0, 24), make_costs(1.8, 24, tp_size=2)
     wide = Machine(name="a", costs=[pair, single], num_ranks=2)
     slow = Machine(name="b", costs=[make_costs(0.5, 24)])
-    even = PlanReport.make(make_problem(Cluster(machines=[wide, slow], default_link=Link(1e-4, 1e9)))).even
+    even = PlanReport.make(make_problem(Cluster(machines=[wide, slow], default_link=NetworkLink(1e-4, 1e9)))).even
     assert [(stage.machine, stage.costs.tp_size, stage.begin, stage.end) for stage in even.stages] == [
         ("a", 1, 0, 8),
         ("a", 1, 8, 16),
@@ -56,13 +56,14 @@ def test_stage_is_busy_for_its_part_of_the_round(objective):
 def test_stages_that_wait_for_a_slow_link_are_less_busy():
     stages = [Stage(machine=name, costs=make_costs(), begin=4 * n, end=4 * n + 4) for n, name in enumerate("ab")]
     near, far = (
-        judge(make_problem(replace_link(make_cluster(1.0, 1.0), Link(latency, 1e9))), stages) for latency in (1e-4, 1.0)
+        judge(make_problem(replace_link(make_cluster(1.0, 1.0), NetworkLink(latency, 1e9))), stages)
+        for latency in (1e-4, 1.0)
     )
     busy = [solution.criterion.busy_share(stages, 0, solution.value) for solution in (near, far)]
     assert busy[0] > 0.7 and busy[1] < 0.5
 
 
-def replace_link(cluster: Cluster, link: Link) -> Cluster:
+def replace_link(cluster: Cluster, link: NetworkLink) -> Cluster:
     return Cluster(machines=cluster.machines, default_link=link)
 
 
@@ -72,16 +73,16 @@ def test_choices_that_were_not_looked_at_are_told(monkeypatch):
         Machine(name=name, costs=[make_costs(speed), make_costs(2 * speed, tp_size=2)])
         for name, speed in (("a", 1.0), ("b", 0.5))
     ]
-    text = PlanReport.make(make_problem(Cluster(machines=both, default_link=Link(1e-4, 1e9)))).describe()
+    text = PlanReport.make(make_problem(Cluster(machines=both, default_link=NetworkLink(1e-4, 1e9)))).describe()
     assert "degrees and precisions that were not looked at: 1" in text
     monkeypatch.undo()
-    text = PlanReport.make(make_problem(Cluster(machines=both, default_link=Link(1e-4, 1e9)))).describe()
+    text = PlanReport.make(make_problem(Cluster(machines=both, default_link=NetworkLink(1e-4, 1e9)))).describe()
     assert "not looked at" not in text
 
 
 def test_machine_that_is_left_out_is_told_with_what_it_would_cost():
     cluster = make_cluster(1.0, 0.8, 0.05, num_layers=24)
-    far = [PairLink(a=name, b="c", link=Link(0.02, 1e7)) for name in "ab"]
+    far = [MachinePairLink(a=name, b="c", link=NetworkLink(0.02, 1e7)) for name in "ab"]
     problem = make_problem(Cluster(machines=cluster.machines, links=far, default_link=cluster.default_link))
     report = PlanReport.make(problem)
     assert report.left_out["c"].value > report.best.value
@@ -90,7 +91,7 @@ def test_machine_that_is_left_out_is_told_with_what_it_would_cost():
 
 def test_replicas_are_told_where_they_would_do_more():
     cluster = make_cluster(1.0, 1.0, num_layers=24)
-    slow = Cluster(machines=cluster.machines, default_link=Link(0.1, 1e6))
+    slow = Cluster(machines=cluster.machines, default_link=NetworkLink(0.1, 1e6))
     assert "a server of its own on each of a, b" in PlanReport.make(make_problem(slow)).describe()
 
 

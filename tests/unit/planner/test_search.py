@@ -27,9 +27,9 @@ from random_clusters import (
 
 from labinfer.base.errors import UserError
 from labinfer.planner.class_search import ClassSearch
-from labinfer.planner.cluster import Cluster, Link, Machine, PairLink
+from labinfer.planner.cluster import Cluster, Machine, MachinePairLink, NetworkLink
 from labinfer.planner.costs import HostCosts, Points
-from labinfer.planner.objective import RESERVE, Limits, Room, Stage, kv_tokens, make_criteria
+from labinfer.planner.objective import RESERVE, EngineLimits, Room, Stage, kv_tokens, make_criteria
 from labinfer.planner.problem import Problem
 from labinfer.planner.search import find_layout, judge
 
@@ -97,7 +97,7 @@ def test_unlike_layers_fit_where_mean_ones_would_not():
     machines = [
         Machine(name=name, costs=[make_costs(memory=memory << 20, **kinds)]) for name, memory in (("a", 420), ("b", 60))
     ]
-    problem = make_problem(Cluster(machines=machines, default_link=Link(1e-4, 1e9)))
+    problem = make_problem(Cluster(machines=machines, default_link=NetworkLink(1e-4, 1e9)))
     for objective in ("throughput", "latency"):
         best = find_layout(replace(problem, objective=objective))
         assert [(stage.machine, stage.begin, stage.end) for stage in best.stages] == [("b", 0, 4), ("a", 4, 8)]
@@ -111,7 +111,7 @@ def test_layers_that_share_a_cache_are_not_parted(last_cut):
     kinds |= {"layer_bytes": dict.fromkeys(layers, 1 << 20), "kv_bytes": dict.fromkeys(layers, 1 << 10)}
     costs = make_costs(head=Points([1], [1e-2]), last_cut=last_cut, **kinds)
     machines = [Machine(name=name, costs=[costs]) for name in "ab"]
-    best = find_layout(make_problem(Cluster(machines=machines, default_link=Link(1e-5, 1e10))))
+    best = find_layout(make_problem(Cluster(machines=machines, default_link=NetworkLink(1e-5, 1e10))))
     begins = [stage.begin for stage in best.stages]
     assert begins == [0, last_cut or 5]
 
@@ -139,7 +139,7 @@ def test_answer_alone_is_fastest_on_the_fastest_machine():
 
 def test_slow_machine_behind_a_slow_link_is_left_out():
     cluster = make_cluster(1.0, 0.5, 0.25, 0.05, num_layers=24)
-    far = [PairLink(a=name, b="d", link=Link(0.02, 1e7)) for name in "abc"]
+    far = [MachinePairLink(a=name, b="d", link=NetworkLink(0.02, 1e7)) for name in "abc"]
     problem = make_problem(Cluster(machines=cluster.machines, links=far, default_link=cluster.default_link))
     best, forced = find_layout(problem), find_layout(replace(problem, required=frozenset("d")))
     assert "d" not in layers_by_machine(best)
@@ -157,12 +157,12 @@ def test_machine_without_memory_gets_what_it_has_room_for():
 
 
 def test_memory_balances_kv_tokens_at_little_cost():
-    limits = Limits(max_model_len=4096)
+    limits = EngineLimits(max_model_len=4096)
     machines = [
         Machine(name="a", costs=[make_costs(1.0, 24, memory=400 << 20)]),
         Machine(name="b", costs=[make_costs(0.9, 24, memory=200 << 20)]),
     ]
-    problem = make_problem(Cluster(machines=machines, default_link=Link(3e-4, 1.25e8)), limits=limits)
+    problem = make_problem(Cluster(machines=machines, default_link=NetworkLink(3e-4, 1.25e8)), limits=limits)
     fastest, roomiest = find_layout(problem), find_layout(replace(problem, objective="memory"))
     assert kv_tokens(roomiest.stages, limits) > kv_tokens(fastest.stages, limits)
     assert roomiest.value <= fastest.value / 0.9
@@ -181,7 +181,7 @@ def test_memory_balances_kv_tokens_at_little_cost():
 
 
 def test_layout_has_room_for_the_longest_request():
-    limits = Limits(max_model_len=4096, max_num_seqs=4)
+    limits = EngineLimits(max_model_len=4096, max_num_seqs=4)
     room = int((16 << 20) / (1 - RESERVE)) + 1  # for 2,048 tokens
     costs = make_costs(memory=((8 + 2) << 20) + room)  # layers, both ends, and room
     problem = make_problem(Cluster(machines=[Machine(name="a", costs=[costs])]), prompt=100, output=10, limits=limits)
@@ -194,7 +194,7 @@ def test_layout_that_is_judged_has_states_for_its_sequences():
     costs = make_costs(
         memory=1 << 26, state_bytes={"dense": 1 << 20}
     )  # 54 MiB beside the weights, half of them for states
-    limits = Limits(max_model_len=256, max_num_seqs=64)
+    limits = EngineLimits(max_model_len=256, max_num_seqs=64)
     problem = make_problem(Cluster(machines=[Machine(name="a", costs=[costs])]), prompt=100, output=10, limits=limits)
     assert judge(problem, [make_stage(costs)]).criterion.num_seqs == find_layout(problem).criterion.num_seqs <= 3
 
@@ -206,7 +206,7 @@ def test_model_that_fits_nowhere_has_no_layout():
 def test_equal_machines_are_a_class_so_that_many_are_quick():
     cluster = Cluster(
         machines=[Machine(name=f"m{number}", costs=[make_costs(1.0, 80)]) for number in range(64)],
-        default_link=Link(1e-4, 1e9),
+        default_link=NetworkLink(1e-4, 1e9),
     )
     best, yardsticks = effort(lambda: find_layout(make_problem(cluster)))
     assert len(best.stages) > 8 and max(layers_by_machine(best).values()) <= 6
@@ -217,7 +217,7 @@ def test_ten_unlike_machines_and_80_layers_are_quick():
     rng = random.Random(1)
     machines = [Machine(name=f"m{n}", costs=[make_costs(rng.uniform(0.1, 1.5), 80)]) for n in range(10)]
     links = [
-        PairLink(a=a.name, b=b.name, link=Link(rng.uniform(1e-4, 5e-3), rng.uniform(1e7, 1e9)))
+        MachinePairLink(a=a.name, b=b.name, link=NetworkLink(rng.uniform(1e-4, 5e-3), rng.uniform(1e7, 1e9)))
         for a, b in itertools.combinations(machines, 2)
     ]
     best, yardsticks = effort(lambda: find_layout(make_problem(Cluster(machines=machines, links=links))))
@@ -227,7 +227,7 @@ def test_ten_unlike_machines_and_80_layers_are_quick():
 def test_too_many_unlike_machines_are_refused():
     machines = [Machine(name=f"m{number}", costs=[make_costs(1 + number / 100)]) for number in range(15)]
     with pytest.raises(UserError, match="15 machines make 32768 sets of stages"):
-        find_layout(make_problem(Cluster(machines=machines, default_link=Link(1e-4, 1e9))))
+        find_layout(make_problem(Cluster(machines=machines, default_link=NetworkLink(1e-4, 1e9))))
 
 
 def test_tp_size_is_chosen_for_each_machine():
@@ -236,10 +236,10 @@ def test_tp_size_is_chosen_for_each_machine():
     slow_sums = Points([1], [1.0])
     narrow = Machine(name="b", costs=[make_costs(0.5), make_costs(1.0, tp_size=2, all_reduce=slow_sums)])
     best = find_layout(
-        make_problem(Cluster(machines=[wide, narrow], default_link=Link(1e-4, 1e9)), objective="latency")
+        make_problem(Cluster(machines=[wide, narrow], default_link=NetworkLink(1e-4, 1e9)), objective="latency")
     )
     assert [(stage.machine, stage.costs.tp_size) for stage in best.stages] == [("a", 2)]
-    best = find_layout(make_problem(Cluster(machines=[wide, narrow], default_link=Link(1e-4, 1e9))))
+    best = find_layout(make_problem(Cluster(machines=[wide, narrow], default_link=NetworkLink(1e-4, 1e9))))
     assert {(stage.machine, stage.costs.tp_size) for stage in best.stages} >= {("a", 2), ("b", 1)}
 
 

@@ -26,7 +26,7 @@ from labinfer.launch.measure.probe import probe_cluster
 from labinfer.launch.measure.probe_layout import all_degrees, kind_name, layer_places, measured_bytes, split_nodes
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import load_config
-from labinfer.planner.cluster import Cluster, Link, PairLink
+from labinfer.planner.cluster import Cluster, MachinePairLink, NetworkLink
 from labinfer.planner.costs import DraftBytes, HostCosts, LayerCosts, Points
 from labinfer.planner.step_shape import StepShape
 from labinfer.weights.loader import weight_bytes
@@ -90,9 +90,9 @@ def test_communicators_of_a_probe_end_with_it(probed):
 
 
 def test_what_was_measured_is_read_again(tmp_path):
-    path, links = tmp_path / "links.json", [PairLink(a="a", b="b", link=Link(1.0, 2.0))]
+    path, links = tmp_path / "links.json", [MachinePairLink(a="a", b="b", link=NetworkLink(1.0, 2.0))]
     write_costs(path, links)
-    assert read_costs(path, list[PairLink]) == links
+    assert read_costs(path, list[MachinePairLink]) == links
     assert read_costs(path, HostCosts) is None
     write_costs(None, links)
     assert read_costs(None, HostCosts) is read_costs(tmp_path / "absent.json", HostCosts) is None
@@ -156,11 +156,11 @@ def test_impossible_costs_are_measured_again_and_never_kept(
     assert ("costs are not kept for the next start" in caplog.text) != is_kept
 
 
-@pytest.mark.parametrize("link", [Link(-1.0, 1e9), Link(0.0, 0.0), Link(1e-3, -1.0)])
+@pytest.mark.parametrize("link", [NetworkLink(-1.0, 1e9), NetworkLink(0.0, 0.0), NetworkLink(1e-3, -1.0)])
 def test_links_that_cannot_be_are_not_read(tmp_path, link):
     path = tmp_path / "links.json"
-    write_costs(path, [PairLink(a="a", b="b", link=link)])
-    assert read_costs(path, list[PairLink], probe._check_links) is None
+    write_costs(path, [MachinePairLink(a="a", b="b", link=link)])
+    assert read_costs(path, list[MachinePairLink], probe._check_links) is None
 
 
 def test_costs_can_be_read_from_the_file_that_is_saved(probed, tmp_path):

@@ -15,7 +15,7 @@ from labinfer.base.plan import SequenceStart, TokenSampling
 from labinfer.cli.bench.options import BenchOptions, LoadOptions, ServeOptions
 from labinfer.cli.bench.serve import ServeBenchmark
 from labinfer.cli.main import main
-from labinfer.planner.cluster import Cluster, Link, Machine
+from labinfer.planner.cluster import Cluster, Machine, NetworkLink
 from labinfer.planner.costs import HostCosts, Points
 from labinfer.planner.objective import RESERVE, Criterion, Stage
 from labinfer.planner.overheads import Overheads, plan_bytes
@@ -61,7 +61,7 @@ def test_times_of_a_plan_are_those_of_its_parts(uneven):
     plan, shape = make_plan(0), StepShape(1, 1, (), 1)
     times = source.times(plan)
     assert times.schedule == pytest.approx(1.1) and times.broadcast == 0.75
-    link = Link(1e-3, 1e8)
+    link = NetworkLink(1e-3, 1e8)
     assert times.deliveries[1] == pytest.approx(0.25 + 0.5 + 0.125 + 0.0625 + link.seconds(plan_bytes(plan)))
     first, last = times.stages
     assert first.prepare + first.run == pytest.approx(
@@ -102,13 +102,13 @@ def test_hop_takes_as_long_in_a_plan_as_in_a_simulation(uneven):
     pair, plan = uneven.machines[0].costs[1], make_plan(0)
     hop = ClusterTimes(topology(2, (1, 2)), make_stages(("b", SLOW, 2), ("a", pair, 6)), uneven).times(plan).hops[0]
     steps = ((1.0, StepShape.from_plan(plan)),)
-    criterion, link = Criterion(path=steps, bottleneck=steps, adds=False), Link(1e-3, 1e8)
+    criterion, link = Criterion(path=steps, bottleneck=steps, adds=False), NetworkLink(1e-3, 1e8)
     assert criterion.transfer_seconds(SLOW, pair, link) == pytest.approx(hop.transfer)
     assert criterion.hop_seconds(SLOW, pair, link) == pytest.approx(hop.transfer + hop.latency)
 
 
 def test_tokens_come_back_over_the_link_to_rank_0(uneven):
-    link = Link(0.5, 1e9)
+    link = NetworkLink(0.5, 1e9)
     cluster = make_cluster(*uneven.machines, link=link)
     stages = make_stages(("b", SLOW, 2), ("a", FAST, 6))
     beside = ClusterTimes(topology(2, ranks=(1, 0)), stages, cluster).times(make_plan(0))
@@ -124,7 +124,7 @@ def test_many_ranks_forward_plans():
     stages = make_stages(*((machine.name, wide, 2) for machine in cluster.machines))
     times = ClusterTimes(topology(64, (8,) * 64), stages, cluster).times(make_plan(0))
     assert times.broadcast == 0.25 + 8 * 0.5
-    link = Link(1e-3, 1e8).seconds(plan_bytes(make_plan(0)))
+    link = NetworkLink(1e-3, 1e8).seconds(plan_bytes(make_plan(0)))
     assert times.deliveries[1] == pytest.approx(0.25 + 8 * 0.5 + 0.1875 + link) and not any(times.deliveries[2:])
     assert times.forwards[1] == [Forward(0, pytest.approx(7 * 0.5 + 0.1875 + link))]
     assert [forward.stage for forward in times.forwards[9]] == [1] and times.forwards[9][0].seconds > 8 * 0.5
@@ -252,7 +252,7 @@ def test_uneven_stages_with_layers_by_their_speed_are_faster_than_even_ones(unev
 
 def test_faster_link_shortens_the_time_of_a_token(uneven):
     fast, slow = (
-        measure(simulate(make_cluster(*uneven.machines, link=Link(latency, 1e8)), ranks="0,2"), 1, output_len=16)
+        measure(simulate(make_cluster(*uneven.machines, link=NetworkLink(latency, 1e8)), ranks="0,2"), 1, output_len=16)
         for latency in (1e-3, 6e-3)
     )
     assert slow["median_tpot_ms"] - fast["median_tpot_ms"] == pytest.approx(10.0, rel=0.01)

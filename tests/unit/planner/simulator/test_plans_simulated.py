@@ -8,7 +8,7 @@ from random_clusters import make_cluster, make_problem
 from labinfer.base.config import EngineOptions
 from labinfer.cli.bench.options import BenchOptions, LoadOptions, ServeOptions
 from labinfer.cli.bench.serve import ServeBenchmark
-from labinfer.planner.objective import Limits
+from labinfer.planner.objective import EngineLimits
 from labinfer.planner.problem import Solution
 from labinfer.planner.search import find_layout
 from labinfer.planner.simulator.simulation import cluster_simulation
@@ -40,7 +40,7 @@ def simulate(problem, best: Solution, prompt: int, output: int, rounds: int) -> 
 @pytest.mark.parametrize(("prompt", "output"), [(512, 128), (1500, 60), (64, 256)])
 @pytest.mark.parametrize("speeds", [(1.0,), (1.0, 0.5), (1.0, 0.5, 0.25)])
 def test_plan_predicts_the_rate_of_the_scheduler(speeds, prompt, output):
-    limits = Limits(max_model_len=2048, max_num_seqs=64)
+    limits = EngineLimits(max_model_len=2048, max_num_seqs=64)
     problem = make_problem(make_cluster(*speeds, num_layers=24), prompt=prompt, output=output, limits=limits)
     best = find_layout(problem)
     assert output / best.value == pytest.approx(simulate(problem, best, prompt, output, rounds=4), rel=0.15)
