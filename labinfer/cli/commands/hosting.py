@@ -27,7 +27,7 @@ from labinfer.server.gateway.options import ServerOptions
 from labinfer.server.host.engine_host import EngineHost, Layouts
 from labinfer.server.host.followers import follow_host
 from labinfer.server.host.gateway_link import GatewayLink
-from labinfer.server.link.frames import LayoutAnswer, MachineLink
+from labinfer.server.link.frames import LayoutAnswer, MachineLinkInfo
 from labinfer.server.link.layout_change import LayoutChange
 from labinfer.server.link.stats import Drift
 from labinfer.weights.identity import Identity, compare
@@ -294,10 +294,12 @@ def _check_length(llm: LLM, length: int) -> None:
         )
 
 
-def _machine_links(links: Sequence[MachinePairLink]) -> list[MachineLink]:
+def _machine_links(links: Sequence[MachinePairLink]) -> list[MachineLinkInfo]:
     """Links that were measured for a plan."""
     return [
-        MachineLink(pair.a, pair.b, pair.link.latency, pair.link.bytes_per_second) for pair in links if pair.a != pair.b
+        MachineLinkInfo(pair.a, pair.b, pair.link.latency, pair.link.bytes_per_second)
+        for pair in links
+        if pair.a != pair.b
     ]
 
 

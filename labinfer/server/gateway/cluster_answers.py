@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from labinfer.requests.openai.answer import Answer, Count
-from labinfer.server.link.frames import MachineLink, RankFacts
+from labinfer.server.link.frames import MachineLinkInfo, RankFacts
 
 
 class RankPoint(Answer):
@@ -36,7 +36,7 @@ class StatsPoint(Answer, kw_only=True):
     ranks: list[RankPoint]
 
 
-class Link(Answer):
+class RankTraffic(Answer):
     """Bytes that one rank has sent to another for a model: in all, a second, and a step of the rank. The last two are over some
     seconds up to the last news of the rank; null where it has told once only, or ran no step."""
 
@@ -68,8 +68,8 @@ class StageSpeed(Answer):
     slowdown: float | None
 
 
-class Verdict(Answer, kw_only=True):
-    """The bound of a model's speed, by what was measured in the last seconds in which it had work.
+class BottleneckReport(Answer, kw_only=True):
+    """The bottleneck of a model's speed, measured over the last seconds in which it had work.
 
     ``stage``: one stage computes much longer than the others. ``stages``: all stages compute nearly all the time. ``requests``:
     fewer sequences ran than there are stages. ``hops``: a hop takes most of the time that the busiest stage waits in a step.
@@ -115,10 +115,10 @@ class LayoutDrift(Answer, kw_only=True):
 class StatsEvent(StatsPoint, tag_field="object", tag="cluster.stats"):
     """The same as an event, with what is told of the present alone."""
 
-    links: list[Link]
+    links: list[RankTraffic]
     stages: list[StageSpeed]
     """Empty until there has been work."""
-    verdict: Verdict | None
+    verdict: BottleneckReport | None
     """Null until there has been work for some seconds."""
     drift: LayoutDrift | None
     """Null with one stage, and until there has been work for some twenty seconds."""
@@ -188,7 +188,7 @@ class RankExpertReads(Answer):
     """Time in which nothing could be computed for want of an expert."""
 
 
-class Cluster(Answer, kw_only=True, tag_field="object", tag="cluster"):
+class ClusterInfo(Answer, kw_only=True, tag_field="object", tag="cluster"):
     """A model, its ranks, and how it did in the last minutes."""
 
     time_us: Count
@@ -214,14 +214,14 @@ class Cluster(Answer, kw_only=True, tag_field="object", tag="cluster"):
     """One entry for each layer that has any."""
     expert_reads: list[RankExpertReads]
     """One entry for each rank that keeps experts in a file."""
-    links: list[Link]
+    links: list[RankTraffic]
     stages: list[StageSpeed]
     """Empty until there has been work."""
-    machine_links: list[MachineLink]
+    machine_links: list[MachineLinkInfo]
     """Empty where they were not measured."""
     plan: str | None
     """The layout and its alternatives, as a table; null where the start was not planned."""
-    verdict: Verdict | None
+    verdict: BottleneckReport | None
     """Null until there has been work for some seconds."""
     drift: LayoutDrift | None
     """Null with one stage, and until there has been work for some twenty seconds."""

@@ -15,21 +15,21 @@ import msgspec
 
 from labinfer.base.rank_stats import Slices
 from labinfer.observe.trace import WAIT_PREFIX, Slice, Track, read_slices
+from labinfer.server.gateway.bottleneck import diagnose
 from labinfer.server.gateway.cluster_answers import (
+    BottleneckReport,
     LayoutDrift,
-    Link,
     RankPoint,
     RankTrace,
+    RankTraffic,
     StatsEvent,
     StatsPoint,
     Step,
     StepSequence,
     TraceEvent,
-    Verdict,
 )
 from labinfer.server.gateway.event_stream import event
 from labinfer.server.gateway.stage_speeds import find_stage_speeds
-from labinfer.server.gateway.verdict import find_verdict
 from labinfer.server.link.frames import ModelFacts, RankFacts, Trace
 from labinfer.server.link.stats import Drift, EngineStats, RankStats, TracedStep
 
@@ -37,8 +37,8 @@ HISTORY_SECONDS = 300.0
 """Age of the oldest point, and of the oldest slice against the latest."""
 POINT_SECONDS = 0.4
 """Between two points. An engine sends stats more often where requests are short: whenever work begins and ends."""
-VERDICT_SECONDS = 10.0
-"""Time that verdicts and the speeds of links are about."""
+REPORT_SECONDS = 10.0
+"""Time that a bottleneck report and the rates of links cover."""
 SPEED_SECONDS, MARK_SECONDS = 60.0, 5.0
 """Time that speeds of stages are about, and between two stats that are kept for them."""
 KEPT_BYTES = 4 << 20
@@ -84,10 +84,10 @@ class ModelHistory:
     """None until a host has loaded it."""
     points: deque[StatsPoint] = field(default_factory=deque)
     recent: deque[tuple[float, EngineStats]] = field(default_factory=deque)
-    """Stats of the points of the last ``VERDICT_SECONDS`` up to the latest one, each with the time when it came."""
+    """Stats of the points of the last ``REPORT_SECONDS`` up to the latest one, each with the time when it came."""
     minute: deque[tuple[float, EngineStats]] = field(default_factory=deque)
     """Some stats of the last ``SPEED_SECONDS``, and the last ones before, each with the time when it came."""
-    verdict: Verdict | None = None
+    bottleneck: BottleneckReport | None = None
     slices: deque[tuple[float, int, Slices]] = field(default_factory=deque)
     """Each with the time when it came, and its rank."""
     slice_bytes: int = 0
@@ -120,7 +120,7 @@ class ClusterHistory:
             model.last, model.last_time = EngineStats(model=name), self._clock()
             model.recent.clear()
             model.minute.clear()
-            model.verdict = None
+            model.bottleneck = None
         if self._is_watched:
             self._watch(True)
 
@@ -142,7 +142,7 @@ class ClusterHistory:
         if model.recent and model.recent[-1][0] > now:
             model.recent.clear()
         model.recent.append((now, stats))
-        while model.recent[0][0] < now - VERDICT_SECONDS:
+        while model.recent[0][0] < now - REPORT_SECONDS:
             model.recent.popleft()
         minute = model.minute
         if minute and minute[-1][0] > now:
@@ -151,7 +151,7 @@ class ClusterHistory:
             minute.append((now, stats))
         while len(minute) > 1 and minute[1][0] <= now - SPEED_SECONDS:
             minute.popleft()
-        model.verdict = self._judge(model, point.time_us) or model.verdict
+        model.bottleneck = self._diagnose(model, point.time_us) or model.bottleneck
         if model.watchers:
             _hand_out(model, StatsEvent(**msgspec.structs.asdict(point), **self.present(stats.model)))
 
@@ -193,7 +193,7 @@ class ClusterHistory:
         return {
             "links": [_link(before.get(rank.rank), rank, to) for rank in ranks for to in sorted(rank.bytes_sent)],
             "stages": find_stage_speeds(model.minute[0][1], model.last) if model.minute else [],
-            "verdict": model.verdict,
+            "verdict": model.bottleneck,
             "drift": _layout_drift(model.last.drift),
         }
 
@@ -228,7 +228,7 @@ class ClusterHistory:
                 slices[rank] += (item for item in read_slices(packed) if not _is_idle(item))
         return [Track(rank.rank, rank.stage, rank.tp_rank, _in_order(slices[rank.rank], seconds)) for rank in ranks]
 
-    def _judge(self, model: ModelHistory, time_us: int) -> Verdict | None:
+    def _diagnose(self, model: ModelHistory, time_us: int) -> BottleneckReport | None:
         if model.facts is None:
             return None
         others = [other.recent for other in self._models.values() if other is not model]
@@ -236,7 +236,7 @@ class ClusterHistory:
         others_ran = any(
             recent and recent[-1][0] > begin and recent[-1][1].num_steps > recent[0][1].num_steps for recent in others
         )
-        return find_verdict([stats for _, stats in model.recent], model.facts, time_us, others_ran)
+        return diagnose([stats for _, stats in model.recent], model.facts, time_us, others_ran)
 
     @property
     def _is_watched(self) -> bool:
@@ -298,13 +298,15 @@ def _rank_point(before: RankStats | None, rank: RankStats) -> RankPoint:
     return RankPoint(rank.rank, _busy(before, rank), rank.private_memory, rank.memory_used, rank.memory_total)
 
 
-def _link(before: RankStats | None, now: RankStats, destination: int) -> Link:
+def _link(before: RankStats | None, now: RankStats, destination: int) -> RankTraffic:
     sent, seconds, steps = now.bytes_sent[destination], 0.0, 0
     new = sent
     if before is not None:
         new -= before.bytes_sent.get(destination, 0)
         seconds, steps = now.when - before.when, now.num_steps - before.num_steps
-    return Link(now.rank, destination, sent, new / seconds if seconds > 0 else None, new / steps if steps > 0 else None)
+    return RankTraffic(
+        now.rank, destination, sent, new / seconds if seconds > 0 else None, new / steps if steps > 0 else None
+    )
 
 
 def _busy(before: RankStats | None, now: RankStats) -> float | None:

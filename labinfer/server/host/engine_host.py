@@ -28,7 +28,7 @@ from labinfer.server.link.frames import (
     Draining,
     FromGateway,
     LayoutAnswer,
-    MachineLink,
+    MachineLinkInfo,
     Paused,
     Ready,
     Rebuilding,
@@ -97,7 +97,7 @@ class EngineHost:
         outcome: LayoutAnswer | None = None,
         on_ready: Callable[[], None] = lambda: None,
         plan: str = "",
-        machine_links: Sequence[MachineLink] = (),
+        machine_links: Sequence[MachineLinkInfo] = (),
         changed: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):

@@ -12,7 +12,7 @@ from labinfer.base.rank_stats import WorkerStats
 from labinfer.engine.driver import News
 from labinfer.engine.scheduler import InFlight
 from labinfer.server.host.drift import DriftWatch
-from labinfer.server.link.frames import MachineLink, ModelFacts, RankFacts
+from labinfer.server.link.frames import MachineLinkInfo, ModelFacts, RankFacts
 from labinfer.server.link.stats import NUM_STEP_BUCKETS, Drift, step_bucket
 
 
@@ -32,7 +32,7 @@ class HostedModel:
     """The last finding of that watch which was looked at."""
     plan: str = ""
     """The layout beside its alternatives, as a table; empty where nobody has planned it."""
-    machine_links: Sequence[MachineLink] = ()
+    machine_links: Sequence[MachineLinkInfo] = ()
     """Links that were measured for that."""
     changed: str = ""
     """See ``ModelFacts``."""

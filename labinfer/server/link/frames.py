@@ -109,7 +109,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int
 
 
-class MachineLink(msgspec.Struct, frozen=True):
+class MachineLinkInfo(msgspec.Struct, frozen=True):
     """The way from one machine to another, as it was measured at the start."""
 
     a: str
@@ -155,7 +155,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_schedule: str
     hop_seconds: float = 0.0
     """Time between two stages, measured at the start; 0 where there is one stage, or nothing was measured."""
-    machine_links: list[MachineLink] = []
+    machine_links: list[MachineLinkInfo] = []
     """Links that were measured at the start."""
     plan: str = ""
     """The layout and its alternatives, as a table; empty where the start was not planned."""

@@ -12,7 +12,7 @@ from labinfer.base.plugins import PLUGINS
 from labinfer.observe.trace import trace_text
 from labinfer.requests.openai import api_errors
 from labinfer.server.gateway.cluster_answers import (
-    Cluster,
+    ClusterInfo,
     ClusterRank,
     LayerExperts,
     RankExpertReads,
@@ -35,13 +35,13 @@ TRACE_NAME = "labinfer-trace.json"
 JSONL = "application/jsonl"
 
 
-@endpoint("GET", "/v1/cluster", logged=False, answer=Cluster, query=(("model", STRING),), errors=LOOKING)
+@endpoint("GET", "/v1/cluster", logged=False, answer=ClusterInfo, query=(("model", STRING),), errors=LOOKING)
 async def show(context: HttpContext) -> Response:
     """The ranks of a model, and its stats of the last minutes."""
     info, history = context.service.loaded_model(context.query("model").get("model")).info, context.service.history
     stats = history.rank_stats(info.name)
     return context.json(
-        Cluster(
+        ClusterInfo(
             time_us=round(context.service.wall_clock() * 1e6),
             model=info.name,
             num_layers=info.num_layers,

@@ -1,10 +1,10 @@
-"""Verdicts: what bounds a model by what its ranks measured, and nothing said of what they did not."""
+"""Bottleneck reports: what bounds a model by what its ranks measured, and nothing said of what they did not."""
 
 from __future__ import annotations
 
 import pytest
 
-from labinfer.server.gateway.verdict import find_verdict
+from labinfer.server.gateway.bottleneck import diagnose
 from labinfer.server.link.frames import ModelFacts, RankFacts
 from labinfer.server.link.stats import EngineStats, RankStats
 
@@ -90,34 +90,34 @@ def window(*busy: float, stages: tuple[int, ...] = (0, 1), seconds: float = 10.0
     ],
 )
 def test_bound_follows_from_what_was_measured(busy, fields, hop, others_ran, bound):
-    verdict = find_verdict(window(*busy, **fields), facts(hop=hop), 1, others_ran)
-    assert verdict.bound == bound
-    assert [stage.busy for stage in verdict.stages] == pytest.approx(busy)
-    assert verdict.seconds == pytest.approx(10) and verdict.time_us == 1
+    report = diagnose(window(*busy, **fields), facts(hop=hop), 1, others_ran)
+    assert report.bound == bound
+    assert [stage.busy for stage in report.stages] == pytest.approx(busy)
+    assert report.seconds == pytest.approx(10) and report.time_us == 1
 
 
 def test_one_stage_is_said_by_how_much_it_is_ahead():
-    verdict = find_verdict(window(0.4, 0.96, 0.56, stages=(0, 1, 2)), facts((0, 1, 2)), 1, False)
-    assert (verdict.bound, verdict.busiest, verdict.move_to) == ("stage", 1, 0)
-    assert verdict.lead == pytest.approx(2.0)
-    assert verdict.stages[1].step_seconds == pytest.approx(0.096)
+    report = diagnose(window(0.4, 0.96, 0.56, stages=(0, 1, 2)), facts((0, 1, 2)), 1, False)
+    assert (report.bound, report.busiest, report.move_to) == ("stage", 1, 0)
+    assert report.lead == pytest.approx(2.0)
+    assert report.stages[1].step_seconds == pytest.approx(0.096)
 
 
 def test_layer_is_not_to_be_moved_from_a_stage_that_has_one():
-    verdict = find_verdict(window(0.4, 0.96), facts(num_layers=1), 1, False)
-    assert (verdict.bound, verdict.move_to) == ("stage", None)
+    report = diagnose(window(0.4, 0.96), facts(num_layers=1), 1, False)
+    assert (report.bound, report.move_to) == ("stage", None)
 
 
 def test_stage_is_as_busy_as_its_busiest_rank():
     stages = (0, 0, 1)
-    verdict = find_verdict(window(0.2, 0.9, 0.5, stages=stages), facts(stages), 1, False)
-    assert [stage.busy for stage in verdict.stages] == pytest.approx([0.9, 0.5])
+    report = diagnose(window(0.2, 0.9, 0.5, stages=stages), facts(stages), 1, False)
+    assert [stage.busy for stage in report.stages] == pytest.approx([0.9, 0.5])
 
 
 @pytest.mark.parametrize("busy, bound", [(0.97, "stages"), (0.6, "outside")])
 def test_single_stage_has_nobody_to_be_compared_with(busy, bound):
-    verdict = find_verdict(window(busy, stages=(0,), running=1), facts((0,)), 1, False)
-    assert (verdict.bound, verdict.lead, verdict.move_to) == (bound, 1.0, None)
+    report = diagnose(window(busy, stages=(0,), running=1), facts((0,)), 1, False)
+    assert (report.bound, report.lead, report.move_to) == (bound, 1.0, None)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_single_stage_has_nobody_to_be_compared_with(busy, bound):
     ],
 )
 def test_sequences_wait_for_what_is_full(fields, full):
-    assert find_verdict(window(0.9, 0.9, **fields), facts(), 1, False).full == full
+    assert diagnose(window(0.9, 0.9, **fields), facts(), 1, False).full == full
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ def test_sequences_wait_for_what_is_full(fields, full):
     ],
     ids=["nothing", "one moment", "short", "few steps", "one rank", "ranks that have just told"],
 )
-def test_verdict_needs_work_of_every_rank(stats):
-    assert find_verdict(stats, facts(), 1, False) is None
+def test_report_needs_work_of_every_rank(stats):
+    assert diagnose(stats, facts(), 1, False) is None
 
 
-def test_verdict_begins_when_all_ranks_have_told():
+def test_report_begins_when_all_ranks_have_told():
     stats = [EngineStats(model="m", running=1), *window(0.9, 0.9)]
-    assert find_verdict(stats, facts(), 1, False) == find_verdict(stats[1:], facts(), 1, False)
+    assert diagnose(stats, facts(), 1, False) == diagnose(stats[1:], facts(), 1, False)

@@ -1,4 +1,4 @@
-"""Verdicts: what bounds the speed of a model, by what its ranks have measured and nothing else."""
+"""The bottleneck of a model's speed, diagnosed from what its ranks measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from labinfer.server.gateway.cluster_answers import StageLoad, Verdict
+from labinfer.server.gateway.cluster_answers import BottleneckReport, StageLoad
 from labinfer.server.link.frames import ModelFacts
 from labinfer.server.link.stats import EngineStats, RankStats
 
@@ -25,8 +25,10 @@ FULL_CACHE, FULL_BATCH = 0.9, 0.95
 """Fractions of the KV blocks, and of ``--max-num-seqs``, in use on the mean."""
 
 
-def find_verdict(window: Sequence[EngineStats], facts: ModelFacts, time_us: int, others_ran: bool) -> Verdict | None:
-    """The verdict on the time between the first and the last of these stats; None where a rank has told too little.
+def diagnose(
+    window: Sequence[EngineStats], facts: ModelFacts, time_us: int, others_ran: bool
+) -> BottleneckReport | None:
+    """Report on the time between the first and the last stats of `window`; None where a rank has measured too little.
 
     A stage bounds where it computes nearly all the time, or waits less than it is ahead of the mean: else it is its waiting that
     has to be explained.
@@ -51,7 +53,7 @@ def find_verdict(window: Sequence[EngineStats], facts: ModelFacts, time_us: int,
     running = fmean(stats.running for stats in at_work) if at_work else None
     bound = _bound(stages, busiest, lead=lead, running=running, hop=hop, others_ran=others_ran)
     has_spare = all(rank.num_layers > 1 for rank in facts.ranks if rank.stage == busiest.stage)
-    return Verdict(
+    return BottleneckReport(
         time_us=time_us,
         seconds=min(work.seconds for work in works),
         bound=bound,
