@@ -33,7 +33,7 @@ class NetworkLink(msgspec.Struct, frozen=True):
 
 
 class MachinePairLink(msgspec.Struct, frozen=True, kw_only=True):
-    """The network link between the machines named `a` and `b`."""
+    """The network link between the machines named ``a`` and ``b``."""
 
     a: str
     b: str

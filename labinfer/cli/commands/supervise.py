@@ -16,9 +16,9 @@ from labinfer.observe.logs import set_up_logging
 from labinfer.server.gateway.options import ServerOptions, Setup
 from labinfer.server.gateway.process import listen
 from labinfer.server.link.private_directory import private_directory
+from labinfer.server.supervisor.elastic_restart import ElasticRestart
 from labinfer.server.supervisor.launch_command import LaunchCommand
 from labinfer.server.supervisor.options import SuperviseOptions
-from labinfer.server.supervisor.rejoin import Rejoin
 from labinfer.server.supervisor.restarts import Restarts
 from labinfer.server.supervisor.supervised_gateway import SupervisedGateway
 from labinfer.server.supervisor.supervisor import Supervisor
@@ -82,7 +82,7 @@ def run(
             port = listener.getsockname()[1]
             gateway = SupervisedGateway(setup, directory, listener)
         address = SupervisorAddress(str(directory), token, port)
-        rejoin = Rejoin(
+        restart = ElasticRestart(
             launch_command,
             again,
             options,
@@ -93,7 +93,7 @@ def run(
         )
         supervisor = Supervisor(
             command,
-            rejoin.next_command,
+            restart.next_command,
             directory=directory,
             environment=supervised(address),
             restarts=Restarts(own.max_restarts),
@@ -103,7 +103,7 @@ def run(
         )
         try:
             status = supervisor.run()
-            if status == ExitStatus.USAGE and rejoin.is_smaller:  # it may fit again when the machine is back
+            if status == ExitStatus.USAGE and restart.is_smaller:  # it may fit again when the machine is back
                 status = ExitStatus.INTERNAL
             return status
         finally:

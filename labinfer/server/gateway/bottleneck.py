@@ -28,7 +28,7 @@ FULL_CACHE, FULL_BATCH = 0.9, 0.95
 def diagnose(
     window: Sequence[EngineStats], facts: ModelFacts, time_us: int, others_ran: bool
 ) -> BottleneckReport | None:
-    """Report on the time between the first and the last stats of `window`; None where a rank has measured too little.
+    """Report on the time between the first and the last stats of ``window``; None where a rank has measured too little.
 
     A stage bounds where it computes nearly all the time, or waits less than it is ahead of the mean: else it is its waiting that
     has to be explained.

@@ -14,9 +14,9 @@ from labinfer.base.errors import BrokenLink, Interrupted, PromptTooLong, UserErr
 from labinfer.engine.llm_engine import QueueFull
 from labinfer.requests.recommended_sampling import recommended_sampling
 from labinfer.server.host.direct_link import DirectLink
-from labinfer.server.host.drift import DriftWatch
 from labinfer.server.host.gateway_link import GatewayLink
 from labinfer.server.host.hosted_model import HostedModel
+from labinfer.server.host.stage_slowdown import StageSlowdownDetector
 from labinfer.server.host.telemetry import Telemetry
 from labinfer.server.link.frames import (
     Abort,
@@ -46,7 +46,7 @@ IDLE_SECONDS = 0.25
 """Rank 0 sleeps so long at a time when nothing runs; a frame wakes it at once, a signal at the latest after this."""
 SOON_SECONDS = 0.01
 """Rank 0 sleeps so long at a time while a request waits for its model's guides."""
-PROMISE_SECONDS = 30.0
+STABLE_SECONDS = 30.0
 """A better split of the layers has to be one for so long before the layout changes."""
 
 Layouts = dict[str, EngineOptions]
@@ -107,7 +107,7 @@ class EngineHost:
                 llm=llm,
                 recommended=recommended_sampling(llm.directory) or {},
                 clock=clock,
-                drift_watch=_drift_watch(llm),
+                slowdown_detector=_slowdown_detector(llm),
                 plan=plan,
                 machine_links=machine_links,
                 changed=(changed or {}).get(name, ""),
@@ -186,7 +186,7 @@ class EngineHost:
     def _watch_drift(self) -> None:
         """Say which stage has become slower, and leave for a better split of the layers where that is wished."""
         for model in self._models.values():
-            watch = model.drift_watch
+            watch = model.slowdown_detector
             if watch is None or watch.drift is None or watch.drift is model.told_drift:
                 continue
             before, drift = model.told_drift, watch.drift
@@ -195,7 +195,7 @@ class EngineHost:
                 logger.warning("%s", _describe_drift(model.llm, drift))
             elif drift.slow is None and before is not None and before.slow is not None:
                 logger.info("stage %d is as fast as at the start again", before.slow)
-            is_lasting = self._clock() - watch.promised_since >= PROMISE_SECONDS
+            is_lasting = self._clock() - watch.better_since >= STABLE_SECONDS
             if drift.layers and is_lasting and self._change is None and self._drain_until is None:
                 self._change = self._plan_split(model.name, drift)
 
@@ -288,11 +288,11 @@ def _describe_open(count: int, seconds: float) -> str:
     return f"{what} {seconds:g} seconds to end. A second signal ends all at once"
 
 
-def _drift_watch(llm: LLM) -> DriftWatch | None:
+def _slowdown_detector(llm: LLM) -> StageSlowdownDetector | None:
     topology = llm.layout.topology
     if topology.num_stages == 1:
         return None
-    return DriftWatch([end - begin for begin, end in topology.layers], topology.num_places)
+    return StageSlowdownDetector([end - begin for begin, end in topology.layers], topology.num_places)
 
 
 def _describe_drift(llm: LLM, drift: Drift) -> str:

@@ -11,7 +11,7 @@ from labinfer.api.llm import LLM
 from labinfer.base.rank_stats import WorkerStats
 from labinfer.engine.driver import News
 from labinfer.engine.scheduler import InFlight
-from labinfer.server.host.drift import DriftWatch
+from labinfer.server.host.stage_slowdown import StageSlowdownDetector
 from labinfer.server.link.frames import MachineLinkInfo, ModelFacts, RankFacts
 from labinfer.server.link.stats import NUM_STEP_BUCKETS, Drift, step_bucket
 
@@ -26,7 +26,7 @@ class HostedModel:
     """Sampling that the checkpoint recommends."""
     clock: Callable[[], float] = time.monotonic
     """Seconds that never go back."""
-    drift_watch: DriftWatch | None = None
+    slowdown_detector: StageSlowdownDetector | None = None
     """None with one stage."""
     told_drift: Drift | None = None
     """The last finding of that watch which was looked at."""
@@ -65,8 +65,8 @@ class HostedModel:
             self.num_steps += 1
             self.step_tokens += num_tokens
             self.steps_by_tokens[step_bucket(num_tokens)] += 1
-            if self.drift_watch is not None:
-                self.drift_watch.add_step(num_tokens)
+            if self.slowdown_detector is not None:
+                self.slowdown_detector.add_step(num_tokens)
             if len(self.watched) < self.watched_most:
                 self.watched.append(batch)
         for request_id, update in news:

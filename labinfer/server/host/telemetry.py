@@ -102,8 +102,8 @@ class Telemetry:
         stats = []
         for number, model in enumerate(self._models):
             ranks = [rank_stats[number] for _, rank_stats in sorted(self._stats.items())]
-            if model.drift_watch is not None:
-                model.drift_watch.add_stats(ranks, now)
+            if model.slowdown_detector is not None:
+                model.slowdown_detector.add_stats(ranks, now)
             stats.append(_describe(model, ranks, self._worked_before[number], now))
         self._send(Stats(stats))
 
@@ -181,7 +181,7 @@ def _describe(model: HostedModel, ranks: list[WorkerStats], worked: float, now: 
         draft_seconds=counts["draft_seconds"],
         drafter_failures=counts["drafter_failures"],
         num_swaps=counts["swaps"],
-        drift=model.drift_watch.drift if model.drift_watch else None,
+        drift=model.slowdown_detector.drift if model.slowdown_detector else None,
         ranks=[
             RankStats(
                 rank=rank.rank,

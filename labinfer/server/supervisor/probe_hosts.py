@@ -1,4 +1,4 @@
-"""Roll call: which hosts of a launcher can be reached, found by starting something short on each."""
+"""Probes which hosts of a launcher can be reached, by starting a short command on each."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from labinfer.server.supervisor.launch_command import ANSWER, LaunchCommand
 LOOK_SECONDS = 0.05
 
 
-def call_roll(
+def probe_hosts(
     command: LaunchCommand, hosts: Sequence[str], seconds: float, is_over: Callable[[], bool]
 ) -> dict[str, str]:
-    """Names of the nodes that answer within so many seconds, by host.
+    """Names of the nodes that answer within ``seconds``, by host.
 
     Args:
         is_over: whether a signal has come, after which nobody is waited for.

@@ -1,4 +1,4 @@
-"""Rejoin: the command after a death, once it is known which machines are still there."""
+"""ElasticRestart: the command that restarts a group after a death, on the hosts that are still there."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from labinfer.base.clock import Clock
 from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
 from labinfer.server.supervisor.launch_command import LaunchCommand
-from labinfer.server.supervisor.roll_call import call_roll
+from labinfer.server.supervisor.probe_hosts import probe_hosts
 from labinfer.server.supervisor.smaller_layout import smaller_layout
 
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
 """A host may take so long to start something short."""
-CALL_SECONDS = 1.0
-"""Between two calls at hosts that refuse at once."""
+PROBE_INTERVAL_SECONDS = 1.0
+"""Between two probes of hosts that refuse at once."""
 
 
-class Rejoin:
+class ElasticRestart:
     """Waits for hosts that do not answer, and goes on without them when they stay away. A launcher whose hosts are not known,
     or that has only one, is started again as it was.
 
@@ -63,7 +63,7 @@ class Rejoin:
         if len(self._command.hosts) < 2:
             return self._again
         self._nodes, begin = self._nodes or self._read_nodes(), self._clock()
-        answers = self._call(self._command.hosts, ANSWER_SECONDS)
+        answers = self._probe(self._command.hosts, ANSWER_SECONDS)
         if self._awaited(answers):
             answers = self._wait_for_others(answers, begin)
         if self._signum():
@@ -95,12 +95,12 @@ class Rejoin:
             left = begin + self._timeout - called
             if left <= 0:
                 break
-            back = self._call(self._away(answers), min(ANSWER_SECONDS, max(left, CALL_SECONDS)))
+            back = self._probe(self._away(answers), min(ANSWER_SECONDS, max(left, PROBE_INTERVAL_SECONDS)))
             answers = answers | back
             if back:
                 logger.warning("an answer from %s after %.0f s", " and ".join(back), self._clock() - begin)
             else:
-                self._clock.sleep(max(0.0, called + CALL_SECONDS - self._clock()))
+                self._clock.sleep(max(0.0, called + PROBE_INTERVAL_SECONDS - self._clock()))
         return answers
 
     def _go_on_without(self, answers: dict[str, str]) -> list[str]:
@@ -118,5 +118,5 @@ class Rejoin:
         logger.warning("going on without %s: %d of %d ranks, with %s", names, len(left), len(self._nodes), layout)
         return self._command.start(list(answers), len(left)) + flags
 
-    def _call(self, hosts: Sequence[str], seconds: float) -> dict[str, str]:
-        return call_roll(self._command, hosts, seconds, lambda: bool(self._signum()))
+    def _probe(self, hosts: Sequence[str], seconds: float) -> dict[str, str]:
+        return probe_hosts(self._command, hosts, seconds, lambda: bool(self._signum()))

@@ -10,8 +10,8 @@ import pytest
 from labinfer.base.clock import SystemClock
 from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
+from labinfer.server.supervisor.elastic_restart import ElasticRestart
 from labinfer.server.supervisor.launch_command import LaunchCommand
-from labinfer.server.supervisor.rejoin import Rejoin
 
 MPIRUN = """#!/bin/sh
 [ -e DIRECTORY/$2.away ] && exec sleep 60
@@ -30,7 +30,7 @@ class Machines:
         launcher.chmod(0o755)
         self.words = [str(launcher), "-hosts", "a,b,c", "-n", "3", "python", "launch.py", "serve"]
         self.nodes, self.signum = ["node-a", "node-b", "node-c"], 0
-        self._rejoin = Rejoin(
+        self._restart = ElasticRestart(
             LaunchCommand(self.words, 6, directory),
             self.words,
             EngineOptions(),
@@ -46,7 +46,7 @@ class Machines:
         return path
 
     def next_command(self) -> str:
-        return " ".join(self._rejoin.next_command()[1:])
+        return " ".join(self._restart.next_command()[1:])
 
 
 ALL = "-hosts a,b,c -n 3 python launch.py serve"
@@ -78,7 +78,7 @@ def test_host_that_comes_back_in_time_is_waited_for(tmp_path, caplog):
 
 
 def test_host_that_does_not_even_refuse_takes_no_longer(tmp_path, monkeypatch):
-    monkeypatch.setattr("labinfer.server.supervisor.rejoin.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("labinfer.server.supervisor.elastic_restart.ANSWER_SECONDS", 0.5)
     machines = Machines(tmp_path, timeout=0)
     machines.mark("b", "away")
     assert machines.next_command() == WITHOUT_B

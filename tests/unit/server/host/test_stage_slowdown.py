@@ -1,4 +1,4 @@
-"""DriftWatch: which stage is named on made-up series of what ranks tell, and the splits of layers that are better."""
+"""StageSlowdownDetector: which stage is named on made-up series of what ranks tell, and the splits of layers that are better."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from labinfer.base.rank_stats import WorkerStats
-from labinfer.server.host.drift import DriftWatch, better_split
+from labinfer.server.host.stage_slowdown import StageSlowdownDetector, better_split
 
 LAYER, FIXED = 1e-3, 5e-4
 """Seconds of a layer and of everything else in a step of one token; a token more takes a tenth more."""
@@ -26,7 +26,7 @@ class Pipeline:
 
     def __init__(self, layers: list[int], tp: int = 1, seed: int = 0, growth: dict[int, float] = {}):  # noqa: B006
         self._growth = growth
-        self.watch = DriftWatch(layers, tp * len(layers))
+        self.watch = StageSlowdownDetector(layers, tp * len(layers))
         self._layers, self._tp, self._random = layers, tp, random.Random(seed)
         self._counters = {rank: [0, 0.0, 0.0] for rank in range(tp * len(layers))}
         self.now = 0.0
@@ -88,11 +88,11 @@ def test_stage_that_becomes_slower_is_named_within_thirty_seconds_with_a_better_
     drift = pipeline.watch.drift
     assert drift.factors[1] == pytest.approx(2, rel=0.1) and drift.rank == 1
     assert drift.layers == [4, 2] and drift.gain == pytest.approx(0.4, abs=0.1)
-    since = pipeline.watch.promised_since
+    since = pipeline.watch.better_since
     assert 30 < since < 42
     pipeline.run(30, {1: 2.0})
-    assert pipeline.watch.promised_since == since
-    assert pipeline.run(25)[-1] is None and pipeline.watch.promised_since > pipeline.now
+    assert pipeline.watch.better_since == since
+    assert pipeline.run(25)[-1] is None and pipeline.watch.better_since > pipeline.now
 
 
 def test_stages_that_all_become_slower_are_not_named():

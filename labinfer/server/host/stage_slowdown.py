@@ -1,4 +1,4 @@
-"""DriftWatch: stages that take longer than they did at the start, and what another split of layers would give.
+"""StageSlowdownDetector: stages that take longer than they did at the start, and what another split of layers would give.
 
 All stages run the same steps, so time that all of them take longer is the requests', and time that one of them takes longer its own.
 """
@@ -117,8 +117,8 @@ class _Rank:
         return median(sample.busy / max(self.baseline.predict(sample), 1e-9) for sample in self.window)
 
 
-class DriftWatch:
-    """Watches the ranks of one model.
+class StageSlowdownDetector:
+    """Finds stages of one model that take longer than they did at the start.
 
     Args:
         layers: number of layers of each stage; there are several.
@@ -132,7 +132,7 @@ class DriftWatch:
         self._first = 0
         self.drift: Drift | None = None
         """The latest finding; None until there has been enough work."""
-        self.promised_since = math.inf
+        self.better_since = math.inf
         """Time since when another split has been better all along."""
 
     def add_step(self, num_tokens: int) -> None:
@@ -155,7 +155,7 @@ class DriftWatch:
             rank.sum("seconds") >= LEAST_WINDOW for rank in self._ranks.values()
         ):
             self.drift = self._judge()
-            self.promised_since = min(self.promised_since, now) if self.drift.layers else math.inf
+            self.better_since = min(self.better_since, now) if self.drift.layers else math.inf
 
     def _add_rank(self, stats: WorkerStats) -> bool:
         """Whether there is enough that is new."""
