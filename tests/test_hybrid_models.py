@@ -100,10 +100,10 @@ def test_without_the_deepest_snapshot_the_one_before_it_is_taken(hybrid):
 
 def _depth(tables, digest: bytes, prompt: list[int]) -> int:
     """Tokens of the prompt up to the block of this digest; of others, more than there are."""
-    from labinfer.engine.block_manager import extend_chain
+    from labinfer.engine.block_manager import BlockManager
 
     chain: list[bytes] = []
-    extend_chain(chain, prompt, BLOCK, "", len(prompt) // BLOCK)
+    BlockManager(0, BLOCK).extend_chain(chain, prompt, "", len(prompt) // BLOCK)
     return BLOCK * (chain.index(digest) + 1) if digest in chain else len(prompt) + 1
 
 

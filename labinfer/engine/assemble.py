@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from labinfer.base.config import CacheOptions, SchedulerOptions
 from labinfer.base.registry import REGISTRY
@@ -50,7 +50,7 @@ def make_engine(
         draft_link: the way to another rank, which drafts them instead.
     """
     if draft_model is not None:
-        proposer = DraftModelProposer(draft_model, cache, scheduling.max_num_batched_tokens, facts.eos_token_ids)
+        proposer = make_draft_proposer(draft_model, cache, scheduling.max_num_batched_tokens, facts.eos_token_ids)
     if draft_link is not None:
         proposer = RemoteProposer(draft_link, facts.eos_token_ids)
     scheduler = make_scheduler(facts, cache=cache, scheduling=scheduling, clock=clock, proposer=proposer)
@@ -67,7 +67,36 @@ def make_engine(
 
 def make_drafter(draft_model: DraftModel, *, cache: CacheOptions, scheduling: SchedulerOptions) -> Drafter:
     """Assemble what drafts on a rank of its own. Requests say what ends each sequence."""
-    return Drafter(DraftModelProposer(draft_model, cache, scheduling.max_num_batched_tokens, eos_token_ids=()))
+    return Drafter(make_draft_proposer(draft_model, cache, scheduling.max_num_batched_tokens, eos_token_ids=()))
+
+
+def make_draft_proposer(
+    draft_model: DraftModel, cache: CacheOptions, max_tokens: int, eos_token_ids: Iterable[int]
+) -> DraftModelProposer:
+    """Assemble the proposer of a draft model, over empty pools of that model's KV blocks and states.
+
+    Args:
+        cache: options of the KV cache, which hold for that of the draft model, too.
+        max_tokens, eos_token_ids: see ``DraftModelProposer``.
+    """
+    states = StateSlots(draft_model.num_states) if draft_model.num_states else None
+    tables = BlockTables(*make_pools(draft_model.num_blocks, 0, cache, can_share=states is None), states)
+    return DraftModelProposer(draft_model, tables, max_tokens, eos_token_ids)
+
+
+def make_pools(
+    num_blocks: int, num_host_blocks: int, cache: CacheOptions, *, can_share: bool = True
+) -> tuple[BlockManager, BlockManager]:
+    """An empty pool of KV blocks, and one in host memory.
+
+    Args:
+        can_share: whether a sequence can go on from blocks that another one filled.
+    """
+    eviction = REGISTRY.find("prefix_cache_eviction", cache.prefix_cache_eviction)
+    return (
+        BlockManager(num_blocks, cache.block_size, cache.enable_prefix_caching and can_share, eviction),
+        BlockManager(num_host_blocks, cache.block_size, prefix_caching=False),
+    )
 
 
 def make_scheduler(
@@ -79,18 +108,16 @@ def make_scheduler(
     proposer: Proposer | None = None,
 ) -> Scheduler:
     """Assemble a scheduler over empty pools of KV blocks and states."""
-    eviction = REGISTRY.find("prefix_cache_eviction", cache.prefix_cache_eviction)
-    blocks = BlockManager(facts.num_blocks, cache.block_size, cache.enable_prefix_caching and facts.is_causal, eviction)
-    host = BlockManager(facts.num_host_blocks, cache.block_size, prefix_caching=False)
+    blocks, host = make_pools(facts.num_blocks, facts.num_host_blocks, cache, can_share=facts.is_causal)
     windows = states = None
     if facts.window:
         windows = WindowedBlocks(
             facts.window,
             min(scheduling.chunked_prefill_size, scheduling.max_num_batched_tokens),
-            BlockManager(facts.num_window_blocks, cache.block_size, cache.enable_prefix_caching, eviction),
-            BlockManager(facts.num_host_window_blocks, cache.block_size, prefix_caching=False),
+            *make_pools(facts.num_window_blocks, facts.num_host_window_blocks, cache),
         )
     if facts.num_states:
+        eviction = REGISTRY.find("prefix_cache_eviction", cache.prefix_cache_eviction)
         states = StateSlots(facts.num_states, facts.num_host_states, cache.snapshot_interval, eviction)
     tables = BlockTables(blocks, host, states, windows)
     micro_batches = MicroBatchCount(facts.num_stages, facts.step_times, scheduling.max_inflight, facts.drafting_stage)

@@ -52,9 +52,26 @@ class BlockManager:
         """Fraction of the blocks in use."""
         return len(self._ref_counts) / self.num_blocks if self.num_blocks else 0.0
 
+    # Tokens of a sequence, counted in blocks.
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)
+
+    def full_blocks(self, num_tokens: int) -> int:
+        """Blocks that this many tokens fill to the end."""
+        return num_tokens // self.block_size
+
+    def tokens_in(self, num_blocks: int) -> int:
+        """Tokens that this many blocks hold."""
+        return num_blocks * self.block_size
+
+    def partial_block(self, num_tokens: int) -> int | None:
+        """Index of the last block of this many tokens if they do not fill it; None if they fill all their blocks."""
+        index, num_inside = divmod(num_tokens, self.block_size)
+        return index if num_inside else None
+
+    # Which blocks are free, and who holds the others.
 
     def allocate(self, count: int) -> list[int] | None:
         """Allocate ``count`` blocks, evicting as many as needed. Returns None if fewer are free and evictable."""
@@ -104,6 +121,17 @@ class BlockManager:
 
     # Finding blocks by what they hold.
 
+    def extend_chain(self, chain: list[bytes], token_ids: Sequence[int], salt: str, num_blocks: int) -> None:
+        """Append digests until ``chain`` covers the first ``num_blocks`` full blocks of ``token_ids``.
+
+        The digest of a block is BLAKE2b (RFC 7693) over its parent's digest and its token ids, so that it stands for the
+        whole prefix; the first parent is that of the salt, so that requests with different salts share nothing.
+        """
+        size = self.block_size
+        for index in range(len(chain), num_blocks):
+            parent = chain[-1] if chain else _digest(salt.encode(errors="surrogatepass"))
+            chain.append(_digest(parent + array("q", token_ids[index * size : (index + 1) * size]).tobytes()))
+
     def register(self, block: int, digest: bytes) -> None:
         """The block is full with the tokens of this digest; if another one is too, that one stays the known one."""
         if digest not in self._block_of:
@@ -151,13 +179,5 @@ class BlockManager:
         assert Counter(blocks) == self._ref_counts, "reference counts disagree"
 
 
-def extend_chain(chain: list[bytes], token_ids: Sequence[int], block_size: int, salt: str, num_blocks: int) -> None:
-    """Append digests until ``chain`` covers the first ``num_blocks`` full blocks of these tokens.
-
-    The digest of a block is BLAKE2b (RFC 7693) over its parent's digest and its token ids, so that it stands for the
-    whole prefix; the first parent is that of the salt, so that requests with different salts share nothing.
-    """
-    for index in range(len(chain), num_blocks):
-        parent = chain[-1] if chain else blake2b(salt.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES).digest()
-        tokens = array("q", token_ids[index * block_size : (index + 1) * block_size]).tobytes()
-        chain.append(blake2b(parent + tokens, digest_size=DIGEST_BYTES).digest())
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=DIGEST_BYTES).digest()

@@ -41,25 +41,24 @@ class BlockTable:
     def num_missing(self, pool: BlockManager, num_tokens: int, count: int) -> int:
         """Blocks to be allocated before ``count`` tokens are written behind the first ``num_tokens``: new ones, and one for a copy
         of the last one if it has begun and is shared."""
-        size = pool.block_size
-        missing = max(0, -(-(num_tokens + count) // size) - len(self.blocks))
-        return missing + (num_tokens % size > 0 and pool.is_shared(self.blocks[num_tokens // size]))
+        missing, partial = pool.blocks_for(num_tokens + count) - len(self.blocks), pool.partial_block(num_tokens)
+        return max(0, missing) + (partial is not None and pool.is_shared(self.blocks[partial]))
 
     def reserve(self, pool: BlockManager, num_tokens: int, num_missing: int) -> tuple[int, int] | None:
         """Allocate what ``num_missing`` has counted, which must be free; returns a block to copy and its copy, if one is shared."""
-        index, begun = divmod(num_tokens, pool.block_size)
-        copied = begun > 0 and num_missing > 0 and pool.is_shared(self.blocks[index])
-        if begun and not copied:
-            pool.unregister(self.blocks[index])
+        partial = pool.partial_block(num_tokens)
+        copied = partial is not None and num_missing > 0 and pool.is_shared(self.blocks[partial])
+        if partial is not None and not copied:
+            pool.unregister(self.blocks[partial])
         if not num_missing:
             return None
-        new, source = pool.allocate(num_missing), self.blocks[index] if copied else None
+        new, source = pool.allocate(num_missing), self.blocks[partial] if copied else None
         if copied:
             pool.free([source])
-            self.blocks[index] = new.pop(0)
-            self.num_known = min(self.num_known, index)
+            self.blocks[partial] = new.pop(0)
+            self.num_known = min(self.num_known, partial)
         self.blocks += new
-        return (source, self.blocks[index]) if copied else None
+        return (source, self.blocks[partial]) if copied else None
 
     def truncate(self, pool: BlockManager, num_tokens: int) -> None:
         """Free what is behind the first ``num_tokens`` tokens."""
@@ -77,7 +76,7 @@ class BlockTable:
 
     def copies_for_shift(self, pool: BlockManager, begin: int, end: int, num_tokens: int) -> int:
         """Blocks that must be free for ``shift`` beside those that it frees, with the same arguments."""
-        first, last, filled = begin // pool.block_size, end // pool.block_size, pool.blocks_for(num_tokens)
+        first, last, filled = pool.full_blocks(begin), pool.full_blocks(end), pool.blocks_for(num_tokens)
         freed = sum(not pool.is_shared(block) for block in self.blocks[max(first, self.num_freed) : last])
         return sum(map(pool.is_shared, self.blocks[max(last, self.num_freed) : filled])) - freed
 
@@ -86,7 +85,7 @@ class BlockTable:
 
         Returns the blocks behind them, and as many in their places: the same, but for a copy of each that is shared.
         """
-        first, last, filled = begin // pool.block_size, end // pool.block_size, pool.blocks_for(num_tokens)
+        first, last, filled = pool.full_blocks(begin), pool.full_blocks(end), pool.blocks_for(num_tokens)
         behind = max(last, self.num_freed)
         removed, moved = self.blocks[max(first, self.num_freed) : last], self.blocks[behind:filled]
         shared = [block for block in moved if pool.is_shared(block)]
@@ -120,7 +119,7 @@ class SequenceCache(BlockTable):
     keeps_windows: bool = False
     """Whether no block of that table is freed before the sequence is done."""
     digests: list[bytes] = field(default_factory=list)
-    """Digests of its first full blocks, as far as they were needed; see ``block_manager.extend_chain``."""
+    """Digests of its first full blocks, as far as they were needed; see ``BlockManager.extend_chain``."""
     num_registered: int = 0
     """Blocks that others can find."""
     state_slot: int | None = None

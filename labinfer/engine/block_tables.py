@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from labinfer.base.plan import CacheMove, MoveKind
-from labinfer.engine.block_manager import BlockManager, extend_chain
+from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.block_table import BlockGroup, BlockTable, SequenceCache
 from labinfer.engine.state_slots import StateSlots
 from labinfer.engine.windowed_blocks import WindowedBlocks
@@ -82,8 +82,9 @@ class BlockTables:
         if not self.can_share():
             return False
         swapped, shared, digests = cache.host_blocks, [], []
+        num_findable = self.blocks.full_blocks(num_tokens - 1)  # one token is run
         if find and not swapped:  # what is found may be written in this very step, too late for a move
-            digests = self._digests(cache, token_ids, (num_tokens - 1) // self.blocks.block_size)  # one token is run
+            digests = self._digests(cache, token_ids, num_findable)
             shared = self._find(cache, digests)
         if self.windows is not None and not self.windows.has_room(cache, digests[: len(shared)], num_tokens):
             return False
@@ -92,7 +93,7 @@ class BlockTables:
             return False
         if self.states is not None:
             self._take_state(cache, cache.digests[len(shared) - 1] if shared else None)
-        cache.last_snapshot = (num_tokens - 1) // self.blocks.block_size * self.blocks.block_size
+        cache.last_snapshot = self.blocks.tokens_in(num_findable)
         returned = [blocks[: len(swapped)]]
         if self.windows is not None:
             returned.append(self.windows.admit(cache, digests[: len(shared)], num_tokens))
@@ -106,7 +107,7 @@ class BlockTables:
             self._register(cache, 0, cache.num_registered)
         else:
             cache.num_registered = len(shared)
-            cache.num_tokens = len(shared) * self.blocks.block_size
+            cache.num_tokens = self.blocks.tokens_in(len(shared))
         return True
 
     def _find(self, cache: SequenceCache, digests: Sequence[bytes]) -> list[int]:
@@ -123,7 +124,7 @@ class BlockTables:
     def reserve(self, cache: SequenceCache, count: int) -> bool:
         """Room to write ``count`` more tokens: new blocks, and an own copy of the last one if it is shared."""
         missing = cache.num_missing(self.blocks, cache.num_tokens, count)
-        if missing > self.blocks.num_free:
+        if missing and missing > self.blocks.num_free:
             return False
         if self.windows is not None:
             group, table = self.windows.group, cache.windowed
@@ -142,11 +143,10 @@ class BlockTables:
         Args:
             num_tokens: tokens it has blocks for; the last one is always run.
         """
-        size = self.blocks.block_size
-        first = cache.num_tokens // size
+        first = self.blocks.full_blocks(cache.num_tokens)
         if self.states is not None or cache.num_dropped or first != cache.num_registered:
             return 0
-        digests = self._digests(cache, token_ids, (num_tokens - 1) // size)
+        digests = self._digests(cache, token_ids, self.blocks.full_blocks(num_tokens - 1))
         shared = self.blocks.find(digests[first:])
         if self.windows is not None:
             shared = shared[: self.windows.find(cache, digests[: first + len(shared)], first) - first]
@@ -158,8 +158,8 @@ class BlockTables:
         own, cache.blocks[first:last] = cache.blocks[first:last], self.blocks.acquire(shared, 0)
         self.blocks.free(own)
         cache.num_known, cache.num_registered = min(cache.num_known, first), last
-        num_found, cache.num_tokens = last * size - cache.num_tokens, last * size
-        return num_found
+        num_before, cache.num_tokens = cache.num_tokens, self.blocks.tokens_in(last)
+        return cache.num_tokens - num_before
 
     def advance(self, cache: SequenceCache, token_ids: Sequence[int], count: int) -> None:
         """The next ``count`` tokens are written by the step that is being composed; others can find the full blocks.
@@ -168,9 +168,8 @@ class BlockTables:
         are at once: whoever finds them runs in this step or a later one, and every stage runs steps in order, in each layer
         writing keys and values before it reads any.
         """
-        size = self.blocks.block_size
         cache.num_tokens += count
-        full = min(cache.num_tokens, len(token_ids)) // size
+        full = self.blocks.full_blocks(min(cache.num_tokens, len(token_ids)))
         if full > cache.num_registered and not cache.num_dropped and self.blocks.prefix_caching:
             self._digests(cache, token_ids, full)
             self._register(cache, cache.num_registered, full)
@@ -178,7 +177,7 @@ class BlockTables:
         if self.windows is not None:
             self.windows.advance(cache, min(cache.num_tokens, len(token_ids) - cache.num_dropped))
         if self.states is not None and self._is_snapshot(cache):
-            self._snapshots.append((cache.state_slot, cache.digests[cache.num_tokens // size - 1]))
+            self._snapshots.append((cache.state_slot, cache.digests[self.blocks.full_blocks(cache.num_tokens) - 1]))
 
     def chunk_limit(self, cache: SequenceCache) -> int | None:
         """Tokens up to the next snapshot, where a chunk has to end; None for any number."""
@@ -196,7 +195,7 @@ class BlockTables:
     @property
     def _interval(self) -> int:
         """Tokens from one snapshot to the next, in whole blocks."""
-        return self.blocks.blocks_for(self.states.interval) * self.blocks.block_size
+        return self.blocks.tokens_in(self.blocks.blocks_for(self.states.interval))
 
     def _take_state(self, cache: SequenceCache, digest: bytes | None) -> None:
         """A slot for its state: what was swapped out, or the snapshot of ``digest``, or whatever is in it."""
@@ -223,14 +222,14 @@ class BlockTables:
 
         With states all tokens or none, and ``can_share`` before.
         """
-        assert not (dest.blocks or dest.host_blocks) and num_tokens <= len(source.blocks) * self.blocks.block_size
+        assert not (dest.blocks or dest.host_blocks) and num_tokens <= self.blocks.tokens_in(len(source.blocks))
         if self.windows is not None and num_tokens:
             assert self.windows.first_seen(source, num_tokens) >= source.windowed.num_freed, "a window has no blocks"
         if self.states is not None and num_tokens:
             assert num_tokens == source.num_tokens, "a state is that of all tokens"
             dest.state_slot, _ = self.states.take(None)
             self._moves.append(CacheMove("copy_state", [source.state_slot], [dest.state_slot]))
-        full = num_tokens // self.blocks.block_size
+        full = self.blocks.full_blocks(num_tokens)
         for (group, from_table), (_, to_table) in zip(self._tables(source), self._tables(dest), strict=True):
             end = group.blocks.blocks_for(num_tokens)
             num_freed = min(from_table.num_freed, end)
@@ -253,7 +252,7 @@ class BlockTables:
             self._moves.append(CacheMove("copy_state", [cache.saved_slot], [cache.state_slot]))
             self.drop_saved(cache)
             cache.num_again, num_tokens = num_tokens - cache.num_saved, cache.num_saved
-        full = num_tokens // self.blocks.block_size
+        full = self.blocks.full_blocks(num_tokens)
         for group, table in self._tables(cache):
             table.truncate(group.blocks, num_tokens)
         del cache.digests[full:]  # what comes next may be other tokens
@@ -306,12 +305,15 @@ class BlockTables:
         Args:
             begin, end: multiples of the block size.
         """
-        size = self.blocks.block_size
+        first, last = self.blocks.full_blocks(begin), self.blocks.full_blocks(end)
         assert self.states is None, "no token can be taken out of a state"
-        assert begin % size == end % size == 0 and begin < end <= cache.num_tokens, "shifts are in whole blocks"
+        assert begin == self.blocks.tokens_in(first) and end == self.blocks.tokens_in(last), (
+            "shifts are in whole blocks"
+        )
+        assert begin < end <= cache.num_tokens, "a shift takes out tokens of the cache"
         if self.windows is not None:
             self.windows.free_before(cache, cache.num_tokens)
-            assert cache.windowed.num_freed * size >= end or not cache.windowed.num_freed, "kept tokens have no blocks"
+            assert cache.windowed.num_freed >= last or not cache.windowed.num_freed, "kept tokens have no blocks"
         for group, table in self._tables(cache):
             if table.copies_for_shift(group.blocks, begin, end, cache.num_tokens) > group.blocks.num_free:
                 return False
@@ -321,7 +323,7 @@ class BlockTables:
                 self._moves.append(CacheMove(group.copy, moved, dest, begin - end))
         cache.num_tokens -= end - begin
         cache.num_dropped += end - begin
-        cache.num_registered = min(cache.num_registered, begin // size)
+        cache.num_registered = min(cache.num_registered, first)
         return True
 
     def swap_out(self, cache: SequenceCache) -> bool:
@@ -381,7 +383,7 @@ class BlockTables:
         """Digests of its first full blocks; none where nothing is to be found."""
         if not self.blocks.prefix_caching:
             return []
-        extend_chain(cache.digests, token_ids, self.blocks.block_size, cache.salt, num_blocks)
+        self.blocks.extend_chain(cache.digests, token_ids, cache.salt, num_blocks)
         return cache.digests[:num_blocks]
 
     def _register(self, cache: SequenceCache, begin: int, end: int) -> None:

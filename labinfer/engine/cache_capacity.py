@@ -30,33 +30,59 @@ class WindowNeeds:
     useful: int
     """Blocks that all sequences need, and again as many in which tokens of others are found."""
 
-    @classmethod
-    def estimate(
-        cls,
-        window: int,
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """A sliding window of attention, and the KV blocks that sequences need in the layers that have it."""
+
+    num_tokens: int
+    """Tokens that a token sees, itself included; 0 for a model without windows."""
+    block_size: int
+
+    @property
+    def blocks_between_steps(self) -> int:
+        """Blocks that a sequence holds between two steps: those of the tokens before the next one that it sees."""
+        return self._spanned_blocks(max(1, self.num_tokens - 1))
+
+    def least_blocks(self, chunk: int, kept: int | None = None) -> int:
+        """Blocks without which a sequence may not be able to go on.
+
+        Args:
+            chunk: tokens of a sequence in a step, at most.
+            kept: tokens that a context shift keeps; None without any. A context so short that half of it is in the window keeps
+                all its blocks.
+        """
+        between_steps = self.blocks_between_steps
+        if kept is not None:
+            in_shift = self._spanned_blocks(2 * self.num_tokens + self.block_size)
+            between_steps = max(between_steps, -(-kept // self.block_size) + in_shift)
+        return between_steps + -(-chunk // self.block_size)
+
+    def needs(
+        self,
         *,
-        block_size: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         chunked_prefill_size: int,
         max_model_len: int,
         kept: int | None,
     ) -> WindowNeeds | None:
-        """The needs of a model with such a window; None where a sequence would have to hold all its tokens all the same.
+        """The needs of a model with this window; None where a sequence would have to hold all its tokens all the same.
 
         Args:
-            window: 0 for a model without.
-            kept: see ``least_window_blocks``.
+            kept: see ``least_blocks``.
         """
-        if not window:
+        if not self.num_tokens:
             return None
-        least = least_window_blocks(window, block_size, min(chunked_prefill_size, max_num_batched_tokens), kept)
-        if least >= -(-max_model_len // block_size):
+        least = self.least_blocks(min(chunked_prefill_size, max_num_batched_tokens), kept)
+        if least >= -(-max_model_len // self.block_size):
             return None
-        useful = WINDOWS_EACH * max_num_seqs * window_blocks(window, block_size) - (
-            -max_num_batched_tokens // block_size
-        )
-        return cls(window=window, least=least, useful=max(least, useful))
+        useful = WINDOWS_EACH * max_num_seqs * self.blocks_between_steps - (-max_num_batched_tokens // self.block_size)
+        return WindowNeeds(window=self.num_tokens, least=least, useful=max(least, useful))
+
+    def _spanned_blocks(self, num_tokens: int) -> int:
+        """Blocks that ``num_tokens`` in a row (at least one) are in at most, wherever the first one is in its block."""
+        return (num_tokens + self.block_size - 2) // self.block_size + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,31 +229,3 @@ def states_that_fit(room: int, bytes_per_state: int, max_num_seqs: int, each: in
 def draft_states_that_fit(room: int, bytes_per_state: int, max_num_seqs: int) -> int:
     """Slots for states of a draft model in so many bytes; none where a state takes nothing."""
     return states_that_fit(int(room * DRAFT_STATE_SHARE), bytes_per_state, max_num_seqs) if bytes_per_state else 0
-
-
-def spanned_blocks(num_tokens: int, block_size: int) -> int:
-    """Blocks that so many tokens in a row, one at least, are in at most, wherever the first one is in its block."""
-    return (num_tokens + block_size - 2) // block_size + 1
-
-
-def window_blocks(window: int, block_size: int) -> int:
-    """Blocks of windowed layers that a sequence holds between two steps: those of the tokens before the next one that it sees.
-
-    Args:
-        window: tokens that a token sees, itself included.
-    """
-    return spanned_blocks(max(1, window - 1), block_size)
-
-
-def least_window_blocks(window: int, block_size: int, chunk: int, kept: int | None = None) -> int:
-    """Blocks of windowed layers without which a sequence may not be able to go on.
-
-    Args:
-        chunk: tokens of a sequence in a step, at most.
-        kept: tokens that a context shift keeps; None without any. A context so short that half of it is in the window keeps
-            all its blocks.
-    """
-    between_steps = window_blocks(window, block_size)
-    if kept is not None:
-        between_steps = max(between_steps, -(-kept // block_size) + spanned_blocks(2 * window + block_size, block_size))
-    return between_steps + -(-chunk // block_size)

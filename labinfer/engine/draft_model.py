@@ -9,15 +9,11 @@ from typing import Protocol
 
 import msgspec
 
-from labinfer.base.config import CacheOptions
 from labinfer.base.plan import NO_SLOT, NO_TOKEN, BatchEntry, BatchPlan, BatchResult, SequenceStart
-from labinfer.base.registry import REGISTRY
-from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.guide import allows
 from labinfer.engine.sequence import Sequence
-from labinfer.engine.state_slots import StateSlots
 
 
 class DraftModel(Protocol):
@@ -99,20 +95,14 @@ class DraftModelProposer:
 
     Args:
         model: nothing is drafted beyond its context.
-        cache: options of the KV cache, which hold for that of the draft model, too.
+        tables: the pools of the draft model's own KV blocks and states.
         max_tokens: tokens of one of its steps at most. Longer prompts take several, one at each ``propose``.
         eos_token_ids: tokens that end an answer unless its request ignores them.
     """
 
-    def __init__(self, model: DraftModel, cache: CacheOptions, max_tokens: int, eos_token_ids: Iterable[int]):
-        self._model, self._max_tokens, self._eos_token_ids = model, max_tokens, frozenset(eos_token_ids)
-        eviction = REGISTRY.find("prefix_cache_eviction", cache.prefix_cache_eviction)
-        has_cache = cache.enable_prefix_caching and not model.num_states
-        self.tables = BlockTables(
-            BlockManager(model.num_blocks, cache.block_size, has_cache, eviction),
-            BlockManager(0, cache.block_size, prefix_caching=False),
-            StateSlots(model.num_states) if model.num_states else None,
-        )
+    def __init__(self, model: DraftModel, tables: BlockTables, max_tokens: int, eos_token_ids: Iterable[int]):
+        self._model, self.tables = model, tables
+        self._max_tokens, self._eos_token_ids = max_tokens, frozenset(eos_token_ids)
         self._drafted: dict[int, DraftedSequence] = {}  # by sequence, the least recently used first
         self._finished: list[int] = []
         self._next_step_id = 0

@@ -242,7 +242,7 @@ class Drafts(Speculation):
         for sequence, limit in limits.items():
             sequence.num_mtp_drafts = limit
             if limit > 1 and not self._tables.reserve(sequence.cache, limit - 1):
-                room = len(sequence.cache.blocks) * self._tables.blocks.block_size - sequence.cache.num_tokens
+                room = self._tables.blocks.tokens_in(len(sequence.cache.blocks)) - sequence.cache.num_tokens
                 sequence.num_mtp_drafts = min(limit, 1 + room)
 
     @property

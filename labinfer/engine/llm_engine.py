@@ -266,12 +266,11 @@ class LLMEngine:
             )
 
     def _check_shift(self, context: int) -> None:
-        size = self.blocks.block_size
-        least = (self.blocks.blocks_for(self._options.keep) + 2) * size
+        least = self.blocks.tokens_in(self.blocks.blocks_for(self._options.keep) + 2)
         if context < least:
             raise UserError(
                 f"the context of {context} tokens is too short to be shifted: --keep {self._options.keep} and two blocks of "
-                f"{size} take {least}; lower --keep or --block-size"
+                f"{self.blocks.block_size} take {least}; lower --keep or --block-size"
             )
 
     def _check_ids(self, what: str, token_ids: Iterable[int]) -> None:

@@ -205,9 +205,9 @@ class Scheduler:
 
     def shifted(self, max_context: int) -> tuple[int, int]:
         """The positions that a shift takes out of a full context, in whole blocks: the first, and the one behind the last."""
-        size = self._blocks.block_size
-        kept = self._blocks.blocks_for(self._options.keep) * size
-        return kept, kept + max(1, (max_context - kept) // 2 // size) * size
+        blocks = self._blocks
+        kept = blocks.tokens_in(blocks.blocks_for(self._options.keep))
+        return kept, kept + blocks.tokens_in(max(1, blocks.full_blocks((max_context - kept) // 2)))
 
     def take_finished_ids(self) -> list[int]:
         """Sequences that the workers have not been told to forget yet."""

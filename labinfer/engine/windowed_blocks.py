@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.block_table import BlockGroup, SequenceCache
-from labinfer.engine.cache_capacity import window_blocks
+from labinfer.engine.cache_capacity import SlidingWindow
 
 NO_BLOCK = 0
 """Stands in tables where a sequence never had a block: any number that a block may have."""
@@ -28,6 +28,7 @@ class WindowedBlocks:
     def __init__(self, window: int, chunk: int, blocks: BlockManager, host: BlockManager):
         self.group = BlockGroup(blocks, host, "copy_window", "swap_out_window", "swap_in_window")
         self.blocks, self._window, self._chunk = blocks, window, chunk
+        self._held_between_steps = SlidingWindow(window, blocks.block_size).blocks_between_steps
         self._unseen: list[tuple[SequenceCache, int]] = []
 
     def fits_in(self, num_tokens: int) -> bool:
@@ -36,13 +37,13 @@ class WindowedBlocks:
 
     def first_seen(self, cache: SequenceCache, num_tokens: int) -> int:
         """Index of the first block that the token behind the first ``num_tokens`` sees."""
-        return 0 if cache.keeps_windows else max(0, num_tokens - self._window + 1) // self.blocks.block_size
+        return 0 if cache.keeps_windows else self.blocks.full_blocks(max(0, num_tokens - self._window + 1))
 
     def blocks_for_beams(self, num_beams: int, num_tokens: int, keeps_windows: bool) -> int:
         """Blocks without which so many beams may not be able to go on, each of so many tokens at most."""
         each = self.blocks.blocks_for(num_tokens)
         if not keeps_windows:
-            each = min(each, window_blocks(self._window, self.blocks.block_size) + 1)
+            each = min(each, self._held_between_steps + 1)
         return num_beams * each + self.blocks.blocks_for(self._chunk)
 
     def find(self, cache: SequenceCache, digests: Sequence[bytes], num_own: int = 0) -> int:
@@ -51,7 +52,7 @@ class WindowedBlocks:
         num_known, longest = num_own, num_own
         for count, digest in enumerate(digests[num_own:], num_own + 1):
             num_known = num_known + 1 if self.blocks.find([digest]) else 0
-            if num_known >= count - self.first_seen(cache, count * self.blocks.block_size):
+            if num_known >= count - self.first_seen(cache, self.blocks.tokens_in(count)):
                 longest = count
         return longest
 
@@ -62,7 +63,7 @@ class WindowedBlocks:
         length = self._length(cache, first, num_tokens)
         chunk = min(self.blocks.blocks_for(self._chunk), max(0, self.blocks.blocks_for(num_tokens) - length))
         idle = sum(not self.blocks.is_used(block) for block in shared)
-        others = (self.blocks.num_blocks - self.blocks.num_free) // window_blocks(self._window, self.blocks.block_size)
+        others = (self.blocks.num_blocks - self.blocks.num_free) // self._held_between_steps
         return length - first - len(shared) + chunk + others <= self.blocks.num_free - idle
 
     def admit(self, cache: SequenceCache, digests: Sequence[bytes], num_tokens: int) -> list[int]:
@@ -79,20 +80,20 @@ class WindowedBlocks:
         """The index of the first block that a sequence needs, and the known ones from there on."""
         if cache.host_blocks:  # it is swapped out
             return cache.windowed.num_freed, []
-        first = self.first_seen(cache, len(digests) * self.blocks.block_size)
+        first = self.first_seen(cache, self.blocks.tokens_in(len(digests)))
         return first, self.blocks.find(digests[first:])
 
     def _length(self, cache: SequenceCache, first: int, num_tokens: int) -> int:
         """Blocks of the table of a sequence that is admitted."""
         length = self.blocks.blocks_for(num_tokens)
         if not cache.keeps_windows:
-            length = min(length, first + window_blocks(self._window, self.blocks.block_size))
+            length = min(length, first + self._held_between_steps)
         return max(length, first + len(cache.windowed.host_blocks))
 
     def reuse_newly_cached(self, cache: SequenceCache, digests: Sequence[bytes], num_own: int) -> None:
         """Share the blocks of this chain, which ``find`` has cut, from number ``num_own`` on."""
         table, last = cache.windowed, len(digests)
-        begin = max(num_own, self.first_seen(cache, last * self.blocks.block_size))
+        begin = max(num_own, self.first_seen(cache, self.blocks.tokens_in(last)))
         shared, own = self.blocks.acquire(self.blocks.find(digests[begin:]), 0), table.blocks[num_own:last]
         if begin > num_own:  # blocks between the sequence's own ones and the shared ones are seen by no token
             own, table.num_freed = table.blocks[table.num_freed : last], begin
@@ -127,7 +128,7 @@ class WindowedBlocks:
         table, first = cache.windowed, self.first_seen(cache, num_tokens)
         if first > table.num_freed:
             # Nobody is likely to go on from the middle of an answer: its blocks must not take the place of what prompts left.
-            for block in table.blocks[max(table.num_freed, cache.last_snapshot // self.blocks.block_size) : first]:
+            for block in table.blocks[max(table.num_freed, self.blocks.full_blocks(cache.last_snapshot)) : first]:
                 if not self.blocks.is_shared(block):
                     self.blocks.unregister(block)
             self.blocks.free(table.blocks[table.num_freed : first])

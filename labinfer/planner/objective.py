@@ -14,6 +14,7 @@ from labinfer.base.errors import UserError
 from labinfer.engine.cache_capacity import (
     BlockCounts,
     CacheRoom,
+    SlidingWindow,
     WindowNeeds,
     count_blocks,
     draft_states_that_fit,
@@ -160,10 +161,9 @@ def kv_blocks(stages: Sequence[Stage], limits: EngineLimits) -> BlockCounts:
 
 
 def window_needs(costs: HostCosts, limits: EngineLimits) -> WindowNeeds | None:
-    """Blocks that layers with a window have use for; see ``WindowNeeds.estimate``."""
-    return WindowNeeds.estimate(
-        max(kind.window for kind in costs.layer_kinds.values()),
-        block_size=limits.block_size,
+    """Blocks that layers with a window have use for; see ``SlidingWindow.needs``."""
+    window = SlidingWindow(max(kind.window for kind in costs.layer_kinds.values()), limits.block_size)
+    return window.needs(
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         chunked_prefill_size=limits.chunked_prefill_size,

@@ -13,7 +13,7 @@ from launchers import LAUNCH, ROOT, run
 from scheduler_bench import Bench
 
 from labinfer import LLM, SamplingParams
-from labinfer.engine.block_manager import extend_chain
+from labinfer.engine.block_manager import BlockManager
 
 PLUGIN = str(ROOT / "examples/plugins/lfu_eviction.py")
 POLICIES = ("lru", "lfu")
@@ -78,7 +78,7 @@ def test_snapshots_of_a_hybrid_model_follow():
 def test_cache_of_a_draft_model_follows():
     drafts = {"method": "draft_model", "model": "demo-draft", "num_speculative_tokens": 2}
     digests: list[bytes] = []
-    extend_chain(digests, POPULAR, 4, "", 14)
+    BlockManager(0, 4).extend_chain(digests, POPULAR, "", 14)
     found = {}
     for policy in POLICIES:
         with flooded(policy, num_kv_blocks=40, speculative_config=drafts) as llm:

@@ -17,7 +17,7 @@ from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.assemble import make_scheduler
 from labinfer.engine.beam_search import BeamGroup, BeamSearch
 from labinfer.engine.block_table import SequenceCache
-from labinfer.engine.cache_capacity import window_blocks
+from labinfer.engine.cache_capacity import SlidingWindow
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.guide import Guide, allows
 from labinfer.engine.proposer import Proposer
@@ -277,7 +277,8 @@ class Bench:
                 continue
             assert table.num_freed <= windows.first_seen(cache, certain)
             drafted = self.blocks.blocks_for(self.options.chunked_prefill_size) if self.has_drafts else 0
-            assert len(table.in_use) <= window_blocks(self.worker.window, self.blocks.block_size) + drafted
+            window = SlidingWindow(self.worker.window, self.blocks.block_size)
+            assert len(table.in_use) <= window.blocks_between_steps + drafted
 
     def launch_all(self) -> list[BatchPlan]:
         plans = []

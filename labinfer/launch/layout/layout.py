@@ -14,7 +14,7 @@ from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.spmd.machine import RankInfo, resolve_device
 from labinfer.comm.spmd.topology import Place, Topology, make_topology, per_stage
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
-from labinfer.engine.cache_capacity import WindowNeeds
+from labinfer.engine.cache_capacity import SlidingWindow, WindowNeeds
 from labinfer.functions.functions import Functions
 from labinfer.functions.registry import Choice, FunctionRegistry, WeightChoice
 from labinfer.launch.layout.meta_stage import MetaStage
@@ -106,9 +106,7 @@ class Layout:
             window: the largest of any layer, 0 without any.
         """
         scheduler = options.scheduler
-        return WindowNeeds.estimate(
-            window,
-            block_size=options.cache.block_size,
+        return SlidingWindow(window, options.cache.block_size).needs(
             max_num_seqs=scheduler.max_num_seqs,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             chunked_prefill_size=scheduler.chunked_prefill_size,

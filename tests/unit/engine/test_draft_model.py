@@ -12,14 +12,14 @@ from worker_model import token_at
 from labinfer.base.config import CacheOptions
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.base.speculative_options import SpeculativeOptions
-from labinfer.engine.draft_model import DraftModelProposer
+from labinfer.engine.assemble import make_draft_proposer
 from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.sequence import Sequence
 
 
 def make_bench(model: FakeDraftModel, max_tokens: int = 64, eos: tuple = (), **options) -> Bench:
     cache = CacheOptions(block_size=BLOCK)
-    bench = Bench(block_size=BLOCK, eos=eos, proposer=DraftModelProposer(model, cache, max_tokens, eos), **options)
+    bench = Bench(block_size=BLOCK, eos=eos, proposer=make_draft_proposer(model, cache, max_tokens, eos), **options)
     bench.proposer = bench.scheduler.drafts.proposer
     return bench
 
@@ -85,7 +85,7 @@ def test_draft_model_goes_on_behind_tokens_that_are_on_their_way(share, num_draf
 
 def test_blocks_of_sequences_that_do_not_ask_go_first():
     bench = Bench(block_size=BLOCK)
-    proposer = DraftModelProposer(FakeDraftModel(num_blocks=8), CacheOptions(block_size=BLOCK), 64, ())
+    proposer = make_draft_proposer(FakeDraftModel(num_blocks=8), CacheOptions(block_size=BLOCK), 64, ())
     first, second = bench.add(9, 40), bench.add(17, 20)
     bench.launch_all()
     bench.update()

@@ -6,14 +6,14 @@ import pytest
 from scheduler_bench import Bench
 
 from labinfer.base.sampling_params import SamplingParams
-from labinfer.engine.block_manager import BlockManager, extend_chain
+from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.eviction import LRU
 from labinfer.engine.request import FinishReason, Request
 
 
 def chain(tokens: list[int], salt: str = "", block_size: int = 4) -> list[bytes]:
     digests: list[bytes] = []
-    extend_chain(digests, tokens, block_size, salt, len(tokens) // block_size)
+    BlockManager(0, block_size).extend_chain(digests, tokens, salt, len(tokens) // block_size)
     return digests
 
 
@@ -32,9 +32,9 @@ def test_digest_stands_for_the_whole_prefix():
 
 
 def test_chain_grows_as_tokens_come():
-    tokens, digests = list(range(16)), []
+    blocks, tokens, digests = BlockManager(0, 4), list(range(16)), []
     for count in range(5):
-        extend_chain(digests, tokens, 4, "", count)
+        blocks.extend_chain(digests, tokens, "", count)
     assert digests == chain(tokens)
 
 

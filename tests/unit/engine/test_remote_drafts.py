@@ -14,7 +14,7 @@ from labinfer.base.config import CacheOptions
 from labinfer.base.errors import WaitTimeout
 from labinfer.base.plan import DraftAnswer, DraftRequest
 from labinfer.base.speculative_options import SpeculativeOptions
-from labinfer.engine.draft_model import DraftModelProposer
+from labinfer.engine.assemble import make_draft_proposer
 from labinfer.engine.remote_drafts import Drafter, RemoteProposer
 
 
@@ -27,7 +27,7 @@ class FakeLink:
     answer: DraftAnswer | None = None
 
     def __post_init__(self) -> None:
-        self.drafter = Drafter(DraftModelProposer(self.model, CacheOptions(block_size=BLOCK), 64, ()))
+        self.drafter = Drafter(make_draft_proposer(self.model, CacheOptions(block_size=BLOCK), 64, ()))
 
     def ask(self, request: DraftRequest) -> None:
         assert self.answer is None, "a request before the answer to the last one was taken"

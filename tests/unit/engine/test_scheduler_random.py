@@ -20,7 +20,7 @@ from scheduler_bench import Bench, RandomProposer
 from labinfer.base.config import BATCH_POLICIES, PREEMPTION_MODES, SCHEDULING_POLICIES
 from labinfer.base.rank_stats import StepTimes
 from labinfer.base.speculative_options import SpeculativeOptions
-from labinfer.engine.cache_capacity import least_window_blocks
+from labinfer.engine.cache_capacity import SlidingWindow
 from labinfer.engine.eviction import Eviction
 from labinfer.engine.policies import fcfs
 from labinfer.engine.request import FinishReason
@@ -100,9 +100,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             min(shape["chunked_prefill_size"], shape["max_num_batched_tokens"]),
         )
         if shape["window"]:
-            shape["num_window_blocks"] = spare + least_window_blocks(
-                shape["window"], BLOCK_SIZE, chunk, kept=shape["keep"] if shape["context_shift"] else None
-            )
+            kept = shape["keep"] if shape["context_shift"] else None
+            shape["num_window_blocks"] = spare + SlidingWindow(shape["window"], BLOCK_SIZE).least_blocks(chunk, kept)
         self.proposer = None if share is None else RandomProposer(random.Random(0), share)
         self.bench = Bench(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, proposer=self.proposer, **shape)
         self.aborted = set()

@@ -9,7 +9,7 @@ from labinfer.base.plan import CacheMove
 from labinfer.engine.block_manager import BlockManager
 from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.block_tables import BlockTables
-from labinfer.engine.cache_capacity import window_blocks
+from labinfer.engine.cache_capacity import SlidingWindow
 from labinfer.engine.windowed_blocks import WindowedBlocks
 
 SIZE = 4
@@ -45,7 +45,7 @@ def test_sequence_holds_its_window_however_long_it_is(window, chunk):
         run(tables, cache, num_tokens, chunk)
         first = max(0, num_tokens - window + 1) // SIZE
         assert cache.windowed.num_freed == first and len(cache.blocks) == 23
-        assert used(tables) == len(cache.windowed.in_use) <= window_blocks(window, SIZE)
+        assert used(tables) == len(cache.windowed.in_use) <= SlidingWindow(window, SIZE).blocks_between_steps
     tables.check_integrity([cache])
     tables.release(cache)
     assert tables.is_idle
