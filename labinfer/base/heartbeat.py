@@ -1,4 +1,4 @@
-"""Heartbeat: signs of life of other processes, and which of them have been silent for too long; Wait: what one may tell."""
+"""HeartbeatMonitor: signs of life of other processes, and which of them have been silent for too long; Wait: what one may tell."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class Heartbeat:
+class HeartbeatMonitor:
     """Times at which peers were heard last. Whoever has one gives a sign of life, and calls ``silent``, once every ``interval``.
 
     A process that was stopped itself, together with all others (Ctrl-Z and fg), has heard nobody meanwhile. It notices the gap

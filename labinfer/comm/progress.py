@@ -51,7 +51,7 @@ class Progress:
 
     @contextmanager
     def without_limit(self):
-        """Lift the time limit of waits inside; a peer that dies still ends them, over the lifeline."""
+        """Lift the time limit of waits inside; a peer that dies still ends them, over the health channel."""
         limit, self.timeout = self.timeout, math.inf
         try:
             yield

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from labinfer.cli.commands import generate
 from labinfer.cli.main import main
-from labinfer.comm.lifeline import Lifeline
+from labinfer.comm.health_channel import HealthChannel
 from labinfer.comm.spmd.environment import detect
 from labinfer.engine.remote_drafts import Drafter
 from labinfer.worker.worker import Worker
@@ -76,7 +76,7 @@ if __name__ == "__main__":
         if KIND == "load":
             generate.load = hang
         elif KIND == "leave":
-            Lifeline.close = stop_afterwards(Lifeline.close)
+            HealthChannel.close = stop_afterwards(HealthChannel.close)
         else:
             Worker.progress = faulty(Worker.progress)
             Drafter.answer = faulty_drafter(Drafter.answer)

@@ -19,7 +19,7 @@ MOST_BYTES = 8 << 20
 
 
 def threads_and_files(before: list[int]) -> list[int]:
-    """Numbers of this process's threads and open files, once they are as ``before``, or after a second: a lifeline's thread
+    """Numbers of this process's threads and open files, once they are as ``before``, or after a second: a health channel's thread
     ends when it has read the other ranks' goodbyes."""
     deadline = time.monotonic() + 1.0
     while True:

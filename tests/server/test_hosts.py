@@ -30,15 +30,15 @@ from labinfer.server.link.frames import (
     Accepted,
     Add,
     Attach,
-    Bye,
     ChangeLayout,
-    Hello,
     LayoutAnswer,
     ModelFacts,
     Ready,
     Rebuilding,
+    RegisterHost,
     Rejected,
-    Stats,
+    Shutdown,
+    StatsUpdate,
     Updates,
 )
 from labinfer.server.link.framing import pack
@@ -201,7 +201,7 @@ def test_stream_goes_on_with_another_host():
             assert Tokenizer(DEMO).decode(list(trial.request.output_token_ids)) == "red blue"
             assert second.request.output_token_ids == ()
             wait_ready(server)
-            host.link.send(Bye())
+            host.link.send(Shutdown())
             assert server.process.wait(END_SECONDS) == 0
 
 
@@ -397,17 +397,17 @@ def test_who_comes_while_there_is_a_host_waits_for_its_end():
 
 
 STRANGERS = [
-    (Hello(labinfer.__version__, "another secret", ["demo"]), "token"),
-    (Hello("0.0.0", TOKEN, ["demo"]), "it is version 0.0.0"),
-    (Hello(labinfer.__version__, TOKEN, ["other"]), "it has the models other"),
+    (RegisterHost(labinfer.__version__, "another secret", ["demo"]), "token"),
+    (RegisterHost("0.0.0", TOKEN, ["demo"]), "it is version 0.0.0"),
+    (RegisterHost(labinfer.__version__, TOKEN, ["other"]), "it has the models other"),
 ]
-NO_GREETINGS = (b"", pack(Stats([])), b"\xff" * 64)
+NO_GREETINGS = (b"", pack(StatsUpdate([])), b"\xff" * 64)
 
 
 def test_gateway_takes_in_its_own_host_alone_and_ends_with_it():
     with gateway(outlives_host=False) as server:
-        for hello, says in STRANGERS:
-            check_rejected(server, hello, says)
+        for registration, says in STRANGERS:
+            check_rejected(server, registration, says)
         for data in NO_GREETINGS:
             check_hung_up_on(server, data)
         with Host(server, "red"):
@@ -415,10 +415,10 @@ def test_gateway_takes_in_its_own_host_alone_and_ends_with_it():
         assert server.process.wait(END_SECONDS) == 0
 
 
-def check_rejected(server: Gateway, hello: Hello, says: str) -> None:
+def check_rejected(server: Gateway, registration: RegisterHost, says: str) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(server.directory / local_socket.NAME))
-        connection.sendall(pack(hello))
+        connection.sendall(pack(registration))
         link = GatewayLink(connection)
         (frame,) = link.receive(END_SECONDS)
         assert isinstance(frame, Rejected) and says in frame.message

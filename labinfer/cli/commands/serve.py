@@ -17,7 +17,7 @@ from labinfer.server.gateway.access import ApiKeys
 from labinfer.server.gateway.options import ServerOptions
 from labinfer.server.gateway.process import GatewayProcess, SupervisorsGateway, listen
 from labinfer.server.host.gateway_link import GatewayLink
-from labinfer.server.link.frames import host_beat
+from labinfer.server.link.frames import host_heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
             progress = group.progress
             link.watch(
                 fault_timeout,
-                lambda: host_beat(progress),
+                lambda: host_heartbeat(progress),
                 lambda: _end_with_stopped(gateway, group, fault_timeout),
             )
     speculation = session.options.scheduler.speculative_config

@@ -23,7 +23,7 @@ from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.spmd.address_space import explain_by_limit
 
 NEWS_SECONDS = 3.0
-"""Time that a rank that lost a peer waits for the lifeline to bring the reason."""
+"""Time that a rank that lost a peer waits for the health channel to bring the reason."""
 
 
 def describe_failure(error: BaseException) -> str:
@@ -60,14 +60,14 @@ def end_process_with(error: BaseException, group: RankGroup | None, speaks: bool
 
 def _tell(error: BaseException, group: RankGroup | None, speaks: bool) -> None:
     if isinstance(error, PeerLost):
-        time.sleep(NEWS_SECONDS)  # the lifeline thread ends the process as soon as it knows more
+        time.sleep(NEWS_SECONDS)  # the thread of the health channel ends the process as soon as it knows more
     if speaks or not isinstance(error, UserError):
         write_lines(describe_failure(error))
-    if group is None or group.lifeline is None:
+    if group is None or group.health_channel is None:
         return
     timed_out = isinstance(error, WaitTimeout)
     if timed_out and group.rank == 0:
-        write_lines("\n".join(group.lifeline.ask_states()))
+        write_lines("\n".join(group.health_channel.ask_states()))
     group.fail(f"labinfer: {group.progress.label} on {group.environment.node_name} failed; ending all ranks", timed_out)
     if timed_out and group.rank != 0:
         time.sleep(NEWS_SECONDS)  # rank 0 asks every rank what it is doing, this one too

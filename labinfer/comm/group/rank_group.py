@@ -1,4 +1,4 @@
-"""This rank's membership in its group: transport, lifeline, and what every rank knows of every other."""
+"""This rank's membership in its group: transport, health channel, and what every rank knows of every other."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from labinfer.base.plugins import PLUGINS, share_plugins
 from labinfer.comm.communicator import Communicator
 from labinfer.comm.group.signals import die_with_launcher
 from labinfer.comm.group.time_limits import time_limit_for_joining, time_limit_for_leaving
-from labinfer.comm.lifeline import FaultOptions, Lifeline
-from labinfer.comm.lifeline_server import LifelineServer
+from labinfer.comm.health_channel import FaultOptions, HealthChannel
+from labinfer.comm.health_server import HealthServer
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.progress import Progress
 from labinfer.comm.spmd.addresses import addresses_towards, bracketed, ephemeral_ports, interfaces
@@ -33,11 +33,11 @@ from labinfer.comm.spmd.threads import ThreadChoice, bind, choose_threads, is_ov
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 60.0
-"""Time that rank 0 waits for the lifelines of ranks that have joined the transport already, if ``--timeout`` is not less."""
+"""Time that rank 0 waits for the health channels of ranks that have joined the transport already, if ``--timeout`` is not less."""
 
 
 class Rendezvous(msgspec.Struct, frozen=True):
-    """Address of rank 0's lifeline, and the secret by which it knows the others."""
+    """Address of rank 0's health channel, and the secret by which it knows the others."""
 
     addresses: list[str]
     port: int
@@ -57,7 +57,7 @@ class RankGroup:
     ranks: tuple[int, ...]
     """Ranks of the group, by their numbers in the launch."""
     progress: Progress
-    lifeline: Lifeline | None
+    health_channel: HealthChannel | None
     everyone: list[RankInfo]
     """All ranks of the launch."""
     threads: ThreadChoice = ThreadChoice(1, "not chosen yet")
@@ -142,8 +142,8 @@ class RankGroup:
 
     def fail(self, text: str, investigate: bool = False) -> None:
         """Tell the others that this rank is about to die."""
-        if self.lifeline is not None:
-            self.lifeline.fail(text, investigate)
+        if self.health_channel is not None:
+            self.health_channel.fail(text, investigate)
 
     def take_cores(self, ranks: Sequence[int], threads: int) -> None:
         """Take this rank's share of its machine's cores: one of the shares of these ranks, of all where there are none, and its own.
@@ -173,15 +173,15 @@ class RankGroup:
         Args:
             patient: whether to wait for the others without a limit: a spare rank comes here while they work.
         """
-        if self.lifeline is not None:
+        if self.health_channel is not None:
             with self.progress.without_limit() if patient else nullcontext():
                 self.comm.barrier()
             self.end_splits()
-            self.lifeline.close()
+            self.health_channel.close()
 
 
 def join_group(environment: LaunchEnvironment, options: EngineOptions, plugins: Sequence[str] = ()) -> RankGroup:
-    """Meet the other ranks, agree on the transport, tie the lifelines and take this rank's share of the cores.
+    """Meet the other ranks, agree on the transport, open the health channels and take this rank's share of the cores.
 
     Args:
         plugins: values of ``--plugin``, for ``RankGroup.load_plugins``.
@@ -220,12 +220,12 @@ def join_group(environment: LaunchEnvironment, options: EngineOptions, plugins: 
         comm=comm,
         ranks=tuple(range(comm.size)),
         progress=progress,
-        lifeline=None,
+        health_channel=None,
         everyone=everyone,
     )
     group.take_cores(options.working_ranks, runtime.threads)
     if comm.size > 1:
-        group.lifeline = _tie_lifeline(comm, everyone, progress, faults, runtime)
+        group.health_channel = _open_health_channel(comm, everyone, progress, faults, runtime)
     return group
 
 
@@ -311,15 +311,15 @@ def _join_mpi(
     return TorchCommunicator.join(progress, address, comm.rank, comm.size)
 
 
-def _tie_lifeline(
+def _open_health_channel(
     comm: Communicator, everyone: list[RankInfo], progress: Progress, faults: FaultOptions, runtime: RuntimeOptions
-) -> Lifeline:
+) -> HealthChannel:
     server, data, mine = None, b"", everyone[comm.rank]
     if comm.rank == 0:
         key = secrets.token_hex(16)
         addresses = _reachable_addresses(mine.addresses, [info.addresses for info in everyone])
         try:
-            server = LifelineServer(comm.size - 1, key, runtime.ports)
+            server = HealthServer(comm.size - 1, key, runtime.ports)
             offer = Rendezvous(addresses, server.port, key, mine.node)
         except UserError as error:
             offer = Rendezvous([], 0, "", mine.node, str(error))
@@ -334,7 +334,7 @@ def _tie_lifeline(
     if server is not None:
         return server.accept_all(timeout, progress.describe, faults=faults)
     addresses = (["127.0.0.1"] if rendezvous.node == mine.node else []) + rendezvous.addresses
-    return Lifeline.connect(
+    return HealthChannel.connect(
         rank=comm.rank,
         addresses=addresses,
         port=rendezvous.port,

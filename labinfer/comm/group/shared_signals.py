@@ -18,12 +18,12 @@ ALL_SECONDS = 0.3
 
 def share_signals(signals: SignalGuard, group: RankGroup) -> None:
     """Have a signal that one rank alone gets end the run as one to all would; rank 0 says who got it, or that its launcher died."""
-    lifeline, launcher = group.lifeline, os.getppid()
-    if lifeline is None:
+    health_channel, launcher = group.health_channel, os.getppid()
+    if health_channel is None:
         return
 
     def tell_rank0(signum: int) -> None:
-        lifeline.tell_signal(signum)
+        health_channel.tell_signal(signum)
         if not signals.running:  # else this rank goes on until rank 0 ends the run
             time.sleep(2 * ALL_SECONDS)  # launchers end rank 0 as soon as this one ends, and it is to say why first
 
@@ -31,7 +31,7 @@ def share_signals(signals: SignalGuard, group: RankGroup) -> None:
         if os.getppid() != launcher:
             logger.warning("process %d, which has started the ranks, is gone; the run ends", launcher)
         if not signals.running:  # else rank 0 ends the run in order
-            lifeline.tell_signal(signum)
+            health_channel.tell_signal(signum)
 
     def end_run(rank: str, signum: int) -> None:
         time.sleep(ALL_SECONDS)
@@ -44,4 +44,4 @@ def share_signals(signals: SignalGuard, group: RankGroup) -> None:
         if not signals.signum:
             os._exit(128 + signum)
 
-    signals.tell, lifeline.on_signal = (tell_rank0, end_process) if group.rank else (tell_followers, end_run)
+    signals.tell, health_channel.on_signal = (tell_rank0, end_process) if group.rank else (tell_followers, end_run)

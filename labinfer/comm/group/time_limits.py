@@ -1,4 +1,4 @@
-"""Time limits for where the lifelines do not watch the ranks: before they have met, and after their goodbye."""
+"""Time limits for where the health channels do not watch the ranks: before they have met, and after their goodbye."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from labinfer.base.errors import UserError
 from labinfer.base.standard_error import write_error
-from labinfer.comm.lifeline import FIREWALL, end_process
+from labinfer.comm.health_channel import FIREWALL, end_process
 from labinfer.comm.spmd.environment import LaunchEnvironment
 from labinfer.comm.spmd.processes import stopped_ancestor, stopped_siblings
 

@@ -22,19 +22,19 @@ from labinfer.server.gateway.open_requests import EngineTask, OpenRequests
 from labinfer.server.link.frames import (
     Accepted,
     Attach,
-    Beat,
-    Bye,
     ChangeLayout,
     Draining,
     FromGateway,
     FromHost,
+    Heartbeat,
     LayoutAnswer,
     ModelFacts,
     Paused,
     Ready,
     Rebuilding,
     Refused,
-    Stats,
+    Shutdown,
+    StatsUpdate,
     Trace,
     Updates,
     Watch,
@@ -106,7 +106,7 @@ class AsyncLLMEngine:
             self.on_begin()
             while True:
                 for frame in await link.receive():
-                    if isinstance(frame, Bye):
+                    if isinstance(frame, Shutdown):
                         ending = api_errors.draining(RETRY_SECONDS)
                         return
                     self._take(frame)
@@ -243,10 +243,10 @@ class AsyncLLMEngine:
             self._requests.accept(frame.request_id)
         elif isinstance(frame, Refused):
             self._requests.refuse(frame)
-        elif isinstance(frame, Beat) and self._link is not None:
+        elif isinstance(frame, Heartbeat) and self._link is not None:
             self._link.note(frame)
             self._wait = (frame.wait, self._clock()) if frame.wait else None
-        elif isinstance(frame, Stats):
+        elif isinstance(frame, StatsUpdate):
             num_steps = sum(stats.num_steps for stats in frame.engines)
             if num_steps != self._num_steps:  # of a long prompt, which brings no token yet
                 self._num_steps, self._last_progress = num_steps, self._clock()

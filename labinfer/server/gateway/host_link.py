@@ -15,15 +15,15 @@ from collections.abc import Callable
 
 import labinfer
 from labinfer.base.errors import BrokenLink
-from labinfer.base.heartbeat import BEATS, Heartbeat
+from labinfer.base.heartbeat import BEATS, HeartbeatMonitor
 from labinfer.base.plugins import PLUGINS
-from labinfer.server.link.frames import Beat, FromGateway, FromHost, Hello, Rejected
+from labinfer.server.link.frames import FromGateway, FromHost, Heartbeat, RegisterHost, Rejected
 from labinfer.server.link.framing import FrameReader, pack
 
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 18
-HELLO_SECONDS = 10.0
+REGISTRATION_SECONDS = 10.0
 """Within so long after it has connected, a host has to say who it is: others may wait."""
 PRECEDENCE_SECONDS = 1.0
 """The other ranks, which know more, may end a silent host two looks and so much earlier."""
@@ -42,7 +42,7 @@ class HostLink:
     def __init__(self, connection: socket.socket, fault_timeout: float, clock: Callable[[], float] = time.monotonic):
         connection.setblocking(False)
         self._fault_timeout = fault_timeout
-        self._heartbeat = Heartbeat([self], (1 + 2 / BEATS) * fault_timeout + PRECEDENCE_SECONDS, clock)
+        self._heartbeat = HeartbeatMonitor([self], (1 + 2 / BEATS) * fault_timeout + PRECEDENCE_SECONDS, clock)
         self._state = "nothing yet"
         self._socket, self._reader = connection, FrameReader(FromHost)
         self._pending: list[FromHost] = []
@@ -88,14 +88,14 @@ class HostLink:
         age = self._heartbeat.age(self)
         return age if age > 2.5 * self._heartbeat.interval else 0.0
 
-    def note(self, beat: Beat) -> None:
+    def note(self, beat: Heartbeat) -> None:
         """Keep what the host said of itself."""
         self._state = beat.state
 
     async def watch(self) -> None:
         """Give signs of life, and end a host that gives none."""
         while not self._heartbeat.silent():
-            self.send(Beat())
+            self.send(Heartbeat())
             await asyncio.sleep(self._heartbeat.interval)
         pid, _, _ = CREDENTIALS.unpack(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
         logger.error(
@@ -109,15 +109,15 @@ class HostLink:
                 os.kill(pid, signal.SIGKILL)
             self._socket.shutdown(socket.SHUT_RDWR)  # whoever reads learns of it
 
-    async def receive_hello(self) -> Hello:
+    async def receive_registration(self) -> RegisterHost:
         """The first frame.
 
         Raises:
             BrokenLink: it is another one, or none.
         """
         first, *self._pending = await self.receive()
-        if not isinstance(first, Hello):
-            raise BrokenLink(f"the first frame of a host must be Hello, not {type(first).__name__}")
+        if not isinstance(first, RegisterHost):
+            raise BrokenLink(f"the first frame of a host must be RegisterHost, not {type(first).__name__}")
         return first
 
     async def reject(self, message: str) -> None:
@@ -152,26 +152,26 @@ class HostListener:
             connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
             link = HostLink(connection, self._fault_timeout)
             try:
-                hello = await asyncio.wait_for(link.receive_hello(), HELLO_SECONDS)
+                registration = await asyncio.wait_for(link.receive_registration(), REGISTRATION_SECONDS)
             except (BrokenLink, asyncio.TimeoutError) as error:
                 logger.debug("a host is not taken in: %s", str(error) or "it says nothing")
                 link.close()
                 continue
-            message = self._objection(hello)
+            message = self._objection(registration)
             if not message:
                 return link
             logger.warning("a host is not taken in: %s", message)
             await link.reject(message)
 
-    def _objection(self, hello: Hello) -> str:
+    def _objection(self, registration: RegisterHost) -> str:
         """The reason not to take a host in, or nothing."""
-        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
+        if not hmac.compare_digest(registration.token.encode(), self._token.encode()):
             return "it does not know this gateway's token"
-        if hello.version != labinfer.__version__:
-            return f"it is version {hello.version}, and the gateway is {labinfer.__version__}"
-        if hello.model_names != self._model_names:
-            return f"it has the models {', '.join(hello.model_names)}, and the gateway serves {', '.join(self._model_names)}"
-        if hello.plugins != (own := PLUGINS.identities()):
-            given, known = (", ".join(names) or "none" for names in (hello.plugins, own))
+        if registration.version != labinfer.__version__:
+            return f"it is version {registration.version}, and the gateway is {labinfer.__version__}"
+        if registration.model_names != self._model_names:
+            return f"it has the models {', '.join(registration.model_names)}, and the gateway serves {', '.join(self._model_names)}"
+        if registration.plugins != (own := PLUGINS.identities()):
+            given, known = (", ".join(names) or "none" for names in (registration.plugins, own))
             return f"its plugins are {given}, and the gateway was started with {known}; start the server anew"
         return ""

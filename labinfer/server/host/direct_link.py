@@ -10,7 +10,7 @@ from labinfer.base.errors import UserError
 from labinfer.base.pooling import EmbeddingOutput
 from labinfer.engine.llm_engine import QueueFull
 from labinfer.requests.outputs import Delta, RequestOutput, RequestState
-from labinfer.server.link.frames import Abort, Add, Beat, FromGateway, FromHost, Refused, Updates
+from labinfer.server.link.frames import Abort, Add, FromGateway, FromHost, Heartbeat, Refused, Updates
 
 Item = Delta | RequestOutput | EmbeddingOutput | Exception
 """Something that comes of a request; all but a ``Delta`` is the last."""
@@ -52,7 +52,7 @@ class DirectLink:
 
     def wake(self) -> None:
         """End the host's sleep."""
-        self._frames.put(Beat())
+        self._frames.put(Heartbeat())
 
     @property
     def is_empty(self) -> bool:

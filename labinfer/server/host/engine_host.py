@@ -23,7 +23,6 @@ from labinfer.server.link.frames import (
     Accepted,
     Add,
     Attach,
-    Bye,
     ChangeLayout,
     Draining,
     FromGateway,
@@ -34,6 +33,7 @@ from labinfer.server.link.frames import (
     Rebuilding,
     Refused,
     Rejected,
+    Shutdown,
     Updates,
     Watch,
 )
@@ -118,8 +118,8 @@ class EngineHost:
         self._check, self._drain_seconds, self._is_last, self._clock = check, drain_seconds, is_last, clock
         self._open: dict[str, HostedModel] = {}  # by the id of a request
         self._early: dict[str, Add] = {}  # by the same, requests that wait for their model's guides
-        lifeline = next(iter(models.values())).group.lifeline
-        self._telemetry = Telemetry(list(self._models.values()), self._link.send, lifeline, clock)
+        health_channel = next(iter(models.values())).group.health_channel
+        self._telemetry = Telemetry(list(self._models.values()), self._link.send, health_channel, clock)
         self._drain_until: float | None = None
         self._plan_change, self._plan_split, self._outcome = plan_change, plan_split, outcome
         self._on_ready = on_ready
@@ -154,7 +154,7 @@ class EngineHost:
         for model in self._models.values():
             model.llm.driver.drain()
         if self._change is None and self._is_last:
-            self._link.send(Bye())
+            self._link.send(Shutdown())
         return self._change
 
     def _hand_back(self) -> None:

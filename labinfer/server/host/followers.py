@@ -17,9 +17,9 @@ def follow_host(llms: list[LLM]) -> None:
     if llms[0].is_spare:
         follow_all(llms)
         return
-    lifeline, reporters = llms[0].group.lifeline, [llm.stats for llm in llms]
-    lifeline.make_stats = lambda num_slices: msgspec.msgpack.encode(
+    health_channel, reporters = llms[0].group.health_channel, [llm.stats for llm in llms]
+    health_channel.make_stats = lambda num_slices: msgspec.msgpack.encode(
         [reporter.report(num_slices) for reporter in reporters]
     )
     follow_all(llms)
-    lifeline.make_stats = lambda num_slices: b""
+    health_channel.make_stats = lambda num_slices: b""

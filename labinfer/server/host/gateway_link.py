@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 
 from labinfer.base.errors import BrokenLink
-from labinfer.base.heartbeat import Heartbeat
-from labinfer.server.link.frames import Beat, FromGateway, FromHost
+from labinfer.base.heartbeat import HeartbeatMonitor
+from labinfer.server.link.frames import FromGateway, FromHost, Heartbeat
 from labinfer.server.link.framing import FrameReader, pack
 
 CHUNK_BYTES = 1 << 18
@@ -70,21 +70,23 @@ class GatewayLink:
             seconds = 0.0
         return frames
 
-    def watch(self, timeout: float, make_beat: Callable[[], Beat], on_silence: Callable[[], None]) -> None:
+    def watch(self, timeout: float, make_heartbeat: Callable[[], Heartbeat], on_silence: Callable[[], None]) -> None:
         """Give signs of life from now on, and expect them, in a thread: the main one may be in a long step, or loading.
 
         Args:
             timeout: seconds of silence, after which ``on_silence`` is called.
-            make_beat: returns a sign of life, with this rank's step and wait.
+            make_heartbeat: returns a sign of life, with this rank's step and wait.
         """
-        threading.Thread(target=self._watch, args=(timeout, make_beat, on_silence), name="gateway", daemon=True).start()
+        threading.Thread(
+            target=self._watch, args=(timeout, make_heartbeat, on_silence), name="gateway", daemon=True
+        ).start()
 
-    def _watch(self, timeout: float, make_beat: Callable[[], Beat], on_silence: Callable[[], None]) -> None:
-        heartbeat, num_come = Heartbeat([self], timeout), 0
+    def _watch(self, timeout: float, make_heartbeat: Callable[[], Heartbeat], on_silence: Callable[[], None]) -> None:
+        heartbeat, num_come = HeartbeatMonitor([self], timeout), 0
         while True:
             time.sleep(heartbeat.interval)
             try:
-                self._beat(make_beat())
+                self._beat(make_heartbeat())
                 # What has come may not have been read yet: that is for the main thread.
                 unread = fcntl.ioctl(self._socket, termios.FIONREAD, bytes(4))
             except (OSError, ValueError):
@@ -97,7 +99,7 @@ class GatewayLink:
                 on_silence()
                 return
 
-    def _beat(self, beat: Beat) -> None:
+    def _beat(self, beat: Heartbeat) -> None:
         """Send a sign of life, unless there is something on its way that is one."""
         if self._sending.acquire(blocking=False):
             try:

@@ -10,10 +10,10 @@ import msgspec
 
 from labinfer.base.rank_stats import Slices, WorkerStats
 from labinfer.base.speculative_options import MAX_TOKENS
-from labinfer.comm.lifeline import Lifeline
+from labinfer.comm.health_channel import HealthChannel
 from labinfer.engine.scheduler import InFlight
 from labinfer.server.host.hosted_model import HostedModel
-from labinfer.server.link.frames import FromHost, Stats, Trace
+from labinfer.server.link.frames import FromHost, StatsUpdate, Trace
 from labinfer.server.link.stats import EngineStats, RankStats, TracedStep
 
 STATS_SECONDS = 1.0
@@ -27,7 +27,7 @@ WATCHED_SLICES = 640
 fast steps are."""
 ALL_SLICES = 16 * WATCHED_SLICES
 """Slices of all ranks and models together: the gateway reads them between two pieces of its answers, and a rank's own have to
-fit into one frame of the lifeline, however many models it has."""
+fit into one frame of the health channel, however many models it has."""
 WATCHED_STEPS = 64
 """Steps of a model between two stats."""
 SHOWN_SEQUENCES = 32
@@ -35,13 +35,13 @@ SHOWN_SEQUENCES = 32
 
 
 class Telemetry:
-    """Sends ``Stats``, and ``Trace`` while somebody watches. The other ranks' part comes over the lifeline, asked for one time
+    """Sends ``StatsUpdate``, and ``Trace`` while somebody watches. The other ranks' part comes over the health channel, asked for one time
     ahead, so that rank 0 never waits for it.
 
     Args:
         models: in the order of the group's.
         send: to the gateway.
-        lifeline: None where this rank is alone.
+        health_channel: None where this rank is alone.
         clock: seconds that never go back.
     """
 
@@ -49,10 +49,10 @@ class Telemetry:
         self,
         models: Sequence[HostedModel],
         send: Callable[[FromHost], None],
-        lifeline: Lifeline | None,
+        health_channel: HealthChannel | None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._models, self._send, self._lifeline, self._clock = models, send, lifeline, clock
+        self._models, self._send, self._health_channel, self._clock = models, send, health_channel, clock
         num_ranks = len(models[0].llm.group.everyone)
         self._num_slices = min(WATCHED_SLICES, ALL_SLICES // (num_ranks * len(models)))
         self._data: dict[int, bytes] = {}  # last message of each other rank
@@ -60,8 +60,8 @@ class Telemetry:
         self._was_working = self._is_watched = False
         self._last, self._next, self._left = 0.0, 0.0, IDLE_STATS
         self._decode = msgspec.msgpack.Decoder(list[WorkerStats]).decode
-        if lifeline is not None:
-            lifeline.stats.clear()  # of ranks in another layout
+        if health_channel is not None:
+            health_channel.stats.clear()  # of ranks in another layout
         self._own, self._worked = self._own_stats(0), self._working_seconds()  # of now, for the next time
         self._worked_before = self._worked  # when the ranks sent ``_stats``
 
@@ -105,7 +105,7 @@ class Telemetry:
             if model.slowdown_detector is not None:
                 model.slowdown_detector.add_stats(ranks, now)
             stats.append(_describe(model, ranks, self._worked_before[number], now))
-        self._send(Stats(stats))
+        self._send(StatsUpdate(stats))
 
     def _send_trace(self, fresh: list[int]) -> None:
         """Send the trace of the ranks of this list."""
@@ -120,12 +120,12 @@ class Telemetry:
         self._stats[0], self._own = self._own, self._own_stats(num_slices)  # all ranks' are of the same time
         self._worked_before, self._worked = self._worked, self._working_seconds()
         fresh = [0]
-        if self._lifeline is not None:
-            for rank, data in sorted(self._lifeline.stats.items()):
+        if self._health_channel is not None:
+            for rank, data in sorted(self._health_channel.stats.items()):
                 if data and data is not self._data.get(rank):
                     self._data[rank], self._stats[rank] = data, self._decode(data)
                     fresh.append(rank)
-            self._lifeline.ask_stats(num_slices)
+            self._health_channel.ask_stats(num_slices)
         return fresh
 
     def _own_stats(self, num_slices: int) -> list[WorkerStats]:

@@ -13,7 +13,7 @@ from labinfer.server.link.layout_change import LayoutChange
 from labinfer.server.link.stats import EngineStats, TracedStep
 
 
-class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     """A sign of life, from either side."""
 
     state: str = ""
@@ -22,13 +22,13 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     """The same in numbers; None while the host works."""
 
 
-def host_beat(progress: Progress) -> Beat:
+def host_heartbeat(progress: Progress) -> Heartbeat:
     """Sign of life of the host, with step and wait of its rank 0."""
     waiting = progress.wait()
     if waiting is None:
-        return Beat(progress.describe())
+        return Heartbeat(progress.describe())
     peers, seconds = waiting
-    return Beat(progress.describe(), Wait(rank=progress.rank, peers=peers, step=progress.step_id, seconds=seconds))
+    return Heartbeat(progress.describe(), Wait(rank=progress.rank, peers=peers, step=progress.step_id, seconds=seconds))
 
 
 # From the gateway.
@@ -76,13 +76,13 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
     message: str
 
 
-FromGateway = Beat | Add | Abort | Watch | ChangeLayout | Paused | Ready | Rejected
+FromGateway = Heartbeat | Add | Abort | Watch | ChangeLayout | Paused | Ready | Rejected
 
 
 # From the host.
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+class RegisterHost(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """The first frame of a host. The gateway takes one of its own version, with its token, for its models, and with its plugins."""
 
     version: str
@@ -195,7 +195,7 @@ class Updates(msgspec.Struct, frozen=True, array_like=True, tag="updates"):
     """Each with the id of its request."""
 
 
-class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
+class StatsUpdate(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     """Counters of every engine."""
 
     engines: list[EngineStats]
@@ -234,10 +234,21 @@ class Draining(msgspec.Struct, frozen=True, array_like=True, tag="draining"):
     """No request is taken any more; those that run come to their ends, or their time does."""
 
 
-class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
+class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
     """Whatever still runs is given up; the gateway is to say so to its clients and end."""
 
 
 FromHost = (
-    Beat | Hello | Attach | Accepted | Refused | Updates | Stats | Trace | Rebuilding | LayoutAnswer | Draining | Bye
+    Heartbeat
+    | RegisterHost
+    | Attach
+    | Accepted
+    | Refused
+    | Updates
+    | StatsUpdate
+    | Trace
+    | Rebuilding
+    | LayoutAnswer
+    | Draining
+    | Shutdown
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import labinfer
 from labinfer.base.errors import BrokenLink, UserError
 from labinfer.base.plugins import PLUGINS
-from labinfer.server.link.frames import Hello
+from labinfer.server.link.frames import RegisterHost
 from labinfer.server.link.framing import pack
 
 NAME = "engine.socket"
@@ -47,7 +47,7 @@ def connect(directory: Path, token: str, model_names: list[str]) -> socket.socke
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(str(directory / NAME))
-        connection.sendall(pack(Hello(labinfer.__version__, token, model_names, PLUGINS.identities())))
+        connection.sendall(pack(RegisterHost(labinfer.__version__, token, model_names, PLUGINS.identities())))
     except OSError as error:
         connection.close()
         raise BrokenLink(f"no gateway listens in {directory}: {error.strerror or error}") from None

@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from labinfer.base.errors import BrokenLink
-from labinfer.base.heartbeat import Heartbeat
+from labinfer.base.heartbeat import HeartbeatMonitor
 from labinfer.server.gateway.options import Setup
 from labinfer.server.gateway.process import await_end, start_gateway
 from labinfer.server.host.gateway_link import GatewayLink
 from labinfer.server.link import local_socket
-from labinfer.server.link.frames import Bye
+from labinfer.server.link.frames import Shutdown
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class SupervisedGateway:
         self._setup, self._directory, self._listener = setup, directory, listener
         self._hosts = local_socket.listen(directory)
         self._process: subprocess.Popen | None = None
-        self._beats, self._heartbeat, self._next_look = -1, Heartbeat([self], setup.fault_timeout), 0.0
+        self._beats, self._heartbeat, self._next_look = -1, HeartbeatMonitor([self], setup.fault_timeout), 0.0
 
     def keep(self) -> None:
         """Start it, unless it is there. One that has been silent for long is ended first: that is what a group may have died of."""
@@ -70,7 +70,7 @@ class SupervisedGateway:
         try:
             connection = local_socket.connect(self._directory, self._setup.token, self._setup.model_names)
             with connection:
-                GatewayLink(connection).send(Bye())
+                GatewayLink(connection).send(Shutdown())
         except BrokenLink:
             pass  # its socket is gone
         if self._process is not None:
@@ -83,7 +83,7 @@ class SupervisedGateway:
         os.set_blocking(self._beats, False)
         self._process = start_gateway(self._setup, self._hosts, self._listener, write_end)
         os.close(write_end)
-        self._heartbeat = Heartbeat([self], self._setup.fault_timeout)
+        self._heartbeat = HeartbeatMonitor([self], self._setup.fault_timeout)
 
     def _hear(self) -> None:
         with suppress(BlockingIOError):  # none has come

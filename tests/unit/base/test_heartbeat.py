@@ -1,17 +1,17 @@
-"""Heartbeat: who is silent for too long, and when nobody may be blamed."""
+"""HeartbeatMonitor: who is silent for too long, and when nobody may be blamed."""
 
 from __future__ import annotations
 
 import pytest
 
-from labinfer.base.heartbeat import START_SECONDS, Heartbeat
+from labinfer.base.heartbeat import START_SECONDS, HeartbeatMonitor
 
 TIMEOUT = 30.0
 
 
 @pytest.fixture
 def heartbeat(clock):
-    return Heartbeat("abc", TIMEOUT, clock)
+    return HeartbeatMonitor("abc", TIMEOUT, clock)
 
 
 def beat(heartbeat, clock, peers, seconds) -> list:

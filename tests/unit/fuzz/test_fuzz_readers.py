@@ -23,17 +23,17 @@ from labinfer.base.plan import BatchEntry, BatchPlan, CacheMove, Command, EndRun
 from labinfer.base.rank_stats import WorkerStats
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.base.structured_outputs import StructuredOutputs
-from labinfer.comm import lifeline, wire
+from labinfer.comm import health_channel, wire
 from labinfer.comm.communicator import Finished, Handle
 from labinfer.comm.control import ControlChannel
-from labinfer.comm.lifeline import Lifeline
-from labinfer.comm.lifeline_messages import Failure, Goodbye, Hello, State, Stats
-from labinfer.comm.lifeline_server import LifelineServer
+from labinfer.comm.health_channel import HealthChannel
+from labinfer.comm.health_messages import Failure, Goodbye, RegisterRank, State, StatsReply
+from labinfer.comm.health_server import HealthServer
 from labinfer.comm.local import LocalCommunicator
 from labinfer.engine.request import Request
 from labinfer.requests.json_decode import decode_json
 from labinfer.requests.jsonl import parse_line
-from labinfer.server.link.frames import Abort, Add, Beat, FromGateway, Watch
+from labinfer.server.link.frames import Abort, Add, FromGateway, Heartbeat, Watch
 from labinfer.server.link.framing import FrameReader
 from labinfer.server.link.framing import pack as pack_frame
 from labinfer.text import limited_rendering
@@ -83,7 +83,7 @@ REQUEST = Request(
 FRAMES = [
     pack_frame(Abort("r1", 0)),
     pack_frame(Abort("r1", 0)) * 3,
-    pack_frame(Add("demo", REQUEST)) + pack_frame(Watch(on=True)) + pack_frame(Beat()),
+    pack_frame(Add("demo", REQUEST)) + pack_frame(Watch(on=True)) + pack_frame(Heartbeat()),
 ]
 
 
@@ -231,13 +231,13 @@ def framed(*messages: msgspec.Struct) -> bytes:
     return b"".join(len(data).to_bytes(4, "little") + data for data in encoded)
 
 
-def test_strangers_at_the_lifelines_port_hold_up_nobody(cases):
+def test_strangers_at_the_health_channels_port_hold_up_nobody(cases):
     number = cases(150)
     draw, seeds = (
         random.Random(number["seed"]),
-        [framed(Hello(1, "guess"), Goodbye()), framed(Hello(1, KEY))[:9], b"GET / "],
+        [framed(RegisterRank(1, "guess"), Goodbye()), framed(RegisterRank(1, KEY))[:9], b"GET / "],
     )
-    server, made = LifelineServer(1, KEY), []
+    server, made = HealthServer(1, KEY), []
     accepting = threading.Thread(
         target=lambda: made.append(server.accept_all(300.0, lambda: "", lambda text, last: None)), daemon=True
     )
@@ -255,20 +255,22 @@ def test_strangers_at_the_lifelines_port_hold_up_nobody(cases):
             strangers.clear()
         assert accepting.is_alive()
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as follower:
-        follower.sendall(framed(Hello(1, KEY)))
+        follower.sendall(framed(RegisterRank(1, KEY)))
         accepting.join(5)
         assert made
         made[0].close()
 
 
-def test_nonsense_on_a_lifeline_ends_its_group_and_nothing_else(cases, monkeypatch):
-    monkeypatch.setattr(lifeline, "GRACE_SECONDS", 0.0)  # or as many threads as cases wait for a rank's own account
-    seeds = [framed(State("a"), Stats(b"b"), State("c")), framed(Failure("rank 1 fails")), framed(Goodbye())]
+def test_nonsense_on_a_health_channel_ends_its_group_and_nothing_else(cases, monkeypatch):
+    monkeypatch.setattr(
+        health_channel, "GRACE_SECONDS", 0.0
+    )  # or as many threads as cases wait for a rank's own account
+    seeds = [framed(State("a"), StatsReply(b"b"), State("c")), framed(Failure("rank 1 fails")), framed(Goodbye())]
 
     def read(data: bytes) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            line = Lifeline(0, {1: ours}, lambda: "", lambda text, last: None)
+            line = HealthChannel(0, {1: ours}, lambda: "", lambda text, last: None)
             theirs.sendall(data[:4096])
             theirs.shutdown(socket.SHUT_WR)
             line._thread.join(5)

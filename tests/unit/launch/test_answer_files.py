@@ -36,7 +36,7 @@ def identify(directories: list[Path], nodes: list[str], placed: tuple[int, ...] 
             comm=comm,
             ranks=tuple(range(comm.size)),
             progress=comm.progress,
-            lifeline=None,
+            health_channel=None,
             everyone=[describe_rank(rank, rank, node) for rank, node in enumerate(nodes)],
             threads=ThreadChoice(1, "test"),
         )

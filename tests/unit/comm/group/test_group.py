@@ -15,7 +15,7 @@ from labinfer.base.config import EngineOptions, RuntimeOptions
 from labinfer.base.errors import AgreedError, UserError, WaitTimeout
 from labinfer.comm.group import rank_group
 from labinfer.comm.group.rank_group import RankGroup
-from labinfer.comm.lifeline import FaultOptions
+from labinfer.comm.health_channel import FaultOptions
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.spmd.environment import detect
 from labinfer.comm.spmd.machine import describe_rank
@@ -29,7 +29,7 @@ def group_of(comm: LocalCommunicator) -> RankGroup:
         comm=comm,
         ranks=tuple(range(comm.size)),
         progress=comm.progress,
-        lifeline=None,
+        health_channel=None,
         everyone=everyone,
         threads=ThreadChoice(1, "test"),
     )
@@ -91,12 +91,12 @@ def test_rank_0_that_cannot_listen_is_named_on_all(monkeypatch):
     def refuse(*args):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(rank_group, "LifelineServer", refuse)
+    monkeypatch.setattr(rank_group, "HealthServer", refuse)
 
     def work(comm):
         everyone = [describe_rank(rank, rank, f"node-{rank}") for rank in range(comm.size)]
         with pytest.raises(UserError) as caught:
-            rank_group._tie_lifeline(comm, everyone, comm.progress, FaultOptions(), RuntimeOptions())
+            rank_group._open_health_channel(comm, everyone, comm.progress, FaultOptions(), RuntimeOptions())
         return str(caught.value)
 
     text = "rank 0 on node-0 cannot listen for the other ranks: Too many open files"

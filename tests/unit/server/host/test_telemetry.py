@@ -13,7 +13,7 @@ from labinfer.base.plan import BatchEntry, BatchPlan
 from labinfer.base.rank_stats import Slices, WorkerStats
 from labinfer.server.host.hosted_model import HostedModel
 from labinfer.server.host.telemetry import ALL_SLICES, SHOWN_SEQUENCES, WATCHED_SLICES, WATCHED_STEPS, Telemetry
-from labinfer.server.link.frames import Stats, Trace
+from labinfer.server.link.frames import StatsUpdate, Trace
 
 
 class Rank:
@@ -40,7 +40,7 @@ class Rank:
         )
 
 
-class Lifeline:
+class HealthChannel:
     """To one other rank, which answers at once unless it is ``slow``."""
 
     def __init__(self, num_models: int = 1):
@@ -92,23 +92,23 @@ def slices_in(frames: list) -> dict[int, list[int]]:
 
 def test_figures_come_once_a_second_and_then_when_work_ends_and_twice_more(clock):
     sent: list = []
-    telemetry = Telemetry([served()], sent.append, Lifeline(), clock)
+    telemetry = Telemetry([served()], sent.append, HealthChannel(), clock)
     for is_working in [True] * 21 + [False] * 50:
         telemetry.send_if_due(is_working)
         clock.now += 0.25
-    assert all(isinstance(frame, Stats) for frame in sent)
+    assert all(isinstance(frame, StatsUpdate) for frame in sent)
     assert len(sent) == 6 + 1 + 2
     assert [rank.rank for rank in sent[-1].engines[0].ranks] == [0, 1]
 
 
 def test_what_is_told_last_is_of_when_the_work_had_ended(clock):
     sent: list = []
-    one, lifeline = served(), Lifeline()
-    telemetry = Telemetry([one], sent.append, lifeline, clock)
+    one, health_channel = served(), HealthChannel()
+    telemetry = Telemetry([one], sent.append, health_channel, clock)
     for _ in range(10):
         telemetry.send_if_due(True)
         clock.now += 0.25
-    at_end = [one.llm.stats.asked, lifeline.ranks[0].asked]
+    at_end = [one.llm.stats.asked, health_channel.ranks[0].asked]
     for _ in range(20):
         telemetry.send_if_due(False)
         clock.now += 0.25
@@ -119,27 +119,27 @@ def test_what_is_told_last_is_of_when_the_work_had_ended(clock):
 def test_ranks_are_not_asked_whenever_short_requests_come_and_go(clock):
     sent: list = []
     one = served()
-    telemetry = Telemetry([one], sent.append, Lifeline(), clock)
+    telemetry = Telemetry([one], sent.append, HealthChannel(), clock)
     telemetry.watch(True)
     asked = one.llm.stats.asked
     for number in range(500):
         clock.now += 0.01
         telemetry.send_if_due(number % 2 == 0)
     assert 9 <= one.llm.stats.asked - asked <= 11
-    assert sum(isinstance(frame, Stats) for frame in sent) >= 499, "who works and who waits is told at once"
+    assert sum(isinstance(frame, StatsUpdate) for frame in sent) >= 499, "who works and who waits is told at once"
 
 
 def test_bubbles_only_grow_and_are_of_the_time_that_the_ranks_have_told_of(clock):
     """A rank that computes all the time the engine has work has none, though its own figures come late."""
     sent: list = []
-    one, lifeline = served(), Lifeline()
-    telemetry = Telemetry([one], sent.append, lifeline, clock)
+    one, health_channel = served(), HealthChannel()
+    telemetry = Telemetry([one], sent.append, health_channel, clock)
     for number in range(60):
         is_working = number // 10 % 2 == 0
         if is_working:
             one.working_seconds += 0.25
             one.llm.stats.busy += 0.25
-            lifeline.ranks[0].busy += 0.125
+            health_channel.ranks[0].busy += 0.125
         telemetry.send_if_due(is_working)
         clock.now += 0.25
     own, other = ([frame.engines[0].ranks[rank].bubble_seconds for frame in sent[4:]] for rank in (0, 1))
@@ -149,11 +149,11 @@ def test_bubbles_only_grow_and_are_of_the_time_that_the_ranks_have_told_of(clock
 
 def test_while_somebody_watches_both_ranks_tell_of_the_same_time(clock):
     sent: list = []
-    one, lifeline = served(), Lifeline()
-    telemetry = Telemetry([one], sent.append, lifeline, clock)
+    one, health_channel = served(), HealthChannel()
+    telemetry = Telemetry([one], sent.append, health_channel, clock)
     telemetry.send_if_due(True)
     telemetry.watch(True)
-    own, other = one.llm.stats, lifeline.ranks[0]
+    own, other = one.llm.stats, health_channel.ranks[0]
     assert own.capacity == other.capacity == WATCHED_SLICES
     first = own.asked, other.asked
     for _ in range(40):
@@ -166,11 +166,11 @@ def test_while_somebody_watches_both_ranks_tell_of_the_same_time(clock):
 
 def test_what_a_rank_has_told_goes_out_once_however_slow_it_is(clock):
     sent: list = []
-    lifeline = Lifeline()
-    telemetry = Telemetry([served()], sent.append, lifeline, clock)
+    health_channel = HealthChannel()
+    telemetry = Telemetry([served()], sent.append, health_channel, clock)
     telemetry.watch(True)
     for number in range(80):
-        lifeline.slow = 20 < number < 60
+        health_channel.slow = 20 < number < 60
         clock.now += 0.1
         telemetry.send_if_due(True)
     found = slices_in(sent)
@@ -179,8 +179,8 @@ def test_what_a_rank_has_told_goes_out_once_however_slow_it_is(clock):
 
 def test_nothing_is_told_of_before_somebody_watched_or_after(clock):
     sent: list = []
-    one, lifeline = served(), Lifeline()
-    telemetry = Telemetry([one], sent.append, lifeline, clock)
+    one, health_channel = served(), HealthChannel()
+    telemetry = Telemetry([one], sent.append, health_channel, clock)
     for on in (True, False, True, False):
         telemetry.watch(on)
         old = one.llm.stats.asked
@@ -192,14 +192,14 @@ def test_nothing_is_told_of_before_somebody_watched_or_after(clock):
         if on:
             assert min(found[0]) >= old
         else:
-            assert not found and one.llm.stats.capacity == lifeline.ranks[0].capacity == 0
+            assert not found and one.llm.stats.capacity == health_channel.ranks[0].capacity == 0
             assert one.watched == [] and one.watched_most == 0
 
 
 def test_step_names_its_first_sequences(clock):
     sent: list = []
     one = served()
-    telemetry = Telemetry([one], sent.append, Lifeline(), clock)
+    telemetry = Telemetry([one], sent.append, HealthChannel(), clock)
     telemetry.watch(True)
     assert one.watched_most == WATCHED_STEPS
     one.watched += [batch_of(7, 3), batch_of(8, SHOWN_SEQUENCES + 5)]
@@ -213,13 +213,15 @@ def test_step_names_its_first_sequences(clock):
 
 @pytest.mark.parametrize(("num_ranks", "num_models", "each"), [(2, 1, 640), (16, 1, 640), (2, 40, 128), (64, 1, 160)])
 def test_many_ranks_and_models_share_what_is_told(clock, num_ranks, num_models, each):
-    lifeline = Lifeline(num_models)
-    Telemetry([served(str(n), num_ranks) for n in range(num_models)], lambda frame: None, lifeline, clock).watch(True)
-    assert {rank.capacity for rank in lifeline.ranks} == {each}
+    health_channel = HealthChannel(num_models)
+    Telemetry([served(str(n), num_ranks) for n in range(num_models)], lambda frame: None, health_channel, clock).watch(
+        True
+    )
+    assert {rank.capacity for rank in health_channel.ranks} == {each}
     assert each * num_ranks * num_models <= ALL_SLICES
 
 
-def test_no_lifeline_is_needed_by_a_rank_alone(clock):
+def test_no_health_channel_is_needed_by_a_rank_alone(clock):
     sent: list = []
     telemetry = Telemetry([served(num_ranks=1)], sent.append, None, clock)
     telemetry.watch(True)

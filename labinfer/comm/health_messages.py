@@ -1,4 +1,4 @@
-"""Messages of the lifeline, and how they go over its connections: MessagePack with its length before it."""
+"""Messages of the health channel, and how they go over its connections: MessagePack with its length before it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_FRAME = 1 << 20
 CHUNK_BYTES = 1 << 16
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
+class RegisterRank(msgspec.Struct, frozen=True, tag="hello"):
     """The first message of a follower."""
 
     rank: int
@@ -23,7 +23,7 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     """An orderly end; the connection's closing is no failure."""
 
 
-class Beat(msgspec.Struct, frozen=True, tag="beat"):
+class RankHeartbeat(msgspec.Struct, frozen=True, tag="beat"):
     """A sign of life, with the rank's step and wait in words."""
 
     state: str
@@ -40,7 +40,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
 
 
 class StateRequest(msgspec.Struct, frozen=True, tag="what"):
-    """Rank 0 asks what a rank is doing. Its lifeline thread answers, whatever the main thread is stuck in."""
+    """Rank 0 asks what a rank is doing. The thread of its health channel answers, whatever the main thread is stuck in."""
 
 
 class State(msgspec.Struct, frozen=True, tag="state"):
@@ -50,13 +50,13 @@ class State(msgspec.Struct, frozen=True, tag="state"):
 
 
 class StatsRequest(msgspec.Struct, frozen=True, tag="ask"):
-    """Rank 0 asks for a rank's stats, which its lifeline thread sends beside whatever runs."""
+    """Rank 0 asks for a rank's stats, which the thread of its health channel sends beside whatever runs."""
 
     detail: int
-    """Argument of the rank's ``make_stats``; the lifeline does not know its meaning."""
+    """Argument of the rank's ``make_stats``; the health channel does not know its meaning."""
 
 
-class Stats(msgspec.Struct, frozen=True, tag="stats"):
+class StatsReply(msgspec.Struct, frozen=True, tag="stats"):
     """Bytes that a follower's ``make_stats`` returned."""
 
     data: bytes
@@ -69,7 +69,7 @@ class Signal(msgspec.Struct, frozen=True, tag="signal"):
 
 
 _decode = msgspec.msgpack.Decoder(
-    Hello | Goodbye | Beat | Failure | StateRequest | State | StatsRequest | Stats | Signal
+    RegisterRank | Goodbye | RankHeartbeat | Failure | StateRequest | State | StatsRequest | StatsReply | Signal
 ).decode
 _encode = msgspec.msgpack.Encoder().encode
 

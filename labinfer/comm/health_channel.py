@@ -1,4 +1,4 @@
-"""Lifeline: a TCP connection from every rank to rank 0, so that no rank outlives its group.
+"""HealthChannel: a TCP connection from every rank to rank 0, so that no rank outlives its group.
 
 Launchers differ in how they end the others when a rank dies, and a rank that waits inside a transport's library may not
 notice at all. A thread on each rank sleeps on these connections: when one breaks without a goodbye, falls silent, or brings
@@ -19,18 +19,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from labinfer.base.errors import ExitStatus, PeerLost
-from labinfer.base.heartbeat import DEFAULT_TIMEOUT, Heartbeat
+from labinfer.base.heartbeat import DEFAULT_TIMEOUT, HeartbeatMonitor
 from labinfer.base.standard_error import write_lines
-from labinfer.comm.lifeline_messages import (
-    Beat,
+from labinfer.comm.health_messages import (
     Failure,
     Goodbye,
-    Hello,
     Inbox,
+    RankHeartbeat,
+    RegisterRank,
     Signal,
     State,
     StateRequest,
-    Stats,
+    StatsReply,
     StatsRequest,
     send,
 )
@@ -86,13 +86,13 @@ class FaultOptions:
                 os.kill(self.local_pids[rank], signal.SIGKILL)
 
 
-class Lifeline:
-    """This rank's end of the connections. ``LifelineServer.accept_all`` makes rank 0's, ``connect`` the others'.
+class HealthChannel:
+    """This rank's end of the connections. ``HealthServer.accept_all`` makes rank 0's, ``connect`` the others'.
 
     Args:
         rank: this rank's number in the world.
         connections: by the peer's rank.
-        describe: returns this rank's step and wait in words; called from the lifeline's thread.
+        describe: returns this rank's step and wait in words; called from the health channel's thread.
         end: ends this process, with a text that says why.
     """
 
@@ -109,13 +109,13 @@ class Lifeline:
         self._describe = describe
         self._end = end
         self._faults = faults
-        self._heartbeat = Heartbeat(sorted(connections), faults.timeout)
+        self._heartbeat = HeartbeatMonitor(sorted(connections), faults.timeout)
         self._last_words: dict[int, str] = {}  # by peer, its state when it was heard last
         for connection in connections.values():  # who cannot be told anything for long is as good as gone
             connection.settimeout(3 * self._heartbeat.interval)
         self._states: dict[int, str] = {}
         self.make_stats: Callable[[int], bytes] = lambda detail: b""
-        """Called from the lifeline's thread when rank 0 asks for this rank's stats, with the ``detail`` of ``ask_stats``."""
+        """Called from the health channel's thread when rank 0 asks for this rank's stats, with the ``detail`` of ``ask_stats``."""
         self.stats: dict[int, bytes] = {}
         """Rank 0: the latest stats of every other rank."""
         self.on_signal: Callable[[str, int], None] = lambda rank, signum: None
@@ -124,7 +124,7 @@ class Lifeline:
         self._said_goodbye: set[int] = set()
         self._closing = False
         self._ending = threading.Lock()  # taken by the thread that ends the process, and kept
-        self._thread = threading.Thread(target=self._watch, name="lifeline", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="health channel", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a script may simply end; one that fails ends by os._exit, which skips this
 
@@ -140,7 +140,7 @@ class Lifeline:
         describe: Callable[[], str],
         end: Callable[[str, Callable[[], None]], None] = end_process,
         faults: FaultOptions = FaultOptions(),  # noqa: B008 - frozen
-    ) -> Lifeline:
+    ) -> HealthChannel:
         """Connect a follower to rank 0, at the first of ``addresses`` that answers: rank 0 listens before they are known.
 
         Raises:
@@ -150,7 +150,7 @@ class Lifeline:
         for address in addresses:
             try:
                 connection = socket.create_connection((address, port), timeout=min(timeout, CONNECT_SECONDS))
-                send(connection, Hello(rank, key))
+                send(connection, RegisterRank(rank, key))
             except OSError as error:
                 errors.append(f"{address}: {error}")
                 continue
@@ -166,7 +166,7 @@ class Lifeline:
         self._tell_all(Signal(signum))
 
     def ask_states(self) -> list[str]:
-        """Rank 0: every rank's step and wait in words, in rank order; must not be called from the lifeline's own thread."""
+        """Rank 0: every rank's step and wait in words, in rank order; must not be called from the health channel's own thread."""
         self._states = {0: self._describe()}
         self._tell_all(StateRequest())
         deadline = time.monotonic() + STATES_SECONDS
@@ -221,7 +221,7 @@ class Lifeline:
                 continue
             next_beat = time.monotonic() + self._heartbeat.interval
             if not self._closing:
-                self._tell_all(Beat(self._describe()))
+                self._tell_all(RankHeartbeat(self._describe()))
                 if silent := self._heartbeat.silent():
                     threading.Thread(target=self._on_silent, args=(silent,), daemon=True).start()
         selector.close()
@@ -230,7 +230,7 @@ class Lifeline:
                 connection.close()
 
     def _take(self, peer: int, message) -> None:
-        if isinstance(message, Beat):
+        if isinstance(message, RankHeartbeat):
             self._last_words[peer] = message.state
         elif isinstance(message, Goodbye):
             self._said_goodbye.add(peer)
@@ -240,8 +240,8 @@ class Lifeline:
         elif isinstance(message, State):
             self._states[peer] = message.text
         elif isinstance(message, StatsRequest):
-            self._tell_all(Stats(self.make_stats(message.detail)))
-        elif isinstance(message, Stats):
+            self._tell_all(StatsReply(self.make_stats(message.detail)))
+        elif isinstance(message, StatsReply):
             self.stats[peer] = message.data
         elif isinstance(message, Signal) and message.signum in (signal.SIGINT, signal.SIGTERM):
             if peer == 0:  # its end follows

@@ -1,4 +1,4 @@
-"""The lifeline over real sockets on loopback: failures are told to all, and only failures."""
+"""The health channel over real sockets on loopback: failures are told to all, and only failures."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from labinfer.base.errors import PeerLost
-from labinfer.comm import lifeline_server
-from labinfer.comm.lifeline import GRACE_SECONDS, FaultOptions, Lifeline
-from labinfer.comm.lifeline_messages import Beat, Failure, Goodbye, Hello
-from labinfer.comm.lifeline_server import LifelineServer
+from labinfer.comm import health_server
+from labinfer.comm.health_channel import GRACE_SECONDS, FaultOptions, HealthChannel
+from labinfer.comm.health_messages import Failure, Goodbye, RankHeartbeat, RegisterRank
+from labinfer.comm.health_server import HealthServer
 
 KEY = "secret"
 PATIENCE = GRACE_SECONDS + 3.0
@@ -65,16 +65,16 @@ class RawFollower:
 
 
 def tie(num_followers: int, ends: Ends, raw: tuple[int, ...] = (), faults: FaultOptions = FaultOptions()):  # noqa: B008
-    """Rank 0's lifeline and the followers by rank; those in ``raw`` are ``RawFollower``."""
-    server, followers, zero = LifelineServer(num_followers, KEY), {}, []
+    """Rank 0's health channel and the followers by rank; those in ``raw`` are ``RawFollower``."""
+    server, followers, zero = HealthServer(num_followers, KEY), {}, []
     accepting = threading.Thread(target=lambda: zero.append(server.accept_all(5.0, doing(0), ends.of(0), faults)))
     accepting.start()
     for rank in range(1, num_followers + 1):
         if rank in raw:
             followers[rank] = RawFollower(server.port)
-            followers[rank].say(Hello(rank, KEY))
+            followers[rank].say(RegisterRank(rank, KEY))
         else:
-            followers[rank] = Lifeline.connect(
+            followers[rank] = HealthChannel.connect(
                 rank=rank,
                 addresses=["127.0.0.1"],
                 port=server.port,
@@ -138,7 +138,7 @@ def test_follower_that_vanishes_ends_the_others_and_is_named():
 def test_rank_0s_vanishing_ends_a_follower_with_words_of_its_own():
     ends = Ends()
     server = socket.create_server(("127.0.0.1", 0))
-    Lifeline.connect(
+    HealthChannel.connect(
         rank=1,
         addresses=["127.0.0.1"],
         port=server.getsockname()[1],
@@ -156,7 +156,7 @@ def test_rank_0s_vanishing_ends_a_follower_with_words_of_its_own():
 def test_silent_follower_is_named_with_its_last_state_and_all_end():
     ends = Ends()
     _, followers = tie(2, ends, raw=(2,), faults=SOON)
-    followers[2].say(Beat("rank 2: step 9, waiting for rank 1"))
+    followers[2].say(RankHeartbeat("rank 2: step 9, waiting for rank 1"))
     begin = time.monotonic()
     ends.wait_for(0, 1)
     assert time.monotonic() - begin < SOON.timeout + 1.5
@@ -168,7 +168,7 @@ def test_silent_follower_is_named_with_its_last_state_and_all_end():
 def test_follower_in_the_middle_of_a_message_is_silent_too():
     ends = Ends()
     _, followers = tie(2, ends, raw=(2,), faults=SOON)
-    followers[2].say(Beat("rank 2: step 9"))
+    followers[2].say(RankHeartbeat("rank 2: step 9"))
     followers[2].socket.sendall((1000).to_bytes(4, "little") + b"half")
     ends.wait_for(0, 1)
     assert "rank 2 on host-c" in ends.said[0][0]
@@ -178,7 +178,7 @@ def test_silent_rank_0_is_named_by_a_follower():
     ends = Ends()
     server = socket.create_server(("127.0.0.1", 0))
     port = server.getsockname()[1]
-    Lifeline.connect(
+    HealthChannel.connect(
         rank=1,
         addresses=["127.0.0.1"],
         port=port,
@@ -189,7 +189,7 @@ def test_silent_rank_0_is_named_by_a_follower():
         faults=SOON,
     )
     connection, _ = server.accept()
-    data = msgspec.msgpack.encode(Beat("rank 0: step 3"))
+    data = msgspec.msgpack.encode(RankHeartbeat("rank 0: step 3"))
     connection.sendall(len(data).to_bytes(4, "little") + data)
     ends.wait_for(1)
     assert "no sign of life of rank 0 on host-a" in ends.said[1][0] and "rank 0: step 3" in ends.said[1][0]
@@ -225,7 +225,7 @@ def test_goodbyes_are_quiet():
 @pytest.mark.parametrize(
     "greeting",
     [
-        lambda stranger: stranger.say(Hello(1, "guess")),
+        lambda stranger: stranger.say(RegisterRank(1, "guess")),
         lambda stranger: stranger.say(Goodbye()),
         lambda stranger: stranger.socket.sendall(b"GET / HTTP/1.1\r\n\r\n"),
         lambda stranger: stranger.socket.shutdown(socket.SHUT_WR),
@@ -233,13 +233,13 @@ def test_goodbyes_are_quiet():
     ids=["wrong key", "no hello", "a browser", "nothing"],
 )
 def test_stranger_is_turned_away_and_the_follower_still_gets_in(greeting):
-    ends, server, zero = Ends(), LifelineServer(1, KEY), []
+    ends, server, zero = Ends(), HealthServer(1, KEY), []
     accepting = threading.Thread(target=lambda: zero.append(server.accept_all(5.0, doing(0), ends.of(0))))
     accepting.start()
     stranger = RawFollower(server.port)
     greeting(stranger)
     assert stranger.is_turned_away()
-    follower = Lifeline.connect(
+    follower = HealthChannel.connect(
         rank=1, addresses=["127.0.0.1"], port=server.port, key=KEY, timeout=5.0, describe=doing(1), end=ends.of(1)
     )
     accepting.join(PATIENCE)
@@ -249,8 +249,8 @@ def test_stranger_is_turned_away_and_the_follower_still_gets_in(greeting):
 
 
 def test_strangers_who_say_nothing_hold_up_nobody(monkeypatch):
-    monkeypatch.setattr(lifeline_server, "MAX_SILENT", 8)
-    ends, server, zero = Ends(), LifelineServer(2, KEY), []
+    monkeypatch.setattr(health_server, "MAX_SILENT", 8)
+    ends, server, zero = Ends(), HealthServer(2, KEY), []
     accepting = threading.Thread(target=lambda: zero.append(server.accept_all(30.0, doing(0), ends.of(0))))
     accepting.start()
     strangers = [RawFollower(server.port) for _ in range(20)]
@@ -258,10 +258,10 @@ def test_strangers_who_say_nothing_hold_up_nobody(monkeypatch):
         stranger.socket.sendall(b"\x20\0")
     begin = time.monotonic()
     slow = RawFollower(server.port)
-    data = msgspec.msgpack.encode(Hello(1, KEY))
+    data = msgspec.msgpack.encode(RegisterRank(1, KEY))
     for byte in len(data).to_bytes(4, "little") + data:
         slow.socket.sendall(bytes([byte]))
-    RawFollower(server.port).say(Hello(2, KEY))
+    RawFollower(server.port).say(RegisterRank(2, KEY))
     accepting.join(PATIENCE)
     assert zero and time.monotonic() - begin < 3
     assert all(stranger.is_turned_away() for stranger in strangers)
@@ -271,7 +271,7 @@ def test_strangers_who_say_nothing_hold_up_nobody(monkeypatch):
 
 
 def test_stranger_without_end_does_not_outlast_the_wait():
-    server = LifelineServer(1, KEY)
+    server = HealthServer(1, KEY)
     stranger, begin = RawFollower(server.port), time.monotonic()
     stranger.socket.sendall(b"\x20\0\0\0")
     with pytest.raises(PeerLost, match=r"ranks \[1\]"):
@@ -280,18 +280,18 @@ def test_stranger_without_end_does_not_outlast_the_wait():
 
 
 def test_followers_that_never_connect_are_named():
-    server = LifelineServer(3, KEY)
+    server = HealthServer(3, KEY)
     follower = RawFollower(server.port)
-    follower.say(Hello(2, KEY))
+    follower.say(RegisterRank(2, KEY))
     with pytest.raises(PeerLost, match=r"ranks \[1, 3\]"):
         server.accept_all(0.3, doing(0))
 
 
 def test_addresses_are_tried_in_turn():
-    ends, server, zero = Ends(), LifelineServer(1, KEY), []
+    ends, server, zero = Ends(), HealthServer(1, KEY), []
     accepting = threading.Thread(target=lambda: zero.append(server.accept_all(5.0, doing(0), ends.of(0))))
     accepting.start()
-    follower = Lifeline.connect(
+    follower = HealthChannel.connect(
         rank=1,
         addresses=["no-such-host.invalid", "127.0.0.1"],
         port=server.port,
@@ -309,4 +309,4 @@ def test_rank_0_that_cannot_be_reached_is_said_with_its_port():
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with pytest.raises(PeerLost, match=f"rank 1 cannot reach rank 0 on port {port}.*127.0.0.1"):
-        Lifeline.connect(rank=1, addresses=["127.0.0.1"], port=port, key=KEY, timeout=1.0, describe=doing(1))
+        HealthChannel.connect(rank=1, addresses=["127.0.0.1"], port=port, key=KEY, timeout=1.0, describe=doing(1))

@@ -1,4 +1,4 @@
-"""LifelineServer: rank 0's listening socket, on which the other ranks' lifelines come."""
+"""HealthServer: rank 0's listening socket, on which the other ranks' health channels come."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 
 from labinfer.base.errors import PeerLost
-from labinfer.comm.lifeline import FIREWALL, FaultOptions, Lifeline, end_process
-from labinfer.comm.lifeline_messages import LENGTH_BYTES, Hello, decode
+from labinfer.comm.health_channel import FIREWALL, FaultOptions, HealthChannel, end_process
+from labinfer.comm.health_messages import LENGTH_BYTES, RegisterRank, decode
 from labinfer.comm.listening import listen
 
 MAX_HELLO, MAX_SILENT = 1 << 10, 1 << 8
 """Bytes of a follower's first message, and connections that have not said one, at rank 0."""
 
 
-class LifelineServer:
+class HealthServer:
     """Rank 0's listening socket, open before the followers learn its address.
 
     Args:
-        key: a secret of the group that every ``Hello`` must carry.
+        key: a secret of the group that every ``RegisterRank`` must carry.
         ports: as ``listen`` takes them.
 
     Raises:
@@ -40,7 +40,7 @@ class LifelineServer:
         describe: Callable[[], str],
         end: Callable[[str, Callable[[], None]], None] = end_process,
         faults: FaultOptions = FaultOptions(),  # noqa: B008 - frozen
-    ) -> Lifeline:
+    ) -> HealthChannel:
         """Wait for every follower. A connection without the key is closed.
 
         Raises:
@@ -56,14 +56,14 @@ class LifelineServer:
                     raise PeerLost(
                         f"rank 0 waited {timeout:g} s for ranks {missing} to connect to its port {self.port}; {FIREWALL}"
                     ) from None
-                hello = decode(message)
-                if not isinstance(hello, Hello) or hello.key != self._key:
+                registration = decode(message)
+                if not isinstance(registration, RegisterRank) or registration.key != self._key:
                     connection.close()
                     continue
                 connection.setblocking(True)
-                connections[hello.rank] = connection
+                connections[registration.rank] = connection
         self._socket.close()
-        return Lifeline(0, connections, describe, end, faults)
+        return HealthChannel(0, connections, describe, end, faults)
 
 
 def _first_messages(server: socket.socket, deadline: float) -> Iterator[tuple[socket.socket, bytes]]:
