@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 from labinfer.observe.table import format_table
-from labinfer.weights.files import weight_files
+from labinfer.weights.model_files import open_model
 from labinfer.weights.weight_cache import WeightCache
 
 LAUNCH = Path(__file__).parent.parent / "launch.py"
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--launcher", default="", help='such as "mpirun -n 2"')
     args, flags = parser.parse_known_args()  # the rest goes to launch.py
-    files = weight_files(Path(args.model))
+    files = open_model(Path(args.model)).weight_files()
     command = [
         *args.launcher.split(),
         sys.executable,

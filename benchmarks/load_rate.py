@@ -27,7 +27,7 @@ from labinfer.comm.group.failure import end_group_on_uncaught
 from labinfer.comm.group.rank_group import RankGroup, join_group
 from labinfer.comm.spmd.environment import detect
 from labinfer.observe.table import format_table
-from labinfer.weights.files import weight_files
+from labinfer.weights.model_files import open_model
 from labinfer.weights.read_ahead import start_reading_ahead
 
 BLOCKS = 64
@@ -56,7 +56,7 @@ def main() -> None:
     options = EngineOptions.from_flat(flat | {"num_kv_blocks": BLOCKS, "weight_cache_size": 0.0})
     group = join_group(detect(), options)
     end_group_on_uncaught(group)
-    files = weight_files(Path(args.model))
+    files = open_model(Path(args.model)).weight_files()
     LoadClock().load(group, options)  # functions are compiled and chosen
     rows, over, share = [], 0, 0
     for name, prepare in (("dropped", drop), ("cached", read)):

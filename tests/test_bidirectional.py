@@ -11,8 +11,8 @@ from embedders import make_base_model, reference_vectors, worst_error
 from labinfer import LLM, SamplingParams
 from labinfer.base.errors import UserError
 from labinfer.base.plan import POOLINGS
-from labinfer.models.pooling import MODES
 from labinfer.models.registry import load_config
+from labinfer.weights.hugging_face.pooling import MODES
 
 PROMPTS = mixed_prompts()
 SMALL = {"block_size": 4, "num_kv_blocks": 200, "threads": 1, "autotune": "off"}

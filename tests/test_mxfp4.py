@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 
 from labinfer import LLM, UserError
 from labinfer.comm.spmd.topology import shard_range
-from labinfer.weights.checkpoint import open_checkpoint, read_model_formats
 from labinfer.weights.codes import Codes
+from labinfer.weights.model_files import open_model
 from labinfer.weights.slices import MatrixSlice, MatrixStack
 
 HIDDEN, COLUMNS, EXPERTS = 64, 96, 7
@@ -80,7 +80,7 @@ PROJECTIONS = (
 def test_any_slice_has_the_values_of_the_reference(checkpoints, name, stack, outputs, inputs, first_row):
     plain, packed = checkpoints
     stored = load_file(plain / "model.safetensors")[f"{LAYER}.{stack}"]
-    checkpoint, form = open_checkpoint(packed), read_model_formats(packed)(f"{LAYER}.3.{name}").form("auto")
+    checkpoint, form = open_model(packed).open_weights(), open_model(packed).formats()(f"{LAYER}.3.{name}").form("auto")
     rng, height = random.Random(name), 2 * outputs if stack == "gate_up_proj" else outputs
     expected = stored[3].T[first_row // outputs :: height // outputs]
     cuts = [((0, outputs), columns) for ranks in (1, 2, 3) for columns in shard_range(inputs, ranks, 16)]

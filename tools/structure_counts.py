@@ -50,6 +50,7 @@ EXTENSIONS = {
         "functions/reference/packed12.py",
         "functions/reference/quantized.py",
     ),
+    "Hugging Face directories": ("weights/hugging_face/*.py",),
     "GGUF": ("weights/gguf/*.py",),
     "weights on disk": tuple(
         f"weights/{name}.py" for name in ("packed_file", "weight_cache", "identity", "read_ahead", "resolve")
@@ -79,7 +80,7 @@ EXTENSIONS = {
 ``launch`` and ``engine/assemble.py`` give them to constructors. ``tests/unit/test_imports.py`` enforces it."""
 CORE_FILES = ("comm/spmd/topology.py", *(f"weights/formats/{name}.py" for name in ("format", "plain", "registry")))
 """Files of the core in folders of extensions."""
-MAX_CORE_LINES = 14_300
+MAX_CORE_LINES = 14_100
 LONG_FILE, LONG_RUN, COMMON = 400, 6, 8
 """Lines of a long file; lines that a duplicated run has at least; places beyond which a run is too common to count."""
 

@@ -147,6 +147,15 @@ KINDS: dict[str, Kind] = {
             "cuda": "labinfer.functions.cuda.provider:CudaProvider",
         },
     ),
+    "model_files": Kind(
+        contract="labinfer.weights.model_files:ModelFiles",
+        computes=True,
+        is_class=True,
+        shipped={
+            "directory": "labinfer.weights.hugging_face.directory:HuggingFaceDirectory",
+            "gguf": "labinfer.weights.gguf.model:GgufModel",
+        },
+    ),
     "weight_format": Kind(
         contract="labinfer.weights.formats.registry:WeightFormat",
         computes=True,

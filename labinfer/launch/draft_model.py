@@ -23,8 +23,8 @@ from labinfer.launch.load_stage import load_stage
 from labinfer.launch.providers import make_registry
 from labinfer.launch.tune import make_rank_calls
 from labinfer.models.registry import load_config
-from labinfer.weights.checkpoint import open_checkpoint
 from labinfer.weights.loader import check_checkpoint, weight_bytes
+from labinfer.weights.model_files import open_model
 from labinfer.weights.resolve import resolve_model
 from labinfer.weights.weight_cache import WeightCache
 from labinfer.worker.kv_cache import KVCacheManager
@@ -61,7 +61,7 @@ class DraftModel:
         if registry.has_plugins:  # checks them at this model's sizes
             make_rank_calls(self.layout, self.place, registry, {}, options.cache.block_size)
         self._functions = self.layout.select_functions(self.place, registry)
-        checkpoint = open_checkpoint(self.directory)
+        checkpoint = open_model(self.directory).open_weights()
         check_checkpoint(
             self.layout.meta(self.place).model, checkpoint, config.tied_embeddings, options.model.ignore_tensors
         )

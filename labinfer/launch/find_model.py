@@ -12,7 +12,7 @@ from labinfer.comm.group.rank_group import RankGroup
 from labinfer.launch.mtp_check import check_mtp
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import load_config, with_window
-from labinfer.weights.model_files import config_path
+from labinfer.weights.model_files import open_model
 from labinfer.weights.resolve import resolve_model
 
 
@@ -41,7 +41,7 @@ def find_model(
     with group.together():
         if digests[group.rank] != digests[0]:
             raise UserError(
-                f"{config_path(directory)} differs from rank 0's on {group.everyone[0].node}; put the same checkpoint on every node"
+                f"{open_model(directory).config_path} differs from rank 0's on {group.everyone[0].node}; put the same checkpoint on every node"
             )
     if window := options.model.sliding_window:
         with group.together():

@@ -19,8 +19,9 @@ from labinfer.launch.mtp_check import check_mtp
 from labinfer.launch.packed_files import packed_files
 from labinfer.models.layers.context import StageContext
 from labinfer.models.registry import model_class
-from labinfer.weights.checkpoint import Checkpoint, open_checkpoint
+from labinfer.weights.checkpoint import CheckpointReader
 from labinfer.weights.loader import check_checkpoint, load_weights, weight_bytes
+from labinfer.weights.model_files import open_model
 from labinfer.weights.weight_cache import WeightCache, checkpoint_digest
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ def open_stage(
     *,
     cache: WeightCache | None,
     is_whole: bool,
-) -> Checkpoint:
+) -> CheckpointReader:
     """Open the checkpoint of a model. Rank 0 compares it with the whole model, unless an earlier start did.
 
     Args:
@@ -44,7 +45,7 @@ def open_stage(
     Raises:
         UserError: tensors are missing, left over, or have other shapes than the model's.
     """
-    config, checkpoint = layout.config, open_checkpoint(directory)
+    config, checkpoint = layout.config, open_model(directory).open_weights()
     check_mtp(options, config, directory, checkpoint.names)
     if group.rank > 0:
         return checkpoint
@@ -60,7 +61,7 @@ def open_stage(
 
 
 def load_stage(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointReader,
     options: EngineOptions,
     context: StageContext,
     layout: Layout,

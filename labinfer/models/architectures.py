@@ -8,7 +8,7 @@ from typing import Any
 
 from labinfer.base.errors import UserError
 from labinfer.base.registry import REGISTRY
-from labinfer.weights.model_files import config_path, read_config
+from labinfer.weights.model_files import open_model
 
 CAUSAL_LM, WITH_PICTURES = "ForCausalLM", "ForConditionalGeneration"
 
@@ -35,7 +35,8 @@ def check_architecture(directory: Path) -> None:
     Raises:
         UserError: there is no config, it is broken, or its architecture is not supported.
     """
-    path, values = config_path(directory), read_config(directory)
+    files = open_model(directory)
+    path, values = files.config_path, files.config()
     refuse_unknown(path, values)
     if values.get("architectures") is None:
         raise UserError(f"{path} has no 'architectures'; is the checkpoint complete?")

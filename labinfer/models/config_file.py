@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from copy import copy
-from pathlib import Path
 from typing import Any
 
 from labinfer.base.errors import UserError
 from labinfer.models.architectures import base_models
-from labinfer.weights.end_tokens import read_end_ids
-from labinfer.weights.model_files import config_path, read_config
+from labinfer.weights.model_files import ModelFiles
 
 MOST = {
     "layers": 1 << 10,
@@ -27,11 +25,11 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class ConfigFile:
-    """``config.json``, or what a GGUF file says in its place, with typed access; every error names the file and the key."""
+    """``config.json``, or what a model file says in its place, with typed access; every error names the file and the key."""
 
-    def __init__(self, directory: Path):
-        self._model, self.path = directory, config_path(directory)
-        self.values = read_config(directory)
+    def __init__(self, files: ModelFiles):
+        self._files, self.path = files, files.config_path
+        self.values = files.config()
 
     def with_defaults(self, **defaults: Any) -> ConfigFile:
         """The same file, with a family's own values for keys that it leaves out; a null stays."""
@@ -98,8 +96,8 @@ class ConfigFile:
             raise UserError(f"{self.path}: {complaint}")
 
     def end_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens that end an answer; see ``read_end_ids``."""
-        return read_end_ids(self._model, self.values)
+        """Ids of the tokens that end an answer."""
+        return self._files.end_ids(self.values)
 
     @property
     def architecture(self) -> str:

@@ -6,15 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from labinfer.base.errors import UserError
+from labinfer.base.pooling import PoolingConfig
 from labinfer.base.registry import REGISTRY
 from labinfer.models.architectures import refuse_unknown
 from labinfer.models.config import ModelConfig
 from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
-from labinfer.models.pooling import MODULES_FILE, read_pooling
-from labinfer.weights.checkpoint import read_model_formats
-from labinfer.weights.files import has_head
-from labinfer.weights.tied_head import has_different_head
+from labinfer.weights.model_files import open_model
 
 OWN_HEAD = (
     "tie_word_embeddings is true, but the checkpoint has an output head that differs from the embedding; the head is used, as by "
@@ -35,19 +33,21 @@ def load_config(directory: Path, *, with_mtp: bool = False) -> ModelConfig:
     Raises:
         UserError: it is missing or broken, or names an architecture or a quantisation that is not here.
     """
-    file = ConfigFile(directory)
+    files = open_model(directory)
+    file = ConfigFile(files)
     refuse_unknown(file.path, file.values)
-    formats = read_model_formats(directory)  # refuses what is not supported before anything is loaded
+    formats = files.formats()  # refuses what is not supported before anything is loaded
     family = REGISTRY.find("model_family", file.architecture)
     config = replace(family.read_config(file), formats=formats)
-    if not config.tied_embeddings and not has_head(directory):
-        is_published_so = file.is_base_model or (directory / MODULES_FILE).exists() or not config.is_causal
+    pooling = files.pooling(file.values)
+    if not config.tied_embeddings and not files.has_head():
+        is_published_so = file.is_base_model or pooling is not None or not config.is_causal
         notes = () if is_published_so else (LOST_HEAD,)
         config = replace(config, tied_embeddings=True, has_head=False, notes=notes)
-    elif config.tied_embeddings and has_different_head(directory, family.names):
+    elif config.tied_embeddings and files.has_different_head(family.names):
         config = replace(config, tied_embeddings=False, notes=(OWN_HEAD,))
     is_embedder = file.is_base_model or bool(config.no_generation)
-    config = replace(config, pooling=read_pooling(directory, file.values, is_embedder=is_embedder))
+    config = replace(config, pooling=pooling or PoolingConfig(is_embedder=is_embedder))
     return config if with_mtp else replace(config, mtp=None)
 
 

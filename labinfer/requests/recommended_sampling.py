@@ -6,7 +6,8 @@ from pathlib import Path
 
 from labinfer.base.errors import UserError
 from labinfer.base.sampling_params import SamplingParams, sampling_parameters
-from labinfer.weights.model_files import GENERATION, read_generation_config
+from labinfer.weights.hugging_face.directory import GENERATION
+from labinfer.weights.model_files import open_model
 
 FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -18,7 +19,7 @@ def recommended_sampling(checkpoint: Path) -> dict[str, int | float] | None:
     Raises:
         UserError: a number is out of bounds.
     """
-    config = read_generation_config(checkpoint)
+    config = open_model(checkpoint).generation_config()
     if config.get("do_sample") is False:
         return None
     given = {name: config[name] for name in (*FIELDS, *sampling_parameters()) if config.get(name) is not None}

@@ -1,4 +1,4 @@
-"""Checkpoints: a Hugging Face directory with its tensors and the format of each matrix, or a GGUF file."""
+"""Checkpoint: the tensors of a directory with the format of each matrix; CheckpointReader: a model's weights as the loader sees them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import torch
 
 from labinfer.base.errors import UserError
 from labinfer.weights.codes import Range
-from labinfer.weights.formats.format import Format, Formats, MatrixForm, TensorReader
+from labinfer.weights.formats.format import Format, MatrixForm, TensorReader
 from labinfer.weights.formats.mxfp4 import Mxfp4Format
 from labinfer.weights.formats.plain import PlainFormat
 from labinfer.weights.formats.registry import read_formats
 from labinfer.weights.formats.transposed import TransposedFormat
-from labinfer.weights.gguf.file import is_gguf
 from labinfer.weights.json_file import read_json
 from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.slices import MatrixSlice, TensorSlice, WeightSlice
@@ -65,32 +64,6 @@ class CheckpointReader(Protocol):
 
     def tensor_names(self, part: WeightSlice) -> tuple[str, ...]:
         """Names of the tensors that a slice may be read from."""
-
-
-def open_checkpoint(model: Path) -> CheckpointReader:
-    """The weights in a directory or in a GGUF file.
-
-    Raises:
-        UserError: there are none, or a file is broken.
-    """
-    if is_gguf(model):
-        from labinfer.weights.gguf.checkpoint import GgufCheckpoint
-
-        return GgufCheckpoint(model)
-    return Checkpoint(model)
-
-
-def read_model_formats(model: Path) -> Formats:
-    """The format of each matrix of a model, before its weights are opened.
-
-    Raises:
-        UserError: a quantisation that is not supported, or a broken file.
-    """
-    if is_gguf(model):
-        from labinfer.weights.gguf.checkpoint import gguf_formats
-
-        return gguf_formats(model)
-    return read_formats(read_json(model / "config.json"), model / "config.json")
 
 
 class Checkpoint(TensorFiles):

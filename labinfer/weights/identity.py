@@ -18,10 +18,10 @@ from pathlib import Path
 import msgspec
 
 from labinfer.base.errors import UserError
-from labinfer.weights.files import MAX_HEADER_BYTES, weight_files
+from labinfer.weights.files import MAX_HEADER_BYTES
 from labinfer.weights.gguf.file import SUFFIX as GGUF
-from labinfer.weights.gguf.file import is_gguf, tensors_in
-from labinfer.weights.model_files import CONFIG
+from labinfer.weights.gguf.file import tensors_in
+from labinfer.weights.model_files import open_model
 
 WHOLE_BYTES = 8 << 20
 """Largest weight file whose digest is of all its bytes."""
@@ -93,8 +93,8 @@ def model_files(model: Path) -> dict[str, Path]:
     Raises:
         UserError: there are no weights.
     """
-    paths = weight_files(model)
-    return {path.name: path for path in (paths if is_gguf(model) else [model / CONFIG, *paths])}
+    files = open_model(model)
+    return {path.name: path for path in (files.config_path, *files.weight_files())}
 
 
 def setting_files(directory: Path) -> dict[str, Path]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from labinfer.base.errors import UserError
 from labinfer.native.cache_file import Damaged, open_own
 from labinfer.native.memory import read_mapped
-from labinfer.weights.files import weight_files
+from labinfer.weights.model_files import open_model
 from labinfer.weights.resolve import resolve_model
 from labinfer.weights.weight_cache import WeightCache, checkpoint_digest
 
@@ -44,7 +44,7 @@ def start_reading_ahead(
                 with open_own(path) as file:
                     read_mapped(file) or read_part([path], 0, 1)
             if not packed:
-                read_part(weight_files(directory), part, num_parts)
+                read_part(open_model(directory).weight_files(), part, num_parts)
         except (UserError, OSError, Damaged):
             pass
 

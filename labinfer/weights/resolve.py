@@ -1,4 +1,4 @@
-"""The directory or GGUF file of a model by its name: bundled, a path, under $LABINFER_MODEL_DIR, in the Hugging Face cache, on the hub."""
+"""The directory or file of a model by its name: bundled, a path, under $LABINFER_MODEL_DIR, in the Hugging Face cache, on the hub."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from labinfer.base.errors import UserError, first_line
-from labinfer.weights.gguf.file import SUFFIX, is_gguf, split_paths
+from labinfer.weights.model_files import file_endings, is_model_file, open_model
 
 BUNDLED = ("demo", "demo-draft")
 """Models in ``labinfer/assets``. These names always mean them; a directory of such a name is written ``./demo``."""
@@ -30,7 +30,7 @@ HUB_TIMEOUT_SECONDS = 5.0
 
 
 def resolve_model(name: str, model_dir: str, may_download: bool) -> Path:
-    """The directory of a model, or its GGUF file.
+    """The directory of a model, or its file.
 
     Args:
         name: as the user gave it.
@@ -69,13 +69,13 @@ def find_directory(name: str, model_dir: str) -> tuple[Path | None, list[str]]:
     """
     if name in BUNDLED:
         return Path(__file__).parent.parent / "assets" / name, []
-    is_file = name.endswith(SUFFIX)
+    is_file = name.endswith(file_endings())
     tried = [f"{'file' if is_file else 'directory'} {name}"]
     if _is_model(name):
         return Path(name), tried
     if os.path.exists(name):
         raise UserError(
-            f"--model {name} is a file; give the directory that holds config.json and the safetensors files, or a {SUFFIX} file"
+            f"--model {name} is a file; give the directory that holds config.json and the safetensors files, or a {' or '.join(file_endings())} file"
         )
     if model_dir:
         for candidate in dict.fromkeys((name, ALIASES.get(name, name), ALIASES.get(name, name).rpartition("/")[2])):
@@ -94,14 +94,14 @@ def find_directory(name: str, model_dir: str) -> tuple[Path | None, list[str]]:
 
 
 def _is_model(path: str | Path) -> bool:
-    """Whether there is a directory or a GGUF file. Unlike Path's methods, false for names that the system cannot take.
+    """Whether there is a directory, or a file of a registered kind. Unlike Path's methods, false for names that the system cannot take.
 
     Raises:
         UserError: it is one of several files of a model, but not the first.
     """
     if os.path.isdir(path):
         return True
-    return os.path.exists(path) and is_gguf(Path(path)) and bool(split_paths(Path(path)))
+    return os.path.exists(path) and is_model_file(Path(path)) and bool(open_model(Path(path)).weight_files())
 
 
 def _from_hub(repository: str, name: str, may_download: bool, tried: list[str]) -> Path:

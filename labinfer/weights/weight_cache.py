@@ -24,7 +24,7 @@ import msgspec
 from labinfer.base.plugins import PLUGINS
 from labinfer.native import compiler
 from labinfer.native.cache_file import UNFINISHED, Damaged, digest, is_at, open_own, sync_folder, try_lock
-from labinfer.weights.files import weight_files
+from labinfer.weights.model_files import open_model
 
 GIB = 1 << 30
 SUFFIX = ".weights"
@@ -265,7 +265,7 @@ def checkpoint_digest(directory: Path) -> str:
         UserError: there are none.
     """
     configs = directory.glob("*.json") if directory.is_dir() else ()
-    paths = sorted([*configs, *weight_files(directory)])
+    paths = sorted([*configs, *open_model(directory).weight_files()])
     return digest([(path.name, *_identity(path)) for path in paths])
 
 

@@ -122,14 +122,6 @@ def test_rule_itself_has_no_circles():
 
 
 NOT_CUT_YET = """
-models/pooling.py → weights/gguf/file.py
-weights/checkpoint.py → weights/gguf/checkpoint.py
-weights/checkpoint.py → weights/gguf/file.py
-weights/end_tokens.py → weights/gguf/file.py
-weights/files.py → weights/gguf/file.py
-weights/model_files.py → weights/gguf/config.py
-weights/model_files.py → weights/gguf/file.py
-weights/tied_head.py → weights/gguf/file.py
 weights/checkpoint.py → weights/formats/mxfp4.py
 weights/checkpoint.py → weights/formats/transposed.py
 weights/formats/registry.py → weights/formats/settings.py

@@ -23,7 +23,7 @@ from labinfer.launch.mtp_check import check_mtp
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.table import format_bytes, format_table
 from labinfer.planner.options import PlanOptions
-from labinfer.weights.checkpoint import open_checkpoint
+from labinfer.weights.model_files import open_model
 from labinfer.worker.step_graphs import CAPTURED_BYTES, captures_steps
 
 HEADER = (
@@ -58,7 +58,7 @@ def run(session: Session, own: PlanOptions) -> int:
         everyone = [msgspec.structs.replace(group.everyone[0], rank=rank, local_rank=rank) for rank in numbers]
     with group.together():
         if config.mtp is not None:
-            check_mtp(session.options, config, directory, open_checkpoint(directory).names)
+            check_mtp(session.options, config, directory, open_model(directory).open_weights().names)
         layout = make_layout(session.options, config, everyone)
         draft = _plan_draft_model(session, layout, everyone) if group.rank == 0 else None
         on_rank0 = None if layout.draft_devices else draft

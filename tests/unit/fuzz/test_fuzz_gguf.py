@@ -14,8 +14,8 @@ from fuzzing import fuzz, mutate
 from labinfer.base.errors import UserError
 from labinfer.models.registry import load_config
 from labinfer.text.tokenizer import Tokenizer
-from labinfer.weights.checkpoint import open_checkpoint
 from labinfer.weights.gguf.file import SCALARS, GgufFile
+from labinfer.weights.model_files import open_model
 
 
 def _seed(path, model: str) -> bytes:
@@ -65,7 +65,7 @@ def encode(path: Path) -> None:
 
 
 def read_values(path: Path) -> None:
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_model(path).open_weights()
     for name in checkpoint.names:
         if len(shape := checkpoint.shape(name)) == 1:
             checkpoint.read(name, shape, (), torch.float32)

@@ -14,7 +14,7 @@ from labinfer import LLM
 from labinfer.base.errors import UserError
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.models.registry import load_config
-from labinfer.weights.end_tokens import read_end_ids
+from labinfer.weights.model_files import open_model
 
 TURN, TEXT = "<|im_end|>", "<|endoftext|>"
 """Ids 1 and 0 of the tokenizer that tests have."""
@@ -54,7 +54,7 @@ def test_end_tokens_are_those_of_the_configs_and_the_tokenizers_own(
     tmp_path, config, generation, configured, own, own_id
 ):
     write_configs(tmp_path, generation, own)
-    assert read_end_ids(tmp_path, config) == tuple(dict.fromkeys(configured + own_id))
+    assert open_model(tmp_path).end_ids(config) == tuple(dict.fromkeys(configured + own_id))
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,11 @@ def test_end_token_of_a_tokenizer_is_found_in_its_files(tmp_path, tokenizer, spe
     write_configs(tmp_path, tokenizer=tokenizer, special=special)
     if end == "a":
         end = (AutoTokenizer.from_pretrained(tmp_path).convert_tokens_to_ids("a"),)
-    assert read_end_ids(tmp_path, {}) == end
+    assert open_model(tmp_path).end_ids({}) == end
 
 
 def test_directory_without_a_tokenizer_has_the_ends_of_its_configs(tmp_path):
-    assert read_end_ids(tmp_path, {"eos_token_id": 2}) == (2,)
+    assert open_model(tmp_path).end_ids({"eos_token_id": 2}) == (2,)
 
 
 @pytest.mark.parametrize("tokenizer", [None, {"eos_token": "</s>"}, {"eos_token": "<end>"}, {"eos_token": "unknown"}])
@@ -91,7 +91,7 @@ def test_end_token_of_sentencepiece_is_found(sp_directory, tmp_path, tokenizer):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     own = SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model")).eos_id()
     ends = {"</s>": (own,), "<end>": (777,), "unknown": ()}
-    assert read_end_ids(tmp_path, {}) == (ends[tokenizer["eos_token"]] if tokenizer else (own,))
+    assert open_model(tmp_path).end_ids({}) == (ends[tokenizer["eos_token"]] if tokenizer else (own,))
 
 
 @pytest.mark.parametrize("text", ["{", '{"added_tokens": 3}', '{"added_tokens": [], "model": {"vocab": 3}}'])
@@ -99,7 +99,7 @@ def test_broken_tokenizer_is_one_line(tmp_path, text):
     write_configs(tmp_path, tokenizer={"eos_token": TURN})
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(UserError, match="tokenizer.json is not a valid tokenizer: [^\n]+$"):
-        read_end_ids(tmp_path, {})
+        open_model(tmp_path).end_ids({})
 
 
 def test_directory_and_gguf_file_end_answers_at_the_tokenizers_end_of_turn(tmp_path):

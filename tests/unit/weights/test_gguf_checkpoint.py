@@ -16,7 +16,6 @@ from labinfer.base.errors import UserError
 from labinfer.comm.spmd.topology import shard_range
 from labinfer.functions.packed_weight import TABLES
 from labinfer.functions.reference.quantized import dequantize, pack_codes
-from labinfer.weights.checkpoint import open_checkpoint, read_model_formats
 from labinfer.weights.codes import CHUNK, CodeForm, Codes
 from labinfer.weights.formats.mxfp4 import E2M1
 from labinfer.weights.gguf import blocks as blocks_module
@@ -24,7 +23,7 @@ from labinfer.weights.gguf.config import gguf_config, gguf_generation_config
 from labinfer.weights.gguf.file import GgufFile
 from labinfer.weights.gguf.forms import FORMS
 from labinfer.weights.gguf.types import TYPES
-from labinfer.weights.model_files import read_config
+from labinfer.weights.model_files import open_model
 from labinfer.weights.slices import MatrixSlice, MatrixStack, TensorSlice
 
 HEADS, KV_HEADS, HEAD, INPUTS, OUTPUTS = 4, 2, 16, 512, 48
@@ -83,7 +82,7 @@ def unrotated(values: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("kind", [GGMLQuantizationType(number) for number in TYPES], ids=lambda kind: kind.name)
 def test_any_slice_has_the_values_of_the_reference(tmp_path, kind):
     values = write(tmp_path / "a.gguf", kind)
-    checkpoint, rng = open_checkpoint(tmp_path / "a.gguf"), random.Random(kind.name)
+    checkpoint, rng = open_model(tmp_path / "a.gguf").open_weights(), random.Random(kind.name)
     for name, expected in ((UP, values[UP]), (QUERIES, unrotated(values[QUERIES]))):
         outputs, inputs = expected.shape
         cuts = [((0, outputs), (0, inputs))]
@@ -113,7 +112,7 @@ def test_codes_of_any_slice_have_the_values_of_the_reference(tmp_path, kind):
     """Bit for bit; as products read them, but for the last bits of scales and minima that have more than float16."""
     path, rng = tmp_path / "a.gguf", random.Random(kind)
     values = write(path, GGMLQuantizationType[kind])
-    checkpoint, formats = open_checkpoint(path), read_model_formats(path)
+    checkpoint, formats = open_model(path).open_weights(), open_model(path).formats()
     assert formats.method == "gguf" and not formats.warnings
     for name, expected in ((UP, values[UP]), (QUERIES, unrotated(values[QUERIES]))):
         outputs, inputs = expected.shape
@@ -154,14 +153,14 @@ def test_codes_of_any_slice_have_the_values_of_the_reference(tmp_path, kind):
 def test_table_of_embeddings_has_codes(tmp_path):
     for kind in ("Q8_0", "Q6_K", "Q4_0"):
         write(tmp_path / "a.gguf", GGMLQuantizationType[kind], table=GGMLQuantizationType[kind])
-        formats = read_model_formats(tmp_path / "a.gguf")
+        formats = open_model(tmp_path / "a.gguf").formats()
         assert formats("model.embed_tokens").form("auto") == formats(UP).form("auto") == FORMS[kind]
     assert formats("model.layers.7.mlp.up_proj").form("auto") is None
 
 
 def test_rank_reads_its_bytes_alone(tmp_path):
     write(tmp_path / "a.gguf", GGMLQuantizationType.Q8_0)
-    checkpoint = open_checkpoint(tmp_path / "a.gguf")
+    checkpoint = open_model(tmp_path / "a.gguf").open_weights()
     destination = torch.empty(OUTPUTS // 3, INPUTS)
     part = MatrixSlice(
         name=UP, outputs=OUTPUTS, inputs=INPUTS, rows=(16, 32), columns=(0, INPUTS), destination=destination
@@ -193,7 +192,7 @@ def test_matrix_is_decoded_in_pieces(tmp_path, monkeypatch, form):
     matrix = MatrixSlice(
         name=UP, outputs=rows, inputs=columns, rows=(0, rows), columns=(0, columns), destination=memory
     )
-    open_checkpoint(tmp_path / "a.gguf").load(matrix)
+    open_model(tmp_path / "a.gguf").open_weights().load(matrix)
     assert sum(largest) == rows * columns and max(largest) <= CHUNK
 
 
@@ -215,8 +214,8 @@ def test_gates_and_ups_of_experts_in_one_tensor_are_read_apart(tmp_path, kind):
     )
     finish(writer)
     values = torch.from_numpy(gguf.quants.dequantize(stored, kind)).view(experts, 2, columns, inputs)
-    checkpoint, stack = open_checkpoint(tmp_path / "a.gguf"), "model.layers.0.mlp.experts"
-    form = read_model_formats(tmp_path / "a.gguf")(f"{stack}.1.up_proj").form("auto")
+    checkpoint, stack = open_model(tmp_path / "a.gguf").open_weights(), "model.layers.0.mlp.experts"
+    form = open_model(tmp_path / "a.gguf").formats()(f"{stack}.1.up_proj").form("auto")
     assert form == FORMS.get(kind.name) and not any("gate_up" in name for name in checkpoint.names)
     cuts = [rows for ranks in (1, 2, 3) for rows in shard_range(columns, ranks)]
     for half, part in enumerate(("gate_proj", "up_proj")):
@@ -247,7 +246,7 @@ def test_gates_and_ups_of_experts_in_one_tensor_are_read_apart(tmp_path, kind):
 def test_norm_is_read(tmp_path):
     values = write(tmp_path / "a.gguf", GGMLQuantizationType.Q4_0)
     name = "model.layers.0.input_layernorm"
-    checkpoint = open_checkpoint(tmp_path / "a.gguf")
+    checkpoint = open_model(tmp_path / "a.gguf").open_weights()
     assert checkpoint.shape(f"{name}.weight") == (INPUTS,)
     assert torch.equal(checkpoint.read(f"{name}.weight", (INPUTS,), ((3, 70),), torch.float32), values[name][3:70])
     assert f"{name}.weight" in checkpoint.names and f"{UP}.weight" in checkpoint.names
@@ -255,7 +254,7 @@ def test_norm_is_read(tmp_path):
 
 def test_missing_and_misshapen_tensors_are_refused(tmp_path):
     write(tmp_path / "a.gguf", GGMLQuantizationType.F16)
-    checkpoint = open_checkpoint(tmp_path / "a.gguf")
+    checkpoint = open_model(tmp_path / "a.gguf").open_weights()
     destination = torch.empty(4)
     with pytest.raises(UserError, match=r"no tensor for model\.norm\.weight of shape \[4\]"):
         checkpoint.check(TensorSlice(name="model.norm.weight", shape=(4,), destination=destination))
@@ -267,7 +266,7 @@ def test_missing_and_misshapen_tensors_are_refused(tmp_path):
 
 def test_file_that_is_cut_short_later_is_refused(tmp_path):
     write(tmp_path / "a.gguf", GGMLQuantizationType.F16)
-    checkpoint = open_checkpoint(tmp_path / "a.gguf")
+    checkpoint = open_model(tmp_path / "a.gguf").open_weights()
     with open(tmp_path / "a.gguf", "r+b") as file:
         file.truncate(2000)
     part = MatrixSlice(
@@ -337,7 +336,7 @@ def test_directory_of_files_names_one(tmp_path):
     with pytest.raises(
         UserError, match=r"has no config\.json, but GGUF files; give one of them, such as --model .*a\.gguf$"
     ):
-        read_config(tmp_path)
+        open_model(tmp_path).config()
 
 
 def test_token_that_ends_a_turn_is_an_end(tmp_path):

@@ -12,45 +12,45 @@ from gguf_files import write_gguf
 
 from labinfer.base.errors import UserError
 from labinfer.base.pooling import PoolingConfig
-from labinfer.models.pooling import read_pooling
 from labinfer.models.registry import load_config
-
-
-def read(directory, is_embedder: bool = False) -> PoolingConfig:
-    return read_pooling(directory, {}, is_embedder=is_embedder)
+from labinfer.weights.hugging_face.pooling import read_pooling
 
 
 def test_files_that_say_nothing_leave_the_last_token_normalized(tmp_path):
-    assert read(tmp_path) == PoolingConfig(pooling="last", normalize=True, is_embedder=False)
-    assert read(tmp_path, is_embedder=True).is_embedder
+    directory = make_checkpoint(tmp_path, "qwen3")
+    assert read_pooling(directory) is None
+    assert load_config(directory).pooling == PoolingConfig(pooling="last", normalize=True, is_embedder=False)
+    values = json.loads((directory / "config.json").read_text()) | {"architectures": ["Qwen3Model"]}
+    (directory / "config.json").write_text(json.dumps(values))
+    assert load_config(directory).pooling == PoolingConfig(pooling="last", normalize=True, is_embedder=True)
 
 
 @pytest.mark.parametrize("old", [True, False])
 def test_several_modes_are_refused(tmp_path, old):
-    config = read(write_modules(tmp_path, ["mean", "max"], old=old))
+    config = read_pooling(write_modules(tmp_path, ["mean", "max"], old=old))
     assert "mean" in config.refusal and "max" in config.refusal and not config.is_embedder
 
 
 def test_mode_that_is_left_out_is_the_mean(tmp_path):
     write_modules(tmp_path)
     (tmp_path / "1_Pooling" / "config.json").write_text('{"embedding_dimension": 8}')
-    assert read(tmp_path).pooling == "mean"
+    assert read_pooling(tmp_path).pooling == "mean"
 
 
 @pytest.mark.parametrize("mode", ["weightedmean", "mean_sqrt_len_tokens", "whatever", 5])
 def test_other_modes_are_refused_by_name(tmp_path, mode):
-    assert f"asks for pooling {mode}" in read(write_modules(tmp_path, mode, old=False)).refusal
+    assert f"asks for pooling {mode}" in read_pooling(write_modules(tmp_path, mode, old=False)).refusal
 
 
 def test_mode_that_is_no_name_is_refused(tmp_path):
     write_modules(tmp_path)
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": [{"mean": true}]}')
-    assert "asks for pooling {'mean': True}" in read(tmp_path).refusal
+    assert "asks for pooling {'mean': True}" in read_pooling(tmp_path).refusal
 
 
 @pytest.mark.parametrize(("mode", "is_refused"), [("mean", True), ("cls", True), ("lasttoken", False)])
 def test_prompt_that_is_left_out_is_refused_where_it_matters(tmp_path, mode, is_refused):
-    config = read(write_modules(tmp_path, mode, include_prompt=False))
+    config = read_pooling(write_modules(tmp_path, mode, include_prompt=False))
     assert ("asks for include_prompt false" in config.refusal) == is_refused
 
 
@@ -61,7 +61,7 @@ def test_other_modules_are_refused_by_name(tmp_path, kinds):
     write_modules(tmp_path)
     modules = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in kinds]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
-    config = read(tmp_path, is_embedder=True)
+    config = read_pooling(tmp_path)
     assert f"asks for {', '.join(kinds)}; supported are Transformer, Pooling, Normalize" in config.refusal
     with pytest.raises(UserError, match="pooling: .*modules.json asks for"):
         config.check_scores(None)
@@ -71,20 +71,20 @@ def test_other_modules_are_refused_by_name(tmp_path, kinds):
 def test_settings_of_modules_that_change_vectors_are_refused(tmp_path):
     write_modules(tmp_path)
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 512, "do_lower_case": true}')
-    assert "asks for do_lower_case True" in read(tmp_path).refusal
+    assert "asks for do_lower_case True" in read_pooling(tmp_path).refusal
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 512, "do_lower_case": false}')
-    assert not read(tmp_path).refusal
+    assert not read_pooling(tmp_path).refusal
     (tmp_path / "2_Normalize").mkdir()
     (tmp_path / "2_Normalize" / "config.json").write_text('{"module_input_name": "token_embeddings"}')
-    assert "asks for module_input_name" in read(tmp_path).refusal
+    assert "asks for module_input_name" in read_pooling(tmp_path).refusal
 
 
 def test_prompt_that_sentence_transformers_would_put_first_is_told(tmp_path):
     write_modules(tmp_path)
     (tmp_path / "config_sentence_transformers.json").write_text('{"default_prompt_name": null}')
-    assert not read(tmp_path).warning
+    assert not read_pooling(tmp_path).warning
     (tmp_path / "config_sentence_transformers.json").write_text('{"default_prompt_name": "query"}')
-    assert "'query' before every text" in read(tmp_path).warning
+    assert "'query' before every text" in read_pooling(tmp_path).warning
 
 
 @pytest.mark.parametrize(

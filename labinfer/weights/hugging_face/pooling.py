@@ -1,11 +1,10 @@
-"""A checkpoint's pooling, read from the files of sentence-transformers or from the metadata of a GGUF file.
+"""A directory's pooling, read from the files of sentence-transformers; no torch.
 
 Source: sentence-transformers 6.2, ``modules.json`` and the ``config.json`` of its ``Pooling`` module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from msgspec.structs import replace
 
 from labinfer.base.errors import UserError
 from labinfer.base.pooling import PoolingConfig
-from labinfer.weights.gguf.file import is_gguf
 from labinfer.weights.json_file import read_list, read_optional
 
 MODULES_FILE, PROMPTS_FILE = "modules.json", "config_sentence_transformers.json"
@@ -35,26 +33,17 @@ OLD_KEYS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Keys of sentence-transformers before 5.4, in the order in which several vectors are joined."""
-GGUF_MODES = {1: "mean", 2: "cls", 3: "last"}
-"""Numbers of llama.cpp's ``pooling_type``."""
-GGUF_RANK = 4
 
 
-def read_pooling(model: Path, config: Mapping[str, Any], *, is_embedder: bool) -> PoolingConfig:
-    """The vectors that a model's files ask for; the last token's, normalized, where the files do not say.
-
-    Args:
-        config: values of ``config.json``, or what a GGUF file says in its place.
-        is_embedder: whether the model gives embeddings even if no file names a pooling.
+def read_pooling(model: Path) -> PoolingConfig | None:
+    """The vectors that ``modules.json`` asks for; None where there is no such file.
 
     Raises:
         UserError: a file is broken.
     """
-    if is_gguf(model):
-        return _read_gguf(model, config.get("pooling_type", 0), is_embedder)
     path = model / MODULES_FILE
     if not path.exists():
-        return PoolingConfig(is_embedder=is_embedder)
+        return None
     modules = read_list(path)
     if not all(isinstance(module, dict) for module in modules):
         raise UserError(f"{path} should be a list of objects, not {modules!r:.60}")
@@ -97,12 +86,3 @@ def _read_module(path: Path, *, normalize: bool) -> PoolingConfig:
     if values.get("include_prompt") is False and modes != ["lasttoken"]:
         return PoolingConfig(refusal=f"{path} asks for include_prompt false, which is not supported")
     return PoolingConfig(pooling=MODES[modes[0]], normalize=normalize, is_embedder=True)
-
-
-def _read_gguf(model: Path, kind: int, is_embedder: bool) -> PoolingConfig:
-    """Pooling by llama.cpp's ``pooling_type``. Its server normalizes vectors."""
-    if kind == GGUF_RANK:
-        return PoolingConfig(refusal=f"{model} is a reranker (its pooling_type is {kind}), which is not supported")
-    if kind in GGUF_MODES:
-        return PoolingConfig(pooling=GGUF_MODES[kind], is_embedder=True)
-    return PoolingConfig(is_embedder=is_embedder)

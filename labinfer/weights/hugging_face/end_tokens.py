@@ -1,8 +1,4 @@
-"""Tokens that end an answer: those that a model's configs name, and its tokenizer's own end-of-sequence token; no torch.
-
-This is vLLM's rule for a directory: ``eos_token_id`` of ``generation_config.json``, or of ``config.json`` where the former
-names none, and ``eos_token`` of the tokenizer. A GGUF file has one list for both, see ``gguf.config.end_ids``.
-"""
+"""Tokens that end an answer: those that a config names, and the end-of-sequence token of a directory's tokenizer; no torch."""
 
 from __future__ import annotations
 
@@ -13,9 +9,7 @@ from typing import Any
 import msgspec
 
 from labinfer.base.errors import UserError, first_line
-from labinfer.weights.gguf.file import is_gguf
 from labinfer.weights.json_file import need_plain_file, read_optional
-from labinfer.weights.model_files import read_generation_config
 
 
 class AddedToken(msgspec.Struct):
@@ -38,19 +32,9 @@ class TokenizerFile(msgspec.Struct):
     model: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-def read_end_ids(model: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ids of the tokens that end an answer, each once; those of the configs come first.
-
-    Args:
-        model: checkpoint directory or GGUF file.
-        config: values of ``config.json``, or those that stand for them.
-
-    Raises:
-        UserError: a file of the tokenizer is broken.
-    """
-    configured = _ids(read_generation_config(model).get("eos_token_id")) or _ids(config.get("eos_token_id"))
-    own = [] if is_gguf(model) else _tokenizer_end(model)
-    return tuple(dict.fromkeys([*configured, *own]))
+def configured_ends(config: Mapping[str, Any]) -> list[int]:
+    """The ids in a config's ``eos_token_id``, see ``_ids``."""
+    return _ids(config.get("eos_token_id"))
 
 
 def _ids(value: Any) -> list[int]:
@@ -59,8 +43,12 @@ def _ids(value: Any) -> list[int]:
     return [number for number in values if isinstance(number, int) and not isinstance(number, bool) and number >= 0]
 
 
-def _tokenizer_end(directory: Path) -> list[int]:
-    """Id of the tokenizer's ``eos_token``; empty where the directory has no tokenizer, or that has no such token."""
+def tokenizer_end(directory: Path) -> list[int]:
+    """Id of the tokenizer's ``eos_token``; empty where the directory has no tokenizer, or that has no such token.
+
+    Raises:
+        UserError: a file of the tokenizer is broken.
+    """
     config = read_optional(directory / "tokenizer_config.json")
     token = (read_optional(directory / "special_tokens_map.json") | config).get("eos_token")
     text = token.get("content") if isinstance(token, dict) else token

@@ -1,0 +1,58 @@
+"""GgufModel: a model as a GGUF file, or as several that are split; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labinfer.base.pooling import PoolingConfig
+from labinfer.weights.gguf.config import gguf_config, gguf_generation_config
+from labinfer.weights.gguf.file import GgufFile, split_paths
+from labinfer.weights.model_files import ModelFiles
+
+if TYPE_CHECKING:
+    from labinfer.weights.formats.format import Formats
+    from labinfer.weights.gguf.checkpoint import GgufCheckpoint
+
+POOLINGS = {1: "mean", 2: "cls", 3: "last"}
+"""Numbers of llama.cpp's ``pooling_type``."""
+RANK = 4
+
+
+class GgufModel(ModelFiles):
+    """See ``ModelFiles``; the path is that of the only file, or of the first one.
+
+    What the file leaves out of the output head is tied to the embedding, so that it has a head, and one only where it differs.
+    """
+
+    def config(self) -> dict[str, Any]:
+        return gguf_config(GgufFile(self.path))
+
+    def generation_config(self) -> dict[str, Any]:
+        return gguf_generation_config(GgufFile(self.path))
+
+    def end_ids(self, config: Mapping[str, Any]) -> tuple[int, ...]:
+        """See ``ModelFiles``. The config's list has the tokenizer's end, too: see ``config.end_ids``."""
+        return tuple(token_id for token_id in config["eos_token_id"] if token_id >= 0)
+
+    def pooling(self, config: Mapping[str, Any]) -> PoolingConfig | None:
+        """Pooling by llama.cpp's ``pooling_type``. Its server normalizes vectors."""
+        number = config.get("pooling_type", 0)
+        if number == RANK:
+            refusal = f"{self.path} is a reranker (its pooling_type is {number}), which is not supported"
+            return PoolingConfig(refusal=refusal)
+        return PoolingConfig(pooling=POOLINGS[number], is_embedder=True) if number in POOLINGS else None
+
+    def weight_files(self) -> list[Path]:
+        return split_paths(self.path)
+
+    def formats(self) -> Formats:
+        from labinfer.weights.gguf.checkpoint import gguf_formats
+
+        return gguf_formats(self.path)
+
+    def open_weights(self) -> GgufCheckpoint:
+        from labinfer.weights.gguf.checkpoint import GgufCheckpoint
+
+        return GgufCheckpoint(self.path)
