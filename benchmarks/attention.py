@@ -20,6 +20,7 @@ import torch
 from experts import CACHE, compiled_function, seconds
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.attention_heads import AttentionHeads
 from labinfer.functions.ceilings import Ceilings
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.layer_cache import LayerCache
@@ -56,13 +57,13 @@ def make_case(
     num_new: int,
     is_shuffled: bool,
 ) -> Case:
-    heads = (args.kv_heads, args.size)
+    shape = (args.kv_heads, args.size)
     num_blocks = -(-context // args.block_size)
     bytes_per_token = 2 * args.kv_heads * (args.size * DTYPES[dtype].itemsize + (4 if dtype == "int8" else 0))
     layers = 1 if num_new > 1 else -(-CACHE // (context * bytes_per_token))
     tiled = not args.rows
     # Large pages have to be asked for before memory is written, which zeros are.
-    form = LayerCache.zeros(layers * num_blocks, args.block_size, heads, DTYPES[dtype], device="meta", tiled=tiled)
+    form = LayerCache.zeros(layers * num_blocks, args.block_size, shape, DTYPES[dtype], device="meta", tiled=tiled)
     tensors = [torch.empty_like(tensor, device="cpu") for tensor in form.tensors()]
     for tensor in tensors:
         if not args.small_pages:
@@ -72,10 +73,11 @@ def make_case(
     order = torch.randperm(layers * num_blocks) if is_shuffled else torch.arange(layers * num_blocks)
     q_THP = torch.randn(num_new, args.heads, args.size).bfloat16()
     head_ptr = torch.arange(args.kv_heads + 1) * (args.heads // args.kv_heads)
+    heads = AttentionHeads(head_ptr, args.size**-0.5)
 
     def bind(table: torch.Tensor) -> Callable[[], torch.Tensor]:
         batch = AttentionBatch.build([0, num_new], [context], [table.tolist()], CPU)
-        return lambda: function(q_THP, cache, batch, head_ptr, args.size**-0.5)
+        return lambda: function(q_THP, cache, batch, heads)
 
     calls = tuple(bind(table) for table in order.split(num_blocks))
     return Case(

@@ -17,11 +17,11 @@ from labinfer.functions.reference.attention import paged_attention as reference
 from labinfer.functions.registry import Implementation
 
 
-def paged_attention(q_THP, cache, batch, head_ptr, scale, *, window=0, sinks_H=None):
+def paged_attention(q_THP, cache, batch, heads):
     """``functions.protocols.PagedAttention``; what it does not take is left to the reference."""
-    num_sequences, heads = len(batch.context_lens), head_ptr.diff().tolist()
-    if len(q_THP) > num_sequences or len({*heads}) > 1 or window or sinks_H is not None:
-        return reference(q_THP, cache, batch, head_ptr, scale, window=window, sinks_H=sinks_H)
+    num_sequences, groups = len(batch.context_lens), heads.head_ptr.diff().tolist()
+    if len(q_THP) > num_sequences or len({*groups}) > 1 or heads.window or heads.sinks_H is not None:
+        return reference(q_THP, cache, batch, heads)
     tables = batch.tables_N.split([end - begin for begin, end in itertools.pairwise(batch.table_ptr)])
     tables_BN = torch.nn.utils.rnn.pad_sequence(tables, batch_first=True)  # block 0 stands where a table has ended
     k_BKSP, v_BKSP = (
@@ -29,8 +29,8 @@ def paged_attention(q_THP, cache, batch, head_ptr, scale, *, window=0, sinks_H=N
         for pool in (cache.keys, cache.values)
     )
     unseen_B11S = torch.arange(k_BKSP.shape[2]) >= batch.context_lens_B[:, None, None, None]
-    q_BKGP = q_THP.unflatten(1, (len(heads), -1))  # G query heads read a KV head
-    scores_BKGS = (q_BKGP @ k_BKSP.mT * scale).masked_fill_(unseen_B11S, -torch.inf)
+    q_BKGP = q_THP.unflatten(1, (len(groups), -1))  # G query heads read a KV head
+    scores_BKGS = (q_BKGP @ k_BKSP.mT * heads.scale).masked_fill_(unseen_B11S, -torch.inf)
     # Weights of zero are not enough where no token was written: 0 times NaN is NaN.
     v_BKSP.masked_fill_(unseen_B11S.mT, 0)
     return (scores_BKGS.float().softmax(-1).to(q_THP.dtype) @ v_BKSP).flatten(1, 2)

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.attention_heads import AttentionHeads
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import LayerCache, TokenPool
 from labinfer.functions.packed_weight import PackedWeight
@@ -282,9 +283,10 @@ class PagedAttentionCall:
         batch = setting.batch(step_counts(rows))
         cache = setting.empty_cache(int(batch.tables_N.max()) + 1, self.kv_heads, self.head_size)
         setting.fill([cache.keys, cache.values], batch, window=self.window)
-        q_THP, head_ptr = setting.random(rows, self.heads, self.head_size), torch.tensor(self.head_ptr)
-        options = {"window": self.window, "sinks_H": setting.random(self.heads).float() if self.sinks else None}
-        return lambda: function(q_THP, cache, batch, head_ptr, self.head_size**-0.5, **options)
+        q_THP = setting.random(rows, self.heads, self.head_size)
+        sinks_H = setting.random(self.heads).float() if self.sinks else None
+        heads = AttentionHeads(torch.tensor(self.head_ptr), self.head_size**-0.5, self.window, sinks_H)
+        return lambda: function(q_THP, cache, batch, heads)
 
     def work(self, rows: int, setting: CallSetting) -> Work:
         batch = setting.batch(step_counts(rows))

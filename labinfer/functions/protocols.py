@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.attention_heads import AttentionHeads
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.packed_weight import PackedWeight
@@ -109,27 +110,13 @@ class PagedAttention(Protocol):
     """Causal attention of new tokens over everything their sequences have cached (Kwon et al. 2023, arXiv:2309.06180)."""
 
     def __call__(
-        self,
-        q_THP: torch.Tensor,
-        cache: LayerCache,
-        batch: AttentionBatch,
-        head_ptr: torch.Tensor,
-        scale: float,
-        *,
-        window: int = 0,
-        sinks_H: torch.Tensor | None = None,
+        self, q_THP: torch.Tensor, cache: LayerCache, batch: AttentionBatch, heads: AttentionHeads
     ) -> torch.Tensor:
         """(T, H, P) → (T, H, P) in the dtype of the queries, in which the arithmetic is, too.
 
         Args:
             q_THP: rotated queries.
             cache: with the new tokens' keys and values written already, in any dtype that it may have.
-            head_ptr: KV head k is read by query heads ``head_ptr[k]:head_ptr[k + 1]``; int64, (K + 1), in host memory.
-            scale: factor on the scores.
-            window: tokens that a query sees, itself included (Beltagy et al. 2020, arXiv:2004.05150); 0 for all. Blocks of which
-                no query of the sequence sees a token are not read: their places in ``batch.tables_N`` may name any block.
-            sinks_H: logit of each head that counts in the softmax without a value (Miller 2023, "Attention is off by one", and the
-                model card of gpt-oss, arXiv:2508.10925); float32.
         """
 
 

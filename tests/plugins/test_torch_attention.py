@@ -64,7 +64,7 @@ def test_it_is_refused_where_it_reads_what_nobody_has_written(launcher, layout, 
 @pytest.mark.slow
 def test_it_is_refused_where_it_computes_something_else(tmp_path):
     wrong = tmp_path / "wrong.py"
-    wrong.write_text(PLUGIN.read_text().replace("* scale)", "* 2)"))
+    wrong.write_text(PLUGIN.read_text().replace("* heads.scale)", "* 2)"))
     done = run("single", 1, LAUNCH, "--plugin", wrong, "--dtype", "float32", "--prompt", "x")
     (line,) = done.our_errors
     assert done.returncode == 2, done.text

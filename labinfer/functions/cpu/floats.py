@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.attention_heads import AttentionHeads
 from labinfer.functions.cpu.dense import Finish, look_up, multiply
 from labinfer.functions.cpu.library import Library
 from labinfer.functions.head_norms import HeadNorms
@@ -165,16 +166,9 @@ class CpuFunctions:
         return q_THP
 
     def paged_attention(
-        self,
-        q_THP: torch.Tensor,
-        cache: LayerCache,
-        batch: AttentionBatch,
-        head_ptr: torch.Tensor,
-        scale: float,
-        *,
-        window: int = 0,
-        sinks_H: torch.Tensor | None = None,
+        self, q_THP: torch.Tensor, cache: LayerCache, batch: AttentionBatch, heads: AttentionHeads
     ) -> torch.Tensor:
+        head_ptr, sinks_H = heads.head_ptr, heads.sinks_H
         q_THP = q_THP.contiguous()
         out_THP = torch.empty_like(q_THP)
         self._attend(
@@ -195,8 +189,8 @@ class CpuFunctions:
             self._dtype,
             DTYPES.index(cache.k.dtype),
             cache.is_tiled,
-            scale,
-            window,
+            heads.scale,
+            heads.window,
             torch.get_num_threads(),
         )
         return out_THP

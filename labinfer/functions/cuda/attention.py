@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.attention_heads import AttentionHeads
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference import attention
 
@@ -25,21 +26,14 @@ TILE_BYTES = 16 << 10
 
 
 def paged_attention(
-    q_THP: torch.Tensor,
-    cache: LayerCache,
-    batch: AttentionBatch,
-    head_ptr: torch.Tensor,
-    scale: float,
-    *,
-    window: int = 0,
-    sinks_H: torch.Tensor | None = None,
+    q_THP: torch.Tensor, cache: LayerCache, batch: AttentionBatch, heads: AttentionHeads
 ) -> torch.Tensor:
     """Causal attention over the cache, as ``PagedAttention`` has it; of any batch in one call."""
-    rows, heads, size = q_THP.shape
-    num_kv = len(head_ptr) - 1
-    group = heads // num_kv
-    if cache.is_tiled or head_ptr.tolist() != list(range(0, heads + 1, group)):
-        return attention.paged_attention(q_THP, cache, batch, head_ptr, scale, window=window, sinks_H=sinks_H)
+    rows, num_heads, size = q_THP.shape
+    num_kv, sinks_H = len(heads.head_ptr) - 1, heads.sinks_H
+    group = num_heads // num_kv
+    if cache.is_tiled or heads.head_ptr.tolist() != list(range(0, num_heads + 1, group)):
+        return attention.paged_attention(q_THP, cache, batch, heads)
     q_THP, num_sequences = q_THP.contiguous(), batch.context_lens_B.shape[0]
     out_THP = torch.empty_like(q_THP)
     if not rows:
@@ -67,7 +61,7 @@ def paged_attention(
         stats,
         num_sequences,
         num_kv,
-        scale,
+        heads.scale,
         GROUP=group,
         SIZE=size,
         BLOCK_HEAD=block_head,
@@ -76,7 +70,7 @@ def paged_attention(
         QUERIES=max(16, triton.next_power_of_2(rows_each * group)),
         TILE=tile,
         SPLITS=splits,
-        WINDOW=window,
+        WINDOW=heads.window,
         IS_INT8=cache.k_scale is not None,
         HAS_SINKS=sinks_H is not None,
         ONE_ROW=one_row,

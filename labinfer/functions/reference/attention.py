@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.attention_heads import AttentionHeads
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference.elementwise import rms_norm, rotary
@@ -44,45 +45,28 @@ def write_kv(k_TKP: torch.Tensor, v_TKP: torch.Tensor, cache: LayerCache, slots_
 
 
 def paged_attention(
-    q_THP: torch.Tensor,
-    cache: LayerCache,
-    batch: AttentionBatch,
-    head_ptr: torch.Tensor,
-    scale: float,
-    *,
-    window: int = 0,
-    sinks_H: torch.Tensor | None = None,
+    q_THP: torch.Tensor, cache: LayerCache, batch: AttentionBatch, heads: AttentionHeads
 ) -> torch.Tensor:
     """Causal attention, one sequence after another; only the keys that some query sees are read."""
     out_THP = torch.empty_like(q_THP)
     for b in range(len(batch.context_lens)):
-        attend(out_THP, q_THP, cache, batch, b, head_ptr=head_ptr, scale=scale, window=window, sinks_H=sinks_H)
+        rows = slice(batch.row_ptr[b], batch.row_ptr[b + 1])
+        out_THP[rows] = attend(q_THP[rows], cache, batch, heads, b)
     return out_THP
 
 
 def attend(
-    out_THP: torch.Tensor,
-    q_THP: torch.Tensor,
-    cache: LayerCache,
-    batch: AttentionBatch,
-    b: int,
-    *,
-    head_ptr: torch.Tensor,
-    scale: float,
-    window: int,
-    sinks_H: torch.Tensor | None = None,
-) -> None:
-    """Write the rows of sequence ``b``."""
-    context_len = batch.context_lens[b]
-    rows = slice(batch.row_ptr[b], batch.row_ptr[b + 1])
-    num_new = rows.stop - rows.start
+    q_THP: torch.Tensor, cache: LayerCache, batch: AttentionBatch, heads: AttentionHeads, b: int
+) -> torch.Tensor:
+    """Attention of sequence ``b`` of the batch, whose queries alone are given."""
+    num_new, context_len, window = q_THP.shape[0], batch.context_lens[b], heads.window
     first = max(0, context_len - num_new - window + 1) if window else 0  # what no query sees is not read
     skipped, offset = divmod(first, cache.block_size)
     blocks = batch.tables_N[batch.table_ptr[b] + skipped : batch.table_ptr[b + 1]]
     num_seen = context_len - first
     k_HSP = cache.keys.load(blocks, q_THP.dtype)[offset : offset + num_seen].transpose(0, 1)
     v_HSP = cache.values.load(blocks, q_THP.dtype)[offset : offset + num_seen].transpose(0, 1)
-    groups = head_ptr.diff()
+    groups = heads.head_ptr.diff()
     even = bool((groups == groups[0]).all())
     if not even:
         k_HSP, v_HSP = (x_KSP.repeat_interleave(groups.to(q_THP.device), dim=0) for x_KSP in (k_HSP, v_HSP))
@@ -91,17 +75,17 @@ def attend(
         mask_TS = torch.ones(num_new, num_seen, dtype=torch.bool, device=q_THP.device).tril(num_seen - num_new)
         if window:
             mask_TS = mask_TS.triu(num_seen - num_new - window + 1)
-    if sinks_H is not None:
-        k_HSP, v_HSP, mask_TS = with_sinks(k_HSP, v_HSP, mask_TS, sinks_H, num_new)
+    if heads.sinks_H is not None:
+        k_HSP, v_HSP, mask_TS = with_sinks(k_HSP, v_HSP, mask_TS, heads.sinks_H, num_new)
     attended_HTP = F.scaled_dot_product_attention(
-        q_THP[rows].transpose(0, 1).unsqueeze(0),
+        q_THP.transpose(0, 1).unsqueeze(0),
         k_HSP.unsqueeze(0),
         v_HSP.unsqueeze(0),
         attn_mask=mask_TS,
-        scale=scale,
+        scale=heads.scale,
         enable_gqa=even,
     )[0]
-    out_THP[rows] = attended_HTP.transpose(0, 1)
+    return attended_HTP.transpose(0, 1)
 
 
 def with_sinks(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import nn
 
+from labinfer.functions.attention_heads import AttentionHeads
 from labinfer.functions.calls import FunctionCall, PagedAttentionCall, RotateAndWriteCall
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import LayerCache, PoolLayout
@@ -200,17 +202,15 @@ class Attention(nn.Module):
             attention = output_rows.attention if windowed is None else output_rows.windowed
             q_THP = q_THP[output_rows.rows_R]
             gate_TI = None if gate_TI is None else gate_TI[output_rows.rows_R]
-        out_THP = functions.paged_attention(
-            q_THP,
-            cache,
-            attention,
-            self._head_ptr,
-            self._scale,
-            window=config.window,
-            sinks_H=None if self.sinks is None else self.sinks.logits_H,
-        )
+        out_THP = functions.paged_attention(q_THP, cache, attention, self._attention_heads)
         out_TI = out_THP.reshape(q_THP.shape[0], -1)
         return out_TI if gate_TI is None else out_TI * gate_TI.sigmoid()
+
+    @cached_property
+    def _attention_heads(self) -> AttentionHeads:
+        """Built at the first step: loading the weights replaces the tensor of ``sinks``."""
+        sinks_H = None if self.sinks is None else self.sinks.logits_H
+        return AttentionHeads(self._head_ptr, self._scale, self.config.window, sinks_H)
 
     def _head_norms(self) -> HeadNorms | None:
         config = self.config

@@ -49,35 +49,35 @@ def test_compiled_functions_would_pass_as_a_plugin(compiled_functions, dtype, kv
         check(registry, all_calls(quantization, window), setting)
 
 
-def reads_padding(q_THP, cache, batch, head_ptr, scale, **options):
+def reads_padding(q_THP, cache, batch, heads):
     """Right but for the products of zeros with what is in the last block behind the last token."""
-    out_THP = paged_attention(q_THP, cache, batch, head_ptr, scale, **options)
+    out_THP = paged_attention(q_THP, cache, batch, heads)
     return out_THP + 0 * cache.values.load(batch.tables_N[-1:], q_THP.dtype)[-1].mean()
 
 
-def forgets_scale(q_THP, cache, batch, head_ptr, scale, **options):
-    return paged_attention(q_THP, cache, batch, head_ptr, 1.2 * scale, **options)
+def forgets_scale(q_THP, cache, batch, heads):
+    return paged_attention(q_THP, cache, batch, replace(heads, scale=1.2 * heads.scale))
 
 
-def forgets_window(q_THP, cache, batch, head_ptr, scale, **options):
-    return paged_attention(q_THP, cache, batch, head_ptr, scale)
+def forgets_window(q_THP, cache, batch, heads):
+    return paged_attention(q_THP, cache, batch, replace(heads, window=0))
 
 
-def forgets_sinks(q_THP, cache, batch, head_ptr, scale, *, window=0, sinks_H=None):
-    return paged_attention(q_THP, cache, batch, head_ptr, scale, window=window)
+def forgets_sinks(q_THP, cache, batch, heads):
+    return paged_attention(q_THP, cache, batch, replace(heads, sinks_H=None))
 
 
-def sees_one_sequence(q_THP, cache, batch, head_ptr, scale, **options):
+def sees_one_sequence(q_THP, cache, batch, heads):
     """Right for a single decode."""
-    out_THP = paged_attention(q_THP, cache, batch, head_ptr, scale, **options)
+    out_THP = paged_attention(q_THP, cache, batch, heads)
     return out_THP if len(batch.context_lens) == 1 else out_THP.roll(1, 0)
 
 
-def gives_float32(q_THP, *arguments, **options):
-    return paged_attention(q_THP, *arguments, **options).float()
+def gives_float32(q_THP, cache, batch, heads):
+    return paged_attention(q_THP, cache, batch, heads).float()
 
 
-def raises(q_THP, *arguments, **options):
+def raises(q_THP, cache, batch, heads):
     raise RuntimeError("no such kernel")
 
 

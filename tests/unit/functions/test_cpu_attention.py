@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch_threads import threads_of_torch
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.attention_heads import AttentionHeads
 from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference import attention
@@ -71,8 +73,8 @@ class Case:
         tables = [self.tables[b][: -(-context // self.block)] for b, context in zip(sequences, contexts, strict=True)]
         return AttentionBatch.build([0, *torch.tensor(new).cumsum(0).tolist()], contexts, tables, CPU)
 
-    def exact(self, q: torch.Tensor, batch: AttentionBatch, head_ptr: torch.Tensor, **options) -> torch.Tensor:
-        return attention.paged_attention(q.float(), self.cache, batch, head_ptr, q.shape[2] ** -0.5, **options)
+    def exact(self, q: torch.Tensor, batch: AttentionBatch, heads: AttentionHeads) -> torch.Tensor:
+        return attention.paged_attention(q.float(), self.cache, batch, heads)
 
 
 @pytest.mark.pairwise("kernel")
@@ -85,10 +87,10 @@ def test_attention_is_that_of_the_reference(functions, head_ptr, size, window, b
     case = Case([1, 15, 16, 17, 70, 33, 9], (len(head_ptr) - 1, size), block, kv_dtype)
     assert case.cache.is_tiled == (block % 16 == 0 and size % 16 == 0)
     batch = case.batch([1, 1, 1, 1, 1, 6, 9])
-    q, pointers = random(20, head_ptr[-1], size), torch.tensor(head_ptr)
-    got = functions.paged_attention(q, case.cache, batch, pointers, size**-0.5, window=window)
+    q, heads = random(20, head_ptr[-1], size), AttentionHeads(torch.tensor(head_ptr), size**-0.5, window)
+    got = functions.paged_attention(q, case.cache, batch, heads)
     # Weights are in bfloat16.
-    torch.testing.assert_close(got.float(), case.exact(q, batch, pointers, window=window), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(got.float(), case.exact(q, batch, heads), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.pairwise("kernel")
@@ -97,10 +99,11 @@ def test_attention_is_that_of_the_reference(functions, head_ptr, size, window, b
 @SHAPES
 def test_long_chunks_attend(functions, context, tokens, window, block, kv_dtype):
     """Over more keys than a span has, and more query tokens than a tile."""
-    case, head_ptr, size = Case([context], (2, 32), block, kv_dtype), torch.tensor([0, 3, 4]), 32
+    case, size = Case([context], (2, 32), block, kv_dtype), 32
+    heads = AttentionHeads(torch.tensor([0, 3, 4]), size**-0.5, window)
     batch, q = case.batch([tokens]), random(tokens, 4, size) * 3
-    got = functions.paged_attention(q, case.cache, batch, head_ptr, size**-0.5, window=window)
-    torch.testing.assert_close(got.float(), case.exact(q, batch, head_ptr, window=window), rtol=0.02, atol=0.02)
+    got = functions.paged_attention(q, case.cache, batch, heads)
+    torch.testing.assert_close(got.float(), case.exact(q, batch, heads), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.pairwise("kernel")
@@ -109,17 +112,18 @@ def test_long_chunks_attend(functions, context, tokens, window, block, kv_dtype)
 @ALL_SHAPES
 def test_blocks_before_the_window_are_not_read(functions, context, tokens, window, block, kv_dtype):
     """Their places in the table may name any block: here one that holds no numbers, for the reference, too."""
-    case, head_ptr, size = Case([context], (2, 32), block, kv_dtype), torch.tensor([0, 3, 4]), 32
+    case, size = Case([context], (2, 32), block, kv_dtype), 32
+    heads = AttentionHeads(torch.tensor([0, 3, 4]), size**-0.5, window)
     q, whole = random(tokens, 4, size), case.batch([tokens])
     [table] = case.tables
     unseen = max(0, context - tokens - window + 1) // block
     [unused] = {*range(len(table) + 1)} - {*table}
     case.tables = [[unused] * unseen + table[unseen:]]
     batch = case.batch([tokens])
-    exact = case.exact(q, whole, head_ptr, window=window)
-    assert torch.equal(case.exact(q, batch, head_ptr, window=window), exact)
-    got = functions.paged_attention(q, case.cache, batch, head_ptr, size**-0.5, window=window)
-    assert torch.equal(got, functions.paged_attention(q, case.cache, whole, head_ptr, size**-0.5, window=window))
+    exact = case.exact(q, whole, heads)
+    assert torch.equal(case.exact(q, batch, heads), exact)
+    got = functions.paged_attention(q, case.cache, batch, heads)
+    assert torch.equal(got, functions.paged_attention(q, case.cache, whole, heads))
     torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.02)
 
 
@@ -129,11 +133,12 @@ def test_blocks_before_the_window_are_not_read(functions, context, tokens, windo
 @pytest.mark.parametrize("window", [0, 1700])
 @SHAPES
 def test_keys_of_few_sequences_are_dealt_over_threads(functions, contexts, window, threads, block, kv_dtype):
-    case, head_ptr, size = Case(contexts, (2, 64), block, kv_dtype), torch.tensor([0, 7, 14]), 64
+    case, size = Case(contexts, (2, 64), block, kv_dtype), 64
+    heads = AttentionHeads(torch.tensor([0, 7, 14]), size**-0.5, window)
     batch, q = case.batch([1] * len(contexts)), random(len(contexts), 14, size) * 3
     with threads_of_torch(threads):
-        got = functions.paged_attention(q, case.cache, batch, head_ptr, size**-0.5, window=window)
-    torch.testing.assert_close(got.float(), case.exact(q, batch, head_ptr, window=window), rtol=0.02, atol=0.006)
+        got = functions.paged_attention(q, case.cache, batch, heads)
+    torch.testing.assert_close(got.float(), case.exact(q, batch, heads), rtol=0.02, atol=0.006)
 
 
 @pytest.mark.parametrize(("context", "window"), [(40, 0), (256, 0), (700, 300), (1300, 0)])
@@ -141,11 +146,12 @@ def test_keys_of_few_sequences_are_dealt_over_threads(functions, contexts, windo
 def test_bits_do_not_depend_on_what_is_computed_together(functions, context, window, block, kv_dtype):
     """A token's attention alone, in a chunk of any size, verified among others, beside other sequences, on any threads."""
     contexts, new = [context, 90, 1100], min(context, 40)
-    case, head_ptr, size = Case(contexts, (2, 48), block, kv_dtype), torch.tensor([0, 7, 10]), 48
+    case, size = Case(contexts, (2, 48), block, kv_dtype), 48
+    heads = AttentionHeads(torch.tensor([0, 7, 10]), size**-0.5, window)
     q = random(new, 10, size) * 3
 
     def attend(batch: AttentionBatch, q: torch.Tensor) -> torch.Tensor:
-        return functions.paged_attention(q, case.cache, batch, head_ptr, size**-0.5, window=window)
+        return functions.paged_attention(q, case.cache, batch, heads)
 
     with threads_of_torch(1):
         alone = [attend(case.batch([1], [context - new + 1 + i], [0]), q[i : i + 1]) for i in range(new)]
@@ -192,9 +198,8 @@ def test_kv_heads_have_the_same_bits_together_and_alone(functions, contexts, hea
         """By these query heads; the others' KV heads are read by none."""
         own, batch = torch.tensor(head_ptr).clamp(begin, end) - begin, case.batch([new] * len(contexts))
         queries = q[:, begin:end].contiguous()
-        return functions.paged_attention(
-            queries, case.cache, batch, own, 0.125, window=window, sinks_H=sinks[begin:end]
-        )
+        heads = AttentionHeads(own, 0.125, window, sinks[begin:end])
+        return functions.paged_attention(queries, case.cache, batch, heads)
 
     with threads_of_torch(threads):
         together = attend(0, head_ptr[-1])
@@ -216,10 +221,11 @@ def test_attention_in_float32_is_that_of_the_reference(
     case = Case([1, 15, 16, 17, 70, 33, 9, 300], (len(head_ptr) - 1, size), block, kv_dtype)
     assert case.cache.is_tiled == (block % 16 == 0 and size % 16 == 0)
     batch = case.batch([1, 1, 1, 1, 1, 6, 9, 2])
-    q, pointers = torch.randn(22, head_ptr[-1], size, dtype=dtype), torch.tensor(head_ptr)
+    q = torch.randn(22, head_ptr[-1], size, dtype=dtype)
+    heads = AttentionHeads(torch.tensor(head_ptr), size**-0.5, window)
     functions = CpuFunctions(compiled_functions, dtype=dtype)
-    got = functions.paged_attention(q, case.cache, batch, pointers, size**-0.5, window=window)
-    exact = case.exact(q, batch, pointers, window=window)
+    got = functions.paged_attention(q, case.cache, batch, heads)
+    exact = case.exact(q, batch, heads)
     torch.testing.assert_close(got.float(), exact, rtol=NEAR[dtype], atol=NEAR[dtype])
 
 
@@ -228,21 +234,21 @@ def test_attention_in_float32_is_that_of_the_reference(
 )
 @pytest.mark.parametrize("size", [7, 33])
 def test_heads_of_an_odd_size_attend(functions, size, dtype, kv_dtype):
-    case, head_ptr = Case([1, 16, 70, 300], (2, size), 16, kv_dtype), torch.tensor([0, 3, 4])
+    case, heads = Case([1, 16, 70, 300], (2, size), 16, kv_dtype), AttentionHeads(torch.tensor([0, 3, 4]), size**-0.5)
     batch, q = case.batch([1, 1, 6, 40]), random(48, 4, size)
-    got = functions.paged_attention(q, case.cache, batch, head_ptr, size**-0.5)
-    torch.testing.assert_close(got.float(), case.exact(q, batch, head_ptr), rtol=0.02, atol=0.02)
+    got = functions.paged_attention(q, case.cache, batch, heads)
+    torch.testing.assert_close(got.float(), case.exact(q, batch, heads), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [WIDE[0], WIDE[3], WIDE[4], WIDE[6]], ids=str)
 @pytest.mark.parametrize(("block", "size"), [(16, 48), (8, 33)])
 def test_bits_in_float32_do_not_depend_on_what_is_computed_together(compiled_functions, dtype, kv_dtype, block, size):
     functions, kept, new = CpuFunctions(compiled_functions, dtype=dtype), [700, 90, 1100], 40
-    case, head_ptr = Case(kept, (2, size), block, kv_dtype), torch.tensor([0, 7, 10])
+    case, heads = Case(kept, (2, size), block, kv_dtype), AttentionHeads(torch.tensor([0, 7, 10]), size**-0.5)
     q, others = (torch.randn(count, 10, size, dtype=dtype) * 3 for count in (new, 31))
 
     def attend(batch: AttentionBatch, q: torch.Tensor) -> torch.Tensor:
-        return functions.paged_attention(q, case.cache, batch, head_ptr, size**-0.5)
+        return functions.paged_attention(q, case.cache, batch, heads)
 
     with threads_of_torch(1):
         expected = torch.cat([attend(case.batch([1], [660 + 1 + i], [0]), q[i : i + 1]) for i in range(new)])
@@ -260,12 +266,13 @@ def test_bits_in_float32_do_not_depend_on_what_is_computed_together(compiled_fun
 @pytest.mark.parametrize("threads", [1, 9])
 def test_sinks_and_long_chunks_in_float32(compiled_functions, threads):
     functions, size = CpuFunctions(compiled_functions, dtype=torch.float32), 32
-    case, head_ptr = Case([600, 1100, 40], (2, size), 16, torch.float32), torch.tensor([0, 3, 4])
+    case = Case([600, 1100, 40], (2, size), 16, torch.float32)
     batch, q, sinks = case.batch([400, 1, 1]), torch.randn(402, 4, size) * 3, torch.tensor([2.0, -90.0, 90.0, 5.0])
-    for options in ({}, {"sinks_H": sinks}, {"window": 33, "sinks_H": sinks}):
+    for window, sinks_H in ((0, None), (0, sinks), (33, sinks)):
+        heads = AttentionHeads(torch.tensor([0, 3, 4]), size**-0.5, window, sinks_H)
         with threads_of_torch(threads):
-            got = functions.paged_attention(q, case.cache, batch, head_ptr, size**-0.5, **options)
-        torch.testing.assert_close(got, case.exact(q, batch, head_ptr, **options), rtol=2e-5, atol=2e-5)
+            got = functions.paged_attention(q, case.cache, batch, heads)
+        torch.testing.assert_close(got, case.exact(q, batch, heads), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("level", ["x86-64-v3", pytest.param("x86-64", marks=pytest.mark.slow)])
@@ -282,10 +289,12 @@ def test_processors_with_narrower_vectors(load_functions, level):
 @SHAPES
 def test_sinks_count_without_values(functions, window, threads, block, kv_dtype):
     """One head's sink takes nearly all weight, another's none; beside chunks there are keys that are dealt over threads."""
-    case, head_ptr, size = Case([600, 1100, 40], (2, 32), block, kv_dtype), torch.tensor([0, 3, 4]), 32
+    case, size = Case([600, 1100, 40], (2, 32), block, kv_dtype), 32
     batch, q, sinks = case.batch([40, 1, 1]), random(42, 4, size) * 3, torch.tensor([2.0, -90.0, 90.0, 5.0])
+    without = AttentionHeads(torch.tensor([0, 3, 4]), size**-0.5, window)
+    heads = replace(without, sinks_H=sinks)
     with threads_of_torch(threads):
-        got = functions.paged_attention(q, case.cache, batch, head_ptr, size**-0.5, window=window, sinks_H=sinks)
-    exact = case.exact(q, batch, head_ptr, window=window, sinks_H=sinks)
+        got = functions.paged_attention(q, case.cache, batch, heads)
+    exact = case.exact(q, batch, heads)
     torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.02)
-    assert got[:, 2].abs().max() < 1e-6 and (exact - case.exact(q, batch, head_ptr, window=window)).abs().max() > 0.1
+    assert got[:, 2].abs().max() < 1e-6 and (exact - case.exact(q, batch, without)).abs().max() > 0.1

@@ -9,6 +9,7 @@ import pytest
 import torch
 from cuda_cases import BOUNDS, DECODES, DEVICE, HAS_CARD, Case, assert_near, make_places, randn
 
+from labinfer.functions.attention_heads import AttentionHeads
 from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.latent_cache import LatentCache
@@ -137,7 +138,7 @@ LONG = [(3000, 1)]
 @pytest.mark.pairwise
 @pytest.mark.parametrize("lengths", [DECODES, MIXED, LONG, [(700, 6)]], ids=["decodes", "mixed", "long", "drafts"])
 @pytest.mark.parametrize(
-    ("heads", "num_kv", "size"), [(14, 2, 64), (4, 4, 8), (6, 2, 80), (8, 1, 128), (2, 1, 256), (40, 1, 16)]
+    ("num_heads", "num_kv", "size"), [(14, 2, 64), (4, 4, 8), (6, 2, 80), (8, 1, 128), (2, 1, 256), (40, 1, 16)]
 )
 @pytest.mark.parametrize(("window", "sinks"), [(0, False), (5, False), (64, True), (0, True)])
 @pytest.mark.parametrize(
@@ -150,22 +151,23 @@ LONG = [(3000, 1)]
     ],
     ids=str,
 )
-def test_paged_attention(paged_attention, lengths, heads, num_kv, size, window, sinks, dtype, kv_dtype, block):
+def test_paged_attention(paged_attention, lengths, num_heads, num_kv, size, window, sinks, dtype, kv_dtype, block):
     if dtype == torch.bfloat16 and not HAS_CARD:
         pytest.skip("Triton's interpreter does not multiply bfloat16")
     case = Case(lengths, (num_kv, size), block, kv_dtype)
-    q = randn(case.rows, heads, size, dtype=dtype)
-    head_ptr = torch.arange(num_kv + 1) * (heads // num_kv)
-    options = {"window": window, "sinks_H": torch.randn(heads, device=DEVICE) if sinks else None}
-    exact = reference_attention.paged_attention(q, case.cache, case.batch, head_ptr, size**-0.5, **options)
-    assert_near(paged_attention(q, case.cache, case.batch, head_ptr, size**-0.5, **options), exact, dtype)
+    q = randn(case.rows, num_heads, size, dtype=dtype)
+    head_ptr = torch.arange(num_kv + 1) * (num_heads // num_kv)
+    sinks_H = torch.randn(num_heads, device=DEVICE) if sinks else None
+    heads = AttentionHeads(head_ptr, size**-0.5, window, sinks_H)
+    exact = reference_attention.paged_attention(q, case.cache, case.batch, heads)
+    assert_near(paged_attention(q, case.cache, case.batch, heads), exact, dtype)
 
 
 def test_heads_that_read_unevenly_are_the_references(paged_attention):
     case = Case(MIXED, (2, 16), 4, torch.float32)
-    q, head_ptr = randn(case.rows, 5, 16, dtype=torch.float32), torch.tensor([0, 2, 5])
-    exact = reference_attention.paged_attention(q, case.cache, case.batch, head_ptr, 0.25)
-    assert torch.equal(paged_attention(q, case.cache, case.batch, head_ptr, 0.25), exact)
+    q, heads = randn(case.rows, 5, 16, dtype=torch.float32), AttentionHeads(torch.tensor([0, 2, 5]), 0.25)
+    exact = reference_attention.paged_attention(q, case.cache, case.batch, heads)
+    assert torch.equal(paged_attention(q, case.cache, case.batch, heads), exact)
 
 
 @pytest.mark.pairwise

@@ -9,6 +9,7 @@ import pytest
 import torch
 from cuda_cases import DECODES, DEVICE, Case, needs_card, randn
 
+from labinfer.functions.attention_heads import AttentionHeads
 from labinfer.functions.cuda import graph as cuda_graph
 from labinfer.functions.cuda.graph import CudaCapture
 from labinfer.functions.graph import NotReplayable, for_dry_run
@@ -25,12 +26,13 @@ def test_captured_attention_goes_on_as_contexts_grow():
     from labinfer.functions.cuda.attention import paged_attention
 
     case = Case([(900, 1), (40, 1)], (2, 64), 16, torch.bfloat16)
-    q, head_ptr, batch = randn(2, 14, 64, dtype=torch.bfloat16), torch.arange(3) * 7, case.batch
+    q, batch = randn(2, 14, 64, dtype=torch.bfloat16), case.batch
+    heads = AttentionHeads(torch.arange(3) * 7, 0.125)
     lengths = batch.context_lens_B.clone()
     batch.context_lens_B.copy_(torch.tensor([3, 40]))
 
     def run(batch):
-        return paged_attention(q, case.cache, batch, head_ptr, 0.125) * 2
+        return paged_attention(q, case.cache, batch, heads) * 2
 
     out, graph = CudaCapture(DEVICE)(lambda: run(batch), lambda: run(for_dry_run(batch)))
     for contexts in (torch.tensor([3, 40], device=DEVICE), lengths):
@@ -44,10 +46,10 @@ def test_captured_attention_goes_on_as_contexts_grow():
 def test_steps_that_read_lists_or_wait_are_not_captured():
     capture, x = CudaCapture(DEVICE), torch.ones(3, device=DEVICE)
     case = Case(DECODES, (2, 16), 4, torch.float32)
-    q, head_ptr = randn(3, 4, 16, dtype=torch.float32), torch.arange(3) * 2
+    q, heads = randn(3, 4, 16, dtype=torch.float32), AttentionHeads(torch.arange(3) * 2, 0.25)
 
     def attend(batch):
-        return reference_attention.paged_attention(q, case.cache, batch, head_ptr, 0.25)
+        return reference_attention.paged_attention(q, case.cache, batch, heads)
 
     out, graph = capture(lambda: attend(case.batch), lambda: attend(for_dry_run(case.batch)))
     assert graph is None and torch.equal(out, attend(case.batch))

@@ -7,6 +7,7 @@ import torch
 
 from labinfer.engine.cache_capacity import BlockRoom
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.attention_heads import AttentionHeads
 from labinfer.functions.layer_cache import LayerCache, quantize
 from labinfer.functions.reference.attention import paged_attention, write_kv
 from labinfer.functions.reference.elementwise import rotary
@@ -144,10 +145,10 @@ def test_attention_over_a_small_number_type_is_close(dtype, tolerance, block):
     """Measured: float16 0.0006, bfloat16 0.0050, int8 0.0104, where values are around 1; the bounds are twice that."""
     k_SKP, v_SKP = torch.randn(2, 5 * block, NUM_KV, HEAD)
     blocks, q_THP = torch.tensor([5, 0, 6, 2, 3]), torch.randn(7, 4, HEAD)
-    length = 5 * block - 1
+    length, heads = 5 * block - 1, AttentionHeads(torch.tensor([0, 2, 4]), HEAD**-0.5)
     batch = AttentionBatch.build([0, 7], [length], [blocks.tolist()], CPU)
     out, exact = (
-        paged_attention(q_THP, filled(kept, k_SKP, v_SKP, blocks, block), batch, torch.tensor([0, 2, 4]), HEAD**-0.5)
+        paged_attention(q_THP, filled(kept, k_SKP, v_SKP, blocks, block), batch, heads)
         for kept in (dtype, torch.float32)
     )
     error = float((out - exact).abs().max())

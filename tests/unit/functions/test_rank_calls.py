@@ -139,7 +139,7 @@ def test_products_are_timed_as_often_as_they_are_made():
 def test_attention_of_different_windows_is_timed_together():
     windows = []
     registry = reference_registry()
-    registry.add("paged_attention", Implementation(name="spy", call=lambda *_, window, **_kw: windows.append(window)))
+    registry.add("paged_attention", Implementation(name="spy", call=lambda *args: windows.append(args[-1].window)))
     full, sliding = (PagedAttentionCall(head_ptr=(0, 2), head_size=16, window=window) for window in (0, 9))
     calls = rank_calls(registry, {full: 4, sliding: 20})
     calls.bind("paged_attention", calls.candidates["paged_attention"]["spy"], 1)()

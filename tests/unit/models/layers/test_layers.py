@@ -11,6 +11,7 @@ from tiny_llama import model_of, plain_slices
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.attention_heads import AttentionHeads
 from labinfer.functions.functions import Functions
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference.attention import paged_attention, write_kv
@@ -137,7 +138,7 @@ def test_paged_attention_is_dense_attention(num_kv, kv_of_query):
     row_ptr = [0, *torch.tensor([s["new"] for s in sequences]).cumsum(0).tolist()]
     lengths = [len(s["k"]) for s in sequences]
     batch = AttentionBatch.build(row_ptr, lengths, tables, CPU)
-    out = paged_attention(torch.cat(queries), cache, batch, head_ptr_of(kv_of_query), head_size**-0.5)
+    out = paged_attention(torch.cat(queries), cache, batch, AttentionHeads(head_ptr_of(kv_of_query), head_size**-0.5))
     expected = [
         dense_attention(q, s["k"], s["v"], kv_of_query, head_size**-0.5)
         for q, s in zip(queries, sequences, strict=True)
@@ -153,14 +154,14 @@ def test_a_window_shows_the_last_tokens_only(window, chunks):
     k, v, q = torch.randn(3, sum(chunks), 4, head_size).unbind()
     k, v = k[:, :2], v[:, :2]
     expected = dense_attention(q, k, v, kv_of_query, head_size**-0.5, window=window)
-    end = 0
+    heads, end = AttentionHeads(head_ptr_of(kv_of_query), head_size**-0.5, window), 0
     for num_new in chunks:
         begin, end = end, end + num_new
         visible_k, visible_v = k[:end].clone(), v[:end].clone()
         visible_k[: max(0, begin - window + 1)] = visible_v[: max(0, begin - window + 1)] = float("nan")
         tables, cache = paged([{"k": visible_k, "v": visible_v}])
         batch = AttentionBatch.build([0, num_new], [end], tables, CPU)
-        out = paged_attention(q[begin:end], cache, batch, head_ptr_of(kv_of_query), head_size**-0.5, window=window)
+        out = paged_attention(q[begin:end], cache, batch, heads)
         torch.testing.assert_close(out, expected[begin:end], rtol=1e-5, atol=1e-5)
 
 
@@ -175,7 +176,7 @@ def test_sinks_are_one_more_column_of_the_softmax(kv_of_query, window):
     )
     tables, cache = paged([{"k": k, "v": v}])
     batch = AttentionBatch.build([0, 5], [9], tables, CPU)
-    out = paged_attention(q, cache, batch, head_ptr_of(kv_of_query), 0.3, window=window, sinks_H=sinks)
+    out = paged_attention(q, cache, batch, AttentionHeads(head_ptr_of(kv_of_query), 0.3, window, sinks))
     for t in range(5):
         seen = slice(max(0, 5 + t - window) if window else 0, 5 + t)
         for head, kv in enumerate(kv_of_query):
@@ -189,7 +190,7 @@ def test_sequences_of_a_batch_have_windows_of_their_own():
     queries = [torch.randn(n, 4, 8) for n in new]
     tables, cache = paged(sequences)
     batch = AttentionBatch.build([0, 1, 2, 8], list(lengths), tables, CPU)
-    out = paged_attention(torch.cat(queries), cache, batch, head_ptr_of((0, 0, 1, 1)), 0.3, window=window)
+    out = paged_attention(torch.cat(queries), cache, batch, AttentionHeads(head_ptr_of((0, 0, 1, 1)), 0.3, window))
     expected = [
         dense_attention(q, s["k"], s["v"], (0, 0, 1, 1), 0.3, window=window)
         for q, s in zip(queries, sequences, strict=True)
