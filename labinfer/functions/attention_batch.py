@@ -9,6 +9,9 @@ from itertools import accumulate, chain
 
 import torch
 
+Angles = tuple[torch.Tensor, torch.Tensor]
+"""cos and sin of the angles of each token's position, (T, R) each, in the model's dtype."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionBatch:

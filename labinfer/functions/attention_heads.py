@@ -1,8 +1,9 @@
-"""``AttentionHeads``: what attention needs to know of a layer's heads, the same in every step."""
+"""``AttentionHeads`` and ``QKVHeads``: a layer's heads, as the functions of attention are given them in every step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -21,3 +22,27 @@ class AttentionHeads:
     sinks_H: torch.Tensor | None = None
     """Logit of each query head that counts in the softmax without a value (Miller 2023, "Attention is off by one", and the model card of
     gpt-oss, arXiv:2508.10925); float32."""
+
+
+class HeadNorms(NamedTuple):
+    """RMS norms of each query head and each key head over its P dimensions (Henry et al. 2020, arXiv:2010.04245)."""
+
+    q_P: torch.Tensor
+    """Weight, in a dtype as in ``AddRMSNorm``."""
+    k_P: torch.Tensor
+    eps: float
+    after_rotation: bool = False
+    values: bool = False
+    """Whether value heads have one as well, without a weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class QKVHeads:
+    """This rank's heads of a layer's queries, keys and values, as ``RotateAndWrite`` is given them."""
+
+    num_kv: int
+    """KV heads, K; 0 where there are queries only, and nothing is written."""
+    interleaved: bool = False
+    """Whether the pairs of dimensions that are rotated are (2r, 2r + 1) instead of (r, r + R/2)."""
+    norms: HeadNorms | None = None
+    """None where heads are not normalised."""

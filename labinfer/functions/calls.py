@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 from labinfer.functions.attention_batch import AttentionBatch
-from labinfer.functions.attention_heads import AttentionHeads
-from labinfer.functions.head_norms import HeadNorms
+from labinfer.functions.attention_heads import AttentionHeads, HeadNorms, QKVHeads
 from labinfer.functions.layer_cache import LayerCache, TokenPool
 from labinfer.functions.packed_weight import PackedWeight
 from labinfer.functions.protocols import (
@@ -235,7 +234,7 @@ class RotateAndWriteCall:
 
     def bind(self, function: RotateAndWrite, rows: int, setting: CallSetting) -> Callable[[], object]:
         qkv_THP = setting.random(rows, self.heads + 2 * self.kv_heads, self.head_size)
-        angles_TR = setting.random(rows, self.rotary_size) if self.rotary_size else None
+        angles = (setting.random(rows, self.rotary_size),) * 2 if self.rotary_size else None
         norms = None
         if self.norms != "none":
             q_P, k_P = (setting.random(self.head_size) for _ in range(2))
@@ -243,16 +242,8 @@ class RotateAndWriteCall:
         slots_T = setting.slots(rows)
         cache = setting.empty_cache(int(slots_T.max()) // setting.block_size + 1, self.kv_heads, self.head_size)
         setting.fill([cache.keys, cache.values])
-        return lambda: function(
-            qkv_THP,
-            cache,
-            slots_T,
-            angles_TR,
-            angles_TR,
-            num_kv=self.kv_heads,
-            interleaved=self.interleaved,
-            norms=norms,
-        )
+        heads = QKVHeads(self.kv_heads, self.interleaved, norms)
+        return lambda: function(qkv_THP, cache, slots_T, angles, heads)
 
     def work(self, rows: int, setting: CallSetting) -> Work:
         return Work(2 * rows * (self.heads + 2 * self.kv_heads) * self.head_size * setting.dtype.itemsize, 0)

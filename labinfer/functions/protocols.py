@@ -12,9 +12,8 @@ from typing import Protocol
 
 import torch
 
-from labinfer.functions.attention_batch import AttentionBatch
-from labinfer.functions.attention_heads import AttentionHeads
-from labinfer.functions.head_norms import HeadNorms
+from labinfer.functions.attention_batch import Angles, AttentionBatch
+from labinfer.functions.attention_heads import AttentionHeads, QKVHeads
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.packed_weight import PackedWeight
 from labinfer.functions.sample_params import SampleParams
@@ -81,28 +80,16 @@ class RotateAndWrite(Protocol):
     """Positions for queries and keys (Su et al. 2021, arXiv:2104.09864), and keys and values into the cache."""
 
     def __call__(
-        self,
-        qkv_THP: torch.Tensor,
-        cache: LayerCache,
-        slots_T: torch.Tensor,
-        cos_TR: torch.Tensor | None,
-        sin_TR: torch.Tensor | None,
-        *,
-        num_kv: int,
-        interleaved: bool = False,
-        norms: HeadNorms | None = None,
+        self, qkv_THP: torch.Tensor, cache: LayerCache, slots_T: torch.Tensor, angles: Angles | None, heads: QKVHeads
     ) -> torch.Tensor:
         """Rotated queries, (T, H, P).
 
         Args:
             qkv_THP: (T, H + 2K, P): a token's query heads, then its KV heads' keys, then their values; contiguous.
-            cos_TR, sin_TR: of each token's angles for the first R dimensions of a head, in the model's dtype; the others stay
-                as they are. None where positions are not encoded (Kazemnejad et al. 2023, arXiv:2305.19466).
+            angles: for the first R dimensions of a head; the others stay as they are. None where positions are not encoded
+                (Kazemnejad et al. 2023, arXiv:2305.19466).
             cache: keys and values are stored in its dtype.
             slots_T: int64, where each token's keys and values go: block × block size + offset.
-            num_kv: KV heads, K; 0 where all that is there are queries, and nothing is written.
-            interleaved: whether pairs are (2r, 2r + 1) instead of (r, r + R/2).
-            norms: of heads, where the model has them; weights as in ``AddRMSNorm``.
         """
 
 

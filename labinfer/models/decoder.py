@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
+from labinfer.functions.attention_batch import Angles
 from labinfer.functions.calls import FunctionCall
 from labinfer.models.config import LayerConfig, ModelConfig
 from labinfer.models.config_file import ConfigFile
@@ -21,7 +22,6 @@ from labinfer.models.layers.cache_spec import CacheSpec
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.embedding import VocabParallelEmbedding
 from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
-from labinfer.models.layers.mixer import Angles
 from labinfer.models.layers.norm import RMSNorm
 from labinfer.models.layers.rope import RopeConfig, RotaryTable
 from labinfer.weights.checkpoint_names import CheckpointNames

@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 import torch
 
-from labinfer.functions.attention_batch import AttentionBatch
-from labinfer.functions.attention_heads import AttentionHeads
+from labinfer.functions.attention_batch import Angles, AttentionBatch
+from labinfer.functions.attention_heads import AttentionHeads, HeadNorms, QKVHeads
 from labinfer.functions.cpu.dense import Finish, look_up, multiply
 from labinfer.functions.cpu.library import Library
-from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.packed_weight import DenseWeight
 from labinfer.functions.reference import linear
@@ -125,25 +124,19 @@ class CpuFunctions:
         return _gate(self._gelu, gate_up_TF)
 
     def rotate_and_write(
-        self,
-        qkv_THP: torch.Tensor,
-        cache: LayerCache,
-        slots_T: torch.Tensor,
-        cos_TR: torch.Tensor | None,
-        sin_TR: torch.Tensor | None,
-        *,
-        num_kv: int,
-        interleaved: bool = False,
-        norms: HeadNorms | None = None,
+        self, qkv_THP: torch.Tensor, cache: LayerCache, slots_T: torch.Tensor, angles: Angles | None, heads: QKVHeads
     ) -> torch.Tensor:
-        tokens, heads, size = qkv_THP.shape
-        q_THP = qkv_THP.new_empty(tokens, heads - 2 * num_kv, size)
+        tokens, num_heads, size = qkv_THP.shape
+        num_kv = heads.num_kv
+        num_queries = num_heads - 2 * num_kv
+        q_THP = qkv_THP.new_empty(tokens, num_queries, size)
         cos = sin = compiled_norms = None
         rotated = 0
-        if cos_TR is not None:
+        if angles is not None:
+            cos_TR, sin_TR = angles
             cos, sin, rotated = cos_TR.data_ptr(), sin_TR.data_ptr(), cos_TR.shape[1]
-        if norms is not None:
-            compiled_norms = ctypes.byref(CompiledNorms.convert(norms))
+        if heads.norms is not None:
+            compiled_norms = ctypes.byref(CompiledNorms.convert(heads.norms))
         self._rotate(
             qkv_THP.data_ptr(),
             cos,
@@ -153,11 +146,11 @@ class CpuFunctions:
             q_THP.data_ptr(),
             *_addresses(cache),
             tokens,
-            heads - 2 * num_kv,
+            num_queries,
             num_kv,
             size,
             rotated,
-            interleaved,
+            heads.interleaved,
             DTYPES.index(cache.k.dtype),
             cache.block_size,
             cache.is_tiled,

@@ -6,7 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from labinfer.functions.head_norms import HeadNorms
+from labinfer.functions.attention_batch import Angles
+from labinfer.functions.attention_heads import QKVHeads
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference import elementwise
 from labinfer.functions.reference.attention import write_kv
@@ -53,20 +54,13 @@ def gelu_and_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
 
 
 def rotate_and_write(
-    qkv_THP: torch.Tensor,
-    cache: LayerCache,
-    slots_T: torch.Tensor,
-    cos_TR: torch.Tensor | None,
-    sin_TR: torch.Tensor | None,
-    *,
-    num_kv: int,
-    interleaved: bool = False,
-    norms: HeadNorms | None = None,
+    qkv_THP: torch.Tensor, cache: LayerCache, slots_T: torch.Tensor, angles: Angles | None, heads: QKVHeads
 ) -> torch.Tensor:
     """Positions and norms for queries and keys, and keys and values into the cache, as ``RotateAndWrite`` has it."""
     qkv_THP = qkv_THP.contiguous()
-    rows, heads, size = qkv_THP.shape
-    num_queries = heads - 2 * num_kv
+    rows, num_heads, size = qkv_THP.shape
+    num_kv, norms = heads.num_kv, heads.norms
+    num_queries = num_heads - 2 * num_kv
     q_THP = qkv_THP.new_empty(rows, num_queries, size)
     if not rows:
         return q_THP
@@ -76,6 +70,7 @@ def rotate_and_write(
         k, v = cache.k, cache.v
     elif num_kv:
         k, v = (qkv_THP.new_empty(rows, num_kv, size) for _ in range(2))
+    cos_TR, sin_TR = angles or (None, None)
     place = NO_NORM if norms is None else NORM_AFTER if norms.after_rotation else NORM_BEFORE
     _rotate_and_write[(rows, num_queries + num_kv)](
         qkv_THP,
@@ -93,7 +88,7 @@ def rotate_and_write(
         SIZE=size,
         ROTATED=0 if cos_TR is None else cos_TR.shape[1],
         BLOCK=triton.next_power_of_2(size),
-        INTERLEAVED=interleaved,
+        INTERLEAVED=heads.interleaved,
         NORM=place,
         VALUE_NORM=norms is not None and norms.values,
         BY_SLOTS=in_rows,

@@ -5,30 +5,22 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from labinfer.functions.attention_batch import AttentionBatch
-from labinfer.functions.attention_heads import AttentionHeads
-from labinfer.functions.head_norms import HeadNorms
+from labinfer.functions.attention_batch import Angles, AttentionBatch
+from labinfer.functions.attention_heads import AttentionHeads, QKVHeads
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference.elementwise import rms_norm, rotary
 
 
 def rotate_and_write(
-    qkv_THP: torch.Tensor,
-    cache: LayerCache,
-    slots_T: torch.Tensor,
-    cos_TR: torch.Tensor | None,
-    sin_TR: torch.Tensor | None,
-    *,
-    num_kv: int,
-    interleaved: bool = False,
-    norms: HeadNorms | None = None,
+    qkv_THP: torch.Tensor, cache: LayerCache, slots_T: torch.Tensor, angles: Angles | None, heads: QKVHeads
 ) -> torch.Tensor:
     """Give queries and keys their positions, and store keys and values, where there are any, in the dtype of the cache."""
+    num_kv, norms = heads.num_kv, heads.norms
     q_THP, k_TKP, v_TKP = qkv_THP.split([qkv_THP.shape[1] - 2 * num_kv, num_kv, num_kv], dim=1)
     if norms is not None and not norms.after_rotation:
         q_THP, k_TKP = rms_norm(q_THP, norms.q_P, norms.eps), rms_norm(k_TKP, norms.k_P, norms.eps)
-    if cos_TR is not None:
-        q_THP, k_TKP = (rotary(x, cos_TR, sin_TR, interleaved) for x in (q_THP, k_TKP))
+    if angles is not None:
+        q_THP, k_TKP = (rotary(x, *angles, heads.interleaved) for x in (q_THP, k_TKP))
     if norms is not None and norms.after_rotation:
         q_THP, k_TKP = rms_norm(q_THP, norms.q_P, norms.eps), rms_norm(k_TKP, norms.k_P, norms.eps)
     if norms is not None and norms.values:

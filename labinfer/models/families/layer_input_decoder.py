@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from labinfer.functions.attention_batch import Angles
 from labinfer.models.config import LayerConfig, ModelConfig
 from labinfer.models.decoder import Decoder, DecoderLayer, NormPlacement
 from labinfer.models.families.layers.layer_inputs import LayerInputGate, LayerInputs, LayerScalar
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
-from labinfer.models.layers.mixer import Angles
 
 
 class LayerWithInput(DecoderLayer):

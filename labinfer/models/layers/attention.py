@@ -10,15 +10,14 @@ from typing import Literal
 import torch
 from torch import nn
 
-from labinfer.functions.attention_heads import AttentionHeads
+from labinfer.functions.attention_batch import Angles
+from labinfer.functions.attention_heads import AttentionHeads, HeadNorms, QKVHeads
 from labinfer.functions.calls import FunctionCall, PagedAttentionCall, RotateAndWriteCall
-from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import LayerCache, PoolLayout
 from labinfer.models.layers.cache_spec import CacheSpec, TokenTensor
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
 from labinfer.models.layers.linear import QKVParallelLinear, RowParallelLinear
-from labinfer.models.layers.mixer import Angles
 from labinfer.models.layers.norm import NormWeight, ShardedRMSNorm
 from labinfer.models.layers.rope import RopeConfig
 from labinfer.models.layers.sharding import shard_heads
@@ -185,15 +184,8 @@ class Attention(nn.Module):
             qkv_TI, gate_TI = qkv_TI[:, :-columns].contiguous(), qkv_TI[:, -columns:]
         if config.qk_norm == "full":
             self._normalize(qkv_TI)
-        q_THP = functions.rotate_and_write(
-            qkv_TI.view(x_TD.shape[0], -1, config.head_size),
-            cache,
-            slots_T,
-            *(angles or (None, None)),
-            num_kv=self._num_new,
-            interleaved=self.rope is not None and self.rope.interleaved,
-            norms=self._head_norms(),
-        )
+        qkv_THP = qkv_TI.view(x_TD.shape[0], -1, config.head_size)
+        q_THP = functions.rotate_and_write(qkv_THP, cache, slots_T, angles, self._qkv_heads)
         if config.query_scaling is not None:
             q_THP = q_THP * config.query_scaling(batch.positions_T, q_THP.dtype)
         if output_rows is not None:
@@ -205,6 +197,12 @@ class Attention(nn.Module):
         out_THP = functions.paged_attention(q_THP, cache, attention, self._attention_heads)
         out_TI = out_THP.reshape(q_THP.shape[0], -1)
         return out_TI if gate_TI is None else out_TI * gate_TI.sigmoid()
+
+    @cached_property
+    def _qkv_heads(self) -> QKVHeads:
+        """Built at the first step: loading the weights replaces the tensors of ``q_norm`` and ``k_norm``."""
+        interleaved = self.rope is not None and self.rope.interleaved
+        return QKVHeads(self._num_new, interleaved, self._head_norms())
 
     @cached_property
     def _attention_heads(self) -> AttentionHeads:

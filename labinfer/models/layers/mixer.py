@@ -12,14 +12,12 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import nn
 
+from labinfer.functions.attention_batch import Angles
 from labinfer.functions.calls import FunctionCall
 from labinfer.models.layers.cache_spec import CacheSpec
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
 from labinfer.models.layers.rope import RopeConfig
-
-Angles = tuple[torch.Tensor, torch.Tensor]
-"""cos and sin for each token of the batch, (T, R)."""
 
 
 class Mixer(Protocol):

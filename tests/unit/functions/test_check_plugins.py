@@ -109,12 +109,12 @@ def test_attention_that_is_right_passes():
         check(registry_of(paged_attention=paged_attention), {call: 1})
 
 
-def writes_one_slot_further(qkv_THP, cache, slots_T, *arguments, **options):
-    return rotate_and_write(qkv_THP, cache, slots_T + 1, *arguments, **options)
+def writes_one_slot_further(qkv_THP, cache, slots_T, angles, heads):
+    return rotate_and_write(qkv_THP, cache, slots_T + 1, angles, heads)
 
 
-def rounds_keys(qkv_THP, cache, slots_T, *arguments, **options):
-    q_THP = rotate_and_write(qkv_THP, cache, slots_T, *arguments, **options)
+def rounds_keys(qkv_THP, cache, slots_T, angles, heads):
+    q_THP = rotate_and_write(qkv_THP, cache, slots_T, angles, heads)
     cache.k.mul_(1.5)
     return q_THP
 

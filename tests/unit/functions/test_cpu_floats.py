@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch_threads import threads_of_torch
 
+from labinfer.functions.attention_heads import HeadNorms, QKVHeads
 from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.provider import CpuProvider
-from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import LayerCache, quantize
 from labinfer.functions.reference import attention, elementwise
 from labinfer.functions.reference.provider import ReferenceProvider
@@ -138,21 +138,21 @@ def test_every_kind_of_rotation_and_cache(cpu, dtype, rotated, interleaved, norm
     qkv, slots = torch.randn(tokens, heads + 2 * num_kv, size, dtype=dtype), torch.randperm(4 * block)[:tokens]
     angles = torch.randn(tokens, rotated // 2)
     angles = angles.repeat_interleave(2, 1) if interleaved else angles.repeat(1, 2)
-    cos, sin = (angles.cos().to(dtype), angles.sin().to(dtype)) if rotated else (None, None)
+    tables = (angles.cos().to(dtype), angles.sin().to(dtype)) if rotated else None
     wide = torch.float32 if norms.endswith("float32") else dtype
     weights = torch.randn(size, dtype=wide), torch.randn(size, dtype=wide)
     own = None if norms == "none" else HeadNorms(*weights, 1e-6, norms == "after")
     exact_norms = None if norms == "none" else HeadNorms(*(w.double() for w in weights), 1e-6, norms == "after")
     exact = LayerCache.zeros(4, block, (num_kv, size), torch.float64)
-    tables = [None if table is None else table.double() for table in (cos, sin)]
-    options = {"num_kv": num_kv, "interleaved": interleaved}
-    q = attention.rotate_and_write(qkv.double(), exact, slots, *tables, norms=exact_norms, **options)
+    exact_tables = tuple(table.double() for table in tables) if rotated else None
+    exact_heads, own_heads = (QKVHeads(num_kv, interleaved, each) for each in (exact_norms, own))
+    q = attention.rotate_and_write(qkv.double(), exact, slots, exact_tables, exact_heads)
     blocks = torch.arange(4)
     keys = {}
     for kv_dtype in (dtype, torch.float32, torch.bfloat16, torch.int8):
         cache = LayerCache.zeros(4, block, (num_kv, size), kv_dtype, tiled=True)
         assert cache.is_tiled == (block == 16)
-        assert_near(cpu.rotate_and_write(qkv, cache, slots, cos, sin, norms=own, **options), q)
+        assert_near(cpu.rotate_and_write(qkv, cache, slots, tables, own_heads), q)
         keys[kv_dtype] = cache.keys.load(blocks, torch.float32)
         stored = exact.values.load(blocks, dtype)
         if kv_dtype == torch.int8:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from torch_threads import threads_of_torch
 
+from labinfer.functions.attention_heads import HeadNorms, QKVHeads
 from labinfer.functions.cpu.floats import CpuFunctions
-from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.layer_cache import LayerCache, quantize
 from labinfer.functions.reference import attention, elementwise, linear
 from labinfer.native import compiler
@@ -144,18 +145,19 @@ def test_rotate_and_write(cpu, heads, num_kv, size, block):
     qkv, angles = random(tokens, heads + 2 * num_kv, size), torch.randn(tokens, size // 2).repeat(1, 2)
     cos, sin, slots = angles.cos().bfloat16(), angles.sin().bfloat16(), torch.randperm(4 * block)[:tokens]
     caches = [LayerCache.zeros(4, block, (num_kv, size), torch.bfloat16, tiled=True) for _ in "ab"]
+    own_heads = QKVHeads(num_kv)
     assert caches[0].is_tiled == (block > 4 and size > 8)
     exact = LayerCache.zeros(4, block, (num_kv, size), torch.float32)
-    got = cpu.rotate_and_write(qkv, caches[0], slots, cos, sin, num_kv=num_kv)
-    wanted = attention.rotate_and_write(qkv.float(), exact, slots, cos.float(), sin.float(), num_kv=num_kv)
+    got = cpu.rotate_and_write(qkv, caches[0], slots, (cos, sin), own_heads)
+    wanted = attention.rotate_and_write(qkv.float(), exact, slots, (cos.float(), sin.float()), own_heads)
     assert_near(got, wanted)
     keys, values = entries(caches[0])
     assert_near(keys, entries(exact)[0])
     assert torch.equal(values, entries(exact)[1])
     qkv[2] = 0
     int8 = LayerCache.zeros(4, block, (num_kv, size), torch.int8, tiled=True)
-    assert torch.equal(cpu.rotate_and_write(qkv, int8, slots, cos, sin, num_kv=num_kv)[3:], got[3:])
-    cpu.rotate_and_write(qkv, caches[1], slots, cos, sin, num_kv=num_kv)
+    assert torch.equal(cpu.rotate_and_write(qkv, int8, slots, (cos, sin), own_heads)[3:], got[3:])
+    cpu.rotate_and_write(qkv, caches[1], slots, (cos, sin), own_heads)
     for whole, head in zip(entries(int8), entries(caches[1]), strict=True):
         rounded, scale = quantize(head)
         assert torch.equal(whole, rounded * scale.unsqueeze(-1))  # and nothing elsewhere
@@ -173,7 +175,7 @@ def test_every_kind_of_rotation(cpu, rotated, interleaved, norms, kv_dtype, bloc
     qkv, slots = random(tokens, heads + 2 * num_kv, size), torch.randperm(4 * block)[:tokens]
     angles = torch.randn(tokens, rotated // 2)
     angles = angles.repeat_interleave(2, 1) if interleaved else angles.repeat(1, 2)
-    cos, sin = (angles.cos().bfloat16(), angles.sin().bfloat16()) if rotated else (None, None)
+    tables = (angles.cos().bfloat16(), angles.sin().bfloat16()) if rotated else None
     q_norm, k_norm = random(size), random(size)
     if norms.endswith("float32"):
         q_norm, k_norm = q_norm + torch.rand(size) / 2**9, k_norm + torch.rand(size) / 2**9
@@ -183,23 +185,18 @@ def test_every_kind_of_rotation(cpu, rotated, interleaved, norms, kv_dtype, bloc
         dtype: LayerCache.zeros(4, block, (num_kv, size), dtype, tiled=True)
         for dtype in (torch.float32, torch.bfloat16)
     }
+    own_heads = QKVHeads(num_kv, interleaved, bfloat16_norms)
+    wide = tuple(table.float() for table in tables) if rotated else None
     exact = attention.rotate_and_write(
-        qkv.float(),
-        caches[torch.float32],
-        slots,
-        *(None if table is None else table.float() for table in (cos, sin)),
-        num_kv=num_kv,
-        interleaved=interleaved,
-        norms=exact_norms,
+        qkv.float(), caches[torch.float32], slots, wide, replace(own_heads, norms=exact_norms)
     )
-    options = {"interleaved": interleaved, "norms": bfloat16_norms}
-    assert_near(cpu.rotate_and_write(qkv, caches[torch.bfloat16], slots, cos, sin, num_kv=num_kv, **options), exact)
+    assert_near(cpu.rotate_and_write(qkv, caches[torch.bfloat16], slots, tables, own_heads), exact)
     (keys, values), (exact_keys, exact_values) = entries(caches[torch.bfloat16]), entries(caches[torch.float32])
     assert_near(keys, exact_keys)
     assert torch.equal(values, exact_values)
     if kv_dtype == torch.int8:
         int8 = LayerCache.zeros(4, block, (num_kv, size), torch.int8, tiled=True)
-        assert_near(cpu.rotate_and_write(qkv, int8, slots, cos, sin, num_kv=num_kv, **options), exact)
+        assert_near(cpu.rotate_and_write(qkv, int8, slots, tables, own_heads), exact)
         rounded, scale = quantize(keys)
         assert torch.equal(entries(int8)[0], rounded * scale.unsqueeze(-1))
 
@@ -215,7 +212,7 @@ def test_norms_of_values(cpu, norms, size, kv_dtype, block):
     for cache, x in zip(caches, (qkv.float(), qkv), strict=True):
         head_norms = HeadNorms(*torch.ones(2, size, dtype=x.dtype), 1e-6, norms == "after", values=True)
         implementation = attention if x is not qkv else cpu
-        implementation.rotate_and_write(x, cache, slots, None, None, num_kv=num_kv, norms=head_norms)
+        implementation.rotate_and_write(x, cache, slots, None, QKVHeads(num_kv, norms=head_norms))
     exact = qkv[:, -num_kv:].float()
     exact *= exact.pow(2).mean(-1, keepdim=True).add(1e-6).rsqrt()
     wanted = torch.zeros(4 * block, num_kv, size)
@@ -232,19 +229,11 @@ def test_queries_alone_leave_the_cache_as_it_is(cpu):
     qkv, angles = random(3, 4, 32), torch.randn(3, 16).repeat(1, 2)
     cos, sin, norm = angles.cos().bfloat16(), angles.sin().bfloat16(), random(32)
     caches = [LayerCache.zeros(4, 16, (2, 32), torch.bfloat16, tiled=tiled) for tiled in (False, True)]
-    exact = attention.rotate_and_write(
-        qkv.float(),
-        caches[0],
-        torch.arange(3),
-        cos.float(),
-        sin.float(),
-        num_kv=0,
-        norms=HeadNorms(norm.float(), norm.float(), 1e-6),
-    )
+    wide = QKVHeads(0, norms=HeadNorms(norm.float(), norm.float(), 1e-6))
+    exact = attention.rotate_and_write(qkv.float(), caches[0], torch.arange(3), (cos.float(), sin.float()), wide)
+    own_heads = QKVHeads(0, norms=HeadNorms(norm, norm, 1e-6, values=True))
     for cache in caches:
-        got = cpu.rotate_and_write(
-            qkv, cache, torch.arange(3), cos, sin, num_kv=0, norms=HeadNorms(norm, norm, 1e-6, values=True)
-        )
+        got = cpu.rotate_and_write(qkv, cache, torch.arange(3), (cos, sin), own_heads)
         assert_near(got, exact)
         assert not any(tensor.any() for tensor in cache.tensors())
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from cuda_cases import BOUNDS, DECODES, DEVICE, HAS_CARD, Case, assert_near, make_places, randn
 
-from labinfer.functions.attention_heads import AttentionHeads
+from labinfer.functions.attention_heads import AttentionHeads, HeadNorms, QKVHeads
 from labinfer.functions.clamped_gate import ClampedGate
-from labinfer.functions.head_norms import HeadNorms
 from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference import attention as reference_attention
@@ -106,12 +105,8 @@ def test_rotate_and_write(elementwise, dtype, norms, size, rotated, interleaved,
     for num_kv in (2, 0):
         qkv = randn(rows, num_queries + 2 * num_kv, size, dtype=dtype)
         angles = torch.rand(rows, rotated, device=DEVICE) * 6 if rotated else None
-        cos, sin = (None, None) if angles is None else (angles.cos().to(dtype), angles.sin().to(dtype))
-        arguments = {
-            "num_kv": num_kv,
-            "interleaved": interleaved,
-            "norms": make_norms(norms, size, dtype),
-        }
+        tables = (angles.cos().to(dtype), angles.sin().to(dtype)) if rotated else None
+        heads = QKVHeads(num_kv, interleaved, make_norms(norms, size, dtype))
         caches = [
             LayerCache.zeros(
                 4,
@@ -123,8 +118,8 @@ def test_rotate_and_write(elementwise, dtype, norms, size, rotated, interleaved,
             )
             for _ in range(2)
         ]
-        exact = reference_attention.rotate_and_write(qkv.clone(), caches[0], slots, cos, sin, **arguments)
-        assert_near(elementwise.rotate_and_write(qkv, caches[1], slots, cos, sin, **arguments), exact, dtype)
+        exact = reference_attention.rotate_and_write(qkv.clone(), caches[0], slots, tables, heads)
+        assert_near(elementwise.rotate_and_write(qkv, caches[1], slots, tables, heads), exact, dtype)
         blocks = torch.arange(4, device=DEVICE)
         for expected, pool in zip(*((cache.keys, cache.values) for cache in caches), strict=True):
             bound = torch.bfloat16 if kv_dtype == "int8" else dtype

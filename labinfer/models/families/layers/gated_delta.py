@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from labinfer.functions.attention_batch import Angles
 from labinfer.functions.calls import FunctionCall
 from labinfer.functions.delta_calls import CausalConvCall, DeltaRuleCall, GatedNormCall
 from labinfer.models.layers.cache_spec import CacheSpec, StateTensor
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
 from labinfer.models.layers.linear import MergedColumnParallelLinear, RowParallelLinear
-from labinfer.models.layers.mixer import Angles
 from labinfer.models.layers.norm import NormWeight
 from labinfer.models.layers.sharding import HeadShard, shard_heads
 from labinfer.weights.slices import Range, TensorSlice, WeightSlice

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from labinfer.base.errors import UserError
+from labinfer.functions.attention_batch import Angles
 from labinfer.functions.calls import FunctionCall
 from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.latent_calls import LatentAttentionCall, LatentSizes, WriteLatentCall
@@ -17,7 +18,6 @@ from labinfer.models.layers.cache_spec import CacheSpec, TokenTensor
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
 from labinfer.models.layers.linear import MergedColumnParallelLinear, RowParallelLinear
-from labinfer.models.layers.mixer import Angles
 from labinfer.models.layers.norm import NormWeight, RMSNorm
 from labinfer.models.layers.rope import RopeConfig
 from labinfer.models.layers.sharding import shard_heads

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from labinfer.functions.attention_batch import Angles
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
 from labinfer.models.layers.linear import ReplicatedLinear
-from labinfer.models.layers.mixer import Angles
 from labinfer.models.layers.norm import RMSNorm
 
 
