@@ -58,7 +58,7 @@ class Provider:
         return None
 
     def compiled(self) -> ctypes.CDLL | None:
-        """The compiled library behind its functions, for extensions that call into it; None where there is none."""
+        """The compiled library behind its functions, None where there is none. Stages share cores where it exports ``use_idle_cores``."""
         return None
 
     def capture(self) -> Any:

@@ -32,7 +32,7 @@ class Communicators:
     results: Communicator | None
     """Both None where there is one stage."""
     machine: Communicator | None
-    """The placed ranks of this one's machine; itself on a spare rank. None if there is one stage, or if no memory is to be shared."""
+    """The placed ranks of this one's machine; itself on a spare rank. None if there is one stage."""
     channel: ControlChannel | None
     """None on a spare rank whose first model has made it."""
     drafts: ControlChannel | None
@@ -79,7 +79,7 @@ def make_communicators(
         stage=stage,
         activations=activations,
         results=results,
-        machine=machine if has_pipeline and may_share else None,
+        machine=machine if has_pipeline else None,
         channel=channel,
         drafts=drafts,
     )

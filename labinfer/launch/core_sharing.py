@@ -22,6 +22,27 @@ FLAG_BYTES = 128
 """Bytes from a rank's idle flag to the next one's: a cache line and its neighbour."""
 
 
+class IdleFlags:
+    """A flag for each of ``ranks`` that is 1 while the rank waits; called with whether ``own_rank`` waits.
+
+    Helper threads may read the flags at any time, so their memory is never unmapped; later models of the same ranks use it again.
+    """
+
+    def __init__(self, segment: SharedSegment, ranks: Sequence[int], own_rank: int):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(segment.memory))
+        self.ranks = ranks
+        self._flags = {
+            rank: ctypes.c_uint32.from_buffer(segment.memory, i * FLAG_BYTES) for i, rank in enumerate(ranks)
+        }
+        self._own = self._flags[own_rank]
+
+    def __call__(self, is_waiting: bool) -> None:
+        self._own.value = is_waiting
+
+    def address(self, rank: int) -> int:
+        return ctypes.addressof(self._flags[rank])
+
+
 class SharedCore(ctypes.Structure):
     """A core of another process; ``team.h`` has the same fields."""
 
@@ -39,10 +60,12 @@ def share_cores(
     Args:
         machine: ranks of the model on this machine, ascending; None if there is one stage.
     """
-    compiled = next(filter(None, (provider.compiled() for provider in providers)), None)
-    group.progress.on_wait = None
+    libraries = (provider.compiled() for provider in providers)
+    compiled = next((library for library in libraries if hasattr(library, "use_idle_cores")), None)
     cores: list[SharedCore] = []
-    if machine is not None:
+    if machine is None:
+        group.progress.on_wait = None
+    else:
         cores = _exchange_cores(group, machine, layout, place, compiled)
     if compiled is not None:
         compiled.use_idle_cores((SharedCore * len(cores))(*cores), ctypes.c_int64(len(cores)))
@@ -52,6 +75,7 @@ def _exchange_cores(
     group: RankGroup, machine: Communicator, layout: Layout, place: Place, compiled: ctypes.CDLL | None
 ) -> list[SharedCore]:
     """Cores of the other stages' ranks, with their idle flags; empty if one of the ranks cannot share. Sets this rank's ``on_wait``."""
+    flags, group.progress.on_wait = group.progress.on_wait, None
     everyone, topology = group.everyone, layout.topology
     ranks = [rank for rank in group.ranks if everyone[rank].node == everyone[group.rank].node]
     bound_to = set(group.threads.bound_to)  # excludes the cores of a rank that drafts, which is not in this group
@@ -67,19 +91,13 @@ def _exchange_cores(
             raise NoCompiler("no compiled functions")
         return compiled
 
-    shared = share_segment(machine, len(ranks) * FLAG_BYTES, load)
-    if not isinstance(shared, SharedSegment):
-        logger.debug("stages of this machine do not share cores: %s", shared)
-        return []
-    # Helper threads may read the flags at any time, so this page of memory is never unmapped.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(shared.memory))
-    flags = {rank: ctypes.c_uint32.from_buffer(shared.memory, i * FLAG_BYTES) for i, rank in enumerate(ranks)}
-    own_flag = flags[group.rank]
-
-    def set_idle(is_waiting: bool) -> None:
-        own_flag.value = is_waiting
-
-    group.progress.on_wait = set_idle
+    if not isinstance(flags, IdleFlags) or flags.ranks != ranks:
+        shared = share_segment(machine, len(ranks) * FLAG_BYTES, load)
+        if not isinstance(shared, SharedSegment):
+            logger.debug("stages of this machine do not share cores: %s", shared)
+            return []
+        flags = IdleFlags(shared, ranks, group.rank)
+    group.progress.on_wait = flags
     logger.debug("stages of this machine compute on each other's idle cores")
     others = (rank for rank in ranks if topology.place(rank).stage != place.stage)
-    return [SharedCore(ctypes.addressof(flags[rank]), cpu) for rank in others for cpu in cpus[rank]]
+    return [SharedCore(flags.address(rank), cpu) for rank in others for cpu in cpus[rank]]

@@ -71,7 +71,11 @@ def used_cores(
         )
         machine = comm if len(tp_sizes) > 1 else None
         provider = SimpleNamespace(compiled=lambda: library if compiles else None)
-        share_cores(group, machine, layout, topology.place(rank), [provider])
+        providers = [SimpleNamespace(compiled=object), provider]  # a plugin's library exports other functions
+        share_cores(group, machine, layout, topology.place(rank), providers)
+        flags = group.progress.on_wait
+        share_cores(group, machine, layout, topology.place(rank), providers)
+        assert group.progress.on_wait is flags, "a further model of these ranks needs no further memory"
         if not compiles:
             assert group.progress.on_wait is None
             return {}
