@@ -156,7 +156,7 @@ def commands() -> dict[str, CommandFlags]:
     return COMMANDS | {
         name: CommandFlags(
             description=details.get("help", ""),
-            summary=details.get("help", ""),
+            summary=details.get("help") or "a command of a plugin",
             options=tuple(details.get("options", ())),
         )
         for name, details in own.items()
