@@ -92,8 +92,10 @@ class LineEditor:
         line.add_done_callback(lambda _: stops.put(None))
         try:
             while (is_continued := stops.get()) is not None:
-                os.kill(0, signal.SIGTSTP)  # and those that it shares a pipe with
-                is_continued.set()
+                try:
+                    os.kill(0, signal.SIGTSTP)  # and those that it shares a pipe with
+                finally:
+                    is_continued.set()
             return line.result()
         except KeyboardInterrupt:
             raise Interrupted(signal.SIGINT) from None
