@@ -1,4 +1,4 @@
-"""Commands that need no other rank and no model: they run before ranks meet and torch is imported."""
+"""Commands that may run without other ranks and without a model: before ranks meet, and before torch is imported."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ RUN_ALONE: Mapping[str, Callable[[ParsedCommand], int | None]] = {
     "plan": _run_plan,
     "chat": _run_chat,
 }
-"""By the command's name, what returns its exit status, or None where it needs the ranks or a model after all.
+"""Command name → function that returns an exit status, or None to go on with the distributed start.
 
 Each raises ``UserError`` where flags do not go together, on every rank alike.
 """

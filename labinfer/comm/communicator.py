@@ -1,8 +1,8 @@
 """Communicator: a group of ranks that exchange tensors, the same on every transport; Handle: one transfer.
 
 Three transports: ``MpiCommunicator``, ``TorchCommunicator`` and ``LocalCommunicator`` (threads of one process; also the
-communicator of a group of one). Two more stand around any of them, and bring sums, gathers and small messages
-between ranks of one machine through shared memory.
+communicator of a group of one). ``SharedMemoryCommunicator`` and ``RingCommunicator`` wrap any of them: sums, gathers and small
+messages between ranks of one machine then go through shared memory.
 ``docs/operations.md`` says which is used when.
 """
 

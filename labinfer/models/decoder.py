@@ -132,7 +132,7 @@ class Decoder(nn.Module):
       device. It returns the same on every rank, so it reads nothing but ``file``.
     - ``norm_placement`` and ``names`` are class attributes; most families need no more.
     - A layer of another kind is a mixer or an MLP of its own (``layers/mixer.py``), which ``read_config`` puts into ``layers``.
-    - What a family has beside the layers, ``add_parts`` builds; ``run_layers`` runs it.
+    - Modules of a family beside its layers are built in ``add_parts`` and called in an override of ``run_layers``.
     """
 
     norm_placement: ClassVar[NormPlacement] = "pre"
@@ -285,10 +285,10 @@ class Decoder(nn.Module):
         caches: list[Any],
         inputs_TLP: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``forward`` behind the embedding.
+        """Run the layers of this stage on embedded tokens; as ``forward``.
 
         Args:
-            inputs_TLP: what each layer is told beside the hidden states, by families whose ``layer_class`` takes it.
+            inputs_TLP: per-layer embeddings (tokens, layers, P), of families whose ``layer_class`` takes them.
         """
         angles = [table.at(batch.positions_T) for table in self._rotary]
         delta_TD = None

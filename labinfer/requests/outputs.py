@@ -174,7 +174,7 @@ class RequestState:
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """The request's."""
+        """Token ids of the request's prompt."""
         return self.request.prompt_token_ids
 
     @property

@@ -103,7 +103,7 @@ JSON_TYPES: dict[str, Any] = {name: _number(name) for name in NUMBERS} | {
 
 
 def sampled(base: type[msgspec.Struct], *left_out: str) -> type[msgspec.Struct]:
-    """A struct with the fields of ``SamplingParams``, but for these, beside those of ``base``; each is None by default."""
+    """A struct with the fields of ``base`` and those of ``SamplingParams`` except ``left_out``, which are None by default."""
     kinds = get_type_hints(SamplingParams).items()
     fields = [(name, JSON_TYPES.get(name, kind | None), None) for name, kind in kinds if name not in left_out]
     return msgspec.defstruct("Sampled", fields, bases=(base,), kw_only=True)
@@ -201,7 +201,7 @@ class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forb
 
 
 def json_form(schema: dict[str, Any] | None, field: str, is_strict: bool, left_out: list[str]) -> StructuredOutputs:
-    """The form of answers by the JSON schema of a field, or any JSON object without one; see ``fit_schema``."""
+    """Structured output for the JSON ``schema`` of a ``field``, or for any JSON object if it is None; see ``fit_schema``."""
     if schema is None:
         return StructuredOutputs(json_object=True)
     return StructuredOutputs(json=fit_schema(schema, field, is_strict, left_out))

@@ -1,4 +1,4 @@
-"""LayerInputDecoder: a decoder whose layers are told something about each token beside the hidden states, and end in a factor."""
+"""LayerInputDecoder: a decoder with per-layer embeddings and a scalar for each layer, as Gemma 4 has them."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def count_usage(
     accepted: int = 0,
     steps: int = 0,
 ) -> Usage:
-    """The usage of so many tokens, which came with so many ``steps``; ``reasoning`` is None where thoughts are not told apart."""
+    """Token counts of a call. ``reasoning`` is None if reasoning content is not told apart; ``steps`` are the steps that verified drafts."""
     details = UNSET
     if reasoning is not None or drafted:
         predictions = (accepted, drafted - accepted, steps) if drafted else ()

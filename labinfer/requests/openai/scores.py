@@ -32,7 +32,7 @@ class PooledList(Answer, kw_only=True):
 
 
 class Score(Answer):
-    """Likeness of one pair of texts, from -1 to 1."""
+    """Cosine similarity of one pair of texts, from -1 to 1."""
 
     object: Literal["score"]
     index: Count
@@ -57,7 +57,7 @@ class DocumentText(Answer):
 
 
 class RankedDocument(Answer):
-    """A document's place among those of its request, and its likeness to the query, from -1 to 1."""
+    """Index of a document in its request, and its cosine similarity to the query, from -1 to 1."""
 
     index: Count
     relevance_score: float

@@ -32,8 +32,8 @@ Result = TypeVar("Result")
 class GenerationTask:
     """The requests of one HTTP request, from the turn of their caller to the ends of their answers.
 
-    All waiting for it ends with an ``ApiError``, and what it holds is freed, when it fails: by its time limit, by the engine's end, by
-    whoever may cancel it, and by the client's going.
+    It fails on a timeout, an engine failure, a cancellation or a client disconnect: its resources are freed, and whoever awaits it
+    gets an ``ApiError``.
 
     Args:
         input: what the body asks for.
@@ -169,7 +169,7 @@ class GenerationTask:
         self.fail(api_errors.cancelled("the client has closed the connection"))
 
     def fail(self, error: ApiError) -> None:
-        """Free what it holds, and end the wait of whoever waits for it, who may be long in coming."""
+        """Fail the task with ``error``, wake whoever awaits it, and free its resources."""
         if not self.is_done:
             self._error = self._error or error
             self._news.set()

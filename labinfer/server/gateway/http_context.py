@@ -77,8 +77,7 @@ class HttpContext:
         """The whole body, unpacked. It counts as memory in use until ``free_body``, or the end of the request.
 
         Raises:
-            ApiError: it is longer than may be, or packed in another way than gzip's.
-            ApiError: too many long ones are in memory.
+            ApiError: 400, 413 or 415 if the body is broken, too long or not gzip; 429 or 503 if too many long bodies are in memory.
         """
         limit = self.service.options.max_body_size * MIB
         announced = self.http.headers.get("content-length", "")

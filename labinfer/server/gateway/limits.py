@@ -24,9 +24,9 @@ from labinfer.server.gateway.options import ServerOptions
 
 WINDOW_SECONDS = 60.0
 RETRY_SECONDS = 1.0
-"""To be waited where nobody can know when there will be room."""
+"""Default ``Retry-After``, in seconds."""
 LOADING_SECONDS = 5.0
-"""To be waited before asking again while the models are loaded."""
+"""``Retry-After`` while models are loaded, in seconds."""
 MAX_USER_LENGTH = 256
 MAX_REMEMBERED = 4096
 """Callers in debt that have nothing open. Beyond so many, those with the least debt are forgiven."""

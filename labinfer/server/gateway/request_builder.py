@@ -1,4 +1,4 @@
-"""RequestBuilder: the requests to one model's engine, made of prompts, without that costly prompts hold other callers up.
+"""RequestBuilder: the requests to one model's engine, built from its prompts; costly prompts wait in a queue for each caller.
 
 A short prompt is tokenized at once, in a thread. A long one goes to a process that is ended where its caller's time is over
 or its client has gone, and that ends by itself when there are no more, with all its memory. A form whose verdict is known
@@ -61,7 +61,8 @@ class RequestBuilder:
     async def build(
         self, input: GenerationInput, texts: list[PromptText] | None, caller: str, num_bytes: int
     ) -> tuple[list[Request], list[Request]]:
-        """A request for each prompt, and those of them whose forms are for ``try_form``. The event loop does none of this work.
+        """Requests, one for each prompt, and those of them whose structured-output grammar ``try_form`` has yet to check. The work is done in
+        a thread or a process.
 
         Args:
             texts: from ``read_texts``.

@@ -27,7 +27,7 @@ MAX_PAGE = 100
 
 @endpoint("POST", "/v1/batches", body=BatchBody, answer=Batch, errors=READING)
 async def create(context: HttpContext) -> Response:
-    """Answer each line of a file."""
+    """Create a batch, which answers each line of an uploaded file."""
     file_store(context)
     body = await context.read(BatchBody)
     batch = Batch(
@@ -43,7 +43,7 @@ async def create(context: HttpContext) -> Response:
 
 @endpoint("GET", "/v1/batches", answer=BatchList, query=page_query(MAX_PAGE), errors=STORED)
 async def list_batches(context: HttpContext) -> Response:
-    """The batches of the same caller."""
+    """List the batches of the same caller."""
     page = checked(lambda: Page.read(context.http.query_params, MAX_PAGE))
     batches = file_store(context).batches(context.caller.owner)
     return context.json(BatchList(**page.cut(batches, lambda batch: batch.id)))
@@ -51,12 +51,12 @@ async def list_batches(context: HttpContext) -> Response:
 
 @endpoint("GET", "/v1/batches/{id}", answer=Batch, errors=STORED)
 async def show(context: HttpContext) -> Response:
-    """A batch of the same caller."""
+    """Show a batch of the same caller."""
     return context.json(file_store(context).batch(context.caller.owner, context.http.path_params["id"]))
 
 
 @endpoint("POST", "/v1/batches/{id}/cancel", answer=Batch, errors=STORED)
 async def cancel(context: HttpContext) -> Response:
-    """Begin no more lines of a batch."""
+    """Cancel a batch: lines that are being answered are finished, others are not begun."""
     file_store(context)
     return context.json(context.http.app.state.batches.cancel(context.caller.owner, context.http.path_params["id"]))

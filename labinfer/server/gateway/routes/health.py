@@ -64,9 +64,9 @@ class ServerLoad(Answer):
 
 @endpoint("GET", "/health", needs_key=False, logged=False, answer=Health)
 async def health(context: HttpContext) -> Response:
-    """The server is alive.
+    """Liveness probe.
 
-    So is the engine behind it, or another one is on its way; 503 if the engine is stalled.
+    200 while the engine lives, loads or restarts; 503 if it is stalled.
     """
     state = _state(context.service)
     wait = context.service.engine.wait
@@ -94,9 +94,9 @@ def _state(service: Service) -> State:
 
 @endpoint("GET", "/ready", needs_key=False, logged=False, answer=Readiness, errors=(*ANYWHERE, 503))
 async def ready(context: HttpContext) -> Response:
-    """State of a server that takes requests.
+    """Readiness probe.
 
-    Long prompts and new forms of answers are taken, too.
+    200 if requests are taken, also long prompts and new structured-output grammars; 503 otherwise.
     """
     context.service.model(None)
     if context.service.engine.is_silent:
@@ -118,13 +118,13 @@ async def version(context: HttpContext) -> Response:
 @endpoint("POST", "/ping", needs_key=False, logged=False, answer=Pong)
 @endpoint("GET", "/ping", needs_key=False, logged=False, answer=Pong)
 async def ping(context: HttpContext) -> Response:
-    """The server is alive, as SageMaker asks."""
+    """Liveness probe of SageMaker."""
     return context.json(Pong(), 503 if _state(context.service) == "stalled" else 200)
 
 
 @endpoint("GET", "/load", logged=False, answer=ServerLoad)
 async def load(context: HttpContext) -> Response:
-    """Requests that are open."""
+    """Number of open requests."""
     return context.json(ServerLoad(context.service.limits.num_open))
 
 

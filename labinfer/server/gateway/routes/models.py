@@ -36,7 +36,7 @@ SHOWN_DEFAULTS = (*FIELDS, "presence_penalty", "frequency_penalty")
 async def list_models(context: HttpContext) -> Response:
     """The models, in Anthropic's form with the header anthropic-version.
 
-    EXTRA as OpenAI's or Anthropic's; also while models are loaded. OpenAI's list has all models, whatever ``limit``.
+    Answered while models are loaded, too. OpenAI's form lists all models and ignores ``limit``.
     """
     entries = [_describe(context.service, name) for name in context.service.model_names]
     query = context.http.query_params

@@ -68,7 +68,7 @@ class Document(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RerankBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A query, and documents to be put in the order of their likeness to it."""
+    """A query, and documents to rank by their similarity to it."""
 
     model: str | None = None
     query: InputText
@@ -94,7 +94,7 @@ async def pool(context: HttpContext) -> Response:
 
 @endpoint("POST", "/score", aliases=("/v1/score",), body=ScoreBody, answer=ScoreList, errors=GENERATING)
 async def score(context: HttpContext) -> Response:
-    """Likeness of pairs of texts: the cosine of their vectors."""
+    """Similarity scores of pairs of texts: cosines of their vectors."""
     body = await context.read(ScoreBody)
     model = context.service.model(body.model)
     first, second = checked(body.pairs)
@@ -116,7 +116,7 @@ async def score(context: HttpContext) -> Response:
 
 @endpoint("POST", "/rerank", aliases=("/v1/rerank", "/v2/rerank"), body=RerankBody, answer=Ranking, errors=GENERATING)
 async def rerank(context: HttpContext) -> Response:
-    """Documents in the order of their likeness to a query."""
+    """Rank documents by their similarity to a query."""
     body = await context.read(RerankBody)
     model = context.service.model(body.model)
     checked(lambda: model.info.pooling.check_scores(body.pooling))
