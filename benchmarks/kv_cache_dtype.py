@@ -40,8 +40,7 @@ def main() -> None:
             texts = [question + answer for question, answer in zip(questions, answers, strict=True)]
             forced = llm.generate(texts, SamplingParams(max_tokens=1, prompt_logprobs=1))
             greedy = llm.generate(questions, SamplingParams(max_tokens=args.output_tokens))
-            layout, size = llm.layout, llm.options.cache.block_size
-            bytes_per_token = layout.block_bytes(llm.place, size) // size
+            bytes_per_token = llm.layout.meta(llm.place).bytes_per_token
         measured = {
             "all": [token for output in forced for token in output.prompt_logprobs],
             "answers": [

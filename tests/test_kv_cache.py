@@ -39,8 +39,8 @@ def test_captured_steps_are_left_room_beside_the_blocks(checkpoint, monkeypatch)
                 LLM(str(checkpoint), **options)
             continue
         with LLM(str(checkpoint), **options) as llm:
-            useful = llm.layout.useful_blocks(llm.options.scheduler.max_num_seqs, BLOCK)
-            assert llm.capacity.num_blocks == room // llm.layout.block_bytes(llm.place, BLOCK) < useful
+            useful = llm.layout.useful_blocks(llm.options.scheduler.max_num_seqs)
+            assert llm.capacity.num_blocks == room // llm.layout.block_bytes(llm.place) < useful
             assert llm.capacity.captured_bytes == CAPTURED_BYTES
 
 

@@ -102,7 +102,7 @@ def test_blocks_are_counted_with_their_scales(checkpoint):
     expected = {"float32": 2048, "float16": 1024, "bfloat16": 1024, "int8": 512 + 256}
     for kv_cache_dtype, count in expected.items():
         with open_llm(checkpoint, kv_cache_dtype=kv_cache_dtype) as llm:
-            assert llm.layout.block_bytes(llm.place, 4) == count
+            assert llm.layout.block_bytes(llm.place) == count
             assert sum(tensor.nbytes for tensor in pools(llm)) == 400 * count
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TypeVar
 
 STATES_EACH = 2
 """Slots for each sequence that may run at once: its own, and one for snapshots that are shared."""
@@ -17,6 +17,8 @@ BLOCKS_TO_WINDOW_BLOCK = 4
 both are used up together."""
 DRAFT_STATE_SHARE = 0.2
 """Part of the memory for caches that states of a draft model may have room in; they take at most half of it."""
+
+Summed = TypeVar("Summed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,10 +116,10 @@ class BlockRoom:
         return min(needs.useful, max(needs.least, share))
 
 
-def sum_fields(items: Iterable[Any]) -> dict[str, int]:
-    """The sum of each field of dataclasses of one type, of which there is at least one."""
+def sum_fields(kind: type[Summed], items: Iterable[Summed]) -> Summed:
+    """A dataclass whose fields are the sums of those of ``items``."""
     items = list(items)
-    return {f.name: sum(getattr(item, f.name) for item in items) for f in fields(items[0])}
+    return kind(**{f.name: sum(getattr(item, f.name) for item in items) for f in fields(kind)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,7 @@ class CacheRoom:
     @classmethod
     def sum(cls, rooms: Iterable[CacheRoom]) -> CacheRoom:
         """The room of ranks that share a memory."""
-        return cls(**sum_fields(rooms))
+        return sum_fields(cls, rooms)
 
     def num_states(self, max_num_seqs: int) -> int:
         """Slots for states."""

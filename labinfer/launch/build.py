@@ -88,7 +88,7 @@ def build_placed(
     Args:
         is_whole: whether the layout has all layers of the checkpoint.
     """
-    group, scheduling, block_size = comms.placed, options.scheduler, options.cache.block_size
+    group, scheduling = comms.placed, options.scheduler
     topology, device, place = layout.topology, layout.devices[group.rank], layout.topology.place(group.rank)
     dtype, group.progress.label = layout.dtype(place), str(place)
     with group.together():
@@ -125,13 +125,13 @@ def build_placed(
     captured_bytes = 0 if capture is None else CAPTURED_BYTES * (1 if draft_model is None else 2)
     capacity = agree_on_blocks(group, options, layout, place, draft_model=draft_model, captured_bytes=captured_bytes)
     if group.rank == 0:
-        log_capacity(capacity, layout, block_size)
+        log_capacity(capacity, layout)
     layout = dataclasses.replace(layout, max_model_len=capacity.max_model_len)
     with group.together(), memory_for("the KV cache", device):
         cache = KVCacheManager(
             model.cache_specs(),
             num_blocks=capacity.num_blocks,
-            block_size=block_size,
+            block_size=layout.block_size,
             dtype=layout.kv_dtype(place),
             device=device,
             rotary_table=model.rotary_table,
@@ -143,7 +143,7 @@ def build_placed(
         )
         model.make_rotary_tables(capacity.max_model_len, device, scheduling.max_num_batched_tokens)
         if draft_model is not None:
-            draft_model.make_cache(capacity.num_blocks, block_size, scheduling.max_num_seqs, capture)
+            draft_model.make_cache(capacity.num_blocks, scheduling.max_num_seqs, capture)
     logger.debug("KV cache and rotary tables are made")
 
     runner = ModelRunner(

@@ -59,7 +59,7 @@ class DraftModel:
         self._device, self._dtype = self.layout.devices[0], self.layout.dtypes[0]
         registry = make_registry(providers, self.layout.quantization_group_size, self.layout.weights)
         if registry.has_plugins:  # checks them at this model's sizes
-            make_rank_calls(self.layout, self.place, registry, {}, options.cache.block_size)
+            make_rank_calls(self.layout, self.place, registry, {})
         self._functions = self.layout.select_functions(self.place, registry)
         checkpoint = open_model(self.directory).open_weights()
         check_checkpoint(
@@ -101,17 +101,18 @@ class DraftModel:
         """Tokens of a sequence that may be in its context at once."""
         return self.layout.max_model_len
 
-    def block_bytes(self, block_size: int) -> int:
+    @property
+    def block_bytes(self) -> int:
         """Bytes of one of its KV blocks."""
-        return self.layout.block_bytes(self.place, block_size)
+        return self.layout.block_bytes(self.place)
 
-    def make_cache(self, num_blocks: int, block_size: int, max_num_seqs: int, capture: Capture | None) -> None:
-        """Give it so many KV blocks, or as many as so many sequences can fill."""
-        self.num_blocks = min(num_blocks, self.layout.useful_blocks(max_num_seqs, block_size))
+    def make_cache(self, num_blocks: int, max_num_seqs: int, capture: Capture | None) -> None:
+        """Give it ``num_blocks`` KV blocks, or as many as ``max_num_seqs`` sequences can fill."""
+        self.num_blocks = min(num_blocks, self.layout.useful_blocks(max_num_seqs))
         cache = KVCacheManager(
             self._model.cache_specs(),
             num_blocks=self.num_blocks,
-            block_size=block_size,
+            block_size=self.layout.block_size,
             dtype=self.layout.kv_dtype(self.place),
             device=self._device,
             rotary_table=self._model.rotary_table,

@@ -114,7 +114,7 @@ def build_draft_rank(
     Raises:
         UserError: it is nowhere, cannot draft for this model, or does not fit.
     """
-    name, size = options.scheduler.speculative_config.model, options.cache.block_size
+    name = options.scheduler.speculative_config.model
     model = load_draft_model(group, options, layout, providers=providers, weight_cache=weight_cache)
     device, scheduling = layout.draft_devices[group.rank], options.scheduler
     free = free_memory(device) // layout.sharing_device(group.rank, group.everyone)
@@ -122,17 +122,17 @@ def build_draft_rank(
         free -= weight_cache.mapped_bytes()
     capture = find_capture(providers, device, 1)
     free -= model.state_bytes + (CAPTURED_BYTES if capture is not None else 0)
-    useful, given = model.layout.useful_blocks(scheduling.max_num_seqs, size), options.cache.num_kv_blocks
-    num_blocks = given or int(free * options.cache.memory_utilization) // model.block_bytes(size)
-    if num_blocks * size < 2:
+    useful, given = model.layout.useful_blocks(scheduling.max_num_seqs), options.cache.num_kv_blocks
+    num_blocks = given or int(free * options.cache.memory_utilization) // model.block_bytes
+    if num_blocks < model.layout.least_blocks:
         raise UserError(
             f"the draft model {name} has no room for a KV cache ({max(0, free) >> 20} MiB free for it); raise --memory-utilization or "
             "choose another draft_rank"
         )
-    if given and (needed := min(given, useful) * model.block_bytes(size)) > free:
+    if given and (needed := min(given, useful) * model.block_bytes) > free:
         raise UserError(
             f"--num-kv-blocks {given} needs {needed >> 20} MiB for the draft model {name}, but {max(0, free) >> 20} MiB are free for "
             "it; give less or choose another draft_rank"
         )
-    model.make_cache(num_blocks, size, scheduling.max_num_seqs, capture)
+    model.make_cache(num_blocks, scheduling.max_num_seqs, capture)
     return DraftRank(model, channel)

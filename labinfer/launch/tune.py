@@ -73,7 +73,7 @@ def choose_functions(
     with group.together():
         registry = make_registry(providers, layout.quantization_group_size, layout.weights)
         registry.check(layout.devices[place.rank], layout.dtype(place), overrides, layout.rounding(place))
-        calls = make_rank_calls(layout, place, registry, overrides, options.cache.block_size)
+        calls = make_rank_calls(layout, place, registry, overrides)
     if options.model.autotune != "off":
         is_anew = options.model.autotune == "again"
         choice = tune(group, layout, place, calls, cache=cache_folder(), providers=providers, anew=is_anew)
@@ -87,7 +87,7 @@ def choose_functions(
 
 
 def make_rank_calls(
-    layout: Layout, place: Place, registry: FunctionRegistry, overrides: Mapping[str, str], block_size: int
+    layout: Layout, place: Place, registry: FunctionRegistry, overrides: Mapping[str, str]
 ) -> RankCalls:
     """The calls of one rank's layers, whose implementations of plugins are checked.
 
@@ -98,7 +98,7 @@ def make_rank_calls(
         device=layout.devices[place.rank],
         dtype=layout.dtype(place),
         kv_dtype=layout.kv_dtype(place),
-        block_size=block_size,
+        block_size=layout.block_size,
         tiled_cache=registry.tiled_cache(layout.devices[place.rank], layout.dtype(place), overrides),
     )
     calls = RankCalls(layout.meta(place).calls, registry, setting, overrides)

@@ -25,7 +25,7 @@ def layout_and_calls(group, directory, **options):
     registry = reference_registry()
     for name in ("first", "second"):
         registry.add(TARGET, Implementation(name=name, call=torch.nn.functional.silu))
-    return layout, place, tune.make_rank_calls(layout, place, registry, {}, 16)
+    return layout, place, tune.make_rank_calls(layout, place, registry, {})
 
 
 def made_up(fastest: str, load: float = 1.0) -> dict[str, list[Timing]]:

@@ -54,7 +54,7 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
     with group.together():
         registry = make_registry(providers, layout.quantization_group_size, layout.weights)
         registry.check(device, dtype, overrides, layout.rounding(place))
-        calls = make_rank_calls(layout, place, registry, overrides, options.cache.block_size)
+        calls = make_rank_calls(layout, place, registry, overrides)
     group.comm.barrier()
     measured = (provider.ceilings() for provider in providers)
     ticker = contextlib.closing(Ticker(lambda: "measuring")) if group.rank == 0 else contextlib.nullcontext()

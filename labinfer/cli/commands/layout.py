@@ -13,11 +13,11 @@ from labinfer.cli.commands.session import Session
 from labinfer.comm.communicator import name_ranks
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.spmd.machine import RankInfo, free_memory
-from labinfer.engine.cache_capacity import BlockCounts, CacheRoom, WindowNeeds, count_blocks, pool_rooms, sum_fields
+from labinfer.engine.cache_capacity import BlockCounts, CacheRoom, pool_rooms, sum_fields
 from labinfer.launch.draft_model import plan_draft_model
 from labinfer.launch.find_model import find_model
 from labinfer.launch.layout.draft_layout import draft_options
-from labinfer.launch.layout.kv_capacity import describe_windows
+from labinfer.launch.layout.kv_capacity import count_fitting_blocks, describe_windows
 from labinfer.launch.layout.layout import Layout, make_layout
 from labinfer.launch.mtp_check import check_mtp
 from labinfer.observe.output_file import STANDARD, OutputFile
@@ -68,22 +68,21 @@ def run(session: Session, own: PlanOptions) -> int:
             free = _gather_free(group, layout)
         if group.rank == 0:
             of_rank = {
-                rank: RankBytes.make(
-                    session, layout, everyone, rank, free=free[rank], draft=on_rank0 if rank == 0 else None
-                )
+                rank: RankBytes.make(layout, everyone, rank, free=free[rank], draft=on_rank0 if rank == 0 else None)
                 for rank in layout.devices
             }
             rooms = _estimate_rooms(session, layout, everyone, of_rank)
-            blocks, needs = _count_blocks(session, layout, rooms)
-            size, num_seqs = session.options.cache.block_size, session.options.scheduler.max_num_seqs
+            window = max(layout.meta(place).window for place in layout.topology.places)
+            fitting, needs = count_fitting_blocks(session.options, layout, rooms, window)
+            blocks, num_seqs = fitting.capped(session.options.planned_blocks), session.options.scheduler.max_num_seqs
             states = [
                 room.num_states(num_seqs) if layout.meta(layout.topology.place(rank)).bytes_per_sequence else None
                 for rank, room in zip(of_rank, rooms, strict=True)
             ]
-            kv_tokens = [count * size for count in blocks.of_rank]
+            kv_tokens = list(map(layout.tokens_in, blocks.of_rank))
             title = _describe_plan(session.options.model.model, layout, is_alone=group.size == 1)
             table = format_table(HEADER, layout_rows(layout, everyone, kv_tokens, states))
-            num_tokens = blocks.num_blocks * size
+            num_tokens = layout.tokens_in(blocks.num_blocks)
             least = f"KV cache: all ranks use the least: {blocks.num_blocks} blocks, {num_tokens} tokens"
             if slots := [count for count in states if count is not None]:
                 least += f", {min(slots)} states of sequences"
@@ -114,7 +113,7 @@ def run(session: Session, own: PlanOptions) -> int:
                     notes[-1] += f", {format_bytes(state)} a sequence"
             least_bytes = {rank: _least_bytes(session, layout, rank, own, blocks) for rank, own in of_rank.items()}
             for rank in layout.draft_devices:
-                of_rank[rank] = RankBytes.make_drafting(session, layout, everyone, rank, free=free[rank], draft=draft)
+                of_rank[rank] = RankBytes.make_drafting(layout, everyone, rank, free=free[rank], draft=draft)
                 least_bytes[rank] = _least_draft_bytes(session, of_rank[rank], draft)
             complaints = [
                 _describe_shortfall(
@@ -212,12 +211,10 @@ class RankBytes:
     @classmethod
     def sum(cls, ranks: Iterable[RankBytes]) -> RankBytes:
         """The bytes of ranks that share a memory."""
-        return cls(**sum_fields(ranks))
+        return sum_fields(cls, ranks)
 
     @classmethod
-    def make(
-        cls, session: Session, layout: Layout, everyone: list[RankInfo], rank: int, *, free: int, draft: Layout | None
-    ) -> RankBytes:
+    def make(cls, layout: Layout, everyone: list[RankInfo], rank: int, *, free: int, draft: Layout | None) -> RankBytes:
         """The bytes of one rank of a layout.
 
         Args:
@@ -230,48 +227,34 @@ class RankBytes:
         if draft is not None:
             weights += draft.weight_bytes(draft.topology.place(0))
             captured *= 2
-            more = _draft_bytes(session, draft)
+            more = _draft_bytes(draft)
         return cls(free=free // layout.sharing_device(rank, everyone), weights=weights, captured=captured, **more)
 
     @classmethod
     def make_drafting(
-        cls, session: Session, layout: Layout, everyone: list[RankInfo], rank: int, *, free: int, draft: Layout
+        cls, layout: Layout, everyone: list[RankInfo], rank: int, *, free: int, draft: Layout
     ) -> RankBytes:
         """The bytes of a rank that holds the draft model alone; see ``make``."""
         return cls(
             free=free // layout.sharing_device(rank, everyone),
             weights=draft.weight_bytes(draft.topology.place(0)),
             captured=CAPTURED_BYTES * captures_steps(layout.draft_devices[rank], 1),
-            **_draft_bytes(session, draft),
+            **_draft_bytes(draft),
         )
 
 
-def _draft_bytes(session: Session, draft: Layout) -> dict[str, int]:
+def _draft_bytes(draft: Layout) -> dict[str, int]:
     """Bytes of a draft model for each KV block and each sequence, as fields of ``RankBytes``."""
     place = draft.topology.place(0)
-    return {
-        "draft_block": draft.block_bytes(place, session.options.cache.block_size),
-        "draft_state": draft.meta(place).bytes_per_sequence,
-    }
+    return {"draft_block": draft.block_bytes(place), "draft_state": draft.meta(place).bytes_per_sequence}
 
 
 def _estimate_rooms(
     session: Session, layout: Layout, everyone: list[RankInfo], of_rank: Mapping[int, RankBytes]
 ) -> list[CacheRoom]:
     """Memory for the cache of each rank, together with all others in the same memory."""
-    size, rooms = session.options.cache.block_size, []
-    for rank, own in of_rank.items():
-        place = layout.topology.place(rank)
-        meta = layout.meta(place)
-        windowed = size * meta.window_bytes_per_token
-        rooms.append(
-            CacheRoom(
-                num_bytes=int(own.room * session.options.cache.memory_utilization),
-                block_bytes=layout.block_bytes(place, size) + own.draft_block - windowed,
-                window_block_bytes=windowed,
-                state_bytes=meta.bytes_per_sequence,
-            )
-        )
+    used, place_of = session.options.cache.memory_utilization, layout.topology.place
+    rooms = [layout.cache_room(place_of(rank), int(own.room * used), own.draft_block) for rank, own in of_rank.items()]
     return pool_rooms(rooms, [layout.memory(rank, everyone) for rank in of_rank])
 
 
@@ -284,33 +267,20 @@ def _ranks_by_memory(layout: Layout, everyone: list[RankInfo], ranks: Iterable[i
     return list(by_memory.values())
 
 
-def _count_blocks(
-    session: Session, layout: Layout, rooms: Sequence[CacheRoom]
-) -> tuple[BlockCounts, WindowNeeds | None]:
-    options = session.options
-    window = max(layout.meta(place).window for place in layout.topology.places)
-    needs, num_seqs = layout.window_needs(options, window), options.scheduler.max_num_seqs
-    useful = layout.useful_blocks(num_seqs, options.cache.block_size)
-    blocks = count_blocks(
-        [room.for_blocks(num_seqs) for room in rooms], useful, needs, fixed=options.cache.num_kv_blocks
-    )
-    return blocks.capped(options.planned_blocks), needs
-
-
 def _least_bytes(session: Session, layout: Layout, rank: int, own: RankBytes, blocks: BlockCounts) -> int:
     """KV cache and states that a rank of a layout needs at least."""
     cache, place = session.options.cache, layout.topology.place(rank)
-    num_blocks, num_window_blocks = -(-2 // cache.block_size), 0
+    num_blocks, num_window_blocks = layout.least_blocks, 0
     if cache.num_kv_blocks:
         num_blocks, num_window_blocks = cache.num_kv_blocks, blocks.num_window_blocks
-    least = layout.cache_bytes(place, cache.block_size, num_blocks, num_window_blocks) + num_blocks * own.draft_block
+    least = layout.cache_bytes(place, num_blocks, num_window_blocks) + num_blocks * own.draft_block
     return least + layout.meta(place).bytes_per_sequence + own.draft_state
 
 
 def _least_draft_bytes(session: Session, own: RankBytes, draft: Layout) -> int:
     """The same of a rank that holds the draft model alone, which makes no more blocks than it has use for."""
-    size, given = session.options.cache.block_size, session.options.cache.num_kv_blocks
-    num_blocks = min(given or -(-2 // size), draft.useful_blocks(session.options.scheduler.max_num_seqs, size))
+    most = draft.useful_blocks(session.options.scheduler.max_num_seqs)
+    num_blocks = min(session.options.cache.num_kv_blocks or draft.least_blocks, most)
     return num_blocks * own.draft_block + own.draft_state
 
 

@@ -48,7 +48,7 @@ def announce(models: dict[str, LLM]) -> None:
     rows: list[tuple] = []
     for name, llm in models.items():
         logger.info("model %s: %s", name, llm.directory)
-        kv_tokens = [count * llm.options.cache.block_size for count in llm.capacity.blocks_of_rank]
+        kv_tokens = list(map(llm.layout.tokens_in, llm.capacity.blocks_of_rank))
         metas = map(llm.layout.meta, llm.layout.topology.places)
         states = [llm.capacity.num_states if meta.bytes_per_sequence else None for meta in metas]
         rows += [(name, *row) for row in layout_rows(llm.layout, llm.group.everyone, kv_tokens, states)]
@@ -67,13 +67,13 @@ def announce(models: dict[str, LLM]) -> None:
 
 
 def _announce_capacity(whose: str, llm: LLM) -> None:
-    capacity, layout, block_size = llm.capacity, llm.layout, llm.options.cache.block_size
+    capacity, layout = llm.capacity, llm.layout
     logger.info(
         "KV cache%s: %d blocks of %d tokens on every rank (%s of %s on rank 0); context %d",
         whose,
         capacity.num_blocks,
-        block_size,
-        format_bytes(layout.cache_bytes(llm.place, block_size, capacity.num_blocks, capacity.num_window_blocks)),
+        layout.block_size,
+        format_bytes(layout.cache_bytes(llm.place, capacity.num_blocks, capacity.num_window_blocks)),
         str(layout.kv_dtype(llm.place)).removeprefix("torch."),
         llm.facts.max_model_len,
     )
@@ -81,7 +81,7 @@ def _announce_capacity(whose: str, llm: LLM) -> None:
         logger.info(
             "captured steps%s: at most %s on rank 0, beside the KV cache", whose, format_bytes(capacity.captured_bytes)
         )
-    if windows := capacity.describe_windows(block_size):
+    if windows := capacity.describe_windows(layout.block_size):
         logger.info("KV cache%s: %s", whose, windows)
     if (draft := llm.draft_model) is not None:
         logger.info(
@@ -90,7 +90,7 @@ def _announce_capacity(whose: str, llm: LLM) -> None:
             draft.directory,
             format_bytes(draft.weight_bytes),
             draft.num_blocks,
-            format_bytes(draft.num_blocks * draft.block_bytes(block_size)),
+            format_bytes(draft.num_blocks * draft.block_bytes),
             draft.num_states,
             format_bytes(draft.state_bytes),
             draft.max_model_len,

@@ -14,7 +14,15 @@ from labinfer.comm.communicator import name_ranks
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.spmd.machine import free_memory
 from labinfer.comm.spmd.topology import Place
-from labinfer.engine.cache_capacity import BlockCounts, BlockRoom, CacheRoom, count_blocks, pool_rooms, states_that_fit
+from labinfer.engine.cache_capacity import (
+    BlockCounts,
+    BlockRoom,
+    CacheRoom,
+    WindowNeeds,
+    count_blocks,
+    pool_rooms,
+    states_that_fit,
+)
 from labinfer.launch.draft_model import DraftModel
 from labinfer.launch.layout.layout import GIB, Layout
 from labinfer.weights.weight_cache import WeightCache
@@ -106,38 +114,28 @@ def describe_windows(window: int, num_window_blocks: int, num_tokens: int, gain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankRoom:
-    """Memory that a rank has for its cache, and what it takes; all numbers are bytes but the counts and the window."""
+class RankRoom(CacheRoom):
+    """Memory that a rank has for its cache on its device and on its host; all numbers are bytes but the counts and the window."""
 
     free: int
-    """For KV blocks and states."""
-    room: int
-    """Part of it that they may take."""
-    block_bytes: int
-    """Bytes of a block of all layers that see all tokens."""
-    window_block_bytes: int
-    """Bytes of a block of all layers with a window."""
+    """Free for KV blocks and states, of which they may take ``num_bytes``."""
     window: int
     """The largest window of its layers, 0 without any."""
     host: int
     """For blocks in host memory."""
     num_host_states: int
-    state_bytes: int
-    """Bytes of a sequence's state."""
+    draft_block_bytes: int
+    """Bytes that a draft model takes with each block, among ``block_bytes``; it has none in host memory."""
 
-    draft_bytes: int
-    """Bytes that a draft model takes with each block of all layers."""
-
-    def for_cache(self) -> CacheRoom:
-        return CacheRoom(
-            num_bytes=self.room,
-            block_bytes=self.block_bytes + self.draft_bytes,
-            window_block_bytes=self.window_block_bytes,
-            state_bytes=self.state_bytes,
-        )
+    @property
+    def host_block_bytes(self) -> int:
+        """Bytes in host memory of a block of all layers that see all tokens."""
+        return self.block_bytes - self.draft_block_bytes
 
     def for_host_blocks(self) -> BlockRoom:
-        return BlockRoom(num_bytes=self.host, block_bytes=self.block_bytes, window_block_bytes=self.window_block_bytes)
+        return BlockRoom(
+            num_bytes=self.host, block_bytes=self.host_block_bytes, window_block_bytes=self.window_block_bytes
+        )
 
 
 def agree_on_blocks(
@@ -158,11 +156,9 @@ def agree_on_blocks(
     Raises:
         AgreedError: a rank has no room for what is needed or asked for.
     """
-    size, cache = options.cache.block_size, options.cache
-    useful = layout.useful_blocks(options.scheduler.max_num_seqs, size)
-    meta = layout.meta(place)
-    per_block, per_state = layout.block_bytes(place, size), meta.bytes_per_sequence
-    window_block = size * meta.window_bytes_per_token
+    cache, meta = options.cache, layout.meta(place)
+    useful = layout.useful_blocks(options.scheduler.max_num_seqs)
+    per_block, per_state = layout.block_bytes(place), meta.bytes_per_sequence
     device = layout.devices[group.rank]
     free = free_memory(device) // layout.sharing_device(group.rank, group.everyone)
     weights = WeightCache.from_home(cache.weight_cache_size)
@@ -175,24 +171,21 @@ def agree_on_blocks(
     if device.type == "cpu":  # both pools are in the same memory
         free -= num_host * per_block + num_host_states * per_state
     free -= captured_bytes + (draft_model.state_bytes if draft_model is not None else 0)
+    per_draft_block = draft_model.block_bytes if draft_model is not None else 0
     mine = RankRoom(
+        **asdict(layout.cache_room(place, int(free * cache.memory_utilization), per_draft_block)),
         free=free,
-        room=int(free * cache.memory_utilization),
-        block_bytes=per_block - window_block,
-        window_block_bytes=window_block,
         window=meta.window,
         host=host - num_host_states * per_state,
         num_host_states=num_host_states,
-        state_bytes=per_state,
-        draft_bytes=draft_model.block_bytes(size) if draft_model is not None else 0,
+        draft_block_bytes=per_draft_block,
     )
     gathered = group.comm.all_gather(torch.tensor(astuple(mine)))
     of_rank = [RankRoom(**dict(zip(asdict(mine), numbers.tolist(), strict=True))) for numbers in gathered]
     memories = [layout.memory(rank, group.everyone) for rank in group.ranks]
     max_num_seqs = options.scheduler.max_num_seqs
-    rooms = pool_rooms([each.for_cache() for each in of_rank], memories)
-    needs = layout.window_needs(options, max(each.window for each in of_rank))
-    fitting = count_blocks([room.for_blocks(max_num_seqs) for room in rooms], useful, needs, fixed=cache.num_kv_blocks)
+    rooms = pool_rooms(of_rank, memories)
+    fitting, needs = count_fitting_blocks(options, layout, rooms, max(each.window for each in of_rank))
     blocks = fitting.capped(options.planned_blocks)
     num_host, num_host_window_blocks = _host_blocks(of_rank, blocks, useful)
     largest = max(each.state_bytes for each in of_rank)
@@ -207,7 +200,7 @@ def agree_on_blocks(
     needed = own.used_bytes(blocks)
     left = free_of_rank[group.comm.rank] - own.num_states(max_num_seqs) * own.state_bytes
     with group.together():
-        if fitting.num_blocks * size < 2:
+        if fitting.num_blocks < layout.least_blocks:
             least = fitting.of_rank.index(fitting.num_blocks)
             raise UserError(
                 f"{layout.topology.place(group.ranks[least])} has no room for KV cache ({max(0, free_of_rank[least]) >> 20} MiB free "
@@ -225,7 +218,7 @@ def agree_on_blocks(
                 f"--num-kv-blocks {cache.num_kv_blocks} needs {needed >> 20} MiB on {name_ranks(sharing)}, but {max(0, left) >> 20} MiB "
                 f"are free{' for them together' * (len(sharing) > 1)}"
             )
-    fits = min(layout.max_model_len, blocks.num_blocks * size)
+    fits = min(layout.max_model_len, layout.tokens_in(blocks.num_blocks))
     return KVCapacity(
         num_blocks=blocks.num_blocks,
         num_host_blocks=num_host,
@@ -242,9 +235,25 @@ def agree_on_blocks(
     )
 
 
-def log_capacity(capacity: KVCapacity, layout: Layout, block_size: int) -> None:
+def count_fitting_blocks(
+    options: EngineOptions, layout: Layout, rooms: Sequence[CacheRoom], window: int
+) -> tuple[BlockCounts, WindowNeeds | None]:
+    """The KV blocks of all ranks, without the limit of a plan; and the blocks that layers with a window have use for, None where
+    these hold all tokens.
+
+    Args:
+        rooms: of each rank with a place, together with all others in the same memory.
+        window: the largest of any layer, 0 without any.
+    """
+    max_num_seqs, needs = options.scheduler.max_num_seqs, layout.window_needs(options, window)
+    block_rooms = [room.for_blocks(max_num_seqs) for room in rooms]
+    useful = layout.useful_blocks(max_num_seqs)
+    return count_blocks(block_rooms, useful, needs, fixed=options.cache.num_kv_blocks), needs
+
+
+def log_capacity(capacity: KVCapacity, layout: Layout) -> None:
     """Log what is less than expected: the blocks of a plan, or the context. Called on rank 0."""
-    if shortfall := capacity.describe_shortfall(layout.topology.places, block_size):
+    if shortfall := capacity.describe_shortfall(layout.topology.places, layout.block_size):
         logger.warning("KV cache: %s", shortfall)
     if not layout.config.is_causal:
         logger.info(
@@ -265,7 +274,8 @@ def _host_blocks(of_rank: Sequence[RankRoom], blocks: BlockCounts, useful: int) 
         return min(each.for_host_blocks().whole_blocks(useful) for each in of_rank), 0
     share = blocks.num_window_blocks / blocks.num_blocks
     count = min(
-        useful, *(int(each.host / max(1, each.block_bytes + share * each.window_block_bytes)) for each in of_rank)
+        useful,
+        *(int(each.host / max(1, each.host_block_bytes + share * each.window_block_bytes)) for each in of_rank),
     )
     return count, int(share * count)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -14,7 +14,7 @@ from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.spmd.machine import RankInfo, resolve_device
 from labinfer.comm.spmd.topology import Place, Topology, make_topology, per_stage
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
-from labinfer.engine.cache_capacity import SlidingWindow, WindowNeeds
+from labinfer.engine.cache_capacity import CacheRoom, SlidingWindow, WindowNeeds
 from labinfer.functions.functions import Functions
 from labinfer.functions.registry import Choice, FunctionRegistry, WeightChoice
 from labinfer.launch.layout.meta_stage import MetaStage
@@ -45,6 +45,8 @@ class Layout:
     experts: tuple[ExpertCut, ...]
     """The way in which the ranks of each stage share experts."""
     max_model_len: int
+    block_size: int
+    """Tokens of a KV block."""
     quantizations: tuple[str, ...]
     """``--quantization`` of each stage: ``int8`` and ``int4`` round what the checkpoint holds in floating point; with ``none``,
     unlike ``auto``, what it holds in codes is decoded."""
@@ -70,18 +72,37 @@ class Layout:
         begin, end = self.topology.layers[place.stage]
         return end - begin
 
-    def block_bytes(self, place: Place, block_size: int) -> int:
+    def block_bytes(self, place: Place) -> int:
         """Bytes of one KV block on one rank, over all its layers."""
-        return block_size * self.meta(place).bytes_per_token
+        return self.block_size * self.meta(place).bytes_per_token
 
-    def cache_bytes(self, place: Place, block_size: int, num_blocks: int, num_window_blocks: int) -> int:
+    def window_block_bytes(self, place: Place) -> int:
+        """Bytes of one KV block on one rank, over its layers with a window."""
+        return self.block_size * self.meta(place).window_bytes_per_token
+
+    def cache_room(self, place: Place, num_bytes: int, draft_block_bytes: int) -> CacheRoom:
+        """A rank's memory for its cache, and the bytes that a block and a state take of it.
+
+        Args:
+            num_bytes: for blocks and states; negative where weights alone are too large.
+            draft_block_bytes: bytes that a draft model on this rank takes with each block; 0 without one.
+        """
+        windowed = self.window_block_bytes(place)
+        return CacheRoom(
+            num_bytes=num_bytes,
+            block_bytes=self.block_bytes(place) - windowed + draft_block_bytes,
+            window_block_bytes=windowed,
+            state_bytes=self.meta(place).bytes_per_sequence,
+        )
+
+    def cache_bytes(self, place: Place, num_blocks: int, num_window_blocks: int) -> int:
         """Bytes of the KV blocks on one rank.
 
         Args:
             num_window_blocks: blocks of layers with a window; 0 where they have as many as the others.
         """
-        windowed = block_size * self.meta(place).window_bytes_per_token
-        others = self.block_bytes(place, block_size) - windowed
+        windowed = self.window_block_bytes(place)
+        others = self.block_bytes(place) - windowed
         return num_blocks * others + (num_window_blocks or num_blocks) * windowed
 
     def weight_bytes(self, place: Place) -> int:
@@ -95,9 +116,18 @@ class Layout:
             return self.loaded_bytes[place.rank]
         return meta.weight_bytes - in_file
 
-    def useful_blocks(self, max_num_seqs: int, block_size: int) -> int:
+    @property
+    def least_blocks(self) -> int:
+        """KV blocks without which nothing can be generated: those of a prompt's token and a new one."""
+        return -(-2 // self.block_size)
+
+    def useful_blocks(self, max_num_seqs: int) -> int:
         """KV blocks of as many of the longest sequences as may run at once; more can never be filled."""
-        return max_num_seqs * -(-self.max_model_len // block_size)
+        return max_num_seqs * -(-self.max_model_len // self.block_size)
+
+    def tokens_in(self, num_blocks: int) -> int:
+        """Tokens that this many KV blocks hold."""
+        return num_blocks * self.block_size
 
     def window_needs(self, options: EngineOptions, window: int) -> WindowNeeds | None:
         """Blocks that layers with a window have use for; None where these hold all tokens as the others do.
@@ -106,7 +136,7 @@ class Layout:
             window: the largest of any layer, 0 without any.
         """
         scheduler = options.scheduler
-        return SlidingWindow(window, options.cache.block_size).needs(
+        return SlidingWindow(window, self.block_size).needs(
             max_num_seqs=scheduler.max_num_seqs,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             chunked_prefill_size=scheduler.chunked_prefill_size,
@@ -188,18 +218,18 @@ class Layout:
         """The same model on one rank, which with one rank is this layout."""
         if self.topology.num_places == 1:
             return self
-        return Layout(
-            config=self.config,
+        return replace(
+            self,
             topology=Topology((1,), ((0, self.config.num_layers),)),
             devices={0: self.devices[self.topology.placed_ranks[0]]},
+            draft_devices={},
             dtypes=self.dtypes[:1],
             kv_dtypes=self.kv_dtypes[:1],
             experts=self.experts[:1],
-            max_model_len=self.max_model_len,
             quantizations=self.quantizations[:1],
-            quantization_group_size=self.quantization_group_size,
-            weights=self.weights,
-            expert_memory=self.expert_memory,
+            loaded_bytes=(),
+            is_one_cpu_host=False,
+            _meta={},
         )
 
 
@@ -253,6 +283,7 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
         kv_dtypes=kv_dtypes,
         experts=tuple(per_stage("--experts", parallel.experts, topology.num_stages)),
         max_model_len=length,
+        block_size=options.cache.block_size,
         quantizations=quantizations,
         quantization_group_size=options.model.quantization_group_size,
         weights=options.model.weights,

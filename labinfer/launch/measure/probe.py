@@ -241,7 +241,7 @@ def _make_timer(group: RankGroup, options: EngineOptions, layout: Layout, direct
     )
     size, room = options.cache.block_size, memory_share(group, layout.devices[group.rank]) * CACHE_FRACTION
     tokens = max(rows * min(seen, layout.max_model_len) for rows, seen in CONTEXTS)
-    num_blocks = min(-(-tokens // size), int(room) // max(1, layout.block_bytes(place, size)))
+    num_blocks = min(-(-tokens // size), int(room) // max(1, layout.block_bytes(place)))
     options = dataclasses.replace(
         options,
         cache=dataclasses.replace(options.cache, num_kv_blocks=max(1, num_blocks), weight_cache_size=0.0),

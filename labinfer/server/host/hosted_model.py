@@ -131,12 +131,7 @@ class HostedModel:
                 kv_dtype=str(layout.kv_dtype(place)).removeprefix("torch."),
                 quantization=layout.quantization_name(place),
                 weight_bytes=layout.weight_bytes(place),
-                kv_bytes=layout.cache_bytes(
-                    place,
-                    self.llm.options.cache.block_size,
-                    self.llm.facts.num_blocks,
-                    self.llm.facts.num_window_blocks,
-                ),
+                kv_bytes=layout.cache_bytes(place, self.llm.facts.num_blocks, self.llm.facts.num_window_blocks),
             )
 
 

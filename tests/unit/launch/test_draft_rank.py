@@ -21,8 +21,8 @@ def num_blocks(monkeypatch, *, free: int, mapped: int = 0, **cache) -> int:
     blocks: list[int] = []
     model = SimpleNamespace(
         state_bytes=2 << 20,
-        block_bytes=lambda size: BLOCK,
-        layout=SimpleNamespace(useful_blocks=lambda max_num_seqs, size: USEFUL),
+        block_bytes=BLOCK,
+        layout=SimpleNamespace(useful_blocks=lambda max_num_seqs: USEFUL, least_blocks=1),
         make_cache=lambda count, *_: blocks.append(count),
     )
     monkeypatch.setattr(draft_rank, "load_draft_model", lambda *_, **named: model)
