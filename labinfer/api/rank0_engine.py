@@ -76,6 +76,6 @@ def make_rank0_engine(
         guides=guides,
         proposer=proposer,
         draft_model=parts.draft_model,
-        draft_link=parts.drafts,
+        draft_channel=parts.drafts,
     )
     return engine, executor

@@ -50,7 +50,7 @@ class PeerLost(RuntimeError):
     """The other end of a connection is gone. The rank that failed first has printed why."""
 
 
-class BrokenLink(RuntimeError):
+class BrokenConnection(RuntimeError):
     """The connection between the gateway and rank 0 has broken."""
 
 

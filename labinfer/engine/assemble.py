@@ -18,7 +18,7 @@ from labinfer.engine.guide import GuideMaker
 from labinfer.engine.llm_engine import LLMEngine
 from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.proposer import Proposer
-from labinfer.engine.remote_drafts import Drafter, DraftLink, RemoteProposer
+from labinfer.engine.remote_drafts import DraftChannel, Drafter, RemoteProposer
 from labinfer.engine.scheduler import Scheduler
 from labinfer.engine.speculation import Speculation
 from labinfer.engine.state_slots import StateSlots
@@ -36,7 +36,7 @@ def make_engine(
     guides: GuideMaker | None = None,
     proposer: Proposer | None = None,
     draft_model: DraftModel | None = None,
-    draft_link: DraftLink | None = None,
+    draft_channel: DraftChannel | None = None,
 ) -> LLMEngine:
     """Assemble an engine.
 
@@ -47,12 +47,12 @@ def make_engine(
         guides: for answers that must have a form; None where there is no such request.
         proposer: drafts tokens; None drafts none.
         draft_model: drafts them instead.
-        draft_link: the way to another rank, which drafts them instead.
+        draft_channel: to another rank, which drafts them instead.
     """
     if draft_model is not None:
         proposer = make_draft_proposer(draft_model, cache, scheduling.max_num_batched_tokens, facts.eos_token_ids)
-    if draft_link is not None:
-        proposer = RemoteProposer(draft_link, facts.eos_token_ids)
+    if draft_channel is not None:
+        proposer = RemoteProposer(draft_channel, facts.eos_token_ids)
     scheduler = make_scheduler(facts, cache=cache, scheduling=scheduling, clock=clock, proposer=proposer)
     return LLMEngine(
         scheduler,

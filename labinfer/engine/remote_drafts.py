@@ -18,8 +18,8 @@ from labinfer.engine.sequence import Sequence
 logger = logging.getLogger(__name__)
 
 
-class DraftLink(Protocol):
-    """The way to the rank that drafts. At most one request is on its way."""
+class DraftChannel(Protocol):
+    """Requests to the rank that drafts and its answers. At most one request is in flight."""
 
     def ask(self, request: DraftRequest) -> None:
         """Send a request; does not wait."""
@@ -60,8 +60,8 @@ class RemoteProposer:
         eos_token_ids: tokens that end an answer unless its request ignores them.
     """
 
-    def __init__(self, link: DraftLink, eos_token_ids: Iterable[int]):
-        self._link, self._eos_token_ids = link, frozenset(eos_token_ids)
+    def __init__(self, channel: DraftChannel, eos_token_ids: Iterable[int]):
+        self._channel, self._eos_token_ids = channel, frozenset(eos_token_ids)
         self._known: dict[int, AskedSequence] = {}
         self._asked: list[AskedSequence] = []  # by the entries of the last request
         self._finished: list[int] = []
@@ -110,7 +110,7 @@ class RemoteProposer:
                 )
             )
             self._asked.append(known)
-        self._link.ask(DraftRequest(starts, self._finished, entries))
+        self._channel.ask(DraftRequest(starts, self._finished, entries))
         self._finished = []
 
     def _take(self) -> None:
@@ -119,7 +119,7 @@ class RemoteProposer:
         Raises:
             RuntimeError: the drafter has failed.
         """
-        answer = self._link.take()
+        answer = self._channel.take()
         if answer is None:
             return
         if answer.error:

@@ -16,7 +16,7 @@ from labinfer.launch.answer_files import AnswerFiles, identify_answer_files, set
 from labinfer.launch.communicators import Communicators, connect, make_communicators
 from labinfer.launch.core_sharing import share_cores
 from labinfer.launch.draft_model import load_draft_model_beside
-from labinfer.launch.draft_rank import DraftRank, RemoteLink, build_spare_rank
+from labinfer.launch.draft_rank import DraftRank, RemoteDraftChannel, build_spare_rank
 from labinfer.launch.expert_offload import offload_experts
 from labinfer.launch.find_model import find_model
 from labinfer.launch.layout.kv_capacity import agree_on_blocks, log_capacity
@@ -194,5 +194,5 @@ def build_placed(
         capacity=capacity,
         step_times=step_times,
         draft_model=draft_model,
-        drafts=RemoteLink(comms.drafts) if comms.drafts is not None and group.rank == 0 else None,
+        drafts=RemoteDraftChannel(comms.drafts) if comms.drafts is not None and group.rank == 0 else None,
     )

@@ -1,4 +1,4 @@
-"""The rank beside the stages that holds the draft model: what it runs, and rank 0's link to it."""
+"""The rank beside the stages that holds the draft model: what it runs, and rank 0's channel to it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from labinfer.weights.weight_cache import WeightCache
 from labinfer.worker.step_graphs import CAPTURED_BYTES, find_capture
 
 
-class RemoteLink:
-    """Rank 0's link to the rank that drafts; see ``engine/remote_drafts.py``.
+class RemoteDraftChannel:
+    """Rank 0's channel to the rank that drafts; see ``engine/remote_drafts.py``.
 
     Args:
         channel: to that rank alone.

@@ -11,7 +11,7 @@ from labinfer.comm.pipeline import PipelineCommunicator
 from labinfer.comm.spmd.topology import Place
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.launch.draft_model import DraftModel
-from labinfer.launch.draft_rank import RemoteLink
+from labinfer.launch.draft_rank import RemoteDraftChannel
 from labinfer.launch.layout.kv_capacity import KVCapacity
 from labinfer.launch.layout.layout import Layout
 from labinfer.observe.recorder import Recorder
@@ -39,7 +39,7 @@ class RankRuntime:
     """Measured seconds of a step; None if no decision depends on them."""
     draft_model: DraftModel | None = None
     """Draft model on rank 0."""
-    drafts: RemoteLink | None = None
+    drafts: RemoteDraftChannel | None = None
     """Rank 0's link to the spare rank with the draft model."""
 
     def close(self) -> None:

@@ -19,12 +19,12 @@ import pytest
 from serving import Server, Stream, wait_for
 
 import labinfer
-from labinfer.base.errors import BrokenLink, UserError
+from labinfer.base.errors import BrokenConnection, UserError
 from labinfer.engine.request import AnswerUpdate, FinishReason
 from labinfer.server.gateway.options import ServerOptions, Setup
 from labinfer.server.gateway.process import start_gateway
 from labinfer.server.gateway.service import Model
-from labinfer.server.host.gateway_link import GatewayLink
+from labinfer.server.host.gateway_connection import GatewayConnection
 from labinfer.server.link import local_socket
 from labinfer.server.link.frames import (
     Accepted,
@@ -118,7 +118,7 @@ class Host:
         facts: ModelFacts = FACTS,
     ):
         self._connection = gateway.connect_host()
-        self.link = GatewayLink(self._connection)
+        self.link = GatewayConnection(self._connection)
         tokenizer = Tokenizer(DEMO)
         self._token_ids = tokenizer.encode(text, add_special_tokens=False)
         self._dies_late = dies_late
@@ -139,7 +139,7 @@ class Host:
         self._connection.close()
 
     def _run(self) -> None:
-        with contextlib.suppress(BrokenLink):  # the gateway ends first where the host says goodbye
+        with contextlib.suppress(BrokenConnection):  # the gateway ends first where the host says goodbye
             while not self._is_ending:
                 frames = self.link.receive(0.02)
                 adds = [frame for frame in frames if isinstance(frame, Add)]
@@ -175,7 +175,7 @@ def test_host_is_told_when_requests_are_taken():
     with gateway(outlives_host=True) as server:
         for _ in range(2):
             with contextlib.closing(server.connect_host()) as connection:
-                link = GatewayLink(connection)
+                link = GatewayConnection(connection)
                 link.send(Attach([FACTS]))
                 wait_for(lambda link=link: Ready() in link.receive(END_SECONDS), END_SECONDS)
                 assert server.get("/ready")[0] == 200
@@ -419,10 +419,10 @@ def check_rejected(server: Gateway, registration: RegisterHost, says: str) -> No
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(server.directory / local_socket.NAME))
         connection.sendall(pack(registration))
-        link = GatewayLink(connection)
+        link = GatewayConnection(connection)
         (frame,) = link.receive(END_SECONDS)
         assert isinstance(frame, Rejected) and says in frame.message
-        with pytest.raises(BrokenLink):
+        with pytest.raises(BrokenConnection):
             link.receive(END_SECONDS)
 
 

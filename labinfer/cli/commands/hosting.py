@@ -26,7 +26,7 @@ from labinfer.planner.saved_plan import plan_options
 from labinfer.server.gateway.options import ServerOptions
 from labinfer.server.host.engine_host import EngineHost, Layouts
 from labinfer.server.host.followers import follow_host
-from labinfer.server.host.gateway_link import GatewayLink
+from labinfer.server.host.gateway_connection import GatewayConnection
 from labinfer.server.link.frames import LayoutAnswer, MachineLinkInfo
 from labinfer.server.link.layout_change import LayoutChange
 from labinfer.server.link.stats import Drift
@@ -54,7 +54,7 @@ class Hosting:
         self,
         session: Session,
         layouts: Layouts,
-        link: GatewayLink | None,
+        link: GatewayConnection | None,
         own: ServerOptions,
         on_ready: Callable[[], None],
     ):
@@ -84,7 +84,7 @@ class Hosting:
         """Host the models, in whatever layout is asked for, until a signal comes.
 
         Raises:
-            BrokenLink: the gateway is gone (rank 0).
+            BrokenConnection: the gateway is gone (rank 0).
             RuntimeError: neither another layout can be loaded nor the one of before.
         """
         while (layouts := self._run_host()) is not None:

@@ -7,7 +7,7 @@ import logging
 import socket
 
 from labinfer.base.config import EngineOptions
-from labinfer.base.errors import BrokenLink, ExitStatus, UserError
+from labinfer.base.errors import BrokenConnection, ExitStatus, UserError
 from labinfer.cli.commands.hosting import Hosting
 from labinfer.cli.commands.session import Session
 from labinfer.comm.group.failure import end_process_with
@@ -16,7 +16,7 @@ from labinfer.comm.group.signals import GRACE_SECONDS
 from labinfer.server.gateway.access import ApiKeys
 from labinfer.server.gateway.options import ServerOptions
 from labinfer.server.gateway.process import GatewayProcess, SupervisorsGateway, listen
-from labinfer.server.host.gateway_link import GatewayLink
+from labinfer.server.host.gateway_connection import GatewayConnection
 from labinfer.server.link.frames import host_heartbeat
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
                 gateway = GatewayProcess(
                     listener, own, list(models), cpus, log_level=level, fault_timeout=fault_timeout
                 )
-            link = GatewayLink(gateway.connection)
+            link = GatewayConnection(gateway.connection)
             progress = group.progress
             link.watch(
                 fault_timeout,
@@ -69,7 +69,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
     session.signals.running, session.signals.grace_seconds = True, own.drain_timeout + GRACE_SECONDS
     try:
         hosting.run()
-    except BrokenLink as error:
+    except BrokenConnection as error:
         raise gateway.explain(error) from None
     with group.together():
         if is_rank0:
@@ -83,7 +83,7 @@ def _end_with_stopped(gateway: GatewayProcess | SupervisorsGateway, group: RankG
     message = (
         f"no sign of life of the gateway process on {group.environment.node_name} for {seconds:g} s (--fault-timeout)"
     )
-    end_process_with(BrokenLink(f"{message}: it is stopped; the server ends"), group)
+    end_process_with(BrokenConnection(f"{message}: it is stopped; the server ends"), group)
 
 
 def _model_options(options: EngineOptions, model: str, share: float) -> EngineOptions:

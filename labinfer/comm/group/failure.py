@@ -10,7 +10,7 @@ from types import TracebackType
 
 from labinfer.base.errors import (
     AgreedError,
-    BrokenLink,
+    BrokenConnection,
     ExitStatus,
     FilesChanged,
     Interrupted,
@@ -28,7 +28,7 @@ NEWS_SECONDS = 3.0
 
 def describe_failure(error: BaseException) -> str:
     """Text to print for an error: one line for what the user can act on, the traceback for a defect."""
-    if isinstance(error, (UserError, WaitTimeout, PeerLost, BrokenLink, FilesChanged)):
+    if isinstance(error, (UserError, WaitTimeout, PeerLost, BrokenConnection, FilesChanged)):
         return f"labinfer: error: {error}"
     if text := explain_by_limit(error):
         return f"labinfer: error: {text}"

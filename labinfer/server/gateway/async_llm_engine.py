@@ -16,7 +16,7 @@ from labinfer.engine.request import Request
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.api_errors import ApiError
 from labinfer.requests.outputs import RequestState
-from labinfer.server.gateway.host_link import HostLink
+from labinfer.server.gateway.host_connection import HostConnection
 from labinfer.server.gateway.limits import LOADING_SECONDS, RETRY_SECONDS
 from labinfer.server.gateway.open_requests import EngineTask, OpenRequests
 from labinfer.server.link.frames import (
@@ -69,7 +69,7 @@ class AsyncLLMEngine:
         self._num_steps = 0  # of all engines
         self._last_progress = clock()  # when a step ended, or work came to an idle engine
         self._wait: tuple[Wait, float] | None = None  # of rank 0 in its last frame, and when that came
-        self._link: HostLink | None = None
+        self._link: HostConnection | None = None
         self._tasks: set[EngineTask] = set()  # that may be cancelled
         self._requests = OpenRequests(self._tell)
         self._facts: list[ModelFacts] = []  # of the models of the last host that was ready
@@ -93,11 +93,11 @@ class AsyncLLMEngine:
         self.on_end: Callable[[bool], None] = lambda is_final: None
         """Called when nothing more comes from it, with whether its models are gone, too."""
 
-    async def run(self, link: HostLink) -> None:
+    async def run(self, link: HostConnection) -> None:
         """Carry frames to and fro until the host says goodbye.
 
         Raises:
-            BrokenLink: it has ended without.
+            BrokenConnection: it has ended without.
         """
         self._link, self._ending, self.is_draining = link, None, False
         tasks = [asyncio.create_task(link.write()), asyncio.create_task(link.watch())]

@@ -191,7 +191,9 @@ class ClusterHistory:
         before = {rank.rank: rank for rank in model.recent[0][1].ranks} if model.recent else {}
         ranks = model.last.ranks
         return {
-            "links": [_link(before.get(rank.rank), rank, to) for rank in ranks for to in sorted(rank.bytes_sent)],
+            "links": [
+                _rank_traffic(before.get(rank.rank), rank, to) for rank in ranks for to in sorted(rank.bytes_sent)
+            ],
             "stages": find_stage_speeds(model.minute[0][1], model.last) if model.minute else [],
             "verdict": model.bottleneck,
             "drift": _layout_drift(model.last.drift),
@@ -298,7 +300,7 @@ def _rank_point(before: RankStats | None, rank: RankStats) -> RankPoint:
     return RankPoint(rank.rank, _busy(before, rank), rank.private_memory, rank.memory_used, rank.memory_total)
 
 
-def _link(before: RankStats | None, now: RankStats, destination: int) -> RankTraffic:
+def _rank_traffic(before: RankStats | None, now: RankStats, destination: int) -> RankTraffic:
     sent, seconds, steps = now.bytes_sent[destination], 0.0, 0
     new = sent
     if before is not None:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 import msgspec
 import uvicorn
 
-from labinfer.base.errors import BrokenLink, ExitStatus, UserError
+from labinfer.base.errors import BrokenConnection, ExitStatus, UserError
 from labinfer.base.heartbeat import BEATS
 from labinfer.base.plugins import PLUGINS
 from labinfer.base.standard_error import STANDARD_ERROR, protect_standard_streams
@@ -31,7 +31,7 @@ from labinfer.observe.line_writer import LineWriter
 from labinfer.server.gateway.app import make_app
 from labinfer.server.gateway.async_llm_engine import AsyncLLMEngine
 from labinfer.server.gateway.client_connection import ClientConnection
-from labinfer.server.gateway.host_link import HostListener
+from labinfer.server.gateway.host_connection import HostListener
 from labinfer.server.gateway.options import BACKLOG, MIB, Setup
 from labinfer.server.gateway.service import Service
 
@@ -129,7 +129,7 @@ async def _serve(
         hosting.result()
     except UserError as error:
         logger.error("error: %s", error)
-    except BrokenLink as error:  # the host or its launcher says why
+    except BrokenConnection as error:  # the host or its launcher says why
         logger.debug("%s", error)
     finally:
         preparing.cancel()
@@ -144,14 +144,14 @@ async def _run_hosts(hosts: HostListener, engine: AsyncLLMEngine, goes_on: bool)
     """Run one host after another, until one says goodbye.
 
     Raises:
-        BrokenLink: a host is gone without, and this is not to go on.
+        BrokenConnection: a host is gone without, and this is not to go on.
     """
     while True:
         link = await hosts.accept()
         try:
             await engine.run(link)
             return
-        except BrokenLink as error:
+        except BrokenConnection as error:
             if not goes_on:
                 raise
             logger.warning("%s; waiting for another", error)

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 import labinfer
-from labinfer.base.errors import BrokenLink, UserError
+from labinfer.base.errors import BrokenConnection, UserError
 from labinfer.base.plugins import PLUGINS
 from labinfer.comm.spmd.environment import SupervisorAddress
 from labinfer.server.gateway.options import BACKLOG, ServerOptions, Setup
@@ -96,14 +96,14 @@ class GatewayProcess:
                 self.connection = local_socket.connect(directory, setup.token, model_names)
                 self._process = start_gateway(setup, hosts, listener)
 
-    def explain(self, error: BrokenLink) -> BrokenLink:
+    def explain(self, error: BrokenConnection) -> BrokenConnection:
         """An error that says how the process ended, or ``error`` where it goes on."""
         try:
             status = self._process.wait(DEATH_SECONDS)
         except subprocess.TimeoutExpired:
             return error
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"has ended with status {status}"
-        return BrokenLink(f"the gateway process {how}; the server ends")
+        return BrokenConnection(f"the gateway process {how}; the server ends")
 
     def kill(self) -> None:
         """End it at once: one that is stopped takes no other signal."""
@@ -125,10 +125,10 @@ class SupervisorsGateway:
     def __init__(self, supervisor: SupervisorAddress, model_names: list[str]):
         try:
             self.connection = local_socket.connect(Path(supervisor.directory), supervisor.token, model_names)
-        except BrokenLink as error:
+        except BrokenConnection as error:
             raise UserError(f"{error}; rank 0 must run on the machine of launch.py supervise") from None
 
-    def explain(self, error: BrokenLink) -> BrokenLink:
+    def explain(self, error: BrokenConnection) -> BrokenConnection:
         """``error``: its supervisor says more."""
         return error
 

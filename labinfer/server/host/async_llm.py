@@ -29,9 +29,9 @@ from labinfer.comm.group.failure import end_process_with
 from labinfer.requests.offline_runner import check_can_stream
 from labinfer.requests.outputs import Delta, RequestOutput, RequestState
 from labinfer.requests.prompts import PromptLike
-from labinfer.server.host.direct_link import DirectCall, DirectLink
 from labinfer.server.host.engine_host import EngineHost
 from labinfer.server.host.followers import follow_host
+from labinfer.server.host.in_process_connection import DirectCall, InProcessConnection
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class AsyncLLM:
             follow_host([llm])
             llm.close()
             raise SystemExit
-        self._link, self._keys = DirectLink(), itertools.count()
+        self._link, self._keys = InProcessConnection(), itertools.count()
         self._ending, self._failure = threading.Event(), ""
         self._prompts = ThreadPoolExecutor(1, "prompts")  # tokenizing a long prompt holds no event loop up
         host = EngineHost({MODEL: llm}, self._link, self._check, drain_seconds=0.0)

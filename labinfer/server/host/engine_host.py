@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from labinfer.api.llm import LLM
 from labinfer.base.config import EngineOptions
-from labinfer.base.errors import BrokenLink, Interrupted, PromptTooLong, UserError, is_failure
+from labinfer.base.errors import BrokenConnection, Interrupted, PromptTooLong, UserError, is_failure
 from labinfer.engine.llm_engine import QueueFull
 from labinfer.requests.recommended_sampling import recommended_sampling
-from labinfer.server.host.direct_link import DirectLink
-from labinfer.server.host.gateway_link import GatewayLink
+from labinfer.server.host.gateway_connection import GatewayConnection
 from labinfer.server.host.hosted_model import HostedModel
+from labinfer.server.host.in_process_connection import InProcessConnection
 from labinfer.server.host.stage_slowdown import StageSlowdownDetector
 from labinfer.server.host.telemetry import Telemetry
 from labinfer.server.link.frames import (
@@ -87,7 +87,7 @@ class EngineHost:
     def __init__(
         self,
         models: dict[str, LLM],
-        link: GatewayLink | DirectLink,
+        link: GatewayConnection | InProcessConnection,
         check: Callable[[], None],
         drain_seconds: float,
         *,
@@ -132,7 +132,7 @@ class EngineHost:
             The layouts in which another host is to go on with what is open; None at the end.
 
         Raises:
-            BrokenLink: the gateway is gone.
+            BrokenConnection: the gateway is gone.
         """
         for frame in self._link.receive(0.0):  # the gateway may have refused this host while the models were loaded
             self._handle(frame)
@@ -212,7 +212,7 @@ class EngineHost:
             if self._drain_until is None:
                 self._on_ready()
         elif isinstance(frame, Rejected):
-            raise BrokenLink(f"the gateway does not take this engine: {frame.message}")
+            raise BrokenConnection(f"the gateway does not take this engine: {frame.message}")
 
     def _change_layout(self, frame: ChangeLayout) -> None:
         if self._change is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from labinfer.base.errors import BrokenLink
+from labinfer.base.errors import BrokenConnection
 from labinfer.server.link.frames import FromGateway, FromHost
 
 LENGTH_BYTES = 4
@@ -21,7 +21,7 @@ def pack(frame: FromGateway | FromHost) -> bytes:
     """A frame as it goes over the socket."""
     data = _encode(frame)
     if len(data) > MAX_FRAME:
-        raise BrokenLink(f"a frame of {len(data)} bytes is over the limit of {MAX_FRAME}")
+        raise BrokenConnection(f"a frame of {len(data)} bytes is over the limit of {MAX_FRAME}")
     return len(data).to_bytes(LENGTH_BYTES, "little") + data
 
 
@@ -40,21 +40,21 @@ class FrameReader:
         """The frames that are complete with these bytes.
 
         Raises:
-            BrokenLink: they make no sense.
+            BrokenConnection: they make no sense.
         """
         self._data += data
         frames, begin = [], 0
         while len(self._data) - begin >= LENGTH_BYTES:
             length = int.from_bytes(self._data[begin : begin + LENGTH_BYTES], "little")
             if length > MAX_FRAME:
-                raise BrokenLink(f"a frame of {length} bytes is announced; the limit is {MAX_FRAME}")
+                raise BrokenConnection(f"a frame of {length} bytes is announced; the limit is {MAX_FRAME}")
             end = begin + LENGTH_BYTES + length
             if len(self._data) < end:
                 break
             try:
                 frames.append(self._decoder.decode(memoryview(self._data)[begin + LENGTH_BYTES : end]))
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise BrokenLink(f"a frame does not decode: {error}") from None
+                raise BrokenConnection(f"a frame does not decode: {error}") from None
             begin = end
         del self._data[:begin]
         return frames

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 import labinfer
-from labinfer.base.errors import BrokenLink, UserError
+from labinfer.base.errors import BrokenConnection, UserError
 from labinfer.base.plugins import PLUGINS
 from labinfer.server.link.frames import RegisterHost
 from labinfer.server.link.framing import pack
@@ -42,7 +42,7 @@ def connect(directory: Path, token: str, model_names: list[str]) -> socket.socke
         model_names: the models that will be attached.
 
     Raises:
-        BrokenLink: nobody listens there.
+        BrokenConnection: nobody listens there.
     """
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -50,5 +50,5 @@ def connect(directory: Path, token: str, model_names: list[str]) -> socket.socke
         connection.sendall(pack(RegisterHost(labinfer.__version__, token, model_names, PLUGINS.identities())))
     except OSError as error:
         connection.close()
-        raise BrokenLink(f"no gateway listens in {directory}: {error.strerror or error}") from None
+        raise BrokenConnection(f"no gateway listens in {directory}: {error.strerror or error}") from None
     return connection

@@ -10,11 +10,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from labinfer.base.errors import BrokenLink
+from labinfer.base.errors import BrokenConnection
 from labinfer.base.heartbeat import HeartbeatMonitor
 from labinfer.server.gateway.options import Setup
 from labinfer.server.gateway.process import await_end, start_gateway
-from labinfer.server.host.gateway_link import GatewayLink
+from labinfer.server.host.gateway_connection import GatewayConnection
 from labinfer.server.link import local_socket
 from labinfer.server.link.frames import Shutdown
 
@@ -70,8 +70,8 @@ class SupervisedGateway:
         try:
             connection = local_socket.connect(self._directory, self._setup.token, self._setup.model_names)
             with connection:
-                GatewayLink(connection).send(Shutdown())
-        except BrokenLink:
+                GatewayConnection(connection).send(Shutdown())
+        except BrokenConnection:
             pass  # its socket is gone
         if self._process is not None:
             await_end(self._process)

@@ -18,7 +18,7 @@ from safetensors.torch import save
 
 import labinfer
 from labinfer.api.batch.reader import JsonlReader
-from labinfer.base.errors import BrokenLink, UserError
+from labinfer.base.errors import BrokenConnection, UserError
 from labinfer.base.plan import BatchEntry, BatchPlan, CacheMove, Command, EndRun, SequenceStart, TokenSampling
 from labinfer.base.rank_stats import WorkerStats
 from labinfer.base.sampling_params import SamplingParams
@@ -88,7 +88,7 @@ FRAMES = [
 
 
 def test_frames_of_a_gateway_are_read_or_break_the_link(cases):
-    counts = fuzz(lambda data: FrameReader(FromGateway).feed(data), FRAMES, refusals=(BrokenLink,), **cases(1000))
+    counts = fuzz(lambda data: FrameReader(FromGateway).feed(data), FRAMES, refusals=(BrokenConnection,), **cases(1000))
     assert counts["taken"] > counts.total() // 20, "the seeds are refused before anything is read"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from labinfer.base.errors import BrokenLink
+from labinfer.base.errors import BrokenConnection
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.request import Request
 from labinfer.server.link.frames import Abort, Add, Attach, FromGateway, FromHost, ModelFacts
@@ -69,7 +69,7 @@ def test_frames_come_whole_whatever_the_pieces():
     ],
 )
 def test_what_makes_no_sense_breaks_the_link(data):
-    with pytest.raises(BrokenLink):
+    with pytest.raises(BrokenConnection):
         FrameReader(FromGateway).feed(data)
 
 

@@ -1,4 +1,4 @@
-"""HostLink: the gateway's end of the socket to an engine host, and HostListener, which takes hosts in."""
+"""HostConnection: the gateway's end of the socket to an engine host, and HostListener, which takes hosts in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 import labinfer
-from labinfer.base.errors import BrokenLink
+from labinfer.base.errors import BrokenConnection
 from labinfer.base.heartbeat import BEATS, HeartbeatMonitor
 from labinfer.base.plugins import PLUGINS
 from labinfer.server.link.frames import FromGateway, FromHost, Heartbeat, RegisterHost, Rejected
@@ -31,7 +31,7 @@ CREDENTIALS = struct.Struct("3i")
 """Process, user and group id of a local socket's other end (``unix(7)``, SO_PEERCRED)."""
 
 
-class HostLink:
+class HostConnection:
     """A connection to a host.
 
     Args:
@@ -63,16 +63,16 @@ class HostLink:
         """The frames that came next, at least one.
 
         Raises:
-            BrokenLink: the host has ended, or its frames make no sense.
+            BrokenConnection: the host has ended, or its frames make no sense.
         """
         frames, self._pending = self._pending, []
         while not frames:
             try:
                 data = await asyncio.get_running_loop().sock_recv(self._socket, CHUNK_BYTES)
             except OSError as error:
-                raise BrokenLink(f"the engine has ended: {error}") from None
+                raise BrokenConnection(f"the engine has ended: {error}") from None
             if not data:
-                raise BrokenLink("the engine has ended without a word")
+                raise BrokenConnection("the engine has ended without a word")
             self._heartbeat.hear(self)
             frames = self._reader.feed(data)
         return frames
@@ -113,11 +113,11 @@ class HostLink:
         """The first frame.
 
         Raises:
-            BrokenLink: it is another one, or none.
+            BrokenConnection: it is another one, or none.
         """
         first, *self._pending = await self.receive()
         if not isinstance(first, RegisterHost):
-            raise BrokenLink(f"the first frame of a host must be RegisterHost, not {type(first).__name__}")
+            raise BrokenConnection(f"the first frame of a host must be RegisterHost, not {type(first).__name__}")
         return first
 
     async def reject(self, message: str) -> None:
@@ -146,14 +146,14 @@ class HostListener:
         self._fault_timeout = fault_timeout
         self._listener, self._token, self._model_names = listener, token, model_names
 
-    async def accept(self) -> HostLink:
+    async def accept(self) -> HostConnection:
         """The next host that is what it has to be."""
         while True:
             connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
-            link = HostLink(connection, self._fault_timeout)
+            link = HostConnection(connection, self._fault_timeout)
             try:
                 registration = await asyncio.wait_for(link.receive_registration(), REGISTRATION_SECONDS)
-            except (BrokenLink, asyncio.TimeoutError) as error:
+            except (BrokenConnection, asyncio.TimeoutError) as error:
                 logger.debug("a host is not taken in: %s", str(error) or "it says nothing")
                 link.close()
                 continue

@@ -1,4 +1,4 @@
-"""GatewayLink: the host's end of the socket to the gateway."""
+"""GatewayConnection: the host's end of the socket to the gateway."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from labinfer.base.errors import BrokenLink
+from labinfer.base.errors import BrokenConnection
 from labinfer.base.heartbeat import HeartbeatMonitor
 from labinfer.server.link.frames import FromGateway, FromHost, Heartbeat
 from labinfer.server.link.framing import FrameReader, pack
@@ -23,7 +23,7 @@ FULL_BYTES = 1 << 10
 """So much unread, and the gateway may wait for room while models are loaded: that nothing more comes says nothing then."""
 
 
-class GatewayLink:
+class GatewayConnection:
     """A connection to the gateway, as ``server/link/local_socket.py`` makes it."""
 
     def __init__(self, connection: socket.socket):
@@ -37,19 +37,19 @@ class GatewayLink:
         """Send a frame at once.
 
         Raises:
-            BrokenLink: the gateway is gone.
+            BrokenConnection: the gateway is gone.
         """
         try:
             with self._sending:
                 self._socket.sendall(pack(frame))
         except OSError as error:
-            raise BrokenLink(f"no word reaches the gateway process: {error}") from None
+            raise BrokenConnection(f"no word reaches the gateway process: {error}") from None
 
     def receive(self, seconds: float) -> list[FromGateway]:
         """Frames that have come, after sleeping so many seconds for them if there is none yet.
 
         Raises:
-            BrokenLink: the gateway is gone.
+            BrokenConnection: the gateway is gone.
         """
         frames: list[FromGateway] = []
         for _ in range(MAX_CHUNKS):
@@ -60,11 +60,11 @@ class GatewayLink:
             except OSError as error:
                 if frames:
                     break  # its last words come first
-                raise BrokenLink(f"the gateway process is gone: {error}") from None
+                raise BrokenConnection(f"the gateway process is gone: {error}") from None
             if not data and frames:
                 break
             if not data:
-                raise BrokenLink("the gateway process has ended")
+                raise BrokenConnection("the gateway process has ended")
             self._num_read += len(data)
             frames += self._reader.feed(data)
             seconds = 0.0

@@ -1,4 +1,4 @@
-"""DirectLink: callers in other threads of this process to an EngineHost and back, where a server has a gateway and a socket."""
+"""InProcessConnection: callers in other threads of this process to an EngineHost and back, where a server has a gateway and a socket."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class DirectCall:
     """Called from the engine's thread; a RuntimeError means that nobody waits any more (a closed event loop)."""
 
 
-class DirectLink:
-    """Takes the place of a ``GatewayLink``. ``send`` and ``receive`` are for the host's thread, the others for any."""
+class InProcessConnection:
+    """Takes the place of a ``GatewayConnection``. ``send`` and ``receive`` are for the host's thread, the others for any."""
 
     def __init__(self) -> None:
         self._frames: queue.SimpleQueue[FromGateway] = queue.SimpleQueue()
