@@ -105,7 +105,7 @@ class RequestOutput:
 
 
 @dataclass(eq=False, kw_only=True)
-class Answer:
+class CompletionState:
     """One answer as it grows."""
 
     index: int
@@ -157,7 +157,7 @@ class RequestState:
                 make = partial(tokenizer.reply_decoder, inside=request.goes_on)
             self._make_decoder = partial(make, with_special=not sampling.skip_special_tokens)
         self.answers = [
-            Answer(
+            CompletionState(
                 index=index,
                 detokenizer=Detokenizer(self._make_decoder(), sampling.stop, sampling.include_stop_str_in_output)
                 if reads
@@ -291,7 +291,7 @@ class RequestState:
             total_time=max(answer.end_time for answer in self.answers) - self._arrival_time,
         )
 
-    def _read(self, answer: Answer, token_ids: list[int]) -> bool:
+    def _read(self, answer: CompletionState, token_ids: list[int]) -> bool:
         """New tokens as text. Returns whether they complete a stop string; those behind it are dropped."""
         if answer.detokenizer is None:
             return False
@@ -303,7 +303,7 @@ class RequestState:
                 return True
         return False
 
-    def _completion(self, answer: Answer) -> Completion:
+    def _completion(self, answer: CompletionState) -> Completion:
         text: str | None = None
         if answer.detokenizer is not None:
             answer.detokenizer.finish()
@@ -339,18 +339,18 @@ class RequestState:
             drafted=[False] * len(beam.token_ids),
         )
 
-    def _stop_reason(self, answer: Answer) -> str | int | None:
+    def _stop_reason(self, answer: CompletionState) -> str | int | None:
         if answer.detokenizer is not None and answer.detokenizer.stopped_by is not None:
             return answer.detokenizer.stopped_by
         return answer.token_ids[-1] if self._ended_by_token(answer) else None
 
-    def _time_per_token(self, answer: Answer) -> float:
+    def _time_per_token(self, answer: CompletionState) -> float:
         """Mean over the tokens after the first, 0 if there is none."""
         answers = [beam.token_ids for beam in self._beams] or [answer.token_ids]
         after_first = max(map(len, answers)) - 1
         return (answer.end_time - answer.first_token_time) / after_first if after_first > 0 else 0.0
 
-    def _num_text_tokens(self, answer: Answer) -> int:
+    def _num_text_tokens(self, answer: CompletionState) -> int:
         """Output tokens that belong to the text: all but the one that ended it, if it would show and is not to be included."""
         sampling = self.request.sampling
         shows = self._ended_by_token(answer) or (
@@ -358,11 +358,11 @@ class RequestState:
         )
         return len(answer.token_ids) - (shows and not sampling.include_stop_str_in_output)
 
-    def _ended_by_token(self, answer: Answer) -> bool:
+    def _ended_by_token(self, answer: CompletionState) -> bool:
         """Whether one of the request's own stop tokens ended it."""
         stops = self.request.sampling.stop_token_ids
         return answer.finish_reason is FinishReason.STOP and bool(stops) and answer.token_ids[-1] in stops
 
 
-def _mean_logprob(answer: Answer) -> float:
+def _mean_logprob(answer: CompletionState) -> float:
     return fmean(measured.logprob for measured in answer.logprobs) if answer.logprobs else float("-inf")

@@ -1,4 +1,4 @@
-"""Limits: who is admitted when, and that nothing is left behind in whatever order requests end."""
+"""AdmissionControl: who is admitted when, and that nothing is left behind in whatever order requests end."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import pytest
 from fake_clock import FakeClock, settle
 
 from labinfer.requests.openai.api_errors import ApiError
-from labinfer.server.gateway.access import Caller
-from labinfer.server.gateway.limits import FIRST_SWEEP, MAX_REMEMBERED, Limits
+from labinfer.server.gateway.access import ApiCaller
+from labinfer.server.gateway.admission_control import FIRST_SWEEP, MAX_REMEMBERED, AdmissionControl
 from labinfer.server.gateway.options import ServerOptions
 from tests.refusals import refused
 
-ANN, BOB = Caller("ann"), Caller("bob")
+ANN, BOB = ApiCaller("ann"), ApiCaller("bob")
 
 
-def make(clock: FakeClock | None = None, **options) -> Limits:
-    return Limits(ServerOptions(**{"max_open_requests": 0} | options), clock or FakeClock())
+def make(clock: FakeClock | None = None, **options) -> AdmissionControl:
+    return AdmissionControl(ServerOptions(**{"max_open_requests": 0} | options), clock or FakeClock())
 
 
 def run(test):
@@ -173,14 +173,14 @@ async def test_all_callers_together_are_bounded_waiting_ones_included():
     await settle()
     await limits.admit(BOB, None, 1)
     with refused(503) as caught:
-        await limits.admit(Caller("carol"), None, 1)
+        await limits.admit(ApiCaller("carol"), None, 1)
     assert caught.value.retry_after_seconds > 0
     assert limits.num_callers == 2  # who is not admitted is not remembered
     with refused(429):  # its own limit is what this one has to hear of
         await limits.admit(ANN, None, 1)
     waiting.cancel()
     await settle()
-    await limits.admit(Caller("carol"), None, 1)
+    await limits.admit(ApiCaller("carol"), None, 1)
     ann.close()
     assert limits.num_open == 2
 

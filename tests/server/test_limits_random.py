@@ -1,4 +1,4 @@
-"""Limits in any order of events: bounds hold, nobody waits beside a free place, and nothing is left behind."""
+"""AdmissionControl in any order of events: bounds hold, nobody waits beside a free place, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labinfer.requests.openai.api_errors import ApiError
-from labinfer.server.gateway.access import Caller
-from labinfer.server.gateway.limits import Limits
+from labinfer.server.gateway.access import ApiCaller
+from labinfer.server.gateway.admission_control import AdmissionControl
 from labinfer.server.gateway.options import ServerOptions
 
 ACTIONS = st.lists(
@@ -45,8 +45,8 @@ def test_bounds_hold_and_nothing_leaks_in_any_order_of_events(actions, max_runni
 
     async def play() -> None:
         clock = FakeClock()
-        limits = Limits(options, clock)
-        callers = [Caller(name) for name in "abc"]
+        limits = AdmissionControl(options, clock)
+        callers = [ApiCaller(name) for name in "abc"]
         tasks: list[tuple[int, asyncio.Task]] = []
         begun, granted = defaultdict(list), defaultdict(list)
         refused = set()
@@ -122,11 +122,11 @@ def test_bounds_hold_and_nothing_leaks_in_any_order_of_events(actions, max_runni
 def test_over_any_time_a_caller_spends_its_budget_and_one_debt_at_most(requests, budget):
     async def play() -> None:
         clock = FakeClock()
-        limits = Limits(ServerOptions(max_open_requests=0, tokens_per_minute=budget), clock)
+        limits = AdmissionControl(ServerOptions(max_open_requests=0, tokens_per_minute=budget), clock)
         begin, taken, largest = clock.now, 0, 0
         for prompt, generated, pause in requests:
             try:
-                with await limits.admit(Caller("ann"), None, prompt) as lease:
+                with await limits.admit(ApiCaller("ann"), None, prompt) as lease:
                     lease.spend(generated)
                 taken += prompt + generated
                 largest = max(largest, prompt + generated)

@@ -10,8 +10,8 @@ from msgspec import UNSET
 
 from labinfer.base.pooling import EmbeddingOutput
 from labinfer.requests.jsonl import ParsedLine
-from labinfer.requests.openai.answer import Answer, plain_logprobs, prompt_logprobs, total_usage
 from labinfer.requests.openai.api_errors import INVALID_REQUEST, ErrorAnswer, ErrorDetails
+from labinfer.requests.openai.api_object import ApiObject, plain_logprobs, prompt_logprobs, total_usage
 from labinfer.requests.openai.chat import CHAT_PREFIX, ChatCompletion, ChatMessage, chat_choice, chat_messages
 from labinfer.requests.openai.completions import COMPLETION_PREFIX, Echo, TextCompletion, text_choice, without_tokens
 from labinfer.requests.openai.embeddings import embedding_list
@@ -136,7 +136,7 @@ def error_record(number: int, custom_id: str | None, own_id: str | int | None, m
     return _batch_record(number, custom_id, 400, body)
 
 
-def _batch_record(number: int, custom_id: str, status: int, body: Answer) -> dict[str, Any]:
+def _batch_record(number: int, custom_id: str, status: int, body: ApiObject) -> dict[str, Any]:
     return {
         "id": f"batch_req_{number}",
         "custom_id": custom_id,

@@ -25,7 +25,7 @@ class Thought(str):
 
 
 @dataclass(kw_only=True)
-class Answer:
+class ChatReply:
     """An answer so far; None stands for what nobody knows."""
 
     text: str = ""
@@ -76,7 +76,7 @@ class Backend(Protocol):
             AnswerFailed: it does not answer now.
         """
 
-    def stream(self, messages: list[dict[str, str]], settings: dict[str, Any], answer: Answer) -> Iterator[str]:
+    def stream(self, messages: list[dict[str, str]], settings: dict[str, Any], answer: ChatReply) -> Iterator[str]:
         """The pieces of the text as they come, thoughts as ``Thought``. Closing the iterator ends the work for it, wherever that is done.
 
         Args:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from labinfer.base.errors import ExitStatus, Interrupted, UserError
-from labinfer.cli.terminal.backend import Answer, AnswerFailed, Backend, MessageRefused, Thought
+from labinfer.cli.terminal.backend import AnswerFailed, Backend, ChatReply, MessageRefused, Thought
 from labinfer.cli.terminal.conversation import Conversation, settings
 from labinfer.cli.terminal.terminal import Terminal
 from labinfer.comm.group.signals import SignalGuard
@@ -46,7 +46,7 @@ class Chat:
     ):
         self._terminal, self._backend, self._conversation, self._signals = terminal, backend, conversation, signals
         self._clock = clock
-        self._answers: list[Answer] = []
+        self._answers: list[ChatReply] = []
         self._unanswered = ""
         """The last message, where it is not in the conversation because no answer came."""
         self._num_failed = 0
@@ -100,7 +100,7 @@ class Chat:
             self._fail(error)
 
     def _ask(self, text: str) -> None:
-        answer, begin = Answer(), self._clock()
+        answer, begin = ChatReply(), self._clock()
         self._unanswered, thinks_since = text, None
         try:
             messages = self._conversation.messages(text)
@@ -145,7 +145,7 @@ class Chat:
             self._unanswered = ""
         self._answers.append(answer)
 
-    def _end_thought(self, answer: Answer, since: float | None) -> None:
+    def _end_thought(self, answer: ChatReply, since: float | None) -> None:
         """Fold thoughts away, if some have come since then."""
         if since is not None:
             seconds = self._clock() - since

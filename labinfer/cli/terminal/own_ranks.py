@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from labinfer.base.errors import Interrupted, UserError
 from labinfer.base.sampling_params import MAX_SEED, SamplingParams
-from labinfer.cli.terminal.backend import Answer, MessageRefused, Thought
+from labinfer.cli.terminal.backend import ChatReply, MessageRefused, Thought
 from labinfer.engine.request import FinishReason
 from labinfer.requests.outputs import RequestState
 from labinfer.requests.prompts import ChatPrompt
@@ -41,7 +41,7 @@ class OwnRanks:
         size = self._llm.group.size
         return f"{self.model} on {size} rank{'s' * (size > 1)}"
 
-    def stream(self, messages: list[dict[str, str]], settings: dict[str, Any], answer: Answer) -> Iterator[str]:
+    def stream(self, messages: list[dict[str, str]], settings: dict[str, Any], answer: ChatReply) -> Iterator[str]:
         try:
             fresh = {"seed": secrets.randbelow(MAX_SEED)}
             request = self._llm.make_request(
@@ -56,7 +56,7 @@ class OwnRanks:
             self._llm.driver.drain()
             raise
 
-    def _run(self, request: Request, answer: Answer) -> Iterator[str]:
+    def _run(self, request: Request, answer: ChatReply) -> Iterator[str]:
         driver, tokenizer = self._llm.driver, self._llm.tokenizer
         parser = tokenizer.reply_parser(request.prompt_token_ids, [])
         state = RequestState(request, tokenizer, streams=True, clock=self._llm.clock)

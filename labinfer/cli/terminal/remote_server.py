@@ -14,7 +14,7 @@ import msgspec
 
 import labinfer
 from labinfer.base.errors import UserError
-from labinfer.cli.terminal.backend import Answer, AnswerFailed, MessageRefused, Thought
+from labinfer.cli.terminal.backend import AnswerFailed, ChatReply, MessageRefused, Thought
 from labinfer.comm.group.signals import SignalGuard
 
 PATIENCE_SECONDS = 10.0
@@ -109,7 +109,7 @@ class RemoteServer:
         self._find_model()
         return f"{self.model} at {self._url}"
 
-    def stream(self, messages: list[dict[str, str]], settings: dict[str, Any], answer: Answer) -> Iterator[str]:
+    def stream(self, messages: list[dict[str, str]], settings: dict[str, Any], answer: ChatReply) -> Iterator[str]:
         self._find_model()
         body = {"model": self.model, "messages": messages, **settings}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -167,7 +167,7 @@ class RemoteServer:
                 response.close()
             connection.close()
 
-    def _chunks(self, response: http.client.HTTPResponse, answer: Answer) -> Iterator[_Chunk]:
+    def _chunks(self, response: http.client.HTTPResponse, answer: ChatReply) -> Iterator[_Chunk]:
         """The data of server-sent events (WHATWG HTML, "Server-sent events") up to the last. Not all servers send that:
         an answer is whole, too, when it says why it has ended.
         """

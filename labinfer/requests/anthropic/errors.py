@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
 
-from labinfer.requests.openai.answer import Answer
 from labinfer.requests.openai.api_errors import ApiError, bad_request
+from labinfer.requests.openai.api_object import ApiObject
 
 KINDS = {
     400: "invalid_request_error",
@@ -27,7 +27,7 @@ THREADS_REFUSED = "thread_unsupported_request"
 """Code by which clients know that they have to send whole conversations; tool runners of the SDK then do so by themselves."""
 
 
-class ErrorFacts(Answer):
+class ErrorFacts(ApiObject):
     """A failure for programs."""
 
     error_code: str
@@ -35,7 +35,7 @@ class ErrorFacts(Answer):
     """Fields that are not offered."""
 
 
-class ErrorKind(Answer):
+class ErrorKind(ApiObject):
     """A failure by its class, in words and, where clients act on it, for programs."""
 
     type: str
@@ -43,7 +43,7 @@ class ErrorKind(Answer):
     details: ErrorFacts | UnsetType = UNSET
 
 
-class AnthropicError(Answer, kw_only=True, tag_field="type", tag="error"):
+class AnthropicError(ApiObject, kw_only=True, tag_field="type", tag="error"):
     """The body of every answer of this API that is an error, and the event of a failure in mid-stream."""
 
     error: ErrorKind

@@ -37,7 +37,7 @@ ROLES = {"thinking": "assistant", "redacted_thinking": "assistant", "tool_use": 
 """Roles whose messages may have blocks of these kinds."""
 
 
-class Block(msgspec.Struct, kw_only=True):
+class ContentBlock(msgspec.Struct, kw_only=True):
     """A part of a message; other keys are dropped."""
 
     type: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(BLOCK_FIELDS)})]
@@ -59,7 +59,7 @@ class Block(msgspec.Struct, kw_only=True):
             raise UserError(f"a block of the type {self.type!r} needs {' and '.join(missing)}")
 
 
-Blocks = Annotated[list[Block], msgspec.Meta(max_length=MAX_MESSAGES)]
+Blocks = Annotated[list[ContentBlock], msgspec.Meta(max_length=MAX_MESSAGES)]
 
 
 class Turn(msgspec.Struct):
@@ -68,14 +68,14 @@ class Turn(msgspec.Struct):
     role: Literal["user", "assistant", "system"]
     content: str | Blocks
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[ContentBlock]:
         """The content in blocks.
 
         Raises:
             UserError: a block belongs in the messages of another role.
         """
         if isinstance(self.content, str):
-            return [Block(type="text", text=self.content)]
+            return [ContentBlock(type="text", text=self.content)]
         for block in self.content:
             role = ROLES.get(block.type, self.role)
             if role != self.role:
@@ -278,7 +278,7 @@ def _add_turn(messages: list[MessageBuilder], turn: Turn) -> None:
             messages.append(MessageBuilder(turn.role, block.text))
 
 
-def _joined(content: str | list[Block] | None) -> str:
+def _joined(content: str | list[ContentBlock] | None) -> str:
     """The texts among the blocks, as one."""
     if content is None or isinstance(content, str):
         return content or ""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from labinfer.requests.openai.answer import Answer, Count, Usage
+from labinfer.requests.openai.api_object import ApiObject, Count, Usage
 from labinfer.text.reply_parts import Content, Event, Reasoning, ToolCall
 
 MESSAGE_PREFIX = "msg_"
@@ -17,20 +17,20 @@ SIGNATURE = "unsigned"
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
-class TextBlock(Answer, tag_field="type", tag="text"):
+class TextBlock(ApiObject, tag_field="type", tag="text"):
     """Text."""
 
     text: str
 
 
-class ThinkingBlock(Answer, tag_field="type", tag="thinking"):
+class ThinkingBlock(ApiObject, tag_field="type", tag="thinking"):
     """A thought, told in full."""
 
     thinking: str
     signature: str
 
 
-class ToolUseBlock(Answer, tag_field="type", tag="tool_use"):
+class ToolUseBlock(ApiObject, tag_field="type", tag="tool_use"):
     """A call of a tool."""
 
     id: str
@@ -41,13 +41,13 @@ class ToolUseBlock(Answer, tag_field="type", tag="tool_use"):
 AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
-class ThinkingTokens(Answer):
+class ThinkingTokens(ApiObject):
     """Tokens of thoughts, their marks included."""
 
     thinking_tokens: Count
 
 
-class MessageUsage(Answer, kw_only=True):
+class MessageUsage(ApiObject, kw_only=True):
     """Numbers of tokens. The prompt's are ``input_tokens`` and those that were in the KV cache together."""
 
     input_tokens: Count
@@ -57,7 +57,7 @@ class MessageUsage(Answer, kw_only=True):
     output_tokens_details: ThinkingTokens
 
 
-class AnthropicMessage(Answer, kw_only=True, tag_field="type", tag="message"):
+class AnthropicMessage(ApiObject, kw_only=True, tag_field="type", tag="message"):
     """A whole answer of ``/v1/messages``."""
 
     id: str
@@ -69,81 +69,81 @@ class AnthropicMessage(Answer, kw_only=True, tag_field="type", tag="message"):
     usage: MessageUsage
 
 
-class TokenCount(Answer):
+class TokenCount(ApiObject):
     """Length of a prompt."""
 
     input_tokens: Count
 
 
-class MessageStart(Answer, tag_field="type", tag="message_start"):
+class MessageStart(ApiObject, tag_field="type", tag="message_start"):
     """The first event."""
 
     message: AnthropicMessage
 
 
-class BlockStart(Answer, tag_field="type", tag="content_block_start"):
+class BlockStart(ApiObject, tag_field="type", tag="content_block_start"):
     """A block begins."""
 
     index: Count
     content_block: AnswerBlock
 
 
-class TextDelta(Answer, tag_field="type", tag="text_delta"):
+class TextDelta(ApiObject, tag_field="type", tag="text_delta"):
     """A piece of text."""
 
     text: str
 
 
-class ThinkingDelta(Answer, tag_field="type", tag="thinking_delta"):
+class ThinkingDelta(ApiObject, tag_field="type", tag="thinking_delta"):
     """A piece of a thought."""
 
     thinking: str
 
 
-class SignatureDelta(Answer, tag_field="type", tag="signature_delta"):
+class SignatureDelta(ApiObject, tag_field="type", tag="signature_delta"):
     """The end of a thought."""
 
     signature: str
 
 
-class InputDelta(Answer, tag_field="type", tag="input_json_delta"):
+class InputDelta(ApiObject, tag_field="type", tag="input_json_delta"):
     """The input of a call, which comes as a whole."""
 
     partial_json: str
 
 
-class BlockDelta(Answer, tag_field="type", tag="content_block_delta"):
+class BlockDelta(ApiObject, tag_field="type", tag="content_block_delta"):
     """A block grows."""
 
     index: Count
     delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta
 
 
-class BlockStop(Answer, tag_field="type", tag="content_block_stop"):
+class BlockStop(ApiObject, tag_field="type", tag="content_block_stop"):
     """A block is whole."""
 
     index: Count
 
 
-class Ending(Answer):
+class Ending(ApiObject):
     """Why the answer has ended."""
 
     stop_reason: StopReason
     stop_sequence: str | None
 
 
-class MessageDelta(Answer, tag_field="type", tag="message_delta"):
+class MessageDelta(ApiObject, tag_field="type", tag="message_delta"):
     """The answer has ended."""
 
     delta: Ending
     usage: MessageUsage
 
 
-class MessageStop(Answer, tag_field="type", tag="message_stop"):
+class MessageStop(ApiObject, tag_field="type", tag="message_stop"):
     """The last event."""
 
 
-class Ping(Answer, tag_field="type", tag="ping"):
+class Ping(ApiObject, tag_field="type", tag="ping"):
     """A sign of life."""
 
 
@@ -166,11 +166,11 @@ class MessageWriter:
         self._open: type[Reasoning] | type[Content] | None = None
         self._pieces: list[str] = []  # of the open block
 
-    def begin(self) -> Iterator[Answer]:
+    def begin(self) -> Iterator[ApiObject]:
         """The events before the first token."""
         yield MessageStart(self.message)
 
-    def add(self, events: list[Event]) -> Iterator[Answer]:
+    def add(self, events: list[Event]) -> Iterator[ApiObject]:
         """Take in what a reply has come to."""
         for event in events:
             if isinstance(event, ToolCall):
@@ -178,7 +178,7 @@ class MessageWriter:
             elif self._shows_thoughts or not isinstance(event, Reasoning):
                 yield from self._write(event)
 
-    def end(self, stop_reason: StopReason, stop_sequence: str | None, usage: Usage) -> Iterator[Answer]:
+    def end(self, stop_reason: StopReason, stop_sequence: str | None, usage: Usage) -> Iterator[ApiObject]:
         """The events after the last token."""
         yield from self._close()
         if all(isinstance(block, ThinkingBlock) for block in self._blocks):
@@ -194,7 +194,7 @@ class MessageWriter:
         yield MessageDelta(Ending(stop_reason, stop_sequence), self.message.usage)
         yield MessageStop()
 
-    def _write(self, event: Reasoning | Content) -> Iterator[Answer]:
+    def _write(self, event: Reasoning | Content) -> Iterator[ApiObject]:
         if self._open is not type(event):
             yield from self._close()
             yield from self._begin(type(event))
@@ -202,11 +202,11 @@ class MessageWriter:
         delta = ThinkingDelta(event.text) if isinstance(event, Reasoning) else TextDelta(event.text)
         yield BlockDelta(len(self._blocks), delta)
 
-    def _begin(self, kind: type[Reasoning] | type[Content]) -> Iterator[Answer]:
+    def _begin(self, kind: type[Reasoning] | type[Content]) -> Iterator[ApiObject]:
         self._open, self._pieces = kind, []
         yield BlockStart(len(self._blocks), ThinkingBlock("", "") if kind is Reasoning else TextBlock(""))
 
-    def _close(self) -> Iterator[Answer]:
+    def _close(self) -> Iterator[ApiObject]:
         """End the block that is open, if one is."""
         if self._open is None:
             return
@@ -217,7 +217,7 @@ class MessageWriter:
         self._blocks.append(ThinkingBlock(text, SIGNATURE) if self._open is Reasoning else TextBlock(text))
         self._open = None
 
-    def _call(self, call: ToolCall) -> Iterator[Answer]:
+    def _call(self, call: ToolCall) -> Iterator[ApiObject]:
         yield from self._close()
         index = len(self._blocks)
         arguments = call.arguments + call.closing  # a whole JSON object, also where the reply was cut off

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Literal
 
-from labinfer.requests.openai.answer import Answer, Count
+from labinfer.requests.openai.api_object import ApiObject, Count
 from labinfer.requests.openai.models import ModelEntry
 
 
-class AnthropicModel(Answer, kw_only=True, tag_field="type", tag="model"):
+class AnthropicModel(ApiObject, kw_only=True, tag_field="type", tag="model"):
     """A model."""
 
     id: str
@@ -22,7 +22,7 @@ class AnthropicModel(Answer, kw_only=True, tag_field="type", tag="model"):
     """Tokens of a prompt, and of an answer, at most; null until the model is loaded."""
 
 
-class AnthropicModelList(Answer, kw_only=True):
+class AnthropicModelList(ApiObject, kw_only=True):
     """A page of models."""
 
     data: list[AnthropicModel]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from labinfer.requests.openai.answer import Answer
+from labinfer.requests.openai.api_object import ApiObject
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
@@ -21,7 +21,7 @@ MAX_MESSAGE_LENGTH, MAX_PARAM_LENGTH = 1000, 100
 DO_NOT_RETRY = {"x-should-retry": "false"}
 
 
-class ErrorDetails(Answer):
+class ErrorDetails(ApiObject):
     """A failure in words, by its class, by the field of the request that is wrong, and for programs."""
 
     message: str
@@ -30,7 +30,7 @@ class ErrorDetails(Answer):
     code: str | None
 
 
-class ErrorAnswer(Answer):
+class ErrorAnswer(ApiObject):
     """The body of every answer that is an error."""
 
     error: ErrorDetails

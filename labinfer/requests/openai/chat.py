@@ -8,8 +8,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from labinfer.base.plan import TokenLogprobs
-from labinfer.requests.openai.answer import (
-    Answer,
+from labinfer.requests.openai.api_object import (
+    ApiObject,
     Count,
     FinishReason,
     PromptLogprobs,
@@ -29,22 +29,22 @@ CHAT_PREFIX = "chatcmpl-"
 Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
 
 
-class FunctionCall(Answer):
+class FunctionCallAnswer(ApiObject):
     """Name and arguments of a call; the arguments are JSON in a string."""
 
     name: str
     arguments: str
 
 
-class ToolCallAnswer(Answer):
+class ToolCallAnswer(ApiObject):
     """A call of a tool."""
 
     id: str
     type: Literal["function"]
-    function: FunctionCall
+    function: FunctionCallAnswer
 
 
-class ChatMessage(Answer):
+class ChatMessage(ApiObject):
     """The message that answers a conversation."""
 
     role: Literal["assistant"]
@@ -54,13 +54,13 @@ class ChatMessage(Answer):
     """The model's thoughts; not OpenAI's."""
     reasoning_content: str | UnsetType = UNSET
     """The same under its older name."""
-    function_call: FunctionCall | UnsetType = UNSET
+    function_call: FunctionCallAnswer | UnsetType = UNSET
     """The call, for a request with ``functions``."""
     refusal: None = None
     """Always null: where the model refuses, its words are the content."""
 
 
-class SpelledLogprob(Answer):
+class SpelledLogprob(ApiObject):
     """Log-probability of a token that might have come."""
 
     token: str
@@ -74,14 +74,14 @@ class ChosenLogprob(SpelledLogprob):
     top_logprobs: list[SpelledLogprob]
 
 
-class ChatLogprobs(Answer):
+class ChatLogprobs(ApiObject):
     """Log-probabilities of the tokens of an answer."""
 
     content: list[ChosenLogprob]
     refusal: None = None
 
 
-class AnswerToken(Answer):
+class AnswerToken(ApiObject):
     """A token of an answer; not OpenAI's."""
 
     token: str
@@ -91,7 +91,7 @@ class AnswerToken(Answer):
     """Whether it came from a draft, which was right."""
 
 
-class ChatChoice(Answer, kw_only=True):
+class ChatChoice(ApiObject, kw_only=True):
     """An answer. The fields after ``finish_reason`` are not OpenAI's."""
 
     index: Count
@@ -103,7 +103,7 @@ class ChatChoice(Answer, kw_only=True):
     tokens: list[AnswerToken] | UnsetType = UNSET
 
 
-class ChatCompletion(Answer, kw_only=True):
+class ChatCompletion(ApiObject, kw_only=True):
     """A whole answer of ``/v1/chat/completions``."""
 
     id: str
@@ -116,16 +116,16 @@ class ChatCompletion(Answer, kw_only=True):
     """Not OpenAI's."""
 
 
-class ToolCallDelta(Answer, kw_only=True):
+class ToolCallDelta(ApiObject, kw_only=True):
     """The ``index``-th call of an answer, which comes as a whole."""
 
     index: Count
     id: str
     type: Literal["function"] = "function"
-    function: FunctionCall
+    function: FunctionCallAnswer
 
 
-class ChatDelta(Answer):
+class ChatDelta(ApiObject):
     """The fields of a message that grow."""
 
     role: Literal["assistant"] | UnsetType = UNSET
@@ -133,12 +133,12 @@ class ChatDelta(Answer):
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    function_call: FunctionCall | UnsetType = UNSET
+    function_call: FunctionCallAnswer | UnsetType = UNSET
     refusal: None | UnsetType = UNSET
     """Null in an answer's first delta."""
 
 
-class ChatChunkChoice(Answer, kw_only=True):
+class ChatChunkChoice(ApiObject, kw_only=True):
     """A piece of one answer. The fields after ``finish_reason`` are not OpenAI's."""
 
     index: Count
@@ -149,7 +149,7 @@ class ChatChunkChoice(Answer, kw_only=True):
     tokens: list[AnswerToken] | UnsetType = UNSET
 
 
-class ChatCompletionChunk(Answer, kw_only=True):
+class ChatCompletionChunk(ApiObject, kw_only=True):
     """An event of a streamed answer. Usage is null or there with ``stream_options`` only."""
 
     id: str
@@ -227,7 +227,7 @@ def _read_message(completion: Completion, reader: ReplyReader, include_reasoning
 
 def tool_call(call: ToolCall) -> ToolCallAnswer:
     """A whole call of an answer."""
-    return ToolCallAnswer(call.id, "function", FunctionCall(call.name, call.arguments))
+    return ToolCallAnswer(call.id, "function", FunctionCallAnswer(call.name, call.arguments))
 
 
 def chat_logprobs(measured: list[TokenLogprobs], tokenizer: Tokenizer | None) -> ChatLogprobs:
@@ -255,7 +255,7 @@ def reply_delta(event: Event, num_calls: int, has_functions: bool = False) -> Ch
         has_functions: whether its request has ``functions`` instead of ``tools``.
     """
     if isinstance(event, ToolCall):
-        function = FunctionCall(event.name, event.arguments)
+        function = FunctionCallAnswer(event.name, event.arguments)
         if has_functions:
             return ChatDelta(function_call=function)
         return ChatDelta(tool_calls=[ToolCallDelta(index=num_calls, id=event.id, function=function)])

@@ -9,8 +9,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from labinfer.base.plan import TokenLogprobs
-from labinfer.requests.openai.answer import (
-    Answer,
+from labinfer.requests.openai.api_object import (
+    ApiObject,
     Count,
     FinishReason,
     PromptLogprobs,
@@ -27,7 +27,7 @@ COMPLETION_PREFIX = "cmpl-"
 """Ids of these objects begin with it."""
 
 
-class TextLogprobs(Answer):
+class TextLogprobs(ApiObject):
     """Log-probabilities of the tokens of an answer; null for the first token of a prompt, which follows nothing."""
 
     tokens: list[str]
@@ -36,7 +36,7 @@ class TextLogprobs(Answer):
     text_offset: list[Count]
 
 
-class TextChoice(Answer, kw_only=True):
+class TextChoice(ApiObject, kw_only=True):
     """An answer. The fields after ``finish_reason`` are not OpenAI's."""
 
     index: Count
@@ -48,7 +48,7 @@ class TextChoice(Answer, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class TextCompletion(Answer, kw_only=True):
+class TextCompletion(ApiObject, kw_only=True):
     """A whole answer of ``/v1/completions``."""
 
     id: str
@@ -59,7 +59,7 @@ class TextCompletion(Answer, kw_only=True):
     usage: Usage
 
 
-class TextChunkChoice(Answer, kw_only=True):
+class TextChunkChoice(ApiObject, kw_only=True):
     """A piece of one answer. The fields after ``finish_reason`` are not OpenAI's; ``token_ids`` stand in for the text where
     the checkpoint has no tokenizer."""
 
@@ -72,7 +72,7 @@ class TextChunkChoice(Answer, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class TextCompletionChunk(Answer, kw_only=True):
+class TextCompletionChunk(ApiObject, kw_only=True):
     """An event of a streamed answer. Usage is null or there with ``stream_options`` only."""
 
     id: str

@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 import msgspec
 
 from labinfer.base.pooling import EmbeddingOutput
-from labinfer.requests.openai.answer import Answer, Count
+from labinfer.requests.openai.api_object import ApiObject, Count
 
 
-class Embedding(Answer):
+class EmbeddingObject(ApiObject):
     """The vector of one input: numbers, or base64 of little-endian float32 ones."""
 
     object: Literal["embedding"]
@@ -20,18 +20,18 @@ class Embedding(Answer):
     embedding: Annotated[list[float], msgspec.Meta(min_length=1)] | str
 
 
-class EmbeddingUsage(Answer):
+class EmbeddingUsage(ApiObject):
     """Numbers of tokens of all inputs."""
 
     prompt_tokens: Count
     total_tokens: Count
 
 
-class EmbeddingList(Answer):
+class EmbeddingList(ApiObject):
     """A whole answer of ``/v1/embeddings``."""
 
     object: Literal["list"]
-    data: list[Embedding]
+    data: list[EmbeddingObject]
     model: str
     usage: EmbeddingUsage
 
@@ -49,7 +49,7 @@ def embedding_list(outputs: list[EmbeddingOutput], model: str, encoding_format: 
         vector: list[float] | str = output.embedding
         if encoding_format == "base64":
             vector = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode("ascii")
-        data.append(Embedding("embedding", index, vector))
+        data.append(EmbeddingObject("embedding", index, vector))
     return EmbeddingList("list", data, model, count_tokens(outputs))
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from labinfer.requests.openai.answer import Answer, Count, ListPage
+from labinfer.requests.openai.api_object import ApiObject, Count, ListPage
 from labinfer.requests.protocol import Metadata
 
 BATCH_WINDOW = "24h"
@@ -14,7 +14,7 @@ BatchUrl = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", 
 """Routes that lines of a batch may be for."""
 
 
-class FileObject(Answer, kw_only=True):
+class FileObject(ApiObject, kw_only=True):
     """A file."""
 
     id: str
@@ -40,7 +40,7 @@ class FileList(ListPage, kw_only=True):
     data: list[FileObject]
 
 
-class FileDeleted(Answer):
+class FileDeleted(ApiObject):
     """A file that is no longer there."""
 
     id: str
@@ -58,7 +58,7 @@ class BatchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     metadata: Metadata | None = None
 
 
-class BatchError(Answer, kw_only=True):
+class BatchError(ApiObject, kw_only=True):
     """A reason why a batch was not begun, or was broken off."""
 
     code: str
@@ -67,14 +67,14 @@ class BatchError(Answer, kw_only=True):
     line: Count | None = None
 
 
-class BatchErrors(Answer):
+class BatchErrors(ApiObject):
     """All of them."""
 
     data: list[BatchError]
     object: Literal["list"] = "list"
 
 
-class RequestCounts(Answer):
+class RequestCounts(ApiObject):
     """Lines of a batch."""
 
     total: Count = 0
@@ -82,7 +82,7 @@ class RequestCounts(Answer):
     failed: Count = 0
 
 
-class Batch(Answer, kw_only=True):
+class Batch(ApiObject, kw_only=True):
     """A batch."""
 
     id: str

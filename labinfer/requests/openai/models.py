@@ -6,10 +6,10 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from labinfer.requests.openai.answer import Answer, Count
+from labinfer.requests.openai.api_object import ApiObject, Count
 
 
-class ModelEntry(Answer, kw_only=True):
+class ModelEntry(ApiObject, kw_only=True):
     """A model. The last two fields are not OpenAI's, and there once the model is loaded."""
 
     id: str
@@ -22,7 +22,7 @@ class ModelEntry(Answer, kw_only=True):
     """Sampling of a chat request that says nothing of it."""
 
 
-class ModelList(Answer):
+class ModelList(ApiObject):
     """All models."""
 
     object: Literal["list"]

@@ -66,7 +66,7 @@ class AllowedTool(msgspec.Struct):
     name: str
 
 
-class AllowedTools(msgspec.Struct, tag_field="type", tag="allowed_tools"):
+class ToolChoiceAllowed(msgspec.Struct, tag_field="type", tag="allowed_tools"):
     """Some of the tools, of which one may or must be called."""
 
     mode: Literal["auto", "required"]
@@ -106,7 +106,7 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: Annotated[list[ResponseTool], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedTools | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | ToolChoiceAllowed | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
@@ -147,7 +147,7 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             UserError: ``tools`` and ``tool_choice`` do not go together.
         """
         tools, choice = [tool.as_tool() for tool in self.tools or []], self.tool_choice
-        if isinstance(choice, AllowedTools):
+        if isinstance(choice, ToolChoiceAllowed):
             allowed, names = {tool.name for tool in choice.tools}, {tool.function.name for tool in tools}
             if unknown := sorted(allowed - names):
                 raise UserError(f"tool_choice allows {unknown[0]!r:.70}, which is not among tools")

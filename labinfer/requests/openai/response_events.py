@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from labinfer.base.plan import TokenLogprobs
-from labinfer.requests.openai.answer import Answer, Count, FinishReason, Usage, spell
+from labinfer.requests.openai.api_object import ApiObject, Count, FinishReason, Usage, spell
 from labinfer.requests.openai.response_items import new_id
 from labinfer.requests.openai.responses import (
     IncompleteDetails,
@@ -28,7 +28,7 @@ from labinfer.text.reply_parts import Content, Event, Reasoning, ToolCall
 from labinfer.text.tokenizer import Tokenizer
 
 
-class StreamEvent(Answer, tag_field="type", kw_only=True):
+class StreamEvent(ApiObject, tag_field="type", kw_only=True):
     """An event, with its place in the stream."""
 
     sequence_number: Count

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from labinfer.base.sampling_params import SamplingParams
-from labinfer.requests.openai.answer import Answer, Count, ListPage, Usage
+from labinfer.requests.openai.api_object import ApiObject, Count, ListPage, Usage
 from labinfer.requests.openai.response_body import ResponseBody
 
 RESPONSE_PREFIX = "resp_"
@@ -16,7 +16,7 @@ Status = Literal["in_progress", "completed", "incomplete", "failed"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class ResponseLogprobTop(Answer):
+class ResponseLogprobTop(ApiObject):
     """Log-probability of a token that might have come."""
 
     token: str
@@ -24,7 +24,7 @@ class ResponseLogprobTop(Answer):
     bytes: list[int]
 
 
-class ResponseLogprob(Answer):
+class ResponseLogprob(ApiObject):
     """Log-probability of a token that came, and of the likeliest ones."""
 
     token: str
@@ -33,7 +33,7 @@ class ResponseLogprob(Answer):
     top_logprobs: list[ResponseLogprobTop]
 
 
-class OutputText(Answer, tag_field="type", tag="output_text"):
+class OutputText(ApiObject, tag_field="type", tag="output_text"):
     """The text of a message; nothing is ever annotated."""
 
     text: str
@@ -41,13 +41,13 @@ class OutputText(Answer, tag_field="type", tag="output_text"):
     logprobs: list[ResponseLogprob] = []
 
 
-class ReasoningText(Answer, tag_field="type", tag="reasoning_text"):
+class ReasoningText(ApiObject, tag_field="type", tag="reasoning_text"):
     """The text of a thought."""
 
     text: str
 
 
-class OutputMessage(Answer, tag_field="type", tag="message"):
+class OutputMessage(ApiObject, tag_field="type", tag="message"):
     """A message of the model."""
 
     id: str
@@ -56,7 +56,7 @@ class OutputMessage(Answer, tag_field="type", tag="message"):
     role: Literal["assistant"] = "assistant"
 
 
-class OutputReasoning(Answer, tag_field="type", tag="reasoning"):
+class OutputReasoning(ApiObject, tag_field="type", tag="reasoning"):
     """A thought, which is told in full and never summarised."""
 
     id: str
@@ -65,7 +65,7 @@ class OutputReasoning(Answer, tag_field="type", tag="reasoning"):
     summary: list[dict[str, Any]] = []
 
 
-class OutputCall(Answer, tag_field="type", tag="function_call", kw_only=True):
+class OutputCall(ApiObject, tag_field="type", tag="function_call", kw_only=True):
     """A call of a function; the arguments are JSON in a string."""
 
     id: str
@@ -78,20 +78,20 @@ class OutputCall(Answer, tag_field="type", tag="function_call", kw_only=True):
 OutputItem = OutputMessage | OutputReasoning | OutputCall
 
 
-class InputDetails(Answer):
+class InputDetails(ApiObject):
     """Prompt tokens that were in the KV cache; writing to it is not counted."""
 
     cached_tokens: Count
     cache_write_tokens: Count = 0
 
 
-class OutputDetails(Answer):
+class OutputDetails(ApiObject):
     """Tokens of thoughts, their marks included."""
 
     reasoning_tokens: Count
 
 
-class ResponseUsage(Answer):
+class ResponseUsage(ApiObject):
     """Numbers of tokens."""
 
     input_tokens: Count
@@ -101,20 +101,20 @@ class ResponseUsage(Answer):
     total_tokens: Count
 
 
-class IncompleteDetails(Answer):
+class IncompleteDetails(ApiObject):
     """Why a response is cut off."""
 
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
 
-class ResponseFailure(Answer):
+class ResponseFailure(ApiObject):
     """Why a response failed in mid-stream."""
 
     code: Literal["server_error"]
     message: str
 
 
-class Response(Answer, kw_only=True):
+class Response(ApiObject, kw_only=True):
     """A response: what the request said, and what came of it."""
 
     id: str
@@ -149,7 +149,7 @@ class Response(Answer, kw_only=True):
     user: str | None
 
 
-class ResponseDeleted(Answer):
+class ResponseDeleted(ApiObject):
     """A response that is no longer stored."""
 
     id: str
@@ -163,7 +163,7 @@ class ItemList(ListPage, kw_only=True):
     data: list[dict[str, Any]]
 
 
-class InputTokens(Answer):
+class InputTokens(ApiObject):
     """Length of a prompt."""
 
     input_tokens: Count

@@ -8,11 +8,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from labinfer.base.pooling import EmbeddingOutput
-from labinfer.requests.openai.answer import Answer, Count
+from labinfer.requests.openai.api_object import ApiObject, Count
 from labinfer.requests.openai.embeddings import EmbeddingUsage, embedding_list
 
 
-class Pooled(Answer):
+class Pooled(ApiObject):
     """The vector of one input: numbers, or base64 of little-endian float32 ones."""
 
     object: Literal["pooling"]
@@ -20,7 +20,7 @@ class Pooled(Answer):
     data: Annotated[list[float], msgspec.Meta(min_length=1)] | str
 
 
-class PooledList(Answer, kw_only=True):
+class PooledList(ApiObject, kw_only=True):
     """A whole answer of ``/pooling``."""
 
     id: str
@@ -31,7 +31,7 @@ class PooledList(Answer, kw_only=True):
     usage: EmbeddingUsage
 
 
-class Score(Answer):
+class Score(ApiObject):
     """Cosine similarity of one pair of texts, from -1 to 1."""
 
     object: Literal["score"]
@@ -39,7 +39,7 @@ class Score(Answer):
     score: float
 
 
-class ScoreList(Answer, kw_only=True):
+class ScoreList(ApiObject, kw_only=True):
     """A whole answer of ``/score``."""
 
     id: str
@@ -50,13 +50,13 @@ class ScoreList(Answer, kw_only=True):
     usage: EmbeddingUsage
 
 
-class DocumentText(Answer):
+class DocumentText(ApiObject):
     """A document that was ranked."""
 
     text: str
 
 
-class RankedDocument(Answer):
+class RankedDocument(ApiObject):
     """Index of a document in its request, and its cosine similarity to the query, from -1 to 1."""
 
     index: Count
@@ -64,7 +64,7 @@ class RankedDocument(Answer):
     document: DocumentText | UnsetType = UNSET
 
 
-class Ranking(Answer, kw_only=True):
+class Ranking(ApiObject, kw_only=True):
     """A whole answer of ``/rerank``, the likest first."""
 
     id: str

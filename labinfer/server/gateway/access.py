@@ -20,7 +20,7 @@ COMMENT = "#"
 
 
 @dataclass(frozen=True)
-class Caller:
+class ApiCaller:
     """Whoever holds one API key."""
 
     name: str
@@ -39,7 +39,7 @@ class Caller:
         return self.cache_salt + (requested or "")
 
 
-ANONYMOUS = Caller("anonymous")
+ANONYMOUS = ApiCaller("anonymous")
 """Everyone, where no key is needed."""
 
 
@@ -113,7 +113,7 @@ class ApiKeys:
             place += length or 1
         return "".join(shown)
 
-    def authenticate(self, authorization_header: str | None, key_header: str | None = None) -> Caller:
+    def authenticate(self, authorization_header: str | None, key_header: str | None = None) -> ApiCaller:
         """The caller whose key a request has in its ``Authorization: Bearer KEY`` (RFC 6750), or else in ``x-api-key``.
 
         The time it takes depends on the length of what was sent, not on what any key is.
@@ -142,7 +142,7 @@ class ApiKeys:
             )
         return match
 
-    def caller(self, owner: str) -> Caller:
+    def caller(self, owner: str) -> ApiCaller:
         """The caller whose files are this owner's.
 
         Raises:
@@ -154,9 +154,9 @@ class ApiKeys:
                 return caller
         raise UserError("its API key is no longer one of this server's")
 
-    def _caller(self, key: str, name: str) -> Caller:
+    def _caller(self, key: str, name: str) -> ApiCaller:
         salt, owner = (self._digest(key, purpose).hex() for purpose in (b"labinfer salt", b"labinfer owner"))
-        return Caller(name, salt, owner)
+        return ApiCaller(name, salt, owner)
 
     def _key_digest(self, key: str) -> bytes:
         return self._digest(key, b"labinfer key")

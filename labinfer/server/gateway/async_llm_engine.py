@@ -16,8 +16,8 @@ from labinfer.engine.request import Request
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.api_errors import ApiError
 from labinfer.requests.outputs import RequestState
+from labinfer.server.gateway.admission_control import LOADING_SECONDS, RETRY_SECONDS
 from labinfer.server.gateway.host_connection import HostConnection
-from labinfer.server.gateway.limits import LOADING_SECONDS, RETRY_SECONDS
 from labinfer.server.gateway.open_requests import EngineTask, OpenRequests
 from labinfer.server.link.frames import (
     Accepted,

@@ -27,7 +27,7 @@ from labinfer.requests.jsonl import BatchLine
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.api_errors import ENGINE_FAILED, ApiError
 from labinfer.requests.openai.files import Batch, BatchError, BatchErrors, RequestCounts
-from labinfer.server.gateway.access import Caller
+from labinfer.server.gateway.access import ApiCaller
 from labinfer.server.gateway.batch_lines import BatchFile, LineFailure, split_answers
 from labinfer.server.gateway.event_stream import EventStream
 from labinfer.server.gateway.file_store import FileStore
@@ -82,7 +82,7 @@ class BatchRunner:
                 continue
             self._start(stored.owner, stored.batch)
 
-    def create(self, caller: Caller, batch: Batch) -> None:
+    def create(self, caller: ApiCaller, batch: Batch) -> None:
         """Take in a batch of a caller's file.
 
         Raises:

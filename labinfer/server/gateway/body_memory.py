@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labinfer.requests.openai import api_errors
-from labinfer.server.gateway.limits import RETRY_SECONDS
+from labinfer.server.gateway.admission_control import RETRY_SECONDS
 from labinfer.server.gateway.options import MIB, ServerOptions
 
 FREE_BYTES = 1 << 16

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from labinfer.requests.openai.answer import Answer, Count
+from labinfer.requests.openai.api_object import ApiObject, Count
 from labinfer.server.link.frames import MachineLinkInfo, RankFacts
 
 
-class RankPoint(Answer):
+class RankPoint(ApiObject):
     """State of a rank at one time: the fraction of the time since the point before in which it computed (null where there is none
     before), the memory of its process, and how much is in use of all that its device has, in bytes."""
 
@@ -19,7 +19,7 @@ class RankPoint(Answer):
     memory_total: Count
 
 
-class StatsPoint(Answer, kw_only=True):
+class StatsPoint(ApiObject, kw_only=True):
     """Work of a model since the point before. Rates are a second's."""
 
     time_us: Count
@@ -36,7 +36,7 @@ class StatsPoint(Answer, kw_only=True):
     ranks: list[RankPoint]
 
 
-class RankTraffic(Answer):
+class RankTraffic(ApiObject):
     """Bytes that one rank has sent to another for a model: in all, a second, and a step of the rank. The last two are over some
     seconds up to the last news of the rank; null where it has told once only, or ran no step."""
 
@@ -47,7 +47,7 @@ class RankTraffic(Answer):
     bytes_per_step: float | None
 
 
-class StageLoad(Answer):
+class StageLoad(ApiObject):
     """Work of the busiest rank of a stage: the fraction of the time with work in which it computed, and the mean seconds of its
     steps."""
 
@@ -56,7 +56,7 @@ class StageLoad(Answer):
     step_seconds: float
 
 
-class StageSpeed(Answer):
+class StageSpeed(ApiObject):
     """Mean seconds in which the slowest rank of a stage computed in a step, in the last minute with work; the seconds that it would take
     had it kept its speed relative to the other stages, and the first as a multiple of the second. The last two are null until
     ``drift`` is known."""
@@ -68,7 +68,7 @@ class StageSpeed(Answer):
     slowdown: float | None
 
 
-class BottleneckReport(Answer, kw_only=True):
+class BottleneckReport(ApiObject, kw_only=True):
     """The bottleneck of a model's speed, measured over the last seconds in which it had work.
 
     ``stage``: one stage computes much longer than the others. ``stages``: all stages compute nearly all the time. ``requests``:
@@ -97,7 +97,7 @@ class BottleneckReport(Answer, kw_only=True):
     """Resource that keeps further sequences waiting; null where none wait, or nothing is full."""
 
 
-class LayoutDrift(Answer, kw_only=True):
+class LayoutDrift(ApiObject, kw_only=True):
     """Stages' times against those of the start, over the last ten seconds of work."""
 
     factors: list[float]
@@ -124,7 +124,7 @@ class StatsEvent(StatsPoint, tag_field="object", tag="cluster.stats"):
     """Null with one stage, and until there has been work for some twenty seconds."""
 
 
-class StepSequence(Answer):
+class StepSequence(ApiObject):
     """The part of a sequence in a step: tokens it ran, tokens before these, and whether one leads to the next."""
 
     request: str
@@ -133,7 +133,7 @@ class StepSequence(Answer):
     decode: bool
 
 
-class Step(Answer):
+class Step(ApiObject):
     """A step that came back. Of many sequences only the first are named."""
 
     step: Count
@@ -143,14 +143,14 @@ class Step(Answer):
     sequences: list[StepSequence]
 
 
-class RankTrace(Answer):
+class RankTrace(ApiObject):
     """Slices of a rank: name, begin and end in microseconds since 1970, and step (-1 without one) of each slice."""
 
     rank: Count
     slices: list[tuple[str, Count, Count, int]]
 
 
-class TraceEvent(Answer, kw_only=True, tag_field="object", tag="cluster.steps"):
+class TraceEvent(ApiObject, kw_only=True, tag_field="object", tag="cluster.steps"):
     """Steps and slices of some time, in microseconds since 1970; null where there are no slices."""
 
     begin_us: Count | None
@@ -169,14 +169,14 @@ class ClusterRank(RankFacts, kw_only=True):
     """Cores it may run on, as ``taskset`` writes them."""
 
 
-class LayerExperts(Answer):
+class LayerExperts(ApiObject):
     """Tokens that each expert of a layer was given since the engine started."""
 
     layer: Count
     tokens: list[Count]
 
 
-class RankExpertReads(Answer):
+class RankExpertReads(ApiObject):
     """Uses of experts on a rank that keeps them in a file (``--expert-offload``) since the engine started."""
 
     rank: Count
@@ -188,7 +188,7 @@ class RankExpertReads(Answer):
     """Time in which nothing could be computed for want of an expert."""
 
 
-class ClusterInfo(Answer, kw_only=True, tag_field="object", tag="cluster"):
+class ClusterInfo(ApiObject, kw_only=True, tag_field="object", tag="cluster"):
     """A model, its ranks, and how it did in the last minutes."""
 
     time_us: Count
@@ -229,7 +229,7 @@ class ClusterInfo(Answer, kw_only=True, tag_field="object", tag="cluster"):
     """Oldest first."""
 
 
-class LayoutChanged(Answer, kw_only=True, tag_field="object", tag="cluster.layout"):
+class LayoutChanged(ApiObject, kw_only=True, tag_field="object", tag="cluster.layout"):
     """The layout in which a model is served now, and the seconds in which nothing ran: 0 where it was served so before."""
 
     model: str
@@ -244,7 +244,7 @@ class LayoutChanged(Answer, kw_only=True, tag_field="object", tag="cluster.layou
     """Ranks that have a part of it."""
 
 
-class TraceFile(Answer):
+class TraceFile(ApiObject):
     """A trace in the format of Chrome's, which Perfetto opens."""
 
     displayTimeUnit: Literal["ms"]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from labinfer.requests.anthropic.errors import AnthropicError, anthropic_error
-from labinfer.requests.openai.answer import Answer
 from labinfer.requests.openai.api_errors import ApiError, ErrorAnswer
+from labinfer.requests.openai.api_object import ApiObject
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class ErrorForm:
 
     name: str
     """Name of the API in ``/openapi.json``; empty for OpenAI's."""
-    answer: type[Answer]
-    make: Callable[[ApiError, str], Answer]
+    answer: type[ApiObject]
+    make: Callable[[ApiError, str], ApiObject]
     """Makes the body of an error and of the id of its request."""
 
 

@@ -14,8 +14,8 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from labinfer.requests.openai import api_errors
-from labinfer.requests.openai.answer import Answer
 from labinfer.requests.openai.api_errors import ApiError
+from labinfer.requests.openai.api_object import ApiObject
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +27,12 @@ DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
-def event(data: Answer) -> bytes:
+def event(data: ApiObject) -> bytes:
     """An event with this object as its data."""
     return b"data: " + _encode(data) + b"\n\n"
 
 
-def named_event(data: Answer) -> bytes:
+def named_event(data: ApiObject) -> bytes:
     """The same under the name that its tag gives it."""
     return f"event: {data.__struct_config__.tag}\n".encode() + event(data)
 

@@ -12,13 +12,13 @@ from labinfer.base.pooling import EmbeddingOutput
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
 from labinfer.requests.generation_input import GenerationInput
 from labinfer.requests.openai import api_errors
-from labinfer.requests.openai.answer import Usage, total_usage
 from labinfer.requests.openai.api_errors import ApiError
-from labinfer.requests.outputs import Answer, Delta, RequestOutput, RequestState
+from labinfer.requests.openai.api_object import Usage, total_usage
+from labinfer.requests.outputs import CompletionState, Delta, RequestOutput, RequestState
 from labinfer.requests.prompts import ChatPrompt
+from labinfer.server.gateway.admission_control import RETRY_SECONDS, Lease
 from labinfer.server.gateway.event_stream import OPENAI_FORM, EventStream, StreamForm
 from labinfer.server.gateway.http_context import HttpContext
-from labinfer.server.gateway.limits import RETRY_SECONDS, Lease
 from labinfer.server.gateway.metrics import COMPLETE
 from labinfer.server.gateway.recent_requests import RequestSize
 from labinfer.server.gateway.refusals import checked, refused_field
@@ -225,7 +225,7 @@ class GenerationTask:
     async def _prepare(self, texts: list[PromptText] | None) -> list[Request]:
         """The requests, made when it is the turn of their caller, in their caller's part of the KV cache."""
         context, builder, input = self._context, self.model.builder, self.input
-        self._lease = await context.service.limits.admit(context.caller, input.user, 0)
+        self._lease = await context.service.admission.admit(context.caller, input.user, 0)
         own = replace(
             input,
             user=context.caller.user_for(input.user),
@@ -299,7 +299,7 @@ class GenerationTask:
                 self._keep(request, answer, reasons[-1])
         context.log_fields["finish_reason"] = ",".join(dict.fromkeys(reasons))
 
-    def _keep(self, request: RequestState, answer: Answer, reason: str) -> None:
+    def _keep(self, request: RequestState, answer: CompletionState, reason: str) -> None:
         """Keep the size of an answer that ran to its end. The further ones of a request found its prompt in the cache."""
         prompt, service = len(request.prompt_token_ids), self._context.service
         if reason not in COMPLETE or not answer.token_ids:

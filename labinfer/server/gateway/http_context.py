@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from labinfer.requests.json_decode import SMALL_BYTES, WrongBody, decode_json
 from labinfer.requests.openai import api_errors
-from labinfer.requests.openai.answer import Answer
-from labinfer.server.gateway.access import ANONYMOUS, Caller
+from labinfer.requests.openai.api_object import ApiObject
+from labinfer.server.gateway.access import ANONYMOUS, ApiCaller
 from labinfer.server.gateway.body_memory import BodyLease
 from labinfer.server.gateway.error_form import OPENAI_ERRORS, ErrorForm
 from labinfer.server.gateway.options import MIB
@@ -49,7 +49,7 @@ class HttpContext:
         self.service, self.http, self.route, self.error_form = service, http, route, error_form
         given = http.headers.get(ID_HEADER, "")
         self.id = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
-        self.caller: Caller = ANONYMOUS
+        self.caller: ApiCaller = ANONYMOUS
         self.priority = 0
         """Added to that of its requests."""
         self.seconds = service.options.request_timeout
@@ -158,7 +158,7 @@ class HttpContext:
         return {"id": prefix + self.id, "created": int(self.service.wall_clock()), "model": model}
 
     def json(
-        self, content: Answer | dict[str, Any], status: int = 200, headers: dict[str, str] | None = None
+        self, content: ApiObject | dict[str, Any], status: int = 200, headers: dict[str, str] | None = None
     ) -> Response:
         """A response with this body."""
         return Response(_encode(content), status, self.headers | (headers or {}), JSON)

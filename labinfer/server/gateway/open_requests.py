@@ -15,7 +15,7 @@ from labinfer.engine.request import AnswerUpdate, Request
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.api_errors import ApiError
 from labinfer.requests.outputs import RequestState
-from labinfer.server.gateway.limits import RETRY_SECONDS
+from labinfer.server.gateway.admission_control import RETRY_SECONDS
 from labinfer.server.gateway.refusals import refused_field
 from labinfer.server.link.frames import Abort, Add, FromGateway, Refused
 

@@ -25,7 +25,7 @@ class FinishedRequest:
 
     id: str
     caller: str
-    """``Caller.name``."""
+    """``ApiCaller.name``."""
     route: str
     """The pattern of its path; the path itself where nothing is served at it."""
     status: int

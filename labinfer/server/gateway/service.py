@@ -18,11 +18,11 @@ from labinfer.observe.line_writer import LineWriter
 from labinfer.requests.input_processor import InputProcessor
 from labinfer.requests.openai import api_errors
 from labinfer.server.gateway.access import ApiKeys
+from labinfer.server.gateway.admission_control import LOADING_SECONDS, RETRY_SECONDS, AdmissionControl
 from labinfer.server.gateway.async_llm_engine import AsyncLLMEngine
 from labinfer.server.gateway.body_memory import BodyMemory
 from labinfer.server.gateway.cluster_history import ClusterHistory
 from labinfer.server.gateway.file_store import FileStore
-from labinfer.server.gateway.limits import LOADING_SECONDS, RETRY_SECONDS, Limits
 from labinfer.server.gateway.metrics import Metrics
 from labinfer.server.gateway.options import ServerOptions
 from labinfer.server.gateway.recent_requests import RecentRequests
@@ -117,7 +117,7 @@ class Service:
         self.files = FileStore(options, wall_clock) if options.files_dir else None
         secret = self.files.secret if self.files else b""
         self.keys = ApiKeys.load(options.api_key, options.api_key_file, options.is_local, secret)
-        self.limits = Limits(options, clock)
+        self.admission = AdmissionControl(options, clock)
         self.body_memory = BodyMemory(options)
         self.body_thread = ThreadPoolExecutor(1, "long bodies")
         """Decodes and checks long bodies; as many wait as ``body_memory`` has room for."""
@@ -188,8 +188,8 @@ class Service:
         """Raises:
         ApiError: there is no room for further requests, or for those that take work before they run.
         """
-        if self.limits.is_full:
-            message = f"{self.limits.num_open} requests are open, as many as may be (--max-open-requests)"
+        if self.admission.is_full:
+            message = f"{self.admission.num_open} requests are open, as many as may be (--max-open-requests)"
         elif self.body_memory.is_full:
             message = "bodies fill the memory that they may (--max-body-memory)"
         elif any(model.builder.is_full for model in self.models.values()):

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from labinfer.requests.openai import api_errors
-from labinfer.server.gateway.limits import RETRY_SECONDS
+from labinfer.server.gateway.admission_control import RETRY_SECONDS
 
 MAX_CALLERS = 16
 """Callers whose queues may be full at once."""

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from labinfer.observe.draft_figures import DraftFigures
 from labinfer.observe.report import RunReport
-from labinfer.requests.openai.answer import count_usage
+from labinfer.requests.openai.api_object import count_usage
 from labinfer.server.gateway.engine_metrics import EngineMetrics
 from labinfer.server.link.stats import EngineStats
 

@@ -13,7 +13,7 @@ from reply_tokenizer import CHAT, write_tokenizer
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
 from labinfer.requests.anthropic.messages import BlockDelta, BlockStart, InputDelta, MessageWriter, stop_reason
-from labinfer.requests.openai.answer import count_usage
+from labinfer.requests.openai.api_object import count_usage
 from labinfer.requests.openai.chat import chat_choice, chat_messages, reply_delta
 from labinfer.requests.openai.response_body import ResponseBody
 from labinfer.requests.openai.response_events import ArgumentsDone, OutputItemDone, ResponseIncomplete, ResponseWriter

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from labinfer.requests.generation_input import read_chat
-from labinfer.requests.openai.answer import PromptLogprobs, or_unset, prompt_logprobs
+from labinfer.requests.openai.api_object import PromptLogprobs, or_unset, prompt_logprobs
 from labinfer.requests.openai.chat import (
     CHAT_PREFIX,
     ChatChunkChoice,

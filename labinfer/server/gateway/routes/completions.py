@@ -11,7 +11,7 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from labinfer.requests.generation_input import read_completion
-from labinfer.requests.openai.answer import or_unset, prompt_logprobs, total_usage
+from labinfer.requests.openai.api_object import or_unset, prompt_logprobs, total_usage
 from labinfer.requests.openai.completions import (
     COMPLETION_PREFIX,
     Echo,

@@ -10,16 +10,16 @@ from starlette.responses import Response
 import labinfer
 from labinfer.base.heartbeat import Wait
 from labinfer.requests.openai import api_errors
-from labinfer.requests.openai.answer import Answer, Count
+from labinfer.requests.openai.api_object import ApiObject, Count
+from labinfer.server.gateway.admission_control import LOADING_SECONDS
 from labinfer.server.gateway.endpoint import ANYWHERE, endpoint
 from labinfer.server.gateway.http_context import HttpContext
-from labinfer.server.gateway.limits import LOADING_SECONDS
 from labinfer.server.gateway.service import Service
 
 State = Literal["ok", "idle", "loading", "stalled", "recovering", "rebuilding", "draining"]
 
 
-class RankWait(Answer):
+class RankWait(ApiObject):
     """A wait of some seconds: of a rank, or of the gateway (null), for others; ``peers`` is ``1``, ``1-3`` or ``0, 2``."""
 
     seconds: float
@@ -29,7 +29,7 @@ class RankWait(Answer):
     """The step that does not get on; null where there is none yet."""
 
 
-class Health(Answer):
+class Health(ApiObject):
     """State of a server: it runs requests (ok) or has none (idle); its models are loaded; its engine gives no signs of life, or
     ends no step (stalled); another engine takes up the work of one that died; its models are loaded again in another layout; or the
     server comes to its end."""
@@ -39,24 +39,24 @@ class Health(Answer):
     """The wait that holds up the open requests, from some 5 s on."""
 
 
-class Readiness(Answer):
+class Readiness(ApiObject):
     """A server that takes requests, and its models."""
 
     status: Literal["ready"]
     models: list[str]
 
 
-class Version(Answer):
+class Version(ApiObject):
     """Version of the server."""
 
     version: str
 
 
-class Pong(Answer):
+class Pong(ApiObject):
     """A server that is alive."""
 
 
-class ServerLoad(Answer):
+class ServerLoad(ApiObject):
     """Requests that are answered or await their turn."""
 
     server_load: Count
@@ -125,7 +125,7 @@ async def ping(context: HttpContext) -> Response:
 @endpoint("GET", "/load", logged=False, answer=ServerLoad)
 async def load(context: HttpContext) -> Response:
     """Number of open requests."""
-    return context.json(ServerLoad(context.service.limits.num_open))
+    return context.json(ServerLoad(context.service.admission.num_open))
 
 
 @endpoint("GET", "/metrics", opened_by="metrics_open", logged=False, answer=str, content_type="text/plain")

@@ -63,7 +63,7 @@ class ScoreBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return first, second
 
 
-class Document(msgspec.Struct, forbid_unknown_fields=True):
+class RerankDocument(msgspec.Struct, forbid_unknown_fields=True):
     text: InputText
 
 
@@ -72,7 +72,7 @@ class RerankBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: str | None = None
     query: InputText
-    documents: Annotated[list[InputText | Document], msgspec.Meta(min_length=1, max_length=MAX_INPUTS - 1)]
+    documents: Annotated[list[InputText | RerankDocument], msgspec.Meta(min_length=1, max_length=MAX_INPUTS - 1)]
     top_n: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Documents to answer with; 0 for all."""
     return_documents: bool | None = None

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from labinfer.engine.request import Request
 from labinfer.requests.anthropic.messages import MESSAGE_PREFIX
 from labinfer.requests.openai import api_errors
-from labinfer.requests.openai.answer import Answer, Count
+from labinfer.requests.openai.api_object import ApiObject, Count
 from labinfer.requests.openai.chat import CHAT_PREFIX
 from labinfer.requests.openai.completions import COMPLETION_PREFIX
 from labinfer.requests.openai.responses import RESPONSE_PREFIX
@@ -24,7 +24,7 @@ MAX_LISTED = 200
 """Requests; of more, the oldest."""
 
 
-class ListedRequest(Answer, kw_only=True):
+class ListedRequest(ApiObject, kw_only=True):
     """An open request: its age in seconds, and how far it is. No text of it."""
 
     id: str
@@ -42,7 +42,7 @@ class ListedRequest(Answer, kw_only=True):
     """Generated tokens of all its answers, at most."""
 
 
-class RequestList(Answer, kw_only=True):
+class RequestList(ApiObject, kw_only=True):
     """Open requests to a model, the oldest first."""
 
     object: Literal["list"] = "list"
@@ -51,7 +51,7 @@ class RequestList(Answer, kw_only=True):
     """Open requests, those that are not listed included."""
 
 
-class Cancelled(Answer, kw_only=True):
+class Cancelled(ApiObject, kw_only=True):
     """A request that is cancelled, by the id that was asked for."""
 
     id: str

@@ -42,7 +42,7 @@ MAX_PAGE = 100
 async def create(context: HttpContext) -> HttpResponse | EventStream:
     """Answer a conversation, also one that goes on from a stored response."""
     body = await context.read(ResponseBody)
-    conversation = await _conversation(context, body)
+    conversation = await _response_input(context, body)
     model = context.service.model(body.model)  # behind all that is waited for: it may be another one by then
     task = await GenerationTask.start(context, model, lambda: body.parse(conversation.items, model.chat_defaults()))
     answer = ResponseAnswer(context, body, conversation, task)
@@ -55,7 +55,7 @@ async def create(context: HttpContext) -> HttpResponse | EventStream:
 
 
 @dataclass(frozen=True)
-class Conversation:
+class ResponseInput:
     """Everything that a request tells the model."""
 
     before: list[Item]
@@ -69,7 +69,7 @@ class Conversation:
         return self.before + self.input
 
 
-async def _conversation(context: HttpContext, body: CountBody) -> Conversation:
+async def _response_input(context: HttpContext, body: CountBody) -> ResponseInput:
     """Raises:
     ApiError: a response or an item that it goes on from is not stored.
     """
@@ -91,16 +91,16 @@ async def _conversation(context: HttpContext, body: CountBody) -> Conversation:
                 raise api_errors.bad_request(message, "input")
             places[item.id] = place
     if not chain and not places:
-        return Conversation([], items)
+        return ResponseInput([], items)
     referred_to = {stored.id: stored for stored in places.values()}
     context.count_bytes(sum(stored.num_bytes for stored in (*chain, *referred_to.values())))
 
-    def read() -> Conversation:
+    def read() -> ResponseInput:
         before = msgspec.convert([item for stored in chain for item in stored.items()], list[Item])
         present = {item.id for item in before}
         by_response = {id: {item["id"]: item for item in stored.items()} for id, stored in referred_to.items()}
         kept = [item for item in items if not (item.is_reference and item.id in present)]
-        return Conversation(
+        return ResponseInput(
             before,
             [
                 msgspec.convert(by_response[places[item.id].id][item.id], Item) if item.is_reference else item
@@ -114,8 +114,8 @@ async def _conversation(context: HttpContext, body: CountBody) -> Conversation:
 class ResponseAnswer:
     """The answer to a request, whole or as a stream; it is stored at its end."""
 
-    def __init__(self, context: HttpContext, body: ResponseBody, conversation: Conversation, task: GenerationTask):
-        self._context, self._body, self._conversation, self._task = context, body, conversation, task
+    def __init__(self, context: HttpContext, body: ResponseBody, conversation: ResponseInput, task: GenerationTask):
+        self._context, self._body, self._response_input, self._task = context, body, conversation, task
         name = context.id
         if context.service.stored_responses.get(context.caller.name, RESPONSE_PREFIX + name) is not None:
             name = uuid.uuid4().hex  # the caller has chosen the same again, and keeps both
@@ -157,7 +157,7 @@ class ResponseAnswer:
             self._context.service.stored_responses.put(self._context.caller.name, stored)
 
     def _stored(self) -> StoredResponse:
-        items = [item.as_stored() for item in self._conversation.input]
+        items = [item.as_stored() for item in self._response_input.input]
         return StoredResponse.make(self._body.previous_response_id, self._writer.response, items)
 
     def _now(self) -> int:
@@ -168,7 +168,7 @@ class ResponseAnswer:
 async def count(context: HttpContext) -> HttpResponse:
     """The length of a response's prompt."""
     body = await context.read(CountBody)
-    conversation = await _conversation(context, body)
+    conversation = await _response_input(context, body)
     model = context.service.model(body.model)  # behind all that is waited for: it may be another one by then
     return context.json(InputTokens(await count_prompt_tokens(context, model, lambda: body.prompt(conversation.items))))
 

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from labinfer.base.errors import UserError
-from labinfer.requests.openai.answer import Answer, Count
+from labinfer.requests.openai.api_object import ApiObject, Count
 from labinfer.requests.prompts import TemplateKwargs, TemplateUse
 from labinfer.requests.protocol import TokenIds
 from labinfer.server.gateway.endpoint import READING, endpoint
@@ -47,7 +47,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tokens: TokenIds
 
 
-class Tokens(Answer):
+class Tokens(ApiObject):
     """A text or a conversation as token ids."""
 
     tokens: list[Count]
@@ -57,7 +57,7 @@ class Tokens(Answer):
     """Each token as it reads alone."""
 
 
-class Text(Answer):
+class Text(ApiObject):
     """Token ids as text."""
 
     prompt: str

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labinfer.base.errors import ExitStatus, Interrupted, UserError
-from labinfer.cli.terminal.backend import Answer, AnswerFailed, MessageRefused, Thought
+from labinfer.cli.terminal.backend import AnswerFailed, ChatReply, MessageRefused, Thought
 from labinfer.cli.terminal.chat import COMMANDS, Chat
 from labinfer.cli.terminal.conversation import Conversation, settings
 from labinfer.cli.terminal.line_editor import History
@@ -248,7 +248,7 @@ class Echo:
     def describe(self) -> str:
         return self.model
 
-    def stream(self, messages, settings, answer: Answer) -> Iterator[str]:
+    def stream(self, messages, settings, answer: ChatReply) -> Iterator[str]:
         self.asked.append(messages)
         text = messages[-1]["content"]
         if "fail" in text:
@@ -362,7 +362,7 @@ class TestChat:
 
 
 def test_answers_figures():
-    answer = Answer(
+    answer = ChatReply(
         text="x",
         prompt_tokens=10,
         cached_tokens=4,
@@ -374,7 +374,7 @@ def test_answers_figures():
     assert answer.describe() == (
         "11 tokens in 1.50 s; 10.0 tokens/s; first after 0.500 s; prompt of 10 tokens, 4 of them cached; ended by stop"
     )
-    answer = Answer(
+    answer = ChatReply(
         text="x",
         prompt_tokens=10,
         cached_tokens=4,
@@ -385,10 +385,10 @@ def test_answers_figures():
     )
     assert "; 99.7 tokens/s;" in answer.describe()  # and not twenty thousand
     assert (
-        Answer(text="x", prompt_tokens=1, num_tokens=1, seconds=0.5).describe()
+        ChatReply(text="x", prompt_tokens=1, num_tokens=1, seconds=0.5).describe()
         == "1 token in 0.50 s; prompt of 1 token"
     )
-    assert Answer(finish_reason="stopped", seconds=1.0).describe() == "1.00 s; ended by stopped"
+    assert ChatReply(finish_reason="stopped", seconds=1.0).describe() == "1.00 s; ended by stopped"
 
 
 def test_what_a_checkpoint_recommends(tmp_path):

@@ -18,7 +18,7 @@ from labinfer.requests.anthropic.messages import (
     stop_reason,
 )
 from labinfer.requests.openai import api_errors
-from labinfer.requests.openai.answer import count_usage
+from labinfer.requests.openai.api_object import count_usage
 from labinfer.text.reply_parts import Content, Reasoning, ToolCall
 
 USAGE = count_usage(5, 7, 2, 3)

@@ -1,4 +1,4 @@
-"""Answer: the base of every JSON object that the API answers with, and the parts that several kinds of answers share."""
+"""ApiObject: the base of every JSON object that the API answers with, and the parts that several kinds of answers share."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 Value = TypeVar("Value")
 
 
-class Answer(msgspec.Struct, frozen=True, gc=False):
+class ApiObject(msgspec.Struct, frozen=True, gc=False):
     """A JSON object in an answer. Every field is there, null where it is None, but for those that are ``UNSET``.
 
     ``/openapi.json`` is made of these structs: see ``server/gateway/openapi.py``.
     """
 
 
-class ListPage(Answer, kw_only=True):
+class ListPage(ApiObject, kw_only=True):
     """A part of a list, beside its items; see ``server/gateway/page.py``."""
 
     object: Literal["list"] = "list"
@@ -33,13 +33,13 @@ class ListPage(Answer, kw_only=True):
     has_more: bool
 
 
-class CachedTokens(Answer):
+class CachedTokens(ApiObject):
     """Prompt tokens that were in the KV cache."""
 
     cached_tokens: Count
 
 
-class CompletionDetails(Answer):
+class CompletionDetails(ApiObject):
     """Numbers of particular tokens."""
 
     reasoning_tokens: Count | UnsetType = UNSET
@@ -52,7 +52,7 @@ class CompletionDetails(Answer):
     """Steps of the model that ``completion_tokens`` came with; there where tokens were drafted. Not OpenAI's."""
 
 
-class Usage(Answer):
+class Usage(ApiObject):
     """Numbers of tokens of a whole call."""
 
     prompt_tokens: Count
@@ -62,7 +62,7 @@ class Usage(Answer):
     completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
-class PromptLogprob(Answer):
+class PromptLogprob(ApiObject):
     """Log-probability of a prompt token, or of one that might have stood in its place."""
 
     logprob: float
@@ -76,7 +76,7 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 id; null for the first token, which follows nothing."""
 
 
-class PlainLogprob(Answer):
+class PlainLogprob(ApiObject):
     """Log-probability of one token and of the likeliest ones, by their ids."""
 
     token_id: Count

@@ -1,4 +1,4 @@
-"""Limits: bounds of what one caller may ask for, and of what may be open at all.
+"""AdmissionControl: admits requests within the bounds of each caller and of all open requests.
 
 A caller is an API key, or within it the user that a request names (OpenAI's ``user``). Whoever holds a key is trusted
 to tell its users apart; what cannot be talked around is the bound on all open requests.
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from labinfer.requests.openai import api_errors
-from labinfer.server.gateway.access import Caller
+from labinfer.server.gateway.access import ApiCaller
 from labinfer.server.gateway.options import ServerOptions
 
 WINDOW_SECONDS = 60.0
@@ -33,7 +33,7 @@ MAX_REMEMBERED = 4096
 FIRST_SWEEP = 64
 
 
-class Limits:
+class AdmissionControl:
     """Admits requests. For one event loop; not for threads.
 
     Args:
@@ -66,7 +66,7 @@ class Limits:
         """Callers that are remembered."""
         return len(self._accounts)
 
-    async def admit(self, caller: Caller, user: str | None, prompt_tokens: int) -> Lease:
+    async def admit(self, caller: ApiCaller, user: str | None, prompt_tokens: int) -> Lease:
         """Let a request in: at once, or in its turn if its caller has all the requests open that it may have.
 
         Cancelled while it waits, it has never been there.
@@ -176,7 +176,7 @@ class Lease:
 
     __slots__ = ("_limits", "_account", "_is_open")
 
-    def __init__(self, limits: Limits, account: _Account):
+    def __init__(self, limits: AdmissionControl, account: _Account):
         self._limits, self._account, self._is_open = limits, account, True
 
     def charge_prompt(self, tokens: int) -> None:
