@@ -59,9 +59,9 @@ def clock():
 @pytest.fixture
 def add_part(monkeypatch):
     """Registers a part for one test."""
-    from labinfer.base.registry import REGISTRY, Entry
+    from labinfer.base.registry import REGISTRY, RegistryEntry
 
     def add(kind: str, name: str, part, **details) -> None:
-        monkeypatch.setitem(REGISTRY._entries[kind], name, Entry(part=part, details=details, origin="test"))
+        monkeypatch.setitem(REGISTRY._entries[kind], name, RegistryEntry(part=part, details=details, origin="test"))
 
     return add

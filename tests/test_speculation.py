@@ -7,7 +7,7 @@ from checkpoints import make_checkpoint, mixed_prompts
 
 from labinfer import LLM, SamplingParams
 from labinfer.base.errors import UserError
-from labinfer.base.registry import REGISTRY, Entry
+from labinfer.base.registry import REGISTRY, RegistryEntry
 
 OPTIONS = {"block_size": 4, "threads": 1, "num_kv_blocks": 400}
 OWN_DRAFTER = """
@@ -50,7 +50,7 @@ def add_proposer(monkeypatch):
     """Registers a proposer for one test."""
 
     def add(name: str, make) -> None:
-        monkeypatch.setitem(REGISTRY._entries["proposer"], name, Entry(part=make, details={}, origin="test"))
+        monkeypatch.setitem(REGISTRY._entries["proposer"], name, RegistryEntry(part=make, details={}, origin="test"))
 
     return add
 

@@ -36,7 +36,7 @@ from labinfer.engine.proposers import find_proposer
 from labinfer.engine.request import Request
 from labinfer.launch.build import build_rank
 from labinfer.launch.choose_layout import choose_layout
-from labinfer.launch.draft_model import DraftModel
+from labinfer.launch.draft_model import LoadedDraftModel
 from labinfer.launch.draft_rank import DraftRank
 from labinfer.launch.early_reading import read_early
 from labinfer.launch.layout.kv_capacity import KVCapacity
@@ -48,7 +48,7 @@ from labinfer.requests.input_processor import InputProcessor, conversations, pai
 from labinfer.requests.offline_runner import OfflineRunner, check_can_stream
 from labinfer.requests.outputs import Delta, RequestOutput
 from labinfer.requests.prompts import PromptLike
-from labinfer.text.guidance import GuideMaker
+from labinfer.text.guidance import GrammarGuideMaker
 from labinfer.text.reply_format import choose_format, describe_choice
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.worker.logits_processors.processor import check_logits_processors
@@ -162,7 +162,7 @@ class LLM:
                 proposer = make_proposer(speculation, self.facts) if make_proposer else None
         self.files.check_loaded()
         if self.is_rank0:
-            self.guides = GuideMaker(self.inputs.need_tokenizer, self.facts.vocab_size, self.facts.eos_token_ids)
+            self.guides = GrammarGuideMaker(self.inputs.need_tokenizer, self.facts.vocab_size, self.facts.eos_token_ids)
             self.engine, self._executor = make_rank0_engine(
                 self.facts,
                 parts,
@@ -207,7 +207,7 @@ class LLM:
         return self._parts.capacity
 
     @property
-    def draft_model(self) -> DraftModel | None:
+    def draft_model(self) -> LoadedDraftModel | None:
         """On rank 0, where one drafts there."""
         return self._parts.draft_model
 

@@ -10,7 +10,7 @@ from labinfer.engine.facts import EngineFacts
 from labinfer.engine.llm_engine import LLMEngine
 from labinfer.engine.proposer import Proposer
 from labinfer.launch.rank_runtime import RankRuntime
-from labinfer.text.guidance import GuideMaker
+from labinfer.text.guidance import GrammarGuideMaker
 from labinfer.worker.spmd import SpmdExecutor
 
 
@@ -47,7 +47,7 @@ def make_rank0_engine(
     *,
     model: int,
     clock: Callable[[], float],
-    guides: GuideMaker,
+    guides: GrammarGuideMaker,
     proposer: Proposer | None,
 ) -> tuple[LLMEngine, SpmdExecutor]:
     """An engine and its executor.

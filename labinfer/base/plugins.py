@@ -115,7 +115,7 @@ class Plugins:
         """Turn an error of a plugin's code, called while a run starts, into a refusal that names file and line. A ``UserError`` stays.
 
         Args:
-            name: the plugin that the code is of, as ``Entry.origin``; other code's errors stay as they are.
+            name: the plugin that the code is of, as ``RegistryEntry.origin``; other code's errors stay as they are.
         """
         source = next((source for source in self.loaded if source.name == name), None)
         return _blame(source, keeps_refusals=True) if source is not None else nullcontext()

@@ -27,7 +27,7 @@ SCRIPT = "this program"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class RegistryEntry:
     """A part that can be chosen by name.
 
     Args:
@@ -51,7 +51,7 @@ class Registry:
     def __init__(self, kinds=KINDS):
         self._kinds = kinds
         self._entries = {
-            kind: {name: Entry(part=part, details={}) for name, part in listed.shipped.items()}
+            kind: {name: RegistryEntry(part=part, details={}) for name, part in listed.shipped.items()}
             for kind, listed in kinds.items()
         }
         self._origin = SCRIPT
@@ -80,14 +80,14 @@ class Registry:
                 by = f"by {taken.origin}" if taken.origin else "as shipped with LABInfer"
                 raise UserError(f"register({kind!r}, {name!r}): the name is registered {by}; choose another one")
             self._check(kind, name, part, details)
-            self._entries[kind][name] = Entry(part=part, details=details, origin=self._origin)
+            self._entries[kind][name] = RegistryEntry(part=part, details=details, origin=self._origin)
             return part
 
         return add
 
     def mirror(self, kind: str, name: str, origin: str, **details: Any) -> None:
         """Add a part that only other processes have."""
-        self._entries[kind][name] = Entry(part=None, details=details, origin=origin)
+        self._entries[kind][name] = RegistryEntry(part=None, details=details, origin=origin)
 
     def find(self, kind: str, name: str) -> Any:
         """The function or class of this name.
@@ -98,7 +98,7 @@ class Registry:
         entry = self.entry(kind, name)
         return _load(entry.part) if isinstance(entry.part, str) else entry.part
 
-    def entry(self, kind: str, name: str) -> Entry:
+    def entry(self, kind: str, name: str) -> RegistryEntry:
         """The entry of this name.
 
         Raises:
@@ -119,7 +119,7 @@ class Registry:
         """Names of a kind, shipped ones first."""
         return tuple(self._entries[kind])
 
-    def plugged_in(self, kind: str) -> dict[str, Entry]:
+    def plugged_in(self, kind: str) -> dict[str, RegistryEntry]:
         """Entries of a kind that do not ship with LABInfer, by name."""
         return {name: entry for name, entry in self._entries[kind].items() if entry.origin}
 

@@ -1,4 +1,4 @@
-"""DraftModel: a smaller model that one rank holds whole, with KV blocks of its own, and that drafts for the model of all ranks."""
+"""LoadedDraftModel: a smaller model that one rank holds whole, with KV blocks of its own, and that drafts for the model of all ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from labinfer.worker.model_runner import ModelRunner
 from labinfer.worker.step_graphs import capture_steps
 
 
-class DraftModel:
+class LoadedDraftModel:
     """The model without KV blocks, until ``make_cache`` gives it some.
 
     Args:
@@ -165,10 +165,10 @@ def load_draft_model(
     *,
     providers: list[Provider],
     weight_cache: WeightCache | None,
-) -> DraftModel:
-    """The draft model of these options on this rank; see ``DraftModel``."""
+) -> LoadedDraftModel:
+    """The draft model of these options on this rank; see ``LoadedDraftModel``."""
     own = draft_options(options, options.scheduler.speculative_config.model, layout)
-    return DraftModel(group, own, layout, providers=providers, weight_cache=weight_cache)
+    return LoadedDraftModel(group, own, layout, providers=providers, weight_cache=weight_cache)
 
 
 def load_draft_model_beside(
@@ -178,7 +178,7 @@ def load_draft_model_beside(
     *,
     providers: list[Provider],
     weight_cache: WeightCache | None,
-) -> DraftModel | None:
+) -> LoadedDraftModel | None:
     """The draft model that rank 0 holds beside its share of the model; None on other ranks, and if no model drafts there."""
     speculation = options.scheduler.speculative_config
     if group.rank > 0 or speculation is None or not speculation.model or speculation.draft_rank:

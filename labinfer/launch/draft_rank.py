@@ -14,7 +14,7 @@ from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.spmd.machine import free_memory
 from labinfer.functions.provider import Provider
 from labinfer.launch.communicators import Communicators
-from labinfer.launch.draft_model import DraftModel, load_draft_model
+from labinfer.launch.draft_model import LoadedDraftModel, load_draft_model
 from labinfer.launch.layout.layout import Layout
 from labinfer.launch.out_of_memory import memory_for
 from labinfer.launch.tune import prepare_providers
@@ -60,7 +60,7 @@ class RemoteDraftChannel:
 class DraftRank:
     """Parts of the rank that drafts."""
 
-    model: DraftModel
+    model: LoadedDraftModel
     channel: ControlChannel
 
     def follow(self, answer: Callable[[DraftRequest], DraftAnswer]) -> None:

@@ -10,7 +10,7 @@ from labinfer.comm.control import ControlChannel
 from labinfer.comm.pipeline import PipelineCommunicator
 from labinfer.comm.spmd.topology import Place
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
-from labinfer.launch.draft_model import DraftModel
+from labinfer.launch.draft_model import LoadedDraftModel
 from labinfer.launch.draft_rank import RemoteDraftChannel
 from labinfer.launch.layout.kv_capacity import KVCapacity
 from labinfer.launch.layout.layout import Layout
@@ -37,7 +37,7 @@ class RankRuntime:
     capacity: KVCapacity
     step_times: StepTimes | None
     """Measured seconds of a step; None if no decision depends on them."""
-    draft_model: DraftModel | None = None
+    draft_model: LoadedDraftModel | None = None
     """Draft model on rank 0."""
     drafts: RemoteDraftChannel | None = None
     """Rank 0's link to the spare rank with the draft model."""

@@ -1,4 +1,4 @@
-"""GuideMaker: the tokens that may come next in an answer that must have a form, by llguidance.
+"""GrammarGuideMaker: the tokens that may come next in an answer that must have a form, by llguidance.
 
 llguidance (https://github.com/guidance-ai/llguidance) compiles regular expressions, JSON schemas and Lark grammars, and
 computes masks of tokens. Its limits bound the cost of a grammar: a request that exceeds them fails, nothing else.
@@ -44,7 +44,7 @@ class GuidanceError(Exception):
     """An answer is not complete and no token may follow."""
 
 
-class GuideMaker:
+class GrammarGuideMaker:
     """Guides for the tokens of a checkpoint. llguidance is imported with the first guide.
 
     Args:
@@ -56,7 +56,7 @@ class GuideMaker:
     def __init__(self, need_tokenizer: Callable[[], Tokenizer], vocab_size: int, eos_token_ids: Collection[int]):
         self._need_tokenizer, self._vocab_size = need_tokenizer, vocab_size
         self._ends = [token for token in eos_token_ids if 0 <= token < vocab_size]
-        self._vocabulary: Vocabulary | None = None
+        self._vocabulary: GuidanceVocabulary | None = None
         self._preparing: threading.Thread | None = None
         self._grammars: dict[str, Grammar] = {}  # by source, the latest used last
 
@@ -71,7 +71,7 @@ class GuideMaker:
 
     def _prepare(self) -> None:
         with contextlib.suppress(UserError):  # which ``make`` meets again, for its caller
-            self._vocabulary = Vocabulary(self._need_tokenizer(), self._vocab_size, self._ends)
+            self._vocabulary = GuidanceVocabulary(self._need_tokenizer(), self._vocab_size, self._ends)
 
     def make(self, form: StructuredOutputs, before: str = "") -> GrammarGuide:
         """A guide at the beginning of an answer.
@@ -83,7 +83,7 @@ class GuideMaker:
             UserError: llguidance does not read this kind of tokenizer; the form is broken, too large, or has no answer.
         """
         if self._vocabulary is None:
-            self._vocabulary = Vocabulary(self._need_tokenizer(), self._vocab_size, self._ends)
+            self._vocabulary = GuidanceVocabulary(self._need_tokenizer(), self._vocab_size, self._ends)
         source = grammar_source(form, before)
         grammar = self._grammars.pop(source, None)
         if grammar is None or grammar.has_failed:
@@ -137,7 +137,7 @@ def need_json_file(tokenizer: Tokenizer) -> Path:
     return tokenizer.json_file
 
 
-class Vocabulary:
+class GuidanceVocabulary:
     """A checkpoint's tokens in llguidance's form, and masks in the engine's form.
 
     Args:
@@ -193,7 +193,7 @@ class Grammar:
         UserError: the source is no grammar, too large, or has no answer.
     """
 
-    def __init__(self, source: str, vocabulary: Vocabulary, kind: str):
+    def __init__(self, source: str, vocabulary: GuidanceVocabulary, kind: str):
         from llguidance import LLMatcher
 
         self.vocabulary = vocabulary

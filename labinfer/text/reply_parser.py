@@ -8,7 +8,7 @@ from typing import Any
 
 from labinfer.text.anchors import Match
 from labinfer.text.reply_calls import CallReader, OpenCall
-from labinfer.text.reply_parts import Content, Event, Reasoning, TextPart, ToolCall
+from labinfer.text.reply_parts import Content, Event, Reasoning, ReplyText, ToolCall
 from labinfer.text.response_template import Field, ResponseTemplate, is_empty
 
 WINDOW = 1024
@@ -59,8 +59,8 @@ class ReplyParser:
         self._is_closed_by_prompt = _has_closing(template, prompt)
         self._events: list[Event] = []
         self._parts = {
-            Reasoning: TextPart(kind=Reasoning, is_first=False),
-            Content: TextPart(kind=Content, is_first=True),
+            Reasoning: ReplyText(kind=Reasoning, is_first=False),
+            Content: ReplyText(kind=Content, is_first=True),
         }
         self.feed(prompt)
         for part in self._parts.values():
@@ -226,7 +226,7 @@ class ReplyParser:
             self._tell(part.write(text, self._field))
         self._move(end)
 
-    def _part(self, field: Field | None) -> TextPart | None:
+    def _part(self, field: Field | None) -> ReplyText | None:
         return None if field is None else self._parts[Reasoning if field.is_reasoning else Content]
 
     def _tell(self, event: Event | None) -> None:

@@ -56,7 +56,7 @@ def join_events(events: list[Event]) -> Reply:
 
 
 @dataclass(kw_only=True)
-class TextPart:
+class ReplyText:
     """Text of one kind, from one or several regions; white space at their edges is held back until it is known to stay."""
 
     kind: type[Reasoning] | type[Content]

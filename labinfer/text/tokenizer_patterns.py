@@ -57,14 +57,14 @@ def _patterns(node: Any) -> Iterator[str]:
 
 def _may_explode(pattern: str) -> bool:
     """Whether a group that varies is repeated, or too many repetitions follow one another."""
-    position, groups = 0, [_Group()]
-    inner: _Group | None = None  # the group that ended just before, to which a repetition would belong
+    position, groups = 0, [_PatternGroup()]
+    inner: _PatternGroup | None = None  # the group that ended just before, to which a repetition would belong
     while (part := _PART.match(pattern, position)) is not None:
         position, closed, inner = part.end(), inner, None
         groups[-1].begin(part)
         if part["open"]:
             if not part[0].endswith(")"):  # but for flags alone
-                groups.append(_Group(is_apart=part[0] in ("(?=", "(?!", "(?<=", "(?<!", "(?>")))
+                groups.append(_PatternGroup(is_apart=part[0] in ("(?=", "(?!", "(?<=", "(?<!", "(?>")))
         elif part["close"] and len(groups) > 1:
             inner = groups.pop()
             if not inner.is_apart:
@@ -90,7 +90,7 @@ def _may_explode(pattern: str) -> bool:
     return False
 
 
-class _Group:
+class _PatternGroup:
     """State of a group that is being read."""
 
     def __init__(self, is_apart: bool = False):

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from labinfer.api.batch.journal import Entry, Journal
+from labinfer.api.batch.journal import Journal, JournalEntry
 from labinfer.api.batch.options import JobOptions
 from labinfer.base.errors import UserError
 from labinfer.observe.output_file import STANDARD, OutputFile
@@ -95,7 +95,7 @@ class JobOutput:
         """
         self._file.write_json(record)
         if self._journal is not None:
-            self._journal.add(Entry(number=number, end=self._file.num_bytes(), digest=digest, failed=failed))
+            self._journal.add(JournalEntry(number=number, end=self._file.num_bytes(), digest=digest, failed=failed))
 
     def close(self) -> None:
         """Let another job have the journal, and close the file."""
@@ -175,7 +175,7 @@ class JobOutput:
                     if not entry.failed:
                         file.write(line)
                         end += len(line)
-                        kept.append(Entry(number=entry.number, end=end, digest=entry.digest, failed=False))
+                        kept.append(JournalEntry(number=entry.number, end=end, digest=entry.digest, failed=False))
             shutil.copymode(self._path, new)
             self._journal.replace(header, kept)
         except OSError as error:

@@ -39,7 +39,7 @@ def line_digest(line: bytes) -> bytes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class JournalEntry:
     """An input line that has its output line."""
 
     number: int
@@ -80,7 +80,7 @@ class Journal:
             raise UserError(f"--output {output}: another job has just been refused; try again")
         self.header: dict[str, Any] | None
         """Options, input and model of the run that began the journal; None where there is none yet."""
-        self.entries: list[Entry]
+        self.entries: list[JournalEntry]
         """In the order of the output."""
         self._header_bytes = 0
         try:
@@ -97,7 +97,7 @@ class Journal:
         self._header_bytes = len(line)
         self._write(line)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: JournalEntry) -> None:
         """Record a line whose output line has been written.
 
         Raises:
@@ -105,7 +105,7 @@ class Journal:
         """
         self._write(_record(entry))
 
-    def replace(self, header: dict[str, Any], entries: list[Entry]) -> None:
+    def replace(self, header: dict[str, Any], entries: list[JournalEntry]) -> None:
         """Put others in the place of all records, at once.
 
         Raises:
@@ -140,7 +140,7 @@ class Journal:
         if written < len(data):
             raise UserError(f"cannot write the job's journal {self.path}: the disk is full; {MAKE_ROOM}")
 
-    def _read(self) -> tuple[dict[str, Any] | None, list[Entry]]:
+    def _read(self) -> tuple[dict[str, Any] | None, list[JournalEntry]]:
         with open(self.path, "rb") as file:
             first = file.readline()
             if not first.endswith(b"\n"):  # empty, or broken off before anything was done
@@ -162,7 +162,7 @@ class Journal:
                 if zlib.crc32(fields) != CHECKSUM.unpack(record[FIELDS.size :])[0]:
                     break
                 number, end, digest, failed = FIELDS.unpack(fields)
-                entries.append(Entry(number=number, end=end, digest=digest, failed=bool(failed)))
+                entries.append(JournalEntry(number=number, end=end, digest=digest, failed=bool(failed)))
             return header, entries
 
 
@@ -170,6 +170,6 @@ def _header_line(header: dict[str, Any]) -> bytes:
     return json.dumps({"journal": FORMAT} | header).encode() + b"\n"
 
 
-def _record(entry: Entry) -> bytes:
+def _record(entry: JournalEntry) -> bytes:
     fields = FIELDS.pack(entry.number, entry.end, entry.digest, entry.failed)
     return fields + CHECKSUM.pack(zlib.crc32(fields))

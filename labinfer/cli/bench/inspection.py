@@ -44,7 +44,7 @@ class Squares(msgspec.Struct, frozen=True, array_like=True):
 NOTHING = Squares(0.0, 0.0)
 
 
-class Sample:
+class ActivationSample:
     """Outputs of the layers of a model and inputs of its matrices, for the first tokens of a run."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Sample:
 
     @classmethod
     @contextmanager
-    def taken(cls, model: nn.Module) -> Iterator[Sample]:
+    def taken(cls, model: nn.Module) -> Iterator[ActivationSample]:
         """Sample the first step that is run inside."""
         sample, hooks = cls(), []
         for name, module in model.named_modules():
@@ -79,7 +79,7 @@ class Sample:
             self.inputs[name] = given[0][:SAMPLE_TOKENS].clone()
 
 
-def layer_errors(ours: Sample, exact: Sample) -> dict[str, Squares]:
+def layer_errors(ours: ActivationSample, exact: ActivationSample) -> dict[str, Squares]:
     """The relative error of the hidden states after each layer, of everything before it."""
     return {name: Squares.compare(ours.layers[name], hidden_TD) for name, hidden_TD in exact.layers.items()}
 
@@ -97,7 +97,7 @@ def weight_errors(model: nn.Module, reference: nn.Module) -> dict[str, Squares]:
 
 
 @torch.inference_mode()
-def product_errors(model: nn.Module, reference: nn.Module, exact: Sample) -> dict[str, Squares]:
+def product_errors(model: nn.Module, reference: nn.Module, exact: ActivationSample) -> dict[str, Squares]:
     """Relative error of every matrix in the layers: its products with the inputs that the reference's matrix was given."""
     errors = {}
     for name, ours, theirs in _matrices(model, reference):
@@ -107,7 +107,7 @@ def product_errors(model: nn.Module, reference: nn.Module, exact: Sample) -> dic
     return errors
 
 
-def input_peaks(exact: Sample) -> dict[str, Squares]:
+def input_peaks(exact: ActivationSample) -> dict[str, Squares]:
     """The largest number of a row over the row's root mean square; rounding to 8 bits loses in proportion to it."""
     peaks = {}
     for name, x_TI in exact.inputs.items():

@@ -21,7 +21,7 @@ from labinfer.base.errors import ExitStatus, UserError
 from labinfer.base.option_fields import join
 from labinfer.cli.bench.divergence import Divergence, summarize
 from labinfer.cli.bench.inspection import (
-    Sample,
+    ActivationSample,
     Squares,
     input_peaks,
     layer_errors,
@@ -211,10 +211,10 @@ class AccuracyBench:
                 report.answers = summarize(compared[self._in_answer])
         return report
 
-    def _run(self, parts: RankRuntime) -> tuple[list[torch.Tensor], Sample]:
+    def _run(self, parts: RankRuntime) -> tuple[list[torch.Tensor], ActivationSample]:
         if not self._inspects:
-            return run_texts(self._group, parts, self._steps), Sample()
-        with Sample.taken(parts.worker.runner.model) as sample:
+            return run_texts(self._group, parts, self._steps), ActivationSample()
+        with ActivationSample.taken(parts.worker.runner.model) as sample:
             return run_texts(self._group, parts, self._steps), sample
 
     def _build(self, variant: Variant, functions: tuple[str, ...]) -> RankRuntime:

@@ -23,7 +23,7 @@ from labinfer.engine.cache_capacity import (
     pool_rooms,
     states_that_fit,
 )
-from labinfer.launch.draft_model import DraftModel
+from labinfer.launch.draft_model import LoadedDraftModel
 from labinfer.launch.layout.layout import GIB, Layout
 from labinfer.weights.weight_cache import WeightCache
 
@@ -144,7 +144,7 @@ def agree_on_blocks(
     layout: Layout,
     place: Place,
     *,
-    draft_model: DraftModel | None,
+    draft_model: LoadedDraftModel | None,
     captured_bytes: int,
 ) -> KVCapacity:
     """Count the blocks of every rank, once its weights are loaded; collective.

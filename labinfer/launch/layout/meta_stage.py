@@ -10,7 +10,7 @@ import torch
 from labinfer.functions.calls import FunctionCall, collect_calls
 from labinfer.models.config import ModelConfig
 from labinfer.models.decoder import Decoder
-from labinfer.models.families.layers.experts import Experts
+from labinfer.models.families.layers.experts import RoutedExperts
 from labinfer.models.layers.cache_spec import CacheSpec
 from labinfer.models.layers.context import StageContext
 from labinfer.models.registry import model_class
@@ -47,7 +47,7 @@ class MetaStage:
     @property
     def expert_bytes(self) -> int:
         """Bytes of those of them that are a mixture's experts."""
-        return sum(module.num_bytes for module in self._packed.modules() if isinstance(module, Experts))
+        return sum(module.num_bytes for module in self._packed.modules() if isinstance(module, RoutedExperts))
 
     @property
     def mtp_bytes(self) -> int:

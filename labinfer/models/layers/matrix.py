@@ -19,7 +19,7 @@ from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
 
 @dataclass
-class Block:
+class MatrixBlock:
     """Consecutive outputs of a matrix that are held in one form."""
 
     rows: Range
@@ -46,7 +46,7 @@ class Matrix(WeightedModule):
         super().__init__()
         self._code_functions = ctx.functions.codes if kind != "exact" else {}
         self.num_outputs, self.num_inputs, self.dtype = outputs, inputs, ctx.dtype
-        self._blocks = [Block((0, outputs), ctx.functions.matrices[kind])]
+        self._blocks = [MatrixBlock((0, outputs), ctx.functions.matrices[kind])]
         self.weight = empty_parameter(outputs, inputs, dtype=ctx.dtype)
 
     @property
@@ -73,10 +73,10 @@ class Matrix(WeightedModule):
             parts = [part for part, _ in run]
             end = begin + sum(part.rows[1] - part.rows[0] for part in parts)
             if chosen is None:
-                self._blocks.append(Block((begin, end), values))
+                self._blocks.append(MatrixBlock((begin, end), values))
             else:
                 codes = Codes.empty(chosen, end - begin, parts[0].columns, self.weight.device)
-                self._blocks.append(Block((begin, end), self._code_functions[chosen.quantization], codes))
+                self._blocks.append(MatrixBlock((begin, end), self._code_functions[chosen.quantization], codes))
             begin = end
         if all(block.codes is not None for block in self._blocks):
             self.weight = None

@@ -39,7 +39,7 @@ from labinfer.server.link.framing import pack as pack_frame
 from labinfer.text import limited_rendering
 from labinfer.text.chat_template import ChatTemplate
 from labinfer.text.grammar_trial import GrammarTrial
-from labinfer.text.guidance import GuideMaker
+from labinfer.text.guidance import GrammarGuideMaker
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.weights.checkpoint import Checkpoint
 
@@ -209,7 +209,11 @@ FORMS = [
 
 def test_forms_of_answers_are_tried_and_followed_or_refused(cases):
     demo = Tokenizer(Path(labinfer.__file__).parent / "assets" / "demo")
-    trial, maker, draw = GrammarTrial(lambda: demo), GuideMaker(lambda: demo, demo.vocab_size, [2]), random.Random(1)
+    trial, maker, draw = (
+        GrammarTrial(lambda: demo),
+        GrammarGuideMaker(lambda: demo, demo.vocab_size, [2]),
+        random.Random(1),
+    )
 
     def read(data: bytes) -> None:
         form = decode_json(data, StructuredOutputs)

@@ -13,7 +13,7 @@ import labinfer
 from labinfer.base.errors import UserError
 from labinfer.base.structured_outputs import StructuredOutputs
 from labinfer.requests.input_processor import InputProcessor
-from labinfer.text.guidance import GuideMaker
+from labinfer.text.guidance import GrammarGuideMaker
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.tokenizing import PromptText
 
@@ -61,11 +61,11 @@ def test_guides_and_trials_of_grammars_are_of_the_same_tokenizer_only(directory)
     try:
         before = swap_tokens(directory)
         with pytest.raises(UserError, match="tokenizer.json has changed since it was read first"):
-            GuideMaker(lambda: tokenizer, tokenizer.vocab_size, (2,)).make(FORM)
+            GrammarGuideMaker(lambda: tokenizer, tokenizer.vocab_size, (2,)).make(FORM)
         with pytest.raises(UserError, match="tokenizer.json has changed since it was read first"):
             inputs._trial.check(FORM)
         (directory / "tokenizer.json").write_bytes(before)
-        assert GuideMaker(lambda: tokenizer, tokenizer.vocab_size, (2,)).make(FORM)
+        assert GrammarGuideMaker(lambda: tokenizer, tokenizer.vocab_size, (2,)).make(FORM)
         inputs._trial.check(FORM)
     finally:
         inputs.close()

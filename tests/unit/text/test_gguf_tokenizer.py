@@ -240,11 +240,11 @@ def test_merges_that_make_no_token_are_refused(tmp_path):
 
 
 def test_structured_outputs_know_the_vocabulary(tmp_path):
-    from labinfer.text.guidance import Vocabulary
+    from labinfer.text.guidance import GuidanceVocabulary
 
     tokenizer = Tokenizer(write_gguf_of(write_bpe(tmp_path, "qwen2"), "qwen2"))
     end = tokenizer.added_tokens["<|im_end|>"]
-    assert Vocabulary(tokenizer, tokenizer.vocab_size, [end]).tokenizer.vocab_size >= tokenizer.vocab_size - 1
+    assert GuidanceVocabulary(tokenizer, tokenizer.vocab_size, [end]).tokenizer.vocab_size >= tokenizer.vocab_size - 1
 
 
 def test_names_of_kinds_are_the_references():

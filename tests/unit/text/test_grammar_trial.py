@@ -13,7 +13,7 @@ import labinfer
 from labinfer.base.errors import UserError
 from labinfer.base.structured_outputs import StructuredOutputs
 from labinfer.text.grammar_trial import TRIAL_SECONDS, GrammarTrial
-from labinfer.text.guidance import GuideMaker
+from labinfer.text.guidance import GrammarGuideMaker
 from labinfer.text.tokenizer import Tokenizer
 
 EOS, VOCAB = 2, 3072
@@ -82,7 +82,7 @@ COSTLY = {
 def test_what_passes_is_compiled_and_followed_in_bounded_time(trial, demo, name):
     """On any machine a second is long for these; a limit that is hit on the way ends the answer."""
     trial.check(StructuredOutputs(regex="a"))  # it has started
-    maker = GuideMaker(lambda: demo, VOCAB, (EOS,))
+    maker = GrammarGuideMaker(lambda: demo, VOCAB, (EOS,))
     maker.make(StructuredOutputs(regex="a"))
     wanted, begin = StructuredOutputs(**COSTLY[name]), time.monotonic()
     try:
@@ -215,5 +215,5 @@ def test_chain_that_would_be_too_deep_for_rank_0_is_refused(trial, demo, chain):
             passes = middle
         except UserError:
             fails = middle
-    guide = GuideMaker(lambda: demo, VOCAB, (EOS,)).make(chain(passes))
+    guide = GrammarGuideMaker(lambda: demo, VOCAB, (EOS,)).make(chain(passes))
     assert guide.mask

@@ -16,7 +16,7 @@ import labinfer
 from labinfer.base.errors import UserError
 from labinfer.base.structured_outputs import StructuredOutputs
 from labinfer.text import guidance
-from labinfer.text.guidance import GuideMaker
+from labinfer.text.guidance import GrammarGuideMaker
 from labinfer.text.tokenizer import Tokenizer
 
 EOS = 2
@@ -29,8 +29,8 @@ def demo() -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def maker(demo) -> GuideMaker:
-    return GuideMaker(lambda: demo, VOCAB, (EOS,))
+def maker(demo) -> GrammarGuideMaker:
+    return GrammarGuideMaker(lambda: demo, VOCAB, (EOS,))
 
 
 def allowed(mask: bytes) -> set[int]:
@@ -162,29 +162,29 @@ def test_same_tokens_give_the_same_masks_and_guides_do_not_know_each_other(maker
 
 @pytest.mark.parametrize("form", [{"regex": "(.|\n)*"}, {"grammar": "start: <[*]>*"}])
 def test_ids_that_the_tokenizer_does_not_know_are_never_allowed(demo, form):
-    guide = GuideMaker(lambda: demo, VOCAB + 999, (EOS,)).make(StructuredOutputs(**form))
+    guide = GrammarGuideMaker(lambda: demo, VOCAB + 999, (EOS,)).make(StructuredOutputs(**form))
     assert max(allowed(guide.mask)) < demo.vocab_size
 
 
 @pytest.mark.parametrize("vocab_size", [999, 1000])
 def test_ids_beyond_the_logits_are_never_allowed(demo, vocab_size):
-    guide = GuideMaker(lambda: demo, vocab_size, (EOS,)).make(StructuredOutputs(regex="(.|\n)*"))
+    guide = GrammarGuideMaker(lambda: demo, vocab_size, (EOS,)).make(StructuredOutputs(regex="(.|\n)*"))
     assert vocab_size - 10 < max(allowed(guide.mask)) < vocab_size
 
 
 @pytest.mark.parametrize(("ends", "expected"), [((0,), {0}), ((0, EOS, 1), {0, 1, EOS}), ((10**6, EOS), {EOS})])
 def test_every_end_of_the_checkpoint_is_allowed_where_an_answer_may_end(demo, ends, expected):
-    guide = GuideMaker(lambda: demo, VOCAB, ends).make(StructuredOutputs(regex="a*b?"))
+    guide = GrammarGuideMaker(lambda: demo, VOCAB, ends).make(StructuredOutputs(regex="a*b?"))
     assert allowed(guide.mask) & {0, 1, EOS} == expected
     guide.accept(demo.encode("b")[0])
     assert guide.mask == b""
-    guide = GuideMaker(lambda: demo, VOCAB, ends).make(StructuredOutputs(regex="a+"))
+    guide = GrammarGuideMaker(lambda: demo, VOCAB, ends).make(StructuredOutputs(regex="a+"))
     assert not allowed(guide.mask) & {0, 1, EOS}
 
 
 def test_end_that_is_a_token_of_text_is_an_end_only(demo):
     (end,) = demo.encode("a")
-    maker = GuideMaker(lambda: demo, VOCAB, (EOS, end))
+    maker = GrammarGuideMaker(lambda: demo, VOCAB, (EOS, end))
     assert end in allowed(maker.make(StructuredOutputs(regex="[ab]*")).mask)
     assert end not in allowed(maker.make(StructuredOutputs(regex="[ab]+")).mask)
     with pytest.raises(UserError, match="cannot be said in this checkpoint's tokens"):
@@ -194,18 +194,18 @@ def test_end_that_is_a_token_of_text_is_an_end_only(demo):
 @pytest.mark.parametrize("ends", [(), (VOCAB + 1,)])
 def test_checkpoint_without_an_end_is_refused(demo, ends):
     with pytest.raises(UserError, match="needs an end-of-sequence token"):
-        GuideMaker(lambda: demo, VOCAB, ends).make(StructuredOutputs(regex="a"))
+        GrammarGuideMaker(lambda: demo, VOCAB, ends).make(StructuredOutputs(regex="a"))
 
 
 def test_another_tokenizer_with_gaps_in_the_logits(bpe):
-    maker = GuideMaker(lambda: bpe, 512, (1,))
+    maker = GrammarGuideMaker(lambda: bpe, 512, (1,))
     tokens, ended = walk(maker.make(StructuredOutputs(json=SCHEMA)), random.Random(0), eos=1)
     assert ended and set(json.loads(bpe.decode(tokens))) == {"name", "age"}
 
 
 def test_sentencepiece_alone_is_refused(sp):
     with pytest.raises(UserError, match="needs a tokenizer.json"):
-        GuideMaker(lambda: sp, 512, (1,)).make(StructuredOutputs(regex="a"))
+        GrammarGuideMaker(lambda: sp, 512, (1,)).make(StructuredOutputs(regex="a"))
 
 
 def test_tokenizer_that_llguidance_does_not_read_is_refused(tmp_path):
@@ -215,7 +215,7 @@ def test_tokenizer_that_llguidance_does_not_read_is_refused(tmp_path):
     FastTokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     words = Tokenizer(tmp_path)
     with pytest.raises(UserError, match="structured_outputs cannot be used with"):
-        GuideMaker(lambda: words, 2, (1,)).make(StructuredOutputs(regex="a"))
+        GrammarGuideMaker(lambda: words, 2, (1,)).make(StructuredOutputs(regex="a"))
 
 
 def test_checkpoint_without_tokenizer_says_so():
@@ -223,7 +223,7 @@ def test_checkpoint_without_tokenizer_says_so():
         raise UserError("there is no tokenizer")
 
     with pytest.raises(UserError, match="there is no tokenizer"):
-        GuideMaker(need_tokenizer, 512, (1,)).make(StructuredOutputs(regex="a"))
+        GrammarGuideMaker(need_tokenizer, 512, (1,)).make(StructuredOutputs(regex="a"))
 
 
 def test_nothing_is_imported_before_the_first_guide():
@@ -262,7 +262,7 @@ def test_form_that_cannot_be_followed_is_refused_in_one_line(maker, form, says):
 
 def test_limit_that_is_hit_on_the_way_is_an_error_of_this_answer_only(demo, monkeypatch):
     monkeypatch.setitem(guidance.LIMITS, "max_lexer_states", 40)
-    maker = GuideMaker(lambda: demo, VOCAB, (EOS,))
+    maker = GrammarGuideMaker(lambda: demo, VOCAB, (EOS,))
     wanted = StructuredOutputs(regex="[ab]*a[ab]{9}")
     guide, draw = maker.make(wanted), random.Random(0)
     for _ in range(200):
@@ -349,7 +349,7 @@ def test_maker_gets_ready_beside_its_caller(demo, monkeypatch):
         assert go.wait(10)
         return demo
 
-    maker = GuideMaker(wait, VOCAB, (EOS,))
+    maker = GrammarGuideMaker(wait, VOCAB, (EOS,))
     assert not maker.get_ready() and not maker.get_ready()
     go.set()
     maker._preparing.join(10)
@@ -361,7 +361,7 @@ def test_maker_that_cannot_get_ready_says_so_when_it_is_asked():
     def refuse() -> Tokenizer:
         raise UserError("there is no tokenizer")
 
-    maker = GuideMaker(refuse, VOCAB, (EOS,))
+    maker = GrammarGuideMaker(refuse, VOCAB, (EOS,))
     maker.get_ready()
     maker._preparing.join(10)
     assert maker.get_ready()

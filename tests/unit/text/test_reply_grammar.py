@@ -17,7 +17,7 @@ from labinfer.engine.guide import allows
 from labinfer.requests.input_processor import InputProcessor
 from labinfer.requests.prompts import parse_prompt
 from labinfer.text.argument_schema import ArgumentSchema
-from labinfer.text.guidance import GuideMaker, grammar_source
+from labinfer.text.guidance import GrammarGuideMaker, grammar_source
 from labinfer.text.reply_format import load_built_in
 from labinfer.text.reply_grammar import before_form, forced_calls
 from labinfer.text.reply_parts import join_events
@@ -233,7 +233,7 @@ def test_request_knows_what_comes_before_its_form(tmp_path, variables, thinks):
     request = reader.process(0, parse_prompt(messages)[0], SamplingParams(structured_outputs=SCHEMA))
     assert request.is_chat and request.before_form.startswith("before: /" if thinks else "before: (")
     assert reader.process(0, parse_prompt(messages)[0], SamplingParams()).before_form == ""
-    guide = GuideMaker(lambda: reader.tokenizer, 3200, (0,)).make(SCHEMA, request.before_form)
+    guide = GrammarGuideMaker(lambda: reader.tokenizer, 3200, (0,)).make(SCHEMA, request.before_form)
     hm, brace = (reader.tokenizer.encode(text, add_special_tokens=False)[0] for text in ("hm", "{"))
     assert allows(guide.mask, hm) == thinks
     assert allows(guide.mask, brace)

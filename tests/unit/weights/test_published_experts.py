@@ -19,7 +19,7 @@ from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.functions.reference.quantized import dequantize
 from labinfer.launch.providers import make_registry
-from labinfer.models.families.layers.experts import Experts
+from labinfer.models.families.layers.experts import RoutedExperts
 from labinfer.models.registry import load_config
 from labinfer.weights import tensor_files
 from labinfer.weights.checkpoint import Checkpoint
@@ -51,7 +51,7 @@ def checkpoints(tmp_path_factory):
     return published_pairs(tmp_path_factory, SHAPE)
 
 
-def load(directory, rank: int = 0, size: int = 1, **options) -> Experts:
+def load(directory, rank: int = 0, size: int = 1, **options) -> RoutedExperts:
     return load_model(directory, rank, size, **options).model.layers["0"].mlp.experts
 
 
@@ -67,7 +67,7 @@ def load_model(directory, rank: int = 0, size: int = 1, **options):
     return model
 
 
-def pairs(experts: Experts) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def pairs(experts: RoutedExperts) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Values of gate with up, and down, of each expert that a rank holds, packed by the reference."""
 
     def values(weight) -> torch.Tensor:
@@ -76,7 +76,7 @@ def pairs(experts: Experts) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(values(gate_up), values(down)) for gate_up, down in experts.packed.pairs]
 
 
-def forms(experts: Experts) -> set[tuple[int, int, bool] | None]:
+def forms(experts: RoutedExperts) -> set[tuple[int, int, bool] | None]:
     weights = (weight for pair in experts.packed.pairs for weight in pair)
     return {(one.bits, one.group, one.zeros is not None) if hasattr(one, "scales") else None for one in weights}
 

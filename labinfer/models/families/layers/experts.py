@@ -19,7 +19,7 @@ from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 Projection = Literal["gate_proj", "up_proj", "down_proj"]
 
 
-class Experts(WeightedModule):
+class RoutedExperts(WeightedModule):
     """Gated MLPs of one shape, of which each token has some; their partial sums are to be added up over the ranks.
 
     They are loaded and packed one by one: a layer's experts never stand in memory as the checkpoint has them. Where it has all of

@@ -44,8 +44,8 @@ class LatentAttentionConfig:
     """Whether the products with hidden states have biases, and the one at the end."""
     norm_eps: float = 1e-6
 
-    def build(self, hidden_size: int, ctx: StageContext) -> LatentAttention:
-        return LatentAttention(self, hidden_size, ctx)
+    def build(self, hidden_size: int, ctx: StageContext) -> MultiHeadLatentAttention:
+        return MultiHeadLatentAttention(self, hidden_size, ctx)
 
     def with_window(self, window: int) -> LatentAttentionConfig:
         raise UserError(f"--sliding-window {window}: this model's latent attention has no windows; leave it out")
@@ -58,7 +58,7 @@ class LatentAttentionConfig:
         return self.unrotated + self.rope.dim
 
 
-class LatentAttention(nn.Module):
+class MultiHeadLatentAttention(nn.Module):
     """This rank's heads. Every rank computes and keeps the whole latent of each token: there is one for all heads."""
 
     def __init__(self, config: LatentAttentionConfig, hidden_size: int, ctx: StageContext):

@@ -11,7 +11,7 @@ from torch import nn
 
 from labinfer.functions.calls import FunctionCall
 from labinfer.models.families.layers.expert_biases import ClampedGateConfig
-from labinfer.models.families.layers.experts import Experts
+from labinfer.models.families.layers.experts import RoutedExperts
 from labinfer.models.families.layers.router import Router, RouterConfig
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.linear import ReplicatedLinear
@@ -47,7 +47,7 @@ class Mixture(nn.Module):
         super().__init__()
         self._tp = ctx.tp
         self.gate = Router(config.router, hidden_size, ctx)
-        self.experts = Experts(config.router.num_experts, config.intermediate_size, hidden_size, ctx, config.gate)
+        self.experts = RoutedExperts(config.router.num_experts, config.intermediate_size, hidden_size, ctx, config.gate)
         self.shared_expert: GatedMLP | None = None
         self.shared_expert_gate: ReplicatedLinear | None = None
         if config.shared is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from labinfer.functions.calls import FunctionCall
-from labinfer.models.families.layers.experts import Experts
+from labinfer.models.families.layers.experts import RoutedExperts
 from labinfer.models.families.layers.router import Router, RouterConfig
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.mlp import GatedMLPConfig
@@ -48,7 +48,7 @@ class SideBySide(nn.Module):
         self.gate_norm = RouterNorm(hidden_size, config.norm_eps, ctx)
         self.gate = Router(config.router, hidden_size, ctx)
         gelu = config.dense.activation == "gelu"
-        self.experts = Experts(config.router.num_experts, config.intermediate_size, hidden_size, ctx, gelu=gelu)
+        self.experts = RoutedExperts(config.router.num_experts, config.intermediate_size, hidden_size, ctx, gelu=gelu)
 
     def calls(self) -> Iterator[FunctionCall]:
         """The call of the experts, where this rank has any."""
