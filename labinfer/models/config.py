@@ -13,7 +13,7 @@ from labinfer.models.layers.mixer import MixerConfig, MLPConfig
 from labinfer.models.layers.mlp import GatedMLPConfig
 from labinfer.models.rope_parameters import read_rope
 from labinfer.weights.formats.format import Formats
-from labinfer.weights.formats.registry import plain_formats
+from labinfer.weights.formats.plain import plain_formats
 
 
 @dataclass(frozen=True, kw_only=True)

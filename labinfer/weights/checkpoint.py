@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from labinfer.base.errors import UserError
 from labinfer.weights.codes import Range
-from labinfer.weights.formats.format import Format, MatrixForm, TensorReader
-from labinfer.weights.formats.mxfp4 import Mxfp4Format
+from labinfer.weights.formats.format import Format, Formats, MatrixForm, TensorReader
 from labinfer.weights.formats.plain import PlainFormat
-from labinfer.weights.formats.registry import read_formats
-from labinfer.weights.formats.transposed import TransposedFormat
-from labinfer.weights.json_file import read_json
 from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.slices import MatrixSlice, TensorSlice, WeightSlice
-from labinfer.weights.stack import StackReader, stacked_names
-from labinfer.weights.tensor_files import PLAIN, TensorFiles
+from labinfer.weights.tensor_files import TensorFiles
 
 
 class CheckpointReader(Protocol):
@@ -69,14 +62,15 @@ class CheckpointReader(Protocol):
 class Checkpoint(TensorFiles):
     """The tensors of a checkpoint directory, and the format of each matrix in it.
 
+    Args:
+        formats: as the config names them.
+
     Raises:
-        UserError: as for ``TensorFiles``, or a quantisation that is not supported.
+        UserError: as for ``TensorFiles``.
     """
 
-    def __init__(self, directory: Path):
-        config = directory / "config.json"
-        self._formats = read_formats(read_json(config) if config.exists() else {}, config)
-        self._names_of_stacks: dict[str, tuple[str, ...]] = {}
+    def __init__(self, directory: Path, formats: Formats):
+        self._formats = formats
         super().__init__(directory)
 
     def format(self, matrix: str) -> Format:
@@ -92,7 +86,7 @@ class Checkpoint(TensorFiles):
         if isinstance(part, TensorSlice):
             self.read_into(part)
         else:
-            chosen, tensors, matrix = self._source(part)
+            chosen, tensors, matrix = self.source(part)
             chosen.read(tensors, matrix)
 
     def check(self, part: WeightSlice) -> None:
@@ -100,56 +94,18 @@ class Checkpoint(TensorFiles):
         if isinstance(part, TensorSlice):
             self.expect(part.name, part.shape, part.destination.dtype)
         else:
-            chosen, tensors, matrix = self._source(part)
+            chosen, tensors, matrix = self.source(part)
             chosen.check(tensors, matrix)
 
     def is_plain(self, matrix: MatrixSlice) -> bool:
         """See ``CheckpointReader``."""
-        chosen, _, _ = self._source(matrix)
+        chosen, _, _ = self.source(matrix)
         return isinstance(chosen, PlainFormat)
 
-    def _source(self, part: MatrixSlice) -> tuple[Format, TensorReader, MatrixSlice]:
-        """The format of a matrix, its tensors, and the slice under the name that it has there.
-
-        Raises:
-            UserError: a tensor of many matrices is quantised, and the config does not say how.
-        """
-        chosen = self.format(part.name)
-        if part.stack is None or self._tensors.keys().isdisjoint(self._stacked_names(part)):
-            return chosen, self, part
-        stack, tensors = part.stack.name, StackReader(self, part)
-        weight = self._tensors.get(tensors.stored_name(f"{stack}.weight"))
-        if part.stack.is_transposed:  # rows that take turns are found by these two
-            if weight is not None and weight.dtype in PLAIN:
-                return TransposedFormat(), self, part
-            if isinstance(chosen, Mxfp4Format):
-                return chosen, self, part
-            raise UserError(
-                f"{self.directory}: the experts in tensor {stack} are neither in {', '.join(PLAIN)} nor in MXFP4 by config.json; "
-                "only these are read"
-            )
-        if weight is not None and weight.dtype in PLAIN:
-            chosen = PlainFormat()
-        elif isinstance(chosen, PlainFormat):
-            dtype = "codes" if weight is None else weight.dtype
-            raise UserError(
-                f"{self.directory}: the experts in tensor {stack} are stored in {dtype}, and quantization_config in config.json does "
-                f"not say how; without it they are read in {', '.join(PLAIN)} only"
-            )
-        return chosen, tensors, replace(part, name=stack)
-
-    def _stacked_names(self, part: MatrixSlice) -> tuple[str, ...]:
-        """Names of the tensors in which a matrix may be among others; those of a stack have one format."""
-        stack = part.stack.name
-        if stack not in self._names_of_stacks:
-            own = self._formats(part.name).tensor_names(part.name)
-            suffixes = ("weight", *(name.removeprefix(f"{part.name}.") for name in own))
-            self._names_of_stacks[stack] = tuple(name for suffix in suffixes for name in stacked_names(stack, suffix))
-        return self._names_of_stacks[stack]
+    def source(self, part: MatrixSlice) -> tuple[Format, TensorReader, MatrixSlice]:
+        """The format of a matrix, its tensors, and the slice under the name that it has there."""
+        return self.format(part.name), self, part
 
     def tensor_names(self, part: WeightSlice) -> tuple[str, ...]:
         """See ``CheckpointReader``."""
-        if isinstance(part, TensorSlice):
-            return (part.name,)
-        names = self.format(part.name).tensor_names(part.name)
-        return names if part.stack is None else (*names, *self._stacked_names(part))
+        return (part.name,) if isinstance(part, TensorSlice) else self.format(part.name).tensor_names(part.name)

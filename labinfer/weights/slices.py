@@ -54,7 +54,7 @@ class MatrixSlice:
     """A view of the parameter, of shape (rows, columns), in which the decoded values belong; or memory for codes in the form
     that the matrix's format has named."""
     stack: MatrixStack | None = None
-    """The matrix's place in checkpoints that have this tensor instead, see ``stack.py``."""
+    """The matrix's place in checkpoints that have this tensor instead, see ``hugging_face/stack.py``."""
 
     @property
     def stacked_part(self) -> tuple[int, int]:

@@ -13,8 +13,9 @@ from labinfer.functions.cpu.loading import CpuLoading
 from labinfer.functions.reference.quantized import dequantize
 from labinfer.models.layers.matrix import Matrix
 from labinfer.models.registry import load_config
-from labinfer.weights.checkpoint import Checkpoint
+from labinfer.weights.checkpoint import CheckpointReader
 from labinfer.weights.loader import load_weights, weight_slices
+from labinfer.weights.model_files import open_model
 
 SHAPE = {
     "hidden_size": 160,
@@ -28,7 +29,7 @@ SHAPE = {
 RANKS = [(rank, size) for size in (1, 2, 3) for rank in range(size)]
 
 
-def check_slices(model, checkpoint: Checkpoint) -> None:
+def check_slices(model, checkpoint: CheckpointReader) -> None:
     for part in weight_slices(model):
         checkpoint.check(part)
 
@@ -39,7 +40,7 @@ def load(directory, rank: int = 0, size: int = 1, compiled=None, **options):
     Args:
         compiled: the library whose functions for loading are taken; torch's by default.
     """
-    config, checkpoint = load_config(directory), Checkpoint(directory)
+    config, checkpoint = load_config(directory), open_model(directory).open_weights()
     if compiled is not None:
         checkpoint.functions = CpuLoading(compiled)
     model = model_of(config, tp_rank=rank, tp_size=size, **options)

@@ -121,19 +121,10 @@ def test_rule_itself_has_no_circles():
         assert set(allowed.split()) <= set(parts[place + 1 :]), f"{part} may import what stands above it"
 
 
-NOT_CUT_YET = """
-weights/checkpoint.py → weights/formats/mxfp4.py
-weights/checkpoint.py → weights/formats/transposed.py
-weights/formats/registry.py → weights/formats/settings.py
-"""
-"""Imports of extensions by the core that are still there. The list only gets shorter."""
-
-
 def test_core_imports_no_extension():
     """Imports for types only and those in functions count, too. The border is ``CORE`` and ``EXTENSIONS`` of the tool."""
     counts = runpy.run_path(str(PACKAGE.parent / "tools" / "structure_counts.py"))
-    arrows = {arrow for imports in counts["core_arrows"](FILES).values() for arrow in imports}
-    assert arrows <= set(NOT_CUT_YET.strip().splitlines())
+    assert counts["core_arrows"](FILES) == {}
     patterns = [pattern for group in ("CORE", "EXTENSIONS") for own in counts[group].values() for pattern in own]
     assert not [pattern for pattern in patterns if not any(counts["matches"](path, [pattern]) for path in FILES)]
     core = counts["core_files"](FILES)

@@ -15,10 +15,10 @@ from labinfer.launch.providers import reference_registry
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.input_batch import ModelInputBatch
 from labinfer.models.registry import load_config, model_class
-from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.checkpoint_names import CheckpointNames
 from labinfer.weights.formats.plain import PlainFormat
 from labinfer.weights.loader import load_weights, weight_slices
+from labinfer.weights.model_files import open_model
 from labinfer.weights.slices import MatrixSlice, TensorSlice
 
 CONFIG = {
@@ -112,7 +112,7 @@ def write(directory, tensors=None, **changes):
 
 
 def load(directory, **share):
-    checkpoint = Checkpoint(directory)
+    checkpoint = open_model(directory).open_weights()
     model = model_of(load_config(directory), **share)
     load_weights(model, checkpoint, torch.device("cpu"), lambda done, total: None)
     return model, checkpoint

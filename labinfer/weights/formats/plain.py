@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labinfer.base.errors import UserError
 from labinfer.weights.codes import Codes
-from labinfer.weights.formats.format import TensorReader
+from labinfer.weights.formats.format import Formats, TensorReader
 from labinfer.weights.slices import MatrixSlice, TensorSlice
 
 
@@ -34,3 +34,9 @@ class PlainFormat:
                 destination=matrix.destination,
             )
         )
+
+
+def plain_formats() -> Formats:
+    """All matrices in floating-point numbers."""
+    plain = PlainFormat()
+    return Formats(lambda matrix: plain)

@@ -10,7 +10,7 @@ from typing import Any
 from labinfer.base.errors import UserError
 from labinfer.base.registry import REGISTRY
 from labinfer.weights.formats.format import FormatByName, Formats
-from labinfer.weights.formats.plain import PlainFormat
+from labinfer.weights.formats.plain import plain_formats
 from labinfer.weights.formats.settings import Settings
 
 WeightFormat = Callable[[Settings], FormatByName]
@@ -51,9 +51,3 @@ def read_formats(config: Mapping[str, Any], path: Path) -> Formats:
     except UserError as error:
         raise UserError(f"{path}: quantization_config ({method}): {error}") from None
     return Formats(cache(choose), quantization, settings.warnings, str(path))
-
-
-def plain_formats() -> Formats:
-    """All matrices in floating-point numbers."""
-    plain = PlainFormat()
-    return Formats(lambda matrix: plain)

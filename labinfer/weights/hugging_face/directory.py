@@ -65,9 +65,9 @@ class HuggingFaceDirectory(ModelFiles):
     def formats(self) -> Formats:
         from labinfer.weights.formats.registry import read_formats
 
-        return read_formats(read_json(self.config_path), self.config_path)
+        return read_formats(read_optional(self.config_path), self.config_path)
 
     def open_weights(self) -> Checkpoint:
-        from labinfer.weights.checkpoint import Checkpoint
+        from labinfer.weights.hugging_face.stacked_checkpoint import StackedCheckpoint
 
-        return Checkpoint(self.path)
+        return StackedCheckpoint(self.path, self.formats())

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from labinfer.base.errors import UserError
-from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.checkpoint_names import CheckpointNames
 from labinfer.weights.files import INDEX_FILE, MAX_HEADER_BYTES, SINGLE_FILE, weight_files
 from labinfer.weights.json_file import need_plain_file, read_json
+from labinfer.weights.tensor_files import TensorFiles
 
 
 def has_head(directory: Path) -> bool:
@@ -33,7 +33,7 @@ def has_different_head(directory: Path, names: CheckpointNames) -> bool:
     if not has_head(directory):
         return False
     try:
-        checkpoint = Checkpoint(directory)
+        checkpoint = TensorFiles(directory)
     except UserError:
         return False
     names = names.resolve(checkpoint.names)

@@ -41,7 +41,7 @@ from labinfer.text.chat_template import ChatTemplate
 from labinfer.text.grammar_trial import GrammarTrial
 from labinfer.text.guidance import GrammarGuideMaker
 from labinfer.text.tokenizer import Tokenizer
-from labinfer.weights.checkpoint import Checkpoint
+from labinfer.weights.model_files import open_model
 
 KEY = "secret"
 
@@ -153,7 +153,7 @@ def test_safetensors_files_are_read_or_refused(cases, tmp_path):
 
     def read(data: bytes) -> None:
         path.write_bytes(data)
-        checkpoint = Checkpoint(tmp_path)
+        checkpoint = open_model(tmp_path).open_weights()
         for name in checkpoint.names:
             shape, dtype = checkpoint.shape(name), checkpoint.dtype(name)
             if dtype is not None:

@@ -16,16 +16,16 @@ from tiny_llama import load, write
 from labinfer.base.errors import UserError
 from labinfer.functions.cpu.loading import CpuLoading
 from labinfer.weights import tensor_files
-from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.files import INDEX_FILE
 from labinfer.weights.hugging_face.output_head import has_head
+from labinfer.weights.model_files import open_model
 from labinfer.weights.slices import TensorSlice
 
 
 def test_directory_without_safetensors_is_refused(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
     with pytest.raises(UserError, match="or GGUF, of which --model names the file"):
-        Checkpoint(tmp_path)
+        open_model(tmp_path).open_weights()
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_directory_without_safetensors_is_refused(tmp_path):
 def test_broken_header_is_refused_by_path(tmp_path, data):
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(UserError, match=r"model.safetensors is not a valid safetensors file .* download it again"):
-        Checkpoint(tmp_path)
+        open_model(tmp_path).open_weights()
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", INDEX_FILE])
@@ -44,7 +44,7 @@ def test_named_pipe_is_refused_and_not_waited_for(tmp_path, name):
     (tmp_path / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / name)
     with pytest.raises(UserError, match=f"{name} is no plain file"):
-        Checkpoint(tmp_path)
+        open_model(tmp_path).open_weights()
 
 
 def test_truncated_file_is_refused_by_path(tmp_path):
@@ -52,7 +52,7 @@ def test_truncated_file_is_refused_by_path(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(UserError, match=r"model.safetensors is not a valid safetensors file"):
-        Checkpoint(tmp_path)
+        open_model(tmp_path).open_weights()
 
 
 def shard(directory, tensors, **shards):
@@ -77,7 +77,7 @@ def test_shards_without_an_index_are_found_too(tmp_path):
     directory, tensors = write(tmp_path)
     shard(directory, tensors)
     (directory / INDEX_FILE).unlink()
-    assert Checkpoint(directory).names == set(tensors)
+    assert open_model(directory).open_weights().names == set(tensors)
 
 
 def test_missing_shard_is_named(tmp_path):
@@ -85,7 +85,7 @@ def test_missing_shard_is_named(tmp_path):
     shard(directory, tensors)
     (directory / "part-2.safetensors").unlink()
     with pytest.raises(UserError, match=r"part-2.safetensors is missing; is the checkpoint complete"):
-        Checkpoint(directory)
+        open_model(directory).open_weights()
 
 
 @pytest.mark.parametrize("missing", [(), (1,), (1, 2)])
@@ -106,7 +106,7 @@ def test_shard_that_is_missing_beside_the_single_file_is_named_where_the_index_h
     weight_map = dict.fromkeys(tensors, "model.safetensors") | {"mtp.fc.weight": "mtp.safetensors"}
     (directory / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(UserError, match=r"mtp.safetensors is missing; is the checkpoint complete"):
-        Checkpoint(directory)
+        open_model(directory).open_weights()
 
 
 def test_tensor_in_two_files_is_refused(tmp_path):
@@ -114,7 +114,7 @@ def test_tensor_in_two_files_is_refused(tmp_path):
     shard(directory, tensors)
     save_file(tensors, directory / "part-2.safetensors")
     with pytest.raises(UserError, match=r"both in part-1.safetensors and in part-2.safetensors"):
-        Checkpoint(directory)
+        open_model(directory).open_weights()
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_index_that_makes_no_sense_is_refused_by_path(tmp_path, weight_map):
     directory, tensors = write(tmp_path)
     shard(directory, tensors, weight_map=weight_map)
     with pytest.raises(UserError, match=f"{INDEX_FILE}.*weight_map"):
-        Checkpoint(directory)
+        open_model(directory).open_weights()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"weight_map": '])
@@ -145,7 +145,7 @@ def test_index_that_is_no_json_object_is_refused_by_path(tmp_path, text):
     shard(directory, tensors)
     (tmp_path / INDEX_FILE).write_text(text)
     with pytest.raises(UserError, match=INDEX_FILE):
-        Checkpoint(tmp_path)
+        open_model(tmp_path).open_weights()
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_index_that_is_no_json_object_is_refused_by_path(tmp_path, text):
 def test_single_file_goes_before_a_broken_index(tmp_path, text):
     directory, tensors = write(tmp_path)
     (directory / INDEX_FILE).write_text(text)
-    assert Checkpoint(directory).names == set(tensors)
+    assert open_model(directory).open_weights().names == set(tensors)
     assert has_head(directory) == any("lm_head" in name for name in tensors)
 
 
@@ -162,7 +162,7 @@ def test_broken_index_that_names_the_single_file_is_refused(tmp_path):
     directory, _ = write(tmp_path)
     (directory / INDEX_FILE).write_text('{"weight_map": {"a": "model.safetensors", "b": "../mtp.safetensors"}}')
     with pytest.raises(UserError, match=f"{INDEX_FILE}.*weight_map"):
-        Checkpoint(directory)
+        open_model(directory).open_weights()
 
 
 STORED = torch.arange(14 * 6, dtype=torch.float32).reshape(14, 6)
@@ -181,7 +181,7 @@ def test_slice_is_read_whatever_its_type_and_in_whatever_pieces(
     save_file({"before": torch.ones(3, dtype=torch.uint8), "w": STORED.to(stored)}, tmp_path / "model.safetensors")
     expected = STORED[begin:end] if dim == 0 else STORED[:, begin:end]
     destination = torch.full(expected.shape, -1.0, dtype=wanted)
-    checkpoint = Checkpoint(tmp_path)
+    checkpoint = open_model(tmp_path).open_weights()
     ranges = ((begin, end),) if dim == 0 else ((0, 14), (begin, end))
     checkpoint.read_into(TensorSlice(name="w", shape=(14, 6), ranges=ranges, destination=destination))
     assert torch.equal(destination, expected.to(wanted))
@@ -194,7 +194,7 @@ def test_slice_is_read_whatever_its_type_and_in_whatever_pieces(
 def test_destination_with_gaps_is_filled_and_its_gaps_are_not(tmp_path):
     save_file({"w": STORED}, tmp_path / "model.safetensors")
     whole = torch.zeros(14, 8)
-    Checkpoint(tmp_path).read_into(TensorSlice(name="w", shape=(14, 6), destination=whole[:, 1:7]))
+    open_model(tmp_path).open_weights().read_into(TensorSlice(name="w", shape=(14, 6), destination=whole[:, 1:7]))
     assert torch.equal(whole[:, 1:7], STORED)
     assert not whole[:, [0, 7]].any()
 
@@ -213,7 +213,7 @@ def test_bytes_that_count_are_those_that_the_system_read(
     tmp_path, compiled_functions, monkeypatch, ranges, num_bytes, is_compiled
 ):
     save_file({"w": torch.arange(64 * 2048, dtype=torch.float32).reshape(64, 2048)}, tmp_path / "model.safetensors")
-    checkpoint = Checkpoint(tmp_path)
+    checkpoint = open_model(tmp_path).open_weights()
     if is_compiled:
         checkpoint.functions = CpuLoading(compiled_functions)
 
@@ -231,7 +231,7 @@ def test_bytes_that_count_are_those_that_the_system_read(
 
 def test_file_that_is_cut_short_after_it_was_opened_is_named(tmp_path):
     save_file({"w": STORED}, tmp_path / "model.safetensors")
-    checkpoint = Checkpoint(tmp_path)
+    checkpoint = open_model(tmp_path).open_weights()
     with open(tmp_path / "model.safetensors", "r+b") as file:
         file.truncate(300)
     with pytest.raises(UserError, match=r"model.safetensors has been cut short"):
@@ -243,7 +243,7 @@ def test_loading_does_not_count_the_file_beside_its_parameters(tmp_path):
     code = """
 import sys, torch
 from pathlib import Path
-from labinfer.weights.checkpoint import Checkpoint
+from labinfer.weights.model_files import open_model
 from labinfer.weights.slices import TensorSlice
 
 def highest():
@@ -251,7 +251,7 @@ def highest():
 
 destination = torch.zeros(64 << 20, dtype=torch.uint8).view(torch.bfloat16)
 before = highest()
-Checkpoint(Path(sys.argv[1])).read_into(TensorSlice(name="w", shape=(32 << 20,), destination=destination))
+open_model(Path(sys.argv[1])).open_weights().read_into(TensorSlice(name="w", shape=(32 << 20,), destination=destination))
 print(highest() - before)
 assert destination[-1] == destination[0] == 1
 """

@@ -14,8 +14,8 @@ from tiny_llama import model_of, write
 
 from labinfer.base.errors import UserError
 from labinfer.models.registry import load_config, model_class
-from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.loader import check_checkpoint, load_weights
+from labinfer.weights.model_files import open_model
 
 
 @pytest.mark.parametrize("name", ["gptq-asym", "awq", "w4a16-asym", "w8a8", "fp8", "gptq-act-order"])
@@ -37,7 +37,7 @@ def test_damaged_tensor_is_refused_before_memory_is_taken(checkpoints, tmp_path,
         with torch.device("meta"):
             model = model_of(load_config(tmp_path))
         with pytest.raises(UserError, match=rf"tensor {prefix}{suffix} (of|has|holds) "):
-            check_slices(model, Checkpoint(tmp_path))
+            check_slices(model, open_model(tmp_path).open_weights())
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
@@ -94,7 +94,7 @@ def scheme(**changes) -> dict:
 def test_scheme_that_is_not_supported_is_refused_with_its_value(tmp_path, config, complaint):
     directory, tensors = write(tmp_path)
     write(tmp_path, tensors, quantization_config=config)
-    for read in (load_config, Checkpoint):
+    for read in (load_config, lambda directory: open_model(directory).open_weights()):
         with pytest.raises(UserError, match=f"config.json: quantization_config .*{complaint}") as error:
             read(directory)
         assert "\n" not in str(error.value)
@@ -105,7 +105,7 @@ def test_truncated_file_is_refused(checkpoints, tmp_path):
     (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
     (tmp_path / "model.safetensors").write_bytes((directory / "model.safetensors").read_bytes()[:-100])
     with pytest.raises(UserError, match="model.safetensors is not a valid safetensors file"):
-        Checkpoint(tmp_path)
+        open_model(tmp_path).open_weights()
 
 
 def changed(checkpoints, tmp_path, name: str, change, **settings):
@@ -115,7 +115,7 @@ def changed(checkpoints, tmp_path, name: str, change, **settings):
     config["quantization_config"] |= settings
     write(tmp_path, change(tensors) or tensors, **config)
     with torch.device("meta"):
-        return model_of(load_config(tmp_path)), Checkpoint(tmp_path)
+        return model_of(load_config(tmp_path)), open_model(tmp_path).open_weights()
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_eight_bits_in_a_plain_checkpoint_are_refused(tmp_path, dtype):
     with pytest.raises(
         UserError, match="up_proj.weight holds F8_E.*, but floating-point numbers are expected: F64, F32"
     ):
-        check_checkpoint(model_of(load_config(directory)), Checkpoint(directory), tied_head=False)
+        check_checkpoint(model_of(load_config(directory)), open_model(directory).open_weights(), tied_head=False)
 
 
 @pytest.mark.parametrize("name", ["gptq-sym", "awq", "fp8"])
@@ -211,7 +211,7 @@ def test_expert_too_few_is_named(tmp_path, name):
     with torch.device("meta"):
         model = model_of(config, names=model_class(config).names)
     with pytest.raises(UserError, match=rf"no tensor {lost}\w+ of shape \[.*; is the checkpoint complete\?") as error:
-        check_checkpoint(model, Checkpoint(directory), tied_head=False)
+        check_checkpoint(model, open_model(directory).open_weights(), tied_head=False)
     assert "\n" not in str(error.value)
 
 

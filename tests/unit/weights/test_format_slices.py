@@ -13,8 +13,8 @@ import torch
 from published_formats import awq, fp8, gptq, packed, whole
 from safetensors.torch import save_file
 
-from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.codes import Codes, Range
+from labinfer.weights.model_files import open_model
 from labinfer.weights.slices import MatrixSlice
 
 MATRIX = "model.layers.0.mlp.up_proj"
@@ -58,7 +58,7 @@ def test_any_slice_has_the_values_of_the_oracle(tmp_path, name, count):
         values_OI = write(tmp_path, name, group, outputs, inputs)
         rows, columns = some_of(outputs, rng), some_of(inputs, rng)
         expected = values_OI[slice(*rows), slice(*columns)]
-        checkpoint = Checkpoint(tmp_path)
+        checkpoint = open_model(tmp_path).open_weights()
         matrix = partial(MatrixSlice, name=MATRIX, outputs=outputs, inputs=inputs, rows=rows, columns=columns)
         circumstances = group, outputs, inputs, rows, columns
         decoded = torch.full(expected.shape, torch.nan)

@@ -10,9 +10,9 @@ from toy_format import write_toy
 
 from labinfer.base.errors import UserError
 from labinfer.models.registry import load_config
-from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.checkpoint_names import CheckpointNames
 from labinfer.weights.loader import check_checkpoint, weight_slices
+from labinfer.weights.model_files import open_model
 from labinfer.weights.slices import TensorSlice
 
 EXCLUDED = ["lm_head", "model.layers.0.self_attn.k_proj", "model.layers.1.mlp.down_proj"]
@@ -61,7 +61,7 @@ def test_quantised_slices_are_decoded_where_they_belong(toy, share):
 
 def test_quantised_tensors_are_all_expected(toy):
     directory, _, tensors = toy
-    model, checkpoint = model_of(load_config(directory)), Checkpoint(directory)
+    model, checkpoint = model_of(load_config(directory)), open_model(directory).open_weights()
     check_checkpoint(model, checkpoint, tied_head=False)
     assert {name for part in weight_slices(model) for name in checkpoint.tensor_names(part)} == set(tensors)
 
@@ -71,7 +71,7 @@ def test_tensors_of_another_format_are_left_over(toy, extra):
     directory, _, tensors = toy
     save_file(tensors | {extra: torch.ones(1)}, directory / "model.safetensors")
     with pytest.raises(UserError, match=f"has tensor {extra}, which"):
-        check_checkpoint(model_of(load_config(directory)), Checkpoint(directory), tied_head=False)
+        check_checkpoint(model_of(load_config(directory)), open_model(directory).open_weights(), tied_head=False)
 
 
 SCALES = "model.layers.1.self_attn.v_proj.row_scale"
@@ -113,7 +113,7 @@ def test_codes_of_another_dtype_are_refused_by_name(toy):
 def test_quantisations_nobody_can_read_are_refused_by_method(tmp_path, quantization_config, complaint):
     directory, tensors = write(tmp_path)
     write(tmp_path, tensors, quantization_config=quantization_config)
-    for read in (load_config, Checkpoint):
+    for read in (load_config, lambda directory: open_model(directory).open_weights()):
         with pytest.raises(UserError, match=f"config.json: quantization_config has {complaint}.*--quantization int8"):
             read(directory)
 
@@ -209,7 +209,7 @@ def test_tensors_under_a_familys_names_are_found(tmp_path):
 def test_slice_is_cut_in_all_dimensions(tmp_path, dtype):
     tensor = torch.arange(4 * 6 * 5).reshape(4, 6, 5).to(dtype)
     save_file({"t": tensor}, tmp_path / "model.safetensors")
-    checkpoint = Checkpoint(tmp_path)
+    checkpoint = open_model(tmp_path).open_weights()
     for ranges in [(), ((1, 2),), ((2, 4), (0, 3)), ((0, 4), (2, 2)), ((1, 3), (1, 6), (4, 5))]:
         expected = tensor[tuple(slice(*cut) for cut in ranges)]
         assert torch.equal(checkpoint.read("t", (4, 6, 5), ranges, dtype), expected), ranges
@@ -219,4 +219,6 @@ def test_integer_is_not_read_into_another_dtype(tmp_path):
     save_file({"t": torch.ones(3, dtype=torch.int32)}, tmp_path / "model.safetensors")
     for dtype in (torch.int8, torch.int64):
         with pytest.raises(UserError, match="t holds I32, not torch.int"):
-            Checkpoint(tmp_path).read_into(TensorSlice(name="t", shape=(3,), destination=torch.ones(3, dtype=dtype)))
+            open_model(tmp_path).open_weights().read_into(
+                TensorSlice(name="t", shape=(3,), destination=torch.ones(3, dtype=dtype))
+            )

@@ -22,8 +22,8 @@ from labinfer.launch.providers import make_registry
 from labinfer.models.families.layers.experts import RoutedExperts
 from labinfer.models.registry import load_config
 from labinfer.weights import tensor_files
-from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.loader import check_checkpoint, load_weights
+from labinfer.weights.model_files import open_model
 
 CPU = torch.device("cpu")
 NUM_EXPERTS, HIDDEN, COLUMNS = 3, 64, 11 * 128
@@ -56,7 +56,7 @@ def load(directory, rank: int = 0, size: int = 1, **options) -> RoutedExperts:
 
 
 def load_model(directory, rank: int = 0, size: int = 1, **options):
-    config, checkpoint = load_config(directory), Checkpoint(directory)
+    config, checkpoint = load_config(directory), open_model(directory).open_weights()
     with torch.device("meta"):
         whole, model = (
             model_of(config, **options | {"comm": None}),
@@ -134,7 +134,7 @@ def test_rank_reads_only_its_ranges_of_experts(checkpoints, monkeypatch):
     for cut in ("columns", "whole"):
         for size in (1, 3):
             for rank in range(size):
-                checkpoint = Checkpoint(checkpoints("w4a16")[0])
+                checkpoint = open_model(checkpoints("w4a16")[0]).open_weights()
                 model = model_of(config, tp_rank=rank, tp_size=size, experts=cut)
                 load_weights(model, checkpoint, CPU, lambda done, total: None)
                 num_read[cut, size, rank] = checkpoint.bytes_read

@@ -14,8 +14,8 @@ from tiny_llama import model_of
 from labinfer.functions.cpu.loading import CpuLoading
 from labinfer.models.families.layers.latent_attention import HeadWeights
 from labinfer.models.registry import load_config, model_class
-from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.loader import check_checkpoint, load_weights
+from labinfer.weights.model_files import open_model
 
 FAMILIES = {
     "phi3": (*LINEARS, "qkv_proj", "gate_up_proj"),
@@ -34,7 +34,7 @@ def family(request, tmp_path_factory):
 
 def load(directory, rank: int, size: int, compiled, **options):
     """A rank's share of any family, after the check of the whole."""
-    config, checkpoint = load_config(directory), Checkpoint(directory)
+    config, checkpoint = load_config(directory), open_model(directory).open_weights()
     checkpoint.functions = CpuLoading(compiled)
     names = model_class(config).names
     with torch.device("meta"):

@@ -18,9 +18,9 @@ from labinfer.launch.providers import make_registry
 from labinfer.models.llama import LlamaForCausalLM
 from labinfer.models.registry import load_config
 from labinfer.weights import tensor_files
-from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.checkpoint_names import CheckpointNames
 from labinfer.weights.loader import check_checkpoint, load_weights
+from labinfer.weights.model_files import open_model
 
 CPU = torch.device("cpu")
 FP8 = [name for name in PUBLISHED if name.startswith("fp8")]
@@ -110,10 +110,10 @@ def test_rank_reads_only_its_ranges(checkpoints, monkeypatch):
     config = load_config(directory)
     num_read = []
     for rank in range(3):
-        checkpoint = Checkpoint(directory)
+        checkpoint = open_model(directory).open_weights()
         load_weights(model_of(config, tp_rank=rank, tp_size=3), checkpoint, CPU, lambda done, total: None)
         num_read.append(checkpoint.bytes_read)
-    whole = Checkpoint(directory)
+    whole = open_model(directory).open_weights()
     load_weights(model_of(config), whole, CPU, lambda done, total: None)
     assert max(num_read) < 0.45 * whole.bytes_read
 
@@ -166,7 +166,7 @@ def test_compiled_products_are_those_with_the_oracles_weights(checkpoints, compi
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_tensor_has_a_place(checkpoints, name):
     directory, _ = checkpoints(name)
-    check_checkpoint(model_of(load_config(directory)), Checkpoint(directory), tied_head=False)
+    check_checkpoint(model_of(load_config(directory)), open_model(directory).open_weights(), tied_head=False)
 
 
 def test_modules_may_be_excluded_under_any_root_of_a_family(checkpoints, tmp_path, monkeypatch):
@@ -184,7 +184,7 @@ def test_modules_may_be_excluded_under_any_root_of_a_family(checkpoints, tmp_pat
     write(tmp_path, tensors, **config)
     model, plain = load_config(tmp_path), matrices(load(twin))
     model = model_of(model, names=names)
-    load_weights(model, Checkpoint(tmp_path), CPU, lambda done, total: None)
+    load_weights(model, open_model(tmp_path).open_weights(), CPU, lambda done, total: None)
     assert forms(model) == {(4, 128, False), None, (8, 128, False), (4, 32, True)}
     for path, matrix in matrices(model).items():
         assert torch.equal(values(matrix), values(plain[path])), path
@@ -211,7 +211,7 @@ def test_head_in_fp8_is_read_where_the_config_does_not_leave_it_out(tmp_path):
     directory.mkdir()
     write(directory, **SHAPE, vocab_size=56)
     write_published(directory, tmp_path / "twin", Published(config, store, None, linears=("lm_head", "down_proj")))
-    check_checkpoint(model_of(load_config(directory)), Checkpoint(directory), tied_head=False)
+    check_checkpoint(model_of(load_config(directory)), open_model(directory).open_weights(), tied_head=False)
     for rank, quantization in ((0, "none"), (1, "auto"), (2, "int8")):
         models = [load(path, rank, 3, quantization=quantization) for path in (directory, tmp_path / "twin")]
         head, plain = (matrices(model)["lm_head"] for model in models)

@@ -11,8 +11,8 @@ from tiny_llama import load, model_of, plain_slices, write
 from labinfer.base.errors import UserError
 from labinfer.models.registry import load_config
 from labinfer.weights import tensor_files
-from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.loader import check_checkpoint, load_weights, weight_bytes
+from labinfer.weights.model_files import open_model
 
 CPU = torch.device("cpu")
 
@@ -47,7 +47,9 @@ def test_values_are_converted_to_the_parameters_type(tmp_path):
 def test_progress_counts_tensors_to_the_end(tmp_path):
     directory, tensors = write(tmp_path)
     seen = []
-    load_weights(model_of(load_config(directory)), Checkpoint(directory), CPU, lambda *counts: seen.append(counts))
+    load_weights(
+        model_of(load_config(directory)), open_model(directory).open_weights(), CPU, lambda *counts: seen.append(counts)
+    )
     assert seen == [(done, len(tensors)) for done in range(len(tensors) + 1)]
 
 
@@ -119,14 +121,14 @@ def test_extra_tensor_is_named(tmp_path):
     directory, tensors = write(tmp_path)
     write(tmp_path, tensors | {"model.layers.0.self_attn.q_norm.weight": torch.ones(8), "zzz": torch.ones(1)})
     with pytest.raises(UserError, match=r"has tensor model.layers.0.self_attn.q_norm.weight and 1 more"):
-        check_checkpoint(model_of(load_config(directory)), Checkpoint(directory), tied_head=False)
+        check_checkpoint(model_of(load_config(directory)), open_model(directory).open_weights(), tied_head=False)
 
 
 def test_layers_beyond_the_configs_count_are_left_over(tmp_path):
     directory, tensors = write(tmp_path)
     write(tmp_path, tensors, num_hidden_layers=1)
     with pytest.raises(UserError, match=r"model.layers.1"):
-        check_checkpoint(model_of(load_config(directory)), Checkpoint(directory), tied_head=False)
+        check_checkpoint(model_of(load_config(directory)), open_model(directory).open_weights(), tied_head=False)
 
 
 def test_computed_frequencies_and_a_repeated_tied_head_are_passed_over(tmp_path):
@@ -137,9 +139,9 @@ def test_computed_frequencies_and_a_repeated_tied_head_are_passed_over(tmp_path)
     }
     write(tmp_path, tensors | extra, tie_word_embeddings=True)
     model = model_of(load_config(directory))
-    check_checkpoint(model, Checkpoint(directory), tied_head=True)
+    check_checkpoint(model, open_model(directory).open_weights(), tied_head=True)
     with pytest.raises(UserError, match="lm_head.weight"):
-        check_checkpoint(model, Checkpoint(directory), tied_head=False)
+        check_checkpoint(model, open_model(directory).open_weights(), tied_head=False)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,7 @@ BUFFERS = {
 def test_buffers_of_old_exports_and_scales_of_kv_caches_are_passed_over(tmp_path):
     directory, tensors = write(tmp_path)
     write(tmp_path, tensors | {name: torch.ones(shape) for name, shape in BUFFERS.items()})
-    check_checkpoint(model_of(load_config(directory)), Checkpoint(directory), tied_head=False)
+    check_checkpoint(model_of(load_config(directory)), open_model(directory).open_weights(), tied_head=False)
 
 
 @pytest.mark.parametrize(
@@ -210,13 +212,13 @@ def test_tensor_that_could_change_answers_is_no_buffer(tmp_path, name, shape):
     directory, tensors = write(tmp_path)
     write(tmp_path, tensors | {f"{LAYER}.{name}": torch.ones(shape)})
     with pytest.raises(UserError, match=rf"{LAYER}.{name}, which .* add --ignore-tensors '{LAYER}.{name}'"):
-        check_checkpoint(model_of(load_config(directory)), Checkpoint(directory), tied_head=False)
+        check_checkpoint(model_of(load_config(directory)), open_model(directory).open_weights(), tied_head=False)
 
 
 def test_ignored_tensors_are_named_in_one_line_and_others_still_refused(tmp_path, caplog):
     directory, tensors = write(tmp_path)
     write(tmp_path, tensors | {name: torch.ones(3) for name in ("aux.a", "aux.b", "rest")})
-    model, checkpoint = model_of(load_config(directory)), Checkpoint(directory)
+    model, checkpoint = model_of(load_config(directory)), open_model(directory).open_weights()
     with pytest.raises(UserError, match="has tensor rest, which"):
         check_checkpoint(model, checkpoint, False, ("aux.*",))
     caplog.clear()
@@ -228,4 +230,4 @@ def test_ignored_tensors_are_named_in_one_line_and_others_still_refused(tmp_path
 def test_tensor_that_the_model_needs_cannot_be_ignored(tmp_path):
     directory, _ = write(tmp_path)
     with pytest.raises(UserError, match="--ignore-tensors matches lm_head.weight, which the model needs"):
-        check_checkpoint(model_of(load_config(directory)), Checkpoint(directory), False, ("lm_*",))
+        check_checkpoint(model_of(load_config(directory)), open_model(directory).open_weights(), False, ("lm_*",))

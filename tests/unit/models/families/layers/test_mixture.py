@@ -17,9 +17,9 @@ from labinfer.models.families.layers.router import RouterConfig
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.mlp import GatedMLPConfig
 from labinfer.weights.formats.plain import PlainFormat
+from labinfer.weights.hugging_face.stack import StackReader
 from labinfer.weights.loader import pack_weights, weight_bytes, weight_slices
 from labinfer.weights.slices import TensorSlice, WeightSlice
-from labinfer.weights.stack import StackReader
 from labinfer.weights.weighted_module import WeightedModule
 
 CPU = torch.device("cpu")

@@ -1,0 +1,69 @@
+"""StackedCheckpoint: a checkpoint directory whose experts may be stored in one tensor of a layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from labinfer.base.errors import UserError
+from labinfer.weights.checkpoint import Checkpoint
+from labinfer.weights.formats.format import Format, Formats, TensorReader
+from labinfer.weights.formats.mxfp4 import Mxfp4Format
+from labinfer.weights.formats.plain import PlainFormat
+from labinfer.weights.formats.transposed import TransposedFormat
+from labinfer.weights.hugging_face.stack import StackReader, stacked_names
+from labinfer.weights.slices import MatrixSlice, WeightSlice
+from labinfer.weights.tensor_files import PLAIN
+
+
+class StackedCheckpoint(Checkpoint):
+    """A ``Checkpoint`` that reads a matrix out of its stack, where the files have that tensor."""
+
+    def __init__(self, directory: Path, formats: Formats):
+        self._names_of_stacks: dict[str, tuple[str, ...]] = {}
+        super().__init__(directory, formats)
+
+    def source(self, part: MatrixSlice) -> tuple[Format, TensorReader, MatrixSlice]:
+        """See ``Checkpoint``.
+
+        Raises:
+            UserError: a tensor of many matrices is quantised, and the config does not say how.
+        """
+        chosen = self.format(part.name)
+        if part.stack is None or self._tensors.keys().isdisjoint(self._stacked_names(part)):
+            return chosen, self, part
+        stack, tensors = part.stack.name, StackReader(self, part)
+        weight = self._tensors.get(tensors.stored_name(f"{stack}.weight"))
+        if part.stack.is_transposed:  # rows that take turns are found by these two
+            if weight is not None and weight.dtype in PLAIN:
+                return TransposedFormat(), self, part
+            if isinstance(chosen, Mxfp4Format):
+                return chosen, self, part
+            raise UserError(
+                f"{self.directory}: the experts in tensor {stack} are neither in {', '.join(PLAIN)} nor in MXFP4 by config.json; "
+                "only these are read"
+            )
+        if weight is not None and weight.dtype in PLAIN:
+            chosen = PlainFormat()
+        elif isinstance(chosen, PlainFormat):
+            dtype = "codes" if weight is None else weight.dtype
+            raise UserError(
+                f"{self.directory}: the experts in tensor {stack} are stored in {dtype}, and quantization_config in config.json does "
+                f"not say how; without it they are read in {', '.join(PLAIN)} only"
+            )
+        return chosen, tensors, replace(part, name=stack)
+
+    def tensor_names(self, part: WeightSlice) -> tuple[str, ...]:
+        """See ``CheckpointReader``."""
+        names = super().tensor_names(part)
+        is_stacked = isinstance(part, MatrixSlice) and part.stack is not None
+        return (*names, *self._stacked_names(part)) if is_stacked else names
+
+    def _stacked_names(self, part: MatrixSlice) -> tuple[str, ...]:
+        """Names of the tensors in which a matrix may be among others; those of a stack have one format."""
+        stack = part.stack.name
+        if stack not in self._names_of_stacks:
+            own = self._formats(part.name).tensor_names(part.name)
+            suffixes = ("weight", *(name.removeprefix(f"{part.name}.") for name in own))
+            self._names_of_stacks[stack] = tuple(name for suffix in suffixes for name in stacked_names(stack, suffix))
+        return self._names_of_stacks[stack]
