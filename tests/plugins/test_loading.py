@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from documents import python_block
 from launchers import BIN, LAUNCH, LAUNCHERS, environment, finish, matrix, run, start
+
+import labinfer
 
 POLICY = """from labinfer import register
 
@@ -35,6 +38,15 @@ def count(session, options):
     group.close()
     return 0
 """
+LINK = """from pathlib import Path
+from labinfer import register
+from labinfer.weights.hugging_face.directory import HuggingFaceDirectory
+
+@register("model_files", "link")
+class Link(HuggingFaceDirectory):
+    def __init__(self, path):
+        super().__init__(Path(path.read_text()))
+"""
 PROMPT = ("--prompt", "17 + 25 = ?", "--dtype", "float32")
 
 
@@ -50,6 +62,14 @@ def errors(launcher: str, *flags: str, ranks: int = 2, **env: str) -> list[str]:
     assert done.returncode in ((1, 2) if launcher == "torchrun" else (2,)), done.text
     assert "Traceback" not in done.own_stderr, done.text
     return done.our_errors
+
+
+def test_plugin_reads_a_model_from_files_of_its_own_kind(tmp_path):
+    model, demo = tmp_path / "model.link", Path(labinfer.__file__).parent / "assets" / "demo"
+    model.write_text(str(demo))
+    flags = ("--plugin", write(tmp_path, "link", LINK), "--model", str(model), "--tokenizer", str(demo))
+    done = run(LAUNCHERS[0], 2, LAUNCH, "-pp", "2", *flags, *PROMPT)
+    assert (done.returncode, done.stdout.strip()) == (0, "42"), done.text
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
