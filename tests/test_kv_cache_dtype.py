@@ -127,7 +127,7 @@ def test_type_that_is_not_offered_is_refused(checkpoint, value):
 
 
 def pools(llm: LLM) -> list[torch.Tensor]:
-    return [tensor for layer in llm._parts.worker.runner._cache.layers for tensor in layer.tensors()]
+    return [tensor for layer in llm._parts.worker.runner.cache.layers for tensor in layer.tensors()]
 
 
 def _two_ranks(info: RankInfo) -> list[RankInfo]:

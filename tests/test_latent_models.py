@@ -99,7 +99,7 @@ def test_bfloat16_is_near_float32(checkpoint, functions):
 def test_int8_cache_is_near_float32(checkpoint):
     with recorded(checkpoint, kv_cache_dtype="int8", chunked_prefill_size=16) as (llm, rows):
         greedy(llm, SIX, num_tokens=1)
-        pools = llm._parts.worker.runner._cache.layers[0].tensors()
+        pools = llm._parts.worker.runner.cache.layers[0].tensors()
     assert [tensor.dtype for tensor in pools] == [torch.int8, torch.float32]
     expected_PV = golden("deepseek-v3").logits[:6, 0]
     errors = [relative_error(rows[tuple(p)], want_V) for p, want_V in zip(SIX, expected_PV, strict=True)]

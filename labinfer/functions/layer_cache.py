@@ -41,15 +41,6 @@ class PoolLayout(Enum):
             return entry[0], block_size // 2, entry[1], 2
         return (entry[0], block_size) if self == PoolLayout.HEADS_FIRST else (block_size, *entry)
 
-    def empty(
-        self, num_blocks: int, block_size: int, entry: tuple[int, ...], dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        """Blocks that are not initialised, on CPUs in large pages where there are any."""
-        pool = torch.empty(num_blocks, *self.block_shape(block_size, entry), dtype=dtype, device=device)
-        if device.type == "cpu":
-            use_huge_pages(pool.data_ptr(), pool.nbytes)
-        return pool
-
     def by_token(self, pool: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
         """A view of a pool whose first dimensions find a token, block first, and the sizes of those behind the block; in tiles
         of keys an entry is (K, P / 2, 2)."""
@@ -64,6 +55,14 @@ class PoolLayout(Enum):
     def scale_layout(self) -> PoolLayout:
         """The layout of the scales that belong to a pool of this one."""
         return PoolLayout.ROWS if self == PoolLayout.ROWS else PoolLayout.HEADS_FIRST
+
+
+def empty_pool(num_blocks: int, block_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Blocks that are not initialised, on CPUs in large pages where there are any."""
+    pool = torch.empty(num_blocks, *block_shape, dtype=dtype, device=device)
+    if device.type == "cpu":
+        use_huge_pages(pool.data_ptr(), pool.nbytes)
+    return pool
 
 
 def can_tile(block_size: int, head_size: int) -> bool:

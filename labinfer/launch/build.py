@@ -149,7 +149,7 @@ def build_placed(
     runner = ModelRunner(
         model, cache, device=device, dtype=dtype, functions=context.functions, around=capture_steps(capture)
     )
-    attach_mtp_drafter(runner, cache, device)
+    attach_mtp_drafter(runner, device)
     with group.together():
         sinks = open_sinks(options.observe.step_sink, place)
     recorder = Recorder()

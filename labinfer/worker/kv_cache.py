@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, compress
 from operator import not_
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 
 from labinfer.base.plan import CacheMove, MoveKind
 from labinfer.functions.layer_cache import TokenPool
-from labinfer.models.layers.cache_spec import CacheSpec, TokenTensor
+from labinfer.models.layers.cache_spec import BlockPool, CacheSpec, TokenTensor
 from labinfer.models.layers.rope import RopeConfig, RotaryTable
 
 Pools = dict[str, torch.Tensor]
@@ -47,15 +47,16 @@ class KVCacheManager:
         num_states: int = 0,
         num_host_states: int = 0,
     ):
-        self.block_size, self._dtype = block_size, dtype
+        self.block_size = block_size
         self._specs, self._rotary_table = specs, rotary_table
         host = torch.device("cpu")
         self._in_windows = [num_window_blocks > 0 and spec.window > 0 for spec in specs]
         self.has_window_blocks = any(self._in_windows)
         counts, host_counts = (num_blocks, num_window_blocks), (num_host_blocks, num_host_window_blocks)
-        pairs = list(zip(specs, self._in_windows, strict=True))
-        self._pools = pools = [_block_pools(spec, counts[own], block_size, dtype, device) for spec, own in pairs]
-        host_pools = [_block_pools(spec, host_counts[own], block_size, dtype, host) for spec, own in pairs]
+        self._forms = [spec.token_pools(dtype, block_size) for spec in specs]
+        pairs = list(zip(self._forms, self._in_windows, strict=True))
+        self._pools = pools = [_empty_pools(forms, counts[own], device) for forms, own in pairs]
+        host_pools = [_empty_pools(forms, host_counts[own], host) for forms, own in pairs]
         states = [_state_pools(spec, num_states, device) for spec in specs]
         host_states = [_state_pools(spec, num_host_states, host) for spec in specs]
         others, host_others = (list(compress(each, map(not_, self._in_windows))) for each in (pools, host_pools))
@@ -77,6 +78,15 @@ class KVCacheManager:
         ]
         """Views of the pools that each layer's ``forward`` receives."""
 
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold this many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def slots(self, block_table: Sequence[int], begin: int, end: int) -> list[int]:
+        """Slots (block × block size + offset) of a sequence's tokens at positions ``begin`` up to before ``end``."""
+        size = self.block_size
+        return [block_table[position // size] * size + position % size for position in range(begin, end)]
+
     def move(self, moves: Sequence[CacheMove]) -> None:
         """Carry out what a plan says of whole blocks and of states, in order."""
         for move in moves:
@@ -93,24 +103,22 @@ class KVCacheManager:
         Args:
             in_windows: whether they are blocks of layers that have their own.
         """
-        for spec, pools, own in zip(self._specs, self._pools, self._in_windows, strict=True):
+        for spec, forms, pools, own in zip(self._specs, self._forms, self._pools, self._in_windows, strict=True):
             if own != in_windows:
                 continue
             for name, tensor in spec.per_token.items():
                 if tensor.rope is not None:
                     table = self._rotary_table(tensor.rope)
-                    layout = spec.token_pools(self._dtype, self.block_size)[name].layout
-                    pool = TokenPool(pools[name], pools.get(f"{name}_scale"), layout)
+                    pool = TokenPool(pools[name], pools.get(f"{name}_scale"), forms[name].layout)
                     begin = tensor.rope_begin
                     if tensor.parts:  # the others stay as they are, to the last bit
                         pool, begin = _rotated_part(tensor, pool), 0
                     rotated = slice(begin, begin + tensor.rope.dim)
-                    _turn(pool, rotated, blocks, self.block_size, table=table, positions=positions)
+                    _turn(pool, rotated, blocks, table=table, positions=positions)
 
 
-def _block_pools(spec: CacheSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> Pools:
-    pools = spec.token_pools(dtype, block_size)
-    return {name: pool.empty(num_blocks, block_size, device) for name, pool in pools.items()}
+def _empty_pools(forms: Mapping[str, BlockPool], num_blocks: int, device: torch.device) -> Pools:
+    return {name: form.empty(num_blocks, device) for name, form in forms.items()}
 
 
 def _state_pools(spec: CacheSpec, num_slots: int, device: torch.device) -> Pools:
@@ -127,15 +135,7 @@ def _rotated_part(tensor: TokenTensor, pool: TokenPool) -> TokenPool:
     return TokenPool(pool.data[..., tensor.rope_begin : end], None if pool.scale is None else pool.scale[..., index])
 
 
-def _turn(
-    pool: TokenPool,
-    rotated: slice,
-    blocks: torch.Tensor,
-    block_size: int,
-    *,
-    table: RotaryTable,
-    positions: int,
-) -> None:
+def _turn(pool: TokenPool, rotated: slice, blocks: torch.Tensor, *, table: RotaryTable, positions: int) -> None:
     """Turn what tokens left in these blocks to where they are so many positions further on.
 
     Args:
@@ -145,8 +145,8 @@ def _turn(
     x = pool.load(blocks, torch.float32)
     part = x[..., rotated]
     x[..., rotated] = table.turn(part.reshape(len(x), -1, part.shape[-1]), positions).view(part.shape)
-    slots = blocks.unsqueeze(1) * block_size + torch.arange(block_size, device=blocks.device)
-    pool.store(x, slots.flatten())
+    size = len(x) // len(blocks)
+    pool.store(x, (blocks.unsqueeze(1) * size + torch.arange(size, device=blocks.device)).flatten())
 
 
 def _copy(source: list[Pools], source_blocks: torch.Tensor, dest: list[Pools], dest_blocks: torch.Tensor) -> None:

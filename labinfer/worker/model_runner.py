@@ -85,7 +85,7 @@ class ModelRunner:
         functions: Functions,
         around: Around = plain_steps,
     ):
-        self.model, self._cache = model, cache
+        self.model, self.cache = model, cache
         self._around = around
         self._layers = around(lambda batch, hidden: model(batch, hidden, cache.layers), "layers")
         self._head = around(partial(sampled_logits, model), "head")
@@ -104,7 +104,7 @@ class ModelRunner:
             indices: places of the layers in the stage, ascending; at least one.
         """
         part, model = copy(self), self.model.part(indices)
-        caches = self._cache.layers
+        caches = self.cache.layers
         part._layers = self._around(lambda batch, hidden: model(batch, hidden, caches), "layers")
         return part
 
@@ -121,10 +121,9 @@ class ModelRunner:
             )
         token_ids, positions, slots, row_ptr = [], [], [], [0]
         context_lens, block_tables, window_tables, sample_rows = [], [], [], []
-        has_windows, window_slots = self._cache.has_window_blocks, []
+        cache, size, window_slots = self.cache, self.cache.block_size, []
         prompt_rows: list[PromptRow] = []
         pooled: list[PooledRows] = []
-        size = self._cache.block_size
         dynamic_from, long_prompts = self.model.dynamic_rope_from, LongPrompts([], [])
         for index, entry in enumerate(plan.entries):
             state = self._sequences[entry.seq_id]
@@ -148,11 +147,12 @@ class ModelRunner:
                 positions[row_ptr[-1] : row_ptr[-1] + count] = range(first, first + count)
                 long_prompts.positions.extend(range(begin, begin + count))
                 long_prompts.lengths.extend([length] * count)
+            # As ``KVCacheManager.slots``, whose calls would take a measurable part of this loop's time.
             slots += [state.block_table[p // size] * size + p % size for p in range(entry.position, context_len)]
             row_ptr.append(row_ptr[-1] + entry.num_tokens)
             context_lens.append(context_len)
             block_tables.append(state.block_table[: -(-context_len // size)])
-            if has_windows:
+            if cache.has_window_blocks:
                 table = state.window_table
                 table[entry.first_window_block :] = entry.new_window_blocks
                 window_slots += [table[p // size] * size + p % size for p in range(entry.position, context_len)]
@@ -171,7 +171,7 @@ class ModelRunner:
             context_lens = list(chain.from_iterable(map(repeat, context_lens, repeats)))
             block_tables = list(chain.from_iterable(map(repeat, block_tables, repeats)))
         table_ptr = list(accumulate(map(len, block_tables), initial=0))
-        has_states = self._cache.has_states
+        has_states = cache.has_states
         tensors = self._indices.fill(
             token_ids_T=[token_ids],
             positions_T=[positions],
@@ -193,7 +193,7 @@ class ModelRunner:
             context_lens_B=tensors["context_lens_B"],
             table_ptr_B=tensors["table_ptr_B"],
         )
-        if has_windows:
+        if cache.has_window_blocks:
             in_windows = self._window_indices.fill(slots_T=[window_slots], tables_N=window_tables)
             windowed = WindowedPlaces(in_windows["slots_T"], attention.with_tables(in_windows["tables_N"]))
         is_chunk = len(plan.entries) == 1 and len(token_ids) <= FEW_ROWS
@@ -242,7 +242,7 @@ class ModelRunner:
     def run(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
         """Carry out the plan's moves in the KV cache, then run this stage's layers: (T, D) in (None on the first), (T, D) out, or
         (R, D) of ``output_rows`` on the last one. They may hold only until the next step."""
-        self._cache.move(plan.moves)
+        self.cache.move(plan.moves)
         if hidden_TD is not None:
             hidden_TD = hidden_TD.to(self._dtype)
         self.model.cover_positions(max(batch.attention.context_lens, default=0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import nn
@@ -35,12 +34,10 @@ class MTPDraft:
     state: SequenceState
     tokens: list[int] = field(default_factory=list)
 
-    def table(self, block_size: int) -> list[int]:
-        """Blocks of the tokens that the layer has run so far, and of the next one."""
-        length = self.context_len + len(self.tokens)
-        table = self.state.block_table[: -(-length // block_size)]
-        assert len(table) * block_size >= length, f"a draft of {self.count} tokens has no blocks"
-        return table
+    @property
+    def length(self) -> int:
+        """Tokens that the layer has run so far, and the next one."""
+        return self.context_len + len(self.tokens)
 
 
 class MTPDrafter:
@@ -51,13 +48,12 @@ class MTPDrafter:
 
     Args:
         model: the stage.
-        cache: of the MTP layer.
+        cache: of the stage, whose last layer is the MTP layer.
         sampler: chooses a guess as it would choose the token.
     """
 
-    def __init__(self, model: nn.Module, cache: Any, sampler: Sampler, *, block_size: int, device: torch.device):
-        self._model, self._cache, self._sampler = model, cache, sampler
-        self._block_size, self._device = block_size, device
+    def __init__(self, model: nn.Module, cache: KVCacheManager, sampler: Sampler, device: torch.device):
+        self._model, self._cache, self._sampler, self._device = model, cache, sampler, device
 
     def draft(
         self,
@@ -72,7 +68,7 @@ class MTPDrafter:
         asked = sorted(drafts.values(), key=lambda draft: -draft.count)
         rows = OutputRows(self._tensor([draft.row for draft in asked]), self._attention(asked))
         batch = replace(batch, token_ids_T=self._tensor(next_tokens))
-        hidden_RD = self._model.draft(batch, self._model.final_norm(hidden_TD), self._cache, rows)
+        hidden_RD = self._model.draft(batch, self._model.final_norm(hidden_TD), self._cache.layers[-1], rows)
         while asked:
             self._choose(asked, hidden_RD)
             asked = [draft for draft in asked if len(draft.tokens) < draft.count]  # the first ones
@@ -121,12 +117,13 @@ class MTPDrafter:
 
     def _run(self, drafts: Sequence[MTPDraft], hidden_RD: torch.Tensor) -> torch.Tensor:
         """Run the layer on its own output and the tokens that were chosen with it, (R, D) → (R, D)."""
-        positions = [draft.context_len + len(draft.tokens) - 1 for draft in drafts]
-        size, attention = self._block_size, self._attention(drafts)
+        positions = [draft.length - 1 for draft in drafts]
         slots = [
-            draft.state.block_table[position // size] * size + position % size
-            for draft, position in zip(drafts, positions, strict=True)
+            slot
+            for draft in drafts
+            for slot in self._cache.slots(draft.state.block_table, draft.length - 1, draft.length)
         ]
+        attention = self._attention(drafts)
         self._model.cover_positions(max(positions) + 1)
         rows_R = self._tensor(list(range(len(drafts))))
         batch = ModelInputBatch(
@@ -138,20 +135,21 @@ class MTPDrafter:
             prompt_rows=[],
             pooled=[],
         )
-        return self._model.draft(batch, hidden_RD, self._cache, OutputRows(rows_R, attention))
+        return self._model.draft(batch, hidden_RD, self._cache.layers[-1], OutputRows(rows_R, attention))
 
     def _attention(self, drafts: Sequence[MTPDraft]) -> AttentionBatch:
         """One row of each."""
-        lens = [draft.context_len + len(draft.tokens) for draft in drafts]
-        tables = [draft.table(self._block_size) for draft in drafts]
+        lens = [draft.length for draft in drafts]
+        tables = [draft.state.block_table[: self._cache.blocks_for(draft.length)] for draft in drafts]
+        for draft, table in zip(drafts, tables, strict=True):
+            assert len(table) == self._cache.blocks_for(draft.length), f"a draft of {draft.count} tokens has no blocks"
         return AttentionBatch.build(list(range(len(drafts) + 1)), lens, tables, self._device)
 
     def _tensor(self, numbers: list[int]) -> torch.Tensor:
         return int64_tensor(numbers, self._device)
 
 
-def attach_mtp_drafter(runner: ModelRunner, cache: KVCacheManager, device: torch.device) -> None:
+def attach_mtp_drafter(runner: ModelRunner, device: torch.device) -> None:
     """Have a runner's steps draft tokens, too, if its stage has an MTP layer."""
     if getattr(model := runner.model, "mtp", None) is not None:
-        layer_cache = cache.layers[-1]
-        runner.drafter = MTPDrafter(model, layer_cache, runner.sampler, block_size=cache.block_size, device=device)
+        runner.drafter = MTPDrafter(model, runner.cache, runner.sampler, device)

@@ -68,11 +68,10 @@ class StepMeter:
         """Time steps, hops and swaps, and gather what all ranks measured; collective."""
         most = min(options.max_num_seqs, options.max_num_batched_tokens, capacity.num_states or options.max_num_seqs)
         sizes = [size for size in BATCH_SIZES if size <= most]
-        positions = min(capacity.num_blocks * self.cache.block_size, capacity.max_model_len)
         room = min(
             options.chunked_prefill_size,
             options.max_num_batched_tokens,
-            positions // 2 if self.layout.config.mtp is not None else positions,
+            capacity.max_model_len // (2 if self.layout.config.mtp is not None else 1),
         )
         rows = []
         if options.chooses_drafts:
@@ -143,9 +142,9 @@ class StepMeter:
         """
         sequences, vocab_size = range(size), self.layout.config.vocab_size
         tokens = [(seq_id * ROUNDS + number) * vocab_size // (size * ROUNDS) for seq_id in sequences]
-        sampling, blocks = TokenSampling(num_prompt_tokens=1), list(range(-(-rows // self.cache.block_size)))
+        sampling, blocks = TokenSampling(num_prompt_tokens=1), list(range(self.cache.blocks_for(rows)))
         num_drafts = rows - 1 if self.layout.config.mtp is not None else 0
-        all_blocks = list(range(-(-(rows + num_drafts) // self.cache.block_size)))
+        all_blocks = list(range(self.cache.blocks_for(rows + num_drafts)))
         plan = BatchPlan(
             step_id=0,
             starts=[

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from labinfer.functions.layer_cache import SCALE_DTYPE, PoolLayout, can_tile
+from labinfer.functions.layer_cache import SCALE_DTYPE, PoolLayout, can_tile, empty_pool
 from labinfer.models.layers.rope import RopeConfig
 
 
@@ -44,14 +44,18 @@ class TokenTensor:
 class BlockPool:
     """A pool of blocks as it is allocated."""
 
-    entry: tuple[int, ...]
-    """Shape of what a token leaves in it."""
+    block_shape: tuple[int, ...]
     dtype: torch.dtype
     layout: PoolLayout
 
-    def empty(self, num_blocks: int, block_size: int, device: torch.device) -> torch.Tensor:
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return math.prod(self.block_shape) * self.dtype.itemsize
+
+    def empty(self, num_blocks: int, device: torch.device) -> torch.Tensor:
         # Not zeroed: what is never written is never read, and on a CPU a page, large or small, is not resident before it is touched.
-        return self.layout.empty(num_blocks, block_size, self.entry, self.dtype, device)
+        return empty_pool(num_blocks, self.block_shape, self.dtype, device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,19 +82,21 @@ class CacheSpec:
         """Every pool in KV blocks by its name, scales included. All are in rows unless all can be in their layouts."""
         tiles = [tensor for tensor in self.per_token.values() if tensor.layout != PoolLayout.ROWS]
         fits = all(can_tile(block_size, tensor.shape[-1]) for tensor in tiles)
+
+        def pool(layout: PoolLayout, entry: tuple[int, ...], dtype: torch.dtype) -> BlockPool:
+            return BlockPool(block_shape=layout.block_shape(block_size, entry), dtype=dtype, layout=layout)
+
         pools: dict[str, BlockPool] = {}
         for name, tensor in self.per_token.items():
             layout = tensor.layout if fits else PoolLayout.ROWS
-            pools[name] = BlockPool(entry=tensor.shape, dtype=tensor.dtype or kv_dtype, layout=layout)
+            pools[name] = pool(layout, tensor.shape, tensor.dtype or kv_dtype)
             if tensor.dtype is None and kv_dtype == torch.int8:
-                scales = BlockPool(entry=tensor.scale_shape, dtype=SCALE_DTYPE, layout=layout.scale_layout)
-                pools[f"{name}_scale"] = scales
+                pools[f"{name}_scale"] = pool(layout.scale_layout, tensor.scale_shape, SCALE_DTYPE)
         return pools
 
     def bytes_per_token(self, kv_dtype: torch.dtype) -> int:
         """Bytes that a token takes in this layer's KV blocks, scales included."""
-        pools = self.token_pools(kv_dtype, block_size=1)  # any: it is the same in all
-        return sum(math.prod(pool.entry) * pool.dtype.itemsize for pool in pools.values())
+        return sum(pool.block_bytes for pool in self.token_pools(kv_dtype, 1).values())  # blocks of one token
 
     @property
     def is_replicated(self) -> bool:
