@@ -26,6 +26,7 @@ from labinfer.functions.cpu.measure_ceilings import measure_ceilings  # noqa: E4
 from labinfer.functions.cpu.quantized import CpuQuantized  # noqa: E402
 from labinfer.functions.packed_weight import QuantizedWeight  # noqa: E402
 from labinfer.native.targets import TARGETS  # noqa: E402
+from labinfer.weights.codes import CodeForm, Codes  # noqa: E402
 
 OUTPUTS, INPUTS, GROUP = 9728, 896, 32
 ROWS = (1, 8, 64)
@@ -50,8 +51,9 @@ def random_codes(quantized: CpuQuantized, bits: int) -> QuantizedWeight:
     """A matrix of codes, as files have them."""
     words_OW = torch.randint(-(2**31), 2**31, (OUTPUTS, INPUTS * bits // 32), dtype=torch.int32)
     scales_OG = torch.rand(OUTPUTS, INPUTS // GROUP)
-    form = {"bits": bits, "inputs": INPUTS, "group": GROUP, "lead": 0, "dtype": torch.bfloat16}
-    return quantized.pack_codes(words_OW, scales_OG, None, **form)
+    form = CodeForm(bits, GROUP)
+    codes = Codes(form=form, columns=(0, INPUTS), words=words_OW, scales=scales_OG, zeros=None)
+    return quantized.pack_codes(codes, torch.bfloat16)
 
 
 def rate(linear: Callable, x: torch.Tensor, weights: list) -> float:

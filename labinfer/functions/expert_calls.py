@@ -11,7 +11,7 @@ import torch
 
 from labinfer.functions.calls import CallSetting, Work
 from labinfer.functions.family_protocols import Experts, MakeExperts
-from labinfer.functions.packed_experts import PackedExperts
+from labinfer.functions.packed_experts import ExpertShape, PackedExperts
 
 ROUTINGS = 16
 """Choices of experts that take turns, so that a token's experts are read from memory."""
@@ -46,13 +46,8 @@ class ExpertsCall:
         return replace(self, num_timed=count, columns=min(self.columns, math.ceil(columns / 64) * 64))
 
     def pack(self, function: MakeExperts, setting: CallSetting) -> PackedExperts:
-        experts = function(
-            num_experts=self._count,
-            hidden_size=self.hidden_size,
-            columns=self.columns,
-            dtype=setting.dtype,
-            device=setting.device,
-        )
+        shape = ExpertShape(self._count, self.hidden_size, (0, self.columns), setting.dtype)
+        experts = function(shape, setting.device)
         gate_up_FD = setting.random(2 * self.columns, self.hidden_size)
         down_DF = setting.random(self.hidden_size, self.columns)
         for index in range(self._count):

@@ -9,45 +9,20 @@ import torch
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.latent_cache import LatentCache
-from labinfer.functions.packed_experts import ExpertForm, PackedExperts
+from labinfer.functions.packed_experts import ExpertShape, PackedExperts
 from labinfer.functions.packed_weight import PackedWeight
 from labinfer.functions.routing_rule import RoutingRule
+from labinfer.weights.codes import Codes
 
 
 class PackCodes(Protocol):
     """Bring whole numbers of a checkpoint into the layout in which ``Linear`` reads them, none of them rounded again."""
 
-    def __call__(
-        self,
-        words_OW: torch.Tensor,
-        scales_OG: torch.Tensor,
-        zeros_OG: torch.Tensor | None,
-        minima_OG: torch.Tensor | None = None,
-        *,
-        bits: int,
-        table: str = "",
-        inputs: int,
-        group: int,
-        lead: int,
-        dtype: torch.dtype,
-    ) -> PackedWeight:
-        """A weight is its scale times (its code less its group's zero point), or its scale times its code, plus its group's minimum.
+    def __call__(self, codes: Codes, dtype: torch.dtype) -> PackedWeight:
+        """The matrix of these outputs and inputs, in the dtype that the codes stand for. Their memory may be the packed one's.
 
         Scales and minima of groups are held in float16 times a power of two of the matrix: those with 11 bits or fewer stay as they
         are. Scales of a table's numbers that are powers of two may be held as exponents.
-
-        Args:
-            words_OW: int32, codes of each output's inputs from the lowest bits up: 8 of 4 bits or 4 of 8 bits in a word; 32 of 5 bits
-                in five words, see ``weights.codes``.
-            scales_OG: float32, one for each group.
-            zeros_OG: uint8; None where the zero point is the middle, 8, 16 or 128, or there are minima or a table.
-            minima_OG: float32; None for none.
-            bits: 4, 5 or 8; those of 5 bits have no zero points.
-            table: name of the numbers that codes of 4 bits stand for, see ``packed_weight.TABLES``; empty for their own.
-            inputs: number of columns that are multiplied; the codes may have further ones, see ``lead``.
-            group: inputs that share a scale, a multiple of 8, of 32 for 5 bits; 0 for all, which is for 8 bits without zero points.
-            lead: inputs before them that are among the codes.
-            dtype: of the matrix that the codes stand for.
         """
 
 
@@ -192,24 +167,12 @@ class MakeExperts(Protocol):
     """Memory for the experts that a rank holds of a layer, in the layout in which ``Experts`` reads them."""
 
     def __call__(
-        self,
-        *,
-        num_experts: int,
-        hidden_size: int,
-        columns: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        form: ExpertForm | None = None,
-        data_EB: torch.Tensor | None = None,
+        self, shape: ExpertShape, device: torch.device, *, data_EB: torch.Tensor | None = None
     ) -> PackedExperts:
         """Experts without weights yet; ``PackedExperts.pack`` or ``pack_codes`` brings them in one by one.
 
         Args:
-            num_experts: E; may be 0.
-            hidden_size: D.
-            columns: those of each expert's MLP that this rank holds, F.
-            dtype: of the weights as they are loaded, or that codes stand for.
-            form: that of codes, with bits of the quantization of these functions; None for values.
+            shape: its codes, if any, have the bits of the quantization of these functions.
             data_EB: experts that are packed already, as ``PackedExperts.data_EB`` of the same functions has them; only where
                 that is not None.
         """

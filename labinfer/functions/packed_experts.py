@@ -8,35 +8,28 @@ from typing import Protocol
 
 import torch
 
-
-@dataclass(frozen=True, kw_only=True)
-class ExpertForm:
-    """The form of codes in which a checkpoint holds all experts of a layer; terms as in ``PackCodes``."""
-
-    bits: int
-    """4, 5 or 8."""
-    group: int
-    has_zeros: bool
-    has_minima: bool = False
-    table: str = ""
-    down_lead: int
-    """``lead`` of down; the inputs of gate and up are never cut, so they have none."""
+from labinfer.weights.codes import CodeForm, Codes, Range
 
 
-class MatrixCodes(Protocol):
-    """A matrix in codes, as ``PackCodes`` is given one."""
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """The experts that a rank holds of a layer, as ``MakeExperts`` is told them."""
 
-    @property
-    def words(self) -> torch.Tensor: ...
+    num_experts: int
+    """E; may be 0."""
+    hidden_size: int
+    """D."""
+    columns: Range
+    """Columns of each expert's MLP that this rank holds."""
+    dtype: torch.dtype
+    """Dtype of the weights as they are loaded, or that codes stand for."""
+    form: CodeForm | None = None
+    """Form of the codes in which the checkpoint holds all experts of the layer; None for values."""
 
     @property
-    def scales(self) -> torch.Tensor: ...
-
-    @property
-    def zeros(self) -> torch.Tensor | None: ...
-
-    @property
-    def minima(self) -> torch.Tensor | None: ...
+    def num_columns(self) -> int:
+        """F."""
+        return self.columns[1] - self.columns[0]
 
 
 class PackedExperts(Protocol):
@@ -44,20 +37,6 @@ class PackedExperts(Protocol):
 
     @property
     def num_experts(self) -> int: ...
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    @property
-    def columns(self) -> int:
-        """Columns of each expert's MLP."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the matrices they are made of."""
-
-    @property
-    def device(self) -> torch.device: ...
 
     @property
     def nbytes(self) -> int:
@@ -81,12 +60,12 @@ class PackedExperts(Protocol):
 
         Args:
             index: 0 … E - 1.
-            gate_up_FD: (2F, D), the gate's rows before those of the other projection; contiguous, in ``dtype``.
+            gate_up_FD: (2F, D), the gate's rows before those of the other projection; contiguous, in ``ExpertShape.dtype``.
             down_DF: (D, F), likewise.
         """
 
-    def pack_codes(self, index: int, gate_up: MatrixCodes, down: MatrixCodes) -> None:
-        """The same for experts that were made with an ``ExpertForm``, in which these are."""
+    def pack_codes(self, index: int, gate_up: Codes, down: Codes) -> None:
+        """The same for experts that were made with an ``ExpertShape.form``, in which these are."""
 
     def clone(self) -> PackedExperts:
         """The same experts in memory of their own."""

@@ -10,8 +10,8 @@ lower 2 bits are in the first word, those that go with the second word in the lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -46,6 +46,10 @@ class CodeForm:
     def middle(self) -> int:
         return 1 << (self.bits - 1)
 
+    def lead(self, begin: int) -> int:
+        """Inputs before ``begin`` in its group."""
+        return begin % self.group if self.group else 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Codes:
@@ -57,7 +61,7 @@ class Codes:
     words: torch.Tensor
     """(outputs, words) int32."""
     scales: torch.Tensor
-    """(outputs, groups) float32."""
+    """(outputs, groups) float32; those of a table's numbers may be powers of two."""
     zeros: torch.Tensor | None
     """(outputs, groups) uint8, if the form has any."""
     minima: torch.Tensor | None = None
@@ -80,15 +84,26 @@ class Codes:
 
     def rows(self, begin: int, end: int) -> Codes:
         """Views of the same for some of the outputs."""
-        zeros = None if self.zeros is None else self.zeros[begin:end]
-        return Codes(
-            form=self.form,
-            columns=self.columns,
-            words=self.words[begin:end],
-            scales=self.scales[begin:end],
-            zeros=zeros,
-            minima=None if self.minima is None else self.minima[begin:end],
-        )
+        return self._change(lambda tensor: tensor[begin:end])
+
+    def clone(self) -> Codes:
+        """The same codes in memory of their own."""
+        return self._change(torch.clone)
+
+    def _change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Codes:
+        """The same with other tensors."""
+        names = ("words", "scales", "zeros", "minima")
+        tensors = {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
+        return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
+
+    @property
+    def num_outputs(self) -> int:
+        return self.words.shape[0]
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of the inputs that are meant."""
+        return self.columns[1] - self.columns[0]
 
     @property
     def device(self) -> torch.device:
@@ -102,7 +117,7 @@ class Codes:
     @property
     def lead(self) -> int:
         """Inputs before those that are meant."""
-        return self.columns[0] % self.form.group if self.form.group else 0
+        return self.form.lead(self.columns[0])
 
     @property
     def first_word(self) -> int:

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "engine": "observe base",
     "worker": "models functions comm observe base",
     "models": "functions comm weights base",
-    "functions": "native base",
+    "functions": "weights native base",
     "comm": "native base",
     "weights": "native base",
     "native": "",

@@ -19,8 +19,10 @@ from labinfer.base.errors import UserError
 from labinfer.functions.cpu.file_reader import BLOCK_BYTES, NUM_THREADS, PIECE_BYTES, FileReader
 from labinfer.functions.cpu.library import Library
 from labinfer.functions.expert_offload import ExpertStats, needs_compiled_experts
+from labinfer.functions.family_protocols import MakeExperts
 from labinfer.functions.functions import ExpertFunctions, Functions
-from labinfer.functions.packed_experts import MatrixCodes, PackedExperts
+from labinfer.functions.packed_experts import ExpertShape, PackedExperts
+from labinfer.weights.codes import Codes
 
 PARTS = 4
 """A layer's experts are read in so many parts at most, so that one is multiplied with while the next ones are read."""
@@ -227,30 +229,29 @@ class OffloadedExperts:
 
     data_EB = addresses_E = None
 
-    def __init__(self, arena: ExpertArena, make_experts: Callable[..., PackedExperts], **shape):
-        self._arena, self._make, self._shape = arena, make_experts, shape
-        self._layer = make_experts(**shape | {"device": torch.device("meta")})
+    def __init__(self, arena: ExpertArena, make_experts: MakeExperts, shape: ExpertShape, device: torch.device):
+        self._arena, self._make, self._shape, self._device = arena, make_experts, shape, device
+        self._layer = make_experts(shape, torch.device("meta"))
         if self._layer.addresses_E is None:
             raise needs_compiled_experts()
         arena.expect(self._alone(torch.device("meta")).data_EB.shape[1])
-        self.num_experts, self.hidden_size, self.columns = shape["num_experts"], shape["hidden_size"], shape["columns"]
-        self.dtype, self.device, self.nbytes = shape["dtype"], shape["device"], self._layer.nbytes
+        self.num_experts, self.nbytes = shape.num_experts, self._layer.nbytes
         self._positions = [0] * self.num_experts
 
     def pack(self, index: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
         self._put(index, lambda alone: alone.pack(0, gate_up_FD, down_DF))
 
-    def pack_codes(self, index: int, gate_up: MatrixCodes, down: MatrixCodes) -> None:
+    def pack_codes(self, index: int, gate_up: Codes, down: Codes) -> None:
         self._put(index, lambda alone: alone.pack_codes(0, gate_up, down))
 
     def _put(self, index: int, pack: Callable[[PackedExperts], None]) -> None:
-        alone = self._alone(self.device)
+        alone = self._alone(self._device)
         pack(alone)
         self._positions[index] = self._arena.write(alone.data_EB[0])
 
     def _alone(self, device: torch.device) -> PackedExperts:
         """Memory for one expert."""
-        return self._make(**self._shape | {"num_experts": 1, "device": device})
+        return self._make(dataclasses.replace(self._shape, num_experts=1), device)
 
     def clone(self) -> OffloadedExperts:
         return self  # they are only read

@@ -12,8 +12,9 @@ from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.cpu.dense import PANEL
 from labinfer.functions.cpu.library import Library, new_bytes, readable
 from labinfer.functions.cpu.quantized import CODINGS, code_unit, offset_kind
-from labinfer.functions.packed_experts import ExpertForm, MatrixCodes, PackedExperts
+from labinfer.functions.packed_experts import ExpertShape, PackedExperts
 from labinfer.functions.reference.quantized import scale_unit
+from labinfer.weights.codes import Codes
 
 WEIGHTS = {"int4": 0, "int8": 1, torch.bfloat16: 2, torch.float16: 3, torch.float32: 4, "int5": 5}
 """Numbers of experts.h for whole numbers by their bits, and for dtypes."""
@@ -38,10 +39,10 @@ class CompiledCodes(ctypes.Structure):
     ]
 
     @classmethod
-    def convert(cls, codes: MatrixCodes, form: ExpertForm) -> CompiledCodes:
+    def convert(cls, codes: Codes) -> CompiledCodes:
         assert codes.words.is_contiguous() and codes.scales.is_contiguous()
         offsets = codes.minima if codes.zeros is None else codes.zeros
-        unit = code_unit(codes.scales, codes.minima, form.table) if form.group else 1.0
+        unit = code_unit(codes) if codes.form.group else 1.0
         pointer = None if offsets is None else offsets.data_ptr()
         return cls(codes.words.data_ptr(), codes.scales.data_ptr(), pointer, unit)
 
@@ -74,30 +75,26 @@ class CpuPackedExperts:
         library: Library,
         quantization: str,
         group: int,
-        *,
-        num_experts: int,
-        hidden_size: int,
-        columns: int,
-        dtype: torch.dtype,
+        shape: ExpertShape,
         device: torch.device,
-        form: ExpertForm | None = None,
+        *,
         data_EB: torch.Tensor | None = None,
     ):
-        self.num_experts, self.hidden_size, self.columns = num_experts, hidden_size, columns
-        self.dtype, self.device, self.quantization, self.group, self.form = dtype, device, quantization, group, form
-        self._library = library
-        weights = dtype if quantization == "none" else quantization
+        self.quantization, self.num_experts = quantization, shape.num_experts
+        self._library, self._group, self._shape = library, group, shape
+        weights = shape.dtype if quantization == "none" else quantization
         layout = (group if quantization == "int4" else 0, 0, 0, 0)
-        if form is not None:
+        if (form := shape.form) is not None:
             weights, offset = f"int{form.bits}", offset_kind(form.has_zeros, form.has_minima)
-            layout = (form.group, CODINGS.index(form.table), offset, form.down_lead)
-        self.compiled = CompiledExperts(None, num_experts, hidden_size, columns, WEIGHTS[weights], *layout)
+            layout = (form.group, CODINGS.index(form.table), offset, form.lead(shape.columns[0]))
+        sizes = (shape.num_experts, shape.hidden_size, shape.num_columns)
+        self.compiled = CompiledExperts(None, *sizes, WEIGHTS[weights], *layout)
         self.expert_bytes: int = library.expert_bytes(ctypes.byref(self.compiled))
         """Bytes of one expert, scales included."""
         if data_EB is None:
-            data_EB = new_bytes(num_experts * self.expert_bytes, device).view(num_experts, self.expert_bytes)
+            data_EB = new_bytes(self.nbytes, device).view(self.num_experts, self.expert_bytes)
         self.data_EB = data_EB
-        self.addresses_E = torch.arange(num_experts, device="cpu") * self.expert_bytes + data_EB.data_ptr()
+        self.addresses_E = torch.arange(self.num_experts, device="cpu") * self.expert_bytes + data_EB.data_ptr()
         self.compiled.data = self.addresses_E.data_ptr()
 
     @property
@@ -121,28 +118,18 @@ class CpuPackedExperts:
             torch.get_num_threads(),
         )
 
-    def pack_codes(self, index: int, gate_up: MatrixCodes, down: MatrixCodes) -> None:
+    def pack_codes(self, index: int, gate_up: Codes, down: Codes) -> None:
         self._library.pack_expert_codes(
             ctypes.byref(self.compiled),
             index,
-            ctypes.byref(CompiledCodes.convert(gate_up, self.form)),
-            ctypes.byref(CompiledCodes.convert(down, self.form)),
+            ctypes.byref(CompiledCodes.convert(gate_up)),
+            ctypes.byref(CompiledCodes.convert(down)),
             torch.get_num_threads(),
         )
 
     def clone(self) -> CpuPackedExperts:
-        return CpuPackedExperts(
-            self._library,
-            self.quantization,
-            self.group,
-            num_experts=self.num_experts,
-            hidden_size=self.hidden_size,
-            columns=self.columns,
-            dtype=self.dtype,
-            device=self.device,
-            form=self.form,
-            data_EB=self.data_EB.clone(),
-        )
+        own = (self._library, self.quantization, self._group, self._shape)
+        return CpuPackedExperts(*own, self.data_EB.device, data_EB=self.data_EB.clone())
 
 
 class CpuExperts:

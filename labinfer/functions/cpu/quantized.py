@@ -11,6 +11,7 @@ from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.library import Library, new_bytes, readable
 from labinfer.functions.packed_weight import POWERS_OF_TWO, TABLES, QuantizedWeight
 from labinfer.functions.reference.quantized import scale_unit, shared_unit
+from labinfer.weights.codes import Codes
 
 QUAD = 4
 """Inputs that are multiplied at once."""
@@ -86,32 +87,19 @@ class CpuQuantized:
             unit=unit,
         )
 
-    def pack_codes(
-        self,
-        words_OW: torch.Tensor,
-        scales_OG: torch.Tensor,
-        zeros_OG: torch.Tensor | None,
-        minima_OG: torch.Tensor | None = None,
-        *,
-        bits: int,
-        table: str = "",
-        inputs: int,
-        group: int,
-        lead: int,
-        dtype: torch.dtype,
-    ) -> QuantizedWeight:
-        outputs, words = words_OW.shape
-        rows, groups = _up_to(outputs, PANEL), scales_OG.shape[1]
-        words_OW, scales_OG = words_OW.contiguous(), scales_OG.contiguous()
-        offsets_OG = minima_OG if zeros_OG is None else zeros_OG
+    def pack_codes(self, codes: Codes, dtype: torch.dtype) -> QuantizedWeight:
+        form, (outputs, words) = codes.form, codes.words.shape
+        rows, groups = _up_to(outputs, PANEL), codes.scales.shape[1]
+        words_OW, scales_OG = codes.words.contiguous(), codes.scales.contiguous()
+        offsets_OG = codes.minima if codes.zeros is None else codes.zeros
         offsets_OG = None if offsets_OG is None else offsets_OG.contiguous()
         row_bytes, unit = words * QUAD, 1.0
-        if group:
-            scale_bytes = 1 if table in POWERS_OF_TWO else SCALE_BYTES
-            row_bytes = groups * (scale_bytes + SCALE_BYTES * (offsets_OG is not None) + group * bits // 8)
-            unit = code_unit(scales_OG, minima_OG, table)
+        if form.group:
+            scale_bytes = 1 if form.table in POWERS_OF_TWO else SCALE_BYTES
+            row_bytes = groups * (scale_bytes + SCALE_BYTES * (offsets_OG is not None) + form.group * form.bits // 8)
+            unit = code_unit(codes)
         data = new_bytes(rows * row_bytes)
-        output_scales = scales_OG.new_empty(0 if group else rows)
+        output_scales = scales_OG.new_empty(0 if form.group else rows)
         self._library.pack_codes(
             words_OW.data_ptr(),
             scales_OG.data_ptr(),
@@ -119,26 +107,26 @@ class CpuQuantized:
             data.data_ptr(),
             output_scales.data_ptr(),
             outputs,
-            groups * group or inputs,
-            group,
-            bits,
-            CODINGS.index(table),
-            offset_kind(zeros_OG is not None, minima_OG is not None),
+            groups * form.group or codes.num_inputs,
+            form.group,
+            form.bits,
+            CODINGS.index(form.table),
+            offset_kind(codes.zeros is not None, codes.minima is not None),
             unit,
             torch.get_num_threads(),
         )
         return QuantizedWeight(
             data=data,
             scales=output_scales,
-            zeros=None if zeros_OG is None else data.new_empty(0),
-            minima=None if minima_OG is None else data.new_empty(0),
-            table=table,
+            zeros=None if codes.zeros is None else data.new_empty(0),
+            minima=None if codes.minima is None else data.new_empty(0),
+            table=form.table,
             outputs=outputs,
-            inputs=inputs,
+            inputs=codes.num_inputs,
             dtype=dtype,
-            bits=bits,
-            group=group,
-            lead=lead,
+            bits=form.bits,
+            group=form.group,
+            lead=codes.lead,
             unit=unit,
         )
 
@@ -216,9 +204,9 @@ class CpuQuantized:
         return out_TD.to(table.dtype)
 
 
-def code_unit(scales_OG: torch.Tensor, minima_OG: torch.Tensor | None, table: str) -> float:
-    """Power of two that all scales and minima are to be multiplied with."""
-    return HALF if table in POWERS_OF_TWO else shared_unit(scales_OG, minima_OG)
+def code_unit(codes: Codes) -> float:
+    """Power of two that all scales and minima of groups are to be multiplied with."""
+    return HALF if codes.form.table in POWERS_OF_TWO else shared_unit(codes.scales, codes.minima)
 
 
 def offset_kind(has_zeros: bool, has_minima: bool) -> int:

@@ -10,9 +10,9 @@ import torch
 from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.cuda.elementwise import gelu_and_mul, silu_and_mul
 from labinfer.functions.cuda.products import CudaProducts, ExpertRows, can_multiply
-from labinfer.functions.packed_experts import MatrixCodes
 from labinfer.functions.packed_weight import PackedWeight, QuantizedWeight
 from labinfer.functions.reference import experts as reference
+from labinfer.weights.codes import Codes
 
 MAX_PAIRS = 512
 """Pairs of a token and an expert, at most, of which each reads its expert's weights by itself; more are sorted by expert."""
@@ -64,7 +64,7 @@ class CudaExperts(reference.ReferenceExperts):
         super().pack(index, gate_up_FD, down_DF)
         self._stack(index)
 
-    def pack_codes(self, index: int, gate_up: MatrixCodes, down: MatrixCodes) -> None:
+    def pack_codes(self, index: int, gate_up: Codes, down: Codes) -> None:
         super().pack_codes(index, gate_up, down)
         self._stack(index)
 

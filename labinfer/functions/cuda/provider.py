@@ -72,7 +72,7 @@ class CudaProvider(Provider):
         add_all(calls, **kernels)
         multiplier = products.CudaProducts(self._device)
         matrices = {
-            "none": (linear.pack_weight, linear.linear),
+            "none": (linear.pack_weight, linear.linear, None),
             "int8": (quantized.quantize_int8, quantized.linear, quantized.pack_codes),
             "int4": (partial(quantized.quantize_int4, group=group_size), quantized.linear, quantized.pack_codes),
         }

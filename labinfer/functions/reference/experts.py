@@ -8,10 +8,11 @@ import torch
 
 from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.family_protocols import PackCodes
-from labinfer.functions.packed_experts import ExpertForm, MatrixCodes
+from labinfer.functions.packed_experts import ExpertShape
 from labinfer.functions.packed_weight import PackedWeight
 from labinfer.functions.protocols import Linear, PackWeight
 from labinfer.functions.reference.elementwise import gelu_and_mul, silu_and_mul
+from labinfer.weights.codes import Codes, Range
 
 
 class ReferenceExperts:
@@ -27,23 +28,14 @@ class ReferenceExperts:
         self,
         pack_weight: PackWeight,
         linear: Linear,
-        pack_codes: PackCodes | None = None,
-        *,
-        num_experts: int,
-        hidden_size: int,
-        columns: int,
-        dtype: torch.dtype,
+        pack_codes: PackCodes | None,
+        shape: ExpertShape,
         device: torch.device,
-        form: ExpertForm | None = None,
     ):
-        self.num_experts, self.hidden_size, self.columns = num_experts, hidden_size, columns
-        self.dtype, self.device, self.linear = dtype, device, linear
-        self.pairs: list[tuple[PackedWeight, PackedWeight] | None] = [None] * num_experts
+        self.num_experts, self.linear, self._shape = shape.num_experts, linear, shape
+        self.pairs: list[tuple[PackedWeight, PackedWeight] | None] = [None] * shape.num_experts
         """For each expert gate with up, and down; None before they are packed."""
-        self._pack_weight, self._pack_codes, self._form = pack_weight, pack_codes, form
-        lead = form.down_lead if form is not None else 0
-        self._matrices = (2 * columns, hidden_size, 0), (hidden_size, columns, lead)
-        """Outputs, inputs and ``lead`` of gate with up, and of down."""
+        self._pack_weight, self._pack_codes = pack_weight, pack_codes
 
     def parts(self, ids_TA: torch.Tensor, first: int) -> tuple[tuple[ReferenceExperts, bool]]:
         return ((self, True),)
@@ -51,48 +43,21 @@ class ReferenceExperts:
     def pack(self, index: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
         self.pairs[index] = self._pack_weight(gate_up_FD.clone()), self._pack_weight(down_DF.clone())
 
-    def pack_codes(self, index: int, gate_up: MatrixCodes, down: MatrixCodes) -> None:
-        self.pairs[index] = tuple(
-            self._packed(
-                codes.words.clone(),
-                codes.scales.clone(),
-                None if codes.zeros is None else codes.zeros.clone(),
-                None if codes.minima is None else codes.minima.clone(),
-                inputs=inputs,
-                lead=lead,
-            )
-            for codes, (_, inputs, lead) in zip((gate_up, down), self._matrices, strict=True)
-        )
-
-    def _packed(
-        self,
-        words_OW: torch.Tensor,
-        scales_OG: torch.Tensor,
-        zeros_OG: torch.Tensor | None,
-        minima_OG: torch.Tensor | None,
-        *,
-        inputs: int,
-        lead: int,
-    ) -> PackedWeight:
-        form = {"bits": self._form.bits, "table": self._form.table, "group": self._form.group, "lead": lead}
-        return self._pack_codes(words_OW, scales_OG, zeros_OG, minima_OG, inputs=inputs, dtype=self.dtype, **form)
+    def pack_codes(self, index: int, gate_up: Codes, down: Codes) -> None:
+        self.pairs[index] = tuple(self._pack_codes(codes.clone(), self._shape.dtype) for codes in (gate_up, down))
 
     @property
     def nbytes(self) -> int:
-        return self.num_experts * sum(self._empty(*matrix).nbytes for matrix in self._matrices)
+        shape = self._shape
+        matrices = (2 * shape.num_columns, (0, shape.hidden_size)), (shape.hidden_size, shape.columns)
+        return self.num_experts * sum(self._empty(*matrix).nbytes for matrix in matrices)
 
-    def _empty(self, outputs: int, inputs: int, lead: int) -> PackedWeight:
+    def _empty(self, outputs: int, columns: Range) -> PackedWeight:
         """A packed matrix without memory behind it."""
-        form = self._form
-        if form is None:
-            return self._pack_weight(torch.empty(outputs, inputs, dtype=self.dtype, device="meta"))
-        groups = -(-(lead + inputs) // form.group) if form.group else 1
-        words = -(-(groups * form.group or inputs) * form.bits // 32)
-        scales_OG = torch.empty(outputs, groups, device="meta")
-        zeros_OG = scales_OG.to(torch.uint8) if form.has_zeros else None
-        minima_OG = scales_OG if form.has_minima else None
-        words_OW = torch.empty(outputs, words, dtype=torch.int32, device="meta")
-        return self._packed(words_OW, scales_OG, zeros_OG, minima_OG, inputs=inputs, lead=lead)
+        shape = self._shape
+        if shape.form is not None:
+            return self._pack_codes(Codes.empty(shape.form, outputs, columns, "meta"), shape.dtype)
+        return self._pack_weight(torch.empty(outputs, columns[1] - columns[0], dtype=shape.dtype, device="meta"))
 
     def clone(self) -> ReferenceExperts:
         same = copy(self)

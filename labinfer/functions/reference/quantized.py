@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from labinfer.functions.packed_weight import POWERS_OF_TWO, TABLES, QuantizedWeight
+from labinfer.weights.codes import Codes
 
 LARGEST_8 = 127
 LOWEST_4, HIGHEST_4 = -8, 7
@@ -68,44 +69,33 @@ def quantize_int4(weight_OI: torch.Tensor, group: int) -> QuantizedWeight:
     )
 
 
-def pack_codes(
-    words_OW: torch.Tensor,
-    scales_OG: torch.Tensor,
-    zeros_OG: torch.Tensor | None,
-    minima_OG: torch.Tensor | None = None,
-    *,
-    bits: int,
-    table: str = "",
-    inputs: int,
-    group: int,
-    lead: int,
-    dtype: torch.dtype,
-) -> QuantizedWeight:
+def pack_codes(codes: Codes, dtype: torch.dtype) -> QuantizedWeight:
     """Codes as they are: the lower 4 bits of two neighbouring inputs share a byte; with 8 bits and no groups as ``quantize_int8`` has
     them."""
-    data, minima = words_OW.contiguous().view(torch.uint8), None
-    if not group:
-        data = _compute(lambda data_OI: data_OI ^ (1 << bits - 1), data[:, :inputs]).view(torch.int8)
-        scales, unit = scales_OG.squeeze(1), 1.0
-    elif table in POWERS_OF_TWO:
-        scales, unit = scales_OG.to(torch.bfloat16), 1.0  # which has all of them
+    form, minima = codes.form, None
+    data = codes.words.contiguous().view(torch.uint8)
+    if not form.group:
+        data = _compute(lambda data_OI: data_OI ^ form.middle, data[:, : codes.num_inputs]).view(torch.int8)
+        scales, unit = codes.scales.squeeze(1), 1.0
+    elif form.table in POWERS_OF_TWO:
+        scales, unit = codes.scales.to(torch.bfloat16), 1.0  # which has all of them
     else:
-        unit = shared_unit(scales_OG, minima_OG)
-        scales = _compute(lambda scales_OG: scales_OG / unit, scales_OG).half()
-        if minima_OG is not None:
-            minima = _compute(lambda minima_OG: minima_OG / unit, minima_OG).half()
+        unit = shared_unit(codes.scales, codes.minima)
+        scales = _compute(lambda scales_OG: scales_OG / unit, codes.scales).half()
+        if codes.minima is not None:
+            minima = _compute(lambda minima_OG: minima_OG / unit, codes.minima).half()
     return QuantizedWeight(
         data=data,
         scales=scales,
-        zeros=zeros_OG,
+        zeros=codes.zeros,
         minima=minima,
-        table=table,
-        outputs=len(words_OW),
-        inputs=inputs,
+        table=form.table,
+        outputs=codes.num_outputs,
+        inputs=codes.num_inputs,
         dtype=dtype,
-        bits=bits,
-        group=group,
-        lead=lead,
+        bits=form.bits,
+        group=form.group,
+        lead=codes.lead,
         unit=unit,
     )
 

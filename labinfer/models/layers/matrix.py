@@ -103,19 +103,7 @@ class Matrix(WeightedModule):
                 rows_OI = weight_OI if len(self._blocks) == 1 else weight_OI[block.slice].clone()
                 block.packed = block.functions.pack_weight(rows_OI)
             else:
-                block.packed = block.functions.pack_codes(
-                    codes.words,
-                    codes.scales,
-                    codes.zeros,
-                    codes.minima,
-                    bits=codes.form.bits,
-                    table=codes.form.table,
-                    inputs=self.num_inputs,
-                    group=codes.form.group,
-                    lead=codes.lead,
-                    dtype=self.dtype,
-                )
-                block.codes = None
+                block.packed, block.codes = block.functions.pack_codes(codes, self.dtype), None
         self.weight = None
 
     @property

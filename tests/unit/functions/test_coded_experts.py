@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,11 +13,11 @@ from labinfer.functions.cpu.expert_arena import ExpertArena
 from labinfer.functions.cpu.experts import CpuExperts
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.functions import ExpertFunctions, Functions
-from labinfer.functions.packed_experts import ExpertForm
+from labinfer.functions.packed_experts import ExpertShape
 from labinfer.functions.packed_weight import TABLES
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.launch.providers import make_registry, reference_registry
-from labinfer.weights.codes import CodeForm, unpack
+from labinfer.weights.codes import CodeForm, Codes, unpack
 
 CPU = torch.device("cpu")
 EXPERTS, CHOSEN = 5, 3
@@ -42,6 +42,13 @@ def _seed():
     torch.manual_seed(0)
 
 
+def code_form(form: tuple[int, int, str]) -> CodeForm:
+    """Of bits, a group's inputs, and the kind of offsets or the table."""
+    bits, group, kind = form
+    table = kind if kind in TABLES else ""
+    return CodeForm(bits, group, has_zeros=kind == "zeros", has_minima=kind == "minima", table=table)
+
+
 def random_codes(outputs: int, inputs: int, form: tuple[int, int, str], lead: int = 0):
     """(codes, the values of the inputs behind ``lead``); what is held before and after them is random, too."""
     bits, group, kind = form
@@ -62,8 +69,14 @@ def random_codes(outputs: int, inputs: int, form: tuple[int, int, str], lead: in
         values += minima.double()[:, of_input]
     packed = pack_fives(numbers) if bits == 5 else pack(numbers, bits, 1)
     words = torch.empty(packed.shape, dtype=torch.int32).copy_(packed)  # with the usual strides, also of a single word
-    kept = {"zeros": zeros.to(torch.uint8) if kind == "zeros" else None, "minima": minima if kind == "minima" else None}
-    codes = SimpleNamespace(words=words, scales=scales, **kept)
+    codes = Codes(
+        form=code_form(form),
+        columns=(lead, lead + inputs),
+        words=words,
+        scales=scales,
+        zeros=zeros.to(torch.uint8) if kind == "zeros" else None,
+        minima=minima if kind == "minima" else None,
+    )
     return codes, values[:, lead : lead + inputs]
 
 
@@ -77,23 +90,9 @@ def pack_fives(numbers: torch.Tensor) -> torch.Tensor:
 
 def make(own: ExpertFunctions, form: tuple[int, int, str], hidden: int, columns: int, lead: int, dtype=torch.float32):
     """(experts, their matrices as pairs)."""
-    bits, group, kind = form
+    group = form[1]
     lead = lead % group if group else 0
-    packed = own.make_experts(
-        num_experts=EXPERTS,
-        hidden_size=hidden,
-        columns=columns,
-        dtype=dtype,
-        device=CPU,
-        form=ExpertForm(
-            bits=bits,
-            group=group,
-            has_zeros=kind == "zeros",
-            has_minima=kind == "minima",
-            table=kind if kind in TABLES else "",
-            down_lead=lead,
-        ),
-    )
+    packed = own.make_experts(ExpertShape(EXPERTS, hidden, (lead, lead + columns), dtype, code_form(form)), CPU)
     matrices = []
     for index in range(EXPERTS):
         gate_up, gate_up_FD = random_codes(2 * columns, hidden, form)
@@ -195,14 +194,10 @@ def test_numbers_of_a_table_give_the_bits_of_the_same_numbers(compiled_functions
     """Experts and a matrix of whole groups, in codes of 4 bits, and in those of 8 bits for the same numbers."""
     functions = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)]).select(CPU, torch.float32)
     hidden, columns = 96, 64
+    shape = ExpertShape(EXPERTS, hidden, (0, columns), torch.float32)
     few, many = (
-        functions.coded_experts[own].make_experts(
-            num_experts=EXPERTS, hidden_size=hidden, columns=columns, dtype=torch.float32, device=CPU, form=form
-        )
-        for own, form in (
-            ("int4", ExpertForm(bits=4, group=32, has_zeros=False, table=table, down_lead=0)),
-            ("int8", ExpertForm(bits=8, group=32, has_zeros=False, down_lead=0)),
-        )
+        functions.coded_experts[form.quantization].make_experts(replace(shape, form=form), CPU)
+        for form in (CodeForm(4, 32, table=table), CodeForm(8, 32))
     )
     for index in range(EXPERTS):
         both = [random_codes(*sizes, (4, 32, table))[0] for sizes in ((2 * columns, hidden), (hidden, columns))]
@@ -216,18 +211,18 @@ def test_numbers_of_a_table_give_the_bits_of_the_same_numbers(compiled_functions
     assert torch.equal(got, wanted)
     codes, _ = random_codes(70, hidden, (4, 32, table))
     products = []
-    for own, given, name in (("int4", codes, table), ("int8", in_8_bits(codes, table), "")):
-        form = {"inputs": hidden, "group": 32, "lead": 0, "dtype": torch.float32, "table": name}
-        packed = functions.codes[own].pack_codes(given.words, given.scales, None, bits=int(own[-1]), **form)
+    for given in (codes, in_8_bits(codes, table)):
+        own = given.form.quantization
+        packed = functions.codes[own].pack_codes(given, torch.float32)
         products.append(functions.codes[own].linear(x, packed))
     assert torch.equal(*products)
 
 
-def in_8_bits(codes: SimpleNamespace, table: str) -> SimpleNamespace:
+def in_8_bits(codes: Codes, table: str) -> Codes:
     """The numbers that codes of a table stand for, as codes of 8 bits."""
     numbers = torch.tensor(TABLES[table])[unpack(codes.words, 4).long()] + 128
     words = numbers.to(torch.uint8).view(torch.int32)
-    return SimpleNamespace(words=words, scales=codes.scales, zeros=None, minima=None)
+    return replace(codes, form=CodeForm(8, codes.form.group), words=words)
 
 
 OFFSETS = [
@@ -248,18 +243,7 @@ def test_rows_and_products_of_a_matrix_in_codes_are_those_of_its_values(function
     bits, group, kind = form
     own, lead = functions.codes[CodeForm(bits).quantization], 16 % group
     codes, values = random_codes(70, 90, form, lead)
-    packed = own.pack_codes(
-        codes.words,
-        codes.scales,
-        codes.zeros,
-        codes.minima,
-        bits=bits,
-        inputs=90,
-        group=group,
-        lead=lead,
-        dtype=torch.float32,
-        table=kind if kind in TABLES else "",
-    )
+    packed = own.pack_codes(codes, torch.float32)
     ids = torch.tensor([5, 74, 3, 4, 73, 90])
     rows = own.embedding(ids, packed, 5)
     inside = (ids >= 5) & (ids < 75)

@@ -13,6 +13,7 @@ from torch_threads import threads_of_torch
 
 from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.cpu.experts import CpuExperts, CpuPackedExperts
+from labinfer.functions.packed_experts import ExpertShape
 from labinfer.functions.reference import linear, quantized
 from labinfer.launch.core_sharing import SharedCore
 from labinfer.native import compiler
@@ -58,9 +59,8 @@ def make(
 ) -> CpuPackedExperts:
     """Packed one by one through the same two buffers, as a layer does it."""
     experts, hidden, columns = down_EDF.shape
-    packed = cpu.calls(quantization, group)["make_experts"](
-        num_experts=experts, hidden_size=hidden, columns=columns, dtype=down_EDF.dtype, device=CPU
-    )
+    shape = ExpertShape(experts, hidden, (0, columns), down_EDF.dtype)
+    packed = cpu.calls(quantization, group)["make_experts"](shape, CPU)
     gate_up, down = torch.empty(2 * columns, hidden), torch.empty(hidden, columns)
     gate_up, down = gate_up.to(down_EDF), down.to(down_EDF)
     for index in range(experts):

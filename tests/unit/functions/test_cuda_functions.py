@@ -13,6 +13,7 @@ from labinfer.functions.attention_heads import AttentionHeads, HeadNorms, QKVHea
 from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.layer_cache import LayerCache
+from labinfer.functions.packed_experts import ExpertShape
 from labinfer.functions.reference import attention as reference_attention
 from labinfer.functions.reference import delta_rule as reference_delta
 from labinfer.functions.reference import elementwise as reference
@@ -20,6 +21,7 @@ from labinfer.functions.reference import experts as reference_experts
 from labinfer.functions.reference import latent_attention as reference_latent
 from labinfer.functions.reference import linear as dense
 from labinfer.functions.reference import quantized
+from labinfer.weights.codes import CodeForm, Codes
 
 DTYPES = pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 
@@ -237,18 +239,15 @@ def make_weight(kind: str, outputs: int, inputs: int, dtype: torch.dtype):
     scales = torch.rand(outputs, groups, device=DEVICE) * 0.02 + 0.01
     zeros = torch.randint(0, 1 << bits, (outputs, groups), device=DEVICE).to(torch.uint8) if name != "iq4" else None
     minima = -torch.rand(outputs, groups, device=DEVICE) if name == "minima" else None
-    return quantized.pack_codes(
-        words.to(torch.int32),
-        scales,
-        None if minima is not None else zeros,
-        minima,
-        bits=bits,
-        table="iq4" if name == "iq4" else "",
-        inputs=inputs,
-        group=int(group),
-        lead=0,
-        dtype=dtype,
+    codes = Codes(
+        form=CodeForm(bits, int(group), table="iq4" if name == "iq4" else ""),
+        columns=(0, inputs),
+        words=words.to(torch.int32),
+        scales=scales,
+        zeros=None if minima is not None else zeros,
+        minima=minima,
     )
+    return quantized.pack_codes(codes, dtype)
 
 
 WEIGHTS = ["int8", "int4/64", "int4/32", "codes8/128", "codes4/128", "minima/32", "iq4/32", "codes4/256"]
@@ -286,14 +285,8 @@ def test_experts(products, monkeypatch, kind, dtype, rows, num_experts, first, a
     size, columns, each = 96, 160, 3
     packers = {"dense": dense.pack_weight, "int8": quantized.quantize_int8}
     pack = packers.get(kind, lambda matrix: quantized.quantize_int4(matrix, 64))
-    held = cuda_experts.CudaExperts(
-        *(pack, dense.linear if kind == "dense" else exact_linear),
-        num_experts=num_experts,
-        hidden_size=size,
-        columns=columns,
-        dtype=dtype,
-        device=DEVICE,
-    )
+    linear = dense.linear if kind == "dense" else exact_linear
+    held = cuda_experts.CudaExperts(pack, linear, None, ExpertShape(num_experts, size, (0, columns), dtype), DEVICE)
     for index in range(num_experts):
         held.pack(index, randn(2 * columns, size, dtype=dtype), randn(size, columns, dtype=dtype))
     x = randn(rows, size, dtype=dtype)

@@ -16,6 +16,7 @@ from labinfer.base.errors import UserError
 from labinfer.functions.cpu.expert_arena import ExpertArena, OffloadedExperts
 from labinfer.functions.cpu.experts import CpuExperts
 from labinfer.functions.cpu.file_reader import BLOCK_BYTES, PIECE_BYTES
+from labinfer.functions.packed_experts import ExpertShape
 from labinfer.launch.providers import reference_registry
 from labinfer.native import compiler
 
@@ -185,15 +186,7 @@ def test_full_disk_is_refused(arena, monkeypatch):
 def test_experts_of_the_reference_cannot_be_offloaded(compiled_functions, tmp_path):
     made, functions = ExpertArena(compiled_functions, SIZE, tmp_path), reference_registry().select(CPU, torch.float32)
     with pytest.raises(UserError, match="--expert-offload needs the compiled experts"):
-        OffloadedExperts(
-            made,
-            functions.experts.make_experts,
-            num_experts=2,
-            hidden_size=8,
-            columns=4,
-            dtype=torch.float32,
-            device=CPU,
-        )
+        OffloadedExperts(made, functions.experts.make_experts, ExpertShape(2, 8, (0, 4), torch.float32), CPU)
 
 
 @pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
@@ -205,12 +198,12 @@ def test_offloaded_experts_give_the_same_bits(compiled_functions, tmp_path, quan
     torch.manual_seed(0)
     cpu = CpuExperts(compiled_functions)
     make = cpu.calls(quantization, 0)["make_experts"]
-    shape = {"hidden_size": 70, "columns": 20, "dtype": dtype, "device": CPU}
-    expert_bytes = make(num_experts=1, **shape).nbytes
+    shape = ExpertShape(8, 70, (0, 20), dtype)
+    expert_bytes = make(shape, CPU).nbytes // 8
     made = ExpertArena(compiled_functions, 5 * -(-expert_bytes // BLOCK_BYTES) * BLOCK_BYTES, tmp_path)
     layers = []
     for _ in range(2):
-        resident, offloaded = make(num_experts=8, **shape), OffloadedExperts(made, make, num_experts=8, **shape)
+        resident, offloaded = make(shape, CPU), OffloadedExperts(made, make, shape, CPU)
         for index in range(8):
             gate_up, down = torch.randn(40, 70).to(dtype), torch.randn(70, 20).to(dtype)
             resident.pack(index, gate_up, down)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from labinfer.functions.functions import Functions
-from labinfer.functions.packed_experts import PackedExperts
+from labinfer.functions.packed_experts import ExpertShape, PackedExperts
 from labinfer.launch.providers import reference_registry
 
 CPU = torch.device("cpu")
@@ -21,9 +21,8 @@ def select(quantization: str = "none", dtype: torch.dtype = torch.float32) -> Fu
 def make(functions: Functions, gate_up_EFD: torch.Tensor, down_EDF: torch.Tensor) -> PackedExperts:
     """Packed one by one through the same two buffers, as a layer does it."""
     experts, columns = len(down_EDF), down_EDF.shape[2]
-    packed = functions.experts.make_experts(
-        num_experts=experts, hidden_size=down_EDF.shape[1], columns=columns, dtype=down_EDF.dtype, device=CPU
-    )
+    shape = ExpertShape(experts, down_EDF.shape[1], (0, columns), down_EDF.dtype)
+    packed = functions.experts.make_experts(shape, CPU)
     gate_up, down = gate_up_EFD.new_empty(gate_up_EFD.shape[1:]), down_EDF.new_empty(down_EDF.shape[1:])
     for index in range(experts):
         gate_up.copy_(gate_up_EFD[index])
@@ -87,7 +86,6 @@ def test_experts_size_is_known_before_they_are_packed(quantization):
     _, gate_up, down, _, _ = case()
     packed = make(functions, gate_up, down)
     assert packed.nbytes == sum(a.nbytes + b.nbytes for a, b in packed.pairs)
-    on_meta = functions.experts.make_experts(
-        num_experts=EXPERTS, hidden_size=HIDDEN, columns=COLUMNS, dtype=torch.float32, device=torch.device("meta")
-    )
+    shape = ExpertShape(EXPERTS, HIDDEN, (0, COLUMNS), torch.float32)
+    on_meta = functions.experts.make_experts(shape, torch.device("meta"))
     assert on_meta.nbytes == packed.nbytes

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from labinfer.functions.expert_calls import ExpertsCall
-from labinfer.functions.packed_experts import ExpertForm, PackedExperts
+from labinfer.functions.packed_experts import ExpertShape, PackedExperts
 from labinfer.models.families.layers.expert_biases import ClampedGateConfig, ExpertBiases
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.sharding import shard_columns, shard_experts
@@ -147,26 +147,11 @@ class RoutedExperts(WeightedModule):
 
     def _make(self, data_EB: torch.Tensor | None = None) -> PackedExperts:
         _, down = self._memory
-        form = None
-        if isinstance(down, Codes):
-            own = down.form
-            form = ExpertForm(
-                bits=own.bits,
-                group=own.group,
-                has_zeros=own.has_zeros,
-                has_minima=own.has_minima,
-                table=own.table,
-                down_lead=down.lead,
-            )
-        return self._functions.make_experts(
-            num_experts=self._range[1] - self._range[0],
-            hidden_size=self._hidden_size,
-            columns=self._width,
-            dtype=self._dtype,
-            device=down.device if data_EB is None else data_EB.device,
-            form=form,
-            **({} if data_EB is None else {"data_EB": data_EB}),
-        )
+        form, count = down.form if isinstance(down, Codes) else None, self._range[1] - self._range[0]
+        shape = ExpertShape(count, self._hidden_size, self._columns, self._dtype, form)
+        if data_EB is None:
+            return self._functions.make_experts(shape, down.device)
+        return self._functions.make_experts(shape, data_EB.device, data_EB=data_EB)
 
     def _expert_slices(self, prefix: str, expert: int) -> Iterator[MatrixSlice]:
         """Gate, up and down of one expert: from matrices of its own, or from two tensors with all experts. None on a rank
