@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from labinfer.base.draw_params import DrawParams
+
 TOKEN_BYTES, FLOAT_BYTES, STEP_ID_BYTES = 5, 9, 9
 """Bytes in msgpack at most; token ids have 32 bits."""
 POOLINGS = ("last", "mean", "cls")
@@ -34,16 +36,10 @@ MoveKind = Literal[
 """Moves of blocks, of blocks of windowed layers where these have their own, and of states."""
 
 
-class TokenSampling(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+class TokenSampling(DrawParams, frozen=True, array_like=True, kw_only=True):
     """The part of ``SamplingParams`` that the last stage needs, in token ids."""
 
     num_prompt_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    seed: int = 0
     logprobs: int | None = None
     after_processors: bool = False
     """Whether ``logprobs`` are measured after the processors (beam search) instead of before them."""

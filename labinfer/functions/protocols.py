@@ -14,9 +14,9 @@ import torch
 
 from labinfer.functions.attention_batch import Angles, AttentionBatch
 from labinfer.functions.attention_heads import AttentionHeads, QKVHeads
+from labinfer.functions.draw import Draw
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.packed_weight import PackedWeight
-from labinfer.functions.sample_params import SampleParams
 
 
 class PackWeight(Protocol):
@@ -117,7 +117,7 @@ class Argmax(Protocol):
 class Sample(Protocol):
     """Random choice, from a counter: the same numbers give the same token in any batch."""
 
-    def __call__(self, logits_BV: torch.Tensor, draws: Sequence[SampleParams]) -> list[int]:
+    def __call__(self, logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
         """The token of each draw: temperature, then the candidate sets, then Gumbel noise on what is left, in float64.
 
         Where the largest logit of a row is no finite number (NaN, or infinite), nothing can be weighed against it: it is

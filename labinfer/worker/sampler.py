@@ -9,8 +9,8 @@ import torch
 
 from labinfer.base.plan import NO_TOKEN, TokenLogprobs
 from labinfer.base.sampling_params import GREEDY_BELOW
+from labinfer.functions.draw import Draw
 from labinfer.functions.functions import Functions
-from labinfer.functions.sample_params import SampleParams
 from labinfer.worker.logits_processors.processor import LogitsProcessor, SampledRow
 
 NEVER = float("-inf")
@@ -102,7 +102,11 @@ class Sampler:
 
     def _choose(self, logits_BV: torch.Tensor, rows: Mapping[int, SampledRow]) -> dict[int, int]:
         """The tokens of some rows of the logits: the largest, or drawn where there is a temperature."""
-        draws = [sample_params(b, row) for b, row in rows.items() if row.sampling.temperature >= GREEDY_BELOW]
+        draws = [
+            Draw(b, len(row.token_ids), row.sampling)
+            for b, row in rows.items()
+            if row.sampling.temperature >= GREEDY_BELOW
+        ]
         drawn = self._sample(logits_BV, draws) if draws else []
         tokens = {draw.row: token for draw, token in zip(draws, drawn, strict=True)}
         if len(tokens) < len(rows):
@@ -115,21 +119,6 @@ def read_mask(mask: bytes, vocab_size: int) -> torch.Tensor:
     """Which tokens a mask allows, as ``BatchEntry`` has it: bool (V)."""
     bits_V = np.unpackbits(np.frombuffer(mask, np.uint8), count=vocab_size, bitorder="little")
     return torch.from_numpy(bits_V).view(torch.bool)
-
-
-def sample_params(b: int, row: SampledRow) -> SampleParams:
-    """The draw of a sequence's next token from row ``b`` of the logits."""
-    sampling = row.sampling
-    return SampleParams(
-        row=b,
-        position=len(row.token_ids),
-        seed=sampling.seed,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        typical_p=sampling.typical_p,
-    )
 
 
 def measure(

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from labinfer.functions.cpu.library import Library, readable
+from labinfer.functions.draw import Draw
 from labinfer.functions.reference import sampling
-from labinfer.functions.sample_params import SampleParams
 
 
-class CompiledParams(ctypes.Structure):
-    """``SampleParams`` as sampling.cpp has them."""
+class CompiledDraw(ctypes.Structure):
+    """``Draw`` as sampling.cpp has it."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("row", "position", "seed", "top_k")),
@@ -22,9 +22,10 @@ class CompiledParams(ctypes.Structure):
     ]
 
     @classmethod
-    def convert(cls, draw: SampleParams) -> CompiledParams:
-        log_min_p = math.log(draw.min_p) if draw.min_p > 0.0 else -math.inf
-        return cls(draw.row, draw.position, draw.seed, draw.top_k, draw.temperature, draw.top_p, log_min_p)
+    def convert(cls, draw: Draw) -> CompiledDraw:
+        params = draw.params
+        log_min_p = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
+        return cls(draw.row, draw.position, params.seed, params.top_k, params.temperature, params.top_p, log_min_p)
 
 
 class CpuSampling:
@@ -50,15 +51,15 @@ class CpuSampling:
         self._argmax[logits_BV.dtype](logits_BV.data_ptr(), ids_B.data_ptr(), *logits_BV.shape, torch.get_num_threads())
         return ids_B
 
-    def sample(self, logits_BV: torch.Tensor, draws: Sequence[SampleParams]) -> list[int]:
+    def sample(self, logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
         logits_BV = readable(logits_BV.contiguous())
         ids = (ctypes.c_int64 * len(draws))()
-        compiled = (CompiledParams * len(draws))(*map(CompiledParams.convert, draws))
+        compiled = (CompiledDraw * len(draws))(*map(CompiledDraw.convert, draws))
         self._sample[logits_BV.dtype](
             logits_BV.data_ptr(), compiled, ids, len(draws), logits_BV.shape[1], torch.get_num_threads()
         )
         tokens = list(ids)
         for index, draw in enumerate(draws):
-            if draw.typical_p < 1.0:  # its order is another one than that of the logits
+            if draw.params.typical_p < 1.0:  # its order is another one than that of the logits
                 tokens[index] = sampling.sample(logits_BV, [draw])[0]
         return tokens

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
+from labinfer.functions.draw import Draw
 from labinfer.functions.reference.sampling import argmax, gumbel_noise, integer_weights
 from labinfer.functions.reference.sampling import sample as sample_one_by_one
-from labinfer.functions.sample_params import SampleParams
 
 LIKELIEST = 1024
 """Tokens among which candidates are looked for: nearly always they are all there."""
@@ -25,7 +25,7 @@ UNDECIDED = -1
 
 @dataclass(frozen=True, kw_only=True)
 class DrawTensors:
-    """Numbers of some draws as columns, (R, 1); see ``SampleParams``."""
+    """Numbers of some draws as columns, (R, 1); see ``Draw``."""
 
     seed: torch.Tensor
     position: torch.Tensor
@@ -36,9 +36,10 @@ class DrawTensors:
     log_min_p: torch.Tensor
 
     @classmethod
-    def make(cls, draws: Sequence[SampleParams], vocab_size: int, device: torch.device) -> DrawTensors:
-        whole = [(d.seed, d.position, d.top_k if 0 < d.top_k < vocab_size else vocab_size) for d in draws]
-        parts = [(d.temperature, d.top_p, math.log(d.min_p) if d.min_p > 0.0 else -math.inf) for d in draws]
+    def make(cls, draws: Sequence[Draw], vocab_size: int, device: torch.device) -> DrawTensors:
+        pairs = [(draw.position, draw.params) for draw in draws]
+        whole = [(p.seed, at, p.top_k if 0 < p.top_k < vocab_size else vocab_size) for at, p in pairs]
+        parts = [(p.temperature, p.top_p, math.log(p.min_p) if p.min_p > 0.0 else -math.inf) for _, p in pairs]
         seed, position, top_k = torch.tensor(whole, device=device).split(1, dim=1)
         temperature, top_p, log_min_p = torch.tensor(parts, dtype=torch.float64, device=device).split(1, dim=1)
         return cls(
@@ -51,15 +52,16 @@ class DrawTensors:
         )
 
 
-def sample(logits_BV: torch.Tensor, draws: Sequence[SampleParams]) -> list[int]:
+def sample(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
     """The token of each draw, as ``Sample`` has it."""
     vocab_size, cut, uncut, undecided = logits_BV.shape[1], [], [], []
     rows_each = max(1, ROW_BYTES // (vocab_size * torch.float64.itemsize))
     for i, draw in enumerate(draws):
-        is_cut = 0 < draw.top_k < vocab_size or draw.top_p < 1.0 or draw.min_p > 0.0
+        params = draw.params
+        is_cut = 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
         # The sum over the k largest, which top-p is a part of, takes all of them.
-        is_wide = draw.top_p < 1.0 and LIKELIEST < draw.top_k < vocab_size
-        (undecided if draw.typical_p < 1.0 or is_wide else cut if is_cut else uncut).append(i)
+        is_wide = params.top_p < 1.0 and LIKELIEST < params.top_k < vocab_size
+        (undecided if params.typical_p < 1.0 or is_wide else cut if is_cut else uncut).append(i)
     tokens: dict[int, int] = {}
     for indices, draw_rows in ((cut, draw_from_likeliest), (uncut, draw_from_all)):
         for begin in range(0, len(indices), rows_each):

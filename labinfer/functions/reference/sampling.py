@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 import torch
 
-from labinfer.functions.sample_params import SampleParams
+from labinfer.base.draw_params import DrawParams
+from labinfer.functions.draw import Draw
 
 GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
 MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -33,7 +34,7 @@ def argmax(logits_BV: torch.Tensor) -> torch.Tensor:
     return logits_BV.argmax(dim=-1)
 
 
-def sample(logits_BV: torch.Tensor, draws: Sequence[SampleParams]) -> list[int]:
+def sample(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
     """The token of each draw: temperature, then the candidate sets, then Gumbel noise on what is left, in float64.
 
     Where the largest logit is no finite number (NaN, or infinite), nothing can be weighed against it: it is taken.
@@ -41,31 +42,31 @@ def sample(logits_BV: torch.Tensor, draws: Sequence[SampleParams]) -> list[int]:
     return [_draw(logits_BV[draw.row], draw) for draw in draws]
 
 
-def _draw(logits_V: torch.Tensor, draw: SampleParams) -> int:
+def _draw(logits_V: torch.Tensor, draw: Draw) -> int:
     largest = int(argmax(logits_V))
     if not logits_V[largest].isfinite():
         return largest
-    scaled_V = logits_V.double() / draw.temperature
-    candidates_N = candidates(scaled_V, draw)
-    noisy_N = scaled_V[candidates_N] + gumbel_noise(draw.seed, draw.position, candidates_N)
+    scaled_V = logits_V.double() / draw.params.temperature
+    candidates_N = candidates(scaled_V, draw.params)
+    noisy_N = scaled_V[candidates_N] + gumbel_noise(draw.params.seed, draw.position, candidates_N)
     return int(candidates_N[noisy_N.argmax()])
 
 
-def candidates(scaled_V: torch.Tensor, draw: SampleParams) -> torch.Tensor:
+def candidates(scaled_V: torch.Tensor, params: DrawParams) -> torch.Tensor:
     """Ids of the tokens that may be drawn, ascending (N), of finite or -inf logits over the temperature, float64."""
     vocab_size = scaled_V.shape[0]
-    top_k = draw.top_k if 0 < draw.top_k < vocab_size else vocab_size
+    top_k = params.top_k if 0 < params.top_k < vocab_size else vocab_size
     # All sets but the last begin with the largest logits: equal ones by id, so that equal logits give equal sets.
-    if draw.top_p < 1.0:
-        ids_N = _top_p(scaled_V, top_k, draw.top_p)
-    elif top_k < vocab_size or draw.typical_p < 1.0:
+    if params.top_p < 1.0:
+        ids_N = _top_p(scaled_V, top_k, params.top_p)
+    elif top_k < vocab_size or params.typical_p < 1.0:
         ids_N = _largest(scaled_V, top_k)
     else:
         ids_N = torch.arange(vocab_size, device=scaled_V.device)
-    if draw.min_p > 0.0:
-        ids_N = ids_N[scaled_V[ids_N] >= float(scaled_V.max()) + math.log(draw.min_p)]
-    if draw.typical_p < 1.0:
-        ids_N = ids_N[_typical(scaled_V[ids_N], draw.typical_p)]
+    if params.min_p > 0.0:
+        ids_N = ids_N[scaled_V[ids_N] >= float(scaled_V.max()) + math.log(params.min_p)]
+    if params.typical_p < 1.0:
+        ids_N = ids_N[_typical(scaled_V[ids_N], params.typical_p)]
     return ids_N.sort().values
 
 

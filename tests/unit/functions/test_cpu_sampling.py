@@ -4,17 +4,18 @@ broken rows."""
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from labinfer.base.draw_params import DrawParams
 from labinfer.functions.cpu.sampling import CpuSampling
 from labinfer.functions.cuda import sampling as by_rows
+from labinfer.functions.draw import Draw
 from labinfer.functions.reference import sampling
-from labinfer.functions.sample_params import SampleParams
 from labinfer.native import compiler
 
 pytestmark = pytest.mark.skipif(
@@ -47,10 +48,14 @@ def row_of(kind: str, size: int, seed: int) -> torch.Tensor:
     }[kind]
 
 
+def make_draw(row: int, position: int, temperature: float = 1.0, **params) -> Draw:
+    return Draw(row, position, DrawParams(temperature=temperature, **params))
+
+
 KINDS = ["normal", "flat", "peaked", "ties", "equal", "zeros", "masked", "nearly all masked", "large", "ascending"]
 SIZES = [1, 2, 15, 16, 17, 31, 33, 100, 257, 1000, 4099]
 DRAWS = st.builds(
-    SampleParams,
+    make_draw,
     row=st.just(0),
     position=st.integers(0, 100_000),
     seed=st.integers(0, 2**63 - 1),
@@ -97,7 +102,7 @@ def test_draws_of_several_rows_are_the_references(monkeypatch, num_examples):
         logits_BV = torch.stack([row_of(kind, size, logits_seed) for kind in kinds]).to(dtype)
         if broken is not None:
             logits_BV[0, size // 2 :] = broken
-        draws = [replace(draw, row=row) for row, draw in zip(range(len(kinds)), draws, strict=False)]
+        draws = [msgspec.structs.replace(draw, row=row) for row, draw in zip(range(len(kinds)), draws, strict=False)]
         assert by_rows.sample(logits_BV, draws) == sampling.sample(logits_BV, draws)
 
     check()
@@ -107,13 +112,13 @@ def test_draws_of_several_rows_are_the_references(monkeypatch, num_examples):
 def test_rows_of_no_numbers_are_the_references(broken):
     logits_BV = row_of("normal", 3000, 1).repeat(2, 1)
     logits_BV[1, 2000] = broken
-    draws = [SampleParams(row=row, position=1, top_k=20, top_p=0.9, min_p=0.01) for row in (0, 1)]
+    draws = [make_draw(row=row, position=1, top_k=20, top_p=0.9, min_p=0.01) for row in (0, 1)]
     assert by_rows.sample(logits_BV, draws) == sampling.sample(logits_BV, draws)
 
 
 def test_top_p_of_many_largest_is_a_part_of_all_of_them():
     logits_BV = row_of("flat", 5000, 1)[None]
-    draws = [SampleParams(row=0, position=p, top_k=3000, top_p=0.3) for p in range(40)]
+    draws = [make_draw(row=0, position=p, top_k=3000, top_p=0.3) for p in range(40)]
     assert by_rows.sample(logits_BV, draws) == sampling.sample(logits_BV, draws)
 
 
@@ -122,7 +127,7 @@ def test_most_draws_are_made_without_the_reference(monkeypatch):
     monkeypatch.setattr(by_rows, "sample_one_by_one", lambda logits_BV, draws: [] if not draws else 1 / 0)
     logits_BV = torch.stack([row_of("normal", 40_000, seed) for seed in range(4)])
     settings = ({"top_k": 20, "top_p": 0.8}, {"top_p": 0.5}, {"min_p": 0.1}, {})
-    draws = [SampleParams(row=row, position=9, temperature=0.7, **own) for row, own in enumerate(settings)]
+    draws = [make_draw(row=row, position=9, temperature=0.7, **own) for row, own in enumerate(settings)]
     assert by_rows.sample(logits_BV, draws) == sampling.sample(logits_BV, draws)
 
 
@@ -134,7 +139,7 @@ def test_most_draws_are_made_without_the_reference(monkeypatch):
 @pytest.mark.parametrize("num_seeds", [600, pytest.param(3000, marks=pytest.mark.slow)])
 def test_many_seeds_draw_the_references_tokens(cpu, kind, dtype, sets, num_seeds):
     logits_BV = row_of(kind, 1003, 1).to(dtype)[None]
-    draws = [SampleParams(row=0, position=seed % 7, seed=seed, temperature=1.3, **sets) for seed in range(num_seeds)]
+    draws = [make_draw(row=0, position=seed % 7, seed=seed, temperature=1.3, **sets) for seed in range(num_seeds)]
     tokens = cpu.sample(logits_BV, draws)
     assert tokens == sampling.sample(logits_BV, draws)
     assert len(set(tokens)) > 2
@@ -146,7 +151,7 @@ def test_large_vocabulary(cpu, sets, temperature):
     """Also over threads that share a row: sums of whole numbers are the same however they are split."""
     torch.manual_seed(0)
     logits_BV = 3 * torch.randn(2, 151_936)
-    draws = [SampleParams(row=n % 2, position=n, seed=5, temperature=temperature, **sets) for n in range(6)]
+    draws = [make_draw(row=n % 2, position=n, seed=5, temperature=temperature, **sets) for n in range(6)]
     expected = sampling.sample(logits_BV, draws)
     before = torch.get_num_threads()
     try:
@@ -193,7 +198,7 @@ def test_logit_that_is_no_finite_number_is_taken(cpu, values, token, sets):
         logits_BV[0, index] = value
     for functions in (cpu, sampling):
         assert functions.argmax(logits_BV).tolist() == [token]
-        assert functions.sample(logits_BV, [SampleParams(row=0, position=3, **sets)]) == [token]
+        assert functions.sample(logits_BV, [make_draw(row=0, position=3, **sets)]) == [token]
 
 
 @pytest.mark.parametrize("sets", [{}, {"top_k": 3}, {"top_p": 0.5}, {"typical_p": 0.5}], ids=str)
@@ -201,7 +206,7 @@ def test_row_without_any_token_left_gives_the_first(cpu, sets):
     logits_BV = torch.full((1, 100), -INF)
     for functions in (cpu, sampling):
         assert functions.argmax(logits_BV).tolist() == [0]
-        assert functions.sample(logits_BV, [SampleParams(row=0, position=3, **sets)]) == [0]
+        assert functions.sample(logits_BV, [make_draw(row=0, position=3, **sets)]) == [0]
 
 
 @pytest.mark.parametrize("functions", ["cpu", "reference"])
@@ -209,14 +214,14 @@ def test_row_without_any_token_left_gives_the_first(cpu, sets):
 def test_where_the_mass_of_equal_tokens_just_reaches_top_p_it_ends(cpu, functions, top_p):
     """Of ten equal ones three have 0.3, also where 0.1 + 0.1 + 0.1 is not 0.3."""
     sample = {"cpu": cpu, "reference": sampling}[functions].sample
-    draws = [SampleParams(row=0, position=0, seed=seed, top_p=top_p) for seed in range(400)]
+    draws = [make_draw(row=0, position=0, seed=seed, top_p=top_p) for seed in range(400)]
     assert set(sample(torch.zeros(1, 10), draws)) == set(range(round(10 * top_p)))
 
 
 def test_draws_follow_the_softmax_of_the_candidates(cpu):
     logits_V, count = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, 1.5]), 6000
     tokens = cpu.sample(
-        logits_V[None], [SampleParams(row=0, position=4, seed=seed, temperature=0.8, top_k=4) for seed in range(count)]
+        logits_V[None], [make_draw(row=0, position=4, seed=seed, temperature=0.8, top_k=4) for seed in range(count)]
     )
     kept = [0, 1, 4, 5]
     counts = torch.bincount(torch.tensor(tokens), minlength=6)
@@ -228,5 +233,5 @@ def test_draws_follow_the_softmax_of_the_candidates(cpu):
 def test_rows_that_do_not_lie_one_after_another(cpu):
     logits_BV = torch.randn(100, 6, generator=torch.Generator().manual_seed(0)).T
     assert torch.equal(cpu.argmax(logits_BV), logits_BV.argmax(-1))
-    draws = [SampleParams(row=row, position=1, seed=9) for row in (5, 0, 5)]
+    draws = [make_draw(row=row, position=1, seed=9) for row in (5, 0, 5)]
     assert cpu.sample(logits_BV, draws) == sampling.sample(logits_BV, draws)

@@ -13,7 +13,7 @@ from labinfer.engine.sequence import token_sampling
 from labinfer.functions.reference.sampling import candidates
 from labinfer.launch.providers import reference_registry
 from labinfer.worker.logits_processors.processor import SampledRow, check_logits_processors
-from labinfer.worker.sampler import Sampler, sample_params
+from labinfer.worker.sampler import Sampler
 
 VOCAB = 50
 PROMPT, OUTPUT = [3, 4, 4, 5, 9], [7, 8, 7, 7, 3]
@@ -146,12 +146,12 @@ def test_candidate_sets_are_transformers(name, warper, value, seed):
     from transformers.generation import logits_process
 
     kept = torch.isfinite(theirs(getattr(logits_process, warper)(value), logits(seed).double(), PROMPT))
-    ours = candidates(logits(seed).double(), sample_params(0, row(temperature=1.0, **{name: value})))
+    ours = candidates(logits(seed).double(), row(temperature=1.0, **{name: value}).sampling)
     assert sorted(ours.tolist()) == kept.nonzero().flatten().tolist()
 
 
 def test_sets_narrow_one_after_another():
-    draw = sample_params(0, row(temperature=1.0, top_k=10, top_p=0.9, min_p=0.05, typical_p=0.8))
+    params = row(temperature=1.0, top_k=10, top_p=0.9, min_p=0.05, typical_p=0.8).sampling
     from transformers.generation.logits_process import (
         MinPLogitsWarper,
         TopKLogitsWarper,
@@ -162,7 +162,7 @@ def test_sets_narrow_one_after_another():
     kept = logits().double()
     for warper in (TopKLogitsWarper(10), TopPLogitsWarper(0.9), MinPLogitsWarper(0.05), TypicalLogitsWarper(0.8)):
         kept = theirs(warper, kept, PROMPT)
-    ours = sorted(candidates(logits().double(), draw).tolist())
+    ours = sorted(candidates(logits().double(), params).tolist())
     assert ours == torch.isfinite(kept).nonzero().flatten().tolist()
     assert len(ours) < 10
 
