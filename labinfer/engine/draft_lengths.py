@@ -37,8 +37,8 @@ StepSeconds = Callable[[int], float]
 
 
 @dataclass
-class Share:
-    """Part of the tokens that were right, recent ones counting more."""
+class DecayedRate:
+    """Acceptance rate of drafted tokens, with exponential decay of older ones."""
 
     right: float = 0.0
     tried: float = 0.0
@@ -47,7 +47,7 @@ class Share:
         self.right, self.tried = self.right * kept + right, self.tried * kept + tried
 
     def estimate(self, prior: float, weight: float = 1.0) -> float:
-        """The share, near ``prior`` as long as little is known.
+        """The rate, near ``prior`` as long as little is known.
 
         Args:
             weight: tokens that count as much as the prior.
@@ -67,9 +67,9 @@ class DraftLengths:
 
     num_places: int
     """Tokens of a draft at most."""
-    places: list[Share] = field(init=False)
+    places: list[DecayedRate] = field(init=False)
     """For each place of a draft, its tokens that were verified with all before them right."""
-    _sequences: dict[Sequence, Share] = field(default_factory=dict)
+    _sequences: dict[Sequence, DecayedRate] = field(default_factory=dict)
     _steps_without: int = 0
     _probe_steps: int = PROBE_STEPS
     _num_probes: int = 0
@@ -79,7 +79,7 @@ class DraftLengths:
     """A step for which no draft was worth it: for its like none is until something has been learnt."""
 
     def __post_init__(self) -> None:
-        self.places = [Share() for _ in range(self.num_places)]
+        self.places = [DecayedRate() for _ in range(self.num_places)]
 
     def choose(
         self, limits: dict[Sequence, int], num_others: int, seconds: StepSeconds, num_micro_batches: int = 1
@@ -158,9 +158,9 @@ class DraftLengths:
 
     def _expect(self, sequence: Sequence) -> tuple[float, float]:
         """The chance that all tokens of a sequence that are on their way are right, and how many tokens they bring."""
-        share, chance, expected = self._share(sequence), 1.0, 1.0
+        rate, chance, expected = self._rate(sequence), 1.0, 1.0
         for place in sequence.draft_positions:
-            chance *= share.estimate(self.places[place].estimate(PRIOR), PLACES_WEIGHT)
+            chance *= rate.estimate(self.places[place].estimate(PRIOR), PLACES_WEIGHT)
             expected += chance
         return chance, expected
 
@@ -184,7 +184,7 @@ class DraftLengths:
         priors = [place.estimate(PRIOR) for place in self.places]
         order = list(limits)
         likeliest = [
-            (-chances[sequence] * self._share(sequence).estimate(priors[0], PLACES_WEIGHT), index, 0)
+            (-chances[sequence] * self._rate(sequence).estimate(priors[0], PLACES_WEIGHT), index, 0)
             for index, sequence in enumerate(order)
         ]
         heapq.heapify(likeliest)
@@ -200,18 +200,18 @@ class DraftLengths:
             if rate > best_rate:
                 best_rate, num_best = rate, len(taken)
             if place + 1 < min(limits[order[index]], self.num_places):
-                further = self._share(order[index]).estimate(priors[place + 1], PLACES_WEIGHT)
+                further = self._rate(order[index]).estimate(priors[place + 1], PLACES_WEIGHT)
                 heapq.heappush(likeliest, (chance * further, index, place + 1))
         lengths: dict[Sequence, int] = {}
         for index in taken[:num_best]:
             lengths[order[index]] = lengths.get(order[index], 0) + 1
         return lengths
 
-    def _share(self, sequence: Sequence) -> Share:
-        share = self._sequences.get(sequence)
-        if share is None:
-            share = self._sequences[sequence] = Share()
-        return share
+    def _rate(self, sequence: Sequence) -> DecayedRate:
+        rate = self._sequences.get(sequence)
+        if rate is None:
+            rate = self._sequences[sequence] = DecayedRate()
+        return rate
 
     def add_draft_time(self, seconds: float, longest: int) -> None:
         """Time that the drafter took for a step, for drafts of up to so many tokens."""
@@ -229,7 +229,7 @@ class DraftLengths:
         num_tried = min(len(places), num_right + 1)
         for index, place in enumerate(places[:num_tried]):
             self.places[place].add(int(index < num_right), 1, KEPT)
-        self._share(sequence).add(num_right, num_tried, KEPT_OF_SEQUENCE)
+        self._rate(sequence).add(num_right, num_tried, KEPT_OF_SEQUENCE)
 
     def forget(self, sequences: list[Sequence]) -> None:
         """Forget sequences that have ended."""

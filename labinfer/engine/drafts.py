@@ -266,7 +266,7 @@ class Drafts(Speculation):
         if not (limits and self._chooses_lengths):
             return limits
         in_round = num_micro_batches * num_decodes
-        self._is_plain = self._overheads.wants_plain(in_round)
+        self._is_plain = self._overheads.needs_baseline_round(in_round)
         if self._is_plain:
             return {}
         return self._lengths.choose(

@@ -15,12 +15,12 @@ IDLE_SECONDS = 0.01
 
 Owner = Hashable
 """Whatever a caller knows an open request by; no two open ones have equal owners."""
-News = list[tuple[Owner, AnswerUpdate]]
+StepOutputs = list[tuple[Owner, AnswerUpdate]]
 """The updates of one step, each with the owner of its request."""
 
 
 class EngineDriver:
-    """Feeds requests to an engine, steps it, and gives the news of each step to the owners of the requests.
+    """Feeds requests to an engine, steps it, and gives the outputs of each step to the owners of the requests.
 
     Args:
         clock: sleeps while there is no request.
@@ -68,7 +68,7 @@ class EngineDriver:
                 self.engine.abort(sequence, reason)
         self._forget_if_done(owner)
 
-    def step(self, launches: bool = True) -> News:
+    def step(self, launches: bool = True) -> StepOutputs:
         """Launch what may be launched, and wait for the oldest micro-batch; empty when none is in flight.
 
         Args:
@@ -76,16 +76,16 @@ class EngineDriver:
         """
         with self._recorder.slice("engine"):
             advanced = self.engine.step() if launches else self.engine.poll_result()
-        news = [(self._owners[sequence.seq_id], sequence.update()) for sequence in advanced]
-        for sequence, (owner, _) in zip(advanced, news, strict=True):
+        outputs = [(self._owners[sequence.seq_id], sequence.update()) for sequence in advanced]
+        for sequence, (owner, _) in zip(advanced, outputs, strict=True):
             if sequence.finish_reason is not None:
                 self._forget_if_done(owner)
-        return news
+        return outputs
 
     def run(
         self, source: Iterable[tuple[Owner, Request] | None], check: Callable[[], None] = lambda: None
-    ) -> Iterator[News]:
-        """Yield the news of each step until the source has ended and nothing runs any more.
+    ) -> Iterator[StepOutputs]:
+        """Yield the outputs of each step until the source has ended and nothing runs any more.
 
         Args:
             source: requests with their owners, taken one by one as the engine has room to look at them; None where there

@@ -11,7 +11,7 @@ from labinfer.engine.sequence import Sequence
 def make_start(sequence: Sequence) -> SequenceStart:
     """Tell the workers of a sequence, with all its tokens."""
     sampling = sequence.token_sampling
-    if not sequence.measures_prompt:
+    if not sequence.needs_all_prompt_outputs:
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
     sequence.started, sequence.num_tokens_sent = True, len(sequence.token_ids)
     slot = sequence.cache.state_slot

@@ -53,7 +53,7 @@ class RoundOverheads:
             drafted -= 1
         return self._quartiles[decodes, drafted]
 
-    def wants_plain(self, num_decodes: int) -> bool:
+    def needs_baseline_round(self, num_decodes: int) -> bool:
         """Whether a round is to have no drafts, so that others can be compared with it; to be asked once for each that may have some."""
         decodes = num_decodes.bit_length()
         asked = self._num_asked[decodes] = self._num_asked.get(decodes, 0) + 1

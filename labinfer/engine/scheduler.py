@@ -307,7 +307,7 @@ class Scheduler:
         if not self.queues.has_slot(sequence):
             return False
         was_swapped = bool(sequence.cache.host_blocks)
-        find = not sequence.measures_prompt
+        find = not sequence.needs_all_prompt_outputs
         if not self._tables.admit(sequence.cache, sequence.token_ids, sequence.num_positions, find):
             return False
         if not was_swapped:
@@ -337,7 +337,7 @@ class Scheduler:
         count = min(count, sequence.num_unscheduled, self._chunk_size, sequence.max_context - cache.num_tokens)
         if (limit := self._tables.chunk_limit(cache)) is not None:
             count = min(count, limit)
-        if not (sequence.is_decoding or sequence.measures_prompt):
+        if not (sequence.is_decoding or sequence.needs_all_prompt_outputs):
             num_found = self._tables.reuse_newly_cached(cache, sequence.token_ids, sequence.num_positions)
             self._count_found(sequence, num_found)
             count = min(count, sequence.num_unscheduled, sequence.max_context - cache.num_tokens)
@@ -366,7 +366,7 @@ class Scheduler:
             self.counts["swaps"] += 1
         else:
             self._tables.release(victim.cache)
-            if victim.measures_prompt:
+            if victim.needs_all_prompt_outputs:
                 victim.prompt_logprobs = []  # they come again
         victim.num_preemptions += 1
         self.counts["preemptions"] += 1

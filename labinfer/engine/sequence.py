@@ -139,7 +139,7 @@ class Sequence:
         return 0 <= num_again <= self.cache.num_again and self.num_scheduled >= len(self.request.prompt_token_ids)
 
     @property
-    def measures_prompt(self) -> bool:
+    def needs_all_prompt_outputs(self) -> bool:
         """Whether something of all its prompt is still to come, which takes running it: log-probabilities, or a vector of tokens
         before the last."""
         if self.request.pooling in WHOLE_PROMPT_POOLINGS:
@@ -158,7 +158,12 @@ class Sequence:
     def may_draft(self) -> bool:
         """Whether tokens may be drafted for it: not where beams, a vector or measures of its prompt are to come, or its request
         says no."""
-        return self.sampling.speculate and self.group is None and not self.request.pooling and not self.measures_prompt
+        return (
+            self.sampling.speculate
+            and self.group is None
+            and not self.request.pooling
+            and not self.needs_all_prompt_outputs
+        )
 
     @contextmanager
     def with_draft_applied(self) -> Iterator[None]:
@@ -297,7 +302,9 @@ class Sequence:
     def result_bytes(self, begin: int, num_samples: int, num_drafts: int = 0) -> int:
         """Bytes of an ``EntryResult`` at most, when its scheduled tokens from ``begin`` on have run."""
         num_numbers = self.vector_size if self.num_unscheduled == 0 else 0
-        num_prompt = max(0, min(self.num_scheduled, self.num_prompt_tokens - 1) - begin) if self.measures_prompt else 0
+        num_prompt = (
+            max(0, min(self.num_scheduled, self.num_prompt_tokens - 1) - begin) if self.needs_all_prompt_outputs else 0
+        )
         sampling = self.token_sampling
         return EntryResult.max_bytes(
             num_samples=num_samples,

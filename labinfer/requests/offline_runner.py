@@ -13,7 +13,7 @@ from labinfer.base.pooling import EmbeddingOutput
 from labinfer.base.rank_stats import WorkerStats
 from labinfer.base.tracer import Tracer
 from labinfer.comm.group.signals import interrupts_held
-from labinfer.engine.driver import EngineDriver, News
+from labinfer.engine.driver import EngineDriver, StepOutputs
 from labinfer.engine.facts import EngineFacts
 from labinfer.engine.request import FinishReason, Request
 from labinfer.observe.output_file import OutputFile
@@ -127,10 +127,10 @@ class OfflineRunner:
                 check_can_stream(request)
             yield RequestState(request, self._tokenizer, streams, self._clock), request
 
-    def _advance(self, news: News, streams: bool) -> tuple[list[Delta], Outputs]:
-        """Turn the news of a step into text: the deltas, and the outputs of the requests that are done with it."""
+    def _advance(self, step: StepOutputs, streams: bool) -> tuple[list[Delta], Outputs]:
+        """Turn the outputs of a step into text: the deltas, and the outputs of the requests that are done with it."""
         deltas, outputs = [], []
-        for state, update in news:
+        for state, update in step:
             self.report.generated_tokens += len(update.token_ids)
             if state.add(update):
                 self._driver.abort(state, update.index, FinishReason.STOP)

@@ -267,10 +267,10 @@ class EngineHost:
         engine = model.llm.engine
         if not engine.has_work:  # a frame has ended what there was
             return
-        news = model.step(launches)
-        if news:
-            self._link.send(Updates(news))
-        for request_id, _ in news:
+        outputs = model.step(launches)
+        if outputs:
+            self._link.send(Updates(outputs))
+        for request_id, _ in outputs:
             self._forget_if_done(model, request_id)
         if not engine.has_work:
             assert engine.blocks.num_free == engine.blocks.num_blocks, "an idle engine holds KV blocks"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from labinfer.api.llm import LLM
 from labinfer.base.rank_stats import WorkerStats
-from labinfer.engine.driver import News
+from labinfer.engine.driver import StepOutputs
 from labinfer.engine.scheduler import InFlight
 from labinfer.server.host.stage_slowdown import StageSlowdownDetector
 from labinfer.server.link.frames import MachineLinkInfo, ModelFacts, RankFacts
@@ -37,7 +37,7 @@ class HostedModel:
     changed: str = ""
     """See ``ModelFacts``."""
     unread_prompts: dict[str, int] = field(default_factory=dict)
-    """Prompt tokens of open requests without any news yet, by their ids."""
+    """Prompt tokens of open requests without any output yet, by their ids."""
     prompt_tokens: int = 0
     generation_tokens: int = 0
     num_steps: int = 0
@@ -52,13 +52,13 @@ class HostedModel:
     """Steps that came back since somebody watched, up to ``watched_most``."""
     watched_most: int = 0
 
-    def step(self, launches: bool = True) -> News:
-        """Step the engine and count; returns the news of its requests by their ids.
+    def step(self, launches: bool = True) -> StepOutputs:
+        """Step the engine and count; returns the outputs of its requests by their ids.
 
         Args:
             launches: see ``EngineDriver.step``.
         """
-        news, engine = self.llm.driver.step(launches), self.llm.engine
+        outputs, engine = self.llm.driver.step(launches), self.llm.engine
         batch = engine.last_batch
         if batch is not None:
             num_tokens = batch.plan.num_tokens
@@ -69,13 +69,13 @@ class HostedModel:
                 self.slowdown_detector.add_step(num_tokens)
             if len(self.watched) < self.watched_most:
                 self.watched.append(batch)
-        for request_id, update in news:
+        for request_id, update in outputs:
             self.prompt_tokens += self.unread_prompts.pop(request_id, 0)
             self.generation_tokens += len(update.token_ids) or update.embedding is None  # of beams one a step
         now = self.clock()
         self.working_seconds += now - self.last_step
         self.last_step = now
-        return news
+        return outputs
 
     def bubble(self, rank: WorkerStats, worked: float) -> float:
         """Seconds in which the engine had work and the rank did not compute; never less than before, as counters are not,

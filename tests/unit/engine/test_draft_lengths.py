@@ -55,7 +55,7 @@ def test_lengths_are_as_good_as_any(case):
     chosen = lengths.choose(limits, num_others, seconds)
     assert all(0 < count <= limits[sequence] for sequence, count in chosen.items())
     chances = [
-        [lengths._share(sequence).estimate(place.estimate(PRIOR), PLACES_WEIGHT) for place in lengths.places]
+        [lengths._rate(sequence).estimate(place.estimate(PRIOR), PLACES_WEIGHT) for place in lengths.places]
         for sequence in sequences
     ]
     best = max(
@@ -180,7 +180,7 @@ def test_lengths_that_took_too_long_are_tried_again_some_day():
         overheads.add(1, 4, 9.0)
     assert [overheads.seconds(1, count) for count in (0, 3, 4, 20)] == [1.0, 1.0, 9.0, 9.0]
     assert overheads.seconds(2, 4) == 0.0
-    plain = [overheads.wants_plain(1) for _ in range(2 * FORGET_AFTER)]
+    plain = [overheads.needs_baseline_round(1) for _ in range(2 * FORGET_AFTER)]
     assert sum(plain) == FORGET_AFTER / PLAIN_EVERY - 1  # with nothing to compare with any more, none
     assert [overheads.seconds(1, count) for count in (0, 4)] == [1.0, 1.0]
 
