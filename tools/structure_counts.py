@@ -70,7 +70,7 @@ EXTENSIONS = {
         *("comm/links.py", "worker/stats_reporter.py", "observe/*.py"),
     ),
     "transports": tuple(f"comm/{name}.py" for name in ("mpi", "torch_dist", "shared_memory", "segment", "polling")),
-    "health channel": ("comm/health_*.py", "comm/attempt.py", "comm/listening.py", "base/heartbeat.py"),
+    "health channel": ("comm/health_*.py", "comm/rendezvous.py", "comm/listening.py", "base/heartbeat.py"),
     "launching ranks": ("comm/group/*.py", "comm/spmd/*.py"),
     "plugins": ("base/plugins.py", "functions/check_plugins.py"),
     "thinking budgets": ("worker/logits_processors/thinking_budget.py",),

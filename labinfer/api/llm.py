@@ -85,7 +85,7 @@ class LLM:
                 group = join_group(environment, EngineOptions.group_options(values), plugins)
                 end_group_on_uncaught(group)
                 group.load_plugins(plugins)
-                with group.together():
+                with group.raise_on_all_ranks():
                     checked = EngineOptions.from_flat(values)
                 read_early(environment, checked)
                 group.take_cores(checked.working_ranks, checked.runtime.threads)
@@ -129,7 +129,7 @@ class LLM:
         self.clock: Clock = SystemClock()
         speculation = options.scheduler.speculative_config
         channel = others[0]._parts.channel if others and not others[0].is_spare else None
-        with self.group.together():
+        with self.group.raise_on_all_ranks():
             if self.is_rank0:  # refuses a file that cannot be used before anything is loaded
                 choose_format(options.model.response_template, None, "")
                 make_proposer = find_proposer(speculation) if speculation and not speculation.model else None
@@ -143,7 +143,7 @@ class LLM:
         trace: OutputFile | None = None
         if parts is not None:
             self.facts = engine_facts(parts)
-        with self.group.together():
+        with self.group.raise_on_all_ranks():
             if self.is_rank0:
                 own = options.model.tokenizer
                 self.inputs = InputProcessor(

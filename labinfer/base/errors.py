@@ -38,7 +38,7 @@ class PromptTooLong(UserError):
         )
 
 
-class AgreedError(UserError):
+class CollectiveError(UserError):
     """A ``UserError`` that every rank of the group raises; only rank 0 prints it."""
 
 

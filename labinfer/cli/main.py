@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from labinfer.api.batch.options import JobOptions
 from labinfer.base.config import AUTO_LAYOUT, GROUP_SECTIONS, SECTIONS, EngineOptions, ModelOptions
-from labinfer.base.errors import AgreedError, ExitStatus, UserError
+from labinfer.base.errors import CollectiveError, ExitStatus, UserError
 from labinfer.base.option_fields import check_bounds, convert, convert_section
 from labinfer.base.plugins import PLUGINS, find_plugin, named_plugins
 from labinfer.base.registry import REGISTRY
@@ -122,9 +122,11 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
                 group.load_plugins(plugins)
             else:
                 PLUGINS.load(map(find_plugin, plugins))
-        with group.together() if group is not None else contextlib.nullcontext():  # rank 0 may run a command alone
+        with (
+            group.raise_on_all_ranks() if group is not None else contextlib.nullcontext()
+        ):  # rank 0 may run a command alone
             chosen = _choose(environment, signals, program, arguments)
-    except AgreedError as error:
+    except CollectiveError as error:
         from labinfer.comm.group.failure import leave_agreed
 
         leave_agreed(error, group)
@@ -172,7 +174,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
     )
     try:
         return command(session)
-    except AgreedError as error:
+    except CollectiveError as error:
         leave_agreed(error, session.group, is_said=refusal is not None)
         return ExitStatus.USAGE
     except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the group

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from labinfer.base.errors import PeerLost, UserError, first_line
-from labinfer.comm.attempt import own_part
 from labinfer.comm.communicator import Communicator, Handle, name_ranks, sum_dtype
 from labinfer.comm.progress import Progress
+from labinfer.comm.rendezvous import fresh_namespace
 
 PROCESS_GROUP_BACKENDS = {
     "cpu": "gloo",
@@ -103,7 +103,7 @@ class TorchCommunicator(Communicator):
             try:
                 store, rank, world_size = next(dist.rendezvous(address, rank, world_size, timeout=timeout))
                 store.set_timeout(timeout)
-                store = own_part(store, rank, world_size, progress.timeout)
+                store = fresh_namespace(store, rank, world_size, progress.timeout)
                 if own_addresses is not None:
                     store.set(f"addresses/{rank}", " ".join(own_addresses))
                     peers = [store.get(f"addresses/{peer}").decode().split() for peer in range(world_size)]

@@ -90,7 +90,7 @@ def identify_answer_files(group: RankGroup, options: EngineOptions, directory: P
     One rank reads the contents for all ranks of its machine that see the same files.
 
     Raises:
-        AgreedError: a file cannot be read, or is another one on another machine.
+        CollectiveError: a file cannot be read, or is another one on another machine.
     """
     has_place, speculative = group.rank in layout.topology.placed_ranks, options.scheduler.speculative_config
     drafts = speculative is not None and bool(speculative.model) and group.rank == speculative.draft_rank
@@ -104,7 +104,7 @@ def identify_answer_files(group: RankGroup, options: EngineOptions, directory: P
 
     stamps: dict[str, str] = {}
     shared: dict[str, str] = {}
-    with group.together():
+    with group.raise_on_all_ranks():
         stamps = {label: stamp(path) for label, path in find().items()}
         shared = {label: stamps[label] for label in model_files(directory)} if has_place else {}
     seen = {
@@ -113,14 +113,14 @@ def identify_answer_files(group: RankGroup, options: EngineOptions, directory: P
     }
     reads = min(rank for rank in seen if seen[rank] == seen[group.rank]) == group.rank
     mine: Identity = {}
-    with group.together():
+    with group.raise_on_all_ranks():
         mine = identify(find() if reads else find_own())
     parts = {
         rank: msgspec.msgpack.decode(data, type=Identity)
         for rank, data in group.gather_bytes(msgspec.msgpack.encode(mine)).items()
     }
     first = min(layout.topology.placed_ranks)
-    with group.together():
+    with group.raise_on_all_ranks():
         if shared and reads:
             _check_same(parts[first], mine, shared, group.everyone[first].node, group.everyone[group.rank].node)
     return AnswerFiles(find, stamps, merge(parts.values()))

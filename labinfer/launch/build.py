@@ -55,19 +55,21 @@ def build_rank(
         shares_channel: whether there is another model; without one a channel is made.
 
     Raises:
-        AgreedError: the layout, the checkpoint or the memory is not as it should be, on any rank.
+        CollectiveError: the layout, the checkpoint or the memory is not as it should be, on any rank.
         FilesChanged: the config was written to meanwhile.
     """
     config_stamps: dict[str, str] = {}
     directory, config = find_model(group, options, lambda path: config_stamps.update(setting_stamps(path)))
-    with group.together():
+    with group.raise_on_all_ranks():
         layout = make_layout(options, config, group.everyone)
     files = identify_answer_files(group, options, directory, layout)
     files.check_read(config_stamps)
     may_share = options.parallel.transport == "auto"
     comms = make_communicators(group, layout, channel, shares_channel=shares_channel, may_share=may_share)
     placed = layout.topology.placed_ranks
-    with group.together() if len(placed) < group.size else nullcontext():  # spare ranks wait here, and hear of refusals
+    with (
+        group.raise_on_all_ranks() if len(placed) < group.size else nullcontext()
+    ):  # spare ranks wait here, and hear of refusals
         if group.rank in placed:
             return build_placed(comms, options, config, directory, layout, on_progress=on_progress), files
         return build_spare_rank(group, options, layout, comms), files
@@ -91,17 +93,17 @@ def build_placed(
     group, scheduling = comms.placed, options.scheduler
     topology, device, place = layout.topology, layout.devices[group.rank], layout.topology.place(group.rank)
     dtype, group.progress.label = layout.dtype(place), str(place)
-    with group.together():
+    with group.raise_on_all_ranks():
         check_context_shift(options, layout, place)
     tp, pipeline = connect(comms, layout, place, may_share=options.parallel.transport == "auto")
 
     weight_cache = WeightCache.from_home(options.cache.weight_cache_size)
-    with group.together():
+    with group.raise_on_all_ranks():
         checkpoint = open_stage(group, options, directory, layout, cache=weight_cache, is_whole=is_whole)
     providers = prepare_providers(group, device)
     share_cores(group, comms.machine, layout, place, providers)
     functions = choose_functions(group, options, layout, place, providers)
-    with group.together(), memory_for("the weights", device):
+    with group.raise_on_all_ranks(), memory_for("the weights", device):
         context = layout.stage_context(place, tp, functions)
         context, offload = offload_experts(context, layout, providers)
         model = load_stage(
@@ -116,7 +118,7 @@ def build_placed(
             on_progress=on_progress,
         )
     layout = dataclasses.replace(layout, loaded_bytes=gather_weight_bytes(group, model))
-    with group.together(), memory_for("the draft model's weights", device):
+    with group.raise_on_all_ranks(), memory_for("the draft model's weights", device):
         draft_model = load_draft_model_beside(group, options, layout, providers=providers, weight_cache=weight_cache)
         # Memory of tuning, decoding and packing, on all ranks before any of them looks how much is free.
         return_freed_memory()
@@ -127,7 +129,7 @@ def build_placed(
     if group.rank == 0:
         log_capacity(capacity, layout)
     layout = dataclasses.replace(layout, max_model_len=capacity.max_model_len)
-    with group.together(), memory_for("the KV cache", device):
+    with group.raise_on_all_ranks(), memory_for("the KV cache", device):
         cache = KVCacheManager(
             model.cache_specs(),
             num_blocks=capacity.num_blocks,
@@ -150,7 +152,7 @@ def build_placed(
         model, cache, device=device, dtype=dtype, functions=context.functions, around=capture_steps(capture)
     )
     attach_mtp_drafter(runner, device)
-    with group.together():
+    with group.raise_on_all_ranks():
         sinks = open_sinks(options.observe.step_sink, place)
     recorder = Recorder()
     worker = Worker(

@@ -39,7 +39,7 @@ def choose_layout(
             needed, and with the links it was made of.
 
     Raises:
-        AgreedError: the plan cannot be read or is not for this model and these machines, or there is none.
+        CollectiveError: the plan cannot be read or is not for this model and these machines, or there is none.
     """
     layout = options.parallel.layout
     is_auto = layout == AUTO_LAYOUT
@@ -48,7 +48,7 @@ def choose_layout(
     if is_auto:
         from labinfer.planner.make_problem import refuse_draft_rank
 
-        with group.together():
+        with group.raise_on_all_ranks():
             refuse_draft_rank(options, f"--layout {AUTO_LAYOUT}")
     from labinfer.launch.measure.probe import probe_cluster
     from labinfer.launch.measure.probe_layout import model_name
@@ -59,14 +59,14 @@ def choose_layout(
     cluster = probe_cluster(group, options, on_progress, for_plan=True) if is_auto else None
     if is_auto:
         on_progress("done; looking for the best layout")
-    with group.together(), _named(layout):
+    with group.raise_on_all_ranks(), _named(layout):
         if group.rank == 0:
             plan = (
                 SavedPlan.read(layout) if cluster is None else _find_plan(cluster, options, config, nodes[0], on_report)
             )
             data = msgspec.msgpack.encode(plan)
     plan = msgspec.msgpack.decode(group.comm.all_gather_bytes(data)[0], type=SavedPlan)
-    with group.together(), _named(layout):
+    with group.raise_on_all_ranks(), _named(layout):
         if plan.model != (model := model_name(config)):
             raise UserError(
                 f"the plan is for another model ({plan.model}) than --model {options.model.model} ({model}); plan again"

@@ -25,25 +25,25 @@ def find_model(
         on_found: called with the directory before the config is read.
 
     Raises:
-        AgreedError: it is nowhere, or not the same everywhere.
+        CollectiveError: it is nowhere, or not the same everywhere.
     """
     model_dir = group.environment.model_dir
     downloads = group.environment.local_rank == 0
-    with group.together():
+    with group.raise_on_all_ranks():
         if downloads:
             resolve_model(options.model.model, model_dir, may_download=True)
-    with group.together():
+    with group.raise_on_all_ranks():
         directory = resolve_model(options.model.model, model_dir, may_download=False)
         on_found(directory)
         config = load_config(directory, with_mtp=options.scheduler.has_mtp)
         check_mtp(options, config, directory)
     digests = group.comm.all_gather_bytes(hashlib.blake2b(repr(config).encode(), digest_size=16).digest())
-    with group.together():
+    with group.raise_on_all_ranks():
         if digests[group.rank] != digests[0]:
             raise UserError(
                 f"{open_model(directory).config_path} differs from rank 0's on {group.everyone[0].node}; put the same checkpoint on every node"
             )
     if window := options.model.sliding_window:
-        with group.together():
+        with group.raise_on_all_ranks():
             config = with_window(config, window)
     return directory, config

@@ -45,7 +45,7 @@ def prepare_providers(group: RankGroup, device: torch.device) -> list[Provider]:
     """Compile, once on every node, and load the functions that this rank can use; collective."""
     providers, is_first = make_providers(), group.is_first_on_node
     for turn in (True, False):
-        with group.together():
+        with group.raise_on_all_ranks():
             if turn == is_first:
                 for provider in providers:
                     with compile_progress() as on_progress, PLUGINS.blame(origin(provider)):
@@ -67,10 +67,10 @@ def choose_functions(
     """An implementation of each function for this rank's layers; collective.
 
     Raises:
-        AgreedError: ``--functions`` has an unknown name, or names that do not go together, on any rank, or a plugin's function is wrong.
+        CollectiveError: ``--functions`` has an unknown name, or names that do not go together, on any rank, or a plugin's function is wrong.
     """
     overrides, choice = parse_overrides(options.model.functions), None
-    with group.together():
+    with group.raise_on_all_ranks():
         registry = make_registry(providers, layout.quantization_group_size, layout.weights)
         registry.check(layout.devices[place.rank], layout.dtype(place), overrides, layout.rounding(place))
         calls = make_rank_calls(layout, place, registry, overrides)
@@ -82,7 +82,7 @@ def choose_functions(
         logger.info(
             "functions of plugins: %s", describe(calls.chosen_plugins(choice or {})) or "none; others are faster here"
         )
-    with group.together():
+    with group.raise_on_all_ranks():
         return layout.select_functions(place, registry, overrides, choice)
 
 

@@ -15,7 +15,7 @@ import labinfer
 from labinfer import SamplingParams
 from labinfer.api.llm import LLM
 from labinfer.base.config import EngineOptions
-from labinfer.base.errors import AgreedError
+from labinfer.base.errors import CollectiveError
 from labinfer.engine import draft_lengths
 
 HELD_OUT = Path(labinfer.__file__).parent / "assets" / "held-out" / "conversations.jsonl"
@@ -116,11 +116,11 @@ def test_rank_that_cannot_draft_is_refused(group, golden):
     directory, _, _ = golden
     drafted = {"model": str(directory), "draft_rank": group.size}
     flat = {"model": str(directory), "tensor_parallel_size": group.size, "speculative_config": drafted}
-    with pytest.raises(AgreedError, match=f"no rank {group.size} for the draft model among {group.size};"):
+    with pytest.raises(CollectiveError, match=f"no rank {group.size} for the draft model among {group.size};"):
         LLM.from_options(group, EngineOptions.from_flat(flat))
     if group.size > 1:
         drafted["draft_rank"] = 1
         with pytest.raises(
-            AgreedError, match=r"draft_rank 1 is rank 1 \(stage 0, tp 1\); give a rank that --ranks leaves out"
+            CollectiveError, match=r"draft_rank 1 is rank 1 \(stage 0, tp 1\); give a rank that --ranks leaves out"
         ):
             LLM.from_options(group, EngineOptions.from_flat(flat))

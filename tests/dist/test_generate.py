@@ -8,7 +8,7 @@ from layouts import GREEDY, layouts_for
 from labinfer import SamplingParams
 from labinfer.api.llm import LLM
 from labinfer.base.config import EngineOptions
-from labinfer.base.errors import AgreedError, UserError
+from labinfer.base.errors import CollectiveError, UserError
 from labinfer.weights import tensor_files
 
 SLOW = pytest.mark.slow
@@ -99,15 +99,15 @@ def test_processors_and_log_probabilities_are_those_of_one_rank(group, golden):
 
 def test_refusal_is_heard_on_every_rank(group, golden):
     directory, _, _ = golden
-    with pytest.raises(AgreedError, match="needs"):
+    with pytest.raises(CollectiveError, match="needs"):
         LLM.from_options(
             group, EngineOptions.from_flat({"model": str(directory), "tensor_parallel_size": group.size + 1})
         )
-    with pytest.raises(AgreedError, match="only rank 0 knows"), group.together():
+    with pytest.raises(CollectiveError, match="only rank 0 knows"), group.raise_on_all_ranks():
         if group.rank == 0:
             raise UserError("only rank 0 knows")
     last = group.size - 1
-    with pytest.raises(AgreedError, match="the last rank knows"), group.together():
+    with pytest.raises(CollectiveError, match="the last rank knows"), group.raise_on_all_ranks():
         if group.rank == last:
             raise UserError("the last rank knows")
 

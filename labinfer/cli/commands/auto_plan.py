@@ -36,21 +36,21 @@ def run_here(session: Session, own: PlanOptions) -> int:
     """The same for the machines of this launch, which measure first; collective.
 
     Raises:
-        AgreedError: as ``run``, or these machines cannot measure; on every rank.
+        CollectiveError: as ``run``, or these machines cannot measure; on every rank.
     """
     from labinfer.cli.commands.measuring import measuring
     from labinfer.launch.find_model import find_model
     from labinfer.launch.measure.probe import probe_cluster
 
     group, options, file = session.join(), session.options, None
-    with group.together():
+    with group.raise_on_all_ranks():
         refuse_draft_rank(options, "plan --auto")
         if group.rank == 0:
             file = _open_save(own)
     directory, config = find_model(group, options)
     with measuring(group) as on_progress:
         cluster = probe_cluster(group, options, on_progress, for_plan=True)
-    with group.together():
+    with group.raise_on_all_ranks():
         if group.rank == 0:
             count_tokens = None
             if own.workload:

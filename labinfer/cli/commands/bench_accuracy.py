@@ -114,13 +114,13 @@ def run(session: Session, own: AccuracyOptions) -> int:
     """Print the tables on rank 0."""
     group, options = session.join(), session.options
     output = None
-    with group.together():
+    with group.raise_on_all_ranks():
         group.refuse_spares(options.parallel.ranks)
         if group.rank == 0 and own.output_json:
             output = OutputFile(own.output_json, "--output-json", {"--text": own.text})
     directory, config = find_model(group, options)
     documents: list[Document] = []
-    with group.together():
+    with group.raise_on_all_ranks():
         if config.no_generation:
             raise UserError(f"--model {options.model.model} {config.no_generation} and predicts nothing")
         if group.rank == 0:

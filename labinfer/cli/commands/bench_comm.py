@@ -41,7 +41,7 @@ class Note(msgspec.Struct, frozen=True):
 def run(session: Session) -> int:
     """Print one row for each call and size on rank 0."""
     group = session.join()
-    with group.together():
+    with group.raise_on_all_ranks():
         if group.size < 2:
             raise UserError(
                 "bench comm needs at least 2 ranks; start it with mpirun -n 2 or torchrun --nproc-per-node 2"

@@ -37,12 +37,12 @@ def run(session: Session, kind: str, options: list) -> int:
         options: its own, ``BenchOptions`` first.
 
     Raises:
-        AgreedError: nothing could be run, or the figures could not be written; on every rank.
+        CollectiveError: nothing could be run, or the figures could not be written; on every rank.
     """
     group = session.join()
     file = None
     own: BenchOptions = options[0]
-    with group.together():
+    with group.raise_on_all_ranks():
         benchmark = KINDS[kind](*options)
         if group.rank == 0 and own.output_json:
             file = OutputFile(own.output_json, "--output-json")
@@ -51,12 +51,12 @@ def run(session: Session, kind: str, options: list) -> int:
     llm = load(session)
     if own.plot:
         llm.record_steps(CAPACITY)
-    with group.together():
+    with group.raise_on_all_ranks():
         if group.rank == 0:
             announce({session.options.model.model: llm})
             benchmark.prepare(llm)
     session.signals.running = True
-    with group.together():  # rank 0 may fail to write; the others must not wait for it then
+    with group.raise_on_all_ranks():  # rank 0 may fail to write; the others must not wait for it then
         if group.rank == 0:
             figures = _measure(llm, session, benchmark, file)
             if figures and own.plot:

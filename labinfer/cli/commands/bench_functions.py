@@ -38,20 +38,20 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
     """Print one row for each function, number of rows and implementation on rank 0."""
     group = session.join()
     file = None
-    with group.together():
+    with group.raise_on_all_ranks():
         if group.rank == 0 and own.output_json:
             file = OutputFile(own.output_json, "--output-json")
         if group.rank == 0 and own.plot:
             check_plot(own.plot, {"--output-json": own.output_json})
     options = session.options
     _, config = find_model(group, options)
-    with group.together():
+    with group.raise_on_all_ranks():
         group.refuse_spares(options.parallel.ranks)
         layout = make_layout(options, config, group.everyone)
     place = layout.topology.place(group.rank)
     device, dtype = layout.devices[group.rank], layout.dtype(place)
     providers, overrides = prepare_providers(group, device), parse_overrides(options.model.functions)
-    with group.together():
+    with group.raise_on_all_ranks():
         registry = make_registry(providers, layout.quantization_group_size, layout.weights)
         registry.check(device, dtype, overrides, layout.rounding(place))
         calls = make_rank_calls(layout, place, registry, overrides)
@@ -62,7 +62,7 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
         ceilings = next(filter(None, measured), Ceilings(torch.get_num_threads(), 0, 0, 0, 0))
         times = time_candidates(calls, calls.candidates, SECONDS, dropout_ratio=float("inf"))
         figures = make_figures(calls, times, ceilings, is_tuned(dtype) and options.model.autotune != "off")
-    with group.together():
+    with group.raise_on_all_ranks():
         if group.rank == 0:
             OutputFile(STANDARD).write(f"{describe_ceilings(ceilings)}\n\n{figures_table(figures)}\n")
         if file is not None:

@@ -25,16 +25,16 @@ def run(session: Session, own: ChatOptions, sampling: dict[str, Any]) -> int:
         sampling: what the user has set of it.
 
     Raises:
-        AgreedError: the model cannot chat, an option is wrong, or the terminal is gone; on every rank.
+        CollectiveError: the model cannot chat, an option is wrong, or the terminal is gone; on every rank.
     """
     group, signals, status = session.join(), session.signals, ExitStatus.OK
     conversation = Conversation(own.system, sampling)
     llm = load(session)
-    with group.together():
+    with group.raise_on_all_ranks():
         if group.rank == 0 and not (llm.tokenizer and llm.tokenizer.has_chat_template):
             raise UserError(f"--model {session.options.model.model} has no chat template, so nobody can chat with it")
     signals.running, signals.interrupt_ends = True, False
-    with group.together():
+    with group.raise_on_all_ranks():
         if group.rank == 0:
             try:
                 status = _talk(llm, session, conversation)

@@ -33,11 +33,11 @@ def run(session: Session, job: JobOptions, sampling: SamplingParams, files: JobF
         files: of rank 0, where they are open already; those that take long are not.
 
     Raises:
-        AgreedError: nothing could be run, or the output could not be written; on every rank.
+        CollectiveError: nothing could be run, or the output could not be written; on every rank.
     """
     group = session.join()
     with contextlib.ExitStack() as at_end:
-        with group.together():
+        with group.raise_on_all_ranks():
             if group.rank == 0:
                 files = files or JobFiles.open(job, session.options, sampling)
                 at_end.callback(files.output.close)
@@ -48,19 +48,19 @@ def _run(session: Session, job: JobOptions, sampling: SamplingParams, files: Job
     """``run`` with the files, which rank 0 has.
 
     Raises:
-        AgreedError: as ``run``.
+        CollectiveError: as ``run``.
     """
     group, llm = session.group, load(session)
     prompts: list[Prompt] = []
     requests: list[Request] = []
-    with group.together():
+    with group.raise_on_all_ranks():
         if group.rank == 0:
             prompts = _read_prompts(llm, job)
             requests = [llm.make_request(index, prompt, sampling) for index, prompt in enumerate(prompts)]
             files.output.begin(llm.files.identity)  # refused before the others wait for plans
     status = ExitStatus.OK
     session.signals.running = True
-    with group.together():  # rank 0 may fail to write; the others must not wait for it then
+    with group.raise_on_all_ranks():  # rank 0 may fail to write; the others must not wait for it then
         if group.rank == 0:
             status = Rank0Job(llm, session, job, sampling, files).run(prompts, requests)
         else:

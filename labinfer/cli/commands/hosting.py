@@ -12,7 +12,7 @@ import msgspec
 
 from labinfer.api.llm import LLM, follow_all
 from labinfer.base.config import EngineOptions, as_keywords
-from labinfer.base.errors import AgreedError, UserError
+from labinfer.base.errors import CollectiveError, UserError
 from labinfer.base.option_fields import join
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.cli.commands.loading import announce, load
@@ -72,7 +72,7 @@ class Hosting:
         """Load the models, and say what each rank has of them.
 
         Raises:
-            AgreedError: one cannot be loaded.
+            CollectiveError: one cannot be loaded.
         """
         supervisor = self._session.environment.supervisor
         if self._group.rank == 0 and supervisor is not None and (data := supervisor.read_identity()):
@@ -97,7 +97,7 @@ class Hosting:
             self._prepare(LayoutAnswer(problem, seconds=seconds))
 
     def _prepare(self, outcome: LayoutAnswer | None) -> None:
-        with self._group.together():
+        with self._group.raise_on_all_ranks():
             if self._group.rank == 0:
                 self._host = EngineHost(
                     self.llms,
@@ -139,7 +139,7 @@ class Hosting:
     def _run_host(self) -> Layouts | None:
         """Host the models until the end, or until other layouts are to be served, which are returned."""
         layouts = None
-        with self._group.together():  # spare ranks wait here
+        with self._group.raise_on_all_ranks():  # spare ranks wait here
             if self._group.rank == 0:
                 layouts = self._host.run()
                 for llm in self.llms.values():
@@ -200,10 +200,10 @@ class Hosting:
         """Load the models in other layouts, and those of before where that fails. Returns why it has."""
         lengths = [llm.facts.max_model_len for llm in self.llms.values() if not llm.is_spare]
         try:
-            with self._group.together():  # else answers would go on with another model's tokens
+            with self._group.raise_on_all_ranks():  # else answers would go on with another model's tokens
                 for llm in self.llms.values():
                     llm.files.check_unchanged()
-        except AgreedError as error:
+        except CollectiveError as error:
             return str(error)
         try:
             self._reload(layouts)
@@ -211,12 +211,12 @@ class Hosting:
             self._layouts = layouts
             self._plan_text = ""  # which was another one
             return ""
-        except AgreedError as error:
+        except CollectiveError as error:
             problem = str(error)
         self._failed.append(layouts)
         try:
             self._reload(self._layouts)
-        except AgreedError as error:
+        except CollectiveError as error:
             raise RuntimeError(f"{problem}; nor can the layout of before be loaded again: {error}") from None
         return problem
 
@@ -242,10 +242,10 @@ class Hosting:
             lengths: contexts that were served before.
 
         Raises:
-            AgreedError: log-probabilities are not finite, or the context is shorter than before.
+            CollectiveError: log-probabilities are not finite, or the context is shorter than before.
         """
         llms = list(self.llms.values())
-        with self._group.together():
+        with self._group.raise_on_all_ranks():
             problem: UserError | None = None
             if self._group.rank == 0:
                 try:

@@ -56,7 +56,7 @@ def run(session: Session, own: PlanOptions) -> int:
         named = (*parallel.ranks, speculation.draft_rank if speculation else 0)
         numbers = range(max(named) + 1 if parallel.ranks else world_size)
         everyone = [msgspec.structs.replace(group.everyone[0], rank=rank, local_rank=rank) for rank in numbers]
-    with group.together():
+    with group.raise_on_all_ranks():
         if config.mtp is not None:
             check_mtp(session.options, config, directory, open_model(directory).open_weights().names)
         layout = make_layout(session.options, config, everyone)

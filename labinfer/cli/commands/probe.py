@@ -33,7 +33,7 @@ def run(session: Session, own: ProbeOptions) -> int:
     """Measure on all hosts at once, or take what was measured before; rank 0 prints tables, and writes ``--save``."""
     group = session.join()
     file = None
-    with group.together():
+    with group.raise_on_all_ranks():
         group.refuse_spares(session.options.parallel.ranks)
         if group.rank == 0 and own.save:
             file = OutputFile(own.save, "--save")

@@ -29,11 +29,11 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
         listener: for clients, of rank 0; none under a supervisor, which has it.
 
     Raises:
-        AgreedError: an option, the port or a model is wrong; on every rank.
+        CollectiveError: an option, the port or a model is wrong; on every rank.
     """
     group, gateway, link = session.join(explains=True), None, None
     is_rank0, fault_timeout = group.rank == 0, session.options.runtime.fault_timeout
-    with group.together():
+    with group.raise_on_all_ranks():
         if is_rank0:
             own = own.absolute()
             keys = ApiKeys.load(own.api_key, own.api_key_file, own.is_local)  # refused before anything is loaded
@@ -55,7 +55,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
                 lambda: _end_with_stopped(gateway, group, fault_timeout),
             )
     speculation = session.options.scheduler.speculative_config
-    with group.together():
+    with group.raise_on_all_ranks():
         if len(models) > 1 and speculation and speculation.draft_rank:
             raise UserError(
                 f"--speculative-config: draft_rank is for a single model, not for {len(models)}; leave it out"
@@ -71,7 +71,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
         hosting.run()
     except BrokenConnection as error:
         raise gateway.explain(error) from None
-    with group.together():
+    with group.raise_on_all_ranks():
         if is_rank0:
             gateway.end()
     hosting.llms.popitem()[1].close()

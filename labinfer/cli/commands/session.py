@@ -32,7 +32,7 @@ those of ``labinfer.base.config.SECTIONS`` give the engine its flags, and of eac
 field is made by ``option_fields.option``. If there are no other ones, only the session is given. Contract:
 
 - Every rank calls ``session.join()`` first, or none does.
-- What only one rank can refuse is raised as ``UserError`` inside ``with session.group.together():``, on every rank alike.
+- What only one rank can refuse is raised as ``UserError`` inside ``with session.group.raise_on_all_ranks():``, on every rank alike.
 - Output for people goes through ``logging``, results to standard output on rank 0.
 """
 
@@ -62,7 +62,7 @@ class Session:
             explains: whether to keep a table of the plan, too.
 
         Raises:
-            AgreedError: rank 0 has refused, or the layout is none for these ranks; on every rank.
+            CollectiveError: rank 0 has refused, or the layout is none for these ranks; on every rank.
             UserError: as ``join_group``.
         """
         logger.debug("modules are imported")
@@ -77,7 +77,7 @@ class Session:
             if self.starting is not None:
                 self.starting.close()
         share_signals(self.signals, group)
-        with group.together():
+        with group.raise_on_all_ranks():
             if self.refusal is not None:
                 raise self.refusal
         if group.rank == 0:

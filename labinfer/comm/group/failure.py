@@ -9,8 +9,8 @@ import traceback
 from types import TracebackType
 
 from labinfer.base.errors import (
-    AgreedError,
     BrokenConnection,
+    CollectiveError,
     ExitStatus,
     FilesChanged,
     Interrupted,
@@ -35,7 +35,7 @@ def describe_failure(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def leave_agreed(error: AgreedError, group: RankGroup, is_said: bool = False) -> None:
+def leave_agreed(error: CollectiveError, group: RankGroup, is_said: bool = False) -> None:
     """End all ranks in an orderly way after the same refusal on each; rank 0 prints it, unless it has done so already."""
     if group.rank == 0 and not is_said:
         write_lines(describe_failure(error))
@@ -77,7 +77,7 @@ def end_group_on_uncaught(group: RankGroup) -> None:
     """Make an uncaught exception of the main thread end every rank, for scripts that use ``LLM`` under a launcher."""
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, AgreedError):
+        if isinstance(error, CollectiveError):
             leave_agreed(error, group)
         else:
             end_process_with(error, group)

@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from labinfer.base.config import EngineOptions, ParallelOptions, RuntimeOptions
-from labinfer.base.errors import AgreedError, UserError, first_line
+from labinfer.base.errors import CollectiveError, UserError, first_line
 from labinfer.base.plugins import PLUGINS, share_plugins
 from labinfer.comm.communicator import Communicator
 from labinfer.comm.group.signals import die_with_launcher
@@ -108,11 +108,11 @@ class RankGroup:
         return dict(zip(self.ranks, self.comm.all_gather_bytes(data), strict=True))
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def raise_on_all_ranks(self) -> Iterator[None]:
         """Run a check on every rank. If any rank refuses, all raise the same error, so that none waits for the others.
 
         Raises:
-            AgreedError: the first refusal, by rank.
+            CollectiveError: the first refusal, by rank.
         """
         complaint = ""
         try:
@@ -124,17 +124,17 @@ class RankGroup:
         for rank, text in complaints.items():
             if text:
                 where = f"rank {rank} on {self.everyone[rank].node}: " if rank else ""
-                raise AgreedError(where + text.decode()) from None
+                raise CollectiveError(where + text.decode()) from None
 
     def load_plugins(self, names: Sequence[str]) -> None:
         """Load plugins on every rank, files with the bytes that rank 0 reads; collective. The ranks agree on each plugin's digest.
 
         Raises:
-            AgreedError: a plugin is missing on a rank, differs from rank 0's, or raises.
+            CollectiveError: a plugin is missing on a rank, differs from rank 0's, or raises.
         """
-        with self.together():
+        with self.raise_on_all_ranks():
             sources = share_plugins(names, self.rank, self.comm.all_gather_bytes, self._describe_rank)
-        with self.together():
+        with self.raise_on_all_ranks():
             PLUGINS.load(sources)
 
     def _describe_rank(self, rank: int) -> str:

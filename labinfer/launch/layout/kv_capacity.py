@@ -154,7 +154,7 @@ def agree_on_blocks(
         captured_bytes: that captured steps may come to take on it.
 
     Raises:
-        AgreedError: a rank has no room for what is needed or asked for.
+        CollectiveError: a rank has no room for what is needed or asked for.
     """
     cache, meta = options.cache, layout.meta(place)
     useful = layout.useful_blocks(options.scheduler.max_num_seqs)
@@ -164,7 +164,7 @@ def agree_on_blocks(
     weights = WeightCache.from_home(cache.weight_cache_size)
     if device.type == "cpu" and weights is not None:  # the system calls memory of mapped files available
         free -= weights.mapped_bytes()
-    with group.together():
+    with group.raise_on_all_ranks():
         host = swap_bytes(group, options, layout, per_block)
         num_host_states = states_that_fit(host, per_state, options.scheduler.max_num_seqs, each=1)
         num_host = min(useful, (host - num_host_states * per_state) // max(1, per_block))
@@ -199,7 +199,7 @@ def agree_on_blocks(
     own, memory = rooms[group.comm.rank], memories[group.comm.rank]
     needed = own.used_bytes(blocks)
     left = free_of_rank[group.comm.rank] - own.num_states(max_num_seqs) * own.state_bytes
-    with group.together():
+    with group.raise_on_all_ranks():
         if fitting.num_blocks < layout.least_blocks:
             least = fitting.of_rank.index(fitting.num_blocks)
             raise UserError(

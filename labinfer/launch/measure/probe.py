@@ -98,12 +98,12 @@ def probe_cluster(
             as long as costs are.
 
     Raises:
-        AgreedError: the model, the devices or the memory are not as they should be, on any rank.
+        CollectiveError: the model, the devices or the memory are not as they should be, on any rank.
     """
     directory, config = find_model(group, options)
     mtp = config.mtp
     config = dataclasses.replace(config, mtp=None)  # seconds are those of the model alone, whoever drafts
-    with group.together():
+    with group.raise_on_all_ranks():
         rounds = all_degrees(group.everyone, config) if for_plan else [split_nodes(group.everyone, options)]
         layouts = [make_unit_layout(options, config, group.everyone, units, group.rank) for units in rounds]
         drafting = [_draft_bytes(group, options, layout, mtp) for layout in layouts]
@@ -111,7 +111,7 @@ def probe_cluster(
     folder, begin, is_known, own = cache_folder(), time.perf_counter(), True, []
     is_anew = options.model.autotune == "again"
     here, device = group.everyone[group.rank], layouts[0].devices[group.rank]
-    with group.together():
+    with group.raise_on_all_ranks():
         taken = STARTED_BYTES + swap_bytes(group, options, layouts[0], 0) if device.type == "cpu" else 0
     free = max(0, memory_share(group, device) - taken)
     can_capture = any(provider.capture() is not None for provider in providers)
@@ -256,7 +256,7 @@ def _make_timer(group: RankGroup, options: EngineOptions, layout: Layout, direct
             chunked_prefill_size=layout.max_model_len,
         ),
     )
-    with group.together():
+    with group.raise_on_all_ranks():
         parts = build_placed(
             comms,
             options,

@@ -11,7 +11,7 @@ import pytest
 
 from labinfer import LLM
 from labinfer.base.config import EngineOptions
-from labinfer.base.errors import AgreedError, FilesChanged, UserError
+from labinfer.base.errors import CollectiveError, FilesChanged, UserError
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.spmd.environment import detect
@@ -66,7 +66,7 @@ def test_ranks_of_a_machine_have_one_reader_unless_they_see_other_files(director
     change(other / "model.safetensors")
     for nodes in (["a", "a"], ["a", "b"]):
         message = f"rank 1 on {nodes[1]}: {other}/model.safetensors on {nodes[1]} and {weights} on a differ"
-        with pytest.raises(AgreedError) as caught:
+        with pytest.raises(CollectiveError) as caught:
             identify([directory, other], nodes)
         assert str(caught.value).startswith(message)
 

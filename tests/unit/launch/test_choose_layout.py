@@ -10,7 +10,7 @@ from golden import PROMPTS, golden
 
 from labinfer import LLM, SamplingParams
 from labinfer.base.config import EngineOptions
-from labinfer.base.errors import AgreedError, UserError
+from labinfer.base.errors import CollectiveError, UserError
 from labinfer.cli.main import main
 from labinfer.comm.group.rank_group import join_group
 from labinfer.comm.spmd.environment import detect
@@ -87,7 +87,7 @@ def test_start_by_a_plan_has_its_kv_tokens(tmp_path, monkeypatch, capfd):
 def test_plan_of_another_model_or_machine_is_refused(tmp_path):
     for changes, text in (({"model": "other"}, "another model"), ({"machine": "elsewhere"}, "a stage on elsewhere")):
         group, options = join(layout=write_plan(tmp_path / "plan.json", **changes))
-        with pytest.raises(AgreedError, match=rf"--layout \S+: the plan .*{text}"):
+        with pytest.raises(CollectiveError, match=rf"--layout \S+: the plan .*{text}"):
             choose_layout(group, options)
 
 

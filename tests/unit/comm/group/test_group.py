@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from labinfer.base.config import EngineOptions, RuntimeOptions
-from labinfer.base.errors import AgreedError, UserError, WaitTimeout
+from labinfer.base.errors import CollectiveError, UserError, WaitTimeout
 from labinfer.comm.group import rank_group
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.health_channel import FaultOptions
@@ -37,7 +37,7 @@ def group_of(comm: LocalCommunicator) -> RankGroup:
 
 def test_refusal_of_one_rank_is_raised_on_all():
     def work(comm):
-        with pytest.raises(AgreedError) as caught, group_of(comm).together():
+        with pytest.raises(CollectiveError) as caught, group_of(comm).raise_on_all_ranks():
             if comm.rank == 1:
                 raise UserError("no such file")
         return str(caught.value)
@@ -47,7 +47,7 @@ def test_refusal_of_one_rank_is_raised_on_all():
 
 def test_text_that_is_no_unicode_gets_through():
     def work(comm):
-        with pytest.raises(AgreedError, match=r"\\udcff"), group_of(comm).together():
+        with pytest.raises(CollectiveError, match=r"\\udcff"), group_of(comm).raise_on_all_ranks():
             raise UserError("no such file \udcff")
 
     LocalCommunicator.run(2, work)
@@ -56,7 +56,7 @@ def test_text_that_is_no_unicode_gets_through():
 def test_rank_that_takes_longer_than_the_timeout_is_waited_for():
     def work(comm):
         group = group_of(comm)
-        with group.together():
+        with group.raise_on_all_ranks():
             if comm.rank == 1:
                 time.sleep(0.5)  # a download
         assert comm.progress.timeout == 0.2

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from labinfer.comm.attempt import own_part
+from labinfer.comm.rendezvous import fresh_namespace
 
 
 def test_each_attempt_has_a_part_of_its_own_whoever_died_before():
@@ -16,7 +16,7 @@ def test_each_attempt_has_a_part_of_its_own_whoever_died_before():
     with ThreadPoolExecutor(3) as threads:
         for attempt in range(3):
             store.set("come/2", "of one that died before all were here")
-            parts = list(threads.map(lambda rank: own_part(store, rank, 3, 10.0), range(3)))
+            parts = list(threads.map(lambda rank: fresh_namespace(store, rank, 3, 10.0), range(3)))
             assert not parts[1].check(["address/0"])
             parts[0].set("address/0", str(attempt))
             seen.append([part.get("address/0") for part in parts])
@@ -25,4 +25,4 @@ def test_each_attempt_has_a_part_of_its_own_whoever_died_before():
 
 def test_ranks_that_do_not_come_are_named():
     with pytest.raises(RuntimeError, match="no word from rank 1, rank 2 in 0.05 s"):
-        own_part(dist.HashStore(), 0, 3, 0.05)
+        fresh_namespace(dist.HashStore(), 0, 3, 0.05)
