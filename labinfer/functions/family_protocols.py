@@ -11,7 +11,7 @@ from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.packed_experts import ExpertShape, PackedExperts
 from labinfer.functions.packed_weight import PackedWeight
-from labinfer.functions.routing_rule import RoutingRule
+from labinfer.functions.routing_rule import RouterWeights
 from labinfer.weights.codes import Codes
 
 
@@ -144,22 +144,12 @@ class Route(Protocol):
     """The experts of a mixture that each token is sent to."""
 
     def __call__(
-        self,
-        x_TD: torch.Tensor,
-        weight_ED: torch.Tensor,
-        bias_E: torch.Tensor | None,
-        rule: RoutingRule,
-        num_tokens_E: torch.Tensor | None = None,
-        *,
-        scale_E: torch.Tensor | None = None,
+        self, x_TD: torch.Tensor, router: RouterWeights, num_tokens_E: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Experts of each token, (T, A) int64, and their weights, (T, A) float32, by scores in float32 of ``x @ weight.T``.
 
         Args:
-            weight_ED: of all experts of the layer, float32 or bfloat16; the arithmetic is in float32.
-            bias_E: added to the scores for the choice only (Wang et al. 2024, arXiv:2408.15664); float32.
             num_tokens_E: int64, grows by the tokens that each expert is given.
-            scale_E: factor of each expert on its weights, the last that is applied to them; float32.
         """
 
 

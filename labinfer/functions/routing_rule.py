@@ -1,9 +1,11 @@
-"""``RoutingRule``: how a mixture's router chooses experts by their scores."""
+"""``RoutingRule``: how a mixture's router chooses experts by their scores; and ``RouterWeights``, what gives the scores."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,3 +30,16 @@ class RoutingRule:
     num_group_best: int = 2
     """Experts of a group whose scores together are the group's: its best two (DeepSeek-V3), or its best alone (DeepSeek-V2,
     arXiv:2405.04434)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterWeights:
+    """A layer's router, as ``Route`` is given it."""
+
+    weight_ED: torch.Tensor
+    """Weight of all experts of the layer, float32 or bfloat16; the arithmetic is in float32."""
+    rule: RoutingRule
+    bias_E: torch.Tensor | None = None
+    """Added to the scores for the choice only (Wang et al. 2024, arXiv:2408.15664); float32."""
+    scale_E: torch.Tensor | None = None
+    """Factor of each expert on its weights, the last that is applied to them; float32."""

@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 from labinfer.functions.cpu.library import Library, readable
-from labinfer.functions.routing_rule import RoutingRule
+from labinfer.functions.routing_rule import RouterWeights, RoutingRule
 
 
 class CompiledRule(ctypes.Structure):
@@ -39,16 +39,10 @@ class CpuRouting:
         self._library = library
 
     def route(
-        self,
-        x_TD: torch.Tensor,
-        weight_ED: torch.Tensor,
-        bias_E: torch.Tensor | None,
-        rule: RoutingRule,
-        num_tokens_E: torch.Tensor | None = None,
-        *,
-        scale_E: torch.Tensor | None = None,
+        self, x_TD: torch.Tensor, router: RouterWeights, num_tokens_E: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x_TD, tokens = readable(x_TD.contiguous()), x_TD.shape[0]
+        x_TD, tokens, rule = readable(x_TD.contiguous()), x_TD.shape[0], router.rule
+        weight_ED, bias_E, scale_E = router.weight_ED, router.bias_E, router.scale_E
         ids_TA = torch.empty(tokens, rule.num_chosen, dtype=torch.int64)
         weights_TA = torch.empty(tokens, rule.num_chosen, dtype=torch.float32)
         self._library.route(

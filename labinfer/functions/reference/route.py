@@ -5,24 +5,18 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from labinfer.functions.routing_rule import RoutingRule
+from labinfer.functions.routing_rule import RouterWeights, RoutingRule
 
 
 def route(
-    x_TD: torch.Tensor,
-    weight_ED: torch.Tensor,
-    bias_E: torch.Tensor | None,
-    rule: RoutingRule,
-    num_tokens_E: torch.Tensor | None = None,
-    *,
-    scale_E: torch.Tensor | None = None,
+    x_TD: torch.Tensor, router: RouterWeights, num_tokens_E: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Experts of each token and their weights, (T, A)."""
-    ids_TA, weights_TA = choose(F.linear(x_TD.float(), weight_ED.float()), bias_E, rule)
+    ids_TA, weights_TA = choose(F.linear(x_TD.float(), router.weight_ED.float()), router.bias_E, router.rule)
     if num_tokens_E is not None:
         counts = torch.ones((), dtype=torch.int64, device=ids_TA.device).expand(ids_TA.numel())
         num_tokens_E.scatter_add_(0, ids_TA.flatten(), counts)
-    return ids_TA, weights_TA if scale_E is None else weights_TA * scale_E[ids_TA]
+    return ids_TA, weights_TA if router.scale_E is None else weights_TA * router.scale_E[ids_TA]
 
 
 def choose(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
-from labinfer.functions.routing_rule import RoutingRule
+from labinfer.functions.routing_rule import RouterWeights, RoutingRule
 from labinfer.models.config_file import ConfigFile
 from labinfer.models.layers.context import StageContext
 from labinfer.weights.slices import MatrixSlice, TensorSlice, WeightSlice
@@ -69,7 +70,12 @@ class Router(WeightedModule):
     def forward(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(T, D) → each token's experts, (T, A) int64, and their weights, (T, A) float32."""
         counts_E = self.num_tokens_E if self._counts else None
-        return self._route(x_TD, self.weight, self.bias, self.config, counts_E, scale_E=self.scale)
+        return self._route(x_TD, self._weights, counts_E)
+
+    @cached_property
+    def _weights(self) -> RouterWeights:
+        """Built at the first step: loading and packing replace the tensors."""
+        return RouterWeights(self.weight, self.config, self.bias, self.scale)
 
     def pack(self) -> None:
         self.num_tokens_E.zero_()
