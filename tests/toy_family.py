@@ -80,7 +80,7 @@ class Decay(nn.Module):
         assert angles is None
         x_TF, attention = self.in_proj(x_TD), batch.attention
         out_TF = torch.empty_like(x_TF)
-        for b, slot in enumerate(batch.state_slots_B.tolist()):
+        for b, slot in enumerate(attention.state_slots_B.tolist()):
             begin, end = attention.row_ptr[b], attention.row_ptr[b + 1]
             is_new = attention.context_lens[b] == end - begin
             sum_F = torch.zeros_like(cache.sums[slot]) if is_new else cache.sums[slot].clone()

@@ -27,6 +27,9 @@ class AttentionBatch:
     row_ptr_B: torch.Tensor
     context_lens_B: torch.Tensor
     table_ptr_B: torch.Tensor
+    state_slots_B: torch.Tensor | None = None
+    """Slot of each sequence in layers that keep a state for it; None where no layer does. A sequence without earlier tokens
+    begins with a state of zeros, whatever its slot holds."""
     _parts: dict[tuple[int, ...], tuple[torch.Tensor, AttentionBatch]] = field(
         default_factory=dict, repr=False, compare=False
     )

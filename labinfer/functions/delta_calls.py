@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.calls import CallSetting, Work, step_counts
+from labinfer.functions.delta_heads import DeltaHeads
 from labinfer.functions.family_protocols import CausalConv, DeltaRule, GatedNorm
 
 
@@ -21,12 +23,11 @@ class CausalConvCall:
     target = "causal_conv"
 
     def bind(self, function: CausalConv, rows: int, setting: CallSetting) -> Callable[[], object]:
-        batch = setting.batch(step_counts(rows))
+        batch = _batch(rows, setting)
         x_TC, weight_WC = setting.random(rows, self.channels), setting.random(self.width, self.channels).float()
-        slots_B = torch.arange(len(batch.context_lens), device=setting.device)
-        state = setting.random(len(slots_B), self.width - 1, self.channels)
+        state = setting.random(len(batch.context_lens), self.width - 1, self.channels)
         setting.fill_states(state, batch)
-        return lambda: function(x_TC, weight_WC, state, batch, slots_B)
+        return lambda: function(x_TC, weight_WC, state, batch)
 
     def work(self, rows: int, setting: CallSetting) -> Work:
         num_sequences = len(step_counts(rows))
@@ -45,14 +46,13 @@ class DeltaRuleCall:
     target = "delta_rule"
 
     def bind(self, function: DeltaRule, rows: int, setting: CallSetting) -> Callable[[], object]:
-        batch, heads = setting.batch(step_counts(rows)), len(self.key_heads)
-        qkv_TC, gates_TG = setting.random(rows, self._columns), setting.random(rows, 2 * heads)
-        slots_B = torch.arange(len(batch.context_lens), device=setting.device)
-        state = torch.zeros(len(slots_B), heads, self.key_size, self.value_size, device=setting.device)
+        batch, num_heads = _batch(rows, setting), len(self.key_heads)
+        qkv_TC, gates_TG = setting.random(rows, self._columns), setting.random(rows, 2 * num_heads)
+        state = torch.zeros(len(batch.context_lens), num_heads, self.key_size, self.value_size, device=setting.device)
         setting.fill_states(state, batch)
-        rate_H, bias_H = (setting.random(heads).float().abs() for _ in range(2))
-        weights = {"rate_H": rate_H, "bias_H": bias_H, "key_heads_H": torch.tensor(self.key_heads)}
-        return lambda: function(qkv_TC, gates_TG, state, batch, slots_B, **weights)
+        rate_H, bias_H = (setting.random(num_heads).float().abs() for _ in range(2))
+        heads = DeltaHeads(rate_H, bias_H, torch.tensor(self.key_heads))
+        return lambda: function(qkv_TC, gates_TG, state, batch, heads)
 
     def work(self, rows: int, setting: CallSetting) -> Work:
         heads, num_sequences = len(self.key_heads), len(step_counts(rows))
@@ -81,3 +81,9 @@ class GatedNormCall:
 
     def work(self, rows: int, setting: CallSetting) -> Work:
         return Work(3 * rows * self.heads * self.size * setting.dtype.itemsize, 0)
+
+
+def _batch(rows: int, setting: CallSetting) -> AttentionBatch:
+    """A batch of so many tokens whose sequences have a slot each."""
+    batch = setting.batch(step_counts(rows))
+    return replace(batch, state_slots_B=torch.arange(len(batch.context_lens), device=setting.device))

@@ -8,6 +8,7 @@ import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.clamped_gate import ClampedGate
+from labinfer.functions.delta_heads import DeltaHeads
 from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.packed_experts import ExpertShape, PackedExperts
 from labinfer.functions.packed_weight import PackedWeight
@@ -78,12 +79,7 @@ class CausalConv(Protocol):
     """Depthwise convolution over a token and those before it, then SiLU, as layers with a state have it in front of them."""
 
     def __call__(
-        self,
-        x_TC: torch.Tensor,
-        weight_WC: torch.Tensor,
-        state: torch.Tensor,
-        batch: AttentionBatch,
-        state_slots_B: torch.Tensor,
+        self, x_TC: torch.Tensor, weight_WC: torch.Tensor, state: torch.Tensor, batch: AttentionBatch
     ) -> torch.Tensor:
         """(T, C) → (T, C) in x's dtype, contiguous.
 
@@ -91,7 +87,7 @@ class CausalConv(Protocol):
             x_TC: rows may be further apart than C.
             weight_WC: float32; the last row is multiplied with the token itself, those above with the tokens before it.
             state: (slots, W - 1, C) in x's dtype: the last inputs of each sequence, the newest one last. Brought up to date.
-            state_slots_B: slot of each sequence. One without earlier tokens begins with zeros, whatever its slot holds.
+            batch: with ``state_slots_B``.
         """
 
 
@@ -109,11 +105,7 @@ class DeltaRule(Protocol):
         gates_TG: torch.Tensor,
         state: torch.Tensor,
         batch: AttentionBatch,
-        state_slots_B: torch.Tensor,
-        *,
-        rate_H: torch.Tensor,
-        bias_H: torch.Tensor,
-        key_heads_H: torch.Tensor,
+        heads: DeltaHeads,
     ) -> torch.Tensor:
         """(T, H, P) in the dtype of qkv.
 
@@ -121,9 +113,7 @@ class DeltaRule(Protocol):
             qkv_TC: a token's query heads, as many key heads, then its H value heads, C numbers in all; contiguous.
             gates_TG: b of each value head, then a of each, G = 2H; contiguous.
             state: (slots, H, key size, P) float32. Brought up to date.
-            state_slots_B: slot of each sequence. One without earlier tokens begins with zeros, whatever its slot holds.
-            rate_H, bias_H: float32.
-            key_heads_H: index of the query and key head of each value head; int64, in host memory.
+            batch: with ``state_slots_B``.
         """
 
 

@@ -192,6 +192,7 @@ class ModelRunner:
             row_ptr_B=tensors["row_ptr_B"],
             context_lens_B=tensors["context_lens_B"],
             table_ptr_B=tensors["table_ptr_B"],
+            state_slots_B=tensors["state_slots_B"] if has_states else None,
         )
         if cache.has_window_blocks:
             in_windows = self._window_indices.fill(slots_T=[window_slots], tables_N=window_tables)
@@ -214,7 +215,6 @@ class ModelRunner:
             long_prompts=long_prompts if long_prompts.positions else None,
             output_rows=output_rows,
             windowed=windowed,
-            state_slots_B=tensors["state_slots_B"] if has_states else None,
         )
 
     def _output_rows(

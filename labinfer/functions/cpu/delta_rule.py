@@ -8,6 +8,7 @@ import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.cpu.library import Library
+from labinfer.functions.delta_heads import DeltaHeads
 
 
 class CpuDeltaRule:
@@ -30,19 +31,14 @@ class CpuDeltaRule:
         return getattr(self._library, f"{name}_{str(dtype).removeprefix('torch.')}")
 
     def causal_conv(
-        self,
-        x_TC: torch.Tensor,
-        weight_WC: torch.Tensor,
-        state: torch.Tensor,
-        batch: AttentionBatch,
-        state_slots_B: torch.Tensor,
+        self, x_TC: torch.Tensor, weight_WC: torch.Tensor, state: torch.Tensor, batch: AttentionBatch
     ) -> torch.Tensor:
         out_TC = x_TC.new_empty(x_TC.shape)
         self._compiled("causal_conv", x_TC.dtype)(
             x_TC.data_ptr(),
             weight_WC.data_ptr(),
             state.data_ptr(),
-            *_places(batch, state_slots_B),
+            *_places(batch),
             out_TC.data_ptr(),
             len(batch.context_lens),
             x_TC.stride(0),
@@ -58,26 +54,22 @@ class CpuDeltaRule:
         gates_TG: torch.Tensor,
         state: torch.Tensor,
         batch: AttentionBatch,
-        state_slots_B: torch.Tensor,
-        *,
-        rate_H: torch.Tensor,
-        bias_H: torch.Tensor,
-        key_heads_H: torch.Tensor,
+        heads: DeltaHeads,
     ) -> torch.Tensor:
-        _, heads, key_size, value_size = state.shape
-        out_THP = qkv_TC.new_empty(qkv_TC.shape[0], heads, value_size)
+        _, num_heads, key_size, value_size = state.shape
+        out_THP = qkv_TC.new_empty(qkv_TC.shape[0], num_heads, value_size)
         self._compiled("delta_rule", qkv_TC.dtype)(
             qkv_TC.data_ptr(),
             gates_TG.data_ptr(),
-            rate_H.data_ptr(),
-            bias_H.data_ptr(),
-            key_heads_H.data_ptr(),
+            heads.rate_H.data_ptr(),
+            heads.bias_H.data_ptr(),
+            heads.key_heads_H.data_ptr(),
             state.data_ptr(),
-            *_places(batch, state_slots_B),
+            *_places(batch),
             out_THP.data_ptr(),
             len(batch.context_lens),
-            heads,
-            (qkv_TC.shape[1] - heads * value_size) // (2 * key_size),
+            num_heads,
+            (qkv_TC.shape[1] - num_heads * value_size) // (2 * key_size),
             key_size,
             value_size,
             torch.get_num_threads(),
@@ -101,6 +93,6 @@ class CpuDeltaRule:
         return out_THP
 
 
-def _places(batch: AttentionBatch, state_slots_B: torch.Tensor) -> tuple[int, ...]:
+def _places(batch: AttentionBatch) -> tuple[int, ...]:
     """Rows, contexts and slots of the sequences."""
-    return batch.row_ptr_B.data_ptr(), batch.context_lens_B.data_ptr(), state_slots_B.data_ptr()
+    return batch.row_ptr_B.data_ptr(), batch.context_lens_B.data_ptr(), batch.state_slots_B.data_ptr()

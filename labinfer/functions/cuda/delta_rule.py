@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.delta_heads import DeltaHeads
 from labinfer.functions.reference import delta_rule as reference
 
 CHANNELS = 256
@@ -16,15 +17,11 @@ COLUMNS = 32
 
 
 def causal_conv(
-    x_TC: torch.Tensor,
-    weight_WC: torch.Tensor,
-    state: torch.Tensor,
-    batch: AttentionBatch,
-    state_slots_B: torch.Tensor,
+    x_TC: torch.Tensor, weight_WC: torch.Tensor, state: torch.Tensor, batch: AttentionBatch
 ) -> torch.Tensor:
     """Convolve each sequence's rows with the inputs before them, as ``CausalConv`` has it."""
     if not (batch.has_single_rows(x_TC) and x_TC.stride(1) == 1 and state.is_contiguous()):
-        return reference.causal_conv(x_TC, weight_WC, state, batch, state_slots_B)
+        return reference.causal_conv(x_TC, weight_WC, state, batch)
     num_rows, channels = x_TC.shape
     out_TC = x_TC.new_empty(num_rows, channels)
     _convolve[(num_rows, triton.cdiv(channels, CHANNELS))](
@@ -33,7 +30,7 @@ def causal_conv(
         weight_WC,
         state,
         batch.context_lens_B,
-        state_slots_B,
+        batch.state_slots_B,
         x_TC.stride(0),
         channels,
         WIDTH=weight_WC.shape[0],
@@ -44,24 +41,15 @@ def causal_conv(
 
 
 def delta_rule(
-    qkv_TC: torch.Tensor,
-    gates_TG: torch.Tensor,
-    state: torch.Tensor,
-    batch: AttentionBatch,
-    state_slots_B: torch.Tensor,
-    *,
-    rate_H: torch.Tensor,
-    bias_H: torch.Tensor,
-    key_heads_H: torch.Tensor,
+    qkv_TC: torch.Tensor, gates_TG: torch.Tensor, state: torch.Tensor, batch: AttentionBatch, heads: DeltaHeads
 ) -> torch.Tensor:
     """Bring states up to date and read them, as ``DeltaRule`` has it."""
     _, num_heads, key_size, value_size = state.shape
     num_keys = (qkv_TC.shape[1] - num_heads * value_size) // (2 * key_size)
     group = num_heads // max(1, num_keys)
-    is_even = key_heads_H.tolist() == [head // group for head in range(num_heads)]
+    is_even = heads.key_heads_H.tolist() == [head // group for head in range(num_heads)]
     if not (batch.has_single_rows(qkv_TC) and is_even and state.is_contiguous()):
-        weights = {"rate_H": rate_H, "bias_H": bias_H, "key_heads_H": key_heads_H}
-        return reference.delta_rule(qkv_TC, gates_TG, state, batch, state_slots_B, **weights)
+        return reference.delta_rule(qkv_TC, gates_TG, state, batch, heads)
     num_rows = qkv_TC.shape[0]
     out_THP = qkv_TC.new_empty(num_rows, num_heads, value_size)
     _step[(num_rows, num_heads, triton.cdiv(value_size, COLUMNS))](
@@ -70,9 +58,9 @@ def delta_rule(
         gates_TG.contiguous(),
         state,
         batch.context_lens_B,
-        state_slots_B,
-        rate_H,
-        bias_H,
+        batch.state_slots_B,
+        heads.rate_H,
+        heads.bias_H,
         num_heads,
         num_keys,
         GROUP=group,

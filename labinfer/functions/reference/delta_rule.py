@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.delta_heads import DeltaHeads
 from labinfer.functions.reference.elementwise import rms_norm
 
 CHUNK = 64
@@ -17,16 +18,12 @@ L2_EPS = 1e-6
 
 
 def causal_conv(
-    x_TC: torch.Tensor,
-    weight_WC: torch.Tensor,
-    state: torch.Tensor,
-    batch: AttentionBatch,
-    state_slots_B: torch.Tensor,
+    x_TC: torch.Tensor, weight_WC: torch.Tensor, state: torch.Tensor, batch: AttentionBatch
 ) -> torch.Tensor:
     """Convolve each sequence's rows with the inputs before them, and keep the last of these."""
     out_TC = x_TC.new_empty(x_TC.shape)
     weight_C1W = weight_WC.t().unsqueeze(1)
-    for rows_BN, slots_B, before in _groups(state, batch, state_slots_B):
+    for rows_BN, slots_B, before in _groups(state, batch):
         inputs_BSC = torch.cat((before, x_TC[rows_BN]), dim=1)
         mixed_BCN = F.conv1d(inputs_BSC.float().transpose(1, 2), weight_C1W, groups=x_TC.shape[1])
         out_TC[rows_BN] = F.silu(mixed_BCN).transpose(1, 2).to(x_TC.dtype)
@@ -35,15 +32,7 @@ def causal_conv(
 
 
 def delta_rule(
-    qkv_TC: torch.Tensor,
-    gates_TG: torch.Tensor,
-    state: torch.Tensor,
-    batch: AttentionBatch,
-    state_slots_B: torch.Tensor,
-    *,
-    rate_H: torch.Tensor,
-    bias_H: torch.Tensor,
-    key_heads_H: torch.Tensor,
+    qkv_TC: torch.Tensor, gates_TG: torch.Tensor, state: torch.Tensor, batch: AttentionBatch, heads: DeltaHeads
 ) -> torch.Tensor:
     """Single tokens by the rule itself, more of them a chunk at a time; sequences with as many tokens together."""
     _, num_heads, key_size, value_size = state.shape
@@ -53,12 +42,12 @@ def delta_rule(
         part.unflatten(1, (-1, size)).float()
         for part, size in zip(qkv_TC.split((keys, keys, values), dim=1), (key_size, key_size, value_size), strict=True)
     )
-    q_THP = _l2_norm(q_TKP)[:, key_heads_H] * key_size**-0.5
-    k_THP = _l2_norm(k_TKP)[:, key_heads_H]
+    q_THP = _l2_norm(q_TKP)[:, heads.key_heads_H] * key_size**-0.5
+    k_THP = _l2_norm(k_TKP)[:, heads.key_heads_H]
     b_TH, a_TH = gates_TG.float().chunk(2, dim=1)
-    beta_TH, log_decay_TH = b_TH.sigmoid(), -rate_H * F.softplus(a_TH + bias_H)
+    beta_TH, log_decay_TH = b_TH.sigmoid(), -heads.rate_H * F.softplus(a_TH + heads.bias_H)
     out_THP = qkv_TC.new_empty(v_THP.shape)
-    for rows_BN, slots_B, before in _groups(state, batch, state_slots_B):
+    for rows_BN, slots_B, before in _groups(state, batch):
         form = recurrent if rows_BN.shape[1] == 1 else chunked
         inputs = (x[rows_BN].transpose(1, 2) for x in (q_THP, k_THP, v_THP, beta_TH, log_decay_TH))
         out_BHNP, state[slots_B] = form(*inputs, state=before)
@@ -133,9 +122,7 @@ def _l2_norm(x_TKP: torch.Tensor) -> torch.Tensor:
     return x_TKP * torch.rsqrt(x_TKP.square().sum(dim=-1, keepdim=True) + L2_EPS)
 
 
-def _groups(
-    state: torch.Tensor, batch: AttentionBatch, state_slots_B: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+def _groups(state: torch.Tensor, batch: AttentionBatch) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Sequences with equally many tokens: their rows (B, N), their slots, and what was in these, zeros for new sequences."""
     by_count: dict[int, list[int]] = {}
     for b, (begin, end) in enumerate(itertools.pairwise(batch.row_ptr)):
@@ -143,6 +130,6 @@ def _groups(
     for count, members in by_count.items():
         b_B = torch.tensor(members, device=state.device)
         rows_BN = batch.row_ptr_B[b_B].unsqueeze(1) + torch.arange(count, device=state.device)
-        slots_B, is_new_B = state_slots_B[b_B], batch.context_lens_B[b_B] == count
+        slots_B, is_new_B = batch.state_slots_B[b_B], batch.context_lens_B[b_B] == count
         before = state[slots_B].masked_fill(is_new_B.view(-1, *[1] * (state.dim() - 1)), 0)
         yield rows_BN, slots_B, before

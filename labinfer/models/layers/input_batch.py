@@ -84,16 +84,13 @@ class ModelInputBatch:
     """The rows that ``Decoder.forward`` gives on the last stage; None for all."""
     windowed: WindowedPlaces | None = None
     """For layers with a window; None where they hold their tokens as all others."""
-    state_slots_B: torch.Tensor | None = None
-    """Slot of each sequence in layers that keep a state for it; None where no layer does. A sequence without earlier tokens
-    begins with a state of zeros, whatever its slot holds."""
 
     @cached_property
     def places(self) -> tuple[int, ...]:
         """Addresses of its tensors, after the numbers of sequences, of rows and of rows to sample."""
         attention = self.attention
         tensors = (
-            *(self.token_ids_T, self.positions_T, self.slots_T, self.sample_rows_B, self.state_slots_B),
+            *(self.token_ids_T, self.positions_T, self.slots_T, self.sample_rows_B, attention.state_slots_B),
             *(attention.tables_N, attention.row_ptr_B, attention.context_lens_B, attention.table_ptr_B),
             *((self.windowed.slots_T, self.windowed.attention.tables_N) if self.windowed is not None else ()),
         )

@@ -4,6 +4,7 @@ and Triton installed the kernels are tested on any machine."""
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from cuda_cases import BOUNDS, DECODES, DEVICE, HAS_CARD, Case, assert_near, mak
 
 from labinfer.functions.attention_heads import AttentionHeads, HeadNorms, QKVHeads
 from labinfer.functions.clamped_gate import ClampedGate
+from labinfer.functions.delta_heads import DeltaHeads
 from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.packed_experts import ExpertShape
@@ -202,25 +204,22 @@ def test_delta_rule(kernels, new, key_heads, group, key_size, value_size, dtype)
 
     contexts = [new[0], 9, 20]  # the first sequence has no earlier tokens
     batch, _ = make_places(contexts, new, 16)
-    heads, slots = key_heads * group, torch.tensor([4, 0, 2], device=DEVICE)
-    channels = 2 * key_heads * key_size + heads * value_size
+    batch, num_heads = replace(batch, state_slots_B=torch.tensor([4, 0, 2], device=DEVICE)), key_heads * group
+    channels = 2 * key_heads * key_size + num_heads * value_size
     wide = randn(sum(new), channels + 5, dtype=dtype)
     x, weight = wide[:, :channels], torch.randn(4, channels, device=DEVICE)
     before = torch.randn(6, 3, channels, device=DEVICE).to(dtype)
     states = [before.clone(), before.clone()]
-    mixed = reference_delta.causal_conv(x, weight, states[0], batch, slots)
-    assert_near(delta_rule.causal_conv(x, weight, states[1], batch, slots), mixed, dtype)
+    mixed = reference_delta.causal_conv(x, weight, states[0], batch)
+    assert_near(delta_rule.causal_conv(x, weight, states[1], batch), mixed, dtype)
     assert torch.equal(*states)
-    before = torch.randn(6, heads, key_size, value_size, device=DEVICE)
+    before = torch.randn(6, num_heads, key_size, value_size, device=DEVICE)
     states = [before.clone(), before.clone()]
-    weights = {
-        "rate_H": torch.rand(heads, device=DEVICE),
-        "bias_H": torch.randn(heads, device=DEVICE) * 10,
-        "key_heads_H": torch.arange(heads) // group,
-    }
-    gates = randn(sum(new), 2 * heads, dtype=dtype)
-    exact = reference_delta.delta_rule(mixed, gates, states[0], batch, slots, **weights)
-    assert_near(delta_rule.delta_rule(mixed, gates, states[1], batch, slots, **weights), exact, dtype)
+    rate_H, bias_H = torch.rand(num_heads, device=DEVICE), torch.randn(num_heads, device=DEVICE) * 10
+    heads = DeltaHeads(rate_H, bias_H, torch.arange(num_heads) // group)
+    gates = randn(sum(new), 2 * num_heads, dtype=dtype)
+    exact = reference_delta.delta_rule(mixed, gates, states[0], batch, heads)
+    assert_near(delta_rule.delta_rule(mixed, gates, states[1], batch, heads), exact, dtype)
     assert_near(states[1], states[0], torch.float32)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.cpu.delta_rule import CpuDeltaRule
+from labinfer.functions.delta_heads import DeltaHeads
 from labinfer.functions.reference import delta_rule as reference
 from labinfer.native import compiler
 
@@ -21,8 +23,8 @@ SIZES = [
     ((0,), 3, 5),
     ((0, 0), 32, 160),
 ]
-COUNTS, EARLIER = [1, 5, 130, 1, 2], [7, 0, 3, 0, 1]
-"""Tokens of each sequence, and those before them."""
+COUNTS, EARLIER, SLOTS = [1, 5, 130, 1, 2], [7, 0, 3, 0, 1], [3, 0, 5, 1, 4]
+"""Tokens of each sequence, those before them, and slots of states."""
 
 
 @pytest.fixture
@@ -40,21 +42,17 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-def batch_of(counts: list[int], earlier: list[int]) -> AttentionBatch:
+def batch_of(counts: list[int], earlier: list[int], slots: list[int]) -> AttentionBatch:
     lengths = [count + before for count, before in zip(counts, earlier, strict=True)]
-    return AttentionBatch.build([0, *accumulate(counts)], lengths, [[] for _ in counts], CPU)
+    batch = AttentionBatch.build([0, *accumulate(counts)], lengths, [[] for _ in counts], CPU)
+    return replace(batch, state_slots_B=torch.tensor(slots))
 
 
 def rule_arguments(key_heads, key_size, value_size, num_tokens, dtype=torch.float32):
-    heads, keys = len(key_heads), max(key_heads) + 1
-    qkv = torch.randn(num_tokens, 2 * keys * key_size + heads * value_size).to(dtype)
-    gates = torch.randn(num_tokens, 2 * heads).to(dtype) * 2
-    named = {
-        "rate_H": torch.rand(heads) * 2,
-        "bias_H": torch.randn(heads),
-        "key_heads_H": torch.tensor(key_heads),
-    }
-    return qkv, gates, named
+    num_heads, keys = len(key_heads), max(key_heads) + 1
+    qkv = torch.randn(num_tokens, 2 * keys * key_size + num_heads * value_size).to(dtype)
+    gates = torch.randn(num_tokens, 2 * num_heads).to(dtype) * 2
+    return qkv, gates, DeltaHeads(torch.rand(num_heads) * 2, torch.randn(num_heads), torch.tensor(key_heads))
 
 
 def test_both_forms_of_the_reference_agree():
@@ -71,16 +69,16 @@ def test_both_forms_of_the_reference_agree():
 def test_any_chunks_leave_the_same_state_and_outputs(form, load_functions):
     """A prompt at once, and in chunks of 1, 20 and the rest; what another slot holds stays."""
     functions = reference if form == "reference" else CpuDeltaRule(load_functions())
-    qkv, gates, named = rule_arguments((0, 0, 1), 16, 40, 90)
+    qkv, gates, heads = rule_arguments((0, 0, 1), 16, 40, 90)
     weight = torch.randn(4, qkv.shape[1])
     results = []
     for counts in ([90], [1, 20, 69]):
         conv, state = torch.randn(3, 3, qkv.shape[1]), torch.randn(3, 3, 16, 40)
         others, outs, done = (conv[0].clone(), state[0].clone()), [], 0
         for count in counts:
-            batch, slots, rows = batch_of([count], [done]), torch.tensor([2]), slice(done, done + count)
-            mixed = functions.causal_conv(qkv[rows], weight, conv, batch, slots)
-            outs.append(functions.delta_rule(mixed, gates[rows], state, batch, slots, **named))
+            batch, rows = batch_of([count], [done], [2]), slice(done, done + count)
+            mixed = functions.causal_conv(qkv[rows], weight, conv, batch)
+            outs.append(functions.delta_rule(mixed, gates[rows], state, batch, heads))
             done += count
         assert torch.equal(conv[0], others[0]) and torch.equal(state[0], others[1])
         results.append((torch.cat(outs), conv[2], state[2]))
@@ -92,12 +90,12 @@ def test_any_chunks_leave_the_same_state_and_outputs(form, load_functions):
 @pytest.mark.parametrize(("key_heads", "key_size", "value_size"), SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_compiled_rule_is_the_references(cpu, key_heads, key_size, value_size, dtype):
-    qkv, gates, named = rule_arguments(key_heads, key_size, value_size, sum(COUNTS), dtype)
-    batch, slots = batch_of(COUNTS, EARLIER), torch.tensor([3, 0, 5, 1, 4])
+    qkv, gates, heads = rule_arguments(key_heads, key_size, value_size, sum(COUNTS), dtype)
+    batch = batch_of(COUNTS, EARLIER, SLOTS)
     state = torch.randn(6, len(key_heads), key_size, value_size)
     exact_state, untouched = state.clone(), state[2].clone()
-    exact = reference.delta_rule(qkv.float(), gates.float(), exact_state, batch, slots, **named)
-    got = cpu.delta_rule(qkv, gates, state, batch, slots, **named)
+    exact = reference.delta_rule(qkv.float(), gates.float(), exact_state, batch, heads)
+    got = cpu.delta_rule(qkv, gates, state, batch, heads)
     assert got.dtype == dtype and torch.equal(state[2], untouched)
     torch.testing.assert_close(state, exact_state, rtol=1e-5, atol=1e-5)
     rounding = 2**-8 if dtype == torch.bfloat16 else 1e-5
@@ -111,9 +109,9 @@ def test_compiled_rule_is_the_references(cpu, key_heads, key_size, value_size, d
 def test_compiled_convolution_is_the_references(cpu, channels, width, dtype):
     x = torch.randn(sum(COUNTS), channels + 7).to(dtype)[:, :channels]  # rows that are not next to each other
     weight, state = torch.randn(width, channels), torch.randn(6, width - 1, channels).to(dtype)
-    batch, slots, exact_state = batch_of(COUNTS, EARLIER), torch.tensor([3, 0, 5, 1, 4]), state.float().clone()
-    exact = reference.causal_conv(x.float(), weight, exact_state, batch, slots)
-    got = cpu.causal_conv(x, weight, state, batch, slots)
+    batch, exact_state = batch_of(COUNTS, EARLIER, SLOTS), state.float().clone()
+    exact = reference.causal_conv(x.float(), weight, exact_state, batch)
+    got = cpu.causal_conv(x, weight, state, batch)
     assert torch.equal(state.float(), exact_state)
     rounding = 2**-8 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(got.float(), exact, rtol=rounding, atol=1e-5)

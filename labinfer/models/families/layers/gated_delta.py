@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from labinfer.functions.attention_batch import Angles
 from labinfer.functions.calls import FunctionCall
 from labinfer.functions.delta_calls import CausalConvCall, DeltaRuleCall, GatedNormCall
+from labinfer.functions.delta_heads import DeltaHeads
 from labinfer.models.layers.cache_spec import CacheSpec, StateTensor
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
@@ -101,19 +103,11 @@ class GatedDeltaNet(nn.Module):
         output_rows: OutputRows | None = None,
     ) -> torch.Tensor:
         """(T, D) → (T, D), or (R, D); brings the state of each sequence up to date."""
-        functions, places = self._functions, (batch.attention, batch.state_slots_B)
+        functions, attention = self._functions, batch.attention
         projected_TI = self.in_proj(x_TD)
         qkv_TC, z_TI = projected_TI[:, : -self._num_values], projected_TI[:, -self._num_values :]
-        qkv_TC = functions.causal_conv(qkv_TC, self.conv1d.weight, cache.conv, *places)
-        out_THP = functions.delta_rule(
-            qkv_TC,
-            self.gates(x_TD),
-            cache.delta,
-            *places,
-            rate_H=self.decay.rate_H,
-            bias_H=self.decay.bias_H,
-            key_heads_H=self._key_heads_H,
-        )
+        qkv_TC = functions.causal_conv(qkv_TC, self.conv1d.weight, cache.conv, attention)
+        out_THP = functions.delta_rule(qkv_TC, self.gates(x_TD), cache.delta, attention, self._heads)
         z_THP = z_TI.unflatten(1, (-1, self.config.value_size))
         if output_rows is not None:
             if not len(output_rows.rows_R):
@@ -121,6 +115,11 @@ class GatedDeltaNet(nn.Module):
             out_THP, z_THP = out_THP[output_rows.rows_R], z_THP[output_rows.rows_R]
         out_THP = functions.gated_norm(out_THP, z_THP, self.norm.weight, self.config.norm_eps)
         return self.out_proj(out_THP.flatten(1))
+
+    @cached_property
+    def _heads(self) -> DeltaHeads:
+        """Built at the first step: loading the weights replaces the tensors of ``decay``."""
+        return DeltaHeads(self.decay.rate_H, self.decay.bias_H, self._key_heads_H)
 
     @property
     def _num_channels(self) -> int:
