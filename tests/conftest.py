@@ -4,6 +4,7 @@ books of KV blocks that agree."""
 from __future__ import annotations
 
 import gc
+import sys
 
 import hypothesis
 import pytest
@@ -12,6 +13,10 @@ from pairwise import mark_slow_cases
 from labinfer.comm.spmd.environment import shorten_openmp_spins
 
 shorten_openmp_spins()  # as a run does, before anything imports torch
+MANY_MODULES = 20
+NUM_FROZEN = pytest.StashKey[int]()
+"""Modules that were imported when garbage was frozen last."""
+
 gc.disable()  # also as a run does, while modules are imported and tests are collected
 
 hypothesis.settings.register_profile("untimed", hypothesis.settings(), deadline=None)  # other tests run beside these
@@ -28,10 +33,23 @@ def pytest_collection_modifyitems(items):
     mark_slow_cases(items)  # before those marked slow are left out
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session):
     """What is there by now stays until the end, so that collecting garbage in a test need not look through it."""
-    gc.freeze()
     gc.enable()
+    freeze_modules(session)
+
+
+def pytest_runtest_setup(item):
+    """Freeze what earlier tests have imported: every load of a model collects garbage, which takes 0.2 s with Transformers' models."""
+    if len(sys.modules) > item.session.stash[NUM_FROZEN] + MANY_MODULES:
+        freeze_modules(item.session)
+
+
+def freeze_modules(session: pytest.Session) -> None:
+    gc.collect()
+    gc.freeze()
+    session.stash[NUM_FROZEN] = len(sys.modules)
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ layout by its name, those of its cases by ``checkpoint/schedule/chunk/scenario``
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -149,6 +150,7 @@ def sampled(index: int) -> SamplingParams:
 
 
 def main() -> None:
+    gc.freeze()  # each load of a model collects garbage, but not what was imported
     job, out_file = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     group = join_group(detect(), EngineOptions())
     end_group_on_uncaught(group)
