@@ -24,7 +24,7 @@ from labinfer.base.plugins import PLUGINS
 from labinfer.cli.main import main
 from labinfer.comm.spmd.environment import detect
 
-POLL_SECONDS = 0.01
+POLL_SECONDS, LONGEST_POLL_SECONDS = 0.01, 0.2
 
 
 @contextmanager
@@ -46,11 +46,12 @@ def output_to(*paths: Path) -> Iterator[None]:
 
 def commands(directory: Path, asker: int) -> Iterator[list[str]]:
     for number in itertools.count():
-        file = directory / f"{number}.json"
+        file, begin = directory / f"{number}.json", time.monotonic()
         while not file.exists():
             if (directory / "end").exists() or not Path(f"/proc/{asker}").exists():
                 return
-            time.sleep(POLL_SECONDS)
+            waited = time.monotonic() - begin  # many ranks wait for minutes, and looking takes time of a core
+            time.sleep(min(max(POLL_SECONDS, waited / 20), LONGEST_POLL_SECONDS))
         yield json.loads(file.read_text())
 
 
