@@ -79,10 +79,10 @@ test-core-engine: $(VENV)/.setup-test
 test-core-others: $(VENV)/.setup-test
 	$(LIMIT) 600 $(BIN)/python -m pytest $(CORE_OTHERS) -m "not slow and not timing"
 
-test-unit: $(VENV)/.setup-test ## every room but two by itself: no process group
+test-unit: $(VENV)/.setup-test ## unit tests of all packages but functions and weights, in one process
 	$(LIMIT) 1200 $(BIN)/python -m pytest tests/unit $(addprefix --ignore=,$(FUNCTIONS)) $(SAMPLE)
 
-test-functions: $(VENV)/.setup-test ## the other two: functions, and weights as checkpoints store them
+test-functions: $(VENV)/.setup-test ## unit tests of functions and weights
 	$(LIMIT) 1200 $(BIN)/python -m pytest $(FUNCTIONS) $(SAMPLE)
 
 test-features: $(VENV)/.setup-test ## what users see of a feature, in one process
