@@ -142,7 +142,7 @@ def test_beams_are_those_of_transformers(hybrid):
 def test_plan_shows_what_a_token_and_a_sequence_take(checkpoint):
     """One layer with 5 heads of 16 keys and values; three with 3 inputs of 560 channels and 10 heads of 32 by 24."""
     with recorded(checkpoint, max_num_seqs=4) as (llm, _):
-        (row,) = layout_rows(llm.layout, llm.group.everyone, [1600], [llm.capacity.num_states])
+        (row,) = layout_rows(llm.layout, llm.group.everyone, [1600], [llm.capacity.sizes.num_states])
     assert row[HEADER.index("a token") :] == ("640 B", 1600, "109.7 KiB", 8)
 
 

@@ -8,6 +8,7 @@ from checkpoints import make_checkpoint, mixed_prompts
 from endless import EndlessReference
 
 from labinfer import LLM, SamplingParams
+from labinfer.base.cache_sizes import CacheSizes
 from labinfer.base.errors import UserError
 from labinfer.base.plan import CacheMove
 from labinfer.launch.layout import kv_capacity
@@ -40,7 +41,7 @@ def test_captured_steps_are_left_room_beside_the_blocks(checkpoint, monkeypatch)
             continue
         with LLM(str(checkpoint), **options) as llm:
             useful = llm.layout.useful_blocks(llm.options.scheduler.max_num_seqs)
-            assert llm.capacity.num_blocks == room // llm.layout.block_bytes(llm.place) < useful
+            assert llm.capacity.sizes.num_blocks == room // llm.layout.block_bytes(llm.place) < useful
             assert llm.capacity.captured_bytes == CAPTURED_BYTES
 
 
@@ -50,12 +51,11 @@ def make_cache(dtype: torch.dtype, block: int) -> tuple[KVCacheManager, RotaryTa
     rotary = RotaryTable(ROPE, 64, torch.float32, torch.device("cpu"))
     cache = KVCacheManager(
         [key_value_spec(3, 16, ROPE, tiled=True)] * 2,
-        num_blocks=6,
+        CacheSizes(num_blocks=6, num_host_blocks=2, max_model_len=64),
         block_size=block,
         dtype=dtype,
         device=torch.device("cpu"),
         rotary_table=lambda rope: rotary,
-        num_host_blocks=2,
     )
     for layer in cache.layers:
         for tensor in layer.tensors():

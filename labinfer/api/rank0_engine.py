@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 from labinfer.base.config import EngineOptions
 from labinfer.engine.assemble import make_engine
@@ -16,23 +17,16 @@ from labinfer.worker.spmd import SpmdExecutor
 
 def engine_facts(parts: RankRuntime) -> EngineFacts:
     """Facts from the layout of a model and the room for its KV cache, the same on every rank."""
-    layout, capacity = parts.layout, parts.capacity
+    layout = parts.layout
     return EngineFacts(
+        **asdict(parts.capacity.sizes),
         num_stages=layout.topology.num_stages,
-        num_blocks=capacity.num_blocks,
-        num_host_blocks=capacity.num_host_blocks,
-        window=capacity.window,
-        num_window_blocks=capacity.num_window_blocks,
-        num_host_window_blocks=capacity.num_host_window_blocks,
-        num_states=capacity.num_states,
-        num_host_states=capacity.num_host_states,
         vocab_size=layout.config.vocab_size,
         hidden_size=layout.config.hidden_size,
         pooling=layout.config.pooling,
         dynamic_rope_from=layout.config.dynamic_rope_from,
         no_generation=layout.config.no_generation,
         is_causal=layout.config.is_causal,
-        max_model_len=layout.max_model_len,
         eos_token_ids=layout.config.eos_token_ids,
         drafting_stage=None if layout.draft_devices else layout.topology.place(0).stage,
         is_one_cpu_host=layout.is_one_cpu_host,

@@ -79,8 +79,9 @@ def make_draft_proposer(
         cache: options of the KV cache, which hold for that of the draft model, too.
         max_tokens, eos_token_ids: see ``DraftModelProposer``.
     """
-    states = StateSlots(draft_model.num_states) if draft_model.num_states else None
-    tables = BlockTables(*make_pools(draft_model.num_blocks, 0, cache, can_share=states is None), states)
+    sizes = draft_model.sizes
+    states = StateSlots(sizes.num_states) if sizes.num_states else None
+    tables = BlockTables(*make_pools(sizes.num_blocks, 0, cache, can_share=states is None), states)
     return DraftModelProposer(draft_model, tables, max_tokens, eos_token_ids)
 
 

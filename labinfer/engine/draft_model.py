@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from labinfer.base.cache_sizes import CacheSizes
 from labinfer.base.plan import NO_SLOT, NO_TOKEN, BatchEntry, BatchPlan, BatchResult, SequenceStart
 from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.block_tables import BlockTables
@@ -19,14 +20,8 @@ from labinfer.engine.sequence import Sequence
 class DraftModel(Protocol):
     """A model that drafts, with KV blocks of its own."""
 
-    num_blocks: int
-    num_states: int
-    """Slots for states of sequences; 0 where its layers keep none."""
-
-    @property
-    def max_model_len(self) -> int:
-        """Tokens of a sequence that may be in its context at once."""
-        ...
+    sizes: CacheSizes
+    """Sizes of its own caches."""
 
     def run(self, plan: BatchPlan) -> BatchResult:
         """Run a plan's tokens and sample."""
@@ -115,7 +110,7 @@ class DraftModelProposer:
         drafts: dict[int, Draft] = {}
         asking = {sequence.seq_id for sequence in sequences}
         for sequence, limit in zip(sequences, limits, strict=True):
-            limit = min(limit, self._model.max_model_len + 1 - len(sequence.token_ids))
+            limit = min(limit, self._model.sizes.max_model_len + 1 - len(sequence.token_ids))
             if sequence.num_unverified and self.tables.states is not None:
                 continue  # a state goes back to the last of the sequence's own tokens, and to no other
             if limit > 0 and (drafted := self._make_room(sequence, limit, asking)) is not None:

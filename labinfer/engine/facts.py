@@ -4,29 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from labinfer.base.cache_sizes import CacheSizes
 from labinfer.base.pooling import PoolingConfig
 from labinfer.base.rank_stats import StepTimes
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineFacts:
-    """A loaded model's numbers, or a supposed one's: a simulator states them."""
+class EngineFacts(CacheSizes):
+    """The cache sizes and other numbers of a loaded model, or of a supposed one, whose numbers a simulator states."""
 
     num_stages: int = 1
-    num_blocks: int
-    """KV blocks, as many on every rank."""
-    num_host_blocks: int = 0
-    """KV blocks in host memory, for sequences that are swapped out."""
-    window: int = 0
-    """Tokens that a token sees at most in layers with a window, where these have KV blocks of their own; 0 where they have none."""
-    num_window_blocks: int = 0
-    """KV blocks of those layers, as many on every rank."""
-    num_host_window_blocks: int = 0
-    """The same in host memory."""
-    num_states: int = 0
-    """Places for the states of running sequences; 0 where layers keep none."""
-    num_host_states: int = 0
-    """Places for states in host memory, of sequences that are swapped out."""
     vocab_size: int
     """Token ids that a prompt may hold."""
     hidden_size: int
@@ -39,8 +26,6 @@ class EngineFacts:
     """Whether a token attends to itself and earlier ones only; otherwise a prompt is run in one step and shares no KV blocks."""
     dynamic_rope_from: int = 0
     """Tokens of a prompt from which its KV cache depends on its length, so that only prompts of one length share it; 0 for never."""
-    max_model_len: int
-    """Tokens of a sequence that may be in the context at once."""
     eos_token_ids: tuple[int, ...] = ()
     """Tokens that end an answer unless its request ignores them."""
     drafting_stage: int | None = 0

@@ -128,24 +128,20 @@ def build_placed(
     capacity = agree_on_blocks(group, options, layout, place, draft_model=draft_model, captured_bytes=captured_bytes)
     if group.rank == 0:
         log_capacity(capacity, layout)
-    layout = dataclasses.replace(layout, max_model_len=capacity.max_model_len)
+    sizes = capacity.sizes
+    layout = dataclasses.replace(layout, max_model_len=sizes.max_model_len)
     with group.raise_on_all_ranks(), memory_for("the KV cache", device):
         cache = KVCacheManager(
             model.cache_specs(),
-            num_blocks=capacity.num_blocks,
+            sizes,
             block_size=layout.block_size,
             dtype=layout.kv_dtype(place),
             device=device,
             rotary_table=model.rotary_table,
-            num_host_blocks=capacity.num_host_blocks,
-            num_window_blocks=capacity.num_window_blocks,
-            num_host_window_blocks=capacity.num_host_window_blocks,
-            num_states=capacity.num_states,
-            num_host_states=capacity.num_host_states,
         )
-        model.make_rotary_tables(capacity.max_model_len, device, scheduling.max_num_batched_tokens)
+        model.make_rotary_tables(sizes.max_model_len, device, scheduling.max_num_batched_tokens)
         if draft_model is not None:
-            draft_model.make_cache(capacity.num_blocks, scheduling.max_num_seqs, capture)
+            draft_model.make_cache(sizes.num_blocks, scheduling.max_num_seqs, capture)
     logger.debug("KV cache and rotary tables are made")
 
     runner = ModelRunner(
@@ -178,8 +174,8 @@ def build_placed(
     )
     step_times = None
     measures = scheduling.chooses_drafts or (pipeline is not None and not scheduling.max_inflight)
-    if capacity.num_host_blocks or measures:
-        step_times = StepMeter(layout, place, worker, pipeline, cache).measure(group, scheduling, capacity)
+    if sizes.num_host_blocks or measures:
+        step_times = StepMeter(layout, place, worker, pipeline, cache).measure(group, scheduling, sizes)
         stats.reset()
         logger.debug("steps are measured")
     recorder.capacity = CAPACITY if options.observe.trace else 0

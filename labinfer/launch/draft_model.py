@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from labinfer.base.cache_sizes import CacheSizes
 from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
 from labinfer.base.plan import BatchPlan, BatchResult
@@ -77,18 +79,18 @@ class LoadedDraftModel:
             on_progress=lambda done, total: None,
         )
         self.weight_bytes = weight_bytes(self._model)
-        self.num_blocks = 0
         self._max_num_batched_tokens = options.scheduler.max_num_batched_tokens
         per_state = self.layout.meta(self.place).bytes_per_sequence
         sharing = layout.sharing_device(group.rank, group.everyone)
         room = free_memory(self._device) / sharing * options.cache.memory_utilization
-        self.num_states = draft_states_that_fit(int(room), per_state, options.scheduler.max_num_seqs)
-        if per_state and self.num_states < STATES_EACH:
+        num_states = draft_states_that_fit(int(room), per_state, options.scheduler.max_num_seqs)
+        if per_state and num_states < STATES_EACH:
             raise UserError(
                 f"the draft model {options.model.model} has no room for {STATES_EACH} states of {per_state} bytes on rank "
                 f"{group.rank}; raise --memory-utilization or choose another draft model"
             )
-        self.state_bytes = self.num_states * per_state
+        self.sizes = CacheSizes(num_blocks=0, num_states=num_states, max_model_len=self.layout.max_model_len)
+        self.state_bytes = num_states * per_state
         self._runner: ModelRunner | None = None
 
     @property
@@ -97,28 +99,23 @@ class LoadedDraftModel:
         return self.layout.topology.place(0)
 
     @property
-    def max_model_len(self) -> int:
-        """Tokens of a sequence that may be in its context at once."""
-        return self.layout.max_model_len
-
-    @property
     def block_bytes(self) -> int:
         """Bytes of one of its KV blocks."""
         return self.layout.block_bytes(self.place)
 
     def make_cache(self, num_blocks: int, max_num_seqs: int, capture: Capture | None) -> None:
         """Give it ``num_blocks`` KV blocks, or as many as ``max_num_seqs`` sequences can fill."""
-        self.num_blocks = min(num_blocks, self.layout.useful_blocks(max_num_seqs))
+        num_blocks = min(num_blocks, self.layout.useful_blocks(max_num_seqs))
+        self.sizes = dataclasses.replace(self.sizes, num_blocks=num_blocks)
         cache = KVCacheManager(
             self._model.cache_specs(),
-            num_blocks=self.num_blocks,
+            self.sizes,
             block_size=self.layout.block_size,
             dtype=self.layout.kv_dtype(self.place),
             device=self._device,
             rotary_table=self._model.rotary_table,
-            num_states=self.num_states,
         )
-        self._model.make_rotary_tables(self.max_model_len, self._device, self._max_num_batched_tokens)
+        self._model.make_rotary_tables(self.sizes.max_model_len, self._device, self._max_num_batched_tokens)
         self._runner = ModelRunner(
             self._model,
             cache,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from labinfer.base.cache_sizes import CacheSizes
 from labinfer.base.plan import CacheMove, MoveKind
 from labinfer.functions.layer_cache import TokenPool
 from labinfer.models.layers.cache_spec import BlockPool, CacheSpec, TokenTensor
@@ -19,46 +20,38 @@ Pools = dict[str, torch.Tensor]
 
 
 class KVCacheManager:
-    """Holds ``num_blocks`` blocks of ``block_size`` tokens for every layer of this rank, and states of sequences.
+    """Holds blocks of ``block_size`` tokens for every layer of this rank, and states of sequences.
 
     Args:
         specs: what each layer keeps.
+        sizes: with blocks of layers with a window, these layers have none of the others.
         dtype: of the cache; int8 brings scales.
         rotary_table: gives the table of a layer, by which entries that move to other positions are turned.
-        num_host_blocks: blocks in host memory for sequences that are swapped out.
-        num_window_blocks: blocks of layers with a window, which then have none of the others; 0 where all have the same.
-        num_host_window_blocks: the same in host memory.
-        num_states: slots for states, of layers that keep one for each sequence.
-        num_host_states: the same in host memory.
     """
 
     def __init__(
         self,
         specs: Sequence[CacheSpec],
+        sizes: CacheSizes,
         *,
-        num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
         rotary_table: Callable[[RopeConfig], RotaryTable],
-        num_host_blocks: int = 0,
-        num_window_blocks: int = 0,
-        num_host_window_blocks: int = 0,
-        num_states: int = 0,
-        num_host_states: int = 0,
     ):
         self.block_size = block_size
         self._specs, self._rotary_table = specs, rotary_table
         host = torch.device("cpu")
-        self._in_windows = [num_window_blocks > 0 and spec.window > 0 for spec in specs]
+        self._in_windows = [sizes.num_window_blocks > 0 and spec.window > 0 for spec in specs]
         self.has_window_blocks = any(self._in_windows)
-        counts, host_counts = (num_blocks, num_window_blocks), (num_host_blocks, num_host_window_blocks)
+        counts = (sizes.num_blocks, sizes.num_window_blocks)
+        host_counts = (sizes.num_host_blocks, sizes.num_host_window_blocks)
         self._forms = [spec.token_pools(dtype, block_size) for spec in specs]
         pairs = list(zip(self._forms, self._in_windows, strict=True))
         self._pools = pools = [_empty_pools(forms, counts[own], device) for forms, own in pairs]
         host_pools = [_empty_pools(forms, host_counts[own], host) for forms, own in pairs]
-        states = [_state_pools(spec, num_states, device) for spec in specs]
-        host_states = [_state_pools(spec, num_host_states, host) for spec in specs]
+        states = [_state_pools(spec, sizes.num_states, device) for spec in specs]
+        host_states = [_state_pools(spec, sizes.num_host_states, host) for spec in specs]
         others, host_others = (list(compress(each, map(not_, self._in_windows))) for each in (pools, host_pools))
         windows, host_windows = (list(compress(each, self._in_windows)) for each in (pools, host_pools))
         self._ends: dict[MoveKind, tuple[list[Pools], list[Pools]]] = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from worker_model import WRONG_TOKEN, token_at
 
+from labinfer.base.cache_sizes import CacheSizes
 from labinfer.base.plan import BatchEntry, BatchPlan, BatchResult, EntryResult
 
 BLOCK = 4
@@ -28,6 +29,10 @@ class FakeDraftModel:
     cells: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     slots: dict[int, int] = field(default_factory=dict)
     states: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> CacheSizes:
+        return CacheSizes(num_blocks=self.num_blocks, num_states=self.num_states, max_model_len=self.max_model_len)
 
     def run(self, plan: BatchPlan) -> BatchResult:
         self.plans.append(plan)

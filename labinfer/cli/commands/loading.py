@@ -50,7 +50,7 @@ def announce(models: dict[str, LLM]) -> None:
         logger.info("model %s: %s", name, llm.directory)
         kv_tokens = list(map(llm.layout.tokens_in, llm.capacity.blocks_of_rank))
         metas = map(llm.layout.meta, llm.layout.topology.places)
-        states = [llm.capacity.num_states if meta.bytes_per_sequence else None for meta in metas]
+        states = [llm.capacity.sizes.num_states if meta.bytes_per_sequence else None for meta in metas]
         rows += [(name, *row) for row in layout_rows(llm.layout, llm.group.everyone, kv_tokens, states)]
     if len(models) == 1:
         write_error(format_table(HEADER, [row[1:] for row in rows]) + "\n")
@@ -67,21 +67,21 @@ def announce(models: dict[str, LLM]) -> None:
 
 
 def _announce_capacity(whose: str, llm: LLM) -> None:
-    capacity, layout = llm.capacity, llm.layout
+    capacity, sizes, layout = llm.capacity, llm.capacity.sizes, llm.layout
     logger.info(
         "KV cache%s: %d blocks of %d tokens on every rank (%s of %s on rank 0); context %d",
         whose,
-        capacity.num_blocks,
+        sizes.num_blocks,
         layout.block_size,
-        format_bytes(layout.cache_bytes(llm.place, capacity.num_blocks, capacity.num_window_blocks)),
+        format_bytes(layout.cache_bytes(llm.place, sizes.num_blocks, sizes.num_window_blocks)),
         str(layout.kv_dtype(llm.place)).removeprefix("torch."),
-        llm.facts.max_model_len,
+        sizes.max_model_len,
     )
     if capacity.captured_bytes:
         logger.info(
             "captured steps%s: at most %s on rank 0, beside the KV cache", whose, format_bytes(capacity.captured_bytes)
         )
-    if windows := capacity.describe_windows(layout.block_size):
+    if windows := capacity.describe_windows(layout):
         logger.info("KV cache%s: %s", whose, windows)
     if (draft := llm.draft_model) is not None:
         logger.info(
@@ -89,26 +89,24 @@ def _announce_capacity(whose: str, llm: LLM) -> None:
             whose,
             draft.directory,
             format_bytes(draft.weight_bytes),
-            draft.num_blocks,
-            format_bytes(draft.num_blocks * draft.block_bytes),
-            draft.num_states,
+            draft.sizes.num_blocks,
+            format_bytes(draft.sizes.num_blocks * draft.block_bytes),
+            draft.sizes.num_states,
             format_bytes(draft.state_bytes),
-            draft.max_model_len,
+            draft.sizes.max_model_len,
         )
     if limit := capacity.describe_limit(layout.topology.places):
         logger.info("KV cache%s: %s", whose, limit)
-    if capacity.num_states:
+    if sizes.num_states:
         logger.info(
             "states of sequences%s: %d slots, running sequences first, the others for snapshots (%s each on rank 0)",
             whose,
-            capacity.num_states,
+            sizes.num_states,
             format_bytes(layout.meta(llm.place).bytes_per_sequence),
         )
-    if capacity.num_host_blocks:
-        states = f", {capacity.num_host_states} states" if capacity.num_states else ""
-        windows = f", {capacity.num_host_window_blocks} of windowed layers" if capacity.window else ""
-        logger.info(
-            "host memory for swapped sequences%s: %d blocks%s%s", whose, capacity.num_host_blocks, windows, states
-        )
+    if sizes.num_host_blocks:
+        states = f", {sizes.num_host_states} states" if sizes.num_states else ""
+        windows = f", {sizes.num_host_window_blocks} of windowed layers" if sizes.window else ""
+        logger.info("host memory for swapped sequences%s: %d blocks%s%s", whose, sizes.num_host_blocks, windows, states)
     if llm.facts.step_times is not None:
         logger.info("measured%s: %s", whose, llm.facts.step_times.describe())

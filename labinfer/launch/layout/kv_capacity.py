@@ -8,6 +8,7 @@ from dataclasses import asdict, astuple, dataclass
 
 import torch
 
+from labinfer.base.cache_sizes import CacheSizes
 from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
 from labinfer.comm.communicator import name_ranks
@@ -39,61 +40,47 @@ DEFAULT_SWAP_FRACTION = 0.25
 class KVCapacity:
     """Room for keys, values and states, as all ranks have agreed on it."""
 
-    num_blocks: int
-    """The least of what each has room for, and no more than a plan says."""
-    num_host_blocks: int
-    """In host memory, for sequences that are swapped out."""
-    max_model_len: int
-    """The context that fits."""
+    sizes: CacheSizes
+    """Blocks are the least of what each rank has room for, and no more than a plan says; the context is that which fits."""
     blocks_of_rank: tuple[int, ...]
     """Blocks that each rank with a place has room for."""
-    window: int = 0
-    """Tokens that a token sees at most in layers with a window, where these have KV blocks of their own; 0 where they have none."""
-    num_window_blocks: int = 0
-    """Blocks of those layers."""
-    num_host_window_blocks: int = 0
-    """The same in host memory."""
     gain: float = 1.0
     """Tokens that fit, by those that would if all layers held all tokens."""
-    num_states: int = 0
-    """Slots for states of sequences; 0 where no layer keeps any."""
-    num_host_states: int = 0
-    """The same in host memory."""
     captured_bytes: int = 0
     """Bytes of this rank that are left for captured steps, at most."""
     planned_blocks: int = 0
     """See ``EngineOptions``."""
 
-    def describe_windows(self, block_size: int) -> str:
+    def describe_windows(self, layout: Layout) -> str:
         """A text on layers with a window; empty where they have no blocks of their own."""
-        if not self.window:
+        sizes = self.sizes
+        if not sizes.window:
             return ""
-        return describe_windows(self.window, self.num_window_blocks, self.num_blocks * block_size, self.gain)
+        return describe_windows(sizes.window, sizes.num_window_blocks, layout.tokens_in(sizes.num_blocks), self.gain)
 
-    def describe_shortfall(self, places: list[Place], block_size: int) -> str:
+    def describe_shortfall(self, layout: Layout) -> str:
         """A text that names the stages with less room than a plan says; empty where they have it."""
-        if self.num_blocks >= self.planned_blocks:
+        num_blocks, places = self.sizes.num_blocks, layout.topology.places
+        if num_blocks >= self.planned_blocks:
             return ""
         stages = sorted(
             {p.stage for p, count in zip(places, self.blocks_of_rank, strict=True) if count < self.planned_blocks}
         )
         return (
-            f"{self.num_blocks * block_size} tokens fit, not the {self.planned_blocks * block_size} of the plan: stage "
+            f"{layout.tokens_in(num_blocks)} tokens fit, not the {layout.tokens_in(self.planned_blocks)} of the plan: stage "
             f"{', '.join(map(str, stages))} has less memory free than when it was measured, or larger weights; plan again"
         )
 
     def describe_limit(self, places: list[Place]) -> str:
         """A text that names the stages with the least room; empty where all have the same."""
-        least, most = min(self.blocks_of_rank), max(self.blocks_of_rank)
-        if self.num_blocks == self.planned_blocks:
-            return f"as many blocks as the plan says; {least} would fit" if least > self.num_blocks else ""
-        if most == self.num_blocks:
+        num_blocks, least, most = self.sizes.num_blocks, min(self.blocks_of_rank), max(self.blocks_of_rank)
+        if num_blocks == self.planned_blocks:
+            return f"as many blocks as the plan says; {least} would fit" if least > num_blocks else ""
+        if most == num_blocks:
             return ""
-        stages = sorted(
-            {p.stage for p, count in zip(places, self.blocks_of_rank, strict=True) if count == self.num_blocks}
-        )
+        stages = sorted({p.stage for p, count in zip(places, self.blocks_of_rank, strict=True) if count == num_blocks})
         roomiest = places[self.blocks_of_rank.index(most)]
-        percent = 100 * (most - self.num_blocks) / self.num_blocks
+        percent = 100 * (most - num_blocks) / num_blocks
         return (
             f"limited by stage {', '.join(map(str, stages))}; stage {roomiest.stage} has room for {most} ({percent:.0f} % "
             "more); --layers can move layers there"
@@ -218,18 +205,20 @@ def agree_on_blocks(
                 f"--num-kv-blocks {cache.num_kv_blocks} needs {needed >> 20} MiB on {name_ranks(sharing)}, but {max(0, left) >> 20} MiB "
                 f"are free{' for them together' * (len(sharing) > 1)}"
             )
-    fits = min(layout.max_model_len, layout.tokens_in(blocks.num_blocks))
-    return KVCapacity(
+    sizes = CacheSizes(
         num_blocks=blocks.num_blocks,
         num_host_blocks=num_host,
-        max_model_len=fits,
-        blocks_of_rank=fitting.of_rank,
         window=needs.window if blocks.num_window_blocks else 0,
         num_window_blocks=blocks.num_window_blocks,
         num_host_window_blocks=num_host_window_blocks,
-        gain=blocks.gain,
         num_states=num_states,
         num_host_states=num_host_states,
+        max_model_len=min(layout.max_model_len, layout.tokens_in(blocks.num_blocks)),
+    )
+    return KVCapacity(
+        sizes=sizes,
+        blocks_of_rank=fitting.of_rank,
+        gain=blocks.gain,
         captured_bytes=captured_bytes,
         planned_blocks=options.planned_blocks,
     )
@@ -253,18 +242,18 @@ def count_fitting_blocks(
 
 def log_capacity(capacity: KVCapacity, layout: Layout) -> None:
     """Log what is less than expected: the blocks of a plan, or the context. Called on rank 0."""
-    if shortfall := capacity.describe_shortfall(layout.topology.places, layout.block_size):
+    if shortfall := capacity.describe_shortfall(layout):
         logger.warning("KV cache: %s", shortfall)
     if not layout.config.is_causal:
         logger.info(
             "the model is not causal and runs a prompt in one step: the context is %d tokens; --max-num-batched-tokens raises it",
             layout.max_model_len,
         )
-    if capacity.max_model_len < layout.max_model_len:
+    if (fits := capacity.sizes.max_model_len) < layout.max_model_len:
         logger.info(
             "the context is cut from %d to %d tokens: that is all the KV cache holds",
             layout.max_model_len,
-            capacity.max_model_len,
+            fits,
         )
 
 

@@ -119,11 +119,15 @@ class Layout:
     @property
     def least_blocks(self) -> int:
         """KV blocks without which nothing can be generated: those of a prompt's token and a new one."""
-        return -(-2 // self.block_size)
+        return self.blocks_for(2)
 
     def useful_blocks(self, max_num_seqs: int) -> int:
         """KV blocks of as many of the longest sequences as may run at once; more can never be filled."""
-        return max_num_seqs * -(-self.max_model_len // self.block_size)
+        return max_num_seqs * self.blocks_for(self.max_model_len)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """KV blocks that hold this many tokens."""
+        return -(-num_tokens // self.block_size)
 
     def tokens_in(self, num_blocks: int) -> int:
         """Tokens that this many KV blocks hold."""

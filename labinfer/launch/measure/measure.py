@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
+from labinfer.base.cache_sizes import CacheSizes
 from labinfer.base.config import SchedulerOptions
 from labinfer.base.plan import (
     BatchEntry,
@@ -24,7 +25,6 @@ from labinfer.base.rank_stats import StepTimes
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.pipeline import PipelineCommunicator
 from labinfer.comm.spmd.topology import Place
-from labinfer.launch.layout.kv_capacity import KVCapacity
 from labinfer.launch.layout.layout import Layout
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.worker import Worker
@@ -64,14 +64,14 @@ class StepMeter:
     cache: KVCacheManager
     """KV cache of the model, in which nothing has to be kept yet."""
 
-    def measure(self, group: RankGroup, options: SchedulerOptions, capacity: KVCapacity) -> StepTimes:
+    def measure(self, group: RankGroup, options: SchedulerOptions, cache_sizes: CacheSizes) -> StepTimes:
         """Time steps, hops and swaps, and gather what all ranks measured; collective."""
-        most = min(options.max_num_seqs, options.max_num_batched_tokens, capacity.num_states or options.max_num_seqs)
+        most = min(options.max_num_seqs, options.max_num_batched_tokens, cache_sizes.num_states or options.max_num_seqs)
         sizes = [size for size in BATCH_SIZES if size <= most]
         room = min(
             options.chunked_prefill_size,
             options.max_num_batched_tokens,
-            capacity.max_model_len // (2 if self.layout.config.mtp is not None else 1),
+            cache_sizes.max_model_len // (2 if self.layout.config.mtp is not None else 1),
         )
         rows = []
         if options.chooses_drafts:
@@ -88,9 +88,9 @@ class StepMeter:
                 alone = [min(self._time_step(size, number) for number in range(ROUNDS)) for size in sizes]
         group.comm.barrier()
         swaps = [
-            self._time_swap("swap_out", "swap_in") if capacity.num_host_blocks else 0.0,
-            self._time_swap("swap_out_window", "swap_in_window") if capacity.num_host_window_blocks else 0.0,
-            self._time_swap("swap_out_state", "swap_in_state") if capacity.num_host_states else 0.0,
+            self._time_swap("swap_out", "swap_in") if cache_sizes.num_host_blocks else 0.0,
+            self._time_swap("swap_out_window", "swap_in_window") if cache_sizes.num_host_window_blocks else 0.0,
+            self._time_swap("swap_out_state", "swap_in_state") if cache_sizes.num_host_states else 0.0,
         ]
         hop = 0.0
         if self.pipeline is not None:

@@ -239,9 +239,9 @@ def _make_timer(group: RankGroup, options: EngineOptions, layout: Layout, direct
         channel=ControlChannel(group.split(units), Command, WorkerStats),
         drafts=None,
     )
-    size, room = options.cache.block_size, memory_share(group, layout.devices[group.rank]) * CACHE_FRACTION
+    room = memory_share(group, layout.devices[group.rank]) * CACHE_FRACTION
     tokens = max(rows * min(seen, layout.max_model_len) for rows, seen in CONTEXTS)
-    num_blocks = min(-(-tokens // size), int(room) // max(1, layout.block_bytes(place)))
+    num_blocks = min(layout.blocks_for(tokens), int(room) // max(1, layout.block_bytes(place)))
     options = dataclasses.replace(
         options,
         cache=dataclasses.replace(options.cache, num_kv_blocks=max(1, num_blocks), weight_cache_size=0.0),
@@ -271,11 +271,8 @@ def _make_timer(group: RankGroup, options: EngineOptions, layout: Layout, direct
         tp=parts.tp,
         runner=parts.worker.runner,
         device=layout.devices[group.rank],
-        block_size=size,
-        num_blocks=parts.capacity.num_blocks,
+        sizes=parts.capacity.sizes,
         vocab_size=layout.config.vocab_size,
-        num_states=parts.capacity.num_states,
-        length=parts.capacity.max_model_len,
         stopwatch=Stopwatch(cpu_share(group)),
     )
 
@@ -321,11 +318,12 @@ def _measure(
     Args:
         least: called with a step and its seconds; gives the least seconds of this step in all measurements.
     """
-    decoder, place, few = timer.runner.model, layout.topology.places[0], min(FEW_TOKENS, timer.length)
-    timer.fill_cache(min(FILL_TOKENS, timer.length))
-    most = min(max(DECODE_ROWS), timer.num_states or max(DECODE_ROWS))
+    decoder, place, length = timer.runner.model, layout.topology.places[0], timer.sizes.max_model_len
+    few = min(FEW_TOKENS, length)
+    timer.fill_cache(min(FILL_TOKENS, length))
+    most = min(max(DECODE_ROWS), timer.sizes.num_states or max(DECODE_ROWS))
     decode_rows = [rows for rows in DECODE_ROWS if rows <= most]
-    chunk_rows = [rows for rows in CHUNK_ROWS if rows <= timer.length]
+    chunk_rows = [rows for rows in CHUNK_ROWS if rows <= length]
     on_progress("embedding and head")
     embed_rows = (1, *chunk_rows[-1:])
     embed = make_points(
@@ -360,7 +358,7 @@ def _measure(
             return seconds(shape) + share - num_sums * sums.at(shape.rows * width * dtype.itemsize)
 
         window = _window(layers[kind].self_attn)
-        fitted = fit_layer(own_seconds, most_decodes=decode_rows[-1], length=timer.length, window=window)
+        fitted = fit_layer(own_seconds, most_decodes=decode_rows[-1], length=length, window=window)
         kinds[kind] = msgspec.structs.replace(fitted, num_sums=num_sums)
         if kind == kind_name(config.layers[-1]):
             skipped = _measure_skipped(timer, numbers, chunk_rows[:1] + chunk_rows[1:][-1:], seconds, before)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 import torch
 
+from labinfer.base.cache_sizes import CacheSizes
 from labinfer.base.plan import BatchEntry, BatchPlan, CacheMove, Command, SequenceStart, TokenSampling
 from labinfer.comm import wire
 from labinfer.comm.communicator import Communicator
@@ -41,11 +42,8 @@ class StepTimer:
     Args:
         comm: the ranks of the stage.
         tp: the exchanges of their layers.
-        block_size: tokens of a KV block.
-        num_blocks: KV blocks of the cache, which sequences share where there are too few.
+        sizes: of the KV cache, whose blocks sequences share where there are too few.
         vocab_size: token ids.
-        num_states: slots for states of sequences; 0 where no layer keeps any.
-        length: tokens of the longest sequence.
         stopwatch: that knows this rank's CPU quota.
     """
 
@@ -53,11 +51,8 @@ class StepTimer:
     tp: TensorParallelCommunicator
     runner: ModelRunner
     device: torch.device
-    block_size: int
-    num_blocks: int
+    sizes: CacheSizes
     vocab_size: int
-    num_states: int
-    length: int
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def plan(self, shape: StepShape) -> BatchPlan:
@@ -68,20 +63,21 @@ class StepTimer:
 
     def decodes(self, count: int, context: int) -> BatchPlan:
         """A step of one token for each of so many sequences, which see ``context`` tokens each."""
-        each = -(-context // self.block_size)
-        tables = [[(i * each + j) % self.num_blocks for j in range(each)] for i in range(count)]
+        each = self.runner.cache.blocks_for(context)
+        tables = [[(i * each + j) % self.sizes.num_blocks for j in range(each)] for i in range(count)]
         tokens = [[(7 + 31 * i + 13 * j) % self.vocab_size for j in range(context)] for i in range(count)]
         return self._plan(tokens, tables, num_tokens=1)
 
     def chunk(self, num_tokens: int, before: int) -> BatchPlan:
         """A step of so many tokens of a prompt, which see those ``before`` them as well."""
-        blocks = [block % self.num_blocks for block in range(-(-(before + num_tokens) // self.block_size))]
+        count = self.runner.cache.blocks_for(before + num_tokens)
+        blocks = [block % self.sizes.num_blocks for block in range(count)]
         tokens = [(7 + 31 * i) % self.vocab_size for i in range(before + num_tokens)]
         return self._plan([tokens], [blocks], num_tokens=num_tokens)
 
     def _plan(self, tokens: Sequence[list[int]], tables: Sequence[list[int]], *, num_tokens: int) -> BatchPlan:
         sampling = TokenSampling(num_prompt_tokens=1)
-        slots = max(1, self.num_states)
+        slots = max(1, self.sizes.num_states)
         return BatchPlan(
             step_id=0,
             starts=[SequenceStart(i, ids, sampling, state_slot=i % slots) for i, ids in enumerate(tokens)],
@@ -103,11 +99,11 @@ class StepTimer:
 
     def fill_cache(self, num_tokens: int) -> None:
         """Run a prompt, and copy its keys and values to all blocks: what was never written may hold numbers that are none."""
-        num_blocks = -(-num_tokens // self.block_size)
+        num_blocks = self.runner.cache.blocks_for(num_tokens)
         plan = self.chunk(num_tokens, 0)
         batch = self.runner.prepare(plan)
         self._run(self.runner, plan, batch)
-        dest = list(range(num_blocks, self.num_blocks))
+        dest = list(range(num_blocks, self.sizes.num_blocks))
         copies = CacheMove("copy", [block % num_blocks for block in dest], dest)
         self._run(self.runner, msgspec.structs.replace(plan, moves=[copies] if dest else []), batch)
         self._forget(plan)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch_threads import threads_of_torch
 
+from labinfer.base.cache_sizes import CacheSizes
 from labinfer.base.plan import CacheMove
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.cpu.latent import CpuLatent
@@ -296,7 +297,7 @@ def test_context_shift_turns_the_rotated_part_only(dtype, interleaved):
     table = RotaryTable(rope, 64, torch.float32, CPU)
     manager = KVCacheManager(
         [CacheSpec(view=partial(LatentCache, rank=RANK), per_token={"latent": latent})],
-        num_blocks=6,
+        CacheSizes(num_blocks=6, max_model_len=64),
         block_size=BLOCK,
         dtype=dtype,
         device=CPU,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from labinfer.base.cache_sizes import CacheSizes
 from labinfer.engine.cache_capacity import BlockRoom
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.attention_heads import AttentionHeads
@@ -33,7 +34,7 @@ def _seed():
 def cache_of(dtype: torch.dtype, block: int, num_blocks: int = 8, num_layers: int = 1) -> KVCacheManager:
     return KVCacheManager(
         [key_value_spec(NUM_KV, HEAD, None, tiled=True)] * num_layers,
-        num_blocks=num_blocks,
+        CacheSizes(num_blocks=num_blocks, max_model_len=64),
         block_size=block,
         dtype=dtype,
         device=CPU,

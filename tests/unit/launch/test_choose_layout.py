@@ -68,7 +68,7 @@ def test_start_by_a_plan_has_its_kv_tokens(tmp_path, monkeypatch, capfd):
 
     def start(**changes) -> tuple[int, str]:
         with LLM(model, layout=path, autotune=False, threads=1, **(options | changes)) as llm:
-            return llm.capacity.num_blocks * 4, capfd.readouterr().err
+            return llm.capacity.sizes.num_blocks * 4, capfd.readouterr().err
 
     for left in (1.0, 0.99):
         free = int(left * memory)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny_llama import load, write
 
+from labinfer.base.cache_sizes import CacheSizes
 from labinfer.base.plan import POOLINGS, BatchEntry, BatchPlan, BatchResult, EntryResult, SequenceStart, TokenSampling
 from labinfer.launch.providers import reference_registry
 from labinfer.worker.kv_cache import KVCacheManager
@@ -26,7 +27,7 @@ def runner(directory):
     model, _ = load(directory)
     cache = KVCacheManager(
         model.cache_specs(),
-        num_blocks=16,
+        CacheSizes(num_blocks=16, max_model_len=64),
         block_size=BLOCK,
         dtype=torch.float32,
         device=CPU,

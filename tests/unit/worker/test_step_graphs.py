@@ -7,6 +7,7 @@ import torch
 from checkpoints import make_checkpoint
 from tiny_llama import load, write
 
+from labinfer.base.cache_sizes import CacheSizes
 from labinfer.base.plan import BatchEntry, BatchPlan, SequenceStart, TokenSampling
 from labinfer.functions.cpu import step_memory
 from labinfer.functions.cpu.graph import CpuCapture
@@ -47,9 +48,8 @@ def make_runner(directory, registry, captures, layers=None, dtype=DTYPE, *, num_
     names = model_class(load_config(directory)).names
     model, _ = load(directory, dtype=dtype, registry=registry, layers=layers, names=names)
     specs = model.cache_specs()
-    cache = KVCacheManager(
-        specs, num_blocks=num_blocks, block_size=BLOCK, dtype=dtype, device=CPU, rotary_table=model.rotary_table
-    )
+    sizes = CacheSizes(num_blocks=num_blocks, max_model_len=64)
+    cache = KVCacheManager(specs, sizes, block_size=BLOCK, dtype=dtype, device=CPU, rotary_table=model.rotary_table)
     model.make_rotary_tables(64, CPU)
     functions = registry.select(CPU, dtype)
     return ModelRunner(model, cache, device=CPU, dtype=dtype, functions=functions, around=capture_steps(captures))

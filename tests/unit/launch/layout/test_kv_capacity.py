@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from labinfer.base.cache_sizes import CacheSizes
 from labinfer.comm.spmd.topology import Topology
 from labinfer.launch.layout.kv_capacity import KVCapacity
 
-PLACES = Topology((2, 1, 1), ((0, 1), (1, 2), (2, 3))).places
+TOPOLOGY = Topology((2, 1, 1), ((0, 1), (1, 2), (2, 3)))
+PLACES = TOPOLOGY.places
 
 
 @pytest.mark.parametrize(
@@ -25,7 +29,7 @@ PLACES = Topology((2, 1, 1), ((0, 1), (1, 2), (2, 3))).places
     ],
 )
 def test_stage_that_limits_is_named(of_rank, said):
-    capacity = KVCapacity(num_blocks=min(of_rank), num_host_blocks=0, max_model_len=100, blocks_of_rank=of_rank)
+    capacity = KVCapacity(sizes=CacheSizes(num_blocks=min(of_rank), max_model_len=100), blocks_of_rank=of_rank)
     assert capacity.describe_limit(PLACES) == said
 
 
@@ -41,12 +45,11 @@ def test_stage_that_limits_is_named(of_rank, said):
 def test_blocks_of_a_plan_are_had_or_their_lack_is_told(planned, limit, shortfall):
     of_rank = (80, 80, 90, 200)
     capacity = KVCapacity(
-        num_blocks=min(*of_rank, planned),
-        num_host_blocks=0,
-        max_model_len=100,
+        sizes=CacheSizes(num_blocks=min(*of_rank, planned), max_model_len=100),
         blocks_of_rank=of_rank,
         planned_blocks=planned,
     )
-    said = (capacity.describe_limit(PLACES), capacity.describe_shortfall(PLACES, 16))
+    layout = SimpleNamespace(topology=TOPOLOGY, tokens_in=lambda num_blocks: 16 * num_blocks)
+    said = (capacity.describe_limit(PLACES), capacity.describe_shortfall(layout))
     assert said[0].startswith(limit) and bool(said[0]) == bool(limit)
     assert said[1].startswith(shortfall) and bool(said[1]) == bool(shortfall)

@@ -31,14 +31,14 @@ def test_sequences_of_a_timed_step_have_experts_and_states_of_their_own(tmp_path
         parts = llm._parts
         worker, runner = RecordingWorker(parts.worker), parts.worker.runner
         meter = StepMeter(parts.layout, parts.place, worker, None, runner.cache)
-        times = meter.measure(llm.group, llm.options.scheduler, parts.capacity)
+        times = meter.measure(llm.group, llm.options.scheduler, parts.capacity.sizes)
         assert times.sizes == [1, 8]
         assert times.swapped_block > 0 and times.swapped_state > 0
         for plan in worker.plans:
             assert sorted(start.state_slot for start in plan.starts) == list(range(len(plan.entries)))
             assert len({start.token_ids[0] for start in plan.starts}) == len(plan.entries)
         assert all(min(tokens) > 0 for tokens in worker.expert_tokens().values()), "some experts were never read"
-        few = meter.measure(llm.group, llm.options.scheduler, replace(parts.capacity, num_states=7))
+        few = meter.measure(llm.group, llm.options.scheduler, replace(parts.capacity.sizes, num_states=7))
         assert few.sizes == [1], "eight sequences have no slots"
         for number in range(3):
             (first, second) = meter._hidden(2, number), meter._hidden(2, number)

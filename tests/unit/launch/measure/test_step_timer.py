@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from labinfer.base.cache_sizes import CacheSizes
 from labinfer.launch.measure.step_timer import BATCH_SECONDS, NUM_BATCHES, StepTimer
 
 
@@ -40,11 +41,8 @@ def time_steps(steps: Steps, others: Sequence[Sequence[float]] = ()) -> float:
         tp=steps,
         runner=None,
         device=torch.device("cpu"),
-        block_size=16,
-        num_blocks=1,
+        sizes=CacheSizes(num_blocks=1, max_model_len=1),
         vocab_size=1,
-        num_states=0,
-        length=1,
         stopwatch=steps,
     )
     return timer.time_sum(1, 1, torch.float32)
