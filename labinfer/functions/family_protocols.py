@@ -6,10 +6,10 @@ from typing import Protocol
 
 import torch
 
-from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.attention_batch import Angles, AttentionBatch
 from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.delta_heads import DeltaHeads
-from labinfer.functions.latent_cache import LatentCache
+from labinfer.functions.latent_cache import LatentCache, LatentTransform
 from labinfer.functions.packed_experts import ExpertShape, PackedExperts
 from labinfer.functions.packed_weight import PackedWeight
 from labinfer.functions.routing_rule import RouterWeights
@@ -36,22 +36,16 @@ class WriteLatent(Protocol):
         kv_TC: torch.Tensor,
         cache: LatentCache,
         slots_T: torch.Tensor,
-        cos_TR: torch.Tensor,
+        angles: Angles,
         *,
-        sin_TR: torch.Tensor,
-        norm_L: torch.Tensor,
-        eps: float,
-        interleaved: bool = False,
+        transform: LatentTransform,
     ) -> torch.Tensor:
         """Queries whose last R dimensions are rotated, (T, H, Q), contiguous; the memory of ``q_THQ`` may be used for them.
 
         Args:
             kv_TC: each token's latent (L) and the part of its key that is rotated (R), C numbers; rows may be further apart.
-            cos_TR, sin_TR: of each token's angles, in the model's dtype.
             cache: normalised latents and rotated parts of keys are stored in its dtype.
             slots_T: int64, block × block size + offset.
-            norm_L, eps: of the root-mean-square norm of latents.
-            interleaved: pairs are dimensions (2i, 2i + 1) instead of (i, i + R/2).
         """
 
 

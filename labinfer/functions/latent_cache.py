@@ -1,4 +1,4 @@
-"""``LatentCache``: what tokens leave in a layer of latent attention, one vector each for all heads."""
+"""``LatentCache``: what tokens leave in a layer of latent attention, one vector each for all heads; and ``LatentTransform``."""
 
 from __future__ import annotations
 
@@ -41,3 +41,15 @@ class LatentCache:
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All that there are: a block is its rows of each of them."""
         return (self.latent,) if self.latent_scale is None else (self.latent, self.latent_scale)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentTransform:
+    """Norm of a layer's latents and rotation of its keys, the same in every step, as ``WriteLatent`` is given them."""
+
+    norm_L: torch.Tensor
+    """Weight of the root-mean-square norm of latents."""
+    eps: float
+    """Constant of that norm."""
+    interleaved: bool = False
+    """Whether the pairs of dimensions that are rotated are (2i, 2i + 1) instead of (i, i + R/2)."""

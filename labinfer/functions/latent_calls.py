@@ -9,7 +9,7 @@ import torch
 
 from labinfer.functions.calls import CONTEXT, CallSetting, Work
 from labinfer.functions.family_protocols import LatentAttention, WriteLatent
-from labinfer.functions.latent_cache import LatentCache
+from labinfer.functions.latent_cache import LatentCache, LatentTransform
 from labinfer.functions.layer_cache import SCALE_DTYPE
 
 
@@ -52,8 +52,8 @@ class WriteLatentCall(LatentSizes):
         slots_T = setting.slots(rows)
         cache = self.cache(int(slots_T.max()) // setting.block_size + 1, setting)
         setting.fill([cache.latents, cache.keys])
-        norm = {"norm_L": setting.random(self.rank), "eps": 1e-6, "interleaved": self.interleaved}
-        return lambda: function(q_THQ, kv_TC, cache, slots_T, angles_TR, sin_TR=angles_TR, **norm)
+        transform = LatentTransform(setting.random(self.rank), 1e-6, self.interleaved)
+        return lambda: function(q_THQ, kv_TC, cache, slots_T, (angles_TR, angles_TR), transform=transform)
 
     def work(self, rows: int, setting: CallSetting) -> Work:
         numbers = self.heads * self.query_size + self.rank + self.rotated

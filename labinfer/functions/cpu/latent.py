@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.attention_batch import Angles, AttentionBatch
 from labinfer.functions.cpu.library import Library
-from labinfer.functions.latent_cache import LatentCache
+from labinfer.functions.latent_cache import LatentCache, LatentTransform
 from labinfer.functions.reference import latent_attention as reference
 
 UNIT = 16
@@ -40,31 +40,27 @@ class CpuLatent:
         kv_TC: torch.Tensor,
         cache: LatentCache,
         slots_T: torch.Tensor,
-        cos_TR: torch.Tensor,
+        angles: Angles,
         *,
-        sin_TR: torch.Tensor,
-        norm_L: torch.Tensor,
-        eps: float,
-        interleaved: bool = False,
+        transform: LatentTransform,
     ) -> torch.Tensor:
         if cache.latent.dtype not in CACHES:
-            angles = {"sin_TR": sin_TR, "norm_L": norm_L, "eps": eps, "interleaved": interleaved}
-            return reference.write_latent(q_THQ, kv_TC, cache, slots_T, cos_TR, **angles)
-        q_THQ = q_THQ.contiguous()
+            return reference.write_latent(q_THQ, kv_TC, cache, slots_T, angles, transform=transform)
+        q_THQ, (cos_TR, sin_TR) = q_THQ.contiguous(), angles
         self._library.write_latent(
             q_THQ.data_ptr(),
             kv_TC.data_ptr(),
             cos_TR.data_ptr(),
             sin_TR.data_ptr(),
-            norm_L.data_ptr(),
+            transform.norm_L.data_ptr(),
             slots_T.data_ptr(),
             *_addresses(cache),
             *q_THQ.shape,
             cache.rank,
             cos_TR.shape[1],
             kv_TC.stride(0),
-            eps,
-            interleaved,
+            transform.eps,
+            transform.interleaved,
             torch.get_num_threads(),
         )
         return q_THQ

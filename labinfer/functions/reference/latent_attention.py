@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as F
 
-from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.attention_batch import Angles, AttentionBatch
 from labinfer.functions.by_sequence import BySequence
-from labinfer.functions.latent_cache import LatentCache
+from labinfer.functions.latent_cache import LatentCache, LatentTransform
 from labinfer.functions.reference.elementwise import rms_norm, rotary
 
 MOST_BYTES = 64 * 2**20
@@ -28,19 +28,16 @@ def write_latent(
     kv_TC: torch.Tensor,
     cache: LatentCache,
     slots_T: torch.Tensor,
-    cos_TR: torch.Tensor,
+    angles: Angles,
     *,
-    sin_TR: torch.Tensor,
-    norm_L: torch.Tensor,
-    eps: float,
-    interleaved: bool = False,
+    transform: LatentTransform,
 ) -> torch.Tensor:
     """Give the last dimensions of queries and keys their positions, normalise latents, and store both."""
-    rotated = cos_TR.shape[1]
+    rotated, interleaved = angles[0].shape[1], transform.interleaved
     latent_TL, key_TR = kv_TC[:, :-rotated], kv_TC[:, -rotated:]
-    cache.latents.store(rms_norm(latent_TL, norm_L, eps), slots_T)
-    cache.keys.store(rotary(key_TR.unsqueeze(1), cos_TR, sin_TR, interleaved).squeeze(1), slots_T)
-    q_THR = rotary(q_THQ[..., -rotated:], cos_TR, sin_TR, interleaved)
+    cache.latents.store(rms_norm(latent_TL, transform.norm_L, transform.eps), slots_T)
+    cache.keys.store(rotary(key_TR.unsqueeze(1), *angles, interleaved).squeeze(1), slots_T)
+    q_THR = rotary(q_THQ[..., -rotated:], *angles, interleaved)
     return torch.cat((q_THQ[..., :-rotated], q_THR), dim=-1)
 
 

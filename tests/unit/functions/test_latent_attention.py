@@ -14,7 +14,7 @@ from labinfer.base.cache_sizes import CacheSizes
 from labinfer.base.plan import CacheMove
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.cpu.latent import CpuLatent
-from labinfer.functions.latent_cache import LatentCache
+from labinfer.functions.latent_cache import LatentCache, LatentTransform
 from labinfer.functions.layer_cache import SCALE_DTYPE
 from labinfer.functions.reference import latent_attention as reference
 from labinfer.functions.reference.elementwise import rms_norm
@@ -154,9 +154,8 @@ def test_write_latent_normalises_rotates_and_stores(interleaved):
     spread = angles.repeat_interleave(2, 1) if interleaved else torch.cat((angles, angles), 1)
     norm, slots = torch.randn(RANK), torch.tensor([7, 3, 0, 11, 4])
     given, untouched = q.clone(), cache.latent.clone()
-    rotated = reference.write_latent(
-        q, kv, cache, slots, spread.cos(), sin_TR=spread.sin(), norm_L=norm, eps=1e-6, interleaved=interleaved
-    )
+    transform = LatentTransform(norm, 1e-6, interleaved)
+    rotated = reference.write_latent(q, kv, cache, slots, (spread.cos(), spread.sin()), transform=transform)
 
     def turn(x: torch.Tensor) -> torch.Tensor:
         """Pairs as complex numbers."""
@@ -230,8 +229,8 @@ def test_compiled_write_latent_is_the_references(cpu, kv_dtype, interleaved):
     outs = []
     for write in (reference.write_latent, cpu.write_latent):
         cache = empty_cache(3, kv_dtype)
-        named = {"sin_TR": angles.sin().bfloat16(), "norm_L": norm, "eps": 1e-6, "interleaved": interleaved}
-        rotated = write(q.clone(), both[:, 6:], cache, slots, angles.cos().bfloat16(), **named)
+        tables, transform = (angles.cos().bfloat16(), angles.sin().bfloat16()), LatentTransform(norm, 1e-6, interleaved)
+        rotated = write(q.clone(), both[:, 6:], cache, slots, tables, transform=transform)
         blocks = torch.arange(3)
         outs.append((rotated, cache.latents.load(blocks, torch.float32), cache.keys.load(blocks, torch.float32)))
     for wanted, got in zip(*outs, strict=True):
@@ -306,8 +305,8 @@ def test_context_shift_turns_the_rotated_part_only(dtype, interleaved):
     (cache,) = manager.layers
     q, kv, norm = torch.zeros(8, 1, ROTATED), torch.randn(8, RANK + ROTATED), torch.ones(RANK)
     for slots, first in ((torch.arange(8), 20), (torch.arange(8) + 16, 12)):
-        cos, sin = table.at(torch.arange(first, first + 8))
-        reference.write_latent(q, kv, cache, slots, cos, sin_TR=sin, norm_L=norm, eps=1e-6, interleaved=interleaved)
+        angles, transform = table.at(torch.arange(first, first + 8)), LatentTransform(norm, 1e-6, interleaved)
+        reference.write_latent(q, kv, cache, slots, angles, transform=transform)
     manager.move([CacheMove("copy", [0, 1], [2, 3], -8)])
     moved, written = torch.tensor([2, 3]), torch.tensor([4, 5])
     assert torch.equal(cache.latent[2:4, :, :RANK], cache.latent[4:6, :, :RANK])

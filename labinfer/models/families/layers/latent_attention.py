@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from torch import nn
 from labinfer.base.errors import UserError
 from labinfer.functions.attention_batch import Angles
 from labinfer.functions.calls import FunctionCall
-from labinfer.functions.latent_cache import LatentCache
+from labinfer.functions.latent_cache import LatentCache, LatentTransform
 from labinfer.functions.latent_calls import LatentAttentionCall, LatentSizes, WriteLatentCall
 from labinfer.models.layers.cache_spec import CacheSpec, TokenTensor
 from labinfer.models.layers.context import StageContext
@@ -122,18 +122,8 @@ class MultiHeadLatentAttention(nn.Module):
         """(T, D) → (T, D), or (R, D); writes the new tokens' latents into ``cache``."""
         config, functions = self.config, self._functions
         q_TI, kv_TC = self._project(x_TD)
-        cos_TR, sin_TR = angles
-        q_THQ = functions.write_latent(
-            q_TI.view(-1, self._num_heads, config.query_size),
-            kv_TC,
-            cache,
-            batch.slots_T,
-            cos_TR,
-            sin_TR=sin_TR,
-            norm_L=self.kv_a_layernorm.weight,
-            eps=config.norm_eps,
-            interleaved=config.rope.interleaved,
-        )
+        q_THQ = q_TI.view(-1, self._num_heads, config.query_size)
+        q_THQ = functions.write_latent(q_THQ, kv_TC, cache, batch.slots_T, angles, transform=self._transform)
         attention = batch.attention
         if output_rows is not None:
             if not len(output_rows.rows_R):
@@ -141,6 +131,11 @@ class MultiHeadLatentAttention(nn.Module):
             attention, q_THQ = output_rows.attention, q_THQ[output_rows.rows_R]
         out_THP = functions.latent_attention(q_THQ, cache, attention, self.kv_b_proj.weight, config.scale)
         return self.o_proj(out_THP.flatten(1))
+
+    @cached_property
+    def _transform(self) -> LatentTransform:
+        """Built at the first step: loading the weights replaces the tensor of the norm."""
+        return LatentTransform(self.kv_a_layernorm.weight, self.config.norm_eps, self.config.rope.interleaved)
 
     def _project(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries of this rank's heads, and latents with what will be rotated."""
