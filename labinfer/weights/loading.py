@@ -1,4 +1,4 @@
-"""LoadFunctions: the inner loops between a checkpoint's files and memory, which providers may bring compiled.
+"""LoadFunctions: the inner loops between a checkpoint's files and memory, which a provider may bring compiled.
 
 Letters of shapes: O outputs, I inputs, G groups of inputs that share a scale, B bytes, W words of 32 bits. All tensors are in
 host memory, and their rows may be apart.
@@ -7,7 +7,6 @@ host memory, and their rows may be apart.
 from __future__ import annotations
 
 import os
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +19,8 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Output of each code of a word of AWQ's, from the lowest bits up."""
 
 
-class LoadFunctions(Protocol):
-    """Plain torch below says what each computes; every implementation gives the same bits."""
+class LoadFunctions:
+    """Inner loops of loading in plain torch, for machines without a compiler. Subclasses of providers give the same bits."""
 
     def read_rows(self, file: int, position: int, stride: int, rows_RB: torch.Tensor) -> bool:
         """Fill rows of uint8 from a file; false where it ends before them, or cannot be read.
@@ -30,71 +29,6 @@ class LoadFunctions(Protocol):
             file: its descriptor.
             position, stride: bytes before the first row, and from one row to the next.
         """
-
-    def transpose_words(self, words_WO: torch.Tensor, out_OW: torch.Tensor) -> None:
-        """Bring words along the inputs next to each other: (W, O) int32 → (O, W)."""
-
-    def transpose_awq(self, words_IC: torch.Tensor, out_OW: torch.Tensor) -> None:
-        """The same from words of 4 bits along the outputs, in AWQ's order: (I, C) int32 → (8 C, I / 8 rounded up).
-
-        Codes of inputs beyond the last are zeros.
-        """
-
-    def decode(
-        self,
-        stored_OB: torch.Tensor,
-        scales_OG: torch.Tensor,
-        zeros_OG: torch.Tensor | None,
-        out_OI: torch.Tensor,
-        *,
-        bits: int,
-        group: int,
-        lead: int,
-        skip: int = 0,
-        is_float: bool = False,
-        order_I: torch.Tensor | None = None,
-    ) -> None:
-        """``(number - zero) * scale``, rounded once to the dtype of ``out_OI``: float32 or bfloat16.
-
-        Args:
-            stored_OB: uint8; numbers of 4 bits are two in a byte, the first in its low half.
-            scales_OG: float32.
-            zeros_OG: uint8, with the strides of the scales; None where it is ``2 ** (bits - 1)``, or 0 with ``is_float``.
-            group: inputs that share a scale; 0 for all.
-            lead: inputs of the first group that come before those of ``out_OI``.
-            skip: numbers in ``stored_OB`` that do.
-            is_float: the numbers are e4m3.
-            order_I: int32, the group of each input where that is not given by ``group`` and ``lead``.
-        """
-
-    def round_groups(
-        self, values_OI: torch.Tensor, codes_OB: torch.Tensor, scales_OG: torch.Tensor, *, group: int, lead: int
-    ) -> None:
-        """Round float32 to 8 bits by groups: the largest of each is 127 times its scale, or a little less.
-
-        Scales have 11 bits, as kernels keep no more; that of numbers that are not finite is none either. Codes are uint8 with the
-        middle, 128, added.
-
-        Args:
-            group, lead: as in ``decode``; what fills up the first and the last group becomes zeros.
-        """
-
-    def checksum(self, bytes_B: torch.Tensor) -> int:
-        """Sum of ``(word ^ word >> 32) * odd`` modulo 2 ** 64 over the 64-bit words, with the odd numbers 1, 3, 5 and so on.
-
-        Any change of one word changes it, and so do any two flipped bits.
-
-        Called from several threads at once.
-
-        Args:
-            bytes_B: a multiple of 8.
-        """
-
-
-class TorchLoading:
-    """``LoadFunctions`` in plain torch, for machines without a compiler."""
-
-    def read_rows(self, file: int, position: int, stride: int, rows_RB: torch.Tensor) -> bool:
         if rows_RB.is_contiguous() and stride == rows_RB.shape[1]:
             rows_RB = rows_RB.view(1, -1)
         for row in rows_RB.numpy():
@@ -111,10 +45,15 @@ class TorchLoading:
         return True
 
     def transpose_words(self, words_WO: torch.Tensor, out_OW: torch.Tensor) -> None:
+        """Bring words along the inputs next to each other: (W, O) int32 → (O, W)."""
         out_OW[:, : len(words_WO)].copy_(words_WO.T)
 
     def transpose_awq(self, words_IC: torch.Tensor, out_OW: torch.Tensor) -> None:
-        """Eight inputs of a column of words are a square of 8 × 8 codes, which is transposed by exchanging halves, quarters
+        """The same from words of 4 bits along the outputs, in AWQ's order: (I, C) int32 → (8 C, I / 8 rounded up).
+
+        Codes of inputs beyond the last are zeros.
+
+        Eight inputs of a column of words are a square of 8 × 8 codes, which is transposed by exchanging halves, quarters
         and single codes (Warren, Hacker's Delight, 7-3): a pass over words instead of one over codes.
         """
         inputs, columns = words_IC.shape
@@ -145,6 +84,18 @@ class TorchLoading:
         is_float: bool = False,
         order_I: torch.Tensor | None = None,
     ) -> None:
+        """``(number - zero) * scale``, rounded once to the dtype of ``out_OI``: float32 or bfloat16.
+
+        Args:
+            stored_OB: uint8; numbers of 4 bits are two in a byte, the first in its low half.
+            scales_OG: float32.
+            zeros_OG: uint8, with the strides of the scales; None where it is ``2 ** (bits - 1)``, or 0 with ``is_float``.
+            group: inputs that share a scale; 0 for all.
+            lead: inputs of the first group that come before those of ``out_OI``.
+            skip: numbers in ``stored_OB`` that do.
+            is_float: the numbers are e4m3.
+            order_I: int32, the group of each input where that is not given by ``group`` and ``lead``.
+        """
         columns = out_OI.shape[1]
         order_I = (torch.arange(columns) + lead) // (group or lead + columns) if order_I is None else order_I.long()
         for begin, end in row_chunks(0, *out_OI.shape):
@@ -160,6 +111,14 @@ class TorchLoading:
     def round_groups(
         self, values_OI: torch.Tensor, codes_OB: torch.Tensor, scales_OG: torch.Tensor, *, group: int, lead: int
     ) -> None:
+        """Round float32 to 8 bits by groups: the largest of each is 127 times its scale, or a little less.
+
+        Scales have 11 bits, as kernels keep no more; that of numbers that are not finite is none either. Codes are uint8 with the
+        middle, 128, added.
+
+        Args:
+            group, lead: as in ``decode``; what fills up the first and the last group becomes zeros.
+        """
         for begin, end in row_chunks(0, *values_OI.shape):
             values = values_OI[begin:end]
             wide = F.pad(values, (lead, -(lead + values.shape[1]) % group)).view(end - begin, -1, group)
@@ -171,6 +130,15 @@ class TorchLoading:
             scales_OG[begin:end].copy_(scales)
 
     def checksum(self, bytes_B: torch.Tensor) -> int:
+        """Sum of ``(word ^ word >> 32) * odd`` modulo 2 ** 64 over the 64-bit words, with the odd numbers 1, 3, 5 and so on.
+
+        Any change of one word changes it, and so do any two flipped bits.
+
+        Called from several threads at once.
+
+        Args:
+            bytes_B: a multiple of 8.
+        """
         words_W = bytes_B.view(torch.int64)
         odd_W = torch.arange(1, 2 * len(words_W), 2)
         mixed_W = words_W ^ (words_W >> 32 & 0xFFFFFFFF)

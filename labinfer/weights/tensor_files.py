@@ -23,7 +23,7 @@ from labinfer.weights.codes import Range
 from labinfer.weights.files import weight_files
 from labinfer.weights.formats.format import TensorReader
 from labinfer.weights.json_file import need_plain_file
-from labinfer.weights.loading import LoadFunctions, TorchLoading
+from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.slices import TensorSlice
 
 PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -67,7 +67,7 @@ class TensorFiles(TensorReader):
 
     def __init__(self, directory: Path):
         self.directory = directory
-        self.functions: LoadFunctions = TorchLoading()
+        self.functions = LoadFunctions()
         """Compiled ones take the place of these once they are there."""
         self.bytes_read = 0
         """Bytes that were read from the files so far, headers excluded."""

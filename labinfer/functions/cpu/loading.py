@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from labinfer.functions.cpu.library import Library
+from labinfer.weights.loading import LoadFunctions
 
 
-class CpuLoading:
-    """See ``weights.loading.LoadFunctions`` for what they mean.
+class CpuLoading(LoadFunctions):
+    """``LoadFunctions`` in C++.
 
     Args:
         library: see ``library.load``.

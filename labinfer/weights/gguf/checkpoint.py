@@ -23,7 +23,7 @@ from labinfer.weights.gguf.file import GgufFile, GgufTensor
 from labinfer.weights.gguf.forms import GgufForm, make_formats, put_codes, take
 from labinfer.weights.gguf.joins import JOINS, Joined, halves
 from labinfer.weights.gguf.orders import Order, RotatedPairs, TiledHeads
-from labinfer.weights.loading import LoadFunctions, TorchLoading
+from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.slices import MatrixSlice, TensorSlice, WeightSlice
 from labinfer.weights.tensor_files import SHORTEST_GAP
 
@@ -75,7 +75,7 @@ class GgufCheckpoint:
 
     def __init__(self, path: Path):
         self.directory = path
-        self.functions: LoadFunctions = TorchLoading()
+        self.functions = LoadFunctions()
         self.bytes_read = 0
         contents = _Contents(GgufFile(path))
         self._tensors, self._joined, self._changes = contents.tensors, contents.joined, contents.changes

@@ -9,9 +9,9 @@ import torch
 from torch_threads import threads_of_torch
 
 from labinfer.functions.cpu.loading import CpuLoading
-from labinfer.weights.loading import TorchLoading
+from labinfer.weights.loading import LoadFunctions
 
-TORCH = TorchLoading()
+TORCH = LoadFunctions()
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from labinfer.base.plugins import PLUGINS, PluginSource
-from labinfer.weights.loading import TorchLoading
+from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.packed_file import PackedFiles, map_states
 from labinfer.weights.weight_cache import (
     GIB,
@@ -28,7 +28,7 @@ from labinfer.weights.weight_cache import (
     try_header,
 )
 
-FUNCTIONS = TorchLoading()
+FUNCTIONS = LoadFunctions()
 STATES = {
     "a": {"weight": torch.arange(3000, dtype=torch.float32).view(3, 1000), "note": "x", "none": None, "unit": 0.5},
     "b": {"data": torch.arange(5 << 20, dtype=torch.int32).to(torch.uint8), "empty": torch.empty(0), "count": 7},
