@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -49,30 +50,29 @@ def delta_rule(
     out_THP = qkv_TC.new_empty(v_THP.shape)
     for rows_BN, slots_B, before in _groups(state, batch):
         form = recurrent if rows_BN.shape[1] == 1 else chunked
-        inputs = (x[rows_BN].transpose(1, 2) for x in (q_THP, k_THP, v_THP, beta_TH, log_decay_TH))
-        out_BHNP, state[slots_B] = form(*inputs, state=before)
+        inputs = RuleInputs(*(x[rows_BN].transpose(1, 2) for x in (q_THP, k_THP, v_THP, beta_TH, log_decay_TH)))
+        out_BHNP, state[slots_B] = form(inputs, before)
         out_THP[rows_BN] = out_BHNP.transpose(1, 2).to(qkv_TC.dtype)
     return out_THP
 
 
-def recurrent(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    beta: torch.Tensor,
-    log_decay: torch.Tensor,
-    *,
-    state: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rule as it is written: outputs (B, H, N, P) and the state after them.
+class RuleInputs(NamedTuple):
+    """Arguments of the rule for B sequences with N tokens each."""
 
-    Args:
-        q, k: (B, H, N, key size), normalised.
-        v: (B, H, N, P).
-        beta: (B, H, N), how far a value is corrected.
-        log_decay: (B, H, N), logarithms of what each token leaves of the state.
-        state: (B, H, key size, P).
-    """
+    q: torch.Tensor
+    """(B, H, N, key size), normalised; as ``k``."""
+    k: torch.Tensor
+    v: torch.Tensor
+    """(B, H, N, P)."""
+    beta: torch.Tensor
+    """(B, H, N), how far a value is corrected."""
+    log_decay: torch.Tensor
+    """(B, H, N), logarithms of what each token leaves of the state."""
+
+
+def recurrent(inputs: RuleInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rule as it is written: outputs (B, H, N, P), and ``state`` (B, H, key size, P) after them."""
+    q, k, v, beta, log_decay = inputs
     out = torch.empty_like(v)
     for n in range(v.shape[2]):
         state = state * log_decay[:, :, n, None, None].exp()
@@ -83,21 +83,13 @@ def recurrent(
     return out, state
 
 
-def chunked(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    beta: torch.Tensor,
-    log_decay: torch.Tensor,
-    *,
-    state: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same with products of matrices: the corrections of a chunk's tokens are the solution of a triangular system.
+def chunked(inputs: RuleInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``recurrent``, with matrix products: the corrections of a chunk's tokens are the solution of a triangular system.
 
     Correction t is ``beta_t (v_t - decay_t k_t S - sum over j < t of decay_t / decay_j (k_t k_j) correction_j)``, with S the
-    state before the chunk and decays counted from there. Arguments and results are those of ``recurrent``.
+    state before the chunk and decays counted from there.
     """
-    outs, chunks = [], [x.split(CHUNK, dim=2) for x in (q, k, v, beta, log_decay)]
+    outs, chunks = [], [x.split(CHUNK, dim=2) for x in inputs]
     for q, k, v, beta, log_decay in zip(*chunks, strict=True):
         total = log_decay.cumsum(dim=2)
         later = torch.ones(total.shape[2], total.shape[2], dtype=torch.bool, device=q.device).triu(1)

@@ -60,7 +60,8 @@ def test_both_forms_of_the_reference_agree():
     inputs[0], inputs[1] = (torch.nn.functional.normalize(x, dim=-1) for x in inputs[:2])
     inputs += [torch.rand(2, 3, 150), -torch.rand(2, 3, 150)]
     state = torch.randn(2, 3, 16, 20)
-    by_chunks, by_tokens = reference.chunked(*inputs, state=state), reference.recurrent(*inputs, state=state)
+    inputs = reference.RuleInputs(*inputs)
+    by_chunks, by_tokens = reference.chunked(inputs, state), reference.recurrent(inputs, state)
     for got, wanted in zip(by_chunks, by_tokens, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
 
