@@ -16,7 +16,7 @@ import secrets
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,21 +37,31 @@ ANSWERS_NAME = re.compile(r"(batch_[0-9a-f]{24})\.answers.*")
 """Names that are given here: what others have put into the folder is left alone."""
 LOOK_SECONDS = 0.1
 """Between two looks at a folder that another server uses."""
-Record = TypeVar("Record")
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """A file and whose it is."""
+    """A file and its owner."""
 
     owner: str
     file: FileObject
 
+    @property
+    def created_at(self) -> int:
+        return self.file.created_at
+
 
 class StoredBatch(msgspec.Struct, frozen=True):
-    """A batch and whose it is."""
+    """A batch and its owner."""
 
     owner: str
     batch: Batch
+
+    @property
+    def created_at(self) -> int:
+        return self.batch.created_at
+
+
+Record = TypeVar("Record", StoredFile, StoredBatch)
 
 
 def lock_folder(folder: Path, seconds: float = 0.0) -> int:
@@ -147,17 +157,13 @@ class FileStore:
 
     def files(self, owner: str) -> list[FileObject]:
         """An owner's files, the oldest first."""
-        own = [stored.file for stored in self._files.values() if stored.owner == owner]
-        return sorted(own, key=lambda file: file.created_at)
+        return [stored.file for stored in _owned_records(self._files, owner)]
 
     def file(self, owner: str, id: str) -> FileObject:
         """Raises:
         ApiError: the owner has none of this id.
         """
-        stored = self._files.get(id)
-        if stored is None or stored.owner != owner:
-            raise api_errors.not_found_object("file", id)
-        return stored.file
+        return _owned_record(self._files, owner, id, "file").file
 
     def content(self, file: FileObject) -> Path:
         """Path of a file's content."""
@@ -178,17 +184,13 @@ class FileStore:
 
     def batches(self, owner: str) -> list[Batch]:
         """An owner's batches, the oldest first."""
-        own = [stored.batch for stored in self._batches.values() if stored.owner == owner]
-        return sorted(own, key=lambda batch: batch.created_at)
+        return [stored.batch for stored in _owned_records(self._batches, owner)]
 
     def batch(self, owner: str, id: str) -> Batch:
         """Raises:
         ApiError: the owner has none of this id.
         """
-        stored = self._batches.get(id)
-        if stored is None or stored.owner != owner:
-            raise api_errors.not_found_object("batch", id)
-        return stored.batch
+        return _owned_record(self._batches, owner, id, "batch").batch
 
     def all_batches(self) -> list[StoredBatch]:
         """Batches of all owners."""
@@ -329,6 +331,22 @@ class Upload:
         self._file.close()
         self._store.release(self._owner, self._num_bytes)
         self._num_bytes = 0
+
+
+def _owned_records(records: Mapping[str, Record], owner: str) -> list[Record]:
+    """An owner's records, the oldest first."""
+    own = (record for record in records.values() if record.owner == owner)
+    return sorted(own, key=lambda record: record.created_at)
+
+
+def _owned_record(records: Mapping[str, Record], owner: str, id: str, kind: str) -> Record:
+    """Raises:
+    ApiError: the owner has none of this id.
+    """
+    record = records.get(id)
+    if record is None or record.owner != owner:
+        raise api_errors.not_found_object(kind, id)
+    return record
 
 
 def _load(path: Path, kind: type[Record]) -> Record:
