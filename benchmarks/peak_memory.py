@@ -63,7 +63,7 @@ def measure(llm: LLM) -> RankMemory:
     """This rank's figures, from ``/proc/self/status`` (proc(5))."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     layout, place = llm.layout, llm.place
-    kv = llm.facts.num_blocks * layout.block_bytes(place)
+    kv = llm.spec.num_blocks * layout.block_bytes(place)
     resident = [int(fields[name].split()[0]) * 1024 for name in ("VmHWM", "RssAnon", "RssShmem", "RssFile")]
     weights = layout.meta(place).weight_bytes
     peak, private, shared, files = resident

@@ -74,7 +74,7 @@ def measure(args: argparse.Namespace) -> None:
     for case in cases:
         llm = joined.load(tuple(case["layers"]), tuple(case["hosts"]), case["in_flight"])
         if args.objective == "memory" and llm.is_rank0:
-            case["measured"] = llm.facts.num_blocks * llm.options.cache.block_size
+            case["measured"] = llm.spec.num_blocks * llm.options.cache.block_size
         elif args.objective != "memory":
             case["measured"] = min(run_requests(llm, args.objective) for _ in range(args.repeats))
         if group.rank == 0:

@@ -13,9 +13,9 @@ from labinfer.base.config import SCHEDULING_POLICIES, CacheOptions, SchedulerOpt
 from labinfer.base.plan import BatchResult, EntryResult
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.assemble import make_scheduler
-from labinfer.engine.facts import EngineFacts
 from labinfer.engine.request import Request
 from labinfer.engine.sequence import Sequence, token_sampling
+from labinfer.engine.spec import EngineSpec
 from labinfer.observe.table import format_table
 
 
@@ -39,14 +39,14 @@ def measure(args: argparse.Namespace, policy: str, num_stages: int) -> list[floa
     """Seconds of ``schedule`` and ``update`` for each step in which all of them decode."""
     options = SchedulerOptions(max_num_seqs=args.running, max_num_batched_tokens=4096, scheduling_policy=policy)
     per_sequence = -(-(args.prompt_tokens + 2 * args.steps) // 16)
-    facts = EngineFacts(
+    spec = EngineSpec(
         num_stages=num_stages,
         num_blocks=args.running * per_sequence,
         vocab_size=args.running + args.waiting,
         hidden_size=1,
         max_model_len=10**6,
     )
-    scheduler = make_scheduler(facts, cache=CacheOptions(block_size=16), scheduling=options, clock=time.monotonic)
+    scheduler = make_scheduler(spec, cache=CacheOptions(block_size=16), scheduling=options, clock=time.monotonic)
     for number in range(args.running + args.waiting):
         prompt = [number] * args.prompt_tokens
         request = Request(

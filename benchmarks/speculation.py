@@ -88,7 +88,7 @@ def make_task(name: str, llm: LLM, num_answers: int) -> tuple[list, SamplingPara
             False,
         )
     draw = random.Random(1)
-    prompts = [[draw.randrange(llm.facts.vocab_size) for _ in range(32)] for _ in range(64 if name == "many" else 1)]
+    prompts = [[draw.randrange(llm.spec.vocab_size) for _ in range(32)] for _ in range(64 if name == "many" else 1)]
     if name == "alone":
         return prompts, SamplingParams(max_tokens=128, ignore_eos=True, temperature=0.0), False
     return prompts, SamplingParams(max_tokens=64, ignore_eos=True, temperature=0.8), True
@@ -135,7 +135,7 @@ def run_task(llm: LLM, name: str, num_answers: int, num_rounds: int) -> dict[str
     num_calls, has_chunks_behind = map(int, of_rank0.split())
     variants = ("with", "without", "one_chunk") if has_chunks_behind else ("with", "without")
     figures = {variant: Figures() for variant in variants}
-    drafter = RandomDrafter(llm.facts.vocab_size) if name == "random" else given
+    drafter = RandomDrafter(llm.spec.vocab_size) if name == "random" else given
     for number, index, variant in product(range(num_rounds + 1), range(num_calls), figures):
         if drafts:
             drafts.proposer = None if variant == "without" else drafter

@@ -15,7 +15,7 @@ def draft_with(llm: LLM, proposer: Proposer) -> None:
         scheduler.drafts = make_drafts(
             proposer,
             scheduler.tables,
-            llm.facts,
+            llm.spec,
             llm.options.scheduler,
             micro_batches=scheduler._micro_batches,
             clock=llm.clock,

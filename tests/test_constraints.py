@@ -110,7 +110,7 @@ def test_line_of_a_job_that_is_broken_off_is_an_error(demo, seven, tmp_path):
 
 def test_max_tokens_of_a_line_must_fit_in_the_context(demo, tmp_path):
     """The command line's and the Python API's is a bound: the answer ends where the context does."""
-    prompt, context = {"prompt_token_ids": [5] * 2040, "ignore_eos": True}, demo.facts.max_model_len
+    prompt, context = {"prompt_token_ids": [5] * 2040, "ignore_eos": True}, demo.spec.max_model_len
     body = {"prompt": [5] * 2040, "max_tokens": 9}
     lines = [
         {"id": "too many", "max_tokens": 9} | prompt,

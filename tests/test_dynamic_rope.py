@@ -41,7 +41,7 @@ def tokens_of(outputs) -> list[list[int]]:
 def test_tokens_are_those_of_transformers_in_any_chunks_and_batch(checkpoint, expected, chunk):
     """Also the second time, when prompts of their length are in the cache."""
     with LLM(str(checkpoint), **SMALL, chunked_prefill_size=chunk, max_num_batched_tokens=96) as llm:
-        assert llm.facts.max_model_len == LIMIT * FACTOR
+        assert llm.spec.max_model_len == LIMIT * FACTOR
         for _ in range(2):
             assert tokens_of(llm.generate(PROMPTS, GREEDY)) == expected
 

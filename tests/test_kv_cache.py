@@ -196,6 +196,6 @@ def test_answers_do_not_depend_on_which_of_swapping_and_computing_again_is_cheap
     with LLM(str(checkpoint), num_kv_blocks=400, block_size=BLOCK) as llm:
         expected = [output.token_ids for output in llm.generate(ENDLESS_PROMPTS, PARAMS)]
     with LLM(str(checkpoint), num_kv_blocks=40, block_size=BLOCK, swap_space=0.001) as llm:
-        assert llm.facts.step_times.swapped_block > 0
+        assert llm.spec.step_times.swapped_block > 0
         assert [output.token_ids for output in llm.generate(ENDLESS_PROMPTS, PARAMS)] == expected
         assert llm.report.counts["preemptions"] > 0

@@ -153,7 +153,7 @@ def test_answers_do_not_depend_on_drafts(drafter, options):
                 assert noise is RANDOM or 0 < counts["accepted"] < counts["drafted"]
             assert counts["preemptions"] > 0 or options["num_kv_blocks"] > 40
         if "speculative_config" in options:
-            assert llm.facts.step_times.draft_rows == [1, 2, 4]  # no more than the 5 of the longest draft
+            assert llm.spec.step_times.draft_rows == [1, 2, 4]  # no more than the 5 of the longest draft
 
 
 @pytest.mark.parametrize("kind", ["deepseek-v3", "qwen3.5"])

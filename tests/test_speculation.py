@@ -125,5 +125,5 @@ def test_output_tells_of_drafted_tokens(checkpoint, requests):
 
 def test_lengths_are_chosen_by_measured_times(checkpoint, requests, plain):
     with LLM(checkpoint, speculative_config={}, **OPTIONS) as llm:
-        assert llm.facts.step_times.draft_rows == [1, 2, 4, 8, 16]
+        assert llm.spec.step_times.draft_rows == [1, 2, 4, 8, 16]
         assert [output.token_ids for output in llm.generate(*requests)] == plain

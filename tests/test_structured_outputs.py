@@ -225,7 +225,7 @@ def test_limit_that_is_hit_on_the_way_ends_that_answer_only(demo, monkeypatch, c
 def test_token_prompts_of_a_model_whose_logits_are_wider_than_its_tokenizer(tmp_path):
     checkpoint = make_checkpoint(tmp_path / "model", "qwen2-tied")
     with LLM(str(checkpoint), num_kv_blocks=200, threads=1) as llm:
-        assert llm.tokenizer.vocab_size < llm.facts.vocab_size
+        assert llm.tokenizer.vocab_size < llm.spec.vocab_size
         params = SamplingParams(max_tokens=300, temperature=1.5, n=4, structured_outputs=FORMS["json"])
         for output in llm.generate(mixed_prompts(3), params):
             for completion in output.completions:

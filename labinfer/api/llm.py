@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from labinfer.api.call_lock import CallLock
 from labinfer.api.fork_guard import ForkGuard
-from labinfer.api.rank0_engine import engine_facts, make_rank0_engine
+from labinfer.api.rank0_engine import engine_spec, make_rank0_engine
 from labinfer.base.clock import Clock, SystemClock
 from labinfer.base.config import EngineOptions, as_keywords
 from labinfer.base.errors import UserError
@@ -142,14 +142,14 @@ class LLM:
         self.tokenizer: Tokenizer | None = None
         trace: OutputFile | None = None
         if parts is not None:
-            self.facts = engine_facts(parts)
+            self.spec = engine_spec(parts)
         with self.group.raise_on_all_ranks():
             if self.is_rank0:
                 own = options.model.tokenizer
                 self.inputs = InputProcessor(
                     Path(own) if own else parts.directory,
                     required=bool(own),
-                    max_prompt_tokens=self.facts.max_model_len,
+                    max_prompt_tokens=self.spec.max_model_len,
                     response_template=options.model.response_template,
                     chat_template=options.model.chat_template,
                 )
@@ -159,12 +159,12 @@ class LLM:
                     logger.log(logging.DEBUG if self.tokenizer.reply_format else logging.INFO, told)
                 if path := options.observe.trace:
                     trace = OutputFile(path, "--trace")
-                proposer = make_proposer(speculation, self.facts) if make_proposer else None
+                proposer = make_proposer(speculation, self.spec) if make_proposer else None
         self.files.check_loaded()
         if self.is_rank0:
-            self.guides = GrammarGuideMaker(self.inputs.need_tokenizer, self.facts.vocab_size, self.facts.eos_token_ids)
+            self.guides = GrammarGuideMaker(self.inputs.need_tokenizer, self.spec.vocab_size, self.spec.eos_token_ids)
             self.engine, self._executor = make_rank0_engine(
-                self.facts,
+                self.spec,
                 parts,
                 options,
                 model=len(others),
@@ -174,7 +174,7 @@ class LLM:
             )
             self.driver = EngineDriver(self.engine, self.clock, parts.recorder)
             self._runner = OfflineRunner(
-                self.driver, self.clock, parts.recorder, facts=self.facts, tokenizer=self.tokenizer, trace=trace
+                self.driver, self.clock, parts.recorder, spec=self.spec, tokenizer=self.tokenizer, trace=trace
             )
 
     @property
@@ -306,10 +306,10 @@ class LLM:
             UserError: a prompt or the pooling is wrong; on rank 0, before anything has run.
         """
         outputs = self._gather(
-            lambda: self._make_requests(prompts, None, pooling=self.facts.pooling.resolve(pooling)),
+            lambda: self._make_requests(prompts, None, pooling=self.spec.pooling.resolve(pooling)),
             lambda requests: self._runner.outputs(requests),
         )
-        return self.facts.pooling.finish(outputs, normalize) if outputs else outputs
+        return self.spec.pooling.finish(outputs, normalize) if outputs else outputs
 
     def make_request(self, key: Any, prompt: PromptLike, sampling: SamplingParams, **fields: Any) -> Request:
         """Tokenize and check a prompt (rank 0).
@@ -330,7 +330,7 @@ class LLM:
         """Raises:
         UserError: one of the request's own logits processors does not exist, or refuses its value.
         """
-        check_logits_processors(request.sampling.logits_processors, request.prompt_token_ids, self.facts.vocab_size)
+        check_logits_processors(request.sampling.logits_processors, request.prompt_token_ids, self.spec.vocab_size)
 
     def run(
         self,

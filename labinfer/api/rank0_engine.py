@@ -1,4 +1,4 @@
-"""The engine of rank 0: it decides by the facts of a loaded model, and its executor commands all ranks of the group."""
+"""The engine of rank 0: it decides by the numbers of a loaded model, and its executor commands all ranks of the group."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import asdict
 
 from labinfer.base.config import EngineOptions
 from labinfer.engine.assemble import make_engine
-from labinfer.engine.facts import EngineFacts
 from labinfer.engine.llm_engine import LLMEngine
 from labinfer.engine.proposer import Proposer
+from labinfer.engine.spec import EngineSpec
 from labinfer.launch.rank_runtime import RankRuntime
 from labinfer.text.guidance import GrammarGuideMaker
 from labinfer.worker.spmd import SpmdExecutor
 
 
-def engine_facts(parts: RankRuntime) -> EngineFacts:
-    """Facts from the layout of a model and the room for its KV cache, the same on every rank."""
+def engine_spec(parts: RankRuntime) -> EngineSpec:
+    """Numbers from the layout of a model and the room for its KV cache, the same on every rank."""
     layout = parts.layout
-    return EngineFacts(
+    return EngineSpec(
         **asdict(parts.capacity.sizes),
         num_stages=layout.topology.num_stages,
         vocab_size=layout.config.vocab_size,
@@ -35,7 +35,7 @@ def engine_facts(parts: RankRuntime) -> EngineFacts:
 
 
 def make_rank0_engine(
-    facts: EngineFacts,
+    spec: EngineSpec,
     parts: RankRuntime,
     options: EngineOptions,
     *,
@@ -61,7 +61,7 @@ def make_rank0_engine(
         on_end=parts.drafts.end_run if parts.drafts is not None else lambda: None,
     )
     engine = make_engine(
-        facts,
+        spec,
         executor,
         cache=options.cache,
         scheduling=options.scheduler,

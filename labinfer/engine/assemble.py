@@ -1,4 +1,4 @@
-"""The assembly of an engine: from options, facts, an executor and a clock, wherever it is to run."""
+"""The assembly of an engine: from options, the numbers of a model, an executor and a clock, wherever it is to run."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from labinfer.engine.block_tables import BlockTables
 from labinfer.engine.draft_model import DraftModel, DraftModelProposer
 from labinfer.engine.drafts import Drafts
 from labinfer.engine.executor import Executor
-from labinfer.engine.facts import EngineFacts
 from labinfer.engine.guide import GuideMaker
 from labinfer.engine.llm_engine import LLMEngine
 from labinfer.engine.micro_batches import MicroBatchCount
 from labinfer.engine.proposer import Proposer
 from labinfer.engine.remote_drafts import DraftChannel, Drafter, RemoteProposer
 from labinfer.engine.scheduler import Scheduler
+from labinfer.engine.spec import EngineSpec
 from labinfer.engine.speculation import Speculation
 from labinfer.engine.state_slots import StateSlots
 from labinfer.engine.windowed_blocks import WindowedBlocks
 
 
 def make_engine(
-    facts: EngineFacts,
+    spec: EngineSpec,
     executor: Executor,
     *,
     cache: CacheOptions,
@@ -50,17 +50,17 @@ def make_engine(
         draft_channel: to another rank, which drafts them instead.
     """
     if draft_model is not None:
-        proposer = make_draft_proposer(draft_model, cache, scheduling.max_num_batched_tokens, facts.eos_token_ids)
+        proposer = make_draft_proposer(draft_model, cache, scheduling.max_num_batched_tokens, spec.eos_token_ids)
     if draft_channel is not None:
-        proposer = RemoteProposer(draft_channel, facts.eos_token_ids)
-    scheduler = make_scheduler(facts, cache=cache, scheduling=scheduling, clock=clock, proposer=proposer)
+        proposer = RemoteProposer(draft_channel, spec.eos_token_ids)
+    scheduler = make_scheduler(spec, cache=cache, scheduling=scheduling, clock=clock, proposer=proposer)
     return LLMEngine(
         scheduler,
         executor,
-        facts,
+        spec,
         options=scheduling,
         recorder=recorder or Tracer(),
-        groups=BeamSearch(scheduler, scheduling, facts.vocab_size),
+        groups=BeamSearch(scheduler, scheduling, spec.vocab_size),
         guides=guides,
     )
 
@@ -101,7 +101,7 @@ def make_pools(
 
 
 def make_scheduler(
-    facts: EngineFacts,
+    spec: EngineSpec,
     *,
     cache: CacheOptions,
     scheduling: SchedulerOptions,
@@ -109,31 +109,31 @@ def make_scheduler(
     proposer: Proposer | None = None,
 ) -> Scheduler:
     """Assemble a scheduler over empty pools of KV blocks and states."""
-    blocks, host = make_pools(facts.num_blocks, facts.num_host_blocks, cache, can_share=facts.is_causal)
+    blocks, host = make_pools(spec.num_blocks, spec.num_host_blocks, cache, can_share=spec.is_causal)
     windows = states = None
-    if facts.window:
+    if spec.window:
         windows = WindowedBlocks(
-            facts.window,
+            spec.window,
             min(scheduling.chunked_prefill_size, scheduling.max_num_batched_tokens),
-            *make_pools(facts.num_window_blocks, facts.num_host_window_blocks, cache),
+            *make_pools(spec.num_window_blocks, spec.num_host_window_blocks, cache),
         )
-    if facts.num_states:
+    if spec.num_states:
         eviction = REGISTRY.find("prefix_cache_eviction", cache.prefix_cache_eviction)
-        states = StateSlots(facts.num_states, facts.num_host_states, cache.snapshot_interval, eviction)
+        states = StateSlots(spec.num_states, spec.num_host_states, cache.snapshot_interval, eviction)
     tables = BlockTables(blocks, host, states, windows)
-    micro_batches = MicroBatchCount(facts.num_stages, facts.step_times, scheduling.max_inflight, facts.drafting_stage)
+    micro_batches = MicroBatchCount(spec.num_stages, spec.step_times, scheduling.max_inflight, spec.drafting_stage)
     drafts = Speculation()
     if proposer is not None:
-        drafts = make_drafts(proposer, tables, facts, scheduling, micro_batches=micro_batches, clock=clock)
+        drafts = make_drafts(proposer, tables, spec, scheduling, micro_batches=micro_batches, clock=clock)
     return Scheduler(
         scheduling,
         tables,
-        facts.num_stages,
+        spec.num_stages,
         micro_batches=micro_batches,
         drafts=drafts,
-        eos_token_ids=facts.eos_token_ids,
-        times=facts.step_times,
-        whole_prompts=not facts.is_causal,
+        eos_token_ids=spec.eos_token_ids,
+        times=spec.step_times,
+        whole_prompts=not spec.is_causal,
         clock=clock,
     )
 
@@ -141,7 +141,7 @@ def make_scheduler(
 def make_drafts(
     proposer: Proposer,
     tables: BlockTables,
-    facts: EngineFacts,
+    spec: EngineSpec,
     scheduling: SchedulerOptions,
     *,
     micro_batches: MicroBatchCount,
@@ -157,9 +157,9 @@ def make_drafts(
         tables,
         max_tokens=min(room, speculation.max_tokens) if speculation else room,
         max_chunk=max_chunk,
-        vocab_size=facts.vocab_size,
+        vocab_size=spec.vocab_size,
         clock=clock,
-        draft_times=micro_batches if facts.step_times else None,
+        draft_times=micro_batches if spec.step_times else None,
         chooses_lengths=scheduling.chooses_drafts,
-        continuous=facts.num_stages > 1 and (not facts.is_one_cpu_host if continuous is None else continuous),
+        continuous=spec.num_stages > 1 and (not spec.is_one_cpu_host if continuous is None else continuous),
     )

@@ -19,11 +19,11 @@ from labinfer.base.tracer import Tracer
 from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.constraints import check_constraints
 from labinfer.engine.executor import Executor
-from labinfer.engine.facts import EngineFacts
 from labinfer.engine.guide import Guide, GuideMaker, allows
 from labinfer.engine.request import FinishReason, Request
 from labinfer.engine.scheduler import InFlight, Scheduler
 from labinfer.engine.sequence import Sequence, SequenceGroup, token_sampling
+from labinfer.engine.spec import EngineSpec
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class LLMEngine:
         self,
         scheduler: Scheduler,
         executor: Executor,
-        facts: EngineFacts,
+        spec: EngineSpec,
         *,
         options: SchedulerOptions,
         recorder: Tracer,
@@ -101,11 +101,11 @@ class LLMEngine:
         self.scheduler = scheduler
         self.blocks, self._tables = scheduler.tables.blocks, scheduler.tables
         self._options = options
-        self.max_model_len = facts.max_model_len
+        self.max_model_len = spec.max_model_len
         self.state = EngineState.IDLE
         self._executor, self._recorder, self._groups, self._guides = executor, recorder, groups, guides
-        self._vocab_size, self._hidden_size = facts.vocab_size, facts.hidden_size
-        self._no_generation, self._dynamic_rope_from = facts.no_generation, facts.dynamic_rope_from
+        self._vocab_size, self._hidden_size = spec.vocab_size, spec.hidden_size
+        self._no_generation, self._dynamic_rope_from = spec.no_generation, spec.dynamic_rope_from
         self._next_seq_id = 0
         self.last_batch: InFlight | None = None
         """The one that came back last; None where there was none in flight."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from labinfer.base.speculative_options import SpeculativeOptions
-from labinfer.engine.facts import EngineFacts
 from labinfer.engine.sequence import Sequence
+from labinfer.engine.spec import EngineSpec
 
 
-def make_proposer(options: SpeculativeOptions, facts: EngineFacts) -> MTPProposer:
+def make_proposer(options: SpeculativeOptions, facts: EngineSpec) -> MTPProposer:
     """The proposer of the method ``mtp``."""
     return MTPProposer()
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from labinfer.base.speculative_options import SpeculativeOptions
-from labinfer.engine.facts import EngineFacts
 from labinfer.engine.sequence import Sequence
+from labinfer.engine.spec import EngineSpec
 
 MAX_MATCHES = 16
 """Earlier occurrences that are compared, the latest first."""
 
 
-def make_proposer(options: SpeculativeOptions, facts: EngineFacts) -> NgramProposer:
+def make_proposer(options: SpeculativeOptions, facts: EngineSpec) -> NgramProposer:
     """The proposer of the method ``ngram``."""
     return NgramProposer(options.prompt_lookup_min, options.prompt_lookup_max)
 

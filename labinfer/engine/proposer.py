@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from labinfer.base.speculative_options import SpeculativeOptions
-from labinfer.engine.facts import EngineFacts
 from labinfer.engine.sequence import Sequence
+from labinfer.engine.spec import EngineSpec
 
 
 class Proposer(Protocol):
@@ -43,4 +43,4 @@ class Proposer(Protocol):
         ...
 
 
-MakeProposer = Callable[[SpeculativeOptions, EngineFacts], Proposer]
+MakeProposer = Callable[[SpeculativeOptions, EngineSpec], Proposer]

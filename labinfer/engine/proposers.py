@@ -10,8 +10,8 @@ from labinfer.base.errors import UserError
 from labinfer.base.plugins import describe_error, locate, read_file, run_file
 from labinfer.base.registry import REGISTRY
 from labinfer.base.speculative_options import FLAG, OWN_METHOD, SpeculativeOptions
-from labinfer.engine.facts import EngineFacts
 from labinfer.engine.proposer import MakeProposer, Proposer
+from labinfer.engine.spec import EngineSpec
 
 OWN_FUNCTION = "make_proposer"
 """Name of a ``MakeProposer`` in a file that ``--speculative-config`` names by its path."""
@@ -26,7 +26,7 @@ def find_proposer(options: SpeculativeOptions) -> MakeProposer:
     is_file = options.method.endswith(OWN_METHOD)
     make = _read_maker(options.method) if is_file else REGISTRY.find("proposer", options.method)
 
-    def make_proposer(options: SpeculativeOptions, facts: EngineFacts) -> Proposer:
+    def make_proposer(options: SpeculativeOptions, facts: EngineSpec) -> Proposer:
         try:
             return make(options, facts)
         except Exception as error:  # noqa: BLE001 - it may be anybody's code

@@ -98,7 +98,7 @@ def write_trace(file: OutputFile, workers: Sequence[WorkerStats], facts: dict[st
     A file that cannot be written is only logged: it must not cost a run its answers.
 
     Args:
-        facts: fields of the engine's ``EngineFacts``, which a simulation of this run needs.
+        facts: fields of the engine's ``EngineSpec``, which a simulation of this run needs.
     """
     try:
         file.begin()

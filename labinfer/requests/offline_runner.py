@@ -14,8 +14,8 @@ from labinfer.base.rank_stats import WorkerStats
 from labinfer.base.tracer import Tracer
 from labinfer.comm.group.signals import interrupts_held
 from labinfer.engine.driver import EngineDriver, StepOutputs
-from labinfer.engine.facts import EngineFacts
 from labinfer.engine.request import FinishReason, Request
+from labinfer.engine.spec import EngineSpec
 from labinfer.observe.output_file import OutputFile
 from labinfer.observe.report import RunReport
 from labinfer.observe.trace import write_trace
@@ -31,7 +31,7 @@ class OfflineRunner:
     A run that is broken off, by an error of its caller or by Ctrl-C, aborts its requests; the next one finds the engine empty.
 
     Args:
-        facts: those of the engine.
+        spec: the numbers that the engine decides by.
         tokenizer: None where the checkpoint has none.
         trace: file for the trace at the end of a run, if one is to be written.
     """
@@ -42,12 +42,12 @@ class OfflineRunner:
         clock: Clock,
         recorder: Tracer,
         *,
-        facts: EngineFacts,
+        spec: EngineSpec,
         tokenizer: Tokenizer | None,
         trace: OutputFile | None = None,
     ):
         self._driver, self._engine, self._clock, self._recorder = driver, driver.engine, clock, recorder
-        self._facts, self._tokenizer, self._trace = facts, tokenizer, trace
+        self._spec, self._tokenizer, self._trace = spec, tokenizer, trace
         self.report = RunReport()
         """Figures of the last run, or of the one that is on."""
 
@@ -74,7 +74,7 @@ class OfflineRunner:
         """End a run, on the other ranks, too. Returns what each of them did, and writes the trace if there is to be one."""
         workers = self._engine.end_run()
         if self._trace is not None:
-            write_trace(self._trace, workers, msgspec.to_builtins(self._facts))
+            write_trace(self._trace, workers, msgspec.to_builtins(self._spec))
         return workers
 
     def close(self) -> None:

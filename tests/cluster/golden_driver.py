@@ -130,7 +130,7 @@ def run_case(group: RankGroup, options: dict, scenario: str, job: dict) -> dict:
         result["logit_error"] = max(errors)
     if llm.is_rank0:
         counts = dict(llm.report.counts)
-        result |= {"greedy": answers, "counts": counts, "num_window_blocks": llm.facts.num_window_blocks}
+        result |= {"greedy": answers, "counts": counts, "num_window_blocks": llm.spec.num_window_blocks}
     if scenario == "plain":
         drawn = llm.generate(prompts, [sampled(index) for index in range(len(prompts))])
         if llm.is_rank0:

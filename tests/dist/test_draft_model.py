@@ -88,7 +88,7 @@ def test_answers_of_all_kinds_are_those_without_the_draft_of_the_demo(group, cou
         if drafts:
             assert tell(outputs) == tell(expected), layout
             assert counts["drafted"] > counts["accepted"] > count
-            assert (counts["continued"] > 0) == (llm.facts.num_stages > 1)
+            assert (counts["continued"] > 0) == (llm.spec.num_stages > 1)
 
 
 def test_answers_are_those_with_a_draft_model_on_a_spare_rank(group, golden, monkeypatch):

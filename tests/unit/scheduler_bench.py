@@ -18,11 +18,11 @@ from labinfer.engine.assemble import make_scheduler
 from labinfer.engine.beam_search import BeamGroup, BeamSearch
 from labinfer.engine.block_table import SequenceCache
 from labinfer.engine.cache_capacity import SlidingWindow
-from labinfer.engine.facts import EngineFacts
 from labinfer.engine.guide import Guide, allows
 from labinfer.engine.proposer import Proposer
 from labinfer.engine.request import AnswerUpdate, FinishReason, Request
 from labinfer.engine.sequence import Sequence, token_sampling
+from labinfer.engine.spec import EngineSpec
 
 VOCAB_SIZE = WRONG_TOKEN + 1
 
@@ -130,7 +130,7 @@ class Bench:
         self.has_drafts, self.num_behind = proposer is not None, 0
         self.max_context = max_context or num_blocks * block_size
         self.clock = FakeClock(0.0)
-        facts = EngineFacts(
+        spec = EngineSpec(
             num_stages=num_stages,
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
@@ -148,7 +148,7 @@ class Bench:
             step_times=times,
         )
         self.scheduler = make_scheduler(
-            facts,
+            spec,
             cache=CacheOptions(
                 block_size=block_size,
                 snapshot_interval=snapshot_interval or 3 * block_size,

@@ -10,7 +10,7 @@ import msgspec
 from labinfer.base.config import CacheOptions, SchedulerOptions
 from labinfer.base.plan import BatchEntry, BatchPlan
 from labinfer.comm.spmd.topology import Topology
-from labinfer.engine.facts import EngineFacts
+from labinfer.engine.spec import EngineSpec
 from labinfer.observe.output_file import OutputFile
 from labinfer.planner.cluster import Cluster, Machine, NetworkLink
 from labinfer.planner.costs import HostCosts, LayerCosts, Points
@@ -72,11 +72,11 @@ def make_model(
     num_blocks: int = 1000,
     **scheduling,
 ) -> SimulatedModel:
-    facts = EngineFacts(
+    spec = EngineSpec(
         num_stages=num_stages, num_blocks=num_blocks, vocab_size=1000, hidden_size=4, max_model_len=10_000
     )
     return SimulatedModel(
-        facts,
+        spec,
         topology(num_stages, ranks=ranks),
         source,
         cache=CacheOptions(),

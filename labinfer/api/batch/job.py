@@ -205,8 +205,8 @@ class BatchJob:
         UserError: one of the line's requests can never run; then none of them is.
         """
         if (body := parsed.embedding) is not None:
-            body.check_dimensions(llm.facts.hidden_size)
-            pooling = llm.facts.pooling.resolve(body.pooling)
+            body.check_dimensions(llm.spec.hidden_size)
+            pooling = llm.spec.pooling.resolve(body.pooling)
             parsed = replace(parsed, prompts=body.prompts(), pooling=pooling)
         line = JobLine(number, digest, parsed)
         return [
@@ -217,6 +217,6 @@ class BatchJob:
     def _record(self, line: JobLine, llm: LLM) -> dict[str, Any]:
         outputs = [line.outputs[index] for index in range(len(line.parsed.prompts))]
         if line.parsed.embedding is not None:
-            outputs = llm.facts.pooling.finish(outputs, line.parsed.embedding.normalize)
+            outputs = llm.spec.pooling.finish(outputs, line.parsed.embedding.normalize)
             return embedding_record(line.number, line.parsed, outputs, self._model_name)
         return result_record(line.number, line.parsed, outputs[0], self._model_name, llm.tokenizer)

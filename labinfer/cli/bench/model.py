@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from labinfer.base.clock import Clock
 from labinfer.base.sampling_params import SamplingParams
-from labinfer.engine.facts import EngineFacts
 from labinfer.engine.llm_engine import LLMEngine
 from labinfer.engine.request import Request
+from labinfer.engine.spec import EngineSpec
 from labinfer.observe.report import RunReport
 from labinfer.requests.outputs import Delta, RequestOutput
 from labinfer.requests.prompts import PromptLike
@@ -19,7 +19,7 @@ class BenchModel(Protocol):
     """A model on rank 0; see ``LLM`` for each of these."""
 
     clock: Clock
-    facts: EngineFacts
+    spec: EngineSpec
     engine: LLMEngine
 
     @property

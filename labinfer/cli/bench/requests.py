@@ -29,7 +29,7 @@ class RequestMaker:
     def __init__(self, llm: BenchModel, options: BenchOptions):
         self._llm, self._options = llm, options
         self._draw = random.Random(options.seed)
-        self._vocabulary = range(llm.facts.vocab_size)
+        self._vocabulary = range(llm.spec.vocab_size)
         self._shared_block = cache(self._make_shared_block)
 
     def random(self, key: int) -> Request:
@@ -38,7 +38,7 @@ class RequestMaker:
         Raises:
             UserError: it is too long for the model.
         """
-        length, room = self._options.input_len + self._options.output_len, self._llm.facts.max_model_len
+        length, room = self._options.input_len + self._options.output_len, self._llm.spec.max_model_len
         if length > room:
             raise UserError(
                 f"--input-len {self._options.input_len} and --output-len {self._options.output_len} are {length} tokens, but "
@@ -83,7 +83,7 @@ class RequestMaker:
             UserError: it cannot be read, or a request is too long for the model.
         """
         lengths = Workload(read_workload(path, self._options.output_len).requests[:count])
-        lengths.check(self._llm.facts.max_model_len)
+        lengths.check(self._llm.spec.max_model_len)
         requests, arrivals = [], [request.arrival for request in lengths.requests]
         for key, request in enumerate(lengths.requests):
             prompt = self._shared_prompt(request)

@@ -161,7 +161,7 @@ class Rank0Job:
         """Say which limit an answer has reached that is cut off."""
         if len(answer.token_ids) == self.sampling.max_tokens:
             return f"--max-tokens {self.sampling.max_tokens} is reached"
-        return f"the context of {self.llm.facts.max_model_len} tokens is full"
+        return f"the context of {self.llm.spec.max_model_len} tokens is full"
 
 
 def _read_prompts(llm: LLM, job: JobOptions) -> list[Prompt]:

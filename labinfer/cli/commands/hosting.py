@@ -193,12 +193,12 @@ class Hosting:
             UserError: as ``changed_options``.
         """
         options = changed_options(self._layouts[change.model], change, [info.node for info in self._group.everyone])
-        length = self.llms[change.model].facts.max_model_len
+        length = self.llms[change.model].spec.max_model_len
         return replace(options, model=replace(options.model, max_model_len=length))
 
     def _change(self, layouts: Layouts) -> str:
         """Load the models in other layouts, and those of before where that fails. Returns why it has."""
-        lengths = [llm.facts.max_model_len for llm in self.llms.values() if not llm.is_spare]
+        lengths = [llm.spec.max_model_len for llm in self.llms.values() if not llm.is_spare]
         try:
             with self._group.raise_on_all_ranks():  # else answers would go on with another model's tokens
                 for llm in self.llms.values():
@@ -269,7 +269,7 @@ def check_numbers(llm: LLM) -> None:
     Raises:
         UserError: its log-probabilities are no finite numbers.
     """
-    vocab_size, length = llm.facts.vocab_size, llm.facts.max_model_len
+    vocab_size, length = llm.spec.vocab_size, llm.spec.max_model_len
     prompt = [number % vocab_size for number in range(1, 1 + min(CHECK_PROMPT, length - 1))]
     sampling = SamplingParams(
         max_tokens=min(CHECK_TOKENS, length - len(prompt)),
@@ -288,9 +288,9 @@ def check_numbers(llm: LLM) -> None:
 
 
 def _check_length(llm: LLM, length: int) -> None:
-    if llm.facts.max_model_len < length:
+    if llm.spec.max_model_len < length:
         raise UserError(
-            f"it has room for a context of {llm.facts.max_model_len} tokens only, and {length} are served; use more ranks, or fewer bits"
+            f"it has room for a context of {llm.spec.max_model_len} tokens only, and {length} are served; use more ranks, or fewer bits"
         )
 
 

@@ -108,5 +108,5 @@ def _announce_capacity(whose: str, llm: LLM) -> None:
         states = f", {sizes.num_host_states} states" if sizes.num_states else ""
         windows = f", {sizes.num_host_window_blocks} of windowed layers" if sizes.window else ""
         logger.info("host memory for swapped sequences%s: %d blocks%s%s", whose, sizes.num_host_blocks, windows, states)
-    if llm.facts.step_times is not None:
-        logger.info("measured%s: %s", whose, llm.facts.step_times.describe())
+    if llm.spec.step_times is not None:
+        logger.info("measured%s: %s", whose, llm.spec.step_times.describe())

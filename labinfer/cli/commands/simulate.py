@@ -51,7 +51,7 @@ def run(
         simulation = replay_simulation(own.replay)
     else:
         simulation = cluster_simulation(Cluster.read(own.cluster, own.link), options)
-    if options.scheduler.preemption_mode == "swap" and not simulation.facts.num_host_blocks:
+    if options.scheduler.preemption_mode == "swap" and not simulation.spec.num_host_blocks:
         raise UserError(
             "--preemption-mode swap: the costs of machines say nothing of host memory to swap to; give recompute, or --replay of a run that swapped"
         )

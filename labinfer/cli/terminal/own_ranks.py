@@ -34,7 +34,7 @@ class OwnRanks:
         self._llm, self._check = llm, check
         self.model = llm.options.model.model
         recommended = recommended_sampling(llm.directory)
-        self._defaults: dict[str, Any] = {"max_tokens": llm.facts.max_model_len}
+        self._defaults: dict[str, Any] = {"max_tokens": llm.spec.max_model_len}
         self._defaults |= {"temperature": 0.0} if recommended is None else {"temperature": TEMPERATURE} | recommended
 
     def describe(self) -> str:

@@ -41,14 +41,14 @@ def stage_figures(simulation: Simulation, report: RunReport) -> tuple[str, dict[
     estimated = "" if simulation.is_measured else " (with estimated costs)"
     lines = [
         f"the whole run with its warm-ups: {workers[0].num_steps} steps in {format_seconds(report.wall_time)}{estimated}; "
-        f"{simulation.facts.num_blocks} KV blocks, {report.counts['preemptions']} preemptions, {report.counts['found']} tokens found in the KV cache",
+        f"{simulation.spec.num_blocks} KV blocks, {report.counts['preemptions']} preemptions, {report.counts['found']} tokens found in the KV cache",
         format_table(("stage", "host", "layers", "tp", "busy", "bubble"), rows),
     ]
     values = {
         "num_steps": workers[0].num_steps,
         "wall_time": report.wall_time,
         "measured": simulation.is_measured,
-        "num_kv_blocks": simulation.facts.num_blocks,
+        "num_kv_blocks": simulation.spec.num_blocks,
         "preemptions": report.counts["preemptions"],
         "swaps": report.counts["swaps"],
         "cached_tokens": report.counts["found"],

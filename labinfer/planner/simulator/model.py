@@ -12,9 +12,9 @@ from labinfer.base.tracer import Tracer
 from labinfer.comm.spmd.topology import Topology
 from labinfer.engine.assemble import make_engine
 from labinfer.engine.driver import EngineDriver
-from labinfer.engine.facts import EngineFacts
 from labinfer.engine.llm_engine import LLMEngine
 from labinfer.engine.request import Request
+from labinfer.engine.spec import EngineSpec
 from labinfer.observe.output_file import OutputFile
 from labinfer.observe.report import RunReport
 from labinfer.planner.simulator.clock import VirtualClock
@@ -36,7 +36,7 @@ class SimulatedModel:
 
     def __init__(
         self,
-        facts: EngineFacts,
+        spec: EngineSpec,
         topology: Topology,
         source: TimeSource,
         *,
@@ -45,12 +45,12 @@ class SimulatedModel:
         trace: OutputFile | None = None,
         num_slices: int = 0,
     ):
-        self.clock, self.facts = VirtualClock(), facts
-        executor = SimulatedExecutor(topology, source, self.clock, vocab_size=facts.vocab_size, capacity=num_slices)
-        self.engine: LLMEngine = make_engine(facts, executor, cache=cache, scheduling=scheduling, clock=self.clock)
+        self.clock, self.spec = VirtualClock(), spec
+        executor = SimulatedExecutor(topology, source, self.clock, vocab_size=spec.vocab_size, capacity=num_slices)
+        self.engine: LLMEngine = make_engine(spec, executor, cache=cache, scheduling=scheduling, clock=self.clock)
         recorder = Tracer()
         driver = EngineDriver(self.engine, self.clock, recorder)
-        self._runner = OfflineRunner(driver, self.clock, recorder, facts=facts, tokenizer=None, trace=trace)
+        self._runner = OfflineRunner(driver, self.clock, recorder, spec=spec, tokenizer=None, trace=trace)
 
     @property
     def report(self) -> RunReport:

@@ -10,7 +10,7 @@ import msgspec
 from labinfer.base.config import CacheOptions, EngineOptions, SchedulerOptions
 from labinfer.base.errors import UserError
 from labinfer.comm.spmd.topology import Topology, make_topology, per_stage
-from labinfer.engine.facts import EngineFacts
+from labinfer.engine.spec import EngineSpec
 from labinfer.observe.output_file import OutputFile
 from labinfer.observe.table import format_bytes
 from labinfer.observe.trace import Track, read_trace
@@ -31,7 +31,7 @@ VOCAB_SIZE = 1 << 31
 class Simulation:
     """An engine's surroundings."""
 
-    facts: EngineFacts
+    spec: EngineSpec
     topology: Topology
     source: TimeSource
     hosts: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Simulation:
     ) -> SimulatedModel:
         """A model at the beginning of its time; for the arguments see there."""
         return SimulatedModel(
-            self.facts,
+            self.spec,
             self.topology,
             self.source,
             cache=cache,
@@ -69,20 +69,20 @@ def replay_simulation(path: str) -> Simulation:
     """
     tracks, fields = read_trace(path)
     try:
-        facts = msgspec.convert(fields, EngineFacts)
+        spec = msgspec.convert(fields, EngineSpec)
     except msgspec.ValidationError as error:
         raise UserError(f"{path} lacks the facts of its engine ({error}); record it once more with --trace") from None
     places = sorted(tracks, key=lambda track: (track.stage, track.tp_rank))
-    tp_sizes = tuple(sum(track.stage == stage for track in tracks) for stage in range(facts.num_stages))
-    layers = tuple((stage, stage + 1) for stage in range(facts.num_stages))  # which nobody asks for
+    tp_sizes = tuple(sum(track.stage == stage for track in tracks) for stage in range(spec.num_stages))
+    layers = tuple((stage, stage + 1) for stage in range(spec.num_stages))  # which nobody asks for
     if sum(tp_sizes) != len(tracks) or not all(tp_sizes):
-        raise UserError(f"{path} has tracks of {len(tracks)} ranks that are not those of {facts.num_stages} stages")
+        raise UserError(f"{path} has tracks of {len(tracks)} ranks that are not those of {spec.num_stages} stages")
     try:
         source = RecordedTimes(tracks)
     except UserError as error:
         raise UserError(f"{path} cannot be replayed: {error}") from None
     return Simulation(
-        facts=facts,
+        spec=spec,
         topology=Topology(tp_sizes, layers, tuple(track.rank for track in places)),
         source=source,
         recorded=tuple(tracks),
@@ -141,7 +141,7 @@ def cluster_simulation(cluster: Cluster, options: EngineOptions) -> Simulation:
     keeps_state = any(stage.costs.state_bytes.get(kind) for stage in stages for kind in stage.layers)
     source = ClusterTimes(topology, stages, cluster)
     fits = num_blocks * size
-    facts = EngineFacts(
+    spec = EngineSpec(
         num_stages=topology.num_stages,
         num_blocks=num_blocks,
         window=window_needs(stages[0].costs, limits).window if blocks.num_window_blocks else 0,
@@ -153,7 +153,7 @@ def cluster_simulation(cluster: Cluster, options: EngineOptions) -> Simulation:
         step_times=source.step_times(scheduler.max_num_seqs) if topology.num_stages > 1 else None,
     )
     return Simulation(
-        facts=facts,
+        spec=spec,
         topology=topology,
         source=source,
         hosts=tuple(stage.machine for stage in stages),

@@ -96,7 +96,7 @@ class AsyncLLM:
         self, prompt: PromptLike, pooling: str | None = None, normalize: bool | None = None
     ) -> EmbeddingOutput:
         """One vector for a prompt; see ``LLM.embed``."""
-        own = self._llm.facts.pooling
+        own = self._llm.spec.pooling
         async with aclosing(self._items(prompt, None, pooling=own.resolve(pooling))) as items:
             (output,) = own.finish([await anext(items)], normalize)
         return output

@@ -12,11 +12,11 @@ from labinfer.base.plan import BatchPlan, BatchResult, EntryResult
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.assemble import make_engine
 from labinfer.engine.driver import IDLE_SECONDS, EngineDriver
-from labinfer.engine.facts import EngineFacts
 from labinfer.engine.request import FinishReason, Request
+from labinfer.engine.spec import EngineSpec
 from labinfer.observe.recorder import Recorder
 
-FACTS = EngineFacts(num_blocks=64, vocab_size=100, hidden_size=3, max_model_len=64)
+SPEC = EngineSpec(num_blocks=64, vocab_size=100, hidden_size=3, max_model_len=64)
 
 
 class Echo:
@@ -44,7 +44,7 @@ def executor() -> Echo:
 @pytest.fixture
 def driver(clock, executor) -> EngineDriver:
     options = SchedulerOptions(max_num_seqs=2, max_queued_requests=2)
-    engine = make_engine(FACTS, executor, cache=CacheOptions(block_size=4), scheduling=options, clock=clock)
+    engine = make_engine(SPEC, executor, cache=CacheOptions(block_size=4), scheduling=options, clock=clock)
     return EngineDriver(engine, clock, Recorder(0))
 
 
@@ -68,7 +68,7 @@ def test_request_stays_open_until_all_its_answers_have_ended(driver):
     assert driver.is_open("a")
     assert [update.index for _, update in driver.step()] == [0]
     driver.abort("a")
-    assert not driver.is_open("a") and driver.engine.blocks.num_free == FACTS.num_blocks
+    assert not driver.is_open("a") and driver.engine.blocks.num_free == SPEC.num_blocks
     driver.abort("a")  # which has ended
 
 

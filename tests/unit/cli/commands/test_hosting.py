@@ -107,7 +107,7 @@ def test_better_split_changes_layers_and_context_alone_and_has_to_be_worth_the_p
         SimpleNamespace(group=group, plan_text=""), {"demo": options}, None, ServerOptions(), lambda: None
     )
     topology = SimpleNamespace(tp_sizes=(2, 1))
-    served = SimpleNamespace(layout=SimpleNamespace(topology=topology), facts=SimpleNamespace(max_model_len=64))
+    served = SimpleNamespace(layout=SimpleNamespace(topology=topology), spec=SimpleNamespace(max_model_len=64))
     hosting.llms, hosting._load_seconds = {"demo": served}, 0.1 * WORTH_SECONDS
     drift = Drift(factors=[1.0, 2.0], slow=1, rank=2, layers=[4, 2], gain=0.2)
     layouts = hosting._plan_split("demo", drift)

@@ -152,7 +152,7 @@ def simulate(cluster: Cluster, **engine) -> Simulation:
 def test_ranks_count_up_from_machine_to_machine(uneven):
     simulation = simulate(uneven)
     assert simulation.hosts == ("a", "a", "b")
-    assert simulation.facts.num_stages == 3 and simulation.facts.step_times is not None
+    assert simulation.spec.num_stages == 3 and simulation.spec.step_times is not None
     assert simulate(uneven, tensor_parallel_size="2,1", layers="6,2").hosts == ("a", "b")
     assert simulate(uneven, ranks="2,0").hosts == ("b", "a")
 
@@ -161,20 +161,20 @@ def test_kv_blocks_are_those_of_the_stage_with_the_least_room(uneven):
     simulation = simulate(uneven, ranks="0,2", layers="6,2")
     rooms = [int(((1 << 30) - weights * (1 << 20)) * (1 - RESERVE)) for weights in (7, 3)]
     blocks = [room // (16 * 1024 * layers) for room, layers in zip(rooms, (6, 2), strict=True)]
-    assert simulation.facts.num_blocks == min(blocks) == blocks[0]
-    assert simulation.facts.max_model_len == 16 * min(blocks)
+    assert simulation.spec.num_blocks == min(blocks) == blocks[0]
+    assert simulation.spec.max_model_len == 16 * min(blocks)
     half = simulate(uneven, ranks="0,2", layers="6,2", memory_utilization=0.5)
-    assert half.facts.num_blocks == rooms[0] // 2 // (16 * 1024 * 6)
-    assert simulate(uneven, num_kv_blocks=10).facts.num_blocks == 10
-    assert simulate(uneven, max_model_len=160, max_num_seqs=4).facts.num_blocks == 40
+    assert half.spec.num_blocks == rooms[0] // 2 // (16 * 1024 * 6)
+    assert simulate(uneven, num_kv_blocks=10).spec.num_blocks == 10
+    assert simulate(uneven, max_model_len=160, max_num_seqs=4).spec.num_blocks == 40
 
 
 def test_states_take_their_part_of_the_cache():
     costs = make_costs(state_bytes={"dense": 1 << 20})
-    facts = simulate(make_cluster(Machine(name="a", costs=[costs])), max_num_seqs=4).facts
-    assert facts.num_states == 8
+    spec = simulate(make_cluster(Machine(name="a", costs=[costs])), max_num_seqs=4).spec
+    assert spec.num_states == 8
     room = int(((1 << 30) - 10 * (1 << 20)) * (1 - RESERVE)) - 64 * (1 << 20)
-    assert facts.num_blocks == room // (16 * 1024 * 8)
+    assert spec.num_blocks == room // (16 * 1024 * 8)
 
 
 def test_stages_are_simulated_in_precisions_of_their_own():
@@ -221,7 +221,7 @@ def test_stage_without_room_is_named(uneven):
     cluster = make_cluster(Machine(name="a", costs=[FAST]), Machine(name="b", costs=[small]))
     with pytest.raises(UserError, match="stage 1 on b has no room for layers 4 to 7"):
         simulate(cluster)
-    assert simulate(cluster, layers="7,1").facts.num_blocks == int((1 << 20) * (1 - RESERVE)) // (16 * 1024)
+    assert simulate(cluster, layers="7,1").spec.num_blocks == int((1 << 20) * (1 - RESERVE)) // (16 * 1024)
 
 
 # Whole runs.

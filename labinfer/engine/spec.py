@@ -1,4 +1,4 @@
-"""EngineFacts: the numbers of a model and its layout that an engine decides by."""
+"""EngineSpec: the numbers of a model and its layout that an engine decides by."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labinfer.base.rank_stats import StepTimes
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineFacts(CacheSizes):
+class EngineSpec(CacheSizes):
     """The cache sizes and other numbers of a loaded model, or of a supposed one, whose numbers a simulator states."""
 
     num_stages: int = 1
