@@ -38,9 +38,9 @@ from labinfer.launch.build import build_rank
 from labinfer.launch.choose_layout import choose_layout
 from labinfer.launch.draft_model import LoadedDraftModel
 from labinfer.launch.draft_rank import DraftRank
-from labinfer.launch.early_reading import read_early
 from labinfer.launch.layout.kv_capacity import KVCapacity
 from labinfer.launch.layout.layout import Layout
+from labinfer.launch.prefetch import prefetch_weights
 from labinfer.launch.rank_runtime import RankRuntime
 from labinfer.observe.output_file import OutputFile
 from labinfer.observe.report import RunReport
@@ -87,11 +87,11 @@ class LLM:
                 group.load_plugins(plugins)
                 with group.raise_on_all_ranks():
                     checked = EngineOptions.from_flat(values)
-                read_early(environment, checked)
+                prefetch_weights(environment, checked)
                 group.take_cores(checked.working_ranks, checked.runtime.threads)
             else:
                 checked = EngineOptions.from_flat(values)
-                read_early(environment, checked)
+                prefetch_weights(environment, checked)
                 group = join_group(environment, checked)
                 end_group_on_uncaught(group)
             self._build(group, choose_layout(group, checked), lambda done, total: None)

@@ -152,9 +152,9 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
         # Before anything is loaded: C++ ends a process that gets no memory without a word of ours.
         write_error(f"labinfer: warning: {limit}; a process that needs more may end without another word\n")
     if name in ("generate", "serve", "chat"):
-        from labinfer.launch.early_reading import read_early
+        from labinfer.launch.prefetch import prefetch_weights
 
-        read_early(environment, options)
+        prefetch_weights(environment, options)
     starting = None
     if rank == 0:  # a launcher may hide that somebody sits at a terminal
         seconds = START_SECONDS if environment.world_size > 1 else PLAIN_SECONDS

@@ -22,7 +22,7 @@ from labinfer.launch.find_model import find_model
 from labinfer.launch.layout.kv_capacity import agree_on_blocks, log_capacity
 from labinfer.launch.layout.layout import Layout, check_context_shift, make_layout
 from labinfer.launch.load_stage import gather_weight_bytes, load_stage, open_stage
-from labinfer.launch.measure.measure import StepMeter
+from labinfer.launch.measure.startup_profiler import StartupProfiler
 from labinfer.launch.out_of_memory import memory_for
 from labinfer.launch.rank_runtime import RankRuntime
 from labinfer.launch.step_sinks import open_sinks
@@ -175,7 +175,7 @@ def build_placed(
     step_times = None
     measures = scheduling.chooses_drafts or (pipeline is not None and not scheduling.max_inflight)
     if sizes.num_host_blocks or measures:
-        step_times = StepMeter(layout, place, worker, pipeline, cache).measure(group, scheduling, sizes)
+        step_times = StartupProfiler(layout, place, worker, pipeline, cache).measure(group, scheduling, sizes)
         stats.reset()
         logger.debug("steps are measured")
     recorder.capacity = CAPACITY if options.observe.trace else 0

@@ -17,7 +17,7 @@ from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.engine.cache_capacity import CacheRoom, SlidingWindow, WindowNeeds
 from labinfer.functions.functions import Functions
 from labinfer.functions.registry import Choice, FunctionRegistry, WeightChoice
-from labinfer.launch.layout.meta_stage import MetaStage
+from labinfer.launch.layout.stage_shapes import StageShapes
 from labinfer.launch.providers import reference_registry
 from labinfer.models.config import ModelConfig
 from labinfer.models.layers.context import ExpertCut, StageContext
@@ -60,7 +60,7 @@ class Layout:
     """Bytes on each rank for experts, which are all in a file; 0 where all are in memory."""
     is_one_cpu_host: bool = False
     """Whether all stages compute on CPUs of one machine."""
-    _meta: dict[Place, MetaStage] = field(default_factory=dict, repr=False, compare=False)
+    _meta: dict[Place, StageShapes] = field(default_factory=dict, repr=False, compare=False)
 
     def dtype(self, place: Place) -> torch.dtype:
         return self.dtypes[place.stage]
@@ -209,13 +209,13 @@ class Layout:
         method = self.config.formats.method if self.quantizations[place.stage] != "none" else ""
         return " + ".join(name for name in (method, self.rounding(place)) if name not in ("", "none")) or "none"
 
-    def meta(self, place: Place) -> MetaStage:
+    def meta(self, place: Place) -> StageShapes:
         """A rank's share of the model without memory behind it; built once."""
         if place not in self._meta:
             tp = TensorParallelCommunicator(LocalCommunicator(rank=place.tp_rank, size=place.tp_size))
             registry = reference_registry(self.quantization_group_size, self.weights)
             context = self.stage_context(place, tp, self.select_functions(place, registry))
-            self._meta[place] = MetaStage(self.config, context, self.kv_dtype(place))
+            self._meta[place] = StageShapes(self.config, context, self.kv_dtype(place))
         return self._meta[place]
 
     def whole(self) -> Layout:

@@ -26,13 +26,13 @@ from labinfer.comm.links import measure_links
 from labinfer.comm.spmd.machine import return_freed_memory
 from labinfer.functions.calls import PagedAttentionCall
 from labinfer.launch.build import build_placed
+from labinfer.launch.cgroup_limits import cpu_share, describe_hardware, memory_share
 from labinfer.launch.communicators import Communicators
 from labinfer.launch.draft_model import plan_draft_model
 from labinfer.launch.find_model import find_model
 from labinfer.launch.layout.draft_layout import draft_options
 from labinfer.launch.layout.kv_capacity import swap_bytes
 from labinfer.launch.layout.layout import Layout
-from labinfer.launch.machine_share import cpu_share, describe_hardware, memory_share
 from labinfer.launch.measure.cost_file import file_name, read_costs, write_costs
 from labinfer.launch.measure.layer_fit import (
     CHUNK_ROWS,
@@ -43,6 +43,7 @@ from labinfer.launch.measure.layer_fit import (
     fit_layer,
     make_points,
 )
+from labinfer.launch.measure.layer_profiler import LayerProfiler
 from labinfer.launch.measure.probe_layout import (
     Units,
     all_degrees,
@@ -53,8 +54,7 @@ from labinfer.launch.measure.probe_layout import (
     ranks_by_node,
     split_nodes,
 )
-from labinfer.launch.measure.step_timer import StepTimer
-from labinfer.launch.measure.stopwatch import Stopwatch
+from labinfer.launch.measure.quota_timer import QuotaTimer
 from labinfer.launch.tune import cache_folder, prepare_providers
 from labinfer.models.config import LayerConfig, ModelConfig
 from labinfer.models.layers.mixer import Mixer
@@ -225,7 +225,9 @@ def _check_links(links: Sequence[MachinePairLink]) -> None:
         check_link(pair.link, f"{pair.a}:{pair.b}")
 
 
-def _make_timer(group: RankGroup, options: EngineOptions, layout: Layout, directory: Path, units: Units) -> StepTimer:
+def _make_timer(
+    group: RankGroup, options: EngineOptions, layout: Layout, directory: Path, units: Units
+) -> LayerProfiler:
     """The layers, loaded on the ranks of each unit; collective."""
     place = layout.topology.place(group.rank)
     carrier = layout.carrier(layout.topology.ranks, group.everyone)
@@ -266,19 +268,19 @@ def _make_timer(group: RankGroup, options: EngineOptions, layout: Layout, direct
             on_progress=lambda done, total: None,
             is_whole=False,
         )
-    return StepTimer(
+    return LayerProfiler(
         comm=unit.comm,
         tp=parts.tp,
         runner=parts.worker.runner,
         device=layout.devices[group.rank],
         sizes=parts.capacity.sizes,
         vocab_size=layout.config.vocab_size,
-        stopwatch=Stopwatch(cpu_share(group)),
+        quota_timer=QuotaTimer(cpu_share(group)),
     )
 
 
 def _measure_until_possible(
-    group: RankGroup, timer: StepTimer, layout: Layout, config: ModelConfig, on_progress: Callable[[str], None]
+    group: RankGroup, timer: LayerProfiler, layout: Layout, config: ModelConfig, on_progress: Callable[[str], None]
 ) -> tuple[HostCosts, bool]:
     """Costs of this rank's unit, measured again on all ranks where a rank has times that no machine takes; collective.
 
@@ -307,7 +309,7 @@ def _measure_until_possible(
 
 
 def _measure(
-    timer: StepTimer,
+    timer: LayerProfiler,
     layout: Layout,
     config: ModelConfig,
     on_progress: Callable[[str], None],
@@ -394,7 +396,7 @@ def _measure(
     )
 
 
-def _measure_inputs(timer: StepTimer, few: int, most: int) -> tuple[float, Overheads]:
+def _measure_inputs(timer: LayerProfiler, few: int, most: int) -> tuple[float, Overheads]:
     """Seconds of the inputs of a step of one sequence, and what a plan and further sequences take.
 
     Args:
@@ -410,7 +412,7 @@ def _measure_inputs(timer: StepTimer, few: int, most: int) -> tuple[float, Overh
 
 
 def _layer_timer(
-    timer: StepTimer, numbers: Sequence[int], before: Points, least: Callable[[object, float], float]
+    timer: LayerProfiler, numbers: Sequence[int], before: Points, least: Callable[[object, float], float]
 ) -> Callable[[StepShape], float]:
     """A function of a layer's seconds in a step, sums included; each step is measured once. What a step takes beside its layers
     counts as theirs: all of it as one layer's in chunks, which take much longer.
@@ -433,7 +435,11 @@ def _layer_timer(
 
 
 def _measure_skipped(
-    timer: StepTimer, numbers: Sequence[int], rows: Sequence[int], seconds: Callable[[StepShape], float], before: Points
+    timer: LayerProfiler,
+    numbers: Sequence[int],
+    rows: Sequence[int],
+    seconds: Callable[[StepShape], float],
+    before: Points,
 ) -> Points:
     """``HostCosts.skipped``, from chunks of which one row is sampled.
 

@@ -16,7 +16,7 @@ from labinfer.planner.simulator.plan_times import Forward, Hop, PlanTimes, Stage
 from labinfer.planner.step_shape import StepShape
 
 MEASURED_SIZES = (1, 8, 64)
-"""Decoding sequences of the steps that a start times; see ``launch/measure/measure.py``."""
+"""Decoding sequences of the steps that a start times; see ``launch/measure/startup_profiler.py``."""
 
 
 class ClusterTimes:

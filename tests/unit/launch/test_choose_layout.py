@@ -14,7 +14,7 @@ from labinfer.base.errors import CollectiveError, UserError
 from labinfer.cli.main import main
 from labinfer.comm.group.rank_group import join_group
 from labinfer.comm.spmd.environment import detect
-from labinfer.launch import machine_share
+from labinfer.launch import cgroup_limits
 from labinfer.launch.choose_layout import choose_layout
 from labinfer.launch.layout import kv_capacity
 from labinfer.launch.measure.probe_layout import model_name
@@ -59,7 +59,7 @@ def test_start_by_a_plan_has_its_kv_tokens(tmp_path, monkeypatch, capfd):
     free = memory = 1 << 30
     model, path = str(golden(KIND).directory), str(tmp_path / "plan.json")
     options = {"block_size": 4, "max_num_seqs": 512, "memory_utilization": 0.01}
-    for module in (machine_share, kv_capacity):
+    for module in (cgroup_limits, kv_capacity):
         monkeypatch.setattr(module, "free_memory", lambda device: free)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     assert main(["plan", "--auto", "--save", path, "--model", model, "--threads", "1", "--no-autotune", *flags]) == 0

@@ -10,7 +10,7 @@ from published_configs import LARGER, PUBLISHED
 
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
-from labinfer.launch.layout.meta_stage import MetaStage
+from labinfer.launch.layout.stage_shapes import StageShapes
 from labinfer.launch.providers import reference_registry
 from labinfer.models.config import ModelConfig
 from labinfer.models.layers.context import StageContext
@@ -33,7 +33,7 @@ a window. The parameters are those of Transformers' models of the same configs."
 ONE_EXPERT = (".experts.gate_up", ".experts.down")
 
 
-def whole_model(config: ModelConfig) -> MetaStage:
+def whole_model(config: ModelConfig) -> StageShapes:
     """On one rank, in bfloat16."""
     context = StageContext(
         tp=TensorParallelCommunicator(LocalCommunicator(rank=0, size=1)),
@@ -47,7 +47,7 @@ def whole_model(config: ModelConfig) -> MetaStage:
         experts="columns",
         names=model_class(config).names,
     )
-    return MetaStage(config, context, torch.bfloat16)
+    return StageShapes(config, context, torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", SIZES)

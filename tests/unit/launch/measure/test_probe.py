@@ -52,7 +52,7 @@ def probed(request, tmp_path_factory):
     group = join_group(detect(), options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe, "cache_folder", lambda: directory)
-        patch.setattr("labinfer.launch.measure.step_timer.BATCH_SECONDS", 0.001)
+        patch.setattr("labinfer.launch.measure.layer_profiler.BATCH_SECONDS", 0.001)
         patch.setattr(probe, "MAX_MEASUREMENTS", 20)  # as batches are so short
         cluster = probe_cluster(group, options)
         texts: list[str] = []
@@ -71,7 +71,7 @@ def test_costs_are_measured_once(probed):
 
 def test_costs_are_measured_anew_where_that_is_asked_for(probed, monkeypatch):
     monkeypatch.setattr(probe, "cache_folder", lambda: probed.directory)
-    monkeypatch.setattr("labinfer.launch.measure.step_timer.BATCH_SECONDS", 0.001)
+    monkeypatch.setattr("labinfer.launch.measure.layer_profiler.BATCH_SECONDS", 0.001)
     monkeypatch.setattr(probe, "MAX_MEASUREMENTS", 20)
     links = []
     monkeypatch.setattr(probe, "measure_links", lambda *given: links.append(given) or {})
@@ -149,7 +149,7 @@ def test_impossible_costs_are_measured_again_and_never_kept(
     monkeypatch.setattr(probe, "_measure", measure_badly)
     monkeypatch.setattr(probe, "MAX_MEASUREMENTS", 2)
     monkeypatch.setattr(probe, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr("labinfer.launch.measure.step_timer.BATCH_SECONDS", 0.001)
+    monkeypatch.setattr("labinfer.launch.measure.layer_profiler.BATCH_SECONDS", 0.001)
     probe_cluster(probed.group, EngineOptions.from_flat({"model": str(probed.directory), "autotune": False}))
     assert len(measured) == min(num_impossible + 1, probe.MAX_MEASUREMENTS)
     assert bool(list(tmp_path.glob("host-*.json"))) == is_kept

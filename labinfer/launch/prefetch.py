@@ -1,4 +1,4 @@
-"""read_early: a model's files on their way into memory while a start does other things."""
+"""prefetch_weights: reads the files of a model into the page cache while the start does other things."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from labinfer.weights.read_ahead import start_reading_ahead
 from labinfer.weights.weight_cache import WeightCache
 
 
-def read_early(environment: LaunchEnvironment, options: EngineOptions) -> None:
+def prefetch_weights(environment: LaunchEnvironment, options: EngineOptions) -> None:
     """Have the system read this rank's share of the model's files, in a thread, where all of them are needed on this node.
 
     Nothing is read where other nodes have a part of the model, nor where several ranks have to meet before they know their parts

@@ -1,4 +1,4 @@
-"""``MetaStage``: a rank's share of the model without memory behind it, which answers what the rank needs."""
+"""``StageShapes``: a rank's share of the model without memory behind it, which answers what the rank needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labinfer.models.registry import model_class
 from labinfer.weights.loader import pack_weights, weight_bytes
 
 
-class MetaStage:
+class StageShapes:
     """Built on torch's meta device from the same classes as the stage that runs.
 
     Args:

@@ -1,4 +1,4 @@
-"""Share of its machine that a rank has, where the ranks of a node share it out: processor time and memory."""
+"""cgroup_limits: processor time and memory that a rank has, where the ranks of a node share them."""
 
 from __future__ import annotations
 

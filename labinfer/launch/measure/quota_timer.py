@@ -1,4 +1,4 @@
-"""Stopwatch: seconds that work takes where it goes on for long, also under a CPU quota."""
+"""QuotaTimer: seconds that work takes where it goes on for long, also under a CPU quota."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labinfer.comm.spmd.cgroup import Cgroup
 
 
 @dataclass(frozen=True)
-class Stopwatch:
+class QuotaTimer:
     """Times work.
 
     A quota lets a process run at full speed until its part of a period is used up, and stops it until the next one, at ticks of the

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from labinfer.base.cache_sizes import CacheSizes
-from labinfer.launch.measure.step_timer import BATCH_SECONDS, NUM_BATCHES, StepTimer
+from labinfer.launch.measure.layer_profiler import BATCH_SECONDS, NUM_BATCHES, LayerProfiler
 
 
 class Steps:
-    """Steps that take so many seconds each, the last of these for all that follow; a stopwatch for them, and sums that are such steps."""
+    """Steps that take so many seconds each, the last of these for all that follow; a quota timer for them, and sums that are such steps."""
 
     def __init__(self, seconds: Sequence[float]):
         self._seconds, self.num_run, self._passed = list(seconds), 0, 0.0
@@ -36,14 +36,14 @@ def time_steps(steps: Steps, others: Sequence[Sequence[float]] = ()) -> float:
         others: of each other rank, seconds of its first two runs.
     """
     comm = SimpleNamespace(size=1 + len(others), all_gather=lambda own: [own, *map(torch.tensor, others)])
-    timer = StepTimer(
+    timer = LayerProfiler(
         comm=comm,
         tp=steps,
         runner=None,
         device=torch.device("cpu"),
         sizes=CacheSizes(num_blocks=1, max_model_len=1),
         vocab_size=1,
-        stopwatch=steps,
+        quota_timer=steps,
     )
     return timer.time_sum(1, 1, torch.float32)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from labinfer.launch.measure.stopwatch import Stopwatch
+from labinfer.launch.measure.quota_timer import QuotaTimer
 
 
 @dataclass
@@ -34,7 +34,7 @@ def work(seconds: float) -> None:
 
 @pytest.mark.timing
 def test_burst_counts_as_the_quota_would_have_it_go_on():
-    assert Stopwatch(0.25, StoppingGroup()).time(lambda: work(0.01)) == pytest.approx(0.04, rel=0.1)
+    assert QuotaTimer(0.25, StoppingGroup()).time(lambda: work(0.01)) == pytest.approx(0.04, rel=0.1)
 
 
 @pytest.mark.timing
@@ -43,25 +43,25 @@ def test_pause_that_the_quota_has_made_does_not_count_twice():
         work(0.01)
         time.sleep(0.2)
 
-    assert Stopwatch(0.25, StoppingGroup([1.0, 1.2])).time(stopped_work) == pytest.approx(0.04, rel=0.2)
+    assert QuotaTimer(0.25, StoppingGroup([1.0, 1.2])).time(stopped_work) == pytest.approx(0.04, rel=0.2)
 
 
 def test_wait_takes_the_time_that_passes():
-    assert Stopwatch(0.5, StoppingGroup()).time(lambda: time.sleep(0.03)) >= 0.03
-    assert Stopwatch().time(lambda: time.sleep(0.03)) >= 0.03
+    assert QuotaTimer(0.5, StoppingGroup()).time(lambda: time.sleep(0.03)) >= 0.03
+    assert QuotaTimer().time(lambda: time.sleep(0.03)) >= 0.03
 
 
 V1_CPU = Path("/sys/fs/cgroup/cpu")
 CODE = """
 import time
-from labinfer.launch.measure.stopwatch import Stopwatch
+from labinfer.launch.measure.quota_timer import QuotaTimer
 from labinfer.comm.spmd.cgroup import Cgroup
 def work():
     end = time.process_time() + 0.003
     while time.process_time() < end:
         pass
 cgroup = Cgroup()
-watch = Stopwatch(cgroup.cpu_quota(), cgroup)
+watch = QuotaTimer(cgroup.cpu_quota(), cgroup)
 print(*(watch.time(work) for _ in range(40)))
 """
 
@@ -73,7 +73,7 @@ print(*(watch.time(work) for _ in range(40)))
 )
 @pytest.mark.parametrize("period", [4_000, 100_000])
 def test_short_steps_in_a_real_group_are_alike_whatever_its_period(period):
-    group = V1_CPU / f"labinfer-stopwatch-{os.getpid()}"
+    group = V1_CPU / f"labinfer-quota-timer-{os.getpid()}"
     group.mkdir()
     try:
         (group / "cpu.cfs_period_us").write_text(str(period))

@@ -1,4 +1,4 @@
-"""StepMeter: times of a step by its size, of a hop and of what is swapped, measured once before the first request."""
+"""StartupProfiler: times of a step by its size, of a hop and of what is swapped, measured once before the first request."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ RING_BYTES = BatchResult.max_bytes(1) + EntryResult.max_bytes(num_samples=1)
 
 
 @dataclass(frozen=True)
-class MadeUp:
-    """Activations that need not come from another stage; see ``comm.pipeline.Arrival``."""
+class DummyActivations:
+    """Activations in place of those of the previous stage; see ``comm.pipeline.Arrival``."""
 
     hidden_TD: torch.Tensor
 
@@ -51,7 +51,7 @@ class MadeUp:
 
 
 @dataclass(frozen=True)
-class StepMeter:
+class StartupProfiler:
     """Runs steps of made-up sequences through this rank's part of the model.
 
     They differ as those of requests do: a mixture sends each token to experts of its own, and each sequence has a state.
@@ -173,7 +173,7 @@ class StepMeter:
                 for seq_id in sequences
             ],
         )
-        arrival = None if self.place.stage == 0 else MadeUp(self._hidden(size * rows, number))
+        arrival = None if self.place.stage == 0 else DummyActivations(self._hidden(size * rows, number))
         begin = time.perf_counter()
         batch, hidden_TD = self.worker.run_layers(plan, arrival)
         if self.layout.topology.is_last(self.place.stage):

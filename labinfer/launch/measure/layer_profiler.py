@@ -1,4 +1,4 @@
-"""StepTimer: seconds of made-up steps of a real model runner, as often as it takes to know them."""
+"""LayerProfiler: seconds of dummy steps of a real model runner, repeated until they are known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labinfer.base.plan import BatchEntry, BatchPlan, CacheMove, Command, Sequen
 from labinfer.comm import wire
 from labinfer.comm.communicator import Communicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
-from labinfer.launch.measure.stopwatch import Stopwatch
+from labinfer.launch.measure.quota_timer import QuotaTimer
 from labinfer.models.layers.input_batch import ModelInputBatch
 from labinfer.planner.step_shape import StepShape
 from labinfer.worker.model_runner import ModelRunner
@@ -36,7 +36,7 @@ _decode_command = msgspec.msgpack.Decoder(Command)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTimer:
+class LayerProfiler:
     """Runs plans on this rank's share of the model, together with the ranks of its stage.
 
     Args:
@@ -44,7 +44,7 @@ class StepTimer:
         tp: the exchanges of their layers.
         sizes: of the KV cache, whose blocks sequences share where there are too few.
         vocab_size: token ids.
-        stopwatch: that knows this rank's CPU quota.
+        quota_timer: that knows this rank's CPU quota.
     """
 
     comm: Communicator
@@ -53,7 +53,7 @@ class StepTimer:
     device: torch.device
     sizes: CacheSizes
     vocab_size: int
-    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    quota_timer: QuotaTimer = field(default_factory=QuotaTimer)
 
     def plan(self, shape: StepShape) -> BatchPlan:
         """A step of decodes that see as many tokens each, or of one chunk."""
@@ -127,7 +127,7 @@ class StepTimer:
         seconds, batch = [], []
         for _ in range(INPUT_STEPS):
             batch.clear()
-            seconds.append(self.stopwatch.time(lambda: batch.append(self.runner.prepare(later))))
+            seconds.append(self.quota_timer.time(lambda: batch.append(self.runner.prepare(later))))
             self._run(self.runner, later, batch[0])
         self._forget(plan)
         return statistics.median(seconds)
@@ -139,9 +139,9 @@ class StepTimer:
         parts = wire.pack(later)
         encode, decode = [], []
         for _ in range(INPUT_STEPS):
-            encode.append(self.stopwatch.time(lambda: wire.pack(later)))
+            encode.append(self.quota_timer.time(lambda: wire.pack(later)))
             self._run(self.runner, plan, batch)
-            decode.append(self.stopwatch.time(lambda: wire.unpack(parts, _decode_command)))
+            decode.append(self.quota_timer.time(lambda: wire.unpack(parts, _decode_command)))
             self._run(self.runner, plan, batch)
         self._forget(plan)
         return statistics.median(encode), statistics.median(decode)
@@ -218,4 +218,4 @@ class StepTimer:
             for _ in range(count):
                 step()
 
-        return self.stopwatch.time(repeat) / count
+        return self.quota_timer.time(repeat) / count

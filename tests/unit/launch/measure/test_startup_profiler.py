@@ -8,7 +8,7 @@ import torch
 from checkpoints import make_checkpoint
 
 from labinfer import LLM
-from labinfer.launch.measure.measure import MadeUp, StepMeter
+from labinfer.launch.measure.startup_profiler import DummyActivations, StartupProfiler
 
 
 class RecordingWorker:
@@ -30,7 +30,7 @@ def test_sequences_of_a_timed_step_have_experts_and_states_of_their_own(tmp_path
     with LLM(str(directory), num_kv_blocks=64, preemption_mode="swap", max_num_seqs=8) as llm:
         parts = llm._parts
         worker, runner = RecordingWorker(parts.worker), parts.worker.runner
-        meter = StepMeter(parts.layout, parts.place, worker, None, runner.cache)
+        meter = StartupProfiler(parts.layout, parts.place, worker, None, runner.cache)
         times = meter.measure(llm.group, llm.options.scheduler, parts.capacity.sizes)
         assert times.sizes == [1, 8]
         assert times.swapped_block > 0 and times.swapped_state > 0
@@ -44,4 +44,4 @@ def test_sequences_of_a_timed_step_have_experts_and_states_of_their_own(tmp_path
             (first, second) = meter._hidden(2, number), meter._hidden(2, number)
             assert torch.equal(first, second), "ranks of a stage would choose different experts"
             assert not torch.equal(first[0], first[1])
-            assert MadeUp(first).wait() is first
+            assert DummyActivations(first).wait() is first

@@ -8,8 +8,8 @@ import pytest
 
 from labinfer.base.config import EngineOptions
 from labinfer.comm.spmd.environment import detect
-from labinfer.launch import early_reading
-from labinfer.launch.early_reading import read_early
+from labinfer.launch import prefetch
+from labinfer.launch.prefetch import prefetch_weights
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from labinfer.launch.early_reading import read_early
 )
 def test_files_are_read_where_all_are_needed_on_this_node(monkeypatch, world_size, local_world_size, layout, reads):
     calls: list[str] = []
-    monkeypatch.setattr(early_reading, "start_reading_ahead", lambda model, *others, **named: calls.append(model))
+    monkeypatch.setattr(prefetch, "start_reading_ahead", lambda model, *others, **named: calls.append(model))
     environment = replace(detect(), world_size=world_size, local_world_size=local_world_size)
-    read_early(environment, EngineOptions.from_flat({"model": "demo", "layout": layout or None}))
+    prefetch_weights(environment, EngineOptions.from_flat({"model": "demo", "layout": layout or None}))
     assert calls == ["demo"] * reads
