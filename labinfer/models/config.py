@@ -45,7 +45,7 @@ class ModelConfig:
     logits_cap: float | None = None
     """Bound that logits approach by a tanh; None for none."""
     layer_inputs: Any = None
-    """Per-layer embeddings of families that have them, such as ``LayerInputsConfig``; None for none."""
+    """Per-layer embeddings of families that have them, such as ``PerLayerEmbeddingConfig``; None for none."""
     max_position: int
     tied_embeddings: bool
     notes: tuple[str, ...] = ()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_model, read_windows
 from labinfer.models.config_file import FULL, SLIDING, ConfigFile
 from labinfer.models.families.gemma3 import ROOTS, SANDWICH_NORMS, read_gelu_mlp, read_logits_cap
-from labinfer.models.families.layer_input_decoder import LayerInputDecoder
-from labinfer.models.families.layers.layer_inputs import LayerInputsConfig
+from labinfer.models.families.layers.parallel_dense_moe import ParallelDenseMoEConfig
+from labinfer.models.families.layers.per_layer_embedding import PerLayerEmbeddingConfig
 from labinfer.models.families.layers.router import read_router
-from labinfer.models.families.layers.side_by_side import SideBySideConfig
+from labinfer.models.families.per_layer_embedding_decoder import PerLayerEmbeddingDecoder
 from labinfer.models.layers.attention import AttentionConfig
 from labinfer.models.layers.mixer import MLPConfig
 from labinfer.models.rope_parameters import read_rope
@@ -20,7 +20,7 @@ ROPES = {
 }
 
 
-class Gemma4ForCausalLM(LayerInputDecoder):
+class Gemma4ForCausalLM(PerLayerEmbeddingDecoder):
     """Norms of queries, keys and values, and heads of another size in layers without a window; the last layers may read the
     cache of earlier ones, experts may stand beside the MLP, and each layer may have an embedding of its own."""
 
@@ -191,12 +191,12 @@ def _read_mlp(file: ConfigFile, columns: int, eps: float) -> MLPConfig:
     if not file.get("enable_moe_block", bool, False):
         return dense
     router = read_router(file, file.size("num_experts"), file.size("top_k_experts"), expert_scale=True)
-    return SideBySideConfig(
+    return ParallelDenseMoEConfig(
         dense=dense, router=router, intermediate_size=file.size("moe_intermediate_size"), norm_eps=eps
     )
 
 
-def _read_layer_inputs(file: ConfigFile) -> LayerInputsConfig | None:
+def _read_layer_inputs(file: ConfigFile) -> PerLayerEmbeddingConfig | None:
     if not file.get("hidden_size_per_layer_input", int, 256):
         return None
     vocab_size = file.size("vocab_size_per_layer_input")
@@ -204,7 +204,7 @@ def _read_layer_inputs(file: ConfigFile) -> LayerInputsConfig | None:
         vocab_size >= file.size("vocab_size"),
         f"vocab_size_per_layer_input {vocab_size} is less than vocab_size {file.size('vocab_size')}",
     )
-    return LayerInputsConfig(
+    return PerLayerEmbeddingConfig(
         size=file.size("hidden_size_per_layer_input", 256),
         vocab_size=vocab_size,
         num_layers=file.size("num_hidden_layers"),

@@ -18,7 +18,7 @@ from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerInputsConfig:
+class PerLayerEmbeddingConfig:
     """Per-layer embeddings over the whole model."""
 
     size: int
@@ -27,10 +27,10 @@ class LayerInputsConfig:
     num_layers: int
 
 
-class LayerInputs(nn.Module):
+class PerLayerEmbedding(nn.Module):
     """The inputs of a stage's layers: of all columns of table and projection a stage holds those of its layers."""
 
-    def __init__(self, config: LayerInputsConfig, hidden_size: int, norm_eps: float, ctx: StageContext):
+    def __init__(self, config: PerLayerEmbeddingConfig, hidden_size: int, norm_eps: float, ctx: StageContext):
         super().__init__()
         self._size, width = config.size, config.num_layers * config.size
         columns = (ctx.first_layer * config.size, ctx.last_layer * config.size)
@@ -53,10 +53,10 @@ class LayerInputs(nn.Module):
         return ((projected_NP + known_NP) * self._mean_scale).view(len(token_ids_T), -1, self._size)
 
 
-class LayerInputGate(nn.Module):
+class PerLayerGate(nn.Module):
     """A layer's use of its input: ``norm(project(gelu(gate(hidden)) * input))``, with the GELU's tanh form."""
 
-    def __init__(self, config: LayerInputsConfig, hidden_size: int, norm_eps: float, ctx: StageContext):
+    def __init__(self, config: PerLayerEmbeddingConfig, hidden_size: int, norm_eps: float, ctx: StageContext):
         super().__init__()
         self.gate = ReplicatedLinear(hidden_size, config.size, ctx, "layer")
         self.projection = ReplicatedLinear(config.size, hidden_size, ctx, "layer")

@@ -1,4 +1,4 @@
-"""LayerInputDecoder: a decoder with per-layer embeddings and a scalar for each layer, as Gemma 4 has them."""
+"""PerLayerEmbeddingDecoder: a decoder with per-layer embeddings and a scalar for each layer, as Gemma 4 has them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from labinfer.functions.attention_batch import Angles
 from labinfer.models.config import LayerConfig, ModelConfig
 from labinfer.models.decoder import Decoder, DecoderLayer, NormPlacement
-from labinfer.models.families.layers.layer_inputs import LayerInputGate, LayerInputs, LayerScalar
+from labinfer.models.families.layers.per_layer_embedding import LayerScalar, PerLayerEmbedding, PerLayerGate
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
 
@@ -21,7 +21,7 @@ class LayerWithInput(DecoderLayer):
         super().__init__(layer, config, placement, ctx)
         self.layer_input = None
         if (inputs := config.layer_inputs) is not None:
-            self.layer_input = LayerInputGate(inputs, config.hidden_size, config.norm_eps, ctx)
+            self.layer_input = PerLayerGate(inputs, config.hidden_size, config.norm_eps, ctx)
         self.layer_scalar = LayerScalar(ctx)
 
     def forward(
@@ -49,7 +49,7 @@ class LayerWithInput(DecoderLayer):
         return self.layer_scalar(hidden_TD), self.layer_scalar(delta_TD)
 
 
-class LayerInputDecoder(Decoder):
+class PerLayerEmbeddingDecoder(Decoder):
     """Between stages of a model with ``layer_inputs`` the embeddings of the tokens stand behind the hidden states, (T, 2D)."""
 
     layer_class = LayerWithInput
@@ -57,7 +57,7 @@ class LayerInputDecoder(Decoder):
     def add_parts(self, config: ModelConfig, ctx: StageContext) -> None:
         self.model.layer_inputs = None
         if (inputs := config.layer_inputs) is not None:
-            self.model.layer_inputs = LayerInputs(inputs, config.hidden_size, config.norm_eps, ctx)
+            self.model.layer_inputs = PerLayerEmbedding(inputs, config.hidden_size, config.norm_eps, ctx)
 
     def run_layers(
         self,

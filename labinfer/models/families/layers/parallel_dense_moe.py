@@ -19,7 +19,7 @@ from labinfer.weights.weighted_module import empty_parameter
 
 
 @dataclass(frozen=True, kw_only=True)
-class SideBySideConfig:
+class ParallelDenseMoEConfig:
     """``norm_1(dense(x)) + norm_2(experts(norm_3(hidden)))``; the router reads a norm of ``hidden`` of its own."""
 
     dense: GatedMLPConfig
@@ -31,14 +31,14 @@ class SideBySideConfig:
     reads_hidden: ClassVar[bool] = True
     num_sums: ClassVar[int] = 2
 
-    def build(self, hidden_size: int, ctx: StageContext) -> SideBySide:
-        return SideBySide(self, hidden_size, ctx)
+    def build(self, hidden_size: int, ctx: StageContext) -> ParallelDenseMoE:
+        return ParallelDenseMoE(self, hidden_size, ctx)
 
 
-class SideBySide(nn.Module):
+class ParallelDenseMoE(nn.Module):
     """This rank's part of both."""
 
-    def __init__(self, config: SideBySideConfig, hidden_size: int, ctx: StageContext):
+    def __init__(self, config: ParallelDenseMoEConfig, hidden_size: int, ctx: StageContext):
         super().__init__()
         self._tp = ctx.tp
         self.dense = config.dense.build(hidden_size, ctx)
