@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from labinfer.base.errors import UserError
-from labinfer.base.nesting import MAX_DEPTH, is_too_deep
+from labinfer.base.json_depth import MAX_DEPTH, exceeds_max_depth
 from labinfer.base.registry import REGISTRY
 from labinfer.base.structured_outputs import StructuredOutputs
 
@@ -243,7 +243,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check_bias(self.logit_bias)
         if not isinstance(self.logits_processors, dict):
             raise UserError(f"logits_processors must map names to arguments, not {self.logits_processors!r:.60}")
-        if is_too_deep(self.logits_processors):
+        if exceeds_max_depth(self.logits_processors):
             raise UserError(f"logits_processors are nested more than {MAX_DEPTH} deep; make them flatter")
         try:
             msgspec.msgpack.encode(self.logits_processors)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from labinfer.base.errors import UserError
-from labinfer.base.nesting import MAX_DEPTH, is_too_deep
+from labinfer.base.json_depth import MAX_DEPTH, exceeds_max_depth
 from labinfer.text.schema_exclusion import SchemaExclusion
 
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
@@ -64,7 +64,7 @@ def fit_schema(schema: dict[str, Any], field: str, strict: bool, left_out: list[
     Raises:
         UserError: it is nested too deeply, or too long; or it is strict, and there is something that no grammar holds.
     """
-    if is_too_deep(schema):
+    if exceeds_max_depth(schema):
         raise UserError(f"{field}: the schema is nested more than {MAX_DEPTH} deep; make it flatter")
     num_bytes = len(msgspec.json.encode(schema))
     if num_bytes > MAX_SCHEMA_BYTES:

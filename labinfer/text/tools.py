@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from labinfer.base.errors import UserError
-from labinfer.base.nesting import MAX_DEPTH, is_too_deep
+from labinfer.base.json_depth import MAX_DEPTH, exceeds_max_depth
 from labinfer.text.json_schema import MAX_SCHEMA_BYTES, fit_schema, json_type
 
 MAX_TOOLS = 1024
@@ -255,5 +255,5 @@ def _check_parameters(function: Function) -> None:
         raise UserError(
             f"required in the parameters of {function.name!r} must be a list of names, not {required!r:.60}"
         )
-    if is_too_deep(function.parameters):
+    if exceeds_max_depth(function.parameters):
         raise UserError(f"parameters of {function.name!r} are nested more than {MAX_DEPTH} deep; make them flatter")

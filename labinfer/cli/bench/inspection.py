@@ -20,7 +20,7 @@ COLUMNS = 128
 DECODER_LAYER = re.compile(r"\.(layers\.\d+)$")
 
 
-class Squares(msgspec.Struct, frozen=True, array_like=True):
+class ErrorSums(msgspec.Struct, frozen=True, array_like=True):
     """A relative error in parts that can be added over ranks: ``(error / size) ** 0.5``."""
 
     error: float
@@ -29,19 +29,19 @@ class Squares(msgspec.Struct, frozen=True, array_like=True):
     """Squared norm of what is right."""
 
     @classmethod
-    def compare(cls, ours: torch.Tensor, exact: torch.Tensor) -> Squares:
+    def compare(cls, ours: torch.Tensor, exact: torch.Tensor) -> ErrorSums:
         exact = exact.double()
         return cls((ours.double() - exact).square().sum().item(), exact.square().sum().item())
 
-    def __add__(self, other: Squares) -> Squares:
-        return Squares(self.error + other.error, self.size + other.size)
+    def __add__(self, other: ErrorSums) -> ErrorSums:
+        return ErrorSums(self.error + other.error, self.size + other.size)
 
     @property
     def relative(self) -> float:
         return (self.error / self.size) ** 0.5 if self.size else float(self.error > 0)
 
 
-NOTHING = Squares(0.0, 0.0)
+NOTHING = ErrorSums(0.0, 0.0)
 
 
 class ActivationSample:
@@ -79,41 +79,41 @@ class ActivationSample:
             self.inputs[name] = given[0][:SAMPLE_TOKENS].clone()
 
 
-def layer_errors(ours: ActivationSample, exact: ActivationSample) -> dict[str, Squares]:
+def layer_errors(ours: ActivationSample, exact: ActivationSample) -> dict[str, ErrorSums]:
     """The relative error of the hidden states after each layer, of everything before it."""
-    return {name: Squares.compare(ours.layers[name], hidden_TD) for name, hidden_TD in exact.layers.items()}
+    return {name: ErrorSums.compare(ours.layers[name], hidden_TD) for name, hidden_TD in exact.layers.items()}
 
 
 @torch.inference_mode()
-def weight_errors(model: nn.Module, reference: nn.Module) -> dict[str, Squares]:
+def weight_errors(model: nn.Module, reference: nn.Module) -> dict[str, ErrorSums]:
     """Relative error of every matrix, as its products see it: ‖W − Ŵ‖ / ‖W‖."""
     errors = {}
     for name, ours, exact in _matrices(model, reference):
         errors[name] = NOTHING
         for begin in range(0, exact.num_inputs, COLUMNS):
             end = min(begin + COLUMNS, exact.num_inputs)
-            errors[name] += Squares.compare(ours.columns(begin, end), exact.columns(begin, end))
+            errors[name] += ErrorSums.compare(ours.columns(begin, end), exact.columns(begin, end))
     return errors
 
 
 @torch.inference_mode()
-def product_errors(model: nn.Module, reference: nn.Module, exact: ActivationSample) -> dict[str, Squares]:
+def product_errors(model: nn.Module, reference: nn.Module, exact: ActivationSample) -> dict[str, ErrorSums]:
     """Relative error of every matrix in the layers: its products with the inputs that the reference's matrix was given."""
     errors = {}
     for name, ours, theirs in _matrices(model, reference):
         if name in exact.inputs:
             x_TI = exact.inputs[name]
-            errors[name] = Squares.compare(ours.product(x_TI.to(ours.dtype)), theirs.product(x_TI))
+            errors[name] = ErrorSums.compare(ours.product(x_TI.to(ours.dtype)), theirs.product(x_TI))
     return errors
 
 
-def input_peaks(exact: ActivationSample) -> dict[str, Squares]:
+def input_peaks(exact: ActivationSample) -> dict[str, ErrorSums]:
     """The largest number of a row over the row's root mean square; rounding to 8 bits loses in proportion to it."""
     peaks = {}
     for name, x_TI in exact.inputs.items():
         wide_TI = x_TI.double()
         largest_T = wide_TI.abs().amax(dim=1)
-        peaks[name] = Squares(largest_T.square().sum().item(), wide_TI.square().mean(dim=1).sum().item())
+        peaks[name] = ErrorSums(largest_T.square().sum().item(), wide_TI.square().mean(dim=1).sum().item())
     return peaks
 
 

@@ -22,14 +22,14 @@ from labinfer.base.option_fields import join
 from labinfer.cli.bench.divergence import Divergence, summarize
 from labinfer.cli.bench.inspection import (
     ActivationSample,
-    Squares,
+    ErrorSums,
     input_peaks,
     layer_errors,
     product_errors,
     weight_errors,
 )
 from labinfer.cli.bench.options import AccuracyOptions
-from labinfer.cli.bench.text_run import TextSteps, compare_runs, run_texts
+from labinfer.cli.bench.score_texts import TextBatches, compare_runs, run_texts
 from labinfer.cli.commands.session import Session
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.launch.build import build_rank
@@ -53,10 +53,10 @@ LONGEST_TEXT = 1024
 class Inspected(msgspec.Struct):
     """Errors of one variant, by name; see ``cli/bench/inspection.py``."""
 
-    weights: dict[str, Squares] = {}
-    products: dict[str, Squares] = {}
-    layers: dict[str, Squares] = {}
-    input_peaks: dict[str, Squares] = {}
+    weights: dict[str, ErrorSums] = {}
+    products: dict[str, ErrorSums] = {}
+    layers: dict[str, ErrorSums] = {}
+    input_peaks: dict[str, ErrorSums] = {}
 
 
 class RankReport(msgspec.Struct):
@@ -161,7 +161,7 @@ class AccuracyBench:
 
     def __init__(self, group: RankGroup, options: EngineOptions, accuracy: AccuracyOptions, documents: list[Document]):
         self._group, self._inspects = group, accuracy.per_layer
-        self._steps = TextSteps.split([document.token_ids for document in documents], options.cache.block_size)
+        self._steps = TextBatches.split([document.token_ids for document in documents], options.cache.block_size)
         longest = max(len(document.token_ids) for document in documents)
         self._options = dataclasses.replace(
             options,

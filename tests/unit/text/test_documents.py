@@ -7,7 +7,7 @@ import json
 import pytest
 
 from labinfer.base.errors import UserError
-from labinfer.cli.bench.text_run import STEP_TOKENS, TextSteps
+from labinfer.cli.bench.score_texts import STEP_TOKENS, TextBatches
 from labinfer.text.documents import Document, cut, read_documents
 
 MESSAGES = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hello you"}]
@@ -68,7 +68,7 @@ def test_every_token_but_the_first_is_predicted_once(size, length):
 
 def test_steps_hold_every_text_once_in_order_with_blocks_of_its_own():
     texts = [list(range(length)) for length in (200, 300, 13, 600, 512, 5)]
-    steps = TextSteps.split(texts, block_size=16)
+    steps = TextBatches.split(texts, block_size=16)
     assert [[len(text) for text in step] for step in steps.steps] == [[200, 300], [13], [600], [512], [5]]
     for plan, step in zip(steps.plans(), steps.steps, strict=True):
         assert plan.num_tokens <= STEP_TOKENS or len(step) == 1
@@ -80,5 +80,5 @@ def test_steps_hold_every_text_once_in_order_with_blocks_of_its_own():
 
 
 def test_rows_are_those_before_the_tokens_they_predict():
-    steps = TextSteps.split([[7, 8, 9], [4, 5]], block_size=16)
+    steps = TextBatches.split([[7, 8, 9], [4, 5]], block_size=16)
     assert list(steps.predictions()) == [([0, 1, 3], [8, 9, 5])]

@@ -10,7 +10,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from labinfer.base.errors import UserError
-from labinfer.base.nesting import MAX_DEPTH
+from labinfer.base.json_depth import MAX_DEPTH
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.base.structured_outputs import StructuredOutputs
 from labinfer.requests.input_processor import InputProcessor

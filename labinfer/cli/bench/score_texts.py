@@ -22,14 +22,14 @@ Text = Sequence[int]
 
 
 @dataclass(frozen=True)
-class TextSteps:
+class TextBatches:
     """Texts in order, dealt to steps."""
 
     steps: list[list[Text]]
     block_size: int
 
     @classmethod
-    def split(cls, texts: Sequence[Text], block_size: int) -> TextSteps:
+    def split(cls, texts: Sequence[Text], block_size: int) -> TextBatches:
         steps: list[list[Text]] = []
         room = 0
         for text in texts:
@@ -80,7 +80,7 @@ class TextSteps:
         return -(-len(text) // self.block_size)
 
 
-def run_texts(group: RankGroup, parts: RankRuntime, steps: TextSteps) -> list[torch.Tensor]:
+def run_texts(group: RankGroup, parts: RankRuntime, steps: TextBatches) -> list[torch.Tensor]:
     """The last hidden states of every step, (T, D) each, on the ranks of the last stage; none on others. Collective."""
     worker, is_last = parts.worker, parts.layout.topology.is_last(parts.place.stage)
     states = []
@@ -98,7 +98,7 @@ def run_texts(group: RankGroup, parts: RankRuntime, steps: TextSteps) -> list[to
 
 @torch.inference_mode()
 def compare_runs(
-    steps: TextSteps,
+    steps: TextBatches,
     reference: RankRuntime,
     reference_states: list[torch.Tensor],
     parts: RankRuntime,

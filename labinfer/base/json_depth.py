@@ -1,4 +1,4 @@
-"""A bound on the depth of JSON values in requests, beyond which libraries that read them fail."""
+"""The maximum depth of JSON values in requests; libraries that read deeper ones fail."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MAX_DEPTH = 64
 """Objects and arrays inside each other in a JSON value of a request that is handed on to a library."""
 
 
-def is_too_deep(value: Any) -> bool:
+def exceeds_max_depth(value: Any) -> bool:
     """Whether more than ``MAX_DEPTH`` objects and arrays are inside each other, ``value`` itself counted."""
     level = [value]
     for _ in range(MAX_DEPTH):
