@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
+from labinfer.base.plugins import PLUGINS
 from labinfer.comm.group.rank_group import RankGroup, join_group
 from labinfer.comm.group.shared_signals import share_signals
 from labinfer.comm.group.signals import SignalGuard
@@ -85,6 +86,8 @@ class Session:
             for note in self.environment.notes:
                 logger.info("%s", note)
             logger.info("transport %s; %s", group.comm.name, group.threads.describe())
+            if plugins := PLUGINS.identities():
+                logger.info("plugins: %s", ", ".join(plugins))
             advice = advice_on_memory(map(numa_node, os.sched_getaffinity(0)), group.size)
             if advice and not group.everyone[0].accelerator:
                 logger.warning("%s", advice)
