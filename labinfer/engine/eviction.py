@@ -23,7 +23,8 @@ class Eviction:
         raise NotImplementedError
 
     def use(self, blocks: Sequence[int]) -> None:
-        """Note a cache hit: another sequence shares ``blocks``, which are not evictable from now on, if they were."""
+        """Note a cache hit: a sequence shares ``blocks``, which are not evictable from now on, if they were. A preempted sequence that finds
+        its own blocks again counts, too."""
         raise NotImplementedError
 
     def evict(self) -> int:
@@ -32,7 +33,7 @@ class Eviction:
         raise NotImplementedError
 
     def forget(self, block: int) -> None:
-        """Note that the tokens of ``block`` are no longer cached although it was not evicted: the sequence that has it overwrites them."""
+        """Note that the tokens of ``block``, which is not evictable, are no longer cached: the sequence that has it overwrites them."""
 
 
 class LRU(Eviction):

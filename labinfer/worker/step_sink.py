@@ -39,7 +39,7 @@ class StepSink:
 
     Args:
         argument: the text after ``NAME=``; empty if there is none.
-        place: the rank's number, stage and tensor-parallel rank.
+        place: ``rank``, ``stage`` and ``tp_rank`` of this rank.
 
     Raises:
         UserError: the argument is wrong; the start ends with this text.
