@@ -11,7 +11,7 @@ import torch
 
 from labinfer.functions.calls import CallSetting, Work
 from labinfer.functions.family_protocols import Experts, MakeExperts
-from labinfer.functions.packed_experts import ExpertShape, PackedExperts
+from labinfer.functions.packed_experts import ExpertMLPs, ExpertShape, PackedExperts
 
 ROUTINGS = 16
 """Choices of experts that take turns, so that a token's experts are read from memory."""
@@ -58,7 +58,7 @@ class ExpertsCall:
         x_TD = setting.random(rows, self.hidden_size)
         weights_TA = torch.full((rows, self.num_chosen), 1 / self.num_chosen, device=setting.device)
         routings = itertools.cycle(ids_TA.to(setting.device) for ids_TA in self.routings(rows))
-        return lambda experts: function(x_TD, next(routings), weights_TA, experts)
+        return lambda experts: function(x_TD, next(routings), weights_TA, ExpertMLPs(experts))
 
     def work(self, rows: int, setting: CallSetting) -> Work:
         chosen = sum(int((ids_TA < self._count).sum()) for ids_TA in self.routings(rows))

@@ -7,10 +7,9 @@ from typing import Protocol
 import torch
 
 from labinfer.functions.attention_batch import Angles, AttentionBatch
-from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.delta_heads import DeltaHeads
 from labinfer.functions.latent_cache import LatentCache, LatentTransform
-from labinfer.functions.packed_experts import ExpertShape, PackedExperts
+from labinfer.functions.packed_experts import ExpertMLPs, ExpertShape, PackedExperts
 from labinfer.functions.packed_weight import PackedWeight
 from labinfer.functions.routing_rule import RouterWeights
 from labinfer.weights.codes import Codes
@@ -157,24 +156,13 @@ class Experts(Protocol):
     arXiv:2101.03961)."""
 
     def __call__(
-        self,
-        x_TD: torch.Tensor,
-        expert_ids_TA: torch.Tensor,
-        weights_TA: torch.Tensor,
-        experts: PackedExperts,
-        *,
-        first: int = 0,
-        gate: ClampedGate | None = None,
-        gelu: bool = False,
+        self, x_TD: torch.Tensor, expert_ids_TA: torch.Tensor, weights_TA: torch.Tensor, mlps: ExpertMLPs
     ) -> torch.Tensor:
         """``sum over a of weights[t, a] * down(silu(gate(x[t])) * up(x[t]))`` of expert ``ids[t, a]``: (T, D) in x's dtype.
 
         A token's experts are added in float32 in the order of their ids, so its sum does not depend on the batch.
 
         Args:
-            expert_ids_TA: int64, different within a token; those outside of ``first`` … ``first + E - 1`` add nothing.
+            expert_ids_TA: int64, different within a token; those outside of ``mlps.first`` … ``mlps.first + E - 1`` add nothing.
             weights_TA: float32.
-            first: id of the first of these experts.
-            gate: takes the place of ``silu(gate) * up``, and has biases; None where there are none.
-            gelu: whether the GELU's tanh form takes that of the SiLU; not beside ``gate``.
         """

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.weights.codes import CodeForm, Codes, Range
 
 
@@ -69,3 +70,16 @@ class PackedExperts(Protocol):
 
     def clone(self) -> PackedExperts:
         """The same experts in memory of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMLPs:
+    """The gated MLPs of a layer's experts that a rank holds, as ``Experts`` is given them."""
+
+    packed: PackedExperts
+    first: int = 0
+    """Id of the first of these experts."""
+    gate: ClampedGate | None = None
+    """Activation in the place of ``silu(gate) * up``, with biases; None where there are none."""
+    gelu: bool = False
+    """Whether the GELU's tanh form takes the place of the SiLU; not beside ``gate``."""

@@ -8,11 +8,10 @@ from functools import partial
 
 import torch
 
-from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.cpu.dense import PANEL
 from labinfer.functions.cpu.library import Library, new_bytes, readable
 from labinfer.functions.cpu.quantized import CODINGS, code_unit, offset_kind
-from labinfer.functions.packed_experts import ExpertShape, PackedExperts
+from labinfer.functions.packed_experts import ExpertMLPs, ExpertShape
 from labinfer.functions.reference.quantized import scale_unit
 from labinfer.weights.codes import Codes
 
@@ -159,31 +158,13 @@ class CpuExperts:
         return {"make_experts": make_experts, "experts": self.experts}
 
     def experts(
-        self,
-        x_TD: torch.Tensor,
-        expert_ids_TA: torch.Tensor,
-        weights_TA: torch.Tensor,
-        experts: PackedExperts,
-        *,
-        first: int = 0,
-        gate: ClampedGate | None = None,
-        gelu: bool = False,
+        self, x_TD: torch.Tensor, expert_ids_TA: torch.Tensor, weights_TA: torch.Tensor, mlps: ExpertMLPs
     ) -> torch.Tensor:
         dtype, x_TD = x_TD.dtype, readable(x_TD.contiguous())
         expert_ids_TA, weights_TA = expert_ids_TA.contiguous(), weights_TA.contiguous()
         out_TD = torch.empty_like(x_TD)
-        multiply = partial(
-            self._multiply,
-            x_TD,
-            expert_ids_TA,
-            weights_TA,
-            experts,
-            out_TD=out_TD,
-            first=first,
-            gate=gate,
-            gelu=gelu,
-        )
-        if isinstance(experts, CpuPackedExperts):
+        multiply = partial(self._multiply, x_TD, expert_ids_TA, weights_TA, mlps, out_TD)
+        if isinstance(mlps.packed, CpuPackedExperts):
             multiply()
         else:  # the ids say what has to be read
             self._library.run(multiply)
@@ -194,19 +175,15 @@ class CpuExperts:
         x_TD: torch.Tensor,
         expert_ids_TA: torch.Tensor,
         weights_TA: torch.Tensor,
-        experts: PackedExperts,
-        *,
+        mlps: ExpertMLPs,
         out_TD: torch.Tensor,
-        first: int,
-        gate: ClampedGate | None,
-        gelu: bool,
     ) -> None:
-        sums_TD, is_first, biases = None, True, ()
+        sums_TD, is_first, biases, gate = None, True, (), mlps.gate
         if gate is not None:
             tensors = gate.gate_EF, gate.up_EF, gate.down_ED
             sizes = gate.gate_EF.shape[1], gate.down_ED.shape[1]
             biases = gate.alpha, gate.limit, *(tensor.data_ptr() for tensor in tensors), *sizes
-        for part, is_last in experts.parts(expert_ids_TA, first):
+        for part, is_last in mlps.packed.parts(expert_ids_TA, mlps.first):
             if is_first and not is_last:
                 sums_TD = x_TD.new_empty(len(x_TD), -(-x_TD.shape[1] // PANEL) * PANEL, dtype=torch.float32)
             call = CompiledCall(
@@ -216,11 +193,11 @@ class CpuExperts:
                 out_TD.data_ptr(),
                 None if sums_TD is None else sums_TD.data_ptr(),
                 *expert_ids_TA.shape,
-                first,
+                mlps.first,
                 is_first,
                 is_last,
                 x_TD.dtype == torch.float32,
-                gelu,
+                mlps.gelu,
                 *biases,
             )
             self._experts(ctypes.byref(part.compiled), ctypes.byref(call), torch.get_num_threads())

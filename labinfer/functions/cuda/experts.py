@@ -7,9 +7,9 @@ from copy import copy
 
 import torch
 
-from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.cuda.elementwise import gelu_and_mul, silu_and_mul
 from labinfer.functions.cuda.products import CudaProducts, ExpertRows, can_multiply
+from labinfer.functions.packed_experts import ExpertMLPs
 from labinfer.functions.packed_weight import PackedWeight, QuantizedWeight
 from labinfer.functions.reference import experts as reference
 from labinfer.weights.codes import Codes
@@ -87,33 +87,29 @@ def experts(
     x_TD: torch.Tensor,
     expert_ids_TA: torch.Tensor,
     weights_TA: torch.Tensor,
-    experts: CudaExperts,
-    *,
-    first: int = 0,
-    gate: ClampedGate | None = None,
-    gelu: bool = False,
+    mlps: ExpertMLPs,
 ) -> torch.Tensor:
     """Weighted sum of the chosen experts' gated MLPs, as ``Experts`` has it."""
-    gate_up, down = experts.gate_up.weight, experts.down.weight
+    packed: CudaExperts = mlps.packed
+    gate_up, down, gate = packed.gate_up.weight, packed.down.weight, mlps.gate
     if gate_up is None or down is None:
-        options = {"first": first, "gate": gate, "gelu": gelu}
-        return reference.experts(x_TD, expert_ids_TA, weights_TA, experts, **options)
+        return reference.experts(x_TD, expert_ids_TA, weights_TA, mlps)
     expert_ids_TA, order_TA = expert_ids_TA.sort(dim=1)  # they are added in this order, whoever is in the batch
     weights_TA = weights_TA.gather(1, order_TA)
-    local_TA = expert_ids_TA - first
-    is_here_TA = (local_TA >= 0) & (local_TA < experts.num_experts)
+    local_TA = expert_ids_TA - mlps.first
+    is_here_TA = (local_TA >= 0) & (local_TA < packed.num_experts)
     num_tokens, each = local_TA.shape
     local_P = torch.where(is_here_TA, local_TA, -1).flatten()
-    rows = sort_pairs(local_P, experts.num_experts) if len(local_P) > MAX_PAIRS else make_single_rows(local_P)
+    rows = sort_pairs(local_P, packed.num_experts) if len(local_P) > MAX_PAIRS else make_single_rows(local_P)
     middle_PF = products.multiply(
-        x_TD.contiguous(), gate_up, rows=rows, pairs_each=each, units_E=experts.gate_up.units_E
+        x_TD.contiguous(), gate_up, rows=rows, pairs_each=each, units_E=packed.gate_up.units_E
     )
     clamped_P = local_P.clamp(min=0)
     if gate is not None:
         middle_PF = gate.activate(middle_PF, clamped_P)
     else:
-        middle_PF = (gelu_and_mul if gelu else silu_and_mul)(middle_PF)
-    parts_PD = products.multiply(middle_PF, down, rows=rows, units_E=experts.down.units_E).float()
+        middle_PF = (gelu_and_mul if mlps.gelu else silu_and_mul)(middle_PF)
+    parts_PD = products.multiply(middle_PF, down, rows=rows, units_E=packed.down.units_E).float()
     if gate is not None:
         parts_PD += gate.down_ED[clamped_P, : parts_PD.shape[1]]
     parts_TAD = parts_PD.view(num_tokens, each, down.outputs).mul_(weights_TA.unsqueeze(2))

@@ -6,9 +6,8 @@ from copy import copy
 
 import torch
 
-from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.family_protocols import PackCodes
-from labinfer.functions.packed_experts import ExpertShape
+from labinfer.functions.packed_experts import ExpertMLPs, ExpertShape
 from labinfer.functions.packed_weight import PackedWeight
 from labinfer.functions.protocols import Linear, PackWeight
 from labinfer.functions.reference.elementwise import gelu_and_mul, silu_and_mul
@@ -66,25 +65,19 @@ class ReferenceExperts:
 
 
 def experts(
-    x_TD: torch.Tensor,
-    expert_ids_TA: torch.Tensor,
-    weights_TA: torch.Tensor,
-    experts: ReferenceExperts,
-    *,
-    first: int = 0,
-    gate: ClampedGate | None = None,
-    gelu: bool = False,
+    x_TD: torch.Tensor, expert_ids_TA: torch.Tensor, weights_TA: torch.Tensor, mlps: ExpertMLPs
 ) -> torch.Tensor:
     """Weighted sum of the chosen experts' gated MLPs: (T, D) → (T, D). Ids that are not here add nothing."""
-    local_TA, activate = expert_ids_TA - first, gelu_and_mul if gelu else silu_and_mul
+    packed: ReferenceExperts = mlps.packed
+    local_TA, activate, gate = expert_ids_TA - mlps.first, gelu_and_mul if mlps.gelu else silu_and_mul, mlps.gate
     out_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)
     for index in local_TA.unique().tolist():
-        if 0 <= index < experts.num_experts:
-            gate_up, down = experts.pairs[index]
+        if 0 <= index < packed.num_experts:
+            gate_up, down = packed.pairs[index]
             token, slot = torch.where(local_TA == index)
-            products = experts.linear(x_TD[token], gate_up)
+            products = packed.linear(x_TD[token], gate_up)
             middle = activate(products) if gate is None else gate.activate(products, index)
-            part = experts.linear(middle, down).float()
+            part = packed.linear(middle, down).float()
             if gate is not None:
                 part = part + gate.down_ED[index, : part.shape[1]]
             part = part * weights_TA[token, slot].unsqueeze(1)

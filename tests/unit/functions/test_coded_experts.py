@@ -13,7 +13,7 @@ from labinfer.functions.cpu.expert_arena import ExpertArena
 from labinfer.functions.cpu.experts import CpuExperts
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.functions import ExpertFunctions, Functions
-from labinfer.functions.packed_experts import ExpertShape
+from labinfer.functions.packed_experts import ExpertMLPs, ExpertShape
 from labinfer.functions.packed_weight import TABLES
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.launch.providers import make_registry, reference_registry
@@ -135,7 +135,10 @@ def test_coded_experts_are_those_of_the_formula(functions, form, hidden, columns
     for tokens in (1, 5, 40):
         x, (ids, weights) = torch.randn(tokens, hidden), route(tokens)
         x[tokens // 2] = 0
-        got, wanted = own.experts(x, ids, weights, packed), expected(x, ids, weights, matrices, torch.float32)
+        got, wanted = (
+            own.experts(x, ids, weights, ExpertMLPs(packed)),
+            expected(x, ids, weights, matrices, torch.float32),
+        )
         # an activation that lies between two numbers may become either
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=0.05 * float(wanted.abs().mean()))
         assert (got - wanted).norm() <= 2e-3 * wanted.norm()
@@ -149,13 +152,13 @@ def test_coded_experts_take_activations_of_16_bits(compiled_functions, form, dty
     own = ExpertFunctions(**cpu.calls(quantization, 0), target="experts", quantization=quantization)
     packed, matrices = make(own, form, 70, 50, 16, dtype)
     x, (ids, weights) = torch.randn(9, 70).to(dtype), route(9)
-    got = own.experts(x, ids, weights, packed)
+    got = own.experts(x, ids, weights, ExpertMLPs(packed))
     wanted = expected(x, ids, weights, matrices, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
     assert got.dtype == dtype
     assert (got.float() - wanted).norm() <= 6e-3 * wanted.norm()
     same = packed.clone()
     packed.data_EB.zero_()
-    assert torch.equal(own.experts(x, ids, weights, same), got)
+    assert torch.equal(own.experts(x, ids, weights, ExpertMLPs(same)), got)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -178,7 +181,9 @@ def test_coded_experts_may_be_in_a_file(compiled_functions, tmp_path):
     assert offloaded.nbytes == resident.nbytes
     for tokens in (1, 30):
         x, (ids, weights) = torch.randn(tokens, 70), route(tokens)
-        assert torch.equal(own.experts(x, ids, weights, offloaded), own.experts(x, ids, weights, resident))
+        assert torch.equal(
+            own.experts(x, ids, weights, ExpertMLPs(offloaded)), own.experts(x, ids, weights, ExpertMLPs(resident))
+        )
     assert arena.stats.misses > 0
 
 
@@ -206,7 +211,8 @@ def test_numbers_of_a_table_give_the_bits_of_the_same_numbers(compiled_functions
     assert few.nbytes < 0.58 * many.nbytes
     x, (ids, weights) = torch.randn(tokens, hidden), route(tokens)
     got, wanted = (
-        functions.coded_experts[own].experts(x, ids, weights, packed) for own, packed in (("int4", few), ("int8", many))
+        functions.coded_experts[own].experts(x, ids, weights, ExpertMLPs(packed))
+        for own, packed in (("int4", few), ("int8", many))
     )
     assert torch.equal(got, wanted)
     codes, _ = random_codes(70, hidden, (4, 32, table))

@@ -13,7 +13,7 @@ from torch_threads import threads_of_torch
 
 from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.cpu.experts import CpuExperts, CpuPackedExperts
-from labinfer.functions.packed_experts import ExpertShape
+from labinfer.functions.packed_experts import ExpertMLPs, ExpertShape
 from labinfer.functions.reference import linear, quantized
 from labinfer.launch.core_sharing import SharedCore
 from labinfer.native import compiler
@@ -114,8 +114,10 @@ def test_experts_in_bfloat16(cpu, tokens, hidden, columns):
     x, (ids, weights) = torch.randn(tokens, hidden).bfloat16(), route(tokens, 6, 3)
     packed = make(cpu, gate_up, down)
     exact = expected(x, ids, weights, gate_up, down)
-    assert_near(cpu.experts(x, ids, weights, packed), exact, "none")
-    assert_near(cpu.experts(x.repeat(1, 2)[:, :hidden], ids, weights, packed), exact, "none")  # rows that are apart
+    assert_near(cpu.experts(x, ids, weights, ExpertMLPs(packed)), exact, "none")
+    assert_near(
+        cpu.experts(x.repeat(1, 2)[:, :hidden], ids, weights, ExpertMLPs(packed)), exact, "none"
+    )  # rows that are apart
 
 
 @pytest.mark.each_value
@@ -127,7 +129,7 @@ def test_experts_in_other_dtypes_and_whole_numbers(whole, quantization, group, d
     for tokens in (1, 5, 40):
         x, (ids, weights) = torch.randn(tokens, hidden).to(dtype), route(tokens, 6, 3)
         x[tokens // 2] = 0
-        got = whole.experts(x, ids, weights, packed)
+        got = whole.experts(x, ids, weights, ExpertMLPs(packed))
         assert got.dtype == dtype
         assert_near(got, expected(x, ids, weights, gate_up, down, quantization, group), quantization)
 
@@ -140,7 +142,7 @@ def test_experts_of_a_prompt(whole, quantization, group, dtype):
     x, ids = torch.randn(tokens, 96).to(dtype), torch.tensor([[0, 7]]).repeat(tokens, 1)
     ids[::2, 1], ids[5] = 3, torch.tensor([10, 4])
     weights = torch.rand(tokens, chosen)
-    got = whole.experts(x, ids, weights, make(whole, gate_up, down, quantization, group))
+    got = whole.experts(x, ids, weights, ExpertMLPs(make(whole, gate_up, down, quantization, group)))
     assert_near(got, expected(x, ids, weights, gate_up, down, quantization, group), quantization)
 
 
@@ -149,13 +151,15 @@ def test_experts_give_a_token_the_same_bits_in_every_batch_and_with_any_threads(
     gate_up, down = matrices(8, 70, 50, dtype)
     packed = make(whole, gate_up, down, quantization, group)
     x, (ids, weights) = torch.randn(60, 70).to(dtype), route(60, 8, 3)
-    together = whole.experts(x, ids, weights, packed)
+    together = whole.experts(x, ids, weights, ExpertMLPs(packed))
     for rows in ([17], [59, 3, 17], list(range(0, 60, 2))):
-        assert torch.equal(whole.experts(x[rows], ids[rows], weights[rows], packed), together[rows])
-    assert torch.equal(whole.experts(x, ids.flip(1), weights.flip(1), packed), together)  # the order of slots is none
+        assert torch.equal(whole.experts(x[rows], ids[rows], weights[rows], ExpertMLPs(packed)), together[rows])
+    assert torch.equal(
+        whole.experts(x, ids.flip(1), weights.flip(1), ExpertMLPs(packed)), together
+    )  # the order of slots is none
     for count in (1, 3, 7):
         with threads_of_torch(count):
-            assert torch.equal(whole.experts(x, ids, weights, packed), together)
+            assert torch.equal(whole.experts(x, ids, weights, ExpertMLPs(packed)), together)
 
 
 @pytest.mark.parametrize(("quantization", "group", "dtype"), FORMS, ids=str)
@@ -166,17 +170,20 @@ def test_experts_dealt_in_many_pieces_give_the_same_bits(compiled_functions, who
     ids[:40] = torch.tensor([7, 1, 2])
     few = ids[:3]
     with threads_of_torch(1):
-        alone = whole.experts(x, ids, weights, packed), whole.experts(x[:3], few, weights[:3], packed)
+        alone = (
+            whole.experts(x, ids, weights, ExpertMLPs(packed)),
+            whole.experts(x[:3], few, weights[:3], ExpertMLPs(packed)),
+        )
     is_idle = ctypes.c_uint32(1)
     shared = SharedCore(ctypes.addressof(is_idle), min(os.sched_getaffinity(0)))
     for count_shared in (0, 1):
         compiled_functions.compiled.use_idle_cores(ctypes.byref(shared), count_shared)
         for count in (1, 2, 5, 24):
             with threads_of_torch(count):
-                assert torch.equal(whole.experts(x, ids, weights, packed), alone[0])
-                assert torch.equal(whole.experts(x[:3], few, weights[:3], packed), alone[1])
+                assert torch.equal(whole.experts(x, ids, weights, ExpertMLPs(packed)), alone[0])
+                assert torch.equal(whole.experts(x[:3], few, weights[:3], ExpertMLPs(packed)), alone[1])
     compiled_functions.compiled.use_idle_cores(None, 0)
-    whole.experts(x, ids, weights, packed)  # no thread reads is_idle after this
+    whole.experts(x, ids, weights, ExpertMLPs(packed))  # no thread reads is_idle after this
 
 
 @pytest.mark.parametrize("tokens", [1, 9, 400])
@@ -189,7 +196,9 @@ def test_experts_in_tiles_come_to_the_same_bits(compiled_functions, whole, quant
     tiles = CpuExperts(compiled_functions, "amx")
     packed = make(whole, *matrices(6, 70, 130, dtype), quantization, group)
     x, (ids, weights) = torch.randn(tokens, 70).to(dtype), route(tokens, 6, 3)
-    assert torch.equal(tiles.experts(x, ids, weights, packed), whole.experts(x, ids, weights, packed))
+    assert torch.equal(
+        tiles.experts(x, ids, weights, ExpertMLPs(packed)), whole.experts(x, ids, weights, ExpertMLPs(packed))
+    )
 
 
 def test_experts_of_other_ranks_add_nothing(cpu):
@@ -197,7 +206,7 @@ def test_experts_of_other_ranks_add_nothing(cpu):
     x, (ids, weights) = torch.randn(9, 64).bfloat16(), route(9, 6, 3)
     for first, last in ((0, 4), (4, 6), (2, 2)):
         own = gate_up[first:last], down[first:last]
-        got = cpu.experts(x, ids, weights, make(cpu, *own), first=first)
+        got = cpu.experts(x, ids, weights, ExpertMLPs(make(cpu, *own), first=first))
         assert_near(got, expected(x, ids, weights, *own, first=first), "none")
     assert not got.any()
 
@@ -206,14 +215,14 @@ def test_experts_of_other_ranks_add_nothing(cpu):
 def test_experts_without_columns_add_nothing(whole, quantization, group, dtype):
     """A rank has none where there are more ranks than columns."""
     packed = make(whole, *matrices(4, 64, 0, dtype), quantization, group)
-    got = whole.experts(torch.randn(5, 64).to(dtype), *route(5, 4, 2), packed)
+    got = whole.experts(torch.randn(5, 64).to(dtype), *route(5, 4, 2), ExpertMLPs(packed))
     assert got.shape == (5, 64) and not got.any()
 
 
 def test_experts_of_no_tokens_are_nothing(cpu):
     packed = make(cpu, *matrices(6, 64, 32, torch.bfloat16))
     ids, weights = route(0, 6, 3)
-    assert cpu.experts(torch.empty(0, 64).bfloat16(), ids, weights, packed).shape == (0, 64)
+    assert cpu.experts(torch.empty(0, 64).bfloat16(), ids, weights, ExpertMLPs(packed)).shape == (0, 64)
 
 
 @pytest.mark.parametrize(("quantization", "group", "dtype"), FORMS, ids=str)
@@ -221,9 +230,9 @@ def test_numbers_that_are_none_spoil_their_own_token_only(whole, quantization, g
     gate_up, down = matrices(4, 64, 32, dtype)
     packed = make(whole, gate_up, down, quantization, group)
     x, (ids, weights) = torch.randn(5, 64).to(dtype), route(5, 4, 2)
-    good = whole.experts(x, ids, weights, packed)
+    good = whole.experts(x, ids, weights, ExpertMLPs(packed))
     x[2, 5] = float("nan")
-    got, others = whole.experts(x, ids, weights, packed), [0, 1, 3, 4]
+    got, others = whole.experts(x, ids, weights, ExpertMLPs(packed)), [0, 1, 3, 4]
     assert torch.equal(got[others], good[others])
     assert not got[2].isfinite().any()
 
@@ -232,10 +241,10 @@ def test_numbers_that_are_none_spoil_their_own_token_only(whole, quantization, g
 def test_clone_of_experts_has_memory_of_its_own(whole, quantization, group, dtype):
     packed = make(whole, *matrices(4, 64, 32, dtype), quantization, group)
     x, (ids, weights) = torch.randn(3, 64).to(dtype), route(3, 4, 2)
-    before, same = whole.experts(x, ids, weights, packed), packed.clone()
+    before, same = whole.experts(x, ids, weights, ExpertMLPs(packed)), packed.clone()
     assert same.nbytes == packed.nbytes == packed.data_EB.nbytes
     packed.data_EB.zero_()
-    assert torch.equal(whole.experts(x, ids, weights, same), before)
+    assert torch.equal(whole.experts(x, ids, weights, ExpertMLPs(same)), before)
 
 
 @pytest.mark.parametrize(("hidden", "columns"), [(64, 32), (33, 17), (70, 130)])
@@ -247,7 +256,8 @@ def test_clamped_gate_and_biases(cpu, hidden, columns, dtype, tokens):
     x, (ids, weights) = torch.randn(tokens, hidden).to(dtype), route(tokens, 6, 3)
     biases = [F.pad(torch.randn(5, size), (0, -size % 32)) for size in (columns, columns, hidden)]
     bounds = dict(zip(("gate_EF", "up_EF", "down_ED"), biases, strict=True))
-    got = cpu.experts(x, ids, weights, make(cpu, gate_up, down), gate=ClampedGate(alpha=1.7, limit=1.5, **bounds))
+    gate = ClampedGate(alpha=1.7, limit=1.5, **bounds)
+    got = cpu.experts(x, ids, weights, ExpertMLPs(make(cpu, gate_up, down), gate=gate))
     out = torch.zeros(tokens, hidden)
     for expert in range(5):
         token, slot = torch.where(ids == expert)
@@ -266,7 +276,7 @@ def test_clamped_gate_and_biases(cpu, hidden, columns, dtype, tokens):
 def test_gelu_of_experts(cpu, hidden, columns, dtype, tokens):
     gate_up, down = matrices(5, hidden, columns, dtype)
     x, (ids, weights) = torch.randn(tokens, hidden).to(dtype), route(tokens, 5, 3)
-    got = cpu.experts(x, ids, weights, make(cpu, gate_up, down), gelu=True)
+    got = cpu.experts(x, ids, weights, ExpertMLPs(make(cpu, gate_up, down), gelu=True))
     out = torch.zeros(tokens, hidden)
     for expert in range(5):
         token, slot = torch.where(ids == expert)

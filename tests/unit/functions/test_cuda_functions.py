@@ -15,7 +15,7 @@ from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.delta_heads import DeltaHeads
 from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.layer_cache import LayerCache
-from labinfer.functions.packed_experts import ExpertShape
+from labinfer.functions.packed_experts import ExpertMLPs, ExpertShape
 from labinfer.functions.reference import attention as reference_attention
 from labinfer.functions.reference import delta_rule as reference_delta
 from labinfer.functions.reference import elementwise as reference
@@ -290,14 +290,15 @@ def test_experts(products, monkeypatch, kind, dtype, rows, num_experts, first, a
         held.pack(index, randn(2 * columns, size, dtype=dtype), randn(size, columns, dtype=dtype))
     x = randn(rows, size, dtype=dtype)
     ids = torch.stack([torch.randperm(8, device=DEVICE)[:each] for _ in range(rows)])
-    options = {"first": first, "gelu": activation == "gelu", "gate": None}
+    clamped = None
     if activation == "clamped":
         gate, up, down = (torch.randn(num_experts, n, device=DEVICE) for n in (columns, columns, size))
-        options["gate"] = ClampedGate(alpha=1.7, limit=7.0, gate_EF=gate, up_EF=up, down_ED=down)
+        clamped = ClampedGate(alpha=1.7, limit=7.0, gate_EF=gate, up_EF=up, down_ED=down)
     weights = torch.rand(rows, each, device=DEVICE)
-    exact = reference_experts.experts(x, ids, weights, held, **options)
-    for mine in (held, held.clone()):
-        assert_near(cuda_experts.experts(products, x, ids, weights, mine, **options), exact, dtype)
+    mlps = ExpertMLPs(held, first, clamped, gelu=activation == "gelu")
+    exact = reference_experts.experts(x, ids, weights, mlps)
+    for mine in (mlps, replace(mlps, packed=held.clone())):
+        assert_near(cuda_experts.experts(products, x, ids, weights, mine), exact, dtype)
 
 
 def exact_linear(x, weight):

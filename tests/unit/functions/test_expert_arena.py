@@ -16,7 +16,7 @@ from labinfer.base.errors import UserError
 from labinfer.functions.cpu.expert_arena import ExpertArena, OffloadedExperts
 from labinfer.functions.cpu.experts import CpuExperts
 from labinfer.functions.cpu.file_reader import BLOCK_BYTES, PIECE_BYTES
-from labinfer.functions.packed_experts import ExpertShape
+from labinfer.functions.packed_experts import ExpertMLPs, ExpertShape
 from labinfer.launch.providers import reference_registry
 from labinfer.native import compiler
 
@@ -214,6 +214,6 @@ def test_offloaded_experts_give_the_same_bits(compiled_functions, tmp_path, quan
         x, weights = torch.randn(tokens, 70).to(dtype), torch.rand(tokens, 3)
         ids = torch.rand(tokens, 10).argsort(1)[:, :3]  # of ten, the first and the last elsewhere
         for resident, offloaded in layers:
-            expected = cpu.experts(x, ids, weights, resident, first=1)
-            assert torch.equal(cpu.experts(x, ids, weights, offloaded, first=1), expected)
+            expected = cpu.experts(x, ids, weights, ExpertMLPs(resident, first=1))
+            assert torch.equal(cpu.experts(x, ids, weights, ExpertMLPs(offloaded, first=1)), expected)
     assert made.stats.hits > 0 and made.stats.bytes_read >= made.stats.misses * expert_bytes > 0

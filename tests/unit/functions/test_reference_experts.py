@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from labinfer.functions.functions import Functions
-from labinfer.functions.packed_experts import ExpertShape, PackedExperts
+from labinfer.functions.packed_experts import ExpertMLPs, ExpertShape, PackedExperts
 from labinfer.launch.providers import reference_registry
 
 CPU = torch.device("cpu")
@@ -61,7 +61,7 @@ def expected(x, gate_up, down, ids, weights) -> torch.Tensor:
 def test_experts_are_weighted_gated_mlps(quantization, dtype, tolerance):
     functions, given = select(quantization, dtype), case(dtype)
     x, gate_up, down, ids, weights = given
-    out = functions.experts.experts(x, ids, weights, make(functions, gate_up, down))
+    out = functions.experts.experts(x, ids, weights, ExpertMLPs(make(functions, gate_up, down)))
     wanted = expected(*given)
     assert out.dtype == dtype
     assert (out.float() - wanted).abs().max() < tolerance * wanted.abs().max()
@@ -71,9 +71,9 @@ def test_experts_are_weighted_gated_mlps(quantization, dtype, tolerance):
 def test_experts_of_other_ranks_add_nothing():
     functions = select()
     x, gate_up, down, ids, weights = case()
-    whole = functions.experts.experts(x, ids, weights, make(functions, gate_up, down))
+    whole = functions.experts.experts(x, ids, weights, ExpertMLPs(make(functions, gate_up, down)))
     parts = [
-        functions.experts.experts(x, ids, weights, make(functions, gate_up[a:b], down[a:b]), first=a)
+        functions.experts.experts(x, ids, weights, ExpertMLPs(make(functions, gate_up[a:b], down[a:b]), first=a))
         for a, b in ((0, 4), (4, 4), (4, 6))
     ]
     torch.testing.assert_close(sum(parts), whole)

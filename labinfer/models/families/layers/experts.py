@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 
 from labinfer.functions.expert_calls import ExpertsCall
-from labinfer.functions.packed_experts import ExpertShape, PackedExperts
+from labinfer.functions.packed_experts import ExpertMLPs, ExpertShape, PackedExperts
 from labinfer.models.families.layers.expert_biases import ClampedGateConfig, ExpertBiases
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.sharding import shard_columns, shard_experts
@@ -79,10 +80,13 @@ class RoutedExperts(WeightedModule):
 
     def forward(self, x_TD: torch.Tensor, ids_TA: torch.Tensor, weights_TA: torch.Tensor) -> torch.Tensor:
         """(T, D) → (T, D): this rank's part of the weighted sum of each token's experts."""
+        return self._functions.experts(x_TD, ids_TA, weights_TA, self._mlps)
+
+    @cached_property
+    def _mlps(self) -> ExpertMLPs:
+        """Built at the first step: the experts and the biases have been packed then."""
         gate = None if self.biases is None else self.biases.gate
-        return self._functions.experts(
-            x_TD, ids_TA, weights_TA, self.packed, first=self._range[0], gate=gate, gelu=self._gelu
-        )
+        return ExpertMLPs(self.packed, self._range[0], gate, self._gelu)
 
     def call(self, num_chosen: int) -> ExpertsCall:
         """The call that a batch makes, for so many experts of each token."""
