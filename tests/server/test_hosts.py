@@ -32,7 +32,7 @@ from labinfer.server.link.frames import (
     Attach,
     ChangeLayout,
     LayoutAnswer,
-    ModelFacts,
+    ModelInfo,
     Ready,
     Rebuilding,
     RegisterHost,
@@ -46,7 +46,7 @@ from labinfer.text.tokenizer import Tokenizer
 
 TOKEN = "a secret of these tests"
 DEMO = Path(labinfer.__file__).parent / "assets" / "demo"
-FACTS = ModelFacts(
+MODEL_INFO = ModelInfo(
     name="demo",
     tokenizer=str(DEMO),
     tokenizer_digest=Tokenizer(DEMO).digest,
@@ -115,7 +115,7 @@ class Host:
         finishes: bool = True,
         poison: str = "",
         dies_late: bool = False,
-        facts: ModelFacts = FACTS,
+        info: ModelInfo = MODEL_INFO,
     ):
         self._connection = gateway.connect_host()
         self.link = GatewayConnection(self._connection)
@@ -123,13 +123,13 @@ class Host:
         self._token_ids = tokenizer.encode(text, add_special_tokens=False)
         self._dies_late = dies_late
         self._poison = tokenizer.encode(poison, add_special_tokens=False) if poison else None
-        self.finishes, self._is_ending, self._facts = finishes, False, facts
+        self.finishes, self._is_ending, self._info = finishes, False, info
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.added: list[Add] = []
         self.most_at_once = self.num_changes = 0
 
     def __enter__(self) -> Host:
-        self.link.send(Attach([self._facts]))
+        self.link.send(Attach([self._info]))
         self._thread.start()
         return self
 
@@ -176,7 +176,7 @@ def test_host_is_told_when_requests_are_taken():
         for _ in range(2):
             with contextlib.closing(server.connect_host()) as connection:
                 link = GatewayConnection(connection)
-                link.send(Attach([FACTS]))
+                link.send(Attach([MODEL_INFO]))
                 wait_for(lambda link=link: Ready() in link.receive(END_SECONDS), END_SECONDS)
                 assert server.get("/ready")[0] == 200
 
@@ -277,7 +277,7 @@ def test_answers_do_not_go_on_with_another_model():
         with Host(server, "red", finishes=False):
             wait_ready(server)
             stream = Stream(server, {"max_tokens": 60}).wait_begun()
-        with Host(server, "green", facts=msgspec.structs.replace(FACTS, hidden_size=FACTS.hidden_size + 1)):
+        with Host(server, "green", info=msgspec.structs.replace(MODEL_INFO, hidden_size=MODEL_INFO.hidden_size + 1)):
             error = stream.finish().error
             assert error["code"] == "engine_failed" and "other models" in error["message"]
             wait_for(lambda: server.complete(max_tokens=1).status == 200, END_SECONDS)
@@ -294,12 +294,12 @@ def check_changed(server: Gateway, stream: Stream) -> None:
 
 def test_open_answers_end_where_the_files_of_their_model_have_changed():
     """After the death of a host, and after a change of the layout."""
-    changed = msgspec.structs.replace(FACTS, changed="/models/m/model.safetensors has changed")
+    changed = msgspec.structs.replace(MODEL_INFO, changed="/models/m/model.safetensors has changed")
     with gateway(outlives_host=True) as server:
         with Host(server, "red", finishes=False):
             wait_ready(server)
             stream = Stream(server, {"max_tokens": 60}).wait_begun()
-        with Host(server, "green", facts=changed) as host:
+        with Host(server, "green", info=changed) as host:
             check_changed(server, stream)
             host.finishes = False
             stream = Stream(server, {"max_tokens": 60}).wait_begun()
@@ -310,12 +310,12 @@ def test_open_answers_end_where_the_files_of_their_model_have_changed():
 
 
 def test_gateway_refuses_another_tokenizer_than_rank_0_has(tmp_path):
-    Model.load(FACTS, ServerOptions()).reader.close()
+    Model.load(MODEL_INFO, ServerOptions()).reader.close()
     directory = Path(shutil.copytree(DEMO, tmp_path / "model"))
     with open(directory / "tokenizer.json", "a") as file:
         file.write("\n")
     with pytest.raises(UserError, match="has changed since rank 0 read it"):
-        Model.load(msgspec.structs.replace(FACTS, tokenizer=str(directory)), ServerOptions())
+        Model.load(msgspec.structs.replace(MODEL_INFO, tokenizer=str(directory)), ServerOptions())
 
 
 def test_streams_wait_while_the_layout_changes_and_go_on_in_the_next_one():
@@ -332,7 +332,7 @@ def test_streams_wait_while_the_layout_changes_and_go_on_in_the_next_one():
         other.check_error(409, "invalid_request_error", "conflict")
         assert len(host.added) == 1 and not later.done()
         host.finishes = True
-        host.link.send(Attach([FACTS]))
+        host.link.send(Attach([MODEL_INFO]))
         host.link.send(LayoutAnswer(seconds=0.5))
         assert (stream.finish().text, stream.finish_reason) == ("redred", "length")
         assert later.result(END_SECONDS).finish().text == "red"

@@ -28,7 +28,7 @@ from labinfer.server.link.frames import (
     FromHost,
     Heartbeat,
     LayoutAnswer,
-    ModelFacts,
+    ModelInfo,
     Paused,
     Ready,
     Rebuilding,
@@ -72,7 +72,7 @@ class AsyncLLMEngine:
         self._link: HostConnection | None = None
         self._tasks: set[EngineTask] = set()  # that may be cancelled
         self._requests = OpenRequests(self._tell)
-        self._facts: list[ModelFacts] = []  # of the models of the last host that was ready
+        self._models: list[ModelInfo] = []  # of the models of the last host that was ready
         self._keys = itertools.count()  # ids may be chosen by callers, and two may choose the same
         self._ending: ApiError | None = None  # what ended all that was open, until another host comes
         self.is_draining = False
@@ -86,7 +86,7 @@ class AsyncLLMEngine:
         """Called with the stats of each engine as they come."""
         self.on_trace: Callable[[Trace], None] = lambda trace: None
         """Called with what the ranks did, between ``watch(True)`` and ``watch(False)``."""
-        self.on_attach: Callable[[list[ModelFacts]], None] = lambda models: None
+        self.on_attach: Callable[[list[ModelInfo]], None] = lambda models: None
         """Called when a host has loaded its models."""
         self.on_begin: Callable[[], None] = lambda: None
         """Called when a host has come."""
@@ -116,10 +116,10 @@ class AsyncLLMEngine:
             link.close()
             self._link = self._wait = None
             self.is_rebuilding = self._awaits_outcome = False
-            self._requests.end(sum(model.max_num_seqs for model in self._facts))
+            self._requests.end(sum(model.max_num_seqs for model in self._models))
             if self._change is not None and not self._change.done():
                 self._change.set_exception(api_errors.engine_failed("the engine has ended while it changed its layout"))
-            self._awaits_host = ending is None and bool(self._facts)
+            self._awaits_host = ending is None and bool(self._models)
             if ending is not None:
                 self._fail(ending)
             self.on_end(not self._awaits_host)
@@ -137,7 +137,7 @@ class AsyncLLMEngine:
     @property
     def is_stalled(self) -> bool:
         """Whether the host is silent, or gives signs of life but ends no step though requests are open."""
-        takes_steps = self._link is not None and self._facts and not (self._awaits_host or self.is_rebuilding)
+        takes_steps = self._link is not None and self._models and not (self._awaits_host or self.is_rebuilding)
         waits = takes_steps and self.has_work and self._clock() - self._last_progress > self._stall_seconds
         return self.is_silent or bool(waits)
 
@@ -201,7 +201,7 @@ class AsyncLLMEngine:
         """Tell the host that requests are taken."""
         self._tell(Ready())
 
-    async def change_layout(self, change: LayoutChange) -> tuple[LayoutAnswer, ModelFacts]:
+    async def change_layout(self, change: LayoutChange) -> tuple[LayoutAnswer, ModelInfo]:
         """Have a model served in another layout. Returns what has become of that, and the model as it is served then.
 
         Args:
@@ -223,7 +223,7 @@ class AsyncLLMEngine:
             answer = await self._change
             if answer.is_busy:  # a change by --replan had begun, and the news of it was on its way here
                 raise _change_under_way()
-            return answer, next(model for model in self._facts if model.name == change.model)
+            return answer, next(model for model in self._models if model.name == change.model)
         finally:
             self._change = None
 
@@ -268,19 +268,19 @@ class AsyncLLMEngine:
         elif isinstance(frame, Draining):
             self.is_draining = True
 
-    def _attach(self, models: list[ModelFacts]) -> None:
+    def _attach(self, models: list[ModelInfo]) -> None:
         if self.is_rebuilding:
             self.is_rebuilding = False
             self.on_begin()
         self._end_changed(models)
-        if self._awaits_host and not all(map(_can_go_on, self._facts, models)):
+        if self._awaits_host and not all(map(_can_go_on, self._models, models)):
             self._fail(api_errors.engine_failed("the engine has failed, and other models are served now"))
             self._ending = None
-        self._facts, self._awaits_host, self._last_progress = models, False, self._clock()
+        self._models, self._awaits_host, self._last_progress = models, False, self._clock()
         self.on_attach(models)
         self._requests.begin()
 
-    def _end_changed(self, models: list[ModelFacts]) -> None:
+    def _end_changed(self, models: list[ModelInfo]) -> None:
         """End open requests of models whose files have changed: another model would generate the rest of the answer."""
         for model in models:
             if not model.changed:
@@ -309,7 +309,7 @@ def _change_under_way() -> ApiError:
     return api_errors.conflict("the layout is being changed already; try again when that is done")
 
 
-def _can_go_on(before: ModelFacts, now: ModelFacts) -> bool:
+def _can_go_on(before: ModelInfo, now: ModelInfo) -> bool:
     """Whether answers of one model can go on with the other, which may have another layout or precision, and so room for a longer or
     shorter context: what no longer fits is refused by itself."""
     return all(

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Literal
 
 from labinfer.server.gateway.cluster_answers import BottleneckReport, StageLoad
-from labinfer.server.link.frames import ModelFacts
+from labinfer.server.link.frames import ModelInfo
 from labinfer.server.link.stats import EngineStats, RankStats
 
 LEAST_SECONDS, LEAST_STEPS = 2.0, 5
@@ -25,9 +25,7 @@ FULL_CACHE, FULL_BATCH = 0.9, 0.95
 """Fractions of the KV blocks, and of ``--max-num-seqs``, in use on the mean."""
 
 
-def diagnose(
-    window: Sequence[EngineStats], facts: ModelFacts, time_us: int, others_ran: bool
-) -> BottleneckReport | None:
+def diagnose(window: Sequence[EngineStats], info: ModelInfo, time_us: int, others_ran: bool) -> BottleneckReport | None:
     """Report on the time between the first and the last stats of ``window``; None where a rank has measured too little.
 
     A stage bounds where it computes nearly all the time, or waits less than it is ahead of the mean: else it is its waiting that
@@ -39,7 +37,7 @@ def diagnose(
         others_ran: whether other models ran steps on the same ranks meanwhile.
     """
     window = [
-        stats for stats in window if len(stats.ranks) == len(facts.ranks)
+        stats for stats in window if len(stats.ranks) == len(info.ranks)
     ]  # the first come before all ranks have told
     works = _works(window[0], window[-1]) if window else []
     if not works or any(work.seconds < LEAST_SECONDS or work.steps < LEAST_STEPS for work in works):
@@ -48,11 +46,11 @@ def diagnose(
     busiest = max(stages, key=lambda stage: stage.busy)
     others = [stage for stage in stages if stage is not busiest]
     lead = busiest.busy / max(fmean(stage.busy for stage in others), 1e-3) if others else 1.0
-    hop = facts.hop_seconds or None
+    hop = info.hop_seconds or None
     at_work = [stats for stats in window if stats.has_work]
     running = fmean(stats.running for stats in at_work) if at_work else None
     bound = _bound(stages, busiest, lead=lead, running=running, hop=hop, others_ran=others_ran)
-    has_spare = all(rank.num_layers > 1 for rank in facts.ranks if rank.stage == busiest.stage)
+    has_spare = all(rank.num_layers > 1 for rank in info.ranks if rank.stage == busiest.stage)
     return BottleneckReport(
         time_us=time_us,
         seconds=min(work.seconds for work in works),
@@ -63,7 +61,7 @@ def diagnose(
         move_to=min(others, key=lambda stage: stage.busy).stage if bound == "stage" and has_spare else None,
         hop_seconds=hop,
         running=running,
-        full=_full(at_work, window[-1].num_preemptions > window[0].num_preemptions, facts.max_num_seqs),
+        full=_full(at_work, window[-1].num_preemptions > window[0].num_preemptions, info.max_num_seqs),
     )
 
 

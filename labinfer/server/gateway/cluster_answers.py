@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from labinfer.requests.openai.api_object import ApiObject, Count
-from labinfer.server.link.frames import MachineLinkInfo, RankFacts
+from labinfer.server.link.frames import MachineLinkInfo, RankShardInfo
 
 
 class RankPoint(ApiObject):
@@ -161,7 +161,7 @@ class TraceEvent(ApiObject, kw_only=True, tag_field="object", tag="cluster.steps
     ranks: list[RankTrace]
 
 
-class ClusterRank(RankFacts, kw_only=True):
+class ClusterRank(RankShardInfo, kw_only=True):
     """Place, device and share of one rank in a model. Null is what it has not told yet."""
 
     threads: Count | None
@@ -240,7 +240,7 @@ class LayoutChanged(ApiObject, kw_only=True, tag_field="object", tag="cluster.la
     """Tokens."""
     quantization: str
     """One name for all stages, or where they differ one for each, with commas between."""
-    ranks: list[RankFacts]
+    ranks: list[RankShardInfo]
     """Ranks that have a part of it."""
 
 

@@ -30,7 +30,7 @@ from labinfer.server.gateway.cluster_answers import (
 )
 from labinfer.server.gateway.event_stream import event
 from labinfer.server.gateway.stage_speeds import find_stage_speeds
-from labinfer.server.link.frames import ModelFacts, RankFacts, Trace
+from labinfer.server.link.frames import ModelInfo, RankShardInfo, Trace
 from labinfer.server.link.stats import Drift, EngineStats, RankStats, TracedStep
 
 HISTORY_SECONDS = 300.0
@@ -80,7 +80,7 @@ class ModelHistory:
     last: EngineStats
     last_time: float
     """Time of the last point, in seconds since 1970."""
-    facts: ModelFacts | None = None
+    info: ModelInfo | None = None
     """None until a host has loaded it."""
     points: deque[StatsPoint] = field(default_factory=deque)
     recent: deque[tuple[float, EngineStats]] = field(default_factory=deque)
@@ -124,10 +124,10 @@ class ClusterHistory:
         if self._is_watched:
             self._watch(True)
 
-    def attach(self, models: Iterable[ModelFacts]) -> None:
+    def attach(self, models: Iterable[ModelInfo]) -> None:
         """Know the models that a host has loaded."""
-        for facts in models:
-            self._models[facts.name].facts = facts
+        for info in models:
+            self._models[info.name].info = info
 
     def add_stats(self, stats: EngineStats) -> None:
         """Take in stats of a model that have just come."""
@@ -216,7 +216,7 @@ class ClusterHistory:
                 self._watch(False)
 
     def tracks(
-        self, name: str, ranks: Iterable[RankFacts], since: float = 0.0, seconds: float = math.inf
+        self, name: str, ranks: Iterable[RankShardInfo], since: float = 0.0, seconds: float = math.inf
     ) -> list[Track]:
         """Slices of each rank that are still kept. Many take a while: to be called beside the event loop.
 
@@ -231,14 +231,14 @@ class ClusterHistory:
         return [Track(rank.rank, rank.stage, rank.tp_rank, _in_order(slices[rank.rank], seconds)) for rank in ranks]
 
     def _diagnose(self, model: ModelHistory, time_us: int) -> BottleneckReport | None:
-        if model.facts is None:
+        if model.info is None:
             return None
         others = [other.recent for other in self._models.values() if other is not model]
         begin = model.recent[0][0]
         others_ran = any(
             recent and recent[-1][0] > begin and recent[-1][1].num_steps > recent[0][1].num_steps for recent in others
         )
-        return diagnose([stats for _, stats in model.recent], model.facts, time_us, others_ran)
+        return diagnose([stats for _, stats in model.recent], model.info, time_us, others_ran)
 
     @property
     def _is_watched(self) -> bool:

@@ -29,7 +29,7 @@ from labinfer.server.gateway.recent_requests import RecentRequests
 from labinfer.server.gateway.request_builder import RequestBuilder
 from labinfer.server.gateway.request_log import RequestLog
 from labinfer.server.gateway.stored_responses import StoredResponses
-from labinfer.server.link.frames import ModelFacts
+from labinfer.server.link.frames import ModelInfo
 from labinfer.server.link.stats import EngineStats
 
 COMPLETION_TOKENS = 16
@@ -42,12 +42,12 @@ LONGEST = 1 << 17
 class Model:
     """A model that is served."""
 
-    info: ModelFacts
+    info: ModelInfo
     reader: InputProcessor
     builder: RequestBuilder
 
     @classmethod
-    def load(cls, info: ModelFacts, options: ServerOptions) -> Model:
+    def load(cls, info: ModelInfo, options: ServerOptions) -> Model:
         """The model with its tokenizer, which rank 0 has loaded before.
 
         Raises:
@@ -60,7 +60,7 @@ class Model:
             raise UserError(f"the tokenizer in {info.tokenizer} has changed since rank 0 read it; start again")
         return cls(info, reader, RequestBuilder(reader, options, info.max_model_len))
 
-    def reads_as(self, info: ModelFacts) -> bool:
+    def reads_as(self, info: ModelInfo) -> bool:
         """Whether prompts and answers of the model of another host are read in the same way."""
         names = (
             "tokenizer",
@@ -72,7 +72,7 @@ class Model:
         )
         return all(getattr(self.info, name) == getattr(info, name) for name in names)
 
-    def again(self, info: ModelFacts) -> Model:
+    def again(self, info: ModelInfo) -> Model:
         """The same model on another host."""
         return replace(self, info=info)
 
@@ -130,14 +130,14 @@ class Service:
         self.log = RequestLog(log or StandardError(), options.log_json, wall_clock)
         self.models: dict[str, Model] = {}
         self._num_hosts = 0  # that are gone
-        self._attached: asyncio.Queue[tuple[int, list[ModelFacts]]] = asyncio.Queue()
+        self._attached: asyncio.Queue[tuple[int, list[ModelInfo]]] = asyncio.Queue()
         self.started = int(wall_clock())
 
     def _add_stats(self, stats: EngineStats) -> None:
         self.metrics.update_engine(stats)
         self.history.add_stats(stats)
 
-    def _attach(self, models: list[ModelFacts]) -> None:
+    def _attach(self, models: list[ModelInfo]) -> None:
         self.history.attach(models)
         if any(model.changed for model in models):  # no prompt may be read by the old tokenizer any more
             self._close_models()

@@ -77,7 +77,7 @@ class EngineHost:
         on_ready: called when the gateway takes requests.
         plan: the layout beside its alternatives, as a table; empty where nobody has planned it.
         machine_links: links that were measured for that.
-        changed: by the name of a model, see ``ModelFacts``.
+        changed: by the name of a model, see ``ModelInfo``.
         clock: seconds that never go back.
 
     Raises:

@@ -12,7 +12,7 @@ from labinfer.base.rank_stats import WorkerStats
 from labinfer.engine.driver import StepOutputs
 from labinfer.engine.scheduler import InFlight
 from labinfer.server.host.stage_slowdown import StageSlowdownDetector
-from labinfer.server.link.frames import MachineLinkInfo, ModelFacts, RankFacts
+from labinfer.server.link.frames import MachineLinkInfo, ModelInfo, RankShardInfo
 from labinfer.server.link.stats import NUM_STEP_BUCKETS, Drift, step_bucket
 
 
@@ -35,7 +35,7 @@ class HostedModel:
     machine_links: Sequence[MachineLinkInfo] = ()
     """Links that were measured for that."""
     changed: str = ""
-    """See ``ModelFacts``."""
+    """See ``ModelInfo``."""
     unread_prompts: dict[str, int] = field(default_factory=dict)
     """Prompt tokens of open requests without any output yet, by their ids."""
     prompt_tokens: int = 0
@@ -83,13 +83,13 @@ class HostedModel:
         self.bubbles[rank.rank] = max(self.bubbles.get(rank.rank, 0.0), worked - rank.busy_time)
         return self.bubbles[rank.rank]
 
-    def describe(self) -> ModelFacts:
+    def describe(self) -> ModelInfo:
         """Facts for the gateway."""
         llm, options = self.llm, self.llm.options
         tokenizer = Path(
             options.model.tokenizer or llm.directory
         ).resolve()  # the gateway has another working directory
-        return ModelFacts(
+        return ModelInfo(
             name=self.name,
             tokenizer=str(tokenizer),
             tokenizer_digest=llm.inputs.tokenizer_digest,
@@ -115,11 +115,11 @@ class HostedModel:
             ranks=list(self._ranks()),
         )
 
-    def _ranks(self) -> Iterator[RankFacts]:
+    def _ranks(self) -> Iterator[RankShardInfo]:
         layout, everyone = self.llm.layout, self.llm.group.everyone
         for place in layout.topology.places:
             begin, end = layout.topology.layers[place.stage]
-            yield RankFacts(
+            yield RankShardInfo(
                 rank=place.rank,
                 stage=place.stage,
                 tp_rank=place.tp_rank,

@@ -92,7 +92,7 @@ class RegisterHost(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """Name and digest of each plugin."""
 
 
-class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
+class RankShardInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Place, device and share of one rank in a model. Memory in bytes."""
 
     rank: int
@@ -119,7 +119,7 @@ class MachineLinkInfo(msgspec.Struct, frozen=True):
     bytes_per_second: float
 
 
-class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A model as the gateway needs to know it."""
 
     name: str
@@ -162,13 +162,13 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     changed: str = ""
     """The files that differ from those of the group of ranks before, in words: no answer of that group can go on. Empty where all are
     the same."""
-    ranks: list[RankFacts]
+    ranks: list[RankShardInfo]
 
 
 class Attach(msgspec.Struct, frozen=True, array_like=True, tag="attach"):
     """All models are loaded: requests may come."""
 
-    models: list[ModelFacts]
+    models: list[ModelInfo]
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):

@@ -24,7 +24,7 @@ from labinfer.server.gateway.cluster_history import Watcher
 from labinfer.server.gateway.endpoint import LOOKING, NUMBER, STRING, endpoint
 from labinfer.server.gateway.event_stream import EventStream
 from labinfer.server.gateway.http_context import JSON, HttpContext
-from labinfer.server.link.frames import ModelFacts, RankFacts
+from labinfer.server.link.frames import ModelInfo, RankShardInfo
 from labinfer.server.link.stats import RankStats
 
 MAX_TRACE_SECONDS = 60.0
@@ -129,7 +129,7 @@ async def workload(context: HttpContext) -> Response:
     return Response(context.service.recent_requests.lines(name), headers=context.headers, media_type=JSONL)
 
 
-def _describe_rank(rank: RankFacts, stats: RankStats | None) -> ClusterRank:
+def _describe_rank(rank: RankShardInfo, stats: RankStats | None) -> ClusterRank:
     return ClusterRank(
         **msgspec.structs.asdict(rank),
         threads=stats.num_threads if stats else None,
@@ -162,7 +162,7 @@ async def _wait(events: AsyncIterator[bytes]) -> None:
         pass
 
 
-def _read_query(context: HttpContext, most: float) -> tuple[ModelFacts, float | None]:
+def _read_query(context: HttpContext, most: float) -> tuple[ModelInfo, float | None]:
     """The model to be looked at, and the seconds; see ``_seconds``. For a HEAD nobody has to look at all."""
     query = context.query("model", "seconds")
     info, seconds = context.service.loaded_model(query.get("model")).info, _seconds(query, most)

@@ -11,7 +11,7 @@ from labinfer.server.gateway.cluster_answers import LayoutChanged
 from labinfer.server.gateway.endpoint import READING, endpoint
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.refusals import refused_field
-from labinfer.server.link.frames import ModelFacts
+from labinfer.server.link.frames import ModelInfo
 from labinfer.server.link.layout_change import LayoutChange
 
 
@@ -45,7 +45,7 @@ async def change(context: HttpContext) -> Response:
     )
 
 
-def _name_quantizations(info: ModelFacts) -> str:
+def _name_quantizations(info: ModelInfo) -> str:
     """See ``LayoutChanged.quantization``."""
     by_stage = {rank.stage: rank.quantization for rank in info.ranks}
     names = set(by_stage.values())

@@ -17,7 +17,7 @@ from labinfer.requests.openai.responses import RESPONSE_PREFIX
 from labinfer.server.gateway.endpoint import LOOKING, STORED, STRING, endpoint
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.open_requests import EngineTask
-from labinfer.server.link.frames import ModelFacts
+from labinfer.server.link.frames import ModelInfo
 
 PREFIXES = (CHAT_PREFIX, COMPLETION_PREFIX, RESPONSE_PREFIX, MESSAGE_PREFIX)
 MAX_LISTED = 200
@@ -84,7 +84,7 @@ async def list_open(context: HttpContext) -> Response:
     return context.json(RequestList(data=listed, total=len(tasks)))
 
 
-def _describe(task: EngineTask, caller: str, now: float, model: ModelFacts) -> ListedRequest:
+def _describe(task: EngineTask, caller: str, now: float, model: ModelInfo) -> ListedRequest:
     return ListedRequest(
         id=task.id,
         model=task.model_name,
@@ -97,7 +97,7 @@ def _describe(task: EngineTask, caller: str, now: float, model: ModelFacts) -> L
     )
 
 
-def _max_tokens(request: Request, model: ModelFacts) -> int:
+def _max_tokens(request: Request, model: ModelInfo) -> int:
     """Tokens that all answers of a request may have, in the context that there is."""
     if request.pooling:
         return 0

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from labinfer.server.gateway.bottleneck import diagnose
-from labinfer.server.link.frames import ModelFacts, RankFacts
+from labinfer.server.link.frames import ModelInfo, RankShardInfo
 from labinfer.server.link.stats import EngineStats, RankStats
 
 
-def facts(stages: tuple[int, ...] = (0, 1), num_layers: int = 4, hop: float = 0.0) -> ModelFacts:
+def info(stages: tuple[int, ...] = (0, 1), num_layers: int = 4, hop: float = 0.0) -> ModelInfo:
     """A model with a rank on each of these stages."""
     ranks = [
-        RankFacts(
+        RankShardInfo(
             rank=number,
             stage=stage,
             tp_rank=0,
@@ -28,7 +28,7 @@ def facts(stages: tuple[int, ...] = (0, 1), num_layers: int = 4, hop: float = 0.
         )
         for number, stage in enumerate(stages)
     ]
-    return ModelFacts(
+    return ModelInfo(
         name="m",
         tokenizer="",
         needs_tokenizer=False,
@@ -90,33 +90,33 @@ def window(*busy: float, stages: tuple[int, ...] = (0, 1), seconds: float = 10.0
     ],
 )
 def test_bound_follows_from_what_was_measured(busy, fields, hop, others_ran, bound):
-    report = diagnose(window(*busy, **fields), facts(hop=hop), 1, others_ran)
+    report = diagnose(window(*busy, **fields), info(hop=hop), 1, others_ran)
     assert report.bound == bound
     assert [stage.busy for stage in report.stages] == pytest.approx(busy)
     assert report.seconds == pytest.approx(10) and report.time_us == 1
 
 
 def test_one_stage_is_said_by_how_much_it_is_ahead():
-    report = diagnose(window(0.4, 0.96, 0.56, stages=(0, 1, 2)), facts((0, 1, 2)), 1, False)
+    report = diagnose(window(0.4, 0.96, 0.56, stages=(0, 1, 2)), info((0, 1, 2)), 1, False)
     assert (report.bound, report.busiest, report.move_to) == ("stage", 1, 0)
     assert report.lead == pytest.approx(2.0)
     assert report.stages[1].step_seconds == pytest.approx(0.096)
 
 
 def test_layer_is_not_to_be_moved_from_a_stage_that_has_one():
-    report = diagnose(window(0.4, 0.96), facts(num_layers=1), 1, False)
+    report = diagnose(window(0.4, 0.96), info(num_layers=1), 1, False)
     assert (report.bound, report.move_to) == ("stage", None)
 
 
 def test_stage_is_as_busy_as_its_busiest_rank():
     stages = (0, 0, 1)
-    report = diagnose(window(0.2, 0.9, 0.5, stages=stages), facts(stages), 1, False)
+    report = diagnose(window(0.2, 0.9, 0.5, stages=stages), info(stages), 1, False)
     assert [stage.busy for stage in report.stages] == pytest.approx([0.9, 0.5])
 
 
 @pytest.mark.parametrize("busy, bound", [(0.97, "stages"), (0.6, "outside")])
 def test_single_stage_has_nobody_to_be_compared_with(busy, bound):
-    report = diagnose(window(busy, stages=(0,), running=1), facts((0,)), 1, False)
+    report = diagnose(window(busy, stages=(0,), running=1), info((0,)), 1, False)
     assert (report.bound, report.lead, report.move_to) == (bound, 1.0, None)
 
 
@@ -131,7 +131,7 @@ def test_single_stage_has_nobody_to_be_compared_with(busy, bound):
     ],
 )
 def test_sequences_wait_for_what_is_full(fields, full):
-    assert diagnose(window(0.9, 0.9, **fields), facts(), 1, False).full == full
+    assert diagnose(window(0.9, 0.9, **fields), info(), 1, False).full == full
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,9 @@ def test_sequences_wait_for_what_is_full(fields, full):
     ids=["nothing", "one moment", "short", "few steps", "one rank", "ranks that have just told"],
 )
 def test_report_needs_work_of_every_rank(stats):
-    assert diagnose(stats, facts(), 1, False) is None
+    assert diagnose(stats, info(), 1, False) is None
 
 
 def test_report_begins_when_all_ranks_have_told():
     stats = [EngineStats(model="m", running=1), *window(0.9, 0.9)]
-    assert diagnose(stats, facts(), 1, False) == diagnose(stats[1:], facts(), 1, False)
+    assert diagnose(stats, info(), 1, False) == diagnose(stats[1:], info(), 1, False)

@@ -13,11 +13,11 @@ import pytest
 from labinfer.base.rank_stats import Slices
 from labinfer.server.gateway import cluster_history
 from labinfer.server.gateway.cluster_history import MAX_BEHIND, ClusterHistory
-from labinfer.server.link.frames import RankFacts, Trace
+from labinfer.server.link.frames import RankShardInfo, Trace
 from labinfer.server.link.stats import Drift, EngineStats, RankStats, TracedStep
 
 RANKS = [
-    RankFacts(
+    RankShardInfo(
         rank=n,
         stage=n,
         tp_rank=0,

@@ -8,10 +8,10 @@ import pytest
 from labinfer.base.errors import BrokenConnection
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.request import Request
-from labinfer.server.link.frames import Abort, Add, Attach, FromGateway, FromHost, ModelFacts
+from labinfer.server.link.frames import Abort, Add, Attach, FromGateway, FromHost, ModelInfo
 from labinfer.server.link.framing import LENGTH_BYTES, MAX_FRAME, FrameReader, pack
 
-FACTS = ModelFacts(
+MODEL_INFO = ModelInfo(
     name="m",
     tokenizer="",
     needs_tokenizer=False,
@@ -80,6 +80,6 @@ def test_request_takes_the_tokens_it_has_along():
 
 def test_recommended_counts_stay_whole_numbers():
     recommended = {"temperature": 0.3, "top_k": 20}
-    facts = msgspec.structs.replace(FACTS, recommended=recommended)
-    (attach,) = FrameReader(FromHost).feed(pack(Attach([facts])))
+    info = msgspec.structs.replace(MODEL_INFO, recommended=recommended)
+    (attach,) = FrameReader(FromHost).feed(pack(Attach([info])))
     assert SamplingParams(**attach.models[0].recommended) == SamplingParams(**recommended)
