@@ -27,8 +27,8 @@ from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.weight_cache import (
     ALIGNMENT,
     PIECE,
+    CachedTensor,
     NoRoom,
-    StoredTensor,
     WeightCache,
     WeightHeader,
     checkpoint_digest,
@@ -182,7 +182,7 @@ def map_states(
         data_B.copy_(mapped_B)
 
     def value(stored: object) -> object:
-        if not isinstance(stored, StoredTensor):
+        if not isinstance(stored, CachedTensor):
             return stored
         dtype = getattr(torch, stored.dtype)
         end = stored.position + math.prod(stored.shape) * dtype.itemsize
@@ -206,7 +206,7 @@ def _place(states: dict[str, State]) -> tuple[dict[str, dict[str, Any]], list[tu
                 module[key] = value
                 continue
             position = -(-end // ALIGNMENT) * ALIGNMENT
-            module[key] = StoredTensor(position, str(value.dtype).removeprefix("torch."), list(value.shape))
+            module[key] = CachedTensor(position, str(value.dtype).removeprefix("torch."), list(value.shape))
             tensors.append((position, value))
             end = position + value.nbytes
     return modules, tensors, -(-end // PIECE) * PIECE

@@ -58,7 +58,7 @@ NETWORKS = (
 """Beginnings of the names of file systems whose files other machines may take away while they are mapped."""
 
 
-class StoredTensor(msgspec.Struct, frozen=True):
+class CachedTensor(msgspec.Struct, frozen=True):
     """A tensor's place among the data."""
 
     position: int
@@ -83,7 +83,7 @@ class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the options of the start that wrote it, of which there is one file for each slice."""
     code: str
     """Digest of the code that wrote it."""
-    modules: dict[str, dict[str, StoredTensor | str | int | float | bool | None]]
+    modules: dict[str, dict[str, CachedTensor | str | int | float | bool | None]]
     """State of each module."""
     checksums: list[int]
     """One for each ``PIECE`` of the data."""

@@ -32,8 +32,8 @@ class Joined(ABC):
         """Rows of the whole: (end - begin, columns) float32."""
 
 
-class Turns(Joined):
-    """Columns that take turns, as those of gate and up in gpt-oss."""
+class InterleavedColumns(Joined):
+    """Columns of two tensors, interleaved as those of gate and up in gpt-oss."""
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -71,7 +71,7 @@ class Heads(Joined):
         return torch.cat(parts, dim=1).flatten(0, 1)[begin - first * size : end - first * size]
 
 
-JOINS: dict[str, type[Joined]] = {"turns": Turns, "heads": Heads}
+JOINS: dict[str, type[Joined]] = {"turns": InterleavedColumns, "heads": Heads}
 """By their names in ``families``."""
 
 
