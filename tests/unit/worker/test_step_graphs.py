@@ -274,7 +274,8 @@ def test_functions_of_plugins_are_not_captured(directory, compiled_functions):
     registry.plugin = "ideas"
     captures = Captures(compiled_functions)
     plain = make_runner(directory, registry, None)
-    attention = registry.candidates("paged_attention", CPU, DTYPE)["cpu"].call  # can be captured by itself
+    *_, preferred = registry.candidates("paged_attention", CPU, DTYPE).values()
+    attention = preferred.call  # can be captured by itself
     registry.add("paged_attention", Implementation(name="own", call=attention))
     runner = make_runner(directory, registry, captures)
     for end in range(2, 6):
