@@ -294,9 +294,9 @@ class BlockTables:
             if cache not in kept:
                 self.release(cache)
 
-    def expect_shift(self, cache: SequenceCache, num_behind: int) -> None:
-        """Prepare for shifts that leave so many tokens behind those taken out: tokens that are kept in front of them have to keep
-        their blocks if windows reach over all others."""
+    def reserve_for_shift(self, cache: SequenceCache, num_behind: int) -> None:
+        """Prepare a sequence for shifts that leave ``num_behind`` tokens behind those taken out. If a window reaches further back than
+        these, blocks of the tokens in front are kept."""
         cache.keeps_windows = self.windows is not None and not self.windows.fits_in(num_behind)
 
     def shift(self, cache: SequenceCache, begin: int, end: int) -> bool:

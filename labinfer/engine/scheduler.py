@@ -118,7 +118,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         if self._options.context_shift:
-            self._tables.expect_shift(sequence.cache, sequence.max_context - self.shifted(sequence.max_context)[1])
+            self._tables.reserve_for_shift(sequence.cache, sequence.max_context - self.shifted(sequence.max_context)[1])
         self.queues.enqueue(sequence)
 
     def schedule(self) -> BatchPlan | None:

@@ -29,7 +29,7 @@ def test_port_behind_a_firewall_is_named_with_what_to_do(hosts, model):
     assert "rank 1 cannot reach rank 0 on port 29600 (10.99.7.1: timed out" in line
     assert "a firewall may block the ports that ranks listen on" in line and "--port-range LOW-HIGH" in line
     assert any(
-        "labinfer: warning: --port-range 29600-29609 holds for the lifeline only" in text
+        "labinfer: warning: --port-range 29600-29609 holds for the health channel only" in text
         for text in done[0].stderr.splitlines()
     )
 

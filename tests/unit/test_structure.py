@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
 from labinfer.cli.command_table import COMMANDS
@@ -17,6 +19,16 @@ SOURCES = [path for path in (ROOT / "labinfer").rglob("*") if path.suffix in OPE
 def test_every_file_of_the_tree_says_what_it_is():
     for path in SOURCES:
         assert path.read_text(encoding="utf-8").startswith(OPENINGS[path.suffix]), f"{path} does not say what it is"
+
+
+def test_a_class_name_means_one_class():
+    places = defaultdict(list)
+    for path in SOURCES:
+        if path.suffix == ".py":
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    places[node.name].append(str(path.relative_to(ROOT)))
+    assert not {name: paths for name, paths in places.items() if len(paths) > 1}
 
 
 def test_both_readmes_have_the_same_sections_and_commands():

@@ -372,7 +372,7 @@ def _warn_about_ports(runtime: RuntimeOptions) -> None:
     given, ephemeral = runtime.ports, ephemeral_ports()
     if given and ephemeral and not (given[0] <= ephemeral[0] and ephemeral[-1] <= given[-1]):
         logger.warning(
-            "warning: --port-range %s holds for the lifeline only: gloo listens on ports %d-%d of the system; open these too, or "
+            "warning: --port-range %s holds for the health channel only: gloo listens on ports %d-%d of the system; open these too, or "
             'set sysctl net.ipv4.ip_local_port_range="%d %d"',
             runtime.port_range,
             ephemeral[0],

@@ -46,7 +46,7 @@ class CompiledCodes(ctypes.Structure):
         return cls(codes.words.data_ptr(), codes.scales.data_ptr(), pointer, unit)
 
 
-class CompiledCall(ctypes.Structure):
+class CompiledExpertsCall(ctypes.Structure):
     """One call, or one part of it, as experts.cpp has it."""
 
     _fields_ = [
@@ -186,7 +186,7 @@ class CpuExperts:
         for part, is_last in mlps.packed.parts(expert_ids_TA, mlps.first):
             if is_first and not is_last:
                 sums_TD = x_TD.new_empty(len(x_TD), -(-x_TD.shape[1] // PANEL) * PANEL, dtype=torch.float32)
-            call = CompiledCall(
+            call = CompiledExpertsCall(
                 x_TD.data_ptr(),
                 expert_ids_TA.data_ptr(),
                 weights_TA.data_ptr(),

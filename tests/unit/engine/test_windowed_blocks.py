@@ -108,7 +108,7 @@ def test_swap_moves_a_window_and_brings_it_back():
 
 def test_shift_moves_a_window_with_its_tokens():
     tables, cache = make_tables(), SequenceCache()
-    tables.expect_shift(cache, 16)
+    tables.reserve_for_shift(cache, 16)
     assert not cache.keeps_windows and tables.admit(cache, TOKENS, 32)
     run(tables, cache, 32)
     held = cache.windowed.in_use
@@ -119,7 +119,7 @@ def test_shift_moves_a_window_with_its_tokens():
 
 def test_tokens_that_a_shift_keeps_have_blocks_if_a_window_reaches_them():
     tables, cache = make_tables(), SequenceCache()
-    tables.expect_shift(cache, 4)
+    tables.reserve_for_shift(cache, 4)
     assert cache.keeps_windows and tables.admit(cache, TOKENS, 12)
     run(tables, cache, 12, chunk=1)
     assert cache.windowed.num_freed == 0 and used(tables) == 3
