@@ -43,6 +43,15 @@ class IdleFlags:
         return ctypes.addressof(self._flags[rank])
 
 
+class CoreOffer(msgspec.Struct, frozen=True):
+    """Message of a rank to the other ranks of its machine."""
+
+    cpus: list[int]
+    """One CPU of each core that it shares; empty if it shares none."""
+    has_flags: bool
+    """Whether it has ``IdleFlags`` of the same ranks, made for an earlier model."""
+
+
 class SharedCore(ctypes.Structure):
     """A core of another process; ``team.h`` has the same fields."""
 
@@ -81,8 +90,10 @@ def _exchange_cores(
     bound_to = set(group.threads.bound_to)  # excludes the cores of a rank that drafts, which is not in this group
     own = [core[0] for core in everyone[group.rank].cores if bound_to.issuperset(core)][: group.threads.count]
     offer = own if layout.devices[group.rank].type == "cpu" else []
-    offers = machine.all_gather_bytes(msgspec.msgpack.encode(offer))
-    cpus = dict(zip(ranks, (msgspec.msgpack.decode(data, type=list[int]) for data in offers), strict=True))
+    has_flags = isinstance(flags, IdleFlags) and flags.ranks == ranks  # of an earlier model
+    data = machine.all_gather_bytes(msgspec.msgpack.encode(CoreOffer(offer, has_flags)))
+    offers = [msgspec.msgpack.decode(each, type=CoreOffer) for each in data]
+    cpus = {rank: offer.cpus for rank, offer in zip(ranks, offers, strict=True)}
     if len({topology.place(rank).stage for rank in ranks}) == 1 or not all(cpus.values()):
         return []
 
@@ -91,7 +102,7 @@ def _exchange_cores(
             raise NoCompiler("no compiled functions")
         return compiled
 
-    if not isinstance(flags, IdleFlags) or flags.ranks != ranks:
+    if not all(offer.has_flags for offer in offers):
         shared = share_segment(machine, len(ranks) * FLAG_BYTES, load)
         if not isinstance(shared, SharedSegment):
             logger.debug("stages of this machine do not share cores: %s", shared)

@@ -76,6 +76,9 @@ def used_cores(
         flags = group.progress.on_wait
         share_cores(group, machine, layout, topology.place(rank), providers)
         assert group.progress.on_wait is flags, "a further model of these ranks needs no further memory"
+        if rank == 0:  # a layout of one stage, in which the others are spare ranks
+            share_cores(group, None, layout, topology.place(rank), providers)
+        share_cores(group, machine, layout, topology.place(rank), providers)
         if not compiles:
             assert group.progress.on_wait is None
             return {}
