@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -16,6 +17,7 @@ shorten_openmp_spins()  # as a run does, before anything imports torch
 MANY_MODULES = 20
 NUM_FROZEN = pytest.StashKey[int]()
 """Modules that were imported when garbage was frozen last."""
+LAST_FILE = pytest.StashKey[Path]()
 
 gc.disable()  # also as a run does, while modules are imported and tests are collected
 
@@ -41,9 +43,12 @@ def pytest_collection_finish(session):
 
 
 def pytest_runtest_setup(item):
-    """Freeze what earlier tests have imported: every load of a model collects garbage, which takes 0.2 s with Transformers' models."""
-    if len(sys.modules) > item.session.stash[NUM_FROZEN] + MANY_MODULES:
+    """Freeze what an earlier file's tests have imported, once their fixtures are gone: every load of a model collects garbage, which takes
+    0.2 s with Transformers' models."""
+    stash = item.session.stash
+    if item.path != stash.get(LAST_FILE, None) and len(sys.modules) > stash[NUM_FROZEN] + MANY_MODULES:
         freeze_modules(item.session)
+    stash[LAST_FILE] = item.path
 
 
 def freeze_modules(session: pytest.Session) -> None:
