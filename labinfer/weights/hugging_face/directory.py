@@ -11,6 +11,7 @@ from labinfer.base.pooling import PoolingConfig
 from labinfer.weights.files import weight_files
 from labinfer.weights.hugging_face.end_tokens import configured_ends, tokenizer_end
 from labinfer.weights.hugging_face.pooling import read_pooling
+from labinfer.weights.hugging_face.tensor_names import has_head
 from labinfer.weights.json_file import read_json, read_optional
 from labinfer.weights.model_files import ModelFiles, file_endings
 
@@ -53,8 +54,6 @@ class HuggingFaceDirectory(ModelFiles):
         return weight_files(self.path)
 
     def has_head(self) -> bool:
-        from labinfer.weights.hugging_face.output_head import has_head
-
         return has_head(self.path)
 
     def has_different_head(self, names: CheckpointNames) -> bool:

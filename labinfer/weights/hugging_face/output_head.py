@@ -1,27 +1,15 @@
-"""The output head of a checkpoint directory: whether there is one, and whether it differs from the embedding that the config ties it to."""
+"""Whether the output head of a checkpoint directory differs from the embedding that the config ties it to."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from labinfer.base.errors import UserError
 from labinfer.weights.checkpoint_names import CheckpointNames
-from labinfer.weights.files import INDEX_FILE, MAX_HEADER_BYTES, SINGLE_FILE, weight_files
-from labinfer.weights.json_file import need_plain_file, read_json
+from labinfer.weights.hugging_face.tensor_names import has_head
 from labinfer.weights.tensor_files import TensorFiles
-
-
-def has_head(directory: Path) -> bool:
-    """Whether a checkpoint has an output head of its own. True where its files cannot say: whoever reads them tells what is wrong."""
-    try:
-        return any(re.search(r"(?:^|\.)lm_head\.", name) for name in _tensor_names(directory))
-    except (UserError, OSError, ValueError, RecursionError):
-        return True
 
 
 def has_different_head(directory: Path, names: CheckpointNames) -> bool:
@@ -51,22 +39,3 @@ def has_different_head(directory: Path, names: CheckpointNames) -> bool:
     if checkpoint.dtype(weight) == checkpoint.dtype(embedding):
         return any(not torch.equal(ours, theirs) for (_, ours), (_, theirs) in zip(*pieces, strict=True))
     return not torch.equal(*(checkpoint.read(name, shapes[0], whole, torch.float32) for name in (weight, embedding)))
-
-
-def _tensor_names(directory: Path) -> Iterator[str]:
-    """Names of a checkpoint's tensors, by its index or else by the headers of its files.
-
-    Raises:
-        UserError, OSError, ValueError: there are none, or a file is broken.
-    """
-    paths = weight_files(directory)
-    if (directory / INDEX_FILE).exists() and paths != [directory / SINGLE_FILE]:
-        yield from read_json(directory / INDEX_FILE)["weight_map"]
-        return
-    for path in paths:
-        need_plain_file(path)
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > MAX_HEADER_BYTES:
-                raise ValueError(f"a header of {length} bytes")
-            yield from json.loads(file.read(length))

@@ -17,7 +17,7 @@ from labinfer.base.errors import UserError
 from labinfer.functions.cpu.loading import CpuLoading
 from labinfer.weights import tensor_files
 from labinfer.weights.files import INDEX_FILE
-from labinfer.weights.hugging_face.output_head import has_head
+from labinfer.weights.hugging_face.tensor_names import has_head
 from labinfer.weights.model_files import open_model
 from labinfer.weights.slices import TensorSlice
 
