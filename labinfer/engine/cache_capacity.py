@@ -69,7 +69,7 @@ class SlidingWindow:
         max_model_len: int,
         kept: int | None,
     ) -> WindowNeeds | None:
-        """The needs of a model with this window; None where a sequence would have to hold all its tokens all the same.
+        """The needs of a model with this window; None if the window saves no blocks: a sequence needs as many as without it.
 
         Args:
             kept: see ``least_blocks``.

@@ -7,7 +7,7 @@ from labinfer.engine.sequence import Sequence
 from labinfer.engine.spec import EngineSpec
 
 
-def make_proposer(options: SpeculativeOptions, facts: EngineSpec) -> MTPProposer:
+def make_proposer(options: SpeculativeOptions, spec: EngineSpec) -> MTPProposer:
     """The proposer of the method ``mtp``."""
     return MTPProposer()
 

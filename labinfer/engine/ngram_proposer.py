@@ -10,7 +10,7 @@ MAX_MATCHES = 16
 """Earlier occurrences that are compared, the latest first."""
 
 
-def make_proposer(options: SpeculativeOptions, facts: EngineSpec) -> NgramProposer:
+def make_proposer(options: SpeculativeOptions, spec: EngineSpec) -> NgramProposer:
     """The proposer of the method ``ngram``."""
     return NgramProposer(options.prompt_lookup_min, options.prompt_lookup_max)
 

@@ -13,9 +13,9 @@ from labinfer.engine.spec import EngineSpec
 class Proposer(Protocol):
     """Drafts tokens of sequences that decode (speculative decoding, Leviathan et al. 2023, arXiv:2211.17192).
 
-    ``@register("proposer", NAME)`` decorates a function or class that is called as ``make(options, facts)`` and gives a proposer, once
-    for each model, on rank 0, after the ranks have loaded it: ``options`` is the ``SpeculativeOptions``, ``facts`` has the numbers of the
-    model, such as ``facts.vocab_size``. ``--speculative-config '{"method": NAME}'`` chooses it.
+    ``@register("proposer", NAME)`` decorates a function or class that is called as ``make(options, spec)`` and gives a proposer, once
+    for each model, on rank 0, after the ranks have loaded it: ``options`` is the ``SpeculativeOptions``, ``spec`` has the numbers of the
+    model, such as ``spec.vocab_size``. ``--speculative-config '{"method": NAME}'`` chooses it.
 
     Only rank 0 calls a proposer, between steps, so its time is added to that of a step. A draft costs time if it is rejected, and never
     changes an answer: a drafted token counts only where the same one is sampled. So a proposer may keep what it likes, and draw random

@@ -26,9 +26,9 @@ def find_proposer(options: SpeculativeOptions) -> MakeProposer:
     is_file = options.method.endswith(OWN_METHOD)
     make = _read_maker(options.method) if is_file else REGISTRY.find("proposer", options.method)
 
-    def make_proposer(options: SpeculativeOptions, facts: EngineSpec) -> Proposer:
+    def make_proposer(options: SpeculativeOptions, spec: EngineSpec) -> Proposer:
         try:
-            return make(options, facts)
+            return make(options, spec)
         except Exception as error:  # noqa: BLE001 - it may be anybody's code
             raise UserError(
                 f"{FLAG}: {locate(error, source_path(make))} made no proposer: {describe_error(error)}"
@@ -54,5 +54,5 @@ def _read_maker(path: str) -> MakeProposer:
         raise UserError(f"{FLAG}: {locate(error, source.path)} cannot be imported: {describe_error(error)}") from error
     make = getattr(module, OWN_FUNCTION, None)
     if not callable(make):
-        raise UserError(f"{FLAG}: {path} has no function {OWN_FUNCTION}(options, facts); see docs/speculation.md")
+        raise UserError(f"{FLAG}: {path} has no function {OWN_FUNCTION}(options, spec); see docs/speculation.md")
     return make

@@ -75,6 +75,8 @@ class AttentionBatch:
                 [tables[self.table_ptr[b] : self.table_ptr[b + 1]] for b in key],
                 device,
             )
+            if self.state_slots_B is not None:
+                batch = replace(batch, state_slots_B=self.state_slots_B[list(key)])
             self._parts[key] = int64_tensor(chain.from_iterable(rows), device), batch
         return self._parts[key]
 

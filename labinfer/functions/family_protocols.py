@@ -19,7 +19,7 @@ class PackCodes(Protocol):
     """Bring whole numbers of a checkpoint into the layout in which ``Linear`` reads them, none of them rounded again."""
 
     def __call__(self, codes: Codes, dtype: torch.dtype) -> PackedWeight:
-        """The matrix of these outputs and inputs, in the dtype that the codes stand for. Their memory may be the packed one's.
+        """Pack ``codes`` as a matrix of ``dtype``, (outputs, inputs); may take over their memory.
 
         Scales and minima of groups are held in float16 times a power of two of the matrix: those with 11 bits or fewer stay as they
         are. Scales of a table's numbers that are powers of two may be held as exponents.

@@ -49,7 +49,7 @@ class LoadFunctions:
         out_OW[:, : len(words_WO)].copy_(words_WO.T)
 
     def transpose_awq(self, words_IC: torch.Tensor, out_OW: torch.Tensor) -> None:
-        """The same from words of 4 bits along the outputs, in AWQ's order: (I, C) int32 → (8 C, I / 8 rounded up).
+        """Transpose AWQ's words of 4 bits from along the outputs to along the inputs: (I, C) int32 → (8 C, I / 8 rounded up).
 
         Codes of inputs beyond the last are zeros.
 

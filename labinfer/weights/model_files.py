@@ -19,7 +19,7 @@ KIND, DIRECTORY = "model_files", "directory"
 
 class ModelFiles:
     """The files of a model, registered as ``model_files`` under the ending of the file that ``--model`` names (``gguf`` for
-    ``a.gguf``). Whatever is no such file is read by the class that is registered as ``directory``.
+    ``a.gguf``). Every other path is opened by the class that is registered as ``directory``.
 
     An object is made, and asked one question, wherever a process needs to know something of a model; nothing is read before that.
     Processes without torch make it, too: only ``has_different_head``, ``formats`` and ``open_weights`` may import torch. Every method
@@ -62,7 +62,7 @@ class ModelFiles:
         return [self.path]
 
     def has_head(self) -> bool:
-        """Whether there is an output head; True where the files cannot say. A head that ties to the embedding counts."""
+        """Whether there is an output head; True where the files cannot say. A head that is tied to the embedding counts as one."""
         return True
 
     def has_different_head(self, names: CheckpointNames) -> bool:

@@ -1,4 +1,4 @@
-"""LayerProfiler: seconds of dummy steps of a real model runner, repeated until they are known."""
+"""LayerProfiler: times dummy steps of a model runner, repeated until the measurement is stable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""QuotaTimer: seconds that work takes where it goes on for long, also under a CPU quota."""
+"""QuotaTimer: steady-state duration of work, also under a CPU quota (cgroup throttling)."""
 
 from __future__ import annotations
 

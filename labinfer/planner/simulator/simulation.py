@@ -71,7 +71,7 @@ def replay_simulation(path: str) -> Simulation:
     try:
         spec = msgspec.convert(fields, EngineSpec)
     except msgspec.ValidationError as error:
-        raise UserError(f"{path} lacks the facts of its engine ({error}); record it once more with --trace") from None
+        raise UserError(f"{path} lacks the engine's spec ({error}); record it once more with --trace") from None
     places = sorted(tracks, key=lambda track: (track.stage, track.tp_rank))
     tp_sizes = tuple(sum(track.stage == stage for track in tracks) for stage in range(spec.num_stages))
     layers = tuple((stage, stage + 1) for stage in range(spec.num_stages))  # which nobody asks for

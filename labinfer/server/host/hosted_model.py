@@ -29,7 +29,7 @@ class HostedModel:
     slowdown_detector: StageSlowdownDetector | None = None
     """None with one stage."""
     told_drift: Drift | None = None
-    """The last finding of that watch which was looked at."""
+    """Last ``Drift`` of ``slowdown_detector`` that was logged."""
     plan: str = ""
     """The layout beside its alternatives, as a table; empty where nobody has planned it."""
     machine_links: Sequence[MachineLinkInfo] = ()

@@ -23,7 +23,7 @@ RANK = 4
 class GgufModel(ModelFiles):
     """See ``ModelFiles``; the path is that of the only file, or of the first one.
 
-    What the file leaves out of the output head is tied to the embedding, so that it has a head, and one only where it differs.
+    A file without ``output.weight`` ties its LM head to the embedding: ``has_head`` is always true, ``has_different_head`` never.
     """
 
     def config(self) -> dict[str, Any]:
