@@ -1,1 +1,1 @@
-"""From a joined group of ranks to workers that can run: layout, links, weights, measurements."""
+"""Start of a model on the ranks of a group: layout, communicators, weights, startup measurements."""

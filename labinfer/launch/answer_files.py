@@ -1,4 +1,4 @@
-"""AnswerFiles: the files of a model that a rank reads and answers depend on, identified before they are read."""
+"""AnswerFiles: the files that determine a model's output, identified before they are read."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from labinfer.weights.resolve import resolve_model
 
 @dataclass(frozen=True)
 class AnswerFiles:
-    """Files that this rank reads, and their identity on all ranks."""
+    """Files that this rank reads, and the identity of the files that all ranks read."""
 
     find: Callable[[], dict[str, Path]]
-    """Returns the files that this rank reads, by label."""
+    """Returns the paths of the files that this rank reads, by label."""
     stamps: dict[str, str]
     """``stamp`` of each file, by label, taken before the model was loaded."""
     identity: Identity
     """Identity of all files that any rank reads."""
 
     def check_read(self, stamps: Mapping[str, str]) -> None:
-        """Check files that were read before ``identify_answer_files``: their stamps then and now must be equal.
+        """Check files that were read before ``identify_answer_files``: their stamps must not have changed since.
 
         Args:
             stamps: ``stamp`` of each file, by label, taken before it was read; labels that this rank does not read are ignored.
 
         Raises:
-            FilesChanged: a file was written to in between.
+            FilesChanged: a file was written to after ``stamps`` were taken.
         """
         for label in stamps.keys() & self.stamps.keys():
             if stamps[label] != self.stamps[label]:
                 raise FilesChanged(f"{self.identity[label].path} was written to while it was read; start again")
 
     def check_loaded(self) -> None:
-        """Check that no file was written to between ``identify_answer_files`` and now, so that the loaded weights have ``identity``.
+        """Check that no file changed since ``identify_answer_files``, so that the loaded weights match ``identity``.
 
         Raises:
             FilesChanged: a file was written to, is new or is gone.
@@ -67,7 +67,7 @@ class AnswerFiles:
         """Check that the files have the contents that were loaded.
 
         Raises:
-            UserError: one has others, is new, or is gone.
+            UserError: a file has other contents, is new, or is gone.
         """
         if path := changed_path({label: self.identity[label] for label in self.stamps}, self.find()):
             raise UserError(f"{path} has changed since the model was loaded; put the old files back, or start again")
@@ -76,7 +76,7 @@ class AnswerFiles:
         """Files that were written to, are new or are gone since they were identified, by label.
 
         Raises:
-            UserError: a file that has to be there is gone.
+            UserError: a required file is gone.
         """
         paths = self.find()
         written = {label: path for label, path in paths.items() if stamp(path) != self.stamps.get(label)}
@@ -85,12 +85,12 @@ class AnswerFiles:
 
 
 def identify_answer_files(group: RankGroup, options: EngineOptions, directory: Path, layout: Layout) -> AnswerFiles:
-    """Identify the files that this rank is about to read, and compare those that several ranks read; collective.
+    """Identify the files that this rank is about to read, and check that all machines have the same checkpoint; collective.
 
-    One rank reads the contents for all ranks of its machine that see the same files.
+    Of the ranks of a machine that see the same files, one reads the contents.
 
     Raises:
-        CollectiveError: a file cannot be read, or is another one on another machine.
+        CollectiveError: a file cannot be read, or differs between machines.
     """
     has_place, speculative = group.rank in layout.topology.placed_ranks, options.scheduler.speculative_config
     drafts = speculative is not None and bool(speculative.model) and group.rank == speculative.draft_rank
@@ -130,13 +130,13 @@ def setting_stamps(directory: Path) -> dict[str, str]:
     """``stamp`` of each file that a model's config may be read from, by label.
 
     Raises:
-        UserError: the directory is not there.
+        UserError: ``directory`` does not exist.
     """
     return {label: stamp(path) for label, path in setting_files(directory).items()}
 
 
 def _setting_files(options: EngineOptions, directory: Path) -> dict[str, Path]:
-    """Tokenizer, templates and other settings."""
+    """Tokenizer, template and other settings files of rank 0."""
     model = options.model
     files = setting_files(directory)
     if model.tokenizer:
@@ -154,10 +154,10 @@ def _draft_files(name: str, model_dir: str) -> dict[str, Path]:
 
 
 def _check_same(theirs: Identity, mine: Identity, labels: dict[str, str], their_node: str, my_node: str) -> None:
-    """Refuse other contents than another machine's.
+    """Refuse checkpoint files whose contents differ between two machines.
 
     Raises:
-        UserError: a file differs.
+        UserError: a file is missing on the other machine, or differs.
     """
     for label in labels:
         if label not in theirs:

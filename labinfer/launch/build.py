@@ -47,16 +47,18 @@ def build_rank(
     channel: ControlChannel | None = None,
     shares_channel: bool = False,
 ) -> tuple[RankRuntime | DraftRank | None, AnswerFiles]:
-    """Load this rank's share and connect it; collective over the group. Returns its parts, which are None on a spare rank that does
-    not draft, and the files that it read, whose ``check_loaded`` the caller owes.
+    """Build this rank's runtime and load its weights; collective over the group.
+
+    Returns the runtime (None on a spare rank without the draft model), and the files that the rank read. The caller must call
+    ``check_loaded`` on the files.
 
     Args:
-        channel: that of another model of this group, which it is to share; None on a spare rank.
-        shares_channel: whether there is another model; without one a channel is made.
+        channel: control channel of another model of this group, to be shared; None on a spare rank.
+        shares_channel: whether another model owns the control channel; if not, this call makes one.
 
     Raises:
-        CollectiveError: the layout, the checkpoint or the memory is not as it should be, on any rank.
-        FilesChanged: the config was written to meanwhile.
+        CollectiveError: the layout, the checkpoint or the memory is unsuitable on any rank.
+        FilesChanged: the config was written to during the start.
     """
     config_stamps: dict[str, str] = {}
     directory, config = find_model(group, options, lambda path: config_stamps.update(setting_stamps(path)))
@@ -69,7 +71,7 @@ def build_rank(
     placed = layout.topology.placed_ranks
     with (
         group.raise_on_all_ranks() if len(placed) < group.size else nullcontext()
-    ):  # spare ranks wait here, and hear of refusals
+    ):  # spare ranks wait here and receive the placed ranks' errors
         if group.rank in placed:
             return build_placed(comms, options, config, directory, layout, on_progress=on_progress), files
         return build_spare_rank(group, options, layout, comms), files
@@ -85,10 +87,10 @@ def build_placed(
     on_progress: Callable[[int, int], None],
     is_whole: bool = True,
 ) -> RankRuntime:
-    """Build a rank that has a part of the model; collective over these ranks.
+    """Build the runtime of a placed rank (one with a part of the model); collective over the placed ranks.
 
     Args:
-        is_whole: whether the layout has all layers of the checkpoint.
+        is_whole: whether the layout has all layers of the checkpoint. A probe loads only some of them.
     """
     group, scheduling = comms.placed, options.scheduler
     topology, device, place = layout.topology, layout.devices[group.rank], layout.topology.place(group.rank)
@@ -120,7 +122,7 @@ def build_placed(
     layout = dataclasses.replace(layout, loaded_bytes=gather_weight_bytes(group, model))
     with group.raise_on_all_ranks(), memory_for("the draft model's weights", device):
         draft_model = load_draft_model_beside(group, options, layout, providers=providers, weight_cache=weight_cache)
-        # Memory of tuning, decoding and packing, on all ranks before any of them looks how much is free.
+        # Return the memory freed after tuning, decoding and packing, on all ranks before any rank counts its free memory.
         return_freed_memory()
 
     capture = find_capture(providers, device, tp.size)

@@ -1,4 +1,4 @@
-"""cgroup_limits: processor time and memory that a rank has, where the ranks of a node share them."""
+"""cgroup_limits: CPU time and memory that each rank of a node can use."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from labinfer.native.compiler import processor
 
 
 def cpu_share(group: RankGroup) -> float:
-    """CPUs' worth of time that a quota grants this rank, where ranks on the same CPUs share it; infinity without one."""
+    """CPUs that the cgroup quota grants this rank. Ranks on the same CPUs share the quota. Infinity without a quota."""
     here = group.everyone[group.rank]
     return Cgroup().cpu_quota() / sum(info.node == here.node and bool(info.cpus & here.cpus) for info in group.everyone)
 
 
 def describe_hardware(group: RankGroup) -> str:
-    """The processor, and how much of it a rank has."""
+    """Processor model, number of threads and CPU quota of this rank."""
     here, count = group.everyone[group.rank], group.threads.count
     lines = (line.partition(":") for line in processor().splitlines())
     names = [value.strip() for key, _, value in lines if key.strip() == "model name"]
@@ -26,7 +26,7 @@ def describe_hardware(group: RankGroup) -> str:
 
 
 def memory_share(group: RankGroup, device: torch.device) -> int:
-    """Bytes that are free for this rank, where the ranks of its node share them out."""
+    """Free bytes of ``device``'s memory, divided by the number of ranks of the node that use this memory."""
     sharing = group.num_sharing_memory
     if device.type != "cpu":
         here = group.everyone[group.rank]

@@ -1,4 +1,4 @@
-"""choose_layout: the options of a start with the layout that ``--layout`` names."""
+"""choose_layout: engine options with the layout that ``--layout`` names."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ def choose_layout(
     on_progress: Callable[[str], None] = lambda text: None,
     on_report: Callable[[str, Sequence[MachinePairLink]], None] | None = None,
 ) -> EngineOptions:
-    """The options of a start in which ``--layout`` is followed: rank 0 reads the plan, or makes it of what all machines measure,
-    and the others are told. The ranks in it share out the cores. Collective; nothing happens without ``--layout``.
+    """Engine options with the layout of ``--layout`` applied; collective. Without ``--layout`` they are unchanged.
+
+    Rank 0 reads the plan from a file, or makes it from measurements of all machines, and broadcasts it. The placed ranks divide the cores.
 
     Args:
-        on_progress: called with what is measured.
-        on_report: called on rank 0 with a plan that was made, as a table beside its alternatives, for which further searches are
-            needed, and with the links it was made of.
+        on_progress: called with a text that says what is being measured.
+        on_report: called on rank 0 with the report of a plan that was made (a table of it and its alternatives, which takes further
+            searches), and with the links between machines.
 
     Raises:
-        CollectiveError: the plan cannot be read or is not for this model and these machines, or there is none.
+        CollectiveError: the plan cannot be read, is for another model or other machines, or no plan exists.
     """
     layout = options.parallel.layout
     is_auto = layout == AUTO_LAYOUT
@@ -73,11 +74,11 @@ def choose_layout(
             )
         chosen = plan_options(plan, options, nodes)
         chosen.check_group_size()
-    if is_auto:  # these are what was measured, and other starts must not take them for others
+    if is_auto:  # the layout was measured with these options; a later start must not reuse the plan for others
         chosen = dataclasses.replace(chosen, model=options.model)
     group.take_cores(chosen.working_ranks, options.runtime.threads)
     own = room_options(options, options.model.max_model_len or config.max_position)
-    # A user who changes an option that the room depends on wants what comes of it, and gets what there is.
+    # If the user changed an option that the KV capacity depends on, ignore the plan's block count and use all free memory.
     difference = describe_difference(plan, own)
     if group.rank == 0:
         logger.info("--layout %s: %s", layout, describe_plan(plan, nodes))
@@ -100,10 +101,10 @@ def _find_plan(
     first: str,
     on_report: Callable[[str, Sequence[MachinePairLink]], None] | None,
 ) -> SavedPlan:
-    """The best plan with rank 0's machine as the first.
+    """Best plan whose first stage is on machine ``first``.
 
     Raises:
-        UserError: as ``find_plan``.
+        UserError: see ``find_plan``.
     """
     from labinfer.launch.known_plan import find_plan
     from labinfer.planner.make_problem import make_problem
@@ -117,10 +118,10 @@ def _find_plan(
 
 @contextmanager
 def _named(layout: str) -> Iterator[None]:
-    """Name ``--layout`` in errors.
+    """Prefix errors with ``--layout``.
 
     Raises:
-        UserError: those of the block.
+        UserError: an error of the block, prefixed.
     """
     try:
         yield

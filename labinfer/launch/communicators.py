@@ -1,4 +1,4 @@
-"""Communicators of a model, one for each purpose."""
+"""Communicators of a model, one for each purpose: stage, activations, results, control, drafts."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Communicators:
     """Communicators of a model, one for each purpose."""
 
     placed: RankGroup
-    """The ranks that have a place."""
+    """Group of the placed ranks (those with a part of the model)."""
     stage: Communicator
-    """The ranks of this one's stage; itself on a spare rank."""
+    """Ranks of this rank's stage (TP group); this rank alone on a spare rank."""
     activations: Communicator | None
     results: Communicator | None
-    """Both None where there is one stage."""
+    """Sampled results of a step, from the sampling rank to rank 0. ``activations`` and ``results`` are None with one stage."""
     machine: Communicator | None
-    """The placed ranks of this one's machine; itself on a spare rank. None if there is one stage."""
+    """Placed ranks of this rank's machine; this rank alone on a spare rank. None with one stage."""
     channel: ControlChannel | None
-    """None on a spare rank whose first model has made it."""
+    """Control channel of rank 0. None on a spare rank whose first model owns the channel."""
     drafts: ControlChannel | None
-    """From rank 0 to the spare rank that drafts; None where none does."""
+    """Channel between rank 0 and the spare rank with the draft model; None without such a rank."""
 
 
 def make_communicators(
@@ -47,8 +47,9 @@ def make_communicators(
     shares_channel: bool = False,
     may_share: bool,
 ) -> Communicators:
-    """Make the communicators; collective over all ranks, also spare ones, as ``torch.distributed`` wants it. For the arguments see
-    ``build_rank`` and ``connect``."""
+    """Make the communicators of a model. Collective over all ranks, spare ranks included, as ``torch.distributed`` requires.
+
+    See ``build_rank`` for ``channel`` and ``shares_channel``, and ``connect`` for ``may_share``."""
     topology, everyone = layout.topology, range(group.size)
     placed = topology.placed_ranks
     stages = [topology.stage_ranks(stage) for stage in range(topology.num_stages)]
@@ -69,7 +70,7 @@ def make_communicators(
         drafts = ControlChannel(group.split([everyone]), DraftCommand, DraftAnswer, senders)
     placed_group = group.only(placed) if spare else group
     stage = group.split([*stages, *spare], [*carriers, *("cpu" for _ in spare)])
-    if may_share and group.rank in placed:  # the last thing: who has to compile keeps only its own machine waiting
+    if may_share and group.rank in placed:  # last, so that a rank that must compile delays only its own machine
         comms = _share_messages(group, layout, machine, by_machine[group.everyone[group.rank].node], comms)
     activations, results = (comms.pop(), comms.pop()) if has_pipeline else (None, None)
     if not shares_channel:
@@ -88,10 +89,10 @@ def make_communicators(
 def _share_messages(
     group: RankGroup, layout: Layout, machine: Communicator, ranks: Sequence[int], comms: list[Communicator]
 ) -> list[Communicator]:
-    """Have messages between ranks of this machine go through memory, if all of them compute on CPUs; collective over these.
+    """Send messages between ranks of this machine through shared memory, if all of them compute on CPUs; collective over ``ranks``.
 
     Args:
-        ranks: those of the machine that have a place.
+        ranks: placed ranks of the machine.
     """
     if not comms or len(ranks) < 2 or any(layout.devices[rank].type != "cpu" for rank in ranks):
         return comms
@@ -102,10 +103,10 @@ def _share_messages(
 def connect(
     comms: Communicators, layout: Layout, place: Place, *, may_share: bool
 ) -> tuple[TensorParallelCommunicator, PipelineCommunicator | None]:
-    """Exchanges with the ranks of this stage, and with the stages beside it, if there are any; collective over the stage.
+    """Make the communicators of one rank: tensor parallel within its stage, and pipeline (None with one stage). Collective over the stage.
 
     Args:
-        may_share: also through memory, not over the transport alone.
+        may_share: whether the ranks of a stage on CPUs may exchange tensors through shared memory.
     """
     topology, stage = layout.topology, comms.stage
     if may_share and all(layout.devices[rank].type == "cpu" for rank in topology.stage_ranks(place.stage)):

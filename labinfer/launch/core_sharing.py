@@ -19,13 +19,13 @@ from labinfer.native.compiler import NoCompiler
 logger = logging.getLogger(__name__)
 
 FLAG_BYTES = 128
-"""Bytes from a rank's idle flag to the next one's: a cache line and its neighbour."""
+"""Distance in bytes between two idle flags: two cache lines, against false sharing."""
 
 
 class IdleFlags:
-    """A flag for each of ``ranks`` that is 1 while the rank waits; called with whether ``own_rank`` waits.
+    """Idle flag of each rank in ``ranks``: 1 while the rank waits. Calling the object sets the flag of ``own_rank``.
 
-    Helper threads may read the flags at any time, so their memory is never unmapped; later models of the same ranks use it again.
+    Helper threads may read the flags at any time, so the memory is never unmapped. Later models of the same ranks reuse it.
     """
 
     def __init__(self, segment: SharedSegment, ranks: Sequence[int], own_rank: int):
@@ -47,9 +47,9 @@ class CoreOffer(msgspec.Struct, frozen=True):
     """Message of a rank to the other ranks of its machine."""
 
     cpus: list[int]
-    """One CPU of each core that it shares; empty if it shares none."""
+    """One CPU of each core that the rank shares; empty if it shares none."""
     has_flags: bool
-    """Whether it has ``IdleFlags`` of the same ranks, made for an earlier model."""
+    """Whether the rank has ``IdleFlags`` for the same ranks from an earlier model."""
 
 
 class SharedCore(ctypes.Structure):
@@ -61,10 +61,10 @@ class SharedCore(ctypes.Structure):
 def share_cores(
     group: RankGroup, machine: Communicator | None, layout: Layout, place: Place, providers: Sequence[Provider]
 ) -> None:
-    """Let this rank's compiled functions use the cores of other stages' ranks while these wait, and the reverse; collective over ``machine``.
+    """Let compiled functions of this rank use idle cores of other stages' ranks, and the reverse; collective over ``machine``.
 
-    Needs several stages on CPUs of one machine, compiled functions, shared memory, and ranks that are bound to cores of their own. Replaces
-    what an earlier call has set up.
+    Requires several stages on CPUs of one machine, compiled functions, shared memory, and ranks that are bound to distinct cores.
+    Replaces the setup of an earlier call.
 
     Args:
         machine: ranks of the model on this machine, ascending; None if there is one stage.
@@ -87,10 +87,10 @@ def _exchange_cores(
     flags, group.progress.on_wait = group.progress.on_wait, None
     everyone, topology = group.everyone, layout.topology
     ranks = [rank for rank in group.ranks if everyone[rank].node == everyone[group.rank].node]
-    bound_to = set(group.threads.bound_to)  # excludes the cores of a rank that drafts, which is not in this group
+    bound_to = set(group.threads.bound_to)  # without the cores of a draft rank, which is not in this group
     own = [core[0] for core in everyone[group.rank].cores if bound_to.issuperset(core)][: group.threads.count]
     offer = own if layout.devices[group.rank].type == "cpu" else []
-    has_flags = isinstance(flags, IdleFlags) and flags.ranks == ranks  # of an earlier model
+    has_flags = isinstance(flags, IdleFlags) and flags.ranks == ranks  # from an earlier model
     data = machine.all_gather_bytes(msgspec.msgpack.encode(CoreOffer(offer, has_flags)))
     offers = [msgspec.msgpack.decode(each, type=CoreOffer) for each in data]
     cpus = {rank: offer.cpus for rank, offer in zip(ranks, offers, strict=True)}

@@ -1,4 +1,4 @@
-"""LoadedDraftModel: a smaller model that one rank holds whole, with KV blocks of its own, and that drafts for the model of all ranks."""
+"""LoadedDraftModel: a draft model that one rank holds whole, with its own KV blocks."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from labinfer.worker.step_graphs import capture_steps
 
 
 class LoadedDraftModel:
-    """The model without KV blocks, until ``make_cache`` gives it some.
+    """Draft model with loaded weights. It has no KV blocks until ``make_cache``.
 
     Args:
-        options: its own, see ``draft_options``.
-        layout: the layout of the model that it drafts for.
-        providers: prepared for this rank's device.
-        weight_cache: packed weights of earlier starts; None for none.
+        options: options of the draft model; see ``draft_options``.
+        layout: layout of the target model.
+        providers: function providers, prepared for this rank's device.
+        weight_cache: cache of packed weights; None to disable it.
 
     Raises:
-        UserError: it is nowhere, or cannot draft for this model.
+        UserError: the draft model is not found, or cannot draft for the target model.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class LoadedDraftModel:
         config, tp = self.layout.config, TensorParallelCommunicator(LocalCommunicator())
         self._device, self._dtype = self.layout.devices[0], self.layout.dtypes[0]
         registry = make_registry(providers, self.layout.quantization_group_size, self.layout.weights)
-        if registry.has_plugins:  # checks them at this model's sizes
+        if registry.has_plugins:  # checks plugin functions at the draft model's sizes
             make_rank_calls(self.layout, self.place, registry, {})
         self._functions = self.layout.select_functions(self.place, registry)
         checkpoint = open_model(self.directory).open_weights()
@@ -95,16 +95,16 @@ class LoadedDraftModel:
 
     @property
     def place(self) -> Place:
-        """The only place in its layout."""
+        """Place of this rank in the draft model's layout, which has only this one."""
         return self.layout.topology.place(0)
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one of its KV blocks."""
+        """Bytes of one KV block of the draft model."""
         return self.layout.block_bytes(self.place)
 
     def make_cache(self, num_blocks: int, max_num_seqs: int, capture: Capture | None) -> None:
-        """Give it ``num_blocks`` KV blocks, or as many as ``max_num_seqs`` sequences can fill."""
+        """Allocate ``num_blocks`` KV blocks, or fewer if ``max_num_seqs`` sequences cannot fill them."""
         num_blocks = min(num_blocks, self.layout.useful_blocks(max_num_seqs))
         self.sizes = dataclasses.replace(self.sizes, num_blocks=num_blocks)
         cache = KVCacheManager(
@@ -126,27 +126,27 @@ class LoadedDraftModel:
         )
 
     def run(self, plan: BatchPlan) -> BatchResult:
-        """Run a plan's tokens and sample."""
+        """Run the tokens of a plan and sample."""
         batch = self._runner.prepare(plan)
         return self._runner.sample(plan, batch, self._runner.run(plan, batch, None))
 
     def close(self) -> None:
-        """Let go of the weights and the KV cache."""
+        """Free the weights and the KV cache."""
         self._model = self._runner = None
 
 
 def plan_draft_model(
     options: EngineOptions, model_dir: str, layout: Layout, everyone: Sequence[RankInfo]
 ) -> tuple[Path, Layout]:
-    """Directory (or GGUF file) and layout of a draft model, with nothing loaded.
+    """Directory (or GGUF file) and layout of a draft model; loads no weights.
 
     Args:
-        options: its own, see ``draft_options``.
+        options: options of the draft model; see ``draft_options``.
         model_dir: $LABINFER_MODEL_DIR, or empty.
-        layout: the layout of the model that it drafts for.
+        layout: layout of the target model.
 
     Raises:
-        UserError: it is nowhere, or cannot draft for this model.
+        UserError: the draft model is not found, or cannot draft for the target model.
     """
     try:
         directory = resolve_model(options.model.model, model_dir, may_download=True)
@@ -163,7 +163,7 @@ def load_draft_model(
     providers: list[Provider],
     weight_cache: WeightCache | None,
 ) -> LoadedDraftModel:
-    """The draft model of these options on this rank; see ``LoadedDraftModel``."""
+    """Load the draft model of ``options`` on this rank; see ``LoadedDraftModel``."""
     own = draft_options(options, options.scheduler.speculative_config.model, layout)
     return LoadedDraftModel(group, own, layout, providers=providers, weight_cache=weight_cache)
 
@@ -176,7 +176,7 @@ def load_draft_model_beside(
     providers: list[Provider],
     weight_cache: WeightCache | None,
 ) -> LoadedDraftModel | None:
-    """The draft model that rank 0 holds beside its share of the model; None on other ranks, and if no model drafts there."""
+    """Load the draft model that rank 0 holds beside its stage. None on other ranks, and without such a draft model."""
     speculation = options.scheduler.speculative_config
     if group.rank > 0 or speculation is None or not speculation.model or speculation.draft_rank:
         return None

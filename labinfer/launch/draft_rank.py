@@ -1,4 +1,4 @@
-"""The rank beside the stages that holds the draft model: what it runs, and rank 0's channel to it."""
+"""The draft rank: a spare rank that runs the draft model, and rank 0's channel to it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from labinfer.worker.step_graphs import CAPTURED_BYTES, find_capture
 
 
 class RemoteDraftChannel:
-    """Rank 0's channel to the rank that drafts; see ``engine/remote_drafts.py``.
+    """Rank 0's channel to the draft rank; see ``engine/remote_drafts.py``.
 
     Args:
-        channel: to that rank alone.
+        channel: control channel to the draft rank only.
     """
 
     def __init__(self, channel: ControlChannel):
@@ -34,12 +34,12 @@ class RemoteDraftChannel:
         self._awaits = False
 
     def ask(self, request: DraftRequest) -> None:
-        """Send a request; does not wait."""
+        """Send a request without waiting for its answer."""
         self._channel.broadcast(request)
         self._awaits = True
 
     def take(self) -> DraftAnswer | None:
-        """Wait for the answer to the last request; None where it was taken before, or nothing was asked."""
+        """Wait for the answer to the last request; None if it was already taken or no request was sent."""
         if not self._awaits:
             return None
         self._awaits = False
@@ -47,37 +47,36 @@ class RemoteDraftChannel:
         return answer
 
     def end_run(self) -> None:
-        """Let the other rank go, as a run has ended."""
+        """Take a pending answer and tell the draft rank that the run has ended."""
         self.take()
         self._channel.broadcast(EndRun([]))
 
     def close(self) -> None:
-        """Wait until all that was sent has arrived."""
+        """Wait until all sent messages have arrived."""
         self._channel.close()
 
 
 @dataclass(frozen=True)
 class DraftRank:
-    """Parts of the rank that drafts."""
+    """Draft model and control channel of the draft rank."""
 
     model: LoadedDraftModel
     channel: ControlChannel
 
     def follow(self, answer: Callable[[DraftRequest], DraftAnswer]) -> None:
-        """Answer requests until rank 0's run ends. It may take an answer long after it is ready, as it does nothing while there
-        is no work."""
+        """Answer requests until rank 0's run ends. Replies have no timeout: an idle rank 0 may take an answer long after it is ready."""
         while isinstance(request := self.channel.receive("requests for drafts"), DraftRequest):
             self.channel.reply(answer(request), "drafts", math.inf)
 
     def close(self) -> None:
-        """Let go of the weights and the KV cache."""
+        """Free the weights and the KV cache."""
         self.model.close()
 
 
 def build_spare_rank(
     group: RankGroup, options: EngineOptions, layout: Layout, comms: Communicators
 ) -> DraftRank | None:
-    """Build a rank that has no part of the model: with the draft model, or None if it does not draft. Collective over these ranks.
+    """Build a spare rank: with the draft model, or None if it has none. Collective over the spare ranks.
 
     Raises:
         UserError: see ``build_draft_rank``.
@@ -106,19 +105,19 @@ def build_draft_rank(
     providers: list[Provider],
     weight_cache: WeightCache | None,
 ) -> DraftRank:
-    """Load the draft model on this rank, which has no part of the model.
+    """Load the draft model on this spare rank and allocate its KV blocks.
 
     Args:
-        layout: the model's.
+        layout: layout of the target model.
 
     Raises:
-        UserError: it is nowhere, cannot draft for this model, or does not fit.
+        UserError: the draft model is not found, cannot draft for the target model, or does not fit.
     """
     name = options.scheduler.speculative_config.model
     model = load_draft_model(group, options, layout, providers=providers, weight_cache=weight_cache)
     device, scheduling = layout.draft_devices[group.rank], options.scheduler
     free = free_memory(device) // layout.sharing_device(group.rank, group.everyone)
-    if device.type == "cpu" and weight_cache is not None:  # the system calls memory of mapped files available
+    if device.type == "cpu" and weight_cache is not None:  # the system counts memory-mapped files as available memory
         free -= weight_cache.mapped_bytes()
     capture = find_capture(providers, device, 1)
     free -= model.state_bytes + (CAPTURED_BYTES if capture is not None else 0)

@@ -1,4 +1,4 @@
-"""offload_experts: experts of a mixture in a file, as far as they have no room in memory (``--expert-offload``)."""
+"""offload_experts: keeps MoE experts that do not fit in memory in a file (``--expert-offload``)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from labinfer.models.layers.context import StageContext
 def offload_experts(
     context: StageContext, layout: Layout, providers: Iterable[Provider]
 ) -> tuple[StageContext, ExpertOffload | None]:
-    """The context with functions that keep experts in a file, and their offload; None if all experts stay in memory.
+    """Stage context with functions that read experts from a file, and their offload. The offload is None if all experts are in memory.
 
     Raises:
-        UserError: no provider can keep its experts in a file.
+        UserError: no provider supports expert offload.
     """
     if not layout.expert_memory:
         return context, None

@@ -1,4 +1,4 @@
-"""find_model: the directory and config of a model, the same on every rank."""
+"""find_model: directory and config of a model, verified to be equal on every rank."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from labinfer.weights.resolve import resolve_model
 def find_model(
     group: RankGroup, options: EngineOptions, on_found: Callable[[Path], None] = lambda directory: None
 ) -> tuple[Path, ModelConfig]:
-    """The model's directory and config on every rank; one rank of each node may download it first.
+    """Directory and config of the model, on every rank. One rank of each node may download it first.
 
     Args:
         on_found: called with the directory before the config is read.
 
     Raises:
-        CollectiveError: it is nowhere, or not the same everywhere.
+        CollectiveError: the model is not found, or its config differs between ranks.
     """
     model_dir = group.environment.model_dir
     downloads = group.environment.local_rank == 0

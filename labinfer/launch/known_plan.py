@@ -1,4 +1,4 @@
-"""find_plan: the best plan for machines that have measured, or the one that was found for them before."""
+"""find_plan: the best plan for measured machines, cached in a file."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from labinfer.planner.saved_plan import SavedPlan
 from labinfer.planner.search import find_layout, judge
 
 MEMORY_MARGIN = 0.1
-"""Part by which the free memory of a machine may differ from what it was when a plan was found."""
+"""Relative change of a machine's free memory up to which a cached plan is reused."""
 
 
 class KnownPlan(msgspec.Struct, frozen=True):
-    """A plan in a file."""
+    """Cached plan and the free memory that it was found for."""
 
     plan: SavedPlan
     memory: dict[str, int]
-    """Bytes that were free for each rank, by machine."""
+    """Free bytes for each rank, by machine name."""
     losses: dict[str, str] = {}
     """See ``PlanReport.describe_losses``."""
     alternatives: str = ""
-    """See ``PlanReport.describe_alternatives``; empty where nobody has asked for them."""
+    """See ``PlanReport.describe_alternatives``; empty if not requested."""
 
 
 def find_plan(problem: Problem, folder: Path | None, *, explains: bool = False) -> tuple[SavedPlan, str]:
-    """The best plan, and its report. Searching takes long for many machines with many tensor-parallel degrees, and each start would
-    search again; the room for a cache is counted again each time.
+    """Best plan and its report, from the cache if possible: a search is slow with many machines and tensor-parallel degrees. The KV
+    capacity is recomputed on each call.
 
     Args:
-        folder: where plans are remembered.
-        explains: whether to have the report, too, which is empty otherwise.
+        folder: folder of cached plans; None disables the cache.
+        explains: whether to make the report; otherwise the report is empty.
 
     Raises:
         UserError: the model does not fit, or there are too many machines.
@@ -67,7 +67,7 @@ def find_plan(problem: Problem, folder: Path | None, *, explains: bool = False) 
 
 
 def _circumstances(problem: Problem) -> str:
-    """Digest of all that a plan depends on, but memory, of which hardly ever as much is free as before."""
+    """Digest of everything that a plan depends on except free memory, which differs at each start."""
     machines = [
         msgspec.structs.replace(machine, costs=[msgspec.structs.replace(costs, memory=0) for costs in machine.costs])
         for machine in problem.cluster.machines

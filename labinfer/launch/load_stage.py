@@ -36,14 +36,14 @@ def open_stage(
     cache: WeightCache | None,
     is_whole: bool,
 ) -> CheckpointReader:
-    """Open the checkpoint of a model. Rank 0 compares it with the whole model, unless an earlier start did.
+    """Open the checkpoint of a model. Rank 0 checks it against the whole model, unless ``cache`` knows the checkpoint.
 
     Args:
-        cache: packed weights of earlier starts.
+        cache: cache of packed weights.
         is_whole: whether the layout has all layers of the checkpoint.
 
     Raises:
-        UserError: tensors are missing, left over, or have other shapes than the model's.
+        UserError: tensors are missing, unexpected, or have other shapes than the model's.
     """
     config, checkpoint = layout.config, open_model(directory).open_weights()
     check_mtp(options, config, directory, checkpoint.names)
@@ -72,14 +72,14 @@ def load_stage(
     cache: WeightCache | None,
     on_progress: Callable[[int, int], None],
 ) -> nn.Module:
-    """Build a rank's share of the model and load its weights, or map them from ``cache``."""
+    """Build a rank's part of the model and load its weights, or map them from ``cache``."""
     device = layout.devices[place.rank]
     with torch.device("meta"):
         model = model_class(layout.config)(layout.config, context).eval()
     for functions in filter(None, (provider.loading() for provider in providers)):
         checkpoint.functions = functions
     if device.type == "cpu":
-        keep_freed_memory()  # a matrix goes where the one before it was decoded
+        keep_freed_memory()  # each decoded matrix reuses the memory of the one before it
     packed = packed_files(cache, options, layout, place, directory, providers=providers)
     load_weights(model, checkpoint, device, on_progress, packed)
     logger.debug("weights are loaded: %d MiB read", checkpoint.bytes_read >> 20)
@@ -87,7 +87,7 @@ def load_stage(
 
 
 def gather_weight_bytes(group: RankGroup, model: nn.Module) -> tuple[int, ...]:
-    """Bytes of the weights of each rank that has a place, by its number among all; 0 for others. Collective."""
+    """Weight bytes of each placed rank, by rank of the whole group; 0 for other ranks. Collective."""
     counts = group.comm.all_gather(torch.tensor([weight_bytes(model)]))
     by_rank = dict(zip(group.ranks, (int(count) for count in counts), strict=True))
     return tuple(by_rank.get(rank, 0) for rank in range(max(by_rank) + 1))

@@ -1,4 +1,4 @@
-"""Whether a model has the MTP layer that is to draft for it."""
+"""check_mtp: verifies that a model has an MTP layer if one is to draft."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from labinfer.models.registry import model_class
 def check_mtp(
     options: EngineOptions, config: ModelConfig, directory: Path, tensors: Collection[str] | None = None
 ) -> None:
-    """Check that there is an MTP layer, if one is to draft.
+    """Check that the model has an MTP layer, if the options ask for one.
 
     Args:
-        tensors: names of those of the checkpoint; None while it is not open.
+        tensors: names of the checkpoint's tensors; None if it is not open yet.
 
     Raises:
-        UserError: the model's family knows of none, or the checkpoint has none.
+        UserError: the model's family supports no MTP layer, or the checkpoint has none.
     """
     if not options.scheduler.has_mtp:
         return

@@ -1,4 +1,4 @@
-"""memory_for: running out of memory, as a refusal with advice."""
+"""memory_for: reports an out-of-memory error as a UserError with advice."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from labinfer.comm.spmd.address_space import describe_limit
 
 @contextmanager
 def memory_for(what: str, device: torch.device) -> Iterator[None]:
-    """Turn running out of memory into a refusal; torch reports a CPU's as a plain RuntimeError.
+    """Turn an out-of-memory error into a UserError. On CPUs, torch raises a plain RuntimeError.
 
     Raises:
-        UserError: there is no room.
+        UserError: the memory is exhausted.
     """
     try:
         yield

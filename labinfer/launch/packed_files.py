@@ -1,4 +1,4 @@
-"""packed_files: the cache of packed weights for what a rank loads."""
+"""packed_files: the cache of packed weights for the part of the model that a rank loads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def packed_files(
     *,
     providers: list[Provider],
 ) -> PackedFiles | None:
-    """The cache of packed weights for this rank; None where there is none, or weights are not in host memory."""
+    """Cache of packed weights for this rank; None if disabled or if the weights are not in host memory."""
     if cache is None or layout.devices[place.rank].type != "cpu":
         return None
     begin, end = layout.topology.layers[place.stage]

@@ -1,4 +1,4 @@
-"""prefetch_weights: reads the files of a model into the page cache while the start does other things."""
+"""prefetch_weights: reads a model's files into the page cache in the background."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from labinfer.weights.weight_cache import WeightCache
 
 
 def prefetch_weights(environment: LaunchEnvironment, options: EngineOptions) -> None:
-    """Have the system read this rank's share of the model's files, in a thread, where all of them are needed on this node.
+    """Read this rank's share of the model's files into the page cache, in a thread, if one node holds the whole model.
 
-    Nothing is read where other nodes have a part of the model, nor where several ranks have to meet before they know their parts
-    (``--layout``).
+    Reads nothing if other nodes hold a part of the model, or if the ranks must first agree on a plan (``--layout``).
     """
     layout_is_known = environment.world_size == 1 or not options.parallel.layout
     if environment.is_one_node and layout_is_known:

@@ -1,4 +1,4 @@
-"""The providers of this process, and registries of what they bring."""
+"""Function providers of this process, and registries of their implementations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GROUP_SIZE = 64
 
 
 def make_providers() -> list[Provider]:
-    """Providers that ship, then those of plugins. Implementations of later ones are preferred."""
+    """Built-in providers, then those of plugins. Implementations of later providers are preferred."""
     providers = []
     for name in REGISTRY.names("function_provider"):
         with PLUGINS.blame(REGISTRY.entry("function_provider", name).origin):
@@ -22,7 +22,7 @@ def make_providers() -> list[Provider]:
 
 
 def origin(provider: Provider) -> str:
-    """The plugin that a provider comes from; empty for one that ships."""
+    """Plugin that a provider comes from; empty for a built-in one."""
     entries = REGISTRY.plugged_in("function_provider").values()
     return next((entry.origin for entry in entries if entry.part is type(provider)), "")
 
@@ -30,14 +30,14 @@ def origin(provider: Provider) -> str:
 def make_registry(
     providers: Iterable[Provider], group_size: int = GROUP_SIZE, weights: WeightChoice = "auto"
 ) -> FunctionRegistry:
-    """Everything that these providers have ready.
+    """Registry of all implementations of ``providers``.
 
     Args:
-        group_size: inputs that share a scale in int4.
+        group_size: group size of int4: inputs that share a scale.
         weights: see ``FunctionRegistry``.
 
     Raises:
-        UserError: a plugin's provider raises, or takes a name that another one has.
+        UserError: a plugin's provider raises, or registers a name that is taken.
     """
     registry = FunctionRegistry(weights)
     for provider in providers:
@@ -48,5 +48,5 @@ def make_registry(
 
 
 def reference_registry(group_size: int = GROUP_SIZE, weights: WeightChoice = "auto") -> FunctionRegistry:
-    """The reference alone, which runs on any device, also on the meta device."""
+    """Registry of the reference implementation only, which runs on any device, including meta."""
     return make_registry([REGISTRY.find("function_provider", "reference")()], group_size, weights)

@@ -1,4 +1,4 @@
-"""RankRuntime: the parts that a rank runs with."""
+"""RankRuntime: the runtime objects of a rank."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from labinfer.worker.worker import Worker
 
 @dataclass(kw_only=True)
 class RankRuntime:
-    """Parts that a rank runs with."""
+    """Runtime objects of a rank."""
 
     layout: Layout
     place: Place
     directory: Path
-    """The checkpoint's."""
+    """Directory of the checkpoint."""
     channel: ControlChannel
     tp: TensorParallelCommunicator
     pipeline: PipelineCommunicator | None
@@ -38,9 +38,9 @@ class RankRuntime:
     step_times: StepTimes | None
     """Measured seconds of a step; None if no decision depends on them."""
     draft_model: LoadedDraftModel | None = None
-    """Draft model on rank 0."""
+    """Draft model on rank 0; None without one."""
     drafts: RemoteDraftChannel | None = None
-    """Rank 0's link to the spare rank with the draft model."""
+    """Rank 0's channel to the draft rank; None without one."""
 
     def close(self) -> None:
         """Free the weights and KV caches."""

@@ -1,4 +1,4 @@
-"""Step sinks as ``--step-sink`` names them."""
+"""open_sinks: the step sinks of ``--step-sink``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from labinfer.worker.step_sink import StepSinks
 
 
 def open_sinks(chosen: Sequence[str], place: Place) -> StepSinks:
-    """Make the sinks of a rank.
+    """Open the step sinks of a rank.
 
     Args:
         chosen: values of ``--step-sink``: ``NAME`` or ``NAME=ARGUMENT``.
 
     Raises:
-        UserError: a sink refuses its argument. Those made before it are closed.
+        UserError: a sink refuses its argument. Sinks that are already open are closed.
     """
     sinks = StepSinks()
     for text in chosen:

@@ -1,4 +1,4 @@
-"""The functions of a rank: compiled, checked, and chosen by times that the ranks measure together."""
+"""Functions of a rank: compiled, checked, and chosen by autotuning on all ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_providers(group: RankGroup, device: torch.device) -> list[Provider]:
-    """Compile, once on every node, and load the functions that this rank can use; collective."""
+    """Load the functions that this rank can use; one rank of each node compiles them first. Collective."""
     providers, is_first = make_providers(), group.is_first_on_node
     for turn in (True, False):
         with group.raise_on_all_ranks():
@@ -54,7 +54,7 @@ def prepare_providers(group: RankGroup, device: torch.device) -> list[Provider]:
 
 
 def cache_folder() -> Path | None:
-    """Folder for what is kept between runs; None where this user has no home directory."""
+    """Folder of files cached between runs; None if the user has no home directory."""
     try:
         return compiler.default_cache()
     except compiler.NoCompiler:
@@ -64,10 +64,10 @@ def cache_folder() -> Path | None:
 def choose_functions(
     group: RankGroup, options: EngineOptions, layout: Layout, place: Place, providers: Sequence[Provider]
 ) -> Functions:
-    """An implementation of each function for this rank's layers; collective.
+    """Choose the implementation of each function for this rank's layers; collective.
 
     Raises:
-        CollectiveError: ``--functions`` has an unknown name, or names that do not go together, on any rank, or a plugin's function is wrong.
+        CollectiveError: ``--functions`` has an unknown name or incompatible names on any rank, or a plugin's function is wrong.
     """
     overrides, choice = parse_overrides(options.model.functions), None
     with group.raise_on_all_ranks():
@@ -89,7 +89,7 @@ def choose_functions(
 def make_rank_calls(
     layout: Layout, place: Place, registry: FunctionRegistry, overrides: Mapping[str, str]
 ) -> RankCalls:
-    """The calls of one rank's layers, whose implementations of plugins are checked.
+    """Function calls of one rank's layers. Implementations of plugins are checked.
 
     Raises:
         UserError: see ``check_plugins``.
@@ -116,15 +116,15 @@ def tune(
     providers: Sequence[Provider],
     anew: bool = False,
 ) -> Choice:
-    """The fastest implementations on the ranks of this stage; collective over the group.
+    """Choose the fastest implementations over the ranks of this stage; collective over the group.
 
-    All ranks measure at once, since in a run they share the memory as well, and all measure if one of them has to: for the
-    first time, or once more, where its machine was not idle.
+    All ranks measure at the same time, as they share memory bandwidth in a run. All ranks measure if any rank has no cached times, or
+    measured them on a busy machine.
 
     Args:
-        cache: folder in which times are kept between runs; None for nowhere.
-        providers: the sources of the implementations that are timed.
-        anew: whether times that were kept are forgotten.
+        cache: folder of cached times; None disables the cache.
+        providers: providers of the timed implementations.
+        anew: whether to ignore cached times.
     """
     begin = time.perf_counter()
     contested = calls.contested() if is_tuned(layout.dtype(place)) else {}
@@ -159,7 +159,7 @@ def _keep(path: Path, times: Times) -> None:
 
 
 def _file_name(group: RankGroup, layout: Layout, calls: RankCalls, providers: Sequence[Provider]) -> str:
-    """Name of the file for times of these circumstances."""
+    """File name that encodes everything that the times depend on."""
     here = group.everyone[group.rank]
     return file_name(
         labinfer.__version__,

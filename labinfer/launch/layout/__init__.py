@@ -1,1 +1,1 @@
-"""The parts of a model that each rank holds: layers, weights, KV blocks; known before anything is loaded."""
+"""Layout: the layers, weights and KV blocks of each rank, computed before anything is loaded."""

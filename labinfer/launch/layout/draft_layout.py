@@ -1,4 +1,4 @@
-"""make_draft_layout: the layout of a draft model, which one rank holds whole: rank 0 beside its share of the model, or a spare one."""
+"""make_draft_layout: layout of a draft model, which one rank holds whole (rank 0 or a spare rank)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from labinfer.models.config import ModelConfig
 
 
 def draft_options(options: EngineOptions, name: str, layout: Layout) -> EngineOptions:
-    """Options of a draft model: its rank's device, and rank 0's dtype; what the checkpoint holds in codes stays, and nothing else is
-    rounded.
+    """Options of a draft model: device of its rank, dtype of rank 0. A quantized checkpoint stays quantized; other weights are not quantized.
 
     Args:
-        name: the draft model's, as ``--model`` takes it.
-        layout: the model's.
+        name: model name or path of the draft model, as in ``--model``.
+        layout: layout of the target model.
     """
     dtype = str(layout.dtypes[0]).removeprefix("torch.")
     model = dataclasses.replace(
@@ -45,12 +44,12 @@ def make_draft_layout(
     """Build and check the layout of a draft model on its rank.
 
     Args:
-        options: as ``draft_options`` gives them.
-        config: the draft model's.
-        layout: the model's.
+        options: from ``draft_options``.
+        config: config of the draft model.
+        layout: layout of the target model.
 
     Raises:
-        UserError: it cannot draft for this model.
+        UserError: the draft model cannot draft for the target model.
     """
     name, size = options.model.model, layout.config.vocab_size
     if config.vocab_size != size:

@@ -1,4 +1,4 @@
-"""``KVCapacity``: KV blocks and state slots, one number for all ranks, as each holds its layers of every token."""
+"""``KVCapacity``: number of KV blocks and state slots, equal on all ranks because each rank caches its layers of every token."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ from labinfer.weights.weight_cache import WeightCache
 logger = logging.getLogger(__name__)
 
 DEFAULT_SWAP_SPACE = 4
-"""GiB, as vLLM has it."""
+"""Default swap space in GiB, as in vLLM."""
 DEFAULT_SWAP_FRACTION = 0.25
-"""Part of the free host memory that swapping takes, where that is less."""
+"""Largest fraction of the free host memory for the default swap space."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KVCapacity:
-    """Room for keys, values and states, as all ranks have agreed on it."""
+    """Capacity of the KV cache and of the recurrent states, agreed on by all ranks."""
 
     sizes: CacheSizes
-    """Blocks are the least of what each rank has room for, and no more than a plan says; the context is that which fits."""
+    """Cache sizes: the minimum over all ranks, at most ``planned_blocks`` if given. Limits ``max_model_len`` to what fits."""
     blocks_of_rank: tuple[int, ...]
-    """Blocks that each rank with a place has room for."""
+    """Blocks that fit on each placed rank."""
     gain: float = 1.0
-    """Tokens that fit, by those that would if all layers held all tokens."""
+    """Ratio of tokens that fit to those that would fit if sliding-window layers kept all tokens."""
     captured_bytes: int = 0
-    """Bytes of this rank that are left for captured steps, at most."""
+    """Bytes of this rank reserved for captured steps."""
     planned_blocks: int = 0
     """See ``EngineOptions``."""
 
     def describe_windows(self, layout: Layout) -> str:
-        """A text on layers with a window; empty where they have no blocks of their own."""
+        """Text about the block pool of sliding-window layers; empty if they have none."""
         sizes = self.sizes
         if not sizes.window:
             return ""
         return describe_windows(sizes.window, sizes.num_window_blocks, layout.tokens_in(sizes.num_blocks), self.gain)
 
     def describe_shortfall(self, layout: Layout) -> str:
-        """A text that names the stages with less room than a plan says; empty where they have it."""
+        """Text that names the stages with less memory than the plan assumed; empty if the planned blocks fit."""
         num_blocks, places = self.sizes.num_blocks, layout.topology.places
         if num_blocks >= self.planned_blocks:
             return ""
@@ -72,7 +72,7 @@ class KVCapacity:
         )
 
     def describe_limit(self, places: list[Place]) -> str:
-        """A text that names the stages with the least room; empty where all have the same."""
+        """Text that names the stages that limit the number of blocks; empty if all stages fit equally many."""
         num_blocks, least, most = self.sizes.num_blocks, min(self.blocks_of_rank), max(self.blocks_of_rank)
         if num_blocks == self.planned_blocks:
             return f"as many blocks as the plan says; {least} would fit" if least > num_blocks else ""
@@ -88,11 +88,11 @@ class KVCapacity:
 
 
 def describe_windows(window: int, num_window_blocks: int, num_tokens: int, gain: float) -> str:
-    """A text on layers with blocks of their own.
+    """Text about the block pool of sliding-window layers.
 
     Args:
-        num_tokens: that fit into the cache.
-        gain: these by those that would if all layers held all tokens.
+        num_tokens: tokens that fit into the cache.
+        gain: ratio of ``num_tokens`` to the tokens that would fit if all layers kept all tokens.
     """
     text = f"layers with a window of {window} tokens hold no others, in {num_window_blocks} blocks of their own"
     if gain > 1:
@@ -102,21 +102,21 @@ def describe_windows(window: int, num_window_blocks: int, num_tokens: int, gain:
 
 @dataclass(frozen=True, kw_only=True)
 class RankRoom(CacheRoom):
-    """Memory that a rank has for its cache on its device and on its host; all numbers are bytes but the counts and the window."""
+    """Memory that a rank has for its cache on its device and host. Sizes are in bytes."""
 
     free: int
-    """Free for KV blocks and states, of which they may take ``num_bytes``."""
+    """Free bytes; KV blocks and states may take ``num_bytes`` of them."""
     window: int
-    """The largest window of its layers, 0 without any."""
+    """Largest sliding window of the rank's layers in tokens; 0 if none has one."""
     host: int
-    """For blocks in host memory."""
+    """Bytes for KV blocks in host memory."""
     num_host_states: int
     draft_block_bytes: int
-    """Bytes that a draft model takes with each block, among ``block_bytes``; it has none in host memory."""
+    """Bytes of ``block_bytes`` that belong to a draft model's block. Draft blocks are not swapped to host memory."""
 
     @property
     def host_block_bytes(self) -> int:
-        """Bytes in host memory of a block of all layers that see all tokens."""
+        """Bytes in host memory of a block of all full-attention layers."""
         return self.block_bytes - self.draft_block_bytes
 
     def for_host_blocks(self) -> BlockRoom:
@@ -134,14 +134,14 @@ def agree_on_blocks(
     draft_model: LoadedDraftModel | None,
     captured_bytes: int,
 ) -> KVCapacity:
-    """Count the blocks of every rank, once its weights are loaded; collective.
+    """Agree on the number of KV blocks of all ranks, once weights are loaded; collective.
 
     Args:
-        draft_model: the one that this rank holds beside its share of the model.
-        captured_bytes: that captured steps may come to take on it.
+        draft_model: draft model that this rank holds beside its stage.
+        captured_bytes: bytes reserved on this rank for captured steps.
 
     Raises:
-        CollectiveError: a rank has no room for what is needed or asked for.
+        CollectiveError: a rank has too little memory for the required or requested blocks.
     """
     cache, meta = options.cache, layout.meta(place)
     useful = layout.useful_blocks(options.scheduler.max_num_seqs)
@@ -149,13 +149,13 @@ def agree_on_blocks(
     device = layout.devices[group.rank]
     free = free_memory(device) // layout.sharing_device(group.rank, group.everyone)
     weights = WeightCache.from_home(cache.weight_cache_size)
-    if device.type == "cpu" and weights is not None:  # the system calls memory of mapped files available
+    if device.type == "cpu" and weights is not None:  # the system counts memory-mapped files as available memory
         free -= weights.mapped_bytes()
     with group.raise_on_all_ranks():
         host = swap_bytes(group, options, layout, per_block)
         num_host_states = states_that_fit(host, per_state, options.scheduler.max_num_seqs, each=1)
         num_host = min(useful, (host - num_host_states * per_state) // max(1, per_block))
-    if device.type == "cpu":  # both pools are in the same memory
+    if device.type == "cpu":  # both pools use the same memory
         free -= num_host * per_block + num_host_states * per_state
     free -= captured_bytes + (draft_model.state_bytes if draft_model is not None else 0)
     per_draft_block = draft_model.block_bytes if draft_model is not None else 0
@@ -227,12 +227,11 @@ def agree_on_blocks(
 def count_fitting_blocks(
     options: EngineOptions, layout: Layout, rooms: Sequence[CacheRoom], window: int
 ) -> tuple[BlockCounts, WindowNeeds | None]:
-    """The KV blocks of all ranks, without the limit of a plan; and the blocks that layers with a window have use for, None where
-    these hold all tokens.
+    """KV block counts for all ranks, not limited by a plan, and the blocks that sliding-window layers need (None if they keep all tokens).
 
     Args:
-        rooms: of each rank with a place, together with all others in the same memory.
-        window: the largest of any layer, 0 without any.
+        rooms: memory of each placed rank, pooled with the other ranks that use the same memory.
+        window: largest sliding window of any layer, 0 if none has one.
     """
     max_num_seqs, needs = options.scheduler.max_num_seqs, layout.window_needs(options, window)
     block_rooms = [room.for_blocks(max_num_seqs) for room in rooms]
@@ -241,7 +240,7 @@ def count_fitting_blocks(
 
 
 def log_capacity(capacity: KVCapacity, layout: Layout) -> None:
-    """Log what is less than expected: the blocks of a plan, or the context. Called on rank 0."""
+    """Log a capacity below the plan's blocks or below the model's context length. Called on rank 0."""
     if shortfall := capacity.describe_shortfall(layout):
         logger.warning("KV cache: %s", shortfall)
     if not layout.config.is_causal:
@@ -258,7 +257,7 @@ def log_capacity(capacity: KVCapacity, layout: Layout) -> None:
 
 
 def _host_blocks(of_rank: Sequence[RankRoom], blocks: BlockCounts, useful: int) -> tuple[int, int]:
-    """Blocks in host memory of all ranks, and those of windowed layers, in the proportion that the others have."""
+    """Blocks in host memory, of full-attention and of sliding-window layers, in the ratio of the device's blocks."""
     if not blocks.num_window_blocks:
         return min(each.for_host_blocks().whole_blocks(useful) for each in of_rank), 0
     share = blocks.num_window_blocks / blocks.num_blocks
@@ -270,13 +269,13 @@ def _host_blocks(of_rank: Sequence[RankRoom], blocks: BlockCounts, useful: int) 
 
 
 def swap_bytes(group: RankGroup, options: EngineOptions, layout: Layout, per_block: int) -> int:
-    """Host memory of this rank for sequences that are swapped out.
+    """Bytes of host memory of this rank for swapped-out sequences.
 
     Args:
-        per_block: bytes of a block of all layers; 0 where that is not known yet.
+        per_block: bytes of a block of all layers; 0 if not known yet.
 
     Raises:
-        UserError: more is asked for than there is, or less than a block.
+        UserError: ``--swap-space`` exceeds the free memory, or is less than a block.
     """
     mode, gib = options.scheduler.preemption_mode, options.cache.swap_space
     free = free_memory(torch.device("cpu")) // group.num_sharing_memory

@@ -1,4 +1,4 @@
-"""``Layout``: topology, devices and dtypes of a run, and so who holds what."""
+"""``Layout``: topology, devices and dtypes of a run, from which each rank's part follows."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ KV_DTYPES = TORCH_DTYPES | {"int8": torch.int8}
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The parts that each rank holds; equal on every rank."""
+    """Assignment of the model's parts to ranks; equal on every rank."""
 
     config: ModelConfig
     topology: Topology
     devices: Mapping[int, torch.device]
-    """Device of each rank that has a place."""
+    """Device of each placed rank."""
     draft_devices: Mapping[int, torch.device] = field(default_factory=dict)
-    """The spare rank that holds a draft model, if there is one, and its device."""
+    """Rank and device of the spare rank with the draft model; empty without one."""
     dtypes: tuple[torch.dtype, ...]
     """Dtype of each stage's activations and weights."""
     kv_dtypes: tuple[torch.dtype, ...]
     """Dtype of each stage's KV cache."""
     experts: tuple[ExpertCut, ...]
-    """The way in which the ranks of each stage share experts."""
+    """Distribution of experts over the ranks of each stage (TP or expert parallel)."""
     max_model_len: int
     block_size: int
     """Tokens of a KV block."""
     quantizations: tuple[str, ...]
-    """``--quantization`` of each stage: ``int8`` and ``int4`` round what the checkpoint holds in floating point; with ``none``,
-    unlike ``auto``, what it holds in codes is decoded."""
+    """``--quantization`` of each stage. ``int8`` and ``int4`` quantize the checkpoint's floating-point weights; ``none``, unlike ``auto``,
+    dequantizes a quantized checkpoint."""
     quantization_group_size: int = 0
-    """Inputs that share a scale in int4."""
+    """Group size of int4: inputs that share a scale."""
     weights: WeightChoice = "auto"
     """``--weights``."""
     loaded_bytes: tuple[int, ...] = ()
-    """Bytes of each rank's weights, by rank, once they are loaded: what 12 bits do not hold is not known before."""
+    """Weight bytes of each rank, by rank, once loaded: the size of weights compressed to 12 bits is not known before."""
     expert_memory: int = 0
-    """Bytes on each rank for experts, which are all in a file; 0 where all are in memory."""
+    """Bytes of each rank's expert cache, with all experts in a file; 0 if all experts are in memory."""
     is_one_cpu_host: bool = False
     """Whether all stages compute on CPUs of one machine."""
     _meta: dict[Place, StageShapes] = field(default_factory=dict, repr=False, compare=False)
@@ -77,15 +77,15 @@ class Layout:
         return self.block_size * self.meta(place).bytes_per_token
 
     def window_block_bytes(self, place: Place) -> int:
-        """Bytes of one KV block on one rank, over its layers with a window."""
+        """Bytes of one KV block on one rank, over its sliding-window layers."""
         return self.block_size * self.meta(place).window_bytes_per_token
 
     def cache_room(self, place: Place, num_bytes: int, draft_block_bytes: int) -> CacheRoom:
-        """A rank's memory for its cache, and the bytes that a block and a state take of it.
+        """Memory of a rank for its cache, with the bytes of a block and of a state.
 
         Args:
-            num_bytes: for blocks and states; negative where weights alone are too large.
-            draft_block_bytes: bytes that a draft model on this rank takes with each block; 0 without one.
+            num_bytes: bytes for blocks and states; negative if the weights alone are too large.
+            draft_block_bytes: bytes of a draft model's block on this rank; 0 without one.
         """
         windowed = self.window_block_bytes(place)
         return CacheRoom(
@@ -99,45 +99,47 @@ class Layout:
         """Bytes of the KV blocks on one rank.
 
         Args:
-            num_window_blocks: blocks of layers with a window; 0 where they have as many as the others.
+            num_window_blocks: blocks of sliding-window layers; 0 if they share the block count of the other layers.
         """
         windowed = self.window_block_bytes(place)
         others = self.block_bytes(place) - windowed
         return num_blocks * others + (num_window_blocks or num_blocks) * windowed
 
     def weight_bytes(self, place: Place) -> int:
-        """Bytes of a rank's weights in memory, without experts that are in a file alone.
+        """Bytes of a rank's weights in memory, without the experts that are only in a file.
 
-        Before they are loaded they count as plain where ``weights`` is auto.
+        Before loading, weights count as uncompressed if ``weights`` is "auto".
         """
         meta = self.meta(place)
         in_file = max(0, meta.expert_bytes - self.expert_memory) if self.expert_memory else 0
-        if self.loaded_bytes and not self.expert_memory:  # experts in a file are among what was loaded
+        if (
+            self.loaded_bytes and not self.expert_memory
+        ):  # with expert offload, ``loaded_bytes`` also counts experts in the file
             return self.loaded_bytes[place.rank]
         return meta.weight_bytes - in_file
 
     @property
     def least_blocks(self) -> int:
-        """KV blocks without which nothing can be generated: those of a prompt's token and a new one."""
+        """Minimum number of KV blocks: for one prompt token and one new token."""
         return self.blocks_for(2)
 
     def useful_blocks(self, max_num_seqs: int) -> int:
-        """KV blocks of as many of the longest sequences as may run at once; more can never be filled."""
+        """Upper bound of the KV blocks that can be filled: ``max_num_seqs`` sequences of ``max_model_len`` tokens."""
         return max_num_seqs * self.blocks_for(self.max_model_len)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """KV blocks that hold this many tokens."""
+        """KV blocks for ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)
 
     def tokens_in(self, num_blocks: int) -> int:
-        """Tokens that this many KV blocks hold."""
+        """Tokens that ``num_blocks`` KV blocks hold."""
         return num_blocks * self.block_size
 
     def window_needs(self, options: EngineOptions, window: int) -> WindowNeeds | None:
-        """Blocks that layers with a window have use for; None where these hold all tokens as the others do.
+        """Blocks that sliding-window layers need; None if they keep all tokens, as the other layers do.
 
         Args:
-            window: the largest of any layer, 0 without any.
+            window: largest sliding window of any layer, 0 if none has one.
         """
         scheduler = options.scheduler
         return SlidingWindow(window, self.block_size).needs(
@@ -150,22 +152,22 @@ class Layout:
 
     @property
     def all_devices(self) -> dict[int, torch.device]:
-        """Devices of the ranks that have a place, and of the one that drafts for them."""
+        """Devices of the placed ranks and of the draft rank."""
         return {**self.devices, **self.draft_devices}
 
     def memory(self, rank: int, everyone: Sequence[RankInfo]) -> Hashable:
-        """Name of the memory of a rank's device, equal for ranks that draw on the same."""
+        """Identifier of the memory of a rank's device; equal for ranks that share the memory."""
         info, device = everyone[rank], self.all_devices[rank]
         return info.memory if device.type == "cpu" else (info.node, device)
 
     def sharing_device(self, rank: int, everyone: Sequence[RankInfo]) -> int:
-        """Ranks that draw on the same memory as this one."""
+        """Number of ranks that share the memory of ``rank``'s device, including ``rank``."""
         return sum(self.memory(other, everyone) == self.memory(rank, everyone) for other in self.all_devices)
 
     def carrier(self, ranks: Sequence[int], everyone: Sequence[RankInfo]) -> str:
-        """The device type whose library can move tensors between these ranks; ``cpu`` where they must use host memory.
+        """Device type whose communication library can connect ``ranks``; ``cpu`` if tensors must go through host memory.
 
-        Vendors' libraries want one type of device, and a device for each rank.
+        Vendors' libraries (such as NCCL) require one device type, and a separate device for each rank.
         """
         devices = [(everyone[rank].node, self.devices[rank]) for rank in ranks]
         types = {device.type for _, device in devices}
@@ -178,11 +180,11 @@ class Layout:
         overrides: Mapping[str, str] | None = None,
         choice: Choice | None = None,
     ) -> Functions:
-        """An implementation of each function for a rank's device, dtype and quantization; see ``FunctionRegistry.select``."""
+        """Implementation of each function for a rank's device, dtype and quantization; see ``FunctionRegistry.select``."""
         return registry.select(self.devices[place.rank], self.dtype(place), overrides, self.rounding(place), choice)
 
     def stage_context(self, place: Place, tp: TensorParallelCommunicator, functions: Functions) -> StageContext:
-        """Things that the layers of a rank are built with."""
+        """Constructor arguments of the rank's layers."""
         begin, end = self.topology.layers[place.stage]
         device, quantization = self.devices[place.rank], self.quantizations[place.stage]
         return StageContext(
@@ -193,24 +195,24 @@ class Layout:
             last_layer=end,
             is_first=self.topology.is_first(place.stage),
             is_last=self.topology.is_last(place.stage),
-            # Only CPUs have kernels for codes; other devices hold what was decoded.
+            # Only CPUs have kernels for the checkpoint's quantized weights; other devices hold dequantized weights.
             form=lambda matrix: self.config.formats(matrix).form(quantization) if device.type == "cpu" else None,
             experts=self.experts[place.stage],
             names=model_class(self.config).names,
         )
 
     def rounding(self, place: Place) -> str:
-        """Quantization of a rank's matrices that the checkpoint holds in floating point."""
+        """Quantization of a rank's matrices that are floating point in the checkpoint."""
         quantization = self.quantizations[place.stage]
         return "none" if quantization == "auto" else quantization
 
     def quantization_name(self, place: Place) -> str:
-        """Name of a rank's quantization for users: the checkpoint's method, and the rounding of everything else."""
+        """User-visible name of a rank's quantization: the checkpoint's method plus the quantization of its floating-point matrices."""
         method = self.config.formats.method if self.quantizations[place.stage] != "none" else ""
         return " + ".join(name for name in (method, self.rounding(place)) if name not in ("", "none")) or "none"
 
     def meta(self, place: Place) -> StageShapes:
-        """A rank's share of the model without memory behind it; built once."""
+        """Shapes of a rank's part of the model, on the meta device; cached."""
         if place not in self._meta:
             tp = TensorParallelCommunicator(LocalCommunicator(rank=place.tp_rank, size=place.tp_size))
             registry = reference_registry(self.quantization_group_size, self.weights)
@@ -219,7 +221,7 @@ class Layout:
         return self._meta[place]
 
     def whole(self) -> Layout:
-        """The same model on one rank, which with one rank is this layout."""
+        """Layout of this model on a single rank (self if it already is)."""
         if self.topology.num_places == 1:
             return self
         return replace(
@@ -238,13 +240,13 @@ class Layout:
 
 
 def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[RankInfo]) -> Layout:
-    """Build and check the layout. Pure: every rank comes to the same.
+    """Build and check the layout. Pure: every rank computes an equal one.
 
     Args:
-        everyone: all ranks that were started.
+        everyone: all started ranks.
 
     Raises:
-        UserError: the flags, the model and the machines do not fit together.
+        UserError: the flags do not match the model or the machines.
     """
     parallel = options.parallel
     topology = make_topology(
@@ -297,10 +299,10 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
 
 
 def check_context_shift(options: EngineOptions, layout: Layout, place: Place) -> None:
-    """Check that ``--context-shift`` is possible with the layers of a rank.
+    """Check that the layers of a rank support ``--context-shift``.
 
     Raises:
-        UserError: a layer keeps a state, or its keys cannot be rotated again.
+        UserError: a layer has a recurrent state, or its keys cannot be re-rotated.
     """
     if options.scheduler.context_shift and not layout.meta(place).can_shift:
         raise UserError(

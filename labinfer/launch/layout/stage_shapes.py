@@ -1,4 +1,4 @@
-"""``StageShapes``: a rank's share of the model without memory behind it, which answers what the rank needs."""
+"""``StageShapes``: a rank's part of the model on the meta device, for sizes of weights and cache."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from labinfer.weights.loader import pack_weights, weight_bytes
 
 
 class StageShapes:
-    """Built on torch's meta device from the same classes as the stage that runs.
+    """Decoder built on torch's meta device from the same classes as the stage that runs.
 
     Args:
-        context: of the rank, with functions that run on any device.
-        kv_dtype: of its KV cache.
+        context: stage context of the rank, with functions that run on any device.
+        kv_dtype: dtype of the rank's KV cache.
     """
 
     def __init__(self, config: ModelConfig, context: StageContext, kv_dtype: torch.dtype):
@@ -41,23 +41,23 @@ class StageShapes:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the rank's weights, packed as it holds them."""
+        """Bytes of the rank's weights, packed as in memory."""
         return weight_bytes(self._packed)
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes of those of them that are a mixture's experts."""
+        """Bytes of the rank's weights that belong to MoE experts."""
         return sum(module.num_bytes for module in self._packed.modules() if isinstance(module, RoutedExperts))
 
     @property
     def mtp_bytes(self) -> int:
-        """Bytes of those that an MTP layer takes, with the embedding where the rank has it for that alone."""
+        """Bytes of the rank's weights that belong to an MTP layer, with an embedding that only the MTP layer uses."""
         parts = (getattr(self._packed, name, None) for name in ("mtp", "mtp_embedding"))
         return sum(weight_bytes(part) for part in parts if part is not None)
 
     @property
     def mtp_bytes_per_token(self) -> int:
-        """Bytes that a token takes in the KV blocks of that layer."""
+        """Bytes of a token in the KV blocks of the MTP layer."""
         mtp = getattr(self.model, "mtp", None)
         return 0 if mtp is None else mtp.layer.self_attn.cache_spec().bytes_per_token(self._kv_dtype)
 
@@ -67,35 +67,35 @@ class StageShapes:
 
     @cached_property
     def calls(self) -> Counter[FunctionCall]:
-        """Calls of functions that the rank makes for every batch, each with how often."""
+        """Function calls that the rank makes for every batch, with their counts."""
         return collect_calls(self.model)
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that a token takes in the rank's KV blocks."""
+        """Bytes of a token in the rank's KV blocks."""
         return sum(spec.bytes_per_token(self._kv_dtype) for spec in self._cache_specs)
 
     @property
     def window_bytes_per_token(self) -> int:
-        """Bytes of these that are of layers with a window."""
+        """Bytes of a token in the KV blocks of the rank's sliding-window layers."""
         return sum(spec.bytes_per_token(self._kv_dtype) for spec in self._cache_specs if spec.window)
 
     @property
     def window(self) -> int:
-        """The largest window of its layers; 0 without any."""
+        """Largest sliding window of the rank's layers; 0 if none has one."""
         return max((spec.window for spec in self._cache_specs), default=0)
 
     @property
     def is_cache_replicated(self) -> bool:
-        """Whether every tensor-parallel rank keeps all that a token leaves."""
+        """Whether every TP rank caches the whole token instead of its own heads."""
         return all(spec.is_replicated for spec in self._cache_specs)
 
     @property
     def can_shift(self) -> bool:
-        """Whether its layers let tokens be taken out of the context."""
+        """Whether all layers support context shift (removing tokens from the context)."""
         return all(spec.can_shift for spec in self._cache_specs)
 
     @property
     def bytes_per_sequence(self) -> int:
-        """Bytes of state that a sequence takes on the rank, however long it is."""
+        """Bytes of recurrent state of a sequence on the rank, independent of its length."""
         return sum(spec.bytes_per_sequence for spec in self._cache_specs)

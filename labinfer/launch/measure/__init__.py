@@ -1,1 +1,1 @@
-"""Measurements at the start of a model: what steps, layers and links cost on these machines."""
+"""Measurements at startup: costs of steps, layers and links on the machines of this run."""

@@ -1,4 +1,4 @@
-"""Files in which costs and plans are kept for the next start: one for each rank, model, dtype and CPU quota."""
+"""Files that cache costs and plans for later starts: one for each rank, model, dtype and CPU quota."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from labinfer.native.cache_file import Damaged, digest, read_sealed, write_seale
 logger = logging.getLogger(__name__)
 
 FORM = 5
-"""Counts the ways in which costs were measured: files of an earlier one are not found."""
+"""Version of the measuring method and file format. Files of other versions are not used."""
 
 Costs = TypeVar("Costs")
 
@@ -32,10 +32,10 @@ Costs = TypeVar("Costs")
 def read_costs(
     path: Path | None, kind: type[Costs], check: Callable[[Costs], None] = lambda costs: None
 ) -> Costs | None:
-    """Costs, or a plan made from costs, read from a cache file; None if the file is missing, damaged or for other circumstances.
+    """Costs, or a plan made from costs, read from a cache file; None if the file is missing, damaged or invalid.
 
     Args:
-        check: raises a ``UserError`` for costs that cannot be.
+        check: raises a ``UserError`` for impossible costs.
     """
     if path is None:
         return None
@@ -51,7 +51,7 @@ def read_costs(
 
 
 def write_costs(path: Path | None, costs: Any) -> None:
-    """Write the file as a whole, so that several processes may write it at once; a file that cannot be written is left out."""
+    """Write the file atomically, as several processes may write it at once. An error is only logged."""
     if path is None:
         return
     try:
@@ -63,7 +63,7 @@ def write_costs(path: Path | None, costs: Any) -> None:
 def file_name(
     group: RankGroup, options: EngineOptions, layout: Layout, config: ModelConfig, providers: Sequence[Provider]
 ) -> str:
-    """Name of the file for costs of these circumstances."""
+    """File name that encodes everything that the costs depend on."""
     here, place = group.everyone[group.rank], layout.topology.place(group.rank)
     circumstances = digest(
         (labinfer.__version__, FORM),

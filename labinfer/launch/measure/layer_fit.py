@@ -1,4 +1,4 @@
-"""fit_layer: the costs of a layer from steps of which each differs from another one in one thing."""
+"""fit_layer: costs of a layer, fitted to times of steps that differ in one parameter at a time."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from labinfer.planner.costs import LayerCosts, Points
 from labinfer.planner.step_shape import StepShape, tokens_seen
 
 HEAD_ROWS = (1, 8, 9, 32, 64)
-"""Sampled rows."""
+"""Rows of the LM head (sampled rows)."""
 DECODE_ROWS = (1, 2, 4, 8, 9, 16, 32, 33, 64)
-"""Sequences of steps that decode: both sides of every size at which implementations change."""
+"""Batch sizes of decode steps, on both sides of every size at which implementations change."""
 CHUNK_ROWS = (128, 129, 256, 512)
-"""Tokens of chunks of a prompt."""
+"""Chunk sizes of prefill steps in tokens."""
 FEW_TOKENS = 64
-"""Context of the sequences in steps whose attention is not what is measured."""
+"""Context length of the sequences in steps that do not measure attention."""
 CONTEXTS = ((1, 4096), (8, 1024), (64, 1024))
-"""Sequences and the context of each, in steps that measure the attention of decodes."""
+"""Batch sizes and context lengths of steps that measure decode attention."""
 ATTENTION_FRACTION = 0.5
-"""Largest fraction of the time of a step with few tokens that counts as attention. In small models attention costs more per token
-in short steps than in long ones; without this bound the fit would leave no time for the rest of the layer."""
+"""Largest fraction of a short-context step that counts as attention. In small models attention costs more per token in short steps
+than in long ones; without this bound the fit would leave no time for the rest of the layer."""
 CHUNK_BEFORE = (256, 3584)
-"""Tokens of a chunk and those before it, in the step that measures the attention of chunks."""
+"""Chunk size, and tokens before the chunk, of the step that measures prefill attention."""
 
 
 def fit_layer(seconds: Callable[[StepShape], float], *, most_decodes: int, length: int, window: int = 0) -> LayerCosts:
-    """Costs of a layer, from steps of which each differs from another one in one thing.
+    """Fit the costs of a layer to times of steps that differ in one parameter at a time.
 
-    What a decode's or a chunk's attention takes however few tokens are seen counts as work by rows.
+    The constant part of attention, which does not depend on the context length, counts as work per row.
 
     Args:
-        seconds: a layer's part of a step of decodes that see as many tokens each, or of one chunk.
-        most_decodes: sequences that a step can have.
-        length: tokens that a sequence can have.
-        window: tokens that a token sees at most; 0 for all.
+        seconds: time of a layer in a step: of decodes of equal context length, or of one chunk.
+        most_decodes: maximum batch size of a step.
+        length: maximum length of a sequence.
+        window: sliding window in tokens; 0 for full attention.
     """
     few, reach = min(FEW_TOKENS, length), window or length
     by_rows = {rows: seconds(StepShape(rows, rows * few)) for rows in DECODE_ROWS if rows <= most_decodes}
@@ -63,24 +63,24 @@ def fit_layer(seconds: Callable[[StepShape], float], *, most_decodes: int, lengt
 
 
 def _slope(points: Sequence[tuple[float, float, float]]) -> float:
-    """Slope of the line through 0 with the least squares of relative errors, at least 0.
+    """Slope, at least 0, of the least-squares line through the origin, with relative errors.
 
     Args:
-        points: size, seconds, and the seconds that the error of these is compared with.
+        points: size, seconds, and the seconds to which the error is relative.
     """
     points = [(size / base, time / base) for size, time, base in points]
     return max(0.0, sum(x * y for x, y in points) / (sum(x * x for x, _ in points) or 1.0))
 
 
 def _bound(slope: float, points: Sequence[tuple[float, float]]) -> float:
-    """A slope, or the largest one that gives attention ``ATTENTION_FRACTION`` of every step with few tokens.
+    """``slope``, limited so that attention takes at most ``ATTENTION_FRACTION`` of every short-context step.
 
     Args:
-        points: tokens seen in such a step, and its seconds.
+        points: tokens that attention sees in a step, and the step's seconds.
     """
     return max(0.0, min([slope, *(ATTENTION_FRACTION * time / size for size, time in points)]))
 
 
 def make_points(seconds: Mapping[int, float]) -> Points:
-    """Points of seconds by size; what noise makes of them is at least 0."""
+    """Cost points of seconds by size; negative values (noise) become 0."""
     return Points([float(size) for size in seconds], [max(0.0, time) for time in seconds.values()])

@@ -20,31 +20,31 @@ from labinfer.planner.step_shape import StepShape
 from labinfer.worker.model_runner import ModelRunner
 
 BATCH_SECONDS = 0.06
-"""Steps are repeated for so long at least, and their mean is taken …"""
+"""Minimum duration of a batch of repetitions."""
 MAX_STEPS = 200
-"""… unless they are this many."""
+"""Maximum repetitions in a batch."""
 NUM_BATCHES = 3
-"""Batches of steps, of which the median counts: the fastest one of a few is faster than those of a run."""
+"""Batches of repetitions, of which the median counts: the fastest batch would be faster than steps of a run."""
 INPUT_STEPS = 5
-"""Steps whose inputs are timed, each after the layers of another, which leave little of them in a processor's caches, as in a run."""
+"""Repetitions when timing inputs. Layers run before each one and evict the inputs from the CPU caches, as in a run."""
 SLOW_SECONDS = 0.3
-"""Time of a step; those that take longer are run twice, the first run included …"""
+"""Steps that take longer than this run only twice, and both times count (see ``MAX_FIRST_RATIO``)."""
 MAX_FIRST_RATIO = 1.05
-"""… unless that took more than this many times as long as the second: then a third is run, and the first one does not count."""
+"""Ratio of the first run to the second one of a slow step above which the first is a warm-up: a third run replaces it."""
 
 _decode_command = msgspec.msgpack.Decoder(Command)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerProfiler:
-    """Runs plans on this rank's share of the model, together with the ranks of its stage.
+    """Runs plans on this rank's part of the model, together with the ranks of its stage.
 
     Args:
-        comm: the ranks of the stage.
-        tp: the exchanges of their layers.
-        sizes: of the KV cache, whose blocks sequences share where there are too few.
-        vocab_size: token ids.
-        quota_timer: that knows this rank's CPU quota.
+        comm: communicator of the ranks of the stage.
+        tp: tensor-parallel communicator of their layers.
+        sizes: sizes of the KV cache. Sequences share blocks if there are too few.
+        vocab_size: number of token ids.
+        quota_timer: timer that accounts for this rank's CPU quota.
     """
 
     comm: Communicator
@@ -56,20 +56,20 @@ class LayerProfiler:
     quota_timer: QuotaTimer = field(default_factory=QuotaTimer)
 
     def plan(self, shape: StepShape) -> BatchPlan:
-        """A step of decodes that see as many tokens each, or of one chunk."""
+        """Plan of decodes of equal context length, or of one chunk."""
         if shape.chunks:
             return self.chunk(*shape.chunks[0])
         return self.decodes(shape.num_decodes, shape.decode_context // shape.num_decodes)
 
     def decodes(self, count: int, context: int) -> BatchPlan:
-        """A step of one token for each of so many sequences, which see ``context`` tokens each."""
+        """Plan of ``count`` decodes, each with a context of ``context`` tokens."""
         each = self.runner.cache.blocks_for(context)
         tables = [[(i * each + j) % self.sizes.num_blocks for j in range(each)] for i in range(count)]
         tokens = [[(7 + 31 * i + 13 * j) % self.vocab_size for j in range(context)] for i in range(count)]
         return self._plan(tokens, tables, num_tokens=1)
 
     def chunk(self, num_tokens: int, before: int) -> BatchPlan:
-        """A step of so many tokens of a prompt, which see those ``before`` them as well."""
+        """Plan of a prefill chunk of ``num_tokens`` tokens that also attends to ``before`` earlier tokens."""
         count = self.runner.cache.blocks_for(before + num_tokens)
         blocks = [block % self.sizes.num_blocks for block in range(count)]
         tokens = [(7 + 31 * i) % self.vocab_size for i in range(before + num_tokens)]
@@ -98,7 +98,7 @@ class LayerProfiler:
         )
 
     def fill_cache(self, num_tokens: int) -> None:
-        """Run a prompt, and copy its keys and values to all blocks: what was never written may hold numbers that are none."""
+        """Run a prompt and copy its keys and values to all blocks: uninitialized memory may contain NaN."""
         num_blocks = self.runner.cache.blocks_for(num_tokens)
         plan = self.chunk(num_tokens, 0)
         batch = self.runner.prepare(plan)
@@ -112,8 +112,8 @@ class LayerProfiler:
         """Seconds that a step spends in the embedding and the layers.
 
         Args:
-            runner: with only some of the layers.
-            all_rows: whether the last of them computes all rows, and not only those that are sampled.
+            runner: model runner with some of the layers.
+            all_rows: whether the last layer computes all rows, not only the sampled ones.
         """
         batch = self.runner.prepare(plan, all_rows=all_rows)
         seconds = self._time(lambda: self._run(runner, plan, batch))
@@ -121,7 +121,7 @@ class LayerProfiler:
         return seconds
 
     def time_inputs(self, plan: BatchPlan) -> float:
-        """Seconds to build a step's inputs."""
+        """Seconds to prepare the inputs of a step."""
         self.runner.prepare(plan)
         later = self._later(plan)
         seconds, batch = [], []
@@ -133,7 +133,7 @@ class LayerProfiler:
         return statistics.median(seconds)
 
     def time_plan(self, plan: BatchPlan) -> tuple[float, float]:
-        """Seconds to encode a step's plan, and to decode it."""
+        """Seconds to encode the plan of a step, and to decode it."""
         batch = self.runner.prepare(plan)
         later = self._later(plan)
         parts = wire.pack(later)
@@ -147,7 +147,7 @@ class LayerProfiler:
         return statistics.median(encode), statistics.median(decode)
 
     def time_head(self, plan: BatchPlan) -> float:
-        """Seconds from a step's last hidden states to its sampled tokens."""
+        """Seconds of the LM head and sampling of a step."""
         batch = self.runner.prepare(plan)
         hidden_TD = self.runner.run(plan, batch, None).clone()
         seconds = self._time(lambda: self.runner.sample(plan, batch, hidden_TD))
@@ -155,7 +155,7 @@ class LayerProfiler:
         return seconds
 
     def time_embedding(self, plan: BatchPlan) -> float:
-        """Seconds to look up a step's tokens."""
+        """Seconds of the embedding lookup of a step."""
         batch = self.runner.prepare(plan)
         with torch.inference_mode():
             seconds = self._time(lambda: self.runner.model.model.embed_tokens(batch.token_ids_T))
@@ -163,7 +163,7 @@ class LayerProfiler:
         return seconds
 
     def time_layer_inputs(self, plan: BatchPlan) -> float:
-        """Seconds to compute what this stage's layers are told about a step's tokens; 0 where they are told nothing."""
+        """Seconds to compute Gemma's per-layer embeddings of a step on this stage; 0 without them."""
         decoder = self.runner.model
         if (layer_inputs := getattr(decoder.model, "layer_inputs", None)) is None:
             return 0.0
@@ -175,16 +175,16 @@ class LayerProfiler:
         return seconds
 
     def time_sum(self, num_rows: int, width: int, dtype: torch.dtype) -> float:
-        """Seconds of a sum over the ranks of the stage."""
+        """Seconds of an all-reduce over the ranks of the stage."""
         partial_TD = torch.zeros(num_rows, width, dtype=dtype, device=self.device)
         return self._time(lambda: self.tp.all_reduce(partial_TD).flatten()[:1].tolist())
 
     def _run(self, runner: ModelRunner, plan: BatchPlan, batch: ModelInputBatch) -> None:
         hidden_TD = runner.run(plan, batch, None)
-        hidden_TD.flatten()[:1].tolist()  # an accelerator is done when its numbers are here
+        hidden_TD.flatten()[:1].tolist()  # synchronizes an accelerator
 
     def _later(self, plan: BatchPlan) -> BatchPlan:
-        """The same step of sequences that are known by now, as most are."""
+        """``plan`` as a later step of sequences that the runner already knows, as most steps are."""
         entries = [
             msgspec.structs.replace(
                 entry, first_block=len(entry.new_blocks), new_blocks=[], new_tokens=(plan.starts[i].token_ids[-1],)
@@ -197,11 +197,11 @@ class LayerProfiler:
         self.runner.forget([start.seq_id for start in plan.starts])
 
     def _time(self, step: Callable[[], object]) -> float:
-        """Seconds of a step: the median of a few batches' means, or of a slow step the mean of two runs."""
-        first = self._time_batch(step, 1)  # small steps are captured
+        """Seconds of a step: the median of the means of ``NUM_BATCHES`` batches; for a slow step the mean of two runs."""
+        first = self._time_batch(step, 1)  # warm-up: small steps are captured
         estimate = self._time_batch(step, 1)
         slowest = torch.tensor([first, estimate])
-        if self.comm.size > 1:  # all ranks of the stage repeat it as often
+        if self.comm.size > 1:  # all ranks of the stage run the same number of repetitions
             slowest = torch.stack(self.comm.all_gather(slowest)).amax(0)
         first_slowest, slowest_estimate = slowest.tolist()
         if slowest_estimate > SLOW_SECONDS:

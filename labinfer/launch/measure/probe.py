@@ -1,7 +1,7 @@
-"""Costs of hosts: seconds of a model's layers, head and steps on them, measured through the model runner that serves.
+"""Costs of hosts: seconds of a model's layers, head and steps, measured with the model runner that serves.
 
-A few layers of the model are loaded, with both of its ends, and made-up steps are run through them, so that what is measured is
-what runs. They are as many as no cache of a processor holds, since a stage reads its weights from memory.
+Loads a few layers of the model, with embedding and LM head, and runs dummy steps through them. Their weights exceed the CPU
+caches, since a stage reads its weights from memory.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ from labinfer.worker.step_graphs import CAPTURED_BYTES, captures_steps
 logger = logging.getLogger(__name__)
 
 CACHE_FRACTION = 0.25
-"""Part of the free memory that the KV cache takes at most."""
+"""Maximum fraction of the free memory for the KV cache."""
 STARTED_BYTES = 16 << 20
-"""Memory of a CPU that a start takes beside weights until it counts its blocks: for modules, buffers, tables of pages, and pieces of
-freed memory too small to be given back."""
+"""Memory of a CPU rank that a start takes, apart from weights, before it counts its blocks: modules, buffers, page tables, and
+fragments of freed memory."""
 FILL_TOKENS = 128
-"""Tokens of the prompt whose keys and values fill it."""
+"""Length of the prompt whose keys and values fill the cache."""
 MAX_MEASUREMENTS = 4
-"""Measurements of the costs of a model at most, where a disturbed machine gives impossible times."""
+"""Maximum number of repeated measurements while a disturbed machine gives impossible times."""
 FEW_SEQUENCES = 16
-"""Sequences of a step whose inputs are timed beside those of one."""
+"""Batch size of the second step whose inputs are timed; the first one has a batch size of 1."""
 
 
 def probe_cluster(
@@ -89,20 +89,20 @@ def probe_cluster(
     *,
     for_plan: bool = False,
 ) -> Cluster:
-    """Costs of every machine of the group, and links between them; collective. All machines measure at once, as they will run.
+    """Measure the costs of every machine of the group, and the links between them; collective. All machines measure at once, as in a run.
 
     Args:
-        group: without a model, as communicators that were split off end here.
-        on_progress: called with what is measured.
-        for_plan: all tensor-parallel degrees count that machines can have, not only that of the options, and links are remembered
-            as long as costs are.
+        group: rank group without a model: the probe ends split-off communicators.
+        on_progress: called with a text that says what is being measured.
+        for_plan: whether to measure all tensor-parallel degrees that the machines support, not only that of the options. Links are
+            then cached, too.
 
     Raises:
-        CollectiveError: the model, the devices or the memory are not as they should be, on any rank.
+        CollectiveError: the model, the devices or the memory are unsuitable on any rank.
     """
     directory, config = find_model(group, options)
     mtp = config.mtp
-    config = dataclasses.replace(config, mtp=None)  # seconds are those of the model alone, whoever drafts
+    config = dataclasses.replace(config, mtp=None)  # excludes drafting from the measured seconds
     with group.raise_on_all_ranks():
         rounds = all_degrees(group.everyone, config) if for_plan else [split_nodes(group.everyone, options)]
         layouts = [make_unit_layout(options, config, group.everyone, units, group.rank) for units in rounds]
@@ -124,10 +124,10 @@ def probe_cluster(
             timer = _make_timer(group, options, layout, directory, units)
             group.comm.barrier()
             (costs, is_possible), is_known = _measure_until_possible(group, timer, layout, config, on_progress), False
-            del timer  # with what is loaded
+            del timer  # frees the loaded layers
             return_freed_memory()
             write_costs(path if is_possible else None, costs)
-            group.comm.barrier()  # ranks of a unit may still wait for each other's last sums
+            group.comm.barrier()  # ranks of a unit may still be in their last all-reduce
             group.end_splits()
         own.append(
             msgspec.structs.replace(
@@ -159,14 +159,14 @@ def probe_cluster(
 
 
 def _draft_bytes(group: RankGroup, options: EngineOptions, layout: Layout, mtp: LayerConfig | None) -> DraftBytes:
-    """Bytes of an MTP layer on this rank, and on rank 0 of a draft model.
+    """Bytes of an MTP layer on this rank, and of a draft model on rank 0.
 
     Args:
-        layout: of the model without MTP layer, on the ranks that measure together with this one.
-        mtp: this layer; None without.
+        layout: layout of the model without its MTP layer, on the ranks that measure together with this rank.
+        mtp: config of the MTP layer; None without one.
 
     Raises:
-        UserError: the draft model is nowhere, or cannot draft for this model.
+        UserError: the draft model is not found, or cannot draft for this model.
     """
     numbers: dict[str, int] = {}
     if mtp is not None:
@@ -188,11 +188,11 @@ def _draft_bytes(group: RankGroup, options: EngineOptions, layout: Layout, mtp: 
 
 
 def _find_links(group: RankGroup, folder: Path | None, *, may_remember: bool) -> list[MachinePairLink]:
-    """Links between all machines, measured, or as rank 0 remembers them; collective.
+    """Links between all machines, measured or read from rank 0's cache file; collective.
 
     Args:
-        folder: for rank 0's file of them; None where there is none.
-        may_remember: whether those of an earlier start will do.
+        folder: folder of the cache file; None disables the cache.
+        may_remember: whether cached links of an earlier start may be used.
     """
     by_node = ranks_by_node(group.everyone)
     nodes, path = list(by_node), None
@@ -219,7 +219,7 @@ def _find_links(group: RankGroup, folder: Path | None, *, may_remember: bool) ->
 
 def _check_links(links: Sequence[MachinePairLink]) -> None:
     """Raises:
-    UserError: a link cannot be.
+    UserError: a link has impossible values.
     """
     for pair in links:
         check_link(pair.link, f"{pair.a}:{pair.b}")
@@ -228,7 +228,7 @@ def _check_links(links: Sequence[MachinePairLink]) -> None:
 def _make_timer(
     group: RankGroup, options: EngineOptions, layout: Layout, directory: Path, units: Units
 ) -> LayerProfiler:
-    """The layers, loaded on the ranks of each unit; collective."""
+    """Load the layers on the ranks of each unit, and return their profiler; collective."""
     place = layout.topology.place(group.rank)
     carrier = layout.carrier(layout.topology.ranks, group.everyone)
     unit = dataclasses.replace(group, comm=group.split(units), ranks=layout.topology.ranks)
@@ -253,7 +253,7 @@ def _make_timer(
             preemption_mode="recompute",
             max_inflight=1,
             speculative_config=None,
-            # Made-up steps of any size: all layers hold all tokens.
+            # Dummy steps may have any size, so all layers keep all tokens.
             max_num_batched_tokens=layout.max_model_len,
             chunked_prefill_size=layout.max_model_len,
         ),
@@ -282,12 +282,12 @@ def _make_timer(
 def _measure_until_possible(
     group: RankGroup, timer: LayerProfiler, layout: Layout, config: ModelConfig, on_progress: Callable[[str], None]
 ) -> tuple[HostCosts, bool]:
-    """Costs of this rank's unit, measured again on all ranks where a rank has times that no machine takes; collective.
+    """Costs of this rank's unit. If any rank has impossible times, all ranks measure again. Collective.
 
-    Of several measurements the least time of each step counts: load only ever adds to it.
+    Over all measurements, the minimum time of each step counts: other load only adds time.
 
     Returns:
-        The costs, and whether they are possible: what a machine disturbs in each of ``MAX_MEASUREMENTS`` is used once and not kept.
+        The costs, and whether they are possible. If not even after ``MAX_MEASUREMENTS``, they are used once and not cached.
     """
     times: dict[object, float] = {}
 
@@ -315,10 +315,10 @@ def _measure(
     on_progress: Callable[[str], None],
     least: Callable[[object, float], float],
 ) -> HostCosts:
-    """Costs of this rank's unit.
+    """Measure the costs of this rank's unit.
 
     Args:
-        least: called with a step and its seconds; gives the least seconds of this step in all measurements.
+        least: takes a step and its seconds; returns the minimum over all measurements of this step.
     """
     decoder, place, length = timer.runner.model, layout.topology.places[0], timer.sizes.max_model_len
     few = min(FEW_TOKENS, length)
@@ -397,11 +397,11 @@ def _measure(
 
 
 def _measure_inputs(timer: LayerProfiler, few: int, most: int) -> tuple[float, Overheads]:
-    """Seconds of the inputs of a step of one sequence, and what a plan and further sequences take.
+    """Seconds to prepare the inputs of a step of one sequence, and overheads of the plan and of each further sequence.
 
     Args:
-        few: tokens that each sequence sees.
-        most: sequences of another step.
+        few: context length of each sequence.
+        most: batch size of the second step.
     """
     single = timer.decodes(1, few)
     fixed, (encode, decode) = timer.time_inputs(single), timer.time_plan(single)
@@ -414,12 +414,12 @@ def _measure_inputs(timer: LayerProfiler, few: int, most: int) -> tuple[float, O
 def _layer_timer(
     timer: LayerProfiler, numbers: Sequence[int], before: Points, least: Callable[[object, float], float]
 ) -> Callable[[StepShape], float]:
-    """A function of a layer's seconds in a step, sums included; each step is measured once. What a step takes beside its layers
-    counts as theirs: all of it as one layer's in chunks, which take much longer.
+    """Cached function that returns a layer's seconds in a step, all-reduces included. The constant time of a step counts as layer time:
+    divided among the layers for decodes, added to one layer for chunks, which take much longer.
 
     Args:
-        numbers: of the layers that are measured, all of a kind.
-        before: seconds before the first of them, by rows: the embedding, and the inputs of all layers.
+        numbers: indices of the measured layers, all of one kind.
+        before: seconds before the first layer (embedding and per-layer embeddings), by rows.
         least: see ``_measure``.
     """
     runners = {False: timer.runner.part(numbers), True: timer.runner.part(numbers[:1])}
@@ -441,22 +441,22 @@ def _measure_skipped(
     seconds: Callable[[StepShape], float],
     before: Points,
 ) -> Points:
-    """``HostCosts.skipped``, from chunks of which one row is sampled.
+    """Measure ``HostCosts.skipped`` with chunks of which one row is sampled.
 
     Args:
-        numbers: of the layers that are measured, all of the kind of the model's last one.
-        rows: tokens of the chunks.
-        seconds: of such a layer that computes all rows.
+        numbers: indices of the measured layers, all of the kind of the model's last layer.
+        rows: chunk sizes in tokens.
+        seconds: seconds of such a layer when it computes all rows.
         before: see ``_layer_timer``.
     """
     runner, saved = timer.runner.part(numbers[:1]), {0: 0.0}
     for size in rows:
         shape = StepShape(chunks=((size, 0),))
         less = timer.time_layers(timer.plan(shape), runner, all_rows=False) - before.at(size)
-        saved[size - 1] = seconds(shape) - max(0.0, less)  # a layer saves no more than it takes
+        saved[size - 1] = seconds(shape) - max(0.0, less)  # a layer saves no more than its own time
     return make_points(saved) if len(saved) > 1 else Points([], [])
 
 
 def _window(mixer: Mixer) -> int:
-    """Tokens that a token of a layer sees at most; 0 for all, and where the layer has no attention."""
+    """Sliding window of a layer in tokens; 0 for full attention, or without attention."""
     return max((call.window for call in mixer.calls() if isinstance(call, PagedAttentionCall)), default=0)

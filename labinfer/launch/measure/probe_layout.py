@@ -1,4 +1,4 @@
-"""The stage on which a probe measures: a few layers of every kind, with both ends of the model."""
+"""Layout of a probe: one stage of a few layers of every kind, with embedding and LM head."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from labinfer.native.cache_file import digest
 from labinfer.weights.loader import weight_bytes
 
 LEAST_BYTES = 64 << 20
-"""Weights, before they are packed, of as many layers as are loaded of each kind, at least …"""
+"""Minimum weight bytes, before packing, of the loaded layers of each kind."""
 CACHES = 2
-"""… and as many as this many times the machine's last-level caches hold: a stage reads its weights from memory."""
+"""Minimum weight bytes of the loaded layers of each kind, as a multiple of the last-level caches: a stage reads its weights from memory."""
 MIN_LAYERS = 2
-"""Layers of a kind at least, where the model has them; chunks, which hardly wait for weights, run through one."""
+"""Minimum number of layers of each kind, if the model has them. Chunks, which are compute-bound, run through one layer."""
 
 Units = list[tuple[int, ...]]
-"""Ranks of each stage that could be; every rank is in one."""
+"""Ranks of each possible stage; every rank is in exactly one unit."""
 
 
 def split_nodes(everyone: Sequence[RankInfo], options: EngineOptions) -> Units:
-    """The ranks of each stage that could be: neighbours on a node, as many as the tensor-parallel degree.
+    """Divide the ranks of each node into units (possible stages) of the tensor-parallel degree.
 
     Raises:
-        UserError: there are several degrees, or a node's ranks are no multiple of it.
+        UserError: several degrees are given, or the degree does not divide a node's number of ranks.
     """
     degrees = options.parallel.tensor_parallel_size
     if len(degrees) > 1:
@@ -48,9 +48,9 @@ def split_nodes(everyone: Sequence[RankInfo], options: EngineOptions) -> Units:
 
 
 def all_degrees(everyone: Sequence[RankInfo], config: ModelConfig) -> list[Units]:
-    """Units for each of several probes, which have all tensor-parallel degrees that divide a node's ranks and that the model allows.
+    """Units for each of several probes, covering all tensor-parallel degrees that divide a node's ranks and that the model supports.
 
-    Nodes with fewer degrees than others measure their last one again.
+    Nodes with fewer degrees than others repeat their last one.
     """
     nodes = list(ranks_by_node(everyone).values())
     degrees = [
@@ -81,7 +81,7 @@ def _split(ranks: Sequence[int], degree: int) -> Units:
 
 
 def ranks_by_node(everyone: Sequence[RankInfo]) -> dict[str, list[int]]:
-    """Ranks of each node, in the order of the first ones."""
+    """Ranks of each node, in the order of their lowest ranks."""
     by_node: dict[str, list[int]] = {}
     for info in everyone:
         by_node.setdefault(info.node, []).append(info.rank)
@@ -89,15 +89,15 @@ def ranks_by_node(everyone: Sequence[RankInfo]) -> dict[str, list[int]]:
 
 
 def kind_name(layer: LayerConfig) -> str:
-    """Name of a kind of layers, the same for layers of the same shape."""
+    """Name of a kind of layers; equal for layers of equal shapes."""
     return f"{type(layer.mixer).__name__}+{type(layer.mlp).__name__}-{digest(layer)[:6]}".replace("Config", "")
 
 
 def layer_places(layers: Sequence[LayerConfig], num_bytes: Mapping[str, int]) -> dict[str, list[int]]:
-    """For each kind of layers the numbers of its first ones, as many as are measured.
+    """Indices of the layers to measure, by kind: the first ones of each kind.
 
     Args:
-        num_bytes: weights of a layer of each kind.
+        num_bytes: weight bytes of a layer of each kind.
     """
     places: dict[str, list[int]] = {}
     for number, layer in enumerate(layers):
@@ -107,12 +107,12 @@ def layer_places(layers: Sequence[LayerConfig], num_bytes: Mapping[str, int]) ->
 
 
 def measured_bytes() -> int:
-    """Bytes of the weights of each kind of layers that are loaded, before they are packed."""
+    """Minimum weight bytes of the loaded layers of each kind, before packing."""
     return max(LEAST_BYTES, CACHES * last_level_caches())
 
 
 def measured_places(layout: Layout) -> dict[str, list[int]]:
-    """``layer_places`` of the layers of one stage, by their weights in its first rank."""
+    """``layer_places`` of the layers of one stage, by the weight bytes on its first rank."""
     stage = layout.meta(layout.topology.places[0]).model.model.layers
     num_bytes: dict[str, int] = {}
     for number, layer in enumerate(layout.config.layers):
@@ -125,10 +125,10 @@ def measured_places(layout: Layout) -> dict[str, list[int]]:
 def make_unit_layout(
     options: EngineOptions, config: ModelConfig, everyone: Sequence[RankInfo], units: Units, rank: int
 ) -> Layout:
-    """One stage on the ranks that measure together with this one: the first layers of the model, with both of its ends.
+    """Layout of the unit of ``rank`` as one stage: the first layers of the model, with embedding and LM head.
 
     Raises:
-        UserError: as ``make_layout``.
+        UserError: see ``make_layout``.
     """
     unit = next(ranks for ranks in units if rank in ranks)
     length = min(config.max_position, sum(CHUNK_BEFORE), options.model.max_model_len or config.max_position)
@@ -151,7 +151,7 @@ def make_unit_layout(
 
 
 def model_name(config: ModelConfig) -> str:
-    """Name of the shapes of a model's layers and ends."""
+    """Name that identifies the shapes of a model's layers, embedding and LM head."""
     shapes = (
         config.vocab_size,
         config.hidden_size,

@@ -12,15 +12,14 @@ from labinfer.comm.spmd.cgroup import Cgroup
 
 @dataclass(frozen=True)
 class QuotaTimer:
-    """Times work.
+    """Times work under a CPU quota.
 
-    A quota lets a process run at full speed until its part of a period is used up, and stops it until the next one, at ticks of the
-    kernel and with the excess to be paid for. So a few milliseconds of work take the time of a whole CPU or that of a long pause, by
-    when they begin. Where work goes on for many periods it takes the CPU time of its threads over the CPUs that the quota grants, and no
-    less than the time in which it was not stopped.
+    A quota lets a process run at full speed until its quota of the period is used up, then stops it until the next period. A few
+    milliseconds of work therefore take either no pause or a long one, depending on when they begin. Over many periods, work takes the CPU
+    time of its threads divided by the CPUs of the quota, and at least the time in which it was not throttled.
 
     Args:
-        cpus: CPUs' worth of time that a quota grants this process; infinity without one.
+        cpus: CPUs that the quota grants this process; infinity without one.
     """
 
     cpus: float = math.inf

@@ -1,4 +1,4 @@
-"""StartupProfiler: times of a step by its size, of a hop and of what is swapped, measured once before the first request."""
+"""StartupProfiler: seconds of steps by batch size, of a hop between stages and of swaps, measured before the first request."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.worker import Worker
 
 BATCH_SIZES = (1, 8, 64)
-"""Decoding sequences."""
+"""Batch sizes of decode steps."""
 DRAFT_ROWS = (1, 2, 4, 8, 16)
-"""Rows of one sequence, where steps also run drafted tokens; the first one has none."""
+"""Rows of one sequence in steps that verify drafts: the sampled token and 0 to 15 drafted ones."""
 DRAFT_ROUNDS = 5
-"""Repetitions of a step with drafts: what is captured is so from the third one on."""
+"""Repetitions of a step with drafts. Steps are captured from the third repetition on."""
 ROUNDS = 3
-"""Repetitions of which the fastest counts: others run on the machine too."""
+"""Repetitions, of which the fastest counts, as the machine may have other load."""
 RING_BYTES = BatchResult.max_bytes(1) + EntryResult.max_bytes(num_samples=1)
 
 
 @dataclass(frozen=True)
 class DummyActivations:
-    """Activations in place of those of the previous stage; see ``comm.pipeline.Arrival``."""
+    """Activations in place of the previous stage's; see ``comm.pipeline.Arrival``."""
 
     hidden_TD: torch.Tensor
 
@@ -52,9 +52,9 @@ class DummyActivations:
 
 @dataclass(frozen=True)
 class StartupProfiler:
-    """Runs steps of made-up sequences through this rank's part of the model.
+    """Runs steps of dummy sequences through this rank's part of the model.
 
-    They differ as those of requests do: a mixture sends each token to experts of its own, and each sequence has a state.
+    The sequences differ as those of requests do: tokens select different experts, and each sequence has its own state.
     """
 
     layout: Layout
@@ -62,10 +62,10 @@ class StartupProfiler:
     worker: Worker
     pipeline: PipelineCommunicator | None
     cache: KVCacheManager
-    """KV cache of the model, in which nothing has to be kept yet."""
+    """KV cache of the model; its contents may be overwritten."""
 
     def measure(self, group: RankGroup, options: SchedulerOptions, cache_sizes: CacheSizes) -> StepTimes:
-        """Time steps, hops and swaps, and gather what all ranks measured; collective."""
+        """Time steps, hops and swaps, and gather the times of all ranks; collective."""
         most = min(options.max_num_seqs, options.max_num_batched_tokens, cache_sizes.num_states or options.max_num_seqs)
         sizes = [size for size in BATCH_SIZES if size <= most]
         room = min(
@@ -83,7 +83,7 @@ class StartupProfiler:
         mine = [min(self._time_with_others(group, size, number) for number in range(ROUNDS)) for size in sizes]
         alone: list[float] = []
         for stage in range(self.layout.topology.num_stages):
-            group.comm.barrier()  # the others wait in the next one
+            group.comm.barrier()  # ranks of other stages wait at the next barrier
             if stage == self.place.stage and self.pipeline is not None:
                 alone = [min(self._time_step(size, number) for number in range(ROUNDS)) for size in sizes]
         group.comm.barrier()
@@ -127,18 +127,17 @@ class StartupProfiler:
         )
 
     def _time_with_others(self, group: RankGroup, size: int, number: int, rows: int = 1) -> float:
-        """Seconds of a step that all stages begin at once, as they do while requests run."""
+        """Seconds of a step that all stages begin at the same time, as under load."""
         if self.pipeline is not None:
             group.comm.barrier()
         return self._time_step(size, number, rows)
 
     def _time_step(self, size: int, number: int, rows: int = 1) -> float:
-        """Seconds of a step of so many sequences, with tokens from all over the vocabulary; all write to the first blocks.
+        """Seconds of a step of ``size`` sequences, with tokens from all over the vocabulary. All sequences write to the first blocks.
 
         Args:
-            number: of the round; each has tokens of its own.
-            rows: tokens of each sequence, behind each of which one is sampled; where an MTP layer drafts, it drafts as many as all but
-                one of them, which so are in the time.
+            number: index of the repetition; each has other tokens.
+            rows: tokens of each sequence, all sampled. With an MTP layer the step also drafts ``rows - 1`` tokens.
         """
         sequences, vocab_size = range(size), self.layout.config.vocab_size
         tokens = [(seq_id * ROUNDS + number) * vocab_size // (size * ROUNDS) for seq_id in sequences]
@@ -179,16 +178,16 @@ class StartupProfiler:
         if self.layout.topology.is_last(self.place.stage):
             self.worker.sample(plan, batch, hidden_TD)
         else:
-            hidden_TD.flatten()[:1].tolist()  # an accelerator is done when its numbers are here
+            hidden_TD.flatten()[:1].tolist()  # synchronizes an accelerator
         seconds = time.perf_counter() - begin
         self.worker.runner.forget(list(sequences))
         return seconds
 
     def _time_ring(self, group: RankGroup, number: int) -> float:
-        """Seconds from sending a token's activations off on stage 0 to having its successor on rank 0; 0 on others."""
+        """Seconds from sending a token's activations on stage 0 to receiving the result on rank 0; 0 on other ranks."""
         place, topology, step_id = self.place, self.layout.topology, -1 - number
         hidden_TD = self._hidden(1, number)
-        if topology.place(0).stage > 0:  # nothing comes back to stage 0, which would run ahead
+        if topology.place(0).stage > 0:  # stage 0 receives no result, so a barrier keeps it from running ahead
             group.comm.barrier()
         begin = time.perf_counter()
         has_result = place.rank == 0 and self.pipeline.results_travel
@@ -204,7 +203,7 @@ class StartupProfiler:
         return time.perf_counter() - begin if place.rank == 0 else 0.0
 
     def _time_swap(self, *kinds: MoveKind) -> float:
-        """Seconds to move the first block or state to the host pool and back."""
+        """Seconds to swap the first block or state to host memory and back."""
         seconds = []
         for _ in range(ROUNDS):
             begin = time.perf_counter()
@@ -213,7 +212,7 @@ class StartupProfiler:
         return min(seconds)
 
     def _hidden(self, size: int, number: int) -> torch.Tensor:
-        """(T, D) activations of this stage's type, each row another one; the same on all ranks, which choose the same experts."""
+        """Random activations (T, D) in this stage's dtype; equal on all ranks, so that they select the same experts."""
         hidden_TD = torch.randn(
             size, self.layout.config.activation_size, generator=torch.Generator().manual_seed(number)
         )
