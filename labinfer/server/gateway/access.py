@@ -1,4 +1,4 @@
-"""ApiKeys: the callers of a server, and what is derived from their keys."""
+"""ApiKeys: API keys, and the names, salts and owner ids derived from them."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ COMMENT = "#"
 
 @dataclass(frozen=True)
 class ApiCaller:
-    """Whoever holds one API key."""
+    """Holder of one API key."""
 
     name: str
-    """For logs and limits; no part of the key."""
+    """Name in logs and limits; contains no part of the key."""
     cache_salt: str = field(default="", repr=False)
-    """Callers with different keys have different ones, so that they never share KV blocks."""
+    """Cache salt; differs between keys, so that callers never share KV blocks."""
     owner: str = field(default="", repr=False)
-    """For what is kept on disk: the same wherever the secret of ``ApiKeys`` is, whatever the key is called."""
+    """Owner id of stored files. Depends on the key and on the secret of ``ApiKeys``, not on ``name``."""
 
     def user_for(self, named: str) -> str:
-        """Whom the engine takes turns with (``--scheduling-policy fair``): users of different keys are different ones."""
+        """User id for the scheduler (``--scheduling-policy fair``), prefixed with the key's name: keys never share a user."""
         return f"{self.name}/{named}" if self != ANONYMOUS else named
 
     def salt_for(self, requested: str | None) -> str:
-        """The salt of a request with a ``cache_salt`` of its own: it parts a caller's requests, and joins no others'."""
+        """Cache salt of a request: the caller's, extended by its own ``cache_salt``. Separates the requests of one caller; never matches another's."""
         return self.cache_salt + (requested or "")
 
 
 ANONYMOUS = ApiCaller("anonymous")
-"""Everyone, where no key is needed."""
+"""Caller of every request if no key is required."""
 
 
 class ApiKeys:
-    """The keys that open the server; without any, everyone is ``ANONYMOUS``.
+    """API keys of the server; without keys, every caller is ``ANONYMOUS``.
 
-    The keys themselves are not kept, only their lengths, and digests under a secret of this process. Salts for the KV cache are such
-    digests too: who learns one can neither find the key nor try keys against it.
+    The keys themselves are not stored, only their lengths and keyed digests with a secret of this process. Cache salts are such
+    digests too: a leaked salt reveals no key and cannot be used to test guesses.
 
     Args:
         keys: key and name of each caller.
-        secret: one that was kept, where owners are to be the same as before.
+        secret: a stored secret, to keep owner ids stable across restarts; empty for a random one.
     """
 
     def __init__(self, keys: dict[str, str], secret: bytes = b""):
@@ -64,17 +64,17 @@ class ApiKeys:
     def load(
         cls, keys: tuple[str, ...] = (), file: str = "", may_be_short: bool = False, secret: bytes = b""
     ) -> ApiKeys:
-        """The keys of ``--api-key`` and those of ``--api-key-file``.
+        """Load the keys of ``--api-key`` and ``--api-key-file``.
 
-        A line of the file is a key, or a name, white space and a key. Empty lines and those that begin with ``#`` are
-        passed over. A key without a name is called ``key-N``, the N-th of all.
+        A line of the file is a key, or a name, white space and a key. Empty lines and lines that begin with ``#`` are skipped.
+        A key without a name is called ``key-N``, where N counts all keys.
 
         Args:
-            may_be_short: whether a key may have fewer than ``MIN_KEY_LENGTH`` characters: only this machine can reach the server.
+            may_be_short: allow keys of fewer than ``MIN_KEY_LENGTH`` characters, as the server is reachable from this machine only.
 
         Raises:
-            UserError: the file cannot be read or holds no key; a key is too short, no visible ASCII, or there twice; a
-                name is there twice. The text says where, and never holds a key.
+            UserError: the file cannot be read or holds no key; a key is too short, not visible ASCII, or a duplicate; a name is a
+                duplicate. The message gives the place, and never contains a key.
         """
         entries = [(f"--api-key no. {number}", "", key) for number, key in enumerate(keys, 1)]
         if file:
@@ -103,8 +103,8 @@ class ApiKeys:
         return bool(self._callers)
 
     def mask(self, text: str, size: int) -> str:
-        """The first ``size`` characters of a text, with ``***`` for each key that begins in them: somebody may have put it in the
-        wrong place. Keys may have any signs in them, so each place is looked at."""
+        """First ``size`` characters of ``text``, with ``***`` in place of each key that begins in them (a user may have pasted a key
+        into the wrong field). A key may contain any visible character, so a match is tried at every position."""
         shown, place = [], 0
         while place < min(size, len(text)):
             fitting = (length for length in self._lengths if place + length <= len(text))
@@ -114,17 +114,17 @@ class ApiKeys:
         return "".join(shown)
 
     def authenticate(self, authorization_header: str | None, key_header: str | None = None) -> ApiCaller:
-        """The caller whose key a request has in its ``Authorization: Bearer KEY`` (RFC 6750), or else in ``x-api-key``.
+        """Return the caller whose key is in ``Authorization: Bearer KEY`` (RFC 6750), or else in ``x-api-key``.
 
-        The time it takes depends on the length of what was sent, not on what any key is.
+        Constant-time comparison: the duration depends on the length of the header only.
 
         Raises:
-            ApiError: a key is needed, and there is none, or none that is valid.
+            ApiError: a key is required, and the request has none or an invalid one.
         """
         if not self.required:
             return ANONYMOUS
         scheme, _, key = (authorization_header or "").strip().partition(" ")
-        if scheme.lower() != "bearer" and key_header:  # as Anthropic's clients send it
+        if scheme.lower() != "bearer" and key_header:  # header of Anthropic's clients
             scheme, key = "bearer", key_header
         key = key.strip()
         if scheme.lower() != "bearer" or not key:
@@ -133,7 +133,7 @@ class ApiKeys:
             )
         sent = self._key_digest(key)
         match = None
-        for digest, caller in self._callers:  # all of them, wherever the right one stands
+        for digest, caller in self._callers:  # no early exit: constant time
             if hmac.compare_digest(digest, sent):
                 match = caller
         if match is None:
@@ -143,10 +143,10 @@ class ApiKeys:
         return match
 
     def caller(self, owner: str) -> ApiCaller:
-        """The caller whose files are this owner's.
+        """Return the caller with the owner id ``owner``.
 
         Raises:
-            UserError: there is none any more.
+            UserError: no key of this server has that owner id.
         """
         callers = [caller for _, caller in self._callers] or [ANONYMOUS]
         for caller in callers:
@@ -162,12 +162,12 @@ class ApiKeys:
         return self._digest(key, b"labinfer key")
 
     def _digest(self, key: str, purpose: bytes) -> bytes:
-        data = key.encode("utf-8", "surrogatepass")  # headers may hold anything
+        data = key.encode("utf-8", "surrogatepass")  # a header may contain any characters
         return hashlib.blake2b(data, key=self._secret, person=purpose, digest_size=32).digest()
 
 
 def _read_file(file: str) -> list[tuple[str, str, str]]:
-    """Place, name or "", and key of each line that has one."""
+    """(place, name or "", key) of each line that holds a key."""
     try:
         text = Path(file).read_bytes().decode("utf-8-sig")
     except OSError as error:

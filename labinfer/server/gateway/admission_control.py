@@ -1,13 +1,13 @@
-"""AdmissionControl: admits requests within the bounds of each caller and of all open requests.
+"""AdmissionControl: admission and rate limits, per caller and for the whole server.
 
-A caller is an API key, or within it the user that a request names (OpenAI's ``user``). Whoever holds a key is trusted
-to tell its users apart; what cannot be talked around is the bound on all open requests.
+A caller is an API key, or a user within a key (OpenAI's ``user``). The holder of a key is trusted to separate its users;
+the limit on all open requests holds whatever users a caller claims.
 
-The budget of tokens is a bucket that holds a minute's worth and fills steadily. A window that slides would have to
-remember every charge of the last minute; a bucket is two numbers, and says exactly when there is budget again. How much
-a request will generate is not known when it comes. So one is admitted while anything is left: its prompt is charged at
-once, its answer as it grows, and what goes beyond the budget is a debt that fills up first. On the average no caller
-gets more than its tokens a minute, and no prompt is too long ever to be admitted.
+The token limit is a token bucket that holds one minute's budget and refills steadily. A sliding window would store every
+charge of the last minute; a bucket is two numbers and gives the exact ``Retry-After``. The output length of a request is
+unknown at admission. A request is therefore admitted while any budget is left: its prompt is charged at once, its output
+as it is generated, and the excess becomes a debt that refills first. On average no caller exceeds its tokens per minute,
+and a prompt of any length can be admitted eventually.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ LOADING_SECONDS = 5.0
 """``Retry-After`` while models are loaded, in seconds."""
 MAX_USER_LENGTH = 256
 MAX_REMEMBERED = 4096
-"""Callers in debt that have nothing open. Beyond so many, those with the least debt are forgiven."""
+"""Idle accounts with a rate-limit debt that are kept. Above this number, the accounts with the least debt are dropped."""
 FIRST_SWEEP = 64
 
 
 class AdmissionControl:
-    """Admits requests. For one event loop; not for threads.
+    """Admits requests. Belongs to one event loop; not thread-safe.
 
     Args:
-        options: the bounds; 0 is none.
-        clock: seconds that never go back.
+        options: the limits; 0 means unlimited.
+        clock: monotonic time in seconds.
     """
 
     def __init__(self, options: ServerOptions, clock: Callable[[], float] = time.monotonic):
@@ -53,27 +53,27 @@ class AdmissionControl:
 
     @property
     def num_open(self) -> int:
-        """Requests that were admitted or await their turn."""
+        """Number of requests that are admitted or waiting for admission."""
         return self._num_open
 
     @property
     def is_full(self) -> bool:
-        """Whether nobody's request is admitted now."""
+        """Whether the server is full, so that every new request is rejected."""
         return 0 < self._max_open <= self._num_open
 
     @property
     def num_callers(self) -> int:
-        """Callers that are remembered."""
+        """Number of callers with an account."""
         return len(self._accounts)
 
     async def admit(self, caller: ApiCaller, user: str | None, prompt_tokens: int) -> Lease:
-        """Let a request in: at once, or in its turn if its caller has all the requests open that it may have.
+        """Admit a request: at once, or in FIFO order once its caller has a free slot.
 
-        Cancelled while it waits, it has never been there.
+        A cancellation during the wait undoes the charge and the count.
 
         Args:
-            user: whom the request is for; users of one key have limits of their own.
-            prompt_tokens: charged at once. A request whose prompt is not known yet gives 0; see ``Lease.charge_prompt``.
+            user: end user of the request; each user of a key has limits of its own.
+            prompt_tokens: tokens to charge at once; 0 if the prompt is not tokenized yet, see ``Lease.charge_prompt``.
 
         Raises:
             ApiError: 429 if the caller's budget is used up or its queue is full, 503 if the server is full.
@@ -99,7 +99,7 @@ class AdmissionControl:
 
     def _check_budget(self, account: _Account) -> None:
         if self._budget and self._refill(account) <= 0:
-            seconds = (1 - account.level) * WINDOW_SECONDS / self._budget  # until one whole token is there
+            seconds = (1 - account.level) * WINDOW_SECONDS / self._budget  # until one token is available
             raise api_errors.rate_limited(
                 f"the budget of {self._budget} tokens a minute is used up; try again in {math.ceil(seconds)} s",
                 seconds,
@@ -113,13 +113,13 @@ class AdmissionControl:
         return f"{text}; send the next when one has ended"
 
     async def _await_turn(self, account: _Account, prompt_tokens: int) -> None:
-        """Wait until a request that runs hands its place on."""
+        """Wait until a running request of the account hands over its slot."""
         turn = asyncio.get_running_loop().create_future()
         account.waiting[turn] = None
         try:
             await turn
         except BaseException:
-            if turn.done() and not turn.cancelled():  # it had its place already, when it was cancelled
+            if turn.done() and not turn.cancelled():  # cancelled after it had received its slot
                 self._hand_on(account)
             else:
                 account.waiting.pop(turn, None)
@@ -128,9 +128,9 @@ class AdmissionControl:
             raise
 
     def _hand_on(self, account: _Account) -> None:
-        """Give the place of a request to the one that has waited longest, if any does."""
+        """Give the slot of an ended request to the account's longest-waiting request, if any."""
         for turn in account.waiting:
-            if not turn.done():  # else it was cancelled, and will take itself out
+            if not turn.done():  # a cancelled request removes itself
                 del account.waiting[turn]
                 turn.set_result(None)
                 return
@@ -146,7 +146,7 @@ class AdmissionControl:
             del self._accounts[account.key]
 
     def _refill(self, account: _Account) -> float:
-        """Tokens that are left now; less than 0 is a debt."""
+        """Refill the bucket and return its tokens; negative means debt."""
         now = self._clock()
         gained = (now - account.updated) * self._budget / WINDOW_SECONDS
         account.level = min(account.level + gained, self._budget)
@@ -163,7 +163,7 @@ class AdmissionControl:
         self._accounts[account.key] = account
 
     def _sweep(self) -> None:
-        """Forget who has nothing open and no debt that matters. Rare: when there are twice as many as after the last."""
+        """Drop idle accounts with negligible rate-limit debt. Amortized: runs when the table has doubled."""
         accounts = [item for item in self._accounts.values() if not item.is_idle or self._refill(item) < self._budget]
         in_debt = sorted((account for account in accounts if account.is_idle), key=lambda account: account.level)
         forgiven = {account.key for account in in_debt[MAX_REMEMBERED:]}
@@ -172,7 +172,7 @@ class AdmissionControl:
 
 
 class Lease:
-    """A request that was admitted; ``close`` it at its end, whatever that is, or use it in a ``with``."""
+    """Slot of an admitted request. ``close`` it when the request ends, or use it in a ``with``."""
 
     __slots__ = ("_limits", "_account", "_is_open")
 
@@ -180,10 +180,10 @@ class Lease:
         self._limits, self._account, self._is_open = limits, account, True
 
     def charge_prompt(self, tokens: int) -> None:
-        """Charge a prompt that was not known when the request was admitted.
+        """Charge a prompt that was tokenized after admission.
 
         Raises:
-            ApiError: the budget was used up meanwhile; nothing is charged.
+            ApiError: the budget has been used up since admission; nothing is charged.
         """
         self._limits._check_budget(self._account)
         self.spend(tokens)
@@ -194,7 +194,7 @@ class Lease:
         self._limits._charge(self._account, tokens)
 
     def close(self) -> None:
-        """Hand the place on; a second call does nothing."""
+        """Release the slot. Idempotent."""
         if self._is_open:
             self._is_open = False
             self._limits._close(self._account)
@@ -208,14 +208,14 @@ class Lease:
 
 @dataclass(eq=False)
 class _Account:
-    """Open requests of one caller, and what is left of its budget."""
+    """Open requests of one caller, and its token bucket."""
 
     key: tuple[str, str]
     level: float
     updated: float
     num_running: int = 0
     waiting: dict[asyncio.Future, None] = field(default_factory=dict)
-    """In the order in which they came; each is done when its turn has come."""
+    """FIFO of waiting requests; a future is done once its request has a slot."""
 
     @property
     def is_idle(self) -> bool:

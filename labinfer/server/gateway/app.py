@@ -1,4 +1,4 @@
-"""The ASGI application: which path is answered by what, and how every failure becomes its API's error object."""
+"""ASGI application: routes, and the conversion of every failure to an error object of the API."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_app(service: Service) -> Starlette:
-    """The application over one service. Its ``state.batches`` runs batches where files are kept."""
+    """Return the application for ``service``. ``state.batches`` is its ``BatchRunner`` if files are stored."""
     routes, endpoints = [], {}
     for endpoint in (*API, *PAGES):
         for path in (endpoint.path, *endpoint.aliases):
@@ -61,7 +61,7 @@ def make_app(service: Service) -> Starlette:
     app = Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception}, middleware=middleware)
     if service.files is not None:
         app.state.batches = BatchRunner(service, service.files, batches.HANDLERS)
-    app.router.redirect_slashes = False  # a path with one more slash is another path
+    app.router.redirect_slashes = False  # a trailing slash makes a different path
     return app
 
 
@@ -80,12 +80,12 @@ def _guard(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaitabl
             return _answer_error(context, error, endpoint.logged)
         except ClientDisconnect:
             return _answer_error(context, api_errors.cancelled(), endpoint.logged)
-        except BaseException as error:  # whatever it is, the other requests go on
+        except BaseException as error:  # isolate failures: other requests continue
             if not is_failure(error):
                 raise
             logger.error("request %s failed\n%s", context.id, traceback.format_exc().rstrip())
             return _answer_error(context, api_errors.internal(context.id), logged=True)
-        if isinstance(response, HttpResponse):  # a stream ends its context itself
+        if isinstance(response, HttpResponse):  # an EventStream ends its context itself
             context.end(response.status_code, endpoint.logged)
         return response
 
@@ -93,7 +93,7 @@ def _guard(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaitabl
 
 
 def _error_form(http: Request, endpoint: Endpoint | None) -> ErrorForm:
-    """Form of the errors of a path; ``endpoint`` is None where nothing is served at it."""
+    """Error format of a path; ``endpoint`` is None if no endpoint serves the path."""
     if (endpoint is None or endpoint.is_anthropics_too) and VERSION_HEADER in http.headers:
         return ANTHROPIC_ERRORS
     return endpoint.error_form if endpoint else OPENAI_ERRORS
@@ -105,7 +105,7 @@ def _answer_error(context: HttpContext, error: ApiError, logged: bool) -> HttpRe
 
 
 def _routing_error(http: Request, error: HTTPException, routes: list[Route]) -> ApiError:
-    path = http.scope["path"]  # a URL is made with the header Host, which may be anything
+    path = http.scope["path"]  # the URL would be built from the Host header, which the client controls
     if error.status_code == 405:
         first = _matching_path(http, routes)
         allowed = [method for route in routes if route.path == first for method in sorted(route.methods or ())]
@@ -116,5 +116,5 @@ def _routing_error(http: Request, error: HTTPException, routes: list[Route]) -> 
 
 
 def _matching_path(http: Request, routes: list[Route]) -> str | None:
-    """The pattern of the first route that has the path of a request, whatever its method; None where there is none."""
+    """Path pattern of the first route that matches the request's path, whatever its method; None if no route matches."""
     return next((route.path for route in routes if route.matches(http.scope)[0] is not Match.NONE), None)

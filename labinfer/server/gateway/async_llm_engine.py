@@ -1,4 +1,4 @@
-"""AsyncLLMEngine: the engines of a host, as the gateway sees them at the other end of a local socket."""
+"""AsyncLLMEngine: the gateway's client of the engines on the host, over a local socket."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ from labinfer.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 TOLD_WAIT_SECONDS = 5.0
-"""Waits that are shorter are told to nobody: a long prompt takes such a time."""
+"""Minimum duration of a reported wait, in seconds; a long prompt takes this long anyway."""
 ENGINE_HAS_FAILED = "the engine has failed, and the server ends; send the request to another one, or try again later"
 
 
 class AsyncLLMEngine:
-    """The engines of the host that is attached, for any number of requests at once.
+    """Client of the engines on the attached host; serves any number of concurrent requests.
 
     Args:
-        clock: seconds that never go back.
-        outlives_host: what is open when a host dies goes on with the next one; else it fails.
-        stall_seconds: time without a step, while requests are open, after which the engine counts as stalled.
+        clock: monotonic time in seconds.
+        outlives_host: keep open requests for the next host when a host dies; otherwise they fail.
+        stall_seconds: time without a finished step, with requests open, after which the engine counts as stalled.
     """
 
     def __init__(
@@ -66,38 +66,38 @@ class AsyncLLMEngine:
         stall_seconds: float = DEFAULT_TIMEOUT,
     ):
         self._clock, self._outlives_host, self._stall_seconds = clock, outlives_host, stall_seconds
-        self._num_steps = 0  # of all engines
-        self._last_progress = clock()  # when a step ended, or work came to an idle engine
-        self._wait: tuple[Wait, float] | None = None  # of rank 0 in its last frame, and when that came
+        self._num_steps = 0  # sum over all engines
+        self._last_progress = clock()  # time of the last finished step, or when an idle engine received work
+        self._wait: tuple[Wait, float] | None = None  # rank 0's wait from the last heartbeat, and its arrival time
         self._link: HostConnection | None = None
-        self._tasks: set[EngineTask] = set()  # that may be cancelled
+        self._tasks: set[EngineTask] = set()  # open tasks, for cancellation
         self._requests = OpenRequests(self._tell)
-        self._models: list[ModelInfo] = []  # of the models of the last host that was ready
-        self._keys = itertools.count()  # ids may be chosen by callers, and two may choose the same
-        self._ending: ApiError | None = None  # what ended all that was open, until another host comes
+        self._models: list[ModelInfo] = []  # models of the last host that became ready
+        self._keys = itertools.count()  # unique key prefix: callers choose ids, so two may collide
+        self._ending: ApiError | None = None  # error that ended all open tasks, until the next host attaches
         self.is_draining = False
-        """Whether the host has said that it will end."""
-        self._awaits_host = False  # one has died, and what is open waits for another
+        """Whether the host is shutting down (drains its requests)."""
+        self._awaits_host = False  # the host died; open requests wait for the next one
         self.is_rebuilding = False
-        """Whether the models are loaded again in another layout, and what is open waits for that."""
-        self._change: asyncio.Future[LayoutAnswer] | None = None  # of the layout, for whoever has asked for it
-        self._awaits_outcome = False  # of a change, whoever has asked for it
+        """Whether the models are being reloaded in another layout; open requests wait meanwhile."""
+        self._change: asyncio.Future[LayoutAnswer] | None = None  # reply to the pending ``change_layout``
+        self._awaits_outcome = False  # a layout change has begun, and its ``LayoutAnswer`` has not arrived
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
-        """Called with the stats of each engine as they come."""
+        """Callback for the stats of each engine."""
         self.on_trace: Callable[[Trace], None] = lambda trace: None
-        """Called with what the ranks did, between ``watch(True)`` and ``watch(False)``."""
+        """Callback for traces of the ranks' steps, between ``watch(True)`` and ``watch(False)``."""
         self.on_attach: Callable[[list[ModelInfo]], None] = lambda models: None
-        """Called when a host has loaded its models."""
+        """Callback when a host has loaded its models."""
         self.on_begin: Callable[[], None] = lambda: None
-        """Called when a host has come."""
+        """Callback when a host has connected, and when models have been reloaded."""
         self.on_end: Callable[[bool], None] = lambda is_final: None
-        """Called when nothing more comes from it, with whether its models are gone, too."""
+        """Callback when the host sends no more data; the argument says whether its models are gone too."""
 
     async def run(self, link: HostConnection) -> None:
-        """Carry frames to and fro until the host says goodbye.
+        """Exchange frames with the host until it sends ``Shutdown``.
 
         Raises:
-            BrokenConnection: it has ended without.
+            BrokenConnection: the host has ended without ``Shutdown``.
         """
         self._link, self._ending, self.is_draining = link, None, False
         tasks = [asyncio.create_task(link.write()), asyncio.create_task(link.watch())]
@@ -126,7 +126,7 @@ class AsyncLLMEngine:
 
     @property
     def is_recovering(self) -> bool:
-        """Whether a host has died, and not all that was open then goes on with another."""
+        """Whether a host has died, and its open requests have not all resumed on the next host."""
         return self._awaits_host or self._requests.is_trying
 
     @property
@@ -136,19 +136,19 @@ class AsyncLLMEngine:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the host is silent, or gives signs of life but ends no step though requests are open."""
+        """Whether the host is silent, or sends heartbeats but finishes no step with requests open."""
         takes_steps = self._link is not None and self._models and not (self._awaits_host or self.is_rebuilding)
         waits = takes_steps and self.has_work and self._clock() - self._last_progress > self._stall_seconds
         return self.is_silent or bool(waits)
 
     @property
     def is_silent(self) -> bool:
-        """Whether there is a host that gives no signs of life."""
+        """Whether a host is attached, and its heartbeats are late."""
         return self._link is not None and self._link.is_silent
 
     @property
     def wait(self) -> Wait | None:
-        """The wait that holds up the open requests: of rank 0 for other ranks, or of the gateway for rank 0."""
+        """Wait that blocks the open requests: rank 0 waits for other ranks, or the gateway for rank 0. None if there is none."""
         if self._link is not None and (silence := self._link.silence):
             return Wait(rank=None, peers="0", step=-1, seconds=silence)
         if self._wait is None:
@@ -158,58 +158,57 @@ class AsyncLLMEngine:
         return msgspec.structs.replace(wait, seconds=seconds) if seconds >= TOLD_WAIT_SECONDS else None
 
     def register(self, task: EngineTask) -> None:
-        """Take in a task that has no requests yet, so that it can be cancelled; ``forget`` it in any case."""
+        """Register a task before it has requests, so that it can be cancelled. The caller must ``forget`` it."""
         self._tasks.add(task)
         if self._ending is not None:
             task.fail(self._ending)
 
     def open(self, request: Request, tokenizer: Tokenizer | None, streams: bool, id: str) -> RequestState:
-        """The state of a request, with a key that no other has.
+        """Return the state of a request with a unique key.
 
         Args:
-            streams: whether deltas are asked for.
+            streams: whether the request needs deltas.
         """
         return RequestState(replace(request, key=f"{next(self._keys)}:{id}"), tokenizer, streams, self._clock)
 
     def start(self, task: EngineTask) -> None:
-        """Hand the requests of a task to the host."""
+        """Submit the requests of ``task`` to the host."""
         if not self.has_work:
             self._last_progress = self._clock()
         self._requests.add(task)
 
     def forget(self, task: EngineTask) -> None:
-        """Forget a task, and let the host do so where its requests go on."""
+        """Drop ``task``, and abort its unfinished requests on the host."""
         self._tasks.discard(task)
         self._requests.remove(task)
 
     def cancel(self, name: str, owner: str) -> bool:
-        """End the requests with this name, if they are open and this owner's; returns whether they were."""
+        """Cancel the open tasks of ``owner`` that have this name; return whether any was found."""
         matches = [task for task in self._tasks if task.owner == owner and name in task.names]
         for task in matches:
             task.fail(api_errors.cancelled())
         return bool(matches)
 
     def tasks(self, model: str) -> list[EngineTask]:
-        """Open tasks of a model, the oldest first."""
+        """Open tasks of ``model``, oldest first."""
         return sorted((task for task in self._tasks if task.model_name == model), key=lambda task: task.begin)
 
     def watch(self, on: bool) -> None:
-        """Have the ranks tell of their steps from now on, or no longer."""
+        """Start or stop step traces of the ranks."""
         self._tell(Watch(on))
 
     def tell_ready(self) -> None:
-        """Tell the host that requests are taken."""
+        """Notify the host that the gateway accepts requests."""
         self._tell(Ready())
 
     async def change_layout(self, change: LayoutChange) -> tuple[LayoutAnswer, ModelInfo]:
-        """Have a model served in another layout. Returns what has become of that, and the model as it is served then.
+        """Serve a model in another layout. Returns the outcome, and the model as it is served afterwards.
 
         Args:
-            change: names its model.
+            change: the new layout, and the model's name.
 
         Raises:
-            ApiError: another change has not come to its end; or the host has died, during the change or before it, and the next one
-                is not there yet.
+            ApiError: another change is pending; or the host died before or during the change, and the next one is not attached yet.
         """
         if self._change is not None or self._awaits_outcome:
             raise _change_under_way()
@@ -221,7 +220,7 @@ class AsyncLLMEngine:
         try:
             self._tell(ChangeLayout(change))
             answer = await self._change
-            if answer.is_busy:  # a change by --replan had begun, and the news of it was on its way here
+            if answer.is_busy:  # a change by --replan had begun, and its Rebuilding frame was in flight
                 raise _change_under_way()
             return answer, next(model for model in self._models if model.name == change.model)
         finally:
@@ -230,11 +229,11 @@ class AsyncLLMEngine:
     # Frames.
 
     def _tell(self, frame: FromGateway) -> None:
-        if self._link is not None:  # else what is open has failed, or waits for another host
+        if self._link is not None:  # without a host, open requests have failed or wait for the next one
             self._link.send(frame)
 
     def _take(self, frame: FromHost) -> None:
-        self._wait = None  # who waits sends nothing but signs of life
+        self._wait = None  # while it waits, rank 0 sends heartbeats only
         if isinstance(frame, Updates):
             self._last_progress = self._clock()
             for key, update in frame.answers:
@@ -248,7 +247,7 @@ class AsyncLLMEngine:
             self._wait = (frame.wait, self._clock()) if frame.wait else None
         elif isinstance(frame, StatsUpdate):
             num_steps = sum(stats.num_steps for stats in frame.engines)
-            if num_steps != self._num_steps:  # of a long prompt, which brings no token yet
+            if num_steps != self._num_steps:  # steps of a long prompt produce no token yet
                 self._num_steps, self._last_progress = num_steps, self._clock()
             for stats in frame.engines:
                 self.on_stats(stats)
@@ -281,7 +280,7 @@ class AsyncLLMEngine:
         self._requests.begin()
 
     def _end_changed(self, models: list[ModelInfo]) -> None:
-        """End open requests of models whose files have changed: another model would generate the rest of the answer."""
+        """Fail open requests of models whose files have changed: a different model would generate the rest of the answer."""
         for model in models:
             if not model.changed:
                 continue
@@ -299,7 +298,7 @@ class AsyncLLMEngine:
             )
 
     def _fail(self, ending: ApiError) -> None:
-        """End all that is open, and what is submitted before another host comes."""
+        """Fail all open tasks with ``ending``, and those registered before the next host attaches."""
         self._ending = ending
         for task in list(self._tasks):
             task.fail(ending)
@@ -310,8 +309,8 @@ def _change_under_way() -> ApiError:
 
 
 def _can_go_on(before: ModelInfo, now: ModelInfo) -> bool:
-    """Whether answers of one model can go on with the other, which may have another layout or precision, and so room for a longer or
-    shorter context: what no longer fits is refused by itself."""
+    """Whether answers of ``before`` can continue on ``now``. Layout, precision and maximum context length may differ: the host refuses
+    requests that no longer fit."""
     return all(
         getattr(before, name) == getattr(now, name)
         for name in ("name", "tokenizer", "vocab_size", "hidden_size", "num_layers")

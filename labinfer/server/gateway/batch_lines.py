@@ -1,4 +1,4 @@
-"""Lines of a batch: which can be part of one, and into which file their answers go."""
+"""Lines of a batch: validation, and the split of answers into the output and the error file."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from labinfer.requests.jsonl import BatchLine
 from labinfer.server.gateway.options import MIB
 
 MAX_LINES = 50_000
-"""Lines of a batch, as in OpenAI's API."""
+"""Maximum lines of a batch, as in OpenAI's API."""
 MAX_FAILURES = 20
-"""Lines that are told of a batch that cannot begin."""
+"""Maximum reported failures of an invalid batch."""
 ENVELOPE_BYTES = 1 << 16
-"""Bytes of a line around its body."""
+"""Allowance for the bytes of a line outside its body."""
 
 
 class LineFailure(msgspec.Struct, frozen=True):
-    """A line that cannot be part of a batch; number 0 where the failure is no line's."""
+    """A line that is invalid in a batch; ``number`` is 0 if the failure concerns the whole file."""
 
     number: int
     code: str
@@ -30,29 +30,29 @@ class LineFailure(msgspec.Struct, frozen=True):
 
 
 class AnswerStatus(msgspec.Struct):
-    """Status of a line's answer."""
+    """HTTP status of a line's answer."""
 
     status_code: int
 
 
 class AnswerLine(msgspec.Struct):
-    """Enough of an answer to know which file it belongs in."""
+    """Partial schema of an answer: enough to choose the output or the error file."""
 
     response: AnswerStatus
 
 
 class BodyProbe(msgspec.Struct):
-    """Enough of a body to know whether it can be a line's."""
+    """Partial schema of a body: enough to reject streaming."""
 
     stream: bool | None = None
 
 
 class BatchFile:
-    """The input of a batch.
+    """Input file of a batch.
 
     Args:
-        endpoint: route that every line has to be for.
-        max_body_size: MiB of a line's body at most.
+        endpoint: route that every line must address.
+        max_body_size: maximum size of a line's body, in MiB.
     """
 
     def __init__(self, path: Path, endpoint: str, max_body_size: int):
@@ -60,12 +60,12 @@ class BatchFile:
         self._longest = max_body_size * MIB + ENVELOPE_BYTES
 
     def lines(self) -> Iterator[tuple[int, bytes | LongLine]]:
-        """Each line that is not empty, with its number."""
+        """(line number, line) of each non-empty line."""
         with contextlib.closing(JsonlReader(str(self._path), self._longest)) as lines:
             yield from lines
 
     def validate(self) -> tuple[int, list[LineFailure]]:
-        """The number of lines, and why some of them cannot be part of a batch; this takes a while."""
+        """Count the lines, and return the count and the invalid lines. Slow for long files."""
         failures: list[LineFailure] = []
         numbers: dict[str, int] = {}
         total = 0
@@ -83,7 +83,7 @@ class BatchFile:
         return total, failures
 
     def _check(self, number: int, line: bytes | LongLine, numbers: dict[str, int]) -> LineFailure | None:
-        """Why a line cannot be part of a batch; ``numbers`` are those of the lines so far, by their ``custom_id``."""
+        """Reason why a line is invalid, or None; ``numbers`` maps each ``custom_id`` so far to its line number."""
         if isinstance(line, LongLine):
             problem = f"the line has {line.num_bytes} bytes, more than --max-body-size"
             return LineFailure(number, "line_too_long", problem)
@@ -105,7 +105,7 @@ class BatchFile:
 
 
 def split_answers(answers: Path, output: Path, errors: Path) -> None:
-    """Part the lines of a file by their status. The last one may be broken off, where the disk was full."""
+    """Split ``answers`` by status into ``output`` and ``errors``. An incomplete last line (disk full) is dropped."""
     with open(answers, "rb") as lines, open(output, "wb") as good, open(errors, "wb") as bad:
         for line in lines:
             if not line.endswith(b"\n"):

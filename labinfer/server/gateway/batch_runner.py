@@ -1,8 +1,8 @@
-"""BatchRunner: batches of ``/v1/batches``, each line answered as a request of its own, journaled like a job's lines.
+"""BatchRunner: runs batches of ``/v1/batches``, one request per line, with a journal as in offline jobs.
 
-A line goes the way of an online request: the same handlers, limits and errors, with a lower priority and so many at once at
-most. Answers go to a file with a journal (``labinfer/api/batch``), so that a server that was killed goes on with the lines that
-have none; the file becomes the output and the error file at the end.
+A line takes the path of an online request (handlers, limits, errors), with a lower priority and bounded concurrency.
+Answers go to a file with a journal (``labinfer/api/batch``), so that a restarted server resumes with the unanswered lines.
+At the end that file is split into the output and the error file.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ logger = logging.getLogger(__name__)
 
 Handler = Callable[[HttpContext], Awaitable[Response | EventStream]]
 MAX_OPEN_BATCHES, MAX_BATCHES = 64, 1000
-"""Batches of one caller that are not done, and those that are remembered; the files of others stay."""
+"""Limits per caller: open batches, and remembered batches. The files of forgotten batches remain."""
 PRIORITY = 1_000_000
-"""Added to the priority of every line; the lowest goes first."""
+"""Added to the priority of every line; the lowest value runs first."""
 RETRY_STATUSES = (429, 503)
 MIN_WAIT_SECONDS, MAX_WAIT_SECONDS = 1.0, 30.0
-"""Time before a line that found no room is tried again."""
+"""Bounds of the delay before a rejected line is retried."""
 
 
 class LineAnswer(NamedTuple):
-    """The answer to a line."""
+    """Answer to a line."""
 
     status: int
     body: bytes = b""
     retry_seconds: float = 0.0
-    """Time after which there may be room for the line, where there was none; 0 where it is answered."""
+    """Delay before a retry if the line was rejected for lack of capacity; 0 if it is answered."""
     warning: str = ""
     """Text for the header ``x-warning``."""
 
@@ -61,17 +61,17 @@ class BatchRunner:
     """Runs batches.
 
     Args:
-        handlers: whoever answers a request of a route.
+        handlers: handler of each route.
     """
 
     def __init__(self, service: Service, store: FileStore, handlers: dict[str, Handler]):
         self._service, self._store, self._handlers = service, store, handlers
         self._max_running = service.options.max_batch_requests
-        self._places = asyncio.Semaphore(self._max_running)  # of requests; whoever waits for room has none
+        self._places = asyncio.Semaphore(self._max_running)  # slots of running requests; a line in back-off holds none
         self._tasks: dict[str, asyncio.Task] = {}
 
     def resume(self) -> None:
-        """Go on with what an earlier server left, but for those whose key this server does not have."""
+        """Resume open batches of an earlier server whose key is known."""
         for stored in self._store.all_batches():
             if not stored.batch.is_open:
                 continue
@@ -83,10 +83,10 @@ class BatchRunner:
             self._start(stored.owner, stored.batch)
 
     def create(self, caller: ApiCaller, batch: Batch) -> None:
-        """Take in a batch of a caller's file.
+        """Create a batch of a caller's file, and start it.
 
         Raises:
-            ApiError: there is no such file or no room for results, or too many batches are open.
+            ApiError: the file does not exist, there is no space for results, or too many batches are open.
         """
         file = self._store.file(caller.owner, batch.input_file_id)
         if file.purpose != "batch":
@@ -102,22 +102,22 @@ class BatchRunner:
         self._start(caller.owner, batch)
 
     def cancel(self, owner: str, id: str) -> Batch:
-        """Begin no more lines of a batch; those that are being answered come to their end, those that wait for room do not.
+        """Start no more lines of a batch. Running lines finish; lines waiting for a retry are dropped.
 
         Raises:
-            ApiError: there is none of this id, or it is over.
+            ApiError: the batch does not exist or has ended.
         """
         batch = self._store.batch(owner, id)
         if not batch.is_open:
             raise api_errors.bad_request(f"the batch {id} is {batch.status}, and cannot be cancelled")
         if batch.status in ("validating", "in_progress"):
             batch = self._change(owner, batch, status="cancelling", cancelling_at=self._now())
-        if id not in self._tasks:  # its results could not be written
+        if id not in self._tasks:  # its results could not be written: try again
             self._start(owner, batch)
         return batch
 
     def reads(self, owner: str, file_id: str) -> bool:
-        """Whether an open batch is made of this file."""
+        """Whether an open batch has ``file_id`` as its input."""
         return any(b.input_file_id == file_id and b.is_open for b in self._store.batches(owner))
 
     def _start(self, owner: str, batch: Batch) -> None:
@@ -129,7 +129,7 @@ class BatchRunner:
         failures: list[LineFailure] = []
         try:
             failures = await self._answer(owner, batch)
-        except BaseException as error:  # whatever it is, the other batches go on
+        except BaseException as error:  # isolate failures: other batches continue
             if not is_failure(error):
                 raise
             logger.error("batch %s failed\n%s", batch.id, traceback.format_exc().rstrip())
@@ -143,7 +143,7 @@ class BatchRunner:
     # Lines.
 
     async def _answer(self, owner: str, batch: Batch) -> list[LineFailure]:
-        """Answer all lines, unless some of them, which are returned, cannot be part of a batch."""
+        """Answer all lines. Returns the invalid lines if validation fails; no line is answered then."""
         input = self._store.content(self._store.file(owner, batch.input_file_id))
         file = BatchFile(input, batch.endpoint, self._service.options.max_body_size)
         if batch.status == "validating":
@@ -163,7 +163,7 @@ class BatchRunner:
         return []
 
     async def _answer_rest(self, owner: str, batch: Batch, file: BatchFile, output: JobOutput) -> None:
-        """Answer the lines that have no answer yet, until all are answered or the batch is cancelled."""
+        """Answer the unanswered lines, until all are answered or the batch is cancelled."""
         num_failed = output.num_failed
         self._count(
             owner, batch.id, RequestCounts(batch.request_counts.total, len(output.digests) - num_failed, num_failed)
@@ -171,7 +171,7 @@ class BatchRunner:
         tasks: set[asyncio.Task] = set()
 
         async def wait_until(most: int) -> None:
-            """Wait until so many lines at most are being answered."""
+            """Wait until at most ``most`` lines are running."""
             while len(tasks) > most:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 tasks.difference_update(done)
@@ -193,7 +193,7 @@ class BatchRunner:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _answer_line(self, owner: str, batch: Batch, number: int, line: bytes, *, output: JobOutput) -> None:
-        """Answer a line, unless its batch is cancelled while it waits."""
+        """Answer a line, with retries; gives up if the batch is cancelled during a back-off."""
         parsed = msgspec.json.decode(line, type=BatchLine)
         id = f"{batch.id}-{number}"
         while True:
@@ -218,7 +218,7 @@ class BatchRunner:
         )
 
     async def _ask(self, owner: str, route: str, id: str, body: bytes) -> LineAnswer:
-        """The answer to a request."""
+        """Run one request through its handler, and return its answer."""
         context = HttpContext(self._service, _request(route, id, body), route)
         context.caller, context.priority, context.seconds = self._service.keys.caller(owner), PRIORITY, 0.0
         status = 500
@@ -242,10 +242,10 @@ class BatchRunner:
     # States.
 
     async def _finish(self, owner: str, id: str, failures: list[LineFailure]) -> None:
-        """Make files of the answers, also of those that a batch had before it failed.
+        """Make result files of the answers, including the answers of a failed batch.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: the files cannot be written.
         """
         batch = self._store.batch(owner, id)
         if failures:
@@ -268,14 +268,14 @@ class BatchRunner:
         self._store.remove_answers(batch)
 
     async def _adopt_answers(self, owner: str, batch: Batch, answers: Path) -> dict[str, str]:
-        """The ids of the output and the error file, where they are not empty."""
+        """Split the answers into result files; return the ids of the non-empty ones."""
         paths = {name: self._store.new_upload_path() for name in ("output", "error")}
         results = {}
         try:
             await asyncio.to_thread(split_answers, answers, paths["output"], paths["error"])
             for name, path in paths.items():
                 filename = f"{batch.id}_{name}.jsonl"
-                self._store.remove_results(owner, filename)  # of a server that died here
+                self._store.remove_results(owner, filename)  # left by a server that died at this point
                 if path.stat().st_size:
                     results[f"{name}_file_id"] = self._store.adopt(owner, path, filename, "batch_output").id
         finally:
@@ -287,7 +287,7 @@ class BatchRunner:
         return self._store.batch(owner, id).status == "cancelling"
 
     def _count(self, owner: str, id: str, counts: RequestCounts) -> None:
-        """Tell how far a batch is; the journal knows that after a restart, too."""
+        """Update the progress counts in memory; after a restart they are recomputed from the journal."""
         batch = self._store.batch(owner, id)
         self._store.put_batch(owner, msgspec.structs.replace(batch, request_counts=counts), is_lasting=False)
 
@@ -301,7 +301,7 @@ class BatchRunner:
 
 
 def _request(route: str, id: str, body: bytes) -> Request:
-    """An HTTP request with this body, whose client never goes."""
+    """An HTTP request with ``body``, whose client never disconnects."""
     pieces = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> dict:

@@ -1,4 +1,4 @@
-"""BodyMemory: a bound on the bodies that are in memory at once."""
+"""BodyMemory: limit on the request bodies that are in memory at once."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from labinfer.server.gateway.admission_control import RETRY_SECONDS
 from labinfer.server.gateway.options import MIB, ServerOptions
 
 FREE_BYTES = 1 << 16
-"""Bodies up to so long are always taken: connections have as much memory of their own."""
+"""Maximum length of a body that is always accepted: the connection's own buffers are as large."""
 FLAG = "--max-body-memory"
 
 
 class BodyMemory:
-    """Bytes of the long bodies that are read, parsed or tokenized now, of each caller and of all."""
+    """Bytes of long bodies being read, parsed or tokenized, per caller and in total."""
 
     def __init__(self, options: ServerOptions):
         largest = options.max_body_size * MIB
@@ -23,11 +23,11 @@ class BodyMemory:
 
     @property
     def is_full(self) -> bool:
-        """Whether a body as long as may be would not be taken now, whoever sent it."""
+        """Whether a body of the maximum length would be rejected for every caller."""
         return self._num_bytes > self._most - self._most_per_caller
 
     def lease(self, caller: str) -> BodyLease:
-        """A place for one body, empty yet."""
+        """Return an empty lease for one body."""
         return BodyLease(self, caller)
 
     def _add(self, caller: str, count: int) -> None:
@@ -59,10 +59,10 @@ class BodyLease:
         self._num_counted = 0
 
     def grow(self, num_bytes: int) -> None:
-        """Count so many bytes more, before they are kept.
+        """Reserve ``num_bytes`` more, before they are stored.
 
         Raises:
-            ApiError: 429 if the caller fills its share of the memory, 503 if all callers together fill it.
+            ApiError: 429 if the caller's share of the memory is used up, 503 if the total is.
         """
         self.num_bytes += num_bytes
         if self.num_bytes > FREE_BYTES:
@@ -70,6 +70,6 @@ class BodyLease:
             self._num_counted = self.num_bytes
 
     def close(self) -> None:
-        """Give the memory back; a second call does nothing."""
+        """Release the memory. Idempotent."""
         self._memory._add(self._caller, -self._num_counted)
         self._num_counted = 0

@@ -1,4 +1,4 @@
-"""The bottleneck of a model's speed, diagnosed from what its ranks measured."""
+"""Bottleneck report: what limits a model's throughput, diagnosed from the stats of its ranks."""
 
 from __future__ import annotations
 
@@ -12,33 +12,31 @@ from labinfer.server.link.frames import ModelInfo
 from labinfer.server.link.stats import EngineStats, RankStats
 
 LEAST_SECONDS, LEAST_STEPS = 2.0, 5
-"""Time with work, and steps, of every rank."""
+"""Minimum time with work, and minimum steps, of every rank."""
 BUSY = 0.8
-"""A stage that computes so much of the time bounds."""
+"""Busy fraction from which a stage is the bottleneck."""
 UNEVEN = 1.1
-"""The busiest stage of an uneven layout computes so many times as long as the others on the mean."""
+"""Ratio of the busiest stage to the mean of the others from which a layout counts as uneven."""
 TOO_FEW = 0.5
-"""Sequences that are missing on the mean for every stage to have one."""
+"""Missing sequences (mean) for one sequence per stage, from which too few requests are the bottleneck."""
 SOME_WAIT = 0.5
-"""Waiting sequences on the mean; fewer are only on their way."""
+"""Waiting sequences (mean) from which a queue exists; fewer are in transit."""
 FULL_CACHE, FULL_BATCH = 0.9, 0.95
-"""Fractions of the KV blocks, and of ``--max-num-seqs``, in use on the mean."""
+"""Thresholds of the mean use of KV blocks, and of ``--max-num-seqs``, as fractions."""
 
 
 def diagnose(window: Sequence[EngineStats], info: ModelInfo, time_us: int, others_ran: bool) -> BottleneckReport | None:
-    """Report on the time between the first and the last stats of ``window``; None where a rank has measured too little.
+    """Diagnose the time between the first and the last stats of ``window``; None if a rank has measured too little.
 
-    A stage bounds where it computes nearly all the time, or waits less than it is ahead of the mean: else it is its waiting that
-    has to be explained.
+    A stage is the bottleneck if it computes nearly all the time, or if its idle time is at most its lead over the mean busy
+    fraction. Otherwise the idle time of the busiest stage has to be explained.
 
     Args:
-        window: of one model since its engine started, oldest first.
-        time_us: microseconds since 1970 of the last of them.
-        others_ran: whether other models ran steps on the same ranks meanwhile.
+        window: stats of one model since its engine started, oldest first.
+        time_us: time of the last stats, in microseconds since 1970.
+        others_ran: whether other models ran steps on the ranks meanwhile.
     """
-    window = [
-        stats for stats in window if len(stats.ranks) == len(info.ranks)
-    ]  # the first come before all ranks have told
+    window = [stats for stats in window if len(stats.ranks) == len(info.ranks)]  # at first, not every rank has reported
     works = _works(window[0], window[-1]) if window else []
     if not works or any(work.seconds < LEAST_SECONDS or work.steps < LEAST_STEPS for work in works):
         return None
@@ -72,7 +70,7 @@ class _Work:
     rank: int
     stage: int
     busy: float
-    """Seconds in which it computed."""
+    """Busy seconds."""
     seconds: float
     """Seconds in which the engine had work."""
     steps: int
@@ -120,7 +118,7 @@ def _bound(
 
 
 def _full(at_work: list[EngineStats], preempted: bool, max_num_seqs: int) -> Literal["kv_cache", "max_num_seqs"] | None:
-    """The resource that keeps sequences waiting; None where none wait, or nothing is full."""
+    """Resource that keeps sequences waiting; None if there is no queue, or no resource is full."""
     if not at_work or fmean(stats.waiting for stats in at_work) < SOME_WAIT:
         return None
     if preempted or fmean(stats.kv_usage for stats in at_work) >= FULL_CACHE:

@@ -1,9 +1,8 @@
-"""ClientConnection: uvicorn's connection, with bounds of time and memory for clients that are slow or greedy, on purpose or
-by accident.
+"""ClientConnection: uvicorn's HTTP connection with time and memory limits against slow or greedy clients.
 
-Without them a client may hold a connection and its memory for ever: by sending its request a byte at a time or never
-(CWE-400, known as Slowloris), by a head, trailers or extensions of chunks without end, by requests sent ahead, or by not
-reading what it is sent. With them a connection whose request has not been let in has less than 0.2 MiB here.
+Without limits a client can hold a connection and its memory forever: by sending its request a byte at a time or never
+(CWE-400, Slowloris), by an endless header, trailer or chunk extension, by excessive pipelining, or by not reading the
+response. With them, a connection whose request is not admitted yet uses less than 0.2 MiB.
 """
 
 from __future__ import annotations
@@ -21,45 +20,46 @@ from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.api_errors import ApiError
 
 REQUEST_SECONDS = 60.0
-"""A request has to be here whole so long after its first byte, and the first one so long after the connection."""
+"""Timeout for a complete request, from its first byte; for the first request, from the connection."""
 STALL_SECONDS = 60.0
-"""A client that reads nothing for so long, with more to read than the system and we keep for it, is given up."""
+"""Timeout for a client that does not read while the send buffers are full."""
 LINGER_SECONDS = 2.0
-"""For a client to read why it was refused: to close at once, with data of its own unread, would take that from it."""
+"""Time for a client to read the error before the connection closes: an immediate close with unread client data would discard the
+response."""
 UPGRADE_FIELDS = (b"connection", b"upgrade", b"http2-settings")
 MAX_HEAD = 1 << 16
-"""Bytes of a request that are not its body: start line, fields, and what chunks have around them."""
+"""Maximum bytes of a request outside its body: request line, header fields and chunk framing."""
 MAX_FIELDS = 128
-"""Lines of a head; each is several objects."""
+"""Maximum header fields; each costs several objects."""
 CHUNK_OVERHEAD = 8
-"""Bytes around the chunks of a body, for each byte in them, beyond ``MAX_HEAD``: those of one byte have five."""
+"""Allowed chunk framing per body byte, beyond ``MAX_HEAD``; one-byte chunks have five bytes each."""
 MAX_UNREAD = 1 << 26
-"""Bytes of a body that are passed over when its request has been answered, so that the client comes to read the answer."""
+"""Maximum bytes of a body that are discarded after the response is complete, so that the client gets to read it."""
 MAX_AHEAD = 16
-"""Requests that may be sent before the answer to the first."""
+"""Maximum pipelined requests."""
 READ_BYTES = 1 << 14
-"""Bytes that are read from a connection at once. Of asyncio's 256 KiB a thousand strangers' take long to look at, one after another,
-and whoever asks meanwhile waits."""
+"""Maximum bytes per read. asyncio's 256 KiB reads from a thousand unauthenticated connections would block the event loop, and delay
+other requests."""
 
 
 class TooMuch(Exception):
-    """A message has more parts than may be."""
+    """A message has more parts than allowed."""
 
 
 class ClientConnection(HttpToolsProtocol):
-    """Ends itself when a bound is passed; for whoever answers it, the client has gone then.
+    """An HTTP connection that aborts when a limit is exceeded; its handler sees a client disconnect.
 
     Args:
-        max_connections: of the server; 0 for any number. Beyond them, the one whose request has been awaited longest ends.
-        keywords: uvicorn's.
+        max_connections: limit of the server; 0 means unlimited. Above it, the connection that has waited longest for a request is closed.
+        keywords: arguments of uvicorn's protocol.
     """
 
     _timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
-    _num_bytes = _num_body_bytes = 0  # of the message that comes now
+    _num_bytes = _num_body_bytes = 0  # of the current message
     _in_head = True
     _awaited_since = math.inf
-    """Time since which a request of this connection is awaited, whole or not begun."""
+    """Time since which the connection waits for a complete request."""
     _is_refused = False
 
     def __init__(self, *, max_connections: int = 0, **keywords: Any):
@@ -93,14 +93,13 @@ class ClientConnection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         if self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete:
-            self.transport.abort()  # half a request: nothing is lost, and nobody is to wait for the rest
+            self.transport.abort()  # incomplete request: nothing is lost, and shutdown need not wait for the rest
         else:
             super().shutdown()
 
     def _feed(self, data: bytes) -> bytes:
-        """Returns what is still to be fed. A request to speak another protocol is taken for one in this protocol (RFC 9110,
-        section 7.8), as Java's clients send it first of all; uvicorn alone would lose its body.
-        """
+        """Parse ``data`` and return what is left to parse. An upgrade request is handled as a plain HTTP/1.1 request (RFC 9110,
+        section 7.8): Java's clients send one first, and uvicorn alone would lose its body."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
@@ -124,10 +123,10 @@ class ClientConnection(HttpToolsProtocol):
 
     @property
     def _overhead(self) -> int:
-        """Bytes of the present message that are too many if they are more than ``MAX_HEAD``."""
+        """Framing bytes of the current message, less the allowance for chunks; limited to ``MAX_HEAD``."""
         return self._num_bytes - (1 + CHUNK_OVERHEAD) * self._num_body_bytes
 
-    # What uvicorn's parser has come to.
+    # Parser callbacks.
 
     def on_message_begin(self) -> None:
         self._in_head = True
@@ -136,14 +135,14 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            return  # a trailer, which nothing here reads (RFC 9110, section 6.5.1)
+            return  # a trailer field, which nothing here reads (RFC 9110, section 6.5.1)
         if len(self.headers) == MAX_FIELDS:
             raise TooMuch
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._is_upgrade:
-            return  # it comes again without
+            return  # parsed again without the upgrade fields
         self._in_head = False
         if len(self.pipeline) >= MAX_AHEAD:
             raise TooMuch
@@ -166,11 +165,11 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         if self.cycle.response_complete:
-            self.cycle.body.clear()  # what its handler did not read
+            self.cycle.body.clear()  # the part that the handler did not read
             self._awaited_since = self.loop.time()
         super().on_response_complete()
 
-    # What the system has room for.
+    # Flow control.
 
     def pause_writing(self) -> None:
         self._stall_timer = self.loop.call_later(STALL_SECONDS, self.transport.abort)
@@ -192,19 +191,19 @@ class ClientConnection(HttpToolsProtocol):
     def _give_up(self) -> None:
         cycle = self.cycle
         is_answering = cycle is not None and not cycle.more_body and not cycle.response_complete
-        if self.pipeline or is_answering:  # what has come of the next request has to wait for its turn
+        if self.pipeline or is_answering:  # a pipelined request waits for the current response
             self._start_timer()
         else:
             self.transport.abort()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer without having understood the request, and hang up."""
+        """Send an error response without a complete request, and close the connection."""
         if self.cycle is not None and not self.cycle.response_complete:
             if self.cycle.response_started or self.pipeline:
                 self.transport.abort()
                 return
-            self.cycle.disconnected = True  # whoever reads its body is not to answer, too
-            self.cycle.waiting_for_100_continue = False  # nor to ask for it
+            self.cycle.disconnected = True  # the handler that reads the body must not respond too
+            self.cycle.waiting_for_100_continue = False  # nor ask the client to continue
             self.cycle.message_event.set()
         body = msgspec.json.encode(error.body())
         head = (

@@ -1,4 +1,4 @@
-"""Answers of the routes under ``/v1/cluster``."""
+"""Response schemas of the routes under ``/v1/cluster``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from labinfer.server.link.frames import MachineLinkInfo, RankShardInfo
 
 
 class RankPoint(ApiObject):
-    """State of a rank at one time: the fraction of the time since the point before in which it computed (null where there is none
-    before), the memory of its process, and how much is in use of all that its device has, in bytes."""
+    """State of a rank at one time: busy fraction since the previous point (null for the first point), private memory of its process, and
+    used and total memory of its device, in bytes."""
 
     rank: Count
     busy: float | None
@@ -20,12 +20,12 @@ class RankPoint(ApiObject):
 
 
 class StatsPoint(ApiObject, kw_only=True):
-    """Work of a model since the point before. Rates are a second's."""
+    """Work of a model since the previous point. Rates are per second."""
 
     time_us: Count
     """Microseconds since 1970."""
     running: Count
-    """Sequences that have KV blocks."""
+    """Sequences in the batches, that is, with KV blocks."""
     waiting: Count
     kv_usage: float
     """Fraction of the KV blocks in use."""
@@ -37,8 +37,8 @@ class StatsPoint(ApiObject, kw_only=True):
 
 
 class RankTraffic(ApiObject):
-    """Bytes that one rank has sent to another for a model: in all, a second, and a step of the rank. The last two are over some
-    seconds up to the last news of the rank; null where it has told once only, or ran no step."""
+    """Bytes that one rank has sent to another for a model: in total, per second, and per step of the rank. The last two cover the last few
+    seconds; null if the rank has reported only once or ran no step."""
 
     source: Count
     destination: Count
@@ -48,8 +48,7 @@ class RankTraffic(ApiObject):
 
 
 class StageLoad(ApiObject):
-    """Work of the busiest rank of a stage: the fraction of the time with work in which it computed, and the mean seconds of its
-    steps."""
+    """Load of a stage's busiest rank: its busy fraction of the time with work, and its mean step time in seconds."""
 
     stage: Count
     busy: float
@@ -57,9 +56,8 @@ class StageLoad(ApiObject):
 
 
 class StageSpeed(ApiObject):
-    """Mean seconds in which the slowest rank of a stage computed in a step, in the last minute with work; the seconds that it would take
-    had it kept its speed relative to the other stages, and the first as a multiple of the second. The last two are null until
-    ``drift`` is known."""
+    """Mean step time, in seconds, of a stage's slowest rank over the last minute with work; the time expected from the stage's initial speed
+    relative to the other stages; and the ratio of the two. The last two are null until ``drift`` is known."""
 
     stage: Count
     rank: Count
@@ -69,63 +67,63 @@ class StageSpeed(ApiObject):
 
 
 class BottleneckReport(ApiObject, kw_only=True):
-    """The bottleneck of a model's speed, measured over the last seconds in which it had work.
+    """Bottleneck of a model's throughput, measured over the last seconds with work.
 
     ``stage``: one stage computes much longer than the others. ``stages``: all stages compute nearly all the time. ``requests``:
-    fewer sequences ran than there are stages. ``hops``: a hop takes most of the time that the busiest stage waits in a step.
-    ``models``: the stages wait, and other models ran on the ranks meanwhile. ``outside``: the stages wait for something else, such
+    fewer sequences ran than there are stages. ``hops``: stage-to-stage latency is most of the busiest stage's idle time in a step.
+    ``models``: the stages were idle while other models ran on the ranks. ``outside``: the stages wait for something else, such
     as scheduling.
     """
 
     time_us: Count
-    """Microseconds since 1970, of the last of these seconds."""
+    """Time of the last stats, in microseconds since 1970."""
     seconds: float
-    """Time with work that was measured."""
+    """Measured time with work."""
     bound: Literal["stage", "stages", "requests", "hops", "models", "outside"]
     stages: list[StageLoad]
     busiest: Count
-    """Number of a stage."""
+    """Index of the busiest stage."""
     lead: float
-    """Time that it computes, as a multiple of the other stages' mean; 1 where there are no others."""
+    """Busy time of the busiest stage as a multiple of the other stages' mean; 1 with a single stage."""
     move_to: Count | None
-    """With ``stage``: the least busy one, where the busiest has a layer to give away."""
+    """With ``stage``: the least busy stage, if the busiest one has a layer to move."""
     hop_seconds: float | None
-    """Time of a hop between two stages, measured at the start; null where it was not."""
+    """Latency between two stages, measured at the start; null if not measured."""
     running: float | None
-    """Sequences, on the mean; null where none was seen."""
+    """Mean number of running sequences; null if unknown."""
     full: Literal["kv_cache", "max_num_seqs"] | None
-    """Resource that keeps further sequences waiting; null where none wait, or nothing is full."""
+    """Resource that keeps sequences waiting; null if there is no queue or no resource is full."""
 
 
 class LayoutDrift(ApiObject, kw_only=True):
-    """Stages' times against those of the start, over the last ten seconds of work."""
+    """Stage times relative to the start, over the last ten seconds of work."""
 
     factors: list[float]
-    """Time of each stage as a multiple of that at the start, over the median of the others' multiples."""
+    """Time of each stage as a multiple of its time at the start, divided by the median of the other stages' multiples."""
     slow_stage: Count | None
-    """Stage that has become slower than the others; null where none has."""
+    """Stage that has slowed down relative to the others, or null."""
     slow_rank: Count | None
-    """The slowest of its ranks."""
+    """Slowest rank of ``slow_stage``."""
     better_layers: list[Count] | None
-    """Layers of each stage that would do at least 15 % more; null where none would."""
+    """Layers per stage of a split with at least 15 % more throughput, or null."""
     gain: float
-    """Work that these would do more, as a fraction; 0 without them."""
+    """Throughput gain of ``better_layers``, as a fraction; 0 without it."""
 
 
 class StatsEvent(StatsPoint, tag_field="object", tag="cluster.stats"):
-    """The same as an event, with what is told of the present alone."""
+    """A ``StatsPoint`` as an event, with the current links, stages, bottleneck and drift."""
 
     links: list[RankTraffic]
     stages: list[StageSpeed]
-    """Empty until there has been work."""
+    """Empty until the model has run steps."""
     verdict: BottleneckReport | None
-    """Null until there has been work for some seconds."""
+    """Null until the model has had work for some seconds."""
     drift: LayoutDrift | None
-    """Null with one stage, and until there has been work for some twenty seconds."""
+    """Null with one stage, and until the model has had work for some twenty seconds."""
 
 
 class StepSequence(ApiObject):
-    """The part of a sequence in a step: tokens it ran, tokens before these, and whether one leads to the next."""
+    """One sequence in a step: tokens it ran, context length before them, and whether it is decoding."""
 
     request: str
     tokens: Count
@@ -134,7 +132,7 @@ class StepSequence(ApiObject):
 
 
 class Step(ApiObject):
-    """A step that came back. Of many sequences only the first are named."""
+    """A completed step. Of many sequences, only the first are listed."""
 
     step: Count
     prefill_tokens: Count
@@ -144,108 +142,108 @@ class Step(ApiObject):
 
 
 class RankTrace(ApiObject):
-    """Slices of a rank: name, begin and end in microseconds since 1970, and step (-1 without one) of each slice."""
+    """Trace slices of a rank: name, begin and end in microseconds since 1970, and step id (-1 without a step)."""
 
     rank: Count
     slices: list[tuple[str, Count, Count, int]]
 
 
 class TraceEvent(ApiObject, kw_only=True, tag_field="object", tag="cluster.steps"):
-    """Steps and slices of some time, in microseconds since 1970; null where there are no slices."""
+    """Steps and trace slices between ``begin_us`` and ``end_us``, in microseconds since 1970; both null without slices."""
 
     begin_us: Count | None
     end_us: Count | None
     dropped: Count
-    """Slices there was no room for."""
+    """Slices dropped because a buffer was full."""
     steps: list[Step]
     ranks: list[RankTrace]
 
 
 class ClusterRank(RankShardInfo, kw_only=True):
-    """Place, device and share of one rank in a model. Null is what it has not told yet."""
+    """Placement, device and shard of one rank of a model. Null fields are not reported yet."""
 
     threads: Count | None
     cpus: str | None
-    """Cores it may run on, as ``taskset`` writes them."""
+    """CPU cores of its affinity mask, in the format of ``taskset``."""
 
 
 class LayerExperts(ApiObject):
-    """Tokens that each expert of a layer was given since the engine started."""
+    """Tokens routed to each expert of a layer since the engine started."""
 
     layer: Count
     tokens: list[Count]
 
 
 class RankExpertReads(ApiObject):
-    """Uses of experts on a rank that keeps them in a file (``--expert-offload``) since the engine started."""
+    """Expert cache of a rank with ``--expert-offload``, since the engine started."""
 
     rank: Count
     hits: Count
-    """Uses that found their expert in memory."""
+    """Cache hits."""
     misses: Count
     bytes_read: Count
     stall_seconds: float
-    """Time in which nothing could be computed for want of an expert."""
+    """Time in which computation waited for an expert to be read."""
 
 
 class ClusterInfo(ApiObject, kw_only=True, tag_field="object", tag="cluster"):
-    """A model, its ranks, and how it did in the last minutes."""
+    """A model, its ranks, and its stats of the last minutes."""
 
     time_us: Count
     """Microseconds since 1970."""
     model: str
     num_layers: Count
     block_size: Count
-    """Tokens of a KV block."""
+    """Tokens per KV block."""
     num_blocks: Count
     num_window_blocks: Count
-    """Blocks of the layers with a window; 0 where these hold all tokens as the others do."""
+    """KV blocks of the sliding-window layers; 0 if these layers keep all tokens in ordinary blocks."""
     max_model_len: Count
-    """Tokens."""
+    """Maximum context length, in tokens."""
     max_num_seqs: Count
-    """Sequences that run at once."""
+    """Maximum sequences per batch."""
     pipeline_schedule: str
     plugins: list[str]
-    """Name and digest of each plugin that the ranks have loaded."""
+    """Name and digest of each plugin loaded by the ranks."""
     hop_seconds: float | None
-    """Time of a hop between two stages, measured at the start; null where it was not."""
+    """Latency between two stages, measured at the start; null if not measured."""
     ranks: list[ClusterRank]
     experts: list[LayerExperts]
-    """One entry for each layer that has any."""
+    """One entry per MoE layer."""
     expert_reads: list[RankExpertReads]
-    """One entry for each rank that keeps experts in a file."""
+    """One entry per rank with ``--expert-offload``."""
     links: list[RankTraffic]
     stages: list[StageSpeed]
-    """Empty until there has been work."""
+    """Empty until the model has run steps."""
     machine_links: list[MachineLinkInfo]
-    """Empty where they were not measured."""
+    """Empty if not measured."""
     plan: str | None
-    """The layout and its alternatives, as a table; null where the start was not planned."""
+    """Table of the planned layout and its alternatives; null if the layout was not planned."""
     verdict: BottleneckReport | None
-    """Null until there has been work for some seconds."""
+    """Null until the model has had work for some seconds."""
     drift: LayoutDrift | None
-    """Null with one stage, and until there has been work for some twenty seconds."""
+    """Null with one stage, and until the model has had work for some twenty seconds."""
     history: list[StatsPoint]
     """Oldest first."""
 
 
 class LayoutChanged(ApiObject, kw_only=True, tag_field="object", tag="cluster.layout"):
-    """The layout in which a model is served now, and the seconds in which nothing ran: 0 where it was served so before."""
+    """Layout of a model after a layout change, and the pause in seconds: 0 if the layout was in use already."""
 
     model: str
     changed: bool
     pause_seconds: float
     num_blocks: Count
     max_model_len: Count
-    """Tokens."""
+    """Maximum context length, in tokens."""
     quantization: str
-    """One name for all stages, or where they differ one for each, with commas between."""
+    """One name for all stages, or one per stage, separated by commas."""
     ranks: list[RankShardInfo]
-    """Ranks that have a part of it."""
+    """Ranks that hold a part of the model."""
 
 
 class TraceFile(ApiObject):
-    """A trace in the format of Chrome's, which Perfetto opens."""
+    """A trace in Chrome's trace format, which Perfetto opens."""
 
     displayTimeUnit: Literal["ms"]
     traceEvents: list[dict[str, Any]]

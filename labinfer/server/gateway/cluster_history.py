@@ -1,4 +1,4 @@
-"""ClusterHistory: stats of the last minutes, and the trace of the ranks' steps while somebody watches."""
+"""ClusterHistory: stats of the last minutes, and step traces while a client watches."""
 
 from __future__ import annotations
 
@@ -34,39 +34,39 @@ from labinfer.server.link.frames import ModelInfo, RankShardInfo, Trace
 from labinfer.server.link.stats import Drift, EngineStats, RankStats, TracedStep
 
 HISTORY_SECONDS = 300.0
-"""Age of the oldest point, and of the oldest slice against the latest."""
+"""Maximum age of a point, and of a slice relative to the latest."""
 POINT_SECONDS = 0.4
-"""Between two points. An engine sends stats more often where requests are short: whenever work begins and ends."""
+"""Minimum interval of points. An engine sends stats more often with short requests: whenever work begins and ends."""
 REPORT_SECONDS = 10.0
-"""Time that a bottleneck report and the rates of links cover."""
+"""Time that a bottleneck report and link rates cover."""
 SPEED_SECONDS, MARK_SECONDS = 60.0, 5.0
-"""Time that speeds of stages are about, and between two stats that are kept for them."""
+"""Time that stage speeds cover, and the interval of the stats kept for them."""
 KEPT_BYTES = 4 << 20
-"""Bytes of a model's slices: about half a minute of short steps on two ranks."""
+"""Maximum bytes of a model's slices: about half a minute of short steps on two ranks."""
 IDLE_SECONDS = 10.0
-"""A wait that was longer is left out of a trace, which may else begin an hour before the first step that it shows."""
+"""Longer waits are left out of a trace, which might otherwise begin an hour before its first step."""
 MAX_BEHIND = 8
-"""Events that may wait for a watcher who is slow to read them; older ones are dropped."""
+"""Maximum queued events of a slow watcher; the oldest are dropped."""
 
 
 class Watcher:
-    """Somebody who looks at one model."""
+    """A client that watches one model."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     def add(self, data: bytes) -> None:
-        """Have ``next`` return this event; where too many wait, the oldest is dropped."""
+        """Enqueue an event for ``next``; if too many are queued, the oldest is dropped."""
         if self._events.qsize() >= MAX_BEHIND:
             self._events.get_nowait()
         self._events.put_nowait(data)
 
     def end(self) -> None:
-        """Have ``next`` return None when it has returned all that came before."""
+        """Make ``next`` return None after the queued events."""
         self._events.put_nowait(None)
 
     async def next(self, seconds: float | None = None) -> bytes | None:
-        """The next event, encoded; None when there is none any more, or none within these seconds."""
+        """The next event, encoded; None after the last one, or after a timeout of ``seconds``."""
         try:
             return await asyncio.wait_for(self._events.get(), seconds)
         except asyncio.TimeoutError:  # the built-in one from Python 3.11 on
@@ -81,15 +81,15 @@ class ModelHistory:
     last_time: float
     """Time of the last point, in seconds since 1970."""
     info: ModelInfo | None = None
-    """None until a host has loaded it."""
+    """None until a host has loaded the model."""
     points: deque[StatsPoint] = field(default_factory=deque)
     recent: deque[tuple[float, EngineStats]] = field(default_factory=deque)
-    """Stats of the points of the last ``REPORT_SECONDS`` up to the latest one, each with the time when it came."""
+    """(arrival time, stats) of the points in the last ``REPORT_SECONDS``."""
     minute: deque[tuple[float, EngineStats]] = field(default_factory=deque)
-    """Some stats of the last ``SPEED_SECONDS``, and the last ones before, each with the time when it came."""
+    """(arrival time, stats), sampled every ``MARK_SECONDS`` over the last ``SPEED_SECONDS``; begins with the last stats before that window."""
     bottleneck: BottleneckReport | None = None
     slices: deque[tuple[float, int, Slices]] = field(default_factory=deque)
-    """Each with the time when it came, and its rank."""
+    """(arrival time, rank, slices)."""
     slice_bytes: int = 0
     watchers: set[Watcher] = field(default_factory=set)
 
@@ -98,7 +98,7 @@ class ClusterHistory:
     """History of all models of a gateway.
 
     Args:
-        watch: called with whether anybody watches, when that changes.
+        watch: called with whether any client watches, whenever that changes.
         clock: seconds since 1970.
     """
 
@@ -109,12 +109,12 @@ class ClusterHistory:
         self._watch, self._clock = watch, clock
         self._ended = False
         self.tracing = asyncio.Lock()
-        """Taken to make a trace: many at once would take the memory and the processor from the answers."""
+        """Held while a trace file is built: concurrent builds would take memory and CPU from requests."""
 
     # For the engine.
 
     def begin(self) -> None:
-        """Start anew with a host that has just come, whose counters begin at 0."""
+        """Reset for a new host, whose counters begin at 0."""
         self._ended = False
         for name, model in self._models.items():
             model.last, model.last_time = EngineStats(model=name), self._clock()
@@ -125,16 +125,16 @@ class ClusterHistory:
             self._watch(True)
 
     def attach(self, models: Iterable[ModelInfo]) -> None:
-        """Know the models that a host has loaded."""
+        """Store the info of the models that a host has loaded."""
         for info in models:
             self._models[info.name].info = info
 
     def add_stats(self, stats: EngineStats) -> None:
-        """Take in stats of a model that have just come."""
+        """Add the latest stats of a model."""
         model, now = self._models[stats.model], self._clock()
         model.last_time = min(model.last_time, now)  # the clock may be set back
         if now - model.last_time < POINT_SECONDS and model.points:
-            return  # there are others to come when work has ended
+            return  # more follow once work has ended
         point = _point(model.last, stats, now - model.last_time, now)
         model.last, model.last_time = stats, now
         model.points.append(point)
@@ -156,7 +156,7 @@ class ClusterHistory:
             _hand_out(model, StatsEvent(**msgspec.structs.asdict(point), **self.present(stats.model)))
 
     def add_trace(self, trace: Trace) -> None:
-        """Take in steps and slices of a model that have just come."""
+        """Add the latest steps and slices of a model."""
         model, now = self._models[trace.model], self._clock()
         for rank, slices in trace.slices:
             model.slices.append((now, rank, slices))
@@ -167,7 +167,7 @@ class ClusterHistory:
             _hand_out(model, _trace_event(trace))
 
     def end(self) -> None:
-        """Send all watchers home: nothing comes any more."""
+        """End all watchers: the host sends no more data."""
         self._ended = True
         for model in self._models.values():
             for watcher in model.watchers:
@@ -182,11 +182,11 @@ class ClusterHistory:
         return list(model.points)
 
     def rank_stats(self, name: str) -> dict[int, RankStats]:
-        """The last stats of each rank, by its number."""
+        """Rank to its last stats."""
         return {stats.rank: stats for stats in self._models[name].last.ranks}
 
     def present(self, name: str) -> dict[str, Any]:
-        """Fields of ``StatsEvent`` that are no point's: of the last seconds, and of the last minute with work."""
+        """Fields of ``StatsEvent`` beyond ``StatsPoint``: links, stage speeds, bottleneck and drift."""
         model = self._models[name]
         before = {rank.rank: rank for rank in model.recent[0][1].ranks} if model.recent else {}
         ranks = model.last.ranks
@@ -201,7 +201,7 @@ class ClusterHistory:
 
     @contextlib.contextmanager
     def watching(self, name: str) -> Iterator[Watcher]:
-        """Have the ranks tell of their steps as long as this lasts."""
+        """Watch a model's events within a ``with`` block; the ranks trace their steps meanwhile."""
         model, watcher = self._models[name], Watcher()
         if not self._is_watched:
             self._watch(True)
@@ -218,15 +218,15 @@ class ClusterHistory:
     def tracks(
         self, name: str, ranks: Iterable[RankShardInfo], since: float = 0.0, seconds: float = math.inf
     ) -> list[Track]:
-        """Slices of each rank that are still kept. Many take a while: to be called beside the event loop.
+        """Kept slices of each rank. Slow for many slices: call it outside the event loop.
 
         Args:
-            since: seconds since 1970; slices that came before are left out.
-            seconds: of each rank, from its first slice on: its clock may not be this one.
+            since: seconds since 1970; slices that arrived earlier are left out.
+            seconds: length of each rank's track, from the end of its first slice: clocks of ranks differ.
         """
         slices: dict[int, list[Slice]] = {rank.rank: [] for rank in ranks}
         for when, rank, packed in list(self._models[name].slices):
-            if when >= since and rank in slices:  # else it has no part any more
+            if when >= since and rank in slices:  # otherwise the rank has no part of the model any more
                 slices[rank] += (item for item in read_slices(packed) if not _is_idle(item))
         return [Track(rank.rank, rank.stage, rank.tp_rank, _in_order(slices[rank.rank], seconds)) for rank in ranks]
 
@@ -267,19 +267,19 @@ def _is_idle(item: Slice) -> bool:
 
 
 def _in_order(slices: list[Slice], seconds: float) -> list[Slice]:
-    """Slices by their begin, outer ones first, up to so many seconds after the end of the first, which may be a long wait."""
+    """Slices by begin time, outer ones first, up to ``seconds`` after the end of the first slice, which may be a long wait."""
     until = min((item.end for item in slices), default=0) + seconds * 1e9
     return sorted((item for item in slices if item.begin < until), key=lambda item: (item.begin, -item.end))
 
 
 def _hand_out(model: ModelHistory, content: StatsEvent | TraceEvent) -> None:
-    data = event(content)  # once for all
+    data = event(content)  # encoded once for all watchers
     for watcher in model.watchers:
         watcher.add(data)
 
 
 def _point(before: EngineStats, stats: EngineStats, seconds: float, now: float) -> StatsPoint:
-    """The point for stats that came so many seconds after the last ones."""
+    """The point of ``stats``, which arrived ``seconds`` after ``before``."""
     seconds = max(seconds, 1e-3)
     num_steps = stats.num_steps - before.num_steps
     ranks_before = {rank.rank: rank for rank in before.ranks}
@@ -312,7 +312,7 @@ def _rank_traffic(before: RankStats | None, now: RankStats, destination: int) ->
 
 
 def _busy(before: RankStats | None, now: RankStats) -> float | None:
-    """Fraction of the time between two stats of a rank in which it computed; None where there are not two."""
+    """Busy fraction of a rank between two stats; None without earlier stats."""
     if before is None or now.when <= before.when:
         return None
     return min(1.0, max(0.0, now.busy_seconds - before.busy_seconds) / (now.when - before.when))

@@ -1,4 +1,4 @@
-"""Endpoint: a path of the API with its handler, stated where the handler is defined."""
+"""Endpoint: a path of the API and its handler, declared where the handler is defined."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from labinfer.server.gateway.event_stream import EventStream
 from labinfer.server.gateway.http_context import JSON, HttpContext
 
 ANYWHERE = (400, 403, 405, 421, 431, 500)
-"""Statuses of errors that any endpoint may answer with."""
+"""Error statuses of every endpoint."""
 READING = (*ANYWHERE, 404, 413, 415, 429, 503)
-"""Statuses of errors of endpoints that read a body."""
+"""Error statuses of endpoints that read a body."""
 GENERATING = (*READING, 408, 499)
 STORED = (*ANYWHERE, 404)
 LOOKING = (*ANYWHERE, 404, 503)
-"""Statuses of errors of endpoints that look at a model at work."""
+"""Error statuses of endpoints that inspect a loaded model."""
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 
 Handler = Callable[[HttpContext], Awaitable[Response | EventStream]]
@@ -29,42 +29,42 @@ Handler = Callable[[HttpContext], Awaitable[Response | EventStream]]
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """A path, its method, who answers, and how the document describes that."""
+    """A path, its method and handler, and its description in ``/openapi.json``."""
 
     method: str
     path: str
     aliases: tuple[str, ...] = ()
-    """Further paths with the same answers, which the document leaves out."""
+    """Further paths of the handler, left out of ``/openapi.json``."""
     handler: Handler
     needs_key: bool = True
     opened_by: str = ""
-    """Name of the server's option that leaves the key away."""
+    """Name of the server option that makes the endpoint public."""
     logged: bool = True
-    """Whether each request is logged; what is asked every few seconds is not."""
+    """Whether each request is logged; endpoints that are polled every few seconds are not."""
     summary: str = ""
     body: type[msgspec.Struct] | None = None
     form: type[msgspec.Struct] | None = None
-    """A body that is a form with a file."""
+    """Body as multipart form with a file."""
     answer: type | UnionType | None = None
-    """A successful one; None where that is always a stream."""
+    """Schema of a successful answer; None if it is always a stream."""
     events: tuple[type[msgspec.Struct], ...] = ()
-    """Kinds of events of a stream, where one may be asked for."""
+    """Event schemas of a stream, if the endpoint can stream."""
     content_type: str = JSON
     query: tuple[tuple[str, dict[str, Any]], ...] = ()
-    """Name and JSON schema of each parameter."""
+    """Name and JSON schema of each query parameter."""
     errors: tuple[int, ...] = ANYWHERE
     error_form: ErrorForm = OPENAI_ERRORS
     is_anthropics_too: bool = False
-    """Whether Anthropic's API has this path, too: its clients are answered in its form, and ``answer`` is a union."""
+    """Whether Anthropic's API has the path too: its clients get its format, and ``answer`` is a union."""
 
     @property
     def template(self) -> str:
-        """The path as the document writes it."""
+        """Path as OpenAPI writes it."""
         return self.path.replace(":path}", "}")
 
 
 def endpoint(method: str, path: str, **details: Any) -> Callable[[Handler], Handler]:
-    """Have a handler answer a path. The first line of its docstring is the endpoint's summary.
+    """Register a handler for a path. The first line of its docstring is the endpoint's summary.
 
     Args:
         details: further fields of the ``Endpoint``.
@@ -80,6 +80,6 @@ def endpoint(method: str, path: str, **details: Any) -> Callable[[Handler], Hand
 
 
 def module_endpoints(*modules: ModuleType) -> tuple[Endpoint, ...]:
-    """The endpoints whose handlers are defined in these modules, in their order."""
+    """Endpoints of the handlers in ``modules``, in definition order."""
     parts = (part for module in modules for part in vars(module).values())
     return tuple(each for part in parts for each in getattr(part, "endpoints", ()))

@@ -1,4 +1,4 @@
-"""The endpoints of the API and of the pages, and what ``/openapi.json`` says of them."""
+"""Endpoints of the API and of the web pages, and ``/openapi.json``."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def _document(model_names: tuple[str, ...], vocab_size: int, needs_key: bool) ->
 
 
 ASKING = (chat, completions, embeddings, pooling, tokenization, responses, messages, files, batches)
-"""Endpoints that ask a model, in the forms of OpenAI, vLLM and Anthropic, and keep what that needs."""
+"""Modules whose endpoints run a model, in OpenAI's, vLLM's and Anthropic's formats, or store its inputs and results."""
 API = module_endpoints(*ASKING, requests, models, cluster, layout, health) + openapi.endpoints
-"""Endpoints for programs, which /openapi.json describes."""
+"""Endpoints for programs, described in /openapi.json."""
 PAGES = module_endpoints(pages)
-"""Endpoints for people."""
+"""Endpoints for browsers."""

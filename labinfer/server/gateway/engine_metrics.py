@@ -1,4 +1,4 @@
-"""EngineMetrics: what engines tell of themselves, as Prometheus asks for it."""
+"""EngineMetrics: engine stats as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labinfer.server.link.stats import STEP_TOKEN_BUCKETS, EngineStats, RankStat
 
 MODEL_LABELS = ("model_name", "engine")
 ENGINE = "0"
-"""vLLM numbers the replicas of a model by this label; here there is one."""
+"""Value of the label by which vLLM numbers data-parallel replicas; there is one here."""
 RANK_LABELS = ("model_name", "rank", "stage", "tp_rank")
 EXPERT_LABELS = ("model_name", "layer", "expert")
 LINK_LABELS = ("model_name", "source", "destination")
@@ -65,17 +65,17 @@ READ_COUNTERS: tuple[tuple[str, str, Callable[[ExpertReads], float]], ...] = (
     ("labinfer:expert_read_bytes", "Bytes of experts that a rank read from its file.", lambda e: e.bytes_read),
     ("labinfer:expert_stall_seconds", "Time that a rank waited for experts to be read.", lambda e: e.stall_time),
 )
-"""Counters of ranks that keep experts in a file."""
+"""Counters of ranks with ``--expert-offload``."""
 
 
 class EngineMetrics(Collector):
-    """Keeps what each engine sent last, and reads it when it is asked: between two scrapes it costs nothing.
+    """Keeps the last stats of each engine, and converts them on a scrape only.
 
-    An engine that is started anew counts from 0 again, as Prometheus expects of counters.
+    Counters of a restarted engine begin at 0, as Prometheus expects.
 
     Args:
-        model_names: of the engines; until one has sent something, it has done nothing.
-        clock: seconds that never go back.
+        model_names: models of the engines; all metrics are 0 until the first stats.
+        clock: monotonic time in seconds.
     """
 
     def __init__(self, model_names: Iterable[str], clock: Callable[[], float] = time.monotonic):
@@ -88,7 +88,7 @@ class EngineMetrics(Collector):
         self._last[stats.model] = (stats, self._clock())
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric with its values now."""
+        """All metrics with their current values."""
         engines = [stats for stats, _ in self._last.values()]
         models = [((stats.model, ENGINE), stats) for stats in engines]
         ranks = [
@@ -135,7 +135,7 @@ class EngineMetrics(Collector):
         return metric
 
     def _step_age(self) -> Metric:
-        """Grows on while an engine that has work says nothing: its host may hang in a step."""
+        """Time since the last step; keeps growing while an engine with work is silent, as its host may hang in a step."""
         metric = GaugeMetricFamily(
             "labinfer:step_age_seconds",
             "Time since the last step came back while there is work; no finer than the engine's reports.",

@@ -1,4 +1,4 @@
-"""ErrorForm: the form in which an API tells its errors."""
+"""ErrorForm: the error format of an API."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from labinfer.requests.openai.api_object import ApiObject
 
 @dataclass(frozen=True)
 class ErrorForm:
-    """A struct for errors, and how one is made."""
+    """An error schema and its constructor."""
 
     name: str
     """Name of the API in ``/openapi.json``; empty for OpenAI's."""
     answer: type[ApiObject]
     make: Callable[[ApiError, str], ApiObject]
-    """Makes the body of an error and of the id of its request."""
+    """Makes the body from an error and its request id."""
 
 
 ANTHROPIC_ERRORS = ErrorForm("Anthropic", AnthropicError, anthropic_error)
 VERSION_HEADER = "anthropic-version"
-"""Header that every request of Anthropic's clients has."""
+"""Header that every request of Anthropic's clients carries."""
 OPENAI_ERRORS = ErrorForm("", ErrorAnswer, lambda error, request_id: error.body())

@@ -1,4 +1,4 @@
-"""Server-sent events (WHATWG HTML, "Server-sent events") as OpenAI's API streams them."""
+"""Server-sent events (WHATWG HTML, "Server-sent events") in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from labinfer.requests.openai.api_object import ApiObject
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 15.0
-"""Without anything to send for so long, a comment tells proxies and clients that the stream is alive."""
+"""Idle time after which a comment is sent, so that proxies and clients keep the connection open."""
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
@@ -28,23 +28,23 @@ _encode = msgspec.json.Encoder().encode
 
 
 def event(data: ApiObject) -> bytes:
-    """An event with this object as its data."""
+    """Encode ``data`` as an event."""
     return b"data: " + _encode(data) + b"\n\n"
 
 
 def named_event(data: ApiObject) -> bytes:
-    """The same under the name that its tag gives it."""
+    """Encode ``data`` as an event named by its struct tag."""
     return f"event: {data.__struct_config__.tag}\n".encode() + event(data)
 
 
 def error_event(error: ApiError) -> bytes:
-    """The event of a failure in mid-stream."""
+    """Event for a failure in mid-stream."""
     return b"event: error\n" + event(error.body())
 
 
 @dataclass(frozen=True)
 class StreamForm:
-    """Events of an API beside those that carry an answer."""
+    """Events of an API that carry no answer."""
 
     end: bytes = DONE
     keep_alive: bytes = KEEP_ALIVE
@@ -55,13 +55,13 @@ OPENAI_FORM = StreamForm()
 
 
 class EventStream:
-    """An ASGI response that sends events as they come, then the end.
+    """An ASGI response that sends events as they arrive, then the end marker.
 
     Args:
-        events: already encoded; may raise ``ApiError``, which becomes the last event.
-        on_disconnect: called when the client goes before the end; is to make ``events`` end or raise.
-        on_end: called when all is over, whatever happened.
-        clock: seconds that never go back.
+        events: encoded events; an ``ApiError`` raised by the iterator becomes the last event.
+        on_disconnect: called if the client disconnects early; must make ``events`` end or raise.
+        on_end: called at the end in every case.
+        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class EventStream:
                     await self._send(send, data)
             except ApiError as error:
                 await self._send(send, self._form.error(error))
-            except Exception:  # noqa: BLE001 - whatever it is, the client is to know that this is not the end
+            except Exception:  # noqa: BLE001 - the client must see that the stream is incomplete
                 logger.error("a stream failed\n%s", traceback.format_exc().rstrip())
                 await self._send(send, self._form.error(api_errors.internal()))
             await self._send(send, self._form.end)
@@ -106,7 +106,7 @@ class EventStream:
         finally:
             for task in side_tasks:
                 task.cancel()
-            with contextlib.suppress(RuntimeError):  # it is running still where this task was cancelled
+            with contextlib.suppress(RuntimeError):  # the iterator still runs if this task was cancelled
                 await self._events.aclose()
             self._on_end()
 

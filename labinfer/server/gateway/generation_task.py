@@ -1,4 +1,4 @@
-"""GenerationTask: the requests of one HTTP request with the engine: admitted, started, awaited, and freed whatever happens."""
+"""GenerationTask: the engine requests of one HTTP request, from admission to the release of their resources."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Result = TypeVar("Result")
 
 
 class GenerationTask:
-    """The requests of one HTTP request, from the turn of their caller to the ends of their answers.
+    """The engine requests of one HTTP request, from admission to the ends of their answers.
 
     It fails on a timeout, an engine failure, a cancellation or a client disconnect: its resources are freed, and whoever awaits it
     gets an ``ApiError``.
 
     Args:
-        input: what the body asks for.
+        input: the parsed body.
     """
 
     def __init__(self, context: HttpContext, model: Model, input: GenerationInput):
@@ -44,31 +44,31 @@ class GenerationTask:
         self._context, self._engine = context, context.service.engine
         self.id, self.owner, self.model_name = context.id, context.caller.name, model.info.name
         self.names = {context.id}
-        """Names by which its owner may cancel it: its id, and that of the answer where callers see another."""
+        """Names by which its owner may cancel it: the request id, and the id of the answer if that differs."""
         loop = asyncio.get_running_loop()
         self.begin = loop.time()
-        """By the clock of its event loop."""
+        """Start time, by the event loop's clock."""
         self.opened: list[RequestState] = []
-        """State of each request, when they are known."""
+        """State of each request; empty until the requests are built."""
         self._timer: asyncio.TimerHandle | None = None
         if context.seconds:
             self._timer = loop.call_later(context.seconds, self.fail, api_errors.timed_out(context.seconds))
         self._news = asyncio.Event()
-        self._changed: dict[tuple[int, int], None] = {}  # (request, answer) with news, in their order
+        self._changed: dict[tuple[int, int], None] = {}  # (request, answer) with unread updates, in arrival order
         self._num_accepted = 0
         self._error: ApiError | None = None
-        self._lease: Lease | None = None  # until it is admitted, and when it is over
+        self._lease: Lease | None = None  # held from admission to close
         self._token_times: dict[tuple[int, int], float] = {}
         self._spent = 0
-        self._status = 200  # for the log: that of a stream that fails has been sent before
+        self._status = 200  # for the log: a failing stream has sent its HTTP status already
 
     @classmethod
     async def start(cls, context: HttpContext, model: Model, parse: Callable[[], GenerationInput]) -> GenerationTask:
-        """The task of a body that was read. Returns when it was its turn, and the engine has taken its requests. Nothing costly is
-        done before its turn has come, and all of it counts as the request's time.
+        """Create and start the task of a body. Returns when it is admitted and the engine has accepted its requests. Nothing costly is
+        done before admission, and all of it counts towards the request's timeout.
 
         Raises:
-            ApiError: ``parse`` raises a ``UserError``, a prompt is wrong, the engine refuses one of the requests, or there are too many.
+            ApiError: ``parse`` raises a ``UserError``, a prompt is invalid, the engine refuses one of the requests, or a limit is reached.
         """
 
         def read() -> tuple[GenerationInput, list[PromptText] | None]:
@@ -100,7 +100,7 @@ class GenerationTask:
             try:
                 await context.until_disconnect(task._hand_over(), task.give_up)
             except ApiError:
-                task._lease.spend(-num_tokens)  # what nobody has run costs nothing
+                task._lease.spend(-num_tokens)  # refund: the prompt was not run
                 raise
             is_started = True
         finally:
@@ -109,10 +109,10 @@ class GenerationTask:
         return task
 
     async def outputs(self) -> list[RequestOutput] | list[EmbeddingOutput]:
-        """All answers, or vectors.
+        """Await all answers or embeddings.
 
         Raises:
-            ApiError: they will not come.
+            ApiError: the task has failed.
         """
         try:
             await self._context.until_disconnect(self._finish(), self.give_up)
@@ -121,7 +121,7 @@ class GenerationTask:
             self.close()
 
     def stream(self, events: AsyncIterator[bytes], form: StreamForm = OPENAI_FORM) -> EventStream:
-        """The response that sends these events, which are made of ``deltas``."""
+        """Return the response that sends ``events``, which are made from ``deltas``."""
 
         def end() -> None:
             self.close()
@@ -130,10 +130,10 @@ class GenerationTask:
         return EventStream(events, self._context.headers, self.give_up, end, self._context.service.clock, form=form)
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        """Deltas of the answers as they come, with the number of the request; ``close`` afterwards.
+        """(request number, delta) as they arrive; call ``close`` afterwards.
 
         Raises:
-            ApiError: the rest will not come.
+            ApiError: the task has failed.
         """
         while not self.is_done or self._changed:
             if not self._changed:
@@ -142,7 +142,7 @@ class GenerationTask:
                 except ApiError as error:
                     self._status = error.status
                     raise
-            if self._changed:  # one at a time: more may come while this one is sent
+            if self._changed:  # one at a time: updates that arrive while this delta is sent are merged into the next
                 number, index = next(iter(self._changed))
                 del self._changed[number, index]
                 delta = self.opened[number].take_delta(index, drops_logprobs=True)
@@ -150,7 +150,7 @@ class GenerationTask:
                 yield number, delta
 
     def usage(self, readers: list[ReplyReader] | None = None) -> Usage:
-        """Tokens of all requests so far; with a reader for each answer of the only request, reasoning tokens, too."""
+        """Token counts of all requests so far; with one reader per answer of a single request, reasoning tokens too."""
         if readers is None:
             return total_usage(self.opened)
         (state,) = self.opened
@@ -165,7 +165,7 @@ class GenerationTask:
         return bool(self.opened) and all(opened.is_done for opened in self.opened)
 
     def give_up(self) -> None:
-        """The client is gone."""
+        """Fail the task, as the client has disconnected."""
         self.fail(api_errors.cancelled("the client has closed the connection"))
 
     def fail(self, error: ApiError) -> None:
@@ -176,7 +176,7 @@ class GenerationTask:
         self._engine.forget(self)
 
     def close(self) -> None:
-        """Free everything, at once where it is not complete; count and note what came of it. A second call does nothing."""
+        """Free all resources, abort unfinished requests, and record metrics and log fields. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
         self._engine.forget(self)
@@ -186,17 +186,17 @@ class GenerationTask:
                 if self.opened:
                     self._count(lease)
 
-    # For the engine.
+    # Callbacks of the engine client.
 
     def accept(self) -> None:
-        """Count a request that the engine has taken."""
+        """Count a request that the engine has accepted."""
         self._num_accepted += 1
         self._news.set()
 
     def update(self, number: int, update: AnswerUpdate) -> bool:
-        """Take in news of an answer. Returns whether the engine must be told that the answer has ended."""
+        """Apply an update of an answer. Returns whether the engine must abort the answer (a stop string was found here)."""
         opened = self.opened[number]
-        if opened.answers[update.index].finish_reason is not None:  # a stop string ended it meanwhile
+        if opened.answers[update.index].finish_reason is not None:  # a stop string has ended it already
             return False
         if update.finish_reason is FinishReason.ABORT:
             reason = update.error or "the engine could not go on"
@@ -207,23 +207,23 @@ class GenerationTask:
         self._news.set()
         return stopped and update.finish_reason is None
 
-    # The steps of ``start``.
+    # Steps of ``start``.
 
     async def _after(self, work: Awaitable[Result]) -> Result:
-        """Await work that has to be done before; it is cancelled where this fails meanwhile."""
+        """Await ``work``; cancel it if the task fails meanwhile."""
         task, failing = asyncio.ensure_future(work), asyncio.ensure_future(self._wait())
         try:
             await asyncio.wait((task, failing), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 await failing
-            return await task  # also where both are done: ``_hand_over`` will raise then
+            return await task  # if both are done, ``_hand_over`` raises later
         finally:
             task.cancel()
             failing.cancel()
             await asyncio.gather(failing, return_exceptions=True)
 
     async def _prepare(self, texts: list[PromptText] | None) -> list[Request]:
-        """The requests, made when it is the turn of their caller, in their caller's part of the KV cache."""
+        """Wait for admission, then build the requests with the caller's user, cache salt and priority."""
         context, builder, input = self._context, self.model.builder, self.input
         self._lease = await context.service.admission.admit(context.caller, input.user, 0)
         own = replace(
@@ -239,7 +239,7 @@ class GenerationTask:
         return requests
 
     async def _hand_over(self) -> None:
-        """Hand the requests to the engine, and wait until that has taken them."""
+        """Submit the requests to the engine, and wait until it has accepted them."""
         if self._error is None:
             self._engine.start(self)
         while self._num_accepted < len(self.opened):
@@ -254,12 +254,12 @@ class GenerationTask:
             await self._news.wait()
         self._news.clear()
         if self._error is not None:
-            raise self._error.with_traceback(None)  # one error may end many tasks
+            raise self._error.with_traceback(None)  # one error object may end many tasks
 
-    # What came of it.
+    # Metrics and log.
 
     def _note(self, number: int, delta: Delta) -> None:
-        """The times of tokens, for the metrics."""
+        """Charge the tokens of ``delta``, and record inter-token latency."""
         if not delta.token_ids:
             return
         self._lease.spend(len(delta.token_ids))
@@ -300,7 +300,7 @@ class GenerationTask:
         context.log_fields["finish_reason"] = ",".join(dict.fromkeys(reasons))
 
     def _keep(self, request: RequestState, answer: CompletionState, reason: str) -> None:
-        """Keep the size of an answer that ran to its end. The further ones of a request found its prompt in the cache."""
+        """Keep the size of a complete answer. Further answers of a request found its prompt in the prefix cache."""
         prompt, service = len(request.prompt_token_ids), self._context.service
         if reason not in COMPLETE or not answer.token_ids:
             return
@@ -317,7 +317,7 @@ async def count_prompt_tokens(context: HttpContext, model: Model, parse: Callabl
     """Number of prompt tokens of a chat body, including those that the chat template adds.
 
     Raises:
-        ApiError: ``parse`` raises a ``UserError``, the conversation does not become tokens, or too many long ones wait.
+        ApiError: ``parse`` raises a ``UserError``, the conversation cannot be tokenized, or too many long ones wait.
     """
     text = await context.compute(lambda: checked(lambda: model.reader.prompt_text(parse())))
     (token_ids,) = await model.builder.encode(context.queue_name, [text], context.num_body_bytes)

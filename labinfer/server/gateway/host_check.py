@@ -1,8 +1,8 @@
-"""HostCheck: by which names the server may be reached, and from which pages it may be changed.
+"""HostCheck: protection against DNS rebinding and cross-site requests.
 
-A page of anybody's can have its name point to this machine (DNS rebinding), and is of the same origin as the server then. It
-is known by the header ``Host``, which browsers do not let it choose. And any page can have a browser send requests to any
-address, though it does not see the answers; those are known by ``Origin`` (RFC 6454).
+Any web page can point its domain at this machine (DNS rebinding), and then has the same origin as the server. The ``Host``
+header, which browsers do not let a page choose, reveals it. Any page can also make a browser send requests to any address,
+without seeing the answers; the ``Origin`` header (RFC 6454) reveals these.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FLAG, ORIGINS_FLAG = "--allowed-hosts", "--allowed-origins"
 
 
 class AllowedHosts:
-    """Names by which the server may be reached.
+    """Host names and origins that the server accepts.
 
-    Addresses always may: a name that points here is what a foreign page needs, and an address is not one.
+    IP addresses are always accepted: DNS rebinding needs a name.
 
     Args:
-        names: beside this machine's own; ``*`` for any.
+        names: accepted names besides this machine's own; ``*`` for any.
         listens_on: name or address of ``--host``.
-        origins: whose pages may use the server beside its own; ``*`` for anybody's.
+        origins: origins of other sites whose pages may use the server; ``*`` for any.
     """
 
     def __init__(self, names: tuple[str, ...], listens_on: str, origins: tuple[str, ...] = ()):
@@ -41,14 +41,14 @@ class AllowedHosts:
         self._names = self._given | {LOCAL, socket.gethostname().lower(), listens_on.lower()}
 
     def check(self, method: str, hosts: list[str], origin: str | None) -> None:
-        """Refuse a request that a foreign page may have sent.
+        """Reject a request that a page of another site may have sent.
 
         Args:
-            hosts: its headers ``Host``; programs may do without, and browsers never do.
-            origin: its header ``Origin``, if it has one.
+            hosts: values of the ``Host`` header; programs may omit it, browsers never do.
+            origin: value of the ``Origin`` header, if any.
 
         Raises:
-            ApiError: the name is none of this server's, or the page is none of its pages.
+            ApiError: the host name or the origin is not accepted.
         """
         for host in hosts:
             if host and not self._is_own(host):
@@ -65,10 +65,10 @@ class AllowedHosts:
 
 
 class HostCheck:
-    """ASGI middleware that refuses what ``AllowedHosts`` does.
+    """ASGI middleware that rejects requests by ``AllowedHosts``.
 
     Args:
-        refuse: makes the answer.
+        refuse: makes the error response.
     """
 
     def __init__(self, app: Callable, hosts: AllowedHosts, refuse: Callable[[Request, ApiError], Response]):
@@ -86,7 +86,7 @@ class HostCheck:
 
 
 def _name(host: str) -> str:
-    """Name or address of ``name``, ``name:port`` or ``[address]:port``, in lower case; empty where it is none."""
+    """Name or address of ``name``, ``name:port`` or ``[address]:port``, in lower case; empty if invalid."""
     try:
         return (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:

@@ -1,4 +1,4 @@
-"""HostConnection: the gateway's end of the socket to an engine host, and HostListener, which takes hosts in."""
+"""HostConnection and HostListener: the gateway's end of the socket to an engine host, and the acceptor of hosts."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 18
 REGISTRATION_SECONDS = 10.0
-"""Within so long after it has connected, a host has to say who it is: others may wait."""
+"""Timeout for the registration of a new connection: other hosts may be waiting."""
 PRECEDENCE_SECONDS = 1.0
-"""The other ranks, which know more, may end a silent host two looks and so much earlier."""
+"""Extra time before the gateway ends a silent host: the other ranks, which know more, get to do it first."""
 CREDENTIALS = struct.Struct("3i")
-"""Process, user and group id of a local socket's other end (``unix(7)``, SO_PEERCRED)."""
+"""Process, user and group id of a local socket's peer (``unix(7)``, SO_PEERCRED)."""
 
 
 class HostConnection:
     """A connection to a host.
 
     Args:
-        fault_timeout: seconds without a sign of life, after which the host is ended.
-        clock: seconds that never go back.
+        fault_timeout: seconds without a heartbeat after which the host is killed.
+        clock: monotonic time in seconds.
     """
 
     def __init__(self, connection: socket.socket, fault_timeout: float, clock: Callable[[], float] = time.monotonic):
@@ -49,21 +49,21 @@ class HostConnection:
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
 
     def send(self, frame: FromGateway) -> None:
-        """Have a frame sent in its turn; see ``write``."""
+        """Enqueue a frame for ``write``."""
         self._outbox.put_nowait(pack(frame))
 
     async def write(self) -> None:
-        """Send what there is to send, until the connection ends."""
+        """Send enqueued frames until the connection ends."""
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):  # whoever reads learns of the other side's end, too
+        with contextlib.suppress(OSError):  # the reader notices the end of the connection too
             while True:
                 await loop.sock_sendall(self._socket, await self._outbox.get())
 
     async def receive(self) -> list[FromHost]:
-        """The frames that came next, at least one.
+        """Wait for the next frames; returns at least one.
 
         Raises:
-            BrokenConnection: the host has ended, or its frames make no sense.
+            BrokenConnection: the host has ended, or its frames are invalid.
         """
         frames, self._pending = self._pending, []
         while not frames:
@@ -79,21 +79,21 @@ class HostConnection:
 
     @property
     def is_silent(self) -> bool:
-        """Whether some signs of life are missing."""
+        """Whether heartbeats are overdue by half of the fault timeout."""
         return self._heartbeat.age(self) > self._fault_timeout / 2
 
     @property
     def silence(self) -> float:
-        """Seconds since the last sign of life, 0 as long as at most one is late."""
+        """Seconds since the last frame; 0 as long as at most one heartbeat is late."""
         age = self._heartbeat.age(self)
         return age if age > 2.5 * self._heartbeat.interval else 0.0
 
     def note(self, beat: Heartbeat) -> None:
-        """Keep what the host said of itself."""
+        """Keep the state that a heartbeat reports."""
         self._state = beat.state
 
     async def watch(self) -> None:
-        """Give signs of life, and end a host that gives none."""
+        """Send heartbeats, and kill a host that sends none."""
         while not self._heartbeat.silent():
             self.send(Heartbeat())
             await asyncio.sleep(self._heartbeat.interval)
@@ -105,15 +105,15 @@ class HostConnection:
             self._state,
         )
         with contextlib.suppress(OSError):
-            if pid:  # else it is not to be seen from here
+            if pid:  # 0: the process is in another PID namespace
                 os.kill(pid, signal.SIGKILL)
-            self._socket.shutdown(socket.SHUT_RDWR)  # whoever reads learns of it
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the reader
 
     async def receive_registration(self) -> RegisterHost:
-        """The first frame.
+        """Wait for the first frame.
 
         Raises:
-            BrokenConnection: it is another one, or none.
+            BrokenConnection: the host has ended, or the first frame is not ``RegisterHost``.
         """
         first, *self._pending = await self.receive()
         if not isinstance(first, RegisterHost):
@@ -121,24 +121,24 @@ class HostConnection:
         return first
 
     async def reject(self, message: str) -> None:
-        """Say why the host is not taken in, and hang up."""
+        """Send the reason for a rejection, and close the connection."""
         with contextlib.suppress(OSError):
             await asyncio.get_running_loop().sock_sendall(self._socket, pack(Rejected(message)))
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
 
 
 class HostListener:
-    """Takes hosts in, one after another: who comes while there is one waits until that is gone.
+    """Accepts hosts one after another: a new host waits until the current one is gone.
 
     Args:
-        listener: a local socket that listens; see ``server/link/local_socket.py``.
-        token: the secret that a host has to know.
-        model_names: the models that a host has to bring.
-        fault_timeout: seconds without a sign of life, after which a host is ended.
+        listener: a listening local socket; see ``server/link/local_socket.py``.
+        token: the secret that a host must know.
+        model_names: the models that a host must serve.
+        fault_timeout: seconds without a heartbeat after which a host is killed.
     """
 
     def __init__(self, listener: socket.socket, token: str, model_names: list[str], fault_timeout: float):
@@ -147,7 +147,7 @@ class HostListener:
         self._listener, self._token, self._model_names = listener, token, model_names
 
     async def accept(self) -> HostConnection:
-        """The next host that is what it has to be."""
+        """Wait for the next host with a valid registration."""
         while True:
             connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
             link = HostConnection(connection, self._fault_timeout)
@@ -164,7 +164,7 @@ class HostListener:
             await link.reject(message)
 
     def _objection(self, registration: RegisterHost) -> str:
-        """The reason not to take a host in, or nothing."""
+        """Reason to reject a host, or ""."""
         if not hmac.compare_digest(registration.token.encode(), self._token.encode()):
             return "it does not know this gateway's token"
         if registration.version != labinfer.__version__:

@@ -1,4 +1,4 @@
-"""HttpContext: one HTTP request, from its head to the end of its answer."""
+"""HttpContext: one HTTP request, from its header to the end of its response."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from labinfer.server.gateway.service import Service
 ID_HEADER = "x-request-id"
 WARNING_HEADER = "x-warning"
 NO_ROUTE = "none"
-"""Stands in metrics for all paths at which nothing is served."""
+"""Metrics label for all paths without an endpoint."""
 MAX_WARNING = 1000
-"""Characters of that header."""
+"""Maximum length of the ``x-warning`` header."""
 JSON = "application/json"
 GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -38,11 +38,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class HttpContext:
-    """An HTTP request as handlers work with it.
+    """An HTTP request, as handlers use it.
 
     Args:
-        route: the pattern of its path; empty where nothing is served at it.
-        error_form: how its errors are told.
+        route: path pattern of its endpoint; empty without one.
+        error_form: format of its errors.
     """
 
     def __init__(self, service: Service, http: Request, route: str, error_form: ErrorForm = OPENAI_ERRORS):
@@ -51,9 +51,9 @@ class HttpContext:
         self.id = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
         self.caller: ApiCaller = ANONYMOUS
         self.priority = 0
-        """Added to that of its requests."""
+        """Added to the priority of its engine requests."""
         self.seconds = service.options.request_timeout
-        """Longest time for them; 0 for any."""
+        """Timeout of its engine requests; 0 for none."""
         self.begin = service.clock()
         self.log_fields: dict[str, Any] = {}
         """Fields for the log; see ``FinishedRequest``."""
@@ -63,21 +63,21 @@ class HttpContext:
 
     @property
     def queue_name(self) -> str:
-        """Name under which costly work of this request waits its turn; without keys, by the client's address."""
+        """Queue of this request for costly work: the caller's name; without keys, together with the client's address."""
         if self.caller != ANONYMOUS or self.http.client is None:
             return self.caller.name
         return f"{self.caller.name}@{self.http.client.host}"
 
     @property
     def num_body_bytes(self) -> int:
-        """Length of the body that was read."""
+        """Length of the body read so far."""
         return self._body_lease.num_bytes if self._body_lease else 0
 
     async def body(self) -> bytearray:
-        """The whole body, unpacked. It counts as memory in use until ``free_body``, or the end of the request.
+        """Read and decompress the whole body. It counts against the body memory until ``free_body`` or the end of the request.
 
         Raises:
-            ApiError: 400, 413 or 415 if the body is broken, too long or not gzip; 429 or 503 if too many long bodies are in memory.
+            ApiError: 400, 413 or 415 if the body is broken, too long or not gzip; 429 or 503 if the body memory is used up.
         """
         limit = self.service.options.max_body_size * MIB
         announced = self.http.headers.get("content-length", "")
@@ -96,23 +96,23 @@ class HttpContext:
         return data
 
     def count_bytes(self, num_bytes: int) -> None:
-        """Count what is read of elsewhere for this request as more of its body, which has been read.
+        """Count ``num_bytes`` loaded for this request from elsewhere as part of its body, after ``body``.
 
         Raises:
-            ApiError: too many long ones are in memory.
+            ApiError: the body memory is used up.
         """
         self._body_lease.grow(num_bytes)
 
     def free_body(self) -> None:
-        """Say that nothing long of the body is in memory any more."""
+        """Release the body memory: the body is no longer in memory."""
         if self._body_lease is not None:
             self._body_lease.close()
 
     async def read(self, kind: type[Result]) -> Result:
-        """The body as this struct.
+        """Read the body and decode it as ``kind``.
 
         Raises:
-            ApiError: it is too long, no JSON, or has a field that is unknown or out of bounds.
+            ApiError: the body is too long, not JSON, or has a field that is unknown or out of bounds.
         """
         content_type = self.http.headers.get("content-type", "")
         if content_type.partition(";")[0].strip().lower() != JSON:
@@ -132,18 +132,17 @@ class HttpContext:
         return body
 
     async def compute(self, work: Callable[[], Result]) -> Result:
-        """The result of ``work`` on the body. A long body is worked on in a thread, so that other requests do not wait; one at
-        a time, as threads would only take turns.
-        """
+        """Run ``work`` on the body. A long body is handled in a thread, so that other requests do not wait; one at a time, as the
+        GIL would serialize more threads."""
         if self.num_body_bytes <= SMALL_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self.service.body_thread, work)
 
     def query(self, *names: str) -> dict[str, str]:
-        """The parameters that follow the path, by these names.
+        """Query parameters with these names.
 
         Raises:
-            ApiError: it has a name that means nothing, or one twice.
+            ApiError: a parameter is unknown or a duplicate.
         """
         given = self.http.query_params.multi_items()
         for number, (name, _) in enumerate(given):
@@ -154,22 +153,22 @@ class HttpContext:
         return dict(given)
 
     def answer_fields(self, prefix: str, model: str) -> dict[str, Any]:
-        """Id, time and model of an answer."""
+        """Id, creation time and model of an answer."""
         return {"id": prefix + self.id, "created": int(self.service.wall_clock()), "model": model}
 
     def json(
         self, content: ApiObject | dict[str, Any], status: int = 200, headers: dict[str, str] | None = None
     ) -> Response:
-        """A response with this body."""
+        """Return a JSON response with ``content``."""
         return Response(_encode(content), status, self.headers | (headers or {}), JSON)
 
     def warn(self, text: str) -> None:
-        """Say something to the caller that is no error, in a header of the answer."""
+        """Add a warning to the ``x-warning`` header of the response."""
         self._warnings.append(text)
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of every answer."""
+        """Headers of every response."""
         headers = {ID_HEADER: self.id}
         if self._warnings:
             text = "; ".join(self._warnings)[:MAX_WARNING].encode("ascii", "backslashreplace").decode()
@@ -177,7 +176,7 @@ class HttpContext:
         return headers
 
     async def until_disconnect(self, work: Awaitable[Result], on_disconnect: Callable[[], None]) -> Result:
-        """Await ``work``; if the client goes meanwhile, ``on_disconnect`` is to make it end. The body has been read."""
+        """Await ``work``; if the client disconnects meanwhile, ``on_disconnect`` must make it end. The body must have been read."""
 
         async def watch() -> None:
             try:
@@ -194,7 +193,7 @@ class HttpContext:
             watching.cancel()
 
     def end(self, status: int, log: bool = True) -> None:
-        """Count and log the request. Only the first call does anything."""
+        """Record metrics, and log the request. Idempotent."""
         if self._ended:
             return
         self._ended = True

@@ -1,7 +1,7 @@
-"""The gateway process: HTTP on one side, an engine host on the other. It imports no torch, so it is there within a second.
+"""The gateway process: HTTP on one side, an engine host on the other. It imports no torch, so that it starts within a second.
 
-It is started with two inherited sockets, the one on which hosts come and the one on which clients do, both bound before
-anything heavy was done, and with its ``Setup`` on standard input; a supervisor's has a pipe for signs of life, too.
+It inherits two bound sockets, one for hosts and one for clients, and reads its ``Setup`` from standard input. A gateway of
+a supervisor also inherits a pipe for heartbeats.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from labinfer.server.gateway.service import Service
 
 M_MMAP_THRESHOLD = -3
 PRIVATE = 0o077
-"""Mask of file modes: files of ``--files-dir`` hold what callers asked and were answered, and are for this user alone."""
+"""File mode mask: files of ``--files-dir`` hold prompts and answers, and are private to this user."""
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 3
-"""Answers on their way out may take so long when the engine has ended."""
+"""Grace period for open responses after the engine has ended."""
 
 
 class Server(uvicorn.Server):
-    """Ends when its host says so; signals are for the host."""
+    """uvicorn's server, ended by its host; signals are for the host."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -53,25 +53,25 @@ class Server(uvicorn.Server):
 
 
 def main(hosts: int, listener: int, beats: int | None = None) -> None:
-    """Serve until the host says goodbye, or is gone and no other is waited for.
+    """Serve until the host sends ``Shutdown``, or dies and no other one is awaited.
 
     Args:
         hosts, listener: descriptors of the sockets for hosts and for clients.
-        beats: descriptor of a pipe for signs of life.
+        beats: descriptor of a pipe for heartbeats.
     """
     protect_standard_streams()
     os.umask(PRIVATE)
     for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, signal.SIG_IGN)  # the host gets them too, and brings things to an orderly end
+        signal.signal(signum, signal.SIG_IGN)  # the host gets them too, and shuts everything down in order
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     setup = _read_setup()
     if setup.outlives_host:
         die_with_parent(signal.SIGKILL)
     os.sched_setaffinity(0, setup.cpus)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every connection is an open file
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is an open file
     _return_large_blocks()
-    gc.freeze()  # imported modules are no garbage, and to look through them takes time in which nobody is answered
+    gc.freeze()  # imported modules are no garbage, and scanning them would pause requests
     log = LineWriter(STANDARD_ERROR)
     logging.basicConfig(stream=log, format="labinfer: %(message)s", level=logging.ERROR)  # libraries
     logging.getLogger("labinfer").setLevel(setup.log_level.upper())
@@ -83,8 +83,8 @@ def main(hosts: int, listener: int, beats: int | None = None) -> None:
 
 
 def _return_large_blocks() -> None:
-    """Have blocks of a MiB and more returned to the system as soon as they are free, so that one long body does not make this
-    process large for good: glibc alone would keep ever larger ones (``mallopt(3)``, M_MMAP_THRESHOLD)."""
+    """Make malloc return blocks of 1 MiB and more to the system when freed, so that one long body does not enlarge this process for good:
+    glibc's dynamic threshold would keep ever larger ones (``mallopt(3)``, M_MMAP_THRESHOLD)."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_THRESHOLD, MIB)
@@ -124,12 +124,12 @@ async def _serve(
     beating = asyncio.create_task(_beat(beats, setup.fault_timeout / BEATS)) if beats is not None else None
     try:
         await asyncio.wait((hosting, preparing), return_when=asyncio.FIRST_COMPLETED)
-        if preparing.done():  # which it only is when it has failed
+        if preparing.done():  # it ends by an exception only
             preparing.result()
         hosting.result()
     except UserError as error:
         logger.error("error: %s", error)
-    except BrokenConnection as error:  # the host or its launcher says why
+    except BrokenConnection as error:  # the host or its launcher reports the reason
         logger.debug("%s", error)
     finally:
         preparing.cancel()
@@ -141,10 +141,10 @@ async def _serve(
 
 
 async def _run_hosts(hosts: HostListener, engine: AsyncLLMEngine, goes_on: bool) -> None:
-    """Run one host after another, until one says goodbye.
+    """Run one host after another, until one sends ``Shutdown``.
 
     Raises:
-        BrokenConnection: a host is gone without, and this is not to go on.
+        BrokenConnection: a host has ended without ``Shutdown``, and ``goes_on`` is false.
     """
     while True:
         link = await hosts.accept()
@@ -158,15 +158,14 @@ async def _run_hosts(hosts: HostListener, engine: AsyncLLMEngine, goes_on: bool)
 
 
 async def _beat(pipe: int, seconds: float) -> None:
-    """Give signs of life out of this loop: one that does not get on gives none. Ends the process when nobody is there to read
-    them: the supervisor may have died before this process asked to be ended with it.
-    """
+    """Write heartbeats from the event loop, so that a blocked loop sends none. Ends the process if the reader is gone: the supervisor may
+    have died before this process set its parent-death signal."""
     os.set_blocking(pipe, False)
     while True:
         try:
             os.write(pipe, b".")
         except BlockingIOError:
-            pass  # nobody has read any for very long
+            pass  # the reader is far behind
         except BrokenPipeError:
             os._exit(ExitStatus.INTERNAL)
         await asyncio.sleep(seconds)
@@ -175,7 +174,7 @@ async def _beat(pipe: int, seconds: float) -> None:
 def _read_setup() -> Setup:
     data = sys.stdin.buffer.read()
     if not data:
-        raise SystemExit(1)  # whoever started this ended before it could say what is wanted
+        raise SystemExit(1)  # the starter ended before it wrote the setup
     return msgspec.msgpack.decode(data, type=Setup)
 
 

@@ -1,8 +1,7 @@
-"""Metrics: what the gateway measures, and what ``/metrics`` says.
+"""Metrics: what the gateway measures, and the text of ``/metrics``.
 
-Metrics whose names begin with ``vllm:`` have the names, labels and buckets of vLLM's V1 engine (its
-``vllm/v1/metrics/loggers.py``, and "Production Metrics" in its documentation), so that dashboards made for it work.
-``labinfer:`` ones are our own.
+``vllm:`` metrics have the names, labels and buckets of vLLM's V1 engine (its ``vllm/v1/metrics/loggers.py``, and
+"Production Metrics" in its documentation), so that dashboards made for vLLM work. ``labinfer:`` metrics are our own.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from labinfer.server.gateway.engine_metrics import ENGINE, MODEL_LABELS, EngineM
 from labinfer.server.link.stats import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Prometheus' text format. Newer versions of it differ for names that we do not have, and old scrapers do not know them."""
+"""Prometheus' text format. Newer versions differ for names that are not used here, and old scrapers do not know them."""
 FINISH_REASONS = ("stop", "length", "abort", "error")
 COMPLETE = ("stop", "length")
-"""Answers that ran to their ends. The times of others say when somebody gave up, not how fast the engine is."""
+"""Finish reasons of complete answers. Times of the others show when a client gave up, not how fast the engine is."""
 FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
     1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
@@ -36,15 +35,14 @@ HTTP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 3
 
 
 class Metrics:
-    """All metrics of a gateway, in a registry of its own.
+    """All metrics of a gateway, in its own registry.
 
-    Every value of a label is known from the beginning, but for the routes and statuses of HTTP: what callers send makes
-    no new ones.
+    Label values are fixed at the start, except HTTP routes and statuses: requests cannot create new time series.
 
     Args:
-        model_names: as requests use them.
-        max_model_len: longest prompt and answer in tokens of any model; histograms of lengths end there.
-        clock: seconds that never go back.
+        model_names: names of the served models.
+        max_model_len: maximum context length of any model; upper end of the length histograms.
+        clock: monotonic time in seconds.
     """
 
     def __init__(self, model_names: Iterable[str], max_model_len: int, clock: Callable[[], float] = time.monotonic):
@@ -109,11 +107,11 @@ class Metrics:
         self._connections = Gauge("labinfer:open_connections", "Connections that are open.", registry=self._registry)
 
     def first_token(self, model: str, seconds: float) -> None:
-        """Count an answer whose first token came so long after its request."""
+        """Record the time to first token of an answer."""
         self._first_token[model].observe(seconds)
 
     def inter_token(self, model: str, seconds: float) -> None:
-        """Count a further token that came so long after the one before; called for every token."""
+        """Record an inter-token latency; called for every token."""
         self._inter_token[model].observe(seconds)
 
     def finished(
@@ -127,14 +125,14 @@ class Metrics:
         queue_seconds: float | None = None,
         first_token_seconds: float | None = None,
     ) -> None:
-        """Count an answer that has ended. As in vLLM, each answer of a request with several counts.
+        """Record a finished answer. As in vLLM, each answer of a request counts.
 
         Args:
-            reason: the engine's, one of ``FINISH_REASONS``.
-            generated: tokens of this answer.
-            e2e_seconds: from the request's arrival to now.
-            queue_seconds: part of these, waiting for the engine; None if nobody knows.
-            first_token_seconds: from the request's arrival to the answer's first token, if there was one.
+            reason: finish reason, one of ``FINISH_REASONS``.
+            generated: output tokens of the answer.
+            e2e_seconds: from the request's arrival to the answer's end.
+            queue_seconds: time in the engine's waiting queue; None if unknown.
+            first_token_seconds: from the request's arrival to the answer's first token; None without a token.
         """
         self._success[model, reason].inc()
         if reason not in COMPLETE:
@@ -154,21 +152,21 @@ class Metrics:
                 self._prefill[model].observe(max(0.0, first_token_seconds - queue_seconds))
 
     def update_engine(self, stats: EngineStats) -> None:
-        """Keep the stats of an engine that have just come."""
+        """Store the latest stats of an engine."""
         self._engines.update(stats)
 
     def http(self, route: str, status: int, seconds: float) -> None:
-        """Count an HTTP request that has ended.
+        """Record a finished HTTP request.
 
         Args:
-            route: the app's own pattern, such as ``/v1/requests/{id}/cancel``, and one word for all paths that match
-                none; never a path as it was sent.
+            route: path pattern of the app, such as ``/v1/requests/{id}/cancel``, and one word for all paths that match
+                none; never the path of a request.
         """
         self._http_requests.labels(route, str(status)).inc()
         self._http_seconds.labels(route).observe(seconds)
 
     def watch_connections(self, count: Callable[[], int]) -> None:
-        """Ask ``count`` how many connections are open whenever that is asked for."""
+        """Set the callback that counts open connections on a scrape."""
         self._connections.set_function(count)
 
     def render(self) -> tuple[bytes, str]:
@@ -176,12 +174,12 @@ class Metrics:
         return generate_latest(self._registry), CONTENT_TYPE
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> dict[str, Any]:
-        """A histogram for each model; to look it up by labels would cost more than the observation."""
+        """Create a histogram, and resolve its labels per model: a lookup would cost more than the observation."""
         metric = Histogram(name, text, MODEL_LABELS, buckets=tuple(buckets), registry=self._registry)
         return {model: metric.labels(model, ENGINE) for model in self._model_names}
 
 
 def length_buckets(longest: int) -> list[int]:
-    """1, 2, 5, 10, 20, 50, … up to ``longest``, as vLLM has them."""
+    """Bucket bounds 1, 2, 5, 10, 20, 50, … up to ``longest``, as in vLLM."""
     steps = (digit * 10**exponent for exponent in range(len(str(longest))) for digit in (1, 2, 5))
     return [step for step in steps if step <= longest]

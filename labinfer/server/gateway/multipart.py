@@ -1,4 +1,4 @@
-"""MultipartReader: a form with a file (RFC 7578) while it comes in, in memory that does not grow with the file."""
+"""MultipartReader: streaming parser of a form with a file (RFC 7578), in constant memory."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, MultipartState, parse_options_header
 
 MAX_PARTS = 16
-"""Parts of a form."""
+"""Maximum parts of a form."""
 
 
 @dataclass(frozen=True)
 class PartBegin:
-    """A part begins."""
+    """Begin of a part."""
 
     name: str
     filename: str | None
-    """None for a part that is no file."""
+    """None for a part that is not a file."""
 
 
 class MultipartReader:
-    """Parts of a body of the type ``multipart/form-data``. The parser bounds the fields of a part.
+    """Parts of a ``multipart/form-data`` body. The parser limits the header fields of a part.
 
     Args:
-        content_type: the header of this name.
+        content_type: value of the ``Content-Type`` header.
 
     Raises:
-        FormParserError: it names no boundary.
+        FormParserError: the header names no boundary.
     """
 
     def __init__(self, content_type: str):
@@ -51,14 +51,14 @@ class MultipartReader:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the last delimiter has come."""
+        """Whether the closing delimiter has arrived."""
         return self._parser.state == MultipartState.END
 
     def feed(self, data: bytes) -> list[PartBegin | bytes]:
-        """Take a piece of the body. Returns the parts that begin in it, and pieces of their content behind each.
+        """Parse a piece of the body. Returns the parts that begin in it, each followed by pieces of its content.
 
         Raises:
-            FormParserError: the form is broken.
+            FormParserError: the form is invalid.
         """
         self._parser.write(data)
         events, self._events = self._events, []

@@ -1,4 +1,4 @@
-"""OpenRequests: what is open with the engine, and how it goes to another host when the one before has died."""
+"""OpenRequests: the requests open on the host, and their transfer to the next host when one dies."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from labinfer.server.gateway.refusals import refused_field
 from labinfer.server.link.frames import Abort, Add, FromGateway, Refused
 
 MAX_DEATHS = 2
-"""Deaths of hosts after which a request that ran alone is given up."""
+"""Host deaths after which a request that ran alone is given up."""
 TRIAL_TOKENS = (1, 16, 64)
-"""Tokens that a request has to get alone on a new host before others run beside it: after one death, two, and more."""
+"""Tokens that a suspect must generate alone on a new host before others run too: after one death, two, and more."""
 FORGIVEN_TOKENS = 256
-"""A request that has got so many on a host is not suspected of what that died of before."""
+"""Tokens after which a request is cleared of the host's earlier deaths."""
 
 
 class EngineTask(Protocol):
-    """Requests that come and end together, as the engine sees them; see ``GenerationTask``."""
+    """A group of requests submitted together, as the engine client sees it; see ``GenerationTask``."""
 
     id: str
     owner: str
@@ -46,23 +46,23 @@ class EngineTask(Protocol):
 
 @dataclass(eq=False, kw_only=True)
 class OpenRequest:
-    """A request of a task that has not ended."""
+    """An unfinished request of a task."""
 
     task: EngineTask
     number: int
-    """Number of the request in its task."""
+    """Index of the request in its task."""
     is_accepted: bool = False
-    """Whether a host has taken it once."""
+    """Whether a host has accepted it before."""
     deaths: int = 0
-    """Hosts that died while it was running."""
+    """Host deaths while it was running."""
     is_tried: bool = False
-    """Whether it has run alone on the present host, or need not."""
+    """Whether it has run alone on the current host, or does not need to."""
     was_reached: bool = False
-    """Whether the present host has said anything of it."""
+    """Whether the current host has sent any frame about it."""
     tokens_before: int = 0
-    """Tokens of its answers when the present host got it."""
+    """Output tokens when it was submitted to the current host."""
     keys: list[str] = field(default_factory=list)
-    """Keys under which the present host knows it: one, or one for each of its answers."""
+    """Keys of the request on the current host: one, or one per unfinished answer."""
 
     @property
     def state(self) -> RequestState:
@@ -70,50 +70,50 @@ class OpenRequest:
 
     @property
     def new_tokens(self) -> int:
-        """Tokens that it got from the present host."""
+        """Output tokens from the current host."""
         return self.state.num_output_tokens - self.tokens_before
 
 
 class OpenRequests:
-    """The open requests of all tasks, in the order in which they came.
+    """Open requests of all tasks, in submission order.
 
-    When a host dies, its requests stay open. They go to the next one with the tokens that they have: those that were
-    running one at a time and alone for a few tokens first, as one of them may be what the host died of; then all the others.
+    When a host dies, its requests stay open, and continue on the next host with the tokens that they have. One of the requests
+    that were running may have killed the host, so these suspects first run one at a time, alone, for a few tokens; then all others follow.
 
     Args:
-        send: hands a frame to the host.
+        send: sends a frame to the host.
     """
 
     def __init__(self, send: Callable[[FromGateway], None]):
         self._send = send
-        self._requests: dict[str, OpenRequest] = {}  # by the key of the request
+        self._requests: dict[str, OpenRequest] = {}  # by request key
         self._parts: dict[str, tuple[OpenRequest, int | None]] = {}
-        """By the host's key: the request, and the answer that it stands for, where that is a part of the request."""
+        """Host key to the request and the index of its answer; the index is None if the key stands for the whole request."""
         self._attempts = itertools.count()
-        self._takes_all = False  # whether the host takes requests as they come
+        self._takes_all = False  # whether new requests go to the host at once
         self._trial: OpenRequest | None = None
         self._last_trial: OpenRequest | None = None
-        """The suspect that ran alone before: a host may die of it just behind the token that cleared it."""
+        """Previous suspect: a host may die of it just after the token that cleared it."""
 
     @property
     def any_open(self) -> bool:
-        """Whether there are any."""
+        """Whether any request is open."""
         return bool(self._requests)
 
     @property
     def is_trying(self) -> bool:
-        """Whether a suspect runs alone, and all others wait."""
+        """Whether a suspect runs alone, and all other requests wait."""
         return self._trial is not None
 
     def add(self, task: EngineTask) -> None:
-        """Take in the requests of a task; they go to the host once it takes all."""
+        """Add the requests of a task; they are submitted once the host takes all."""
         for number, state in enumerate(task.opened):
             request = self._requests[state.request.key] = OpenRequest(task=task, number=number)
             if self._takes_all:
                 self._hand_over(request)
 
     def remove(self, task: EngineTask) -> None:
-        """Forget a task's requests, and have the host do so where they go on."""
+        """Remove a task's requests, and abort the unfinished ones on the host."""
         keys = [state.request.key for state in task.opened if state.request.key in self._requests]
         requests = [self._requests.pop(key) for key in keys]
         for request in requests:
@@ -122,11 +122,11 @@ class OpenRequests:
             self._try_next()
 
     def begin(self) -> None:
-        """Hand all that is open to a host that is ready."""
+        """Submit all open requests to a ready host."""
         self._try_next()
 
     def pause(self) -> None:
-        """Keep what is open until ``begin``; the host knows nothing of it any more."""
+        """Keep all requests open until ``begin``; the host has dropped them."""
         if self._trial is not None:
             self._trial.is_tried = False
         for request in self._requests.values():
@@ -136,10 +136,10 @@ class OpenRequests:
         self._takes_all, self._trial, self._last_trial = False, None, None
 
     def end(self, max_running: int) -> None:
-        """Keep what is open, as the host is gone.
+        """Keep all requests open after the host's death, and mark suspects.
 
         Args:
-            max_running: requests without a token that may have been running on it, too: the oldest.
+            max_running: maximum batch size of the host: the oldest requests without a token, up to this number, may have been running too.
         """
         handed = [request for request in self._requests.values() if request.keys and not request.state.is_done]
         begun = [request for request in handed if request.new_tokens]
@@ -157,10 +157,10 @@ class OpenRequests:
             message = f"the engine has ended {trial.deaths} times while it ran this request, which is given up"
             trial.task.fail(api_errors.given_up(message))
 
-    # What the host says.
+    # Frames of the host.
 
     def accept(self, key: str) -> None:
-        """The host has taken a request."""
+        """Handle ``Accepted``."""
         request, _ = self._parts.get(key, (None, None))
         if request is None:
             return
@@ -170,7 +170,7 @@ class OpenRequests:
             request.task.accept()
 
     def refuse(self, frame: Refused) -> None:
-        """The host does not take a request."""
+        """Handle ``Refused``."""
         request, _ = self._parts.pop(frame.request_id, (None, None))
         if request is not None:
             request.keys.remove(frame.request_id)
@@ -181,7 +181,7 @@ class OpenRequests:
             request.task.fail(error)
 
     def update(self, key: str, update: AnswerUpdate) -> None:
-        """Take in news of an answer."""
+        """Handle an update of an answer."""
         request, index = self._parts.get(key, (None, None))
         if request is None:
             return
@@ -192,14 +192,14 @@ class OpenRequests:
             self._take_back(request)
             self._try_next()
 
-    # The way to the host.
+    # Submission to the host.
 
     def _is_cleared(self, request: OpenRequest) -> bool:
         least = TRIAL_TOKENS[min(request.deaths, len(TRIAL_TOKENS)) - 1]
         return request.state.is_done or request.new_tokens >= least
 
     def _try_next(self) -> None:
-        """Hand over the next suspect alone, or all others when there is none left."""
+        """Submit the next suspect alone, or all other requests if none is left."""
         self._last_trial, self._trial = self._trial, None
         for request in list(self._requests.values()):
             if request.deaths and not request.is_tried and not request.state.is_done:
@@ -214,7 +214,7 @@ class OpenRequests:
     def _hand_over(self, request: OpenRequest) -> None:
         request.tokens_before = request.state.num_output_tokens
         for index, part in remaining_parts(request.state):
-            key = f"{next(self._attempts)}:{part.key.partition(':')[2]}"  # the id, as people know it, behind a number
+            key = f"{next(self._attempts)}:{part.key.partition(':')[2]}"  # a number, then the id that users know
             request.keys.append(key)
             self._parts[key] = (request, index)
             self._send(Add(request.task.model_name, replace(part, key=key), request.is_accepted))
@@ -228,14 +228,15 @@ class OpenRequests:
 
 
 def remaining_parts(state: RequestState) -> Iterator[tuple[int | None, Request]]:
-    """The rest of a request: itself, or, once there are tokens, a request for each answer that has not ended, with its index.
-    Their tokens are those that the whole request would have got.
+    """The rest of a request: (None, the request itself), or, once it has tokens, one (index, request) per unfinished answer.
+
+    The parts generate the tokens that the whole request would have generated.
     """
     request, sampling = state.request, state.request.sampling
     if not any(answer.token_ids for answer in state.answers):
         yield None, request
         return
-    ranks = sampling.num_choices > sampling.n  # the best are chosen by their log-probabilities
+    ranks = sampling.num_choices > sampling.n  # best_of and beams are ranked by logprobs
     for answer in state.answers:
         if answer.finish_reason is not None:
             continue

@@ -1,9 +1,8 @@
-"""``/openapi.json`` (OpenAPI 3.1), made of the structs that read requests and of those that answers are made of, so that what
-it says is what is checked, and what is sent. Events of streams, which only OpenAPI 3.2 can describe, stand under
-``x-itemSchema`` as they would stand there under ``itemSchema``.
+"""``/openapi.json`` (OpenAPI 3.1), generated from the structs that decode requests and encode answers.
 
-Rules between fields, and how many tokens a text has, no JSON schema can say; all else that is refused, the document does
-not allow.
+It therefore states what is checked and what is sent. Stream events, which only OpenAPI 3.2 can describe, are under
+``x-itemSchema`` as they would be under ``itemSchema`` there. JSON schema cannot express rules between fields and token
+counts; every other invalid request is invalid by the document too.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ ERRORS = {
 }
 
 
-# What the structs leave to the code that reads them, and what only this server's models say.
+# Bounds that the structs leave to code, and values that depend on the served models.
 
 PART_FIELDS: dict[str, dict[str, Any]] = {
     "StructuredOutputs": {"json_object": {"enum": [True, None]}},
     "Function": {"parameters": {"properties": {"type": {"const": "object"}}}},
 }
-"""Bounds of fields of structs inside of bodies. Each keyword holds for values of its own type, and not for null."""
+"""Bounds on fields of structs nested in bodies. Each keyword applies to values of its own type, and not to null."""
 LOGPROBS: dict[type, dict[str, Any]] = {
     ChatBody: {"type": ["boolean", "null"]},
     CompletionBody: {"anyOf": [INTEGER | {"minimum": 0, "maximum": MAX_LOGPROBS}, {"enum": [False, None]}]},
@@ -59,11 +58,11 @@ LOGPROBS: dict[type, dict[str, Any]] = {
 def describe_api(
     endpoints: Iterable[Endpoint], model_names: Iterable[str], vocab_size: int, needs_key: bool
 ) -> dict[str, Any]:
-    """The whole document.
+    """Build the whole document.
 
     Args:
-        vocab_size: of the model that has the most; 0 where it is not known yet.
-        needs_key: whether only callers with an API key are answered.
+        vocab_size: largest vocabulary of the models; 0 if not known yet.
+        needs_key: whether an API key is required.
     """
     endpoints, names = list(endpoints), list(model_names)
     read = dict.fromkeys(endpoint.body for endpoint in endpoints if endpoint.body is not None)
@@ -98,7 +97,7 @@ def describe_api(
 
 
 def _answer_kinds(endpoint: Endpoint) -> list[type[msgspec.Struct]]:
-    """Every struct that an endpoint may answer with."""
+    """All structs that an endpoint may answer with."""
     whole = [kind for kind in get_args(endpoint.answer) or [endpoint.answer] if isinstance(kind, type(msgspec.Struct))]
     return [*whole, *endpoint.events, endpoint.error_form.answer]
 
@@ -109,7 +108,7 @@ def _plain_schemas(kinds: Iterable[type[msgspec.Struct]]) -> dict[str, dict[str,
 
 
 def _answer_schemas(kinds: Iterable[type[msgspec.Struct]]) -> dict[str, dict[str, Any]]:
-    """Schemas of structs that are sent: a field that is not ``UNSET`` is there, also one with a default."""
+    """Schemas of encoded structs: every field that is not ``UNSET`` is required, also one with a default."""
     schemas = _plain_schemas(kinds)
     for schema in schemas.values():
         properties = schema.get("properties", {})
@@ -123,7 +122,7 @@ def _answer_schemas(kinds: Iterable[type[msgspec.Struct]]) -> dict[str, dict[str
 def _body_schemas(
     bodies: list[type[msgspec.Struct]], model_names: list[str], vocab_size: int
 ) -> dict[str, dict[str, Any]]:
-    """Schemas of structs that are read, with what these do not say of their fields."""
+    """Schemas of decoded structs, with the bounds that the structs do not express."""
     schemas = _plain_schemas(bodies)
     for body in bodies:
         _bound(body, schemas[body.__name__]["properties"], model_names)
@@ -138,11 +137,11 @@ def _body_schemas(
 
 
 def _bound(body: type[msgspec.Struct], properties: dict[str, Any], model_names: list[str]) -> None:
-    """Add what a body's struct does not say of its fields."""
+    """Add the bounds of a body's fields that its struct does not express."""
     neutral = NEUTRAL_VALUES.keys() - body.supported if issubclass(body, OpenAIBody) else ()
     for name in properties:
         if "oneOf" in properties[name]:
-            properties[name].pop("anyOf")  # the same with less detail
+            properties[name].pop("anyOf")  # a less detailed duplicate
         if name in neutral:
             properties[name] = {"enum": [*NEUTRAL_VALUES[name], None], "default": None}
     if "logits_processors" in properties:
@@ -157,7 +156,7 @@ def _bound(body: type[msgspec.Struct], properties: dict[str, Any], model_names: 
 
 
 def _bound_token_ids(schema: Any, largest: int) -> None:
-    """Wherever there is one in this schema."""
+    """Set the maximum of every token id in ``schema``."""
     if isinstance(schema, dict):
         if schema.get("title") == TOKEN_ID:
             schema["maximum"] = largest
@@ -218,7 +217,7 @@ def _headers(status: int) -> dict[str, Any]:
 
 
 def _schema(kind: type | UnionType) -> dict[str, Any]:
-    """The schema of a struct by its name, that of another type in full."""
+    """Schema of a struct as a reference, of any other type inline."""
     if isinstance(kind, type(msgspec.Struct)):
         return _reference("schemas", kind.__name__)
     if isinstance(kind, UnionType):
@@ -227,7 +226,7 @@ def _schema(kind: type | UnionType) -> dict[str, Any]:
 
 
 def _event_schema(kinds: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
-    """An event of a stream: one of these kinds, or the end."""
+    """Schema of a stream event: one of ``kinds``, or the end marker."""
     contents = {"anyOf": [_schema(kind) for kind in kinds]}
     data = STRING | {"contentMediaType": JSON, "contentSchema": contents}
     return {"type": "object", "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}}, "required": ["data"]}

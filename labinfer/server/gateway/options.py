@@ -1,4 +1,4 @@
-"""The flags of ``launch.py serve``, and what a gateway process is told of them."""
+"""Options of ``launch.py serve``, and the setup of a gateway process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labinfer.base.plugins import PluginSource
 MIB = 1 << 20
 ORIGIN = re.compile(r"https?://[^\s/?#]+", re.IGNORECASE)
 BACKLOG = 2048
-"""Connections that wait to be accepted."""
+"""Listen backlog: connections waiting to be accepted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class ServerOptions:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach the address."""
+        """Whether the address is reachable from this machine only."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -140,7 +140,7 @@ class ServerOptions:
         return "https" if self.ssl_certfile else "http"
 
     def absolute(self) -> ServerOptions:
-        """The same with whole paths: the gateway has another working directory.
+        """Copy with absolute paths, as the gateway has another working directory.
 
         Raises:
             UserError: the certificate cannot be used.
@@ -148,7 +148,7 @@ class ServerOptions:
         names = ("api_key_file", "ssl_certfile", "ssl_keyfile", "files_dir")
         paths = {name: str(Path(path).resolve()) for name in names if (path := getattr(self, name))}
         if self.ssl_certfile:
-            import ssl  # here, because every command reads this file
+            import ssl  # here, because every command imports this file
 
             try:
                 ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
@@ -183,19 +183,19 @@ class ServerOptions:
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Orders for a gateway process, on its standard input, from whoever starts it."""
+    """Setup of a gateway process, sent on its standard input."""
 
     options: ServerOptions
     model_names: list[str]
-    """Models that are served, the one for requests that name none first."""
+    """Served models; the first is the default."""
     cpus: list[int]
-    """Cores it may run on."""
+    """CPU cores of its affinity mask."""
     log_level: str
     token: str
-    """Secret by which it knows its host."""
+    """Secret that authenticates its host."""
     fault_timeout: float
-    """Seconds without a sign of life of its host."""
+    """Seconds without a heartbeat of the host until it is considered dead."""
     plugins: list[PluginSource] = []
-    """Plugins of the ranks. The gateway imports none; it takes the parameters that they add to requests."""
+    """Plugins of the ranks. The gateway does not import them; it accepts the request parameters that they add."""
     outlives_host: bool = False
-    """Whether it waits for another host when one is gone without goodbye; else it ends."""
+    """Whether to wait for another host if one dies without ``Shutdown``; otherwise the gateway ends."""

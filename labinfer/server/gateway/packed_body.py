@@ -1,4 +1,4 @@
-"""body_decoder: bodies that are packed for their way (RFC 9110, section 8.4), unpacked piece by piece."""
+"""body_decoder: streaming decompression of request bodies (RFC 9110, section 8.4)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Callable
 from labinfer.requests.openai import api_errors
 
 GZIP = 31
-"""zlib's window bits for gzip's format."""
+"""zlib's window bits for the gzip format."""
 NAMES = ("gzip", "x-gzip")
 
 
 def body_decoder(encoding: str) -> Callable[[bytes, int], bytes]:
-    """A function from the next piece of a body, and the most bytes that may come of it, to what it unpacks to. An empty piece
-    is the end.
+    """Return a function from the next piece of a body, and the maximum output length, to the decoded piece. An empty piece marks the
+    end of the body.
 
     Args:
-        encoding: the header ``Content-Encoding``.
+        encoding: value of the ``Content-Encoding`` header.
 
     Raises:
-        ApiError: bodies are not unpacked so. The function raises it for what is no such body, or ends too early.
+        ApiError: the encoding is not supported. The returned function raises it for invalid or truncated data.
     """
     name = encoding.strip().lower()
     if name in ("", "identity"):

@@ -1,4 +1,4 @@
-"""Page: a part of a list, as the parameters ``limit``, ``order`` and ``after`` ask for it."""
+"""Page: one page of a list, by the parameters ``limit``, ``order`` and ``after``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ORDERS = ("asc", "desc")
 
 
 def page_query(most: int) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Parameters of a list that comes page by page, for its ``Endpoint``."""
+    """Query parameters of a paginated list, for its ``Endpoint``."""
     limit = INTEGER | {"minimum": 1, "maximum": most}
     return ("limit", limit), ("order", STRING | {"enum": list(ORDERS)}), ("after", STRING)
 
@@ -30,7 +30,7 @@ class Page:
 
     @classmethod
     def read(cls, query: Mapping[str, str], most: int) -> Page:
-        """The page that a URL asks for.
+        """Parse the query parameters.
 
         Raises:
             UserError: a parameter is out of bounds.
@@ -43,7 +43,7 @@ class Page:
         return cls(int(limit), order, query.get("after"))
 
     def cut(self, items: list[Item], id: Callable[[Item], str]) -> dict[str, Any]:
-        """The fields of a list with this page of items, which come with the oldest first; ``id`` tells that of one."""
+        """List fields with this page of ``items``, which are sorted oldest first; ``id`` returns the id of an item."""
         items = items if self.order == "asc" else items[::-1]
         begin = next((index + 1 for index, item in enumerate(items) if id(item) == self.after), 0)
         data = items[begin : begin + self.limit]

@@ -1,4 +1,4 @@
-"""GatewayProcess: rank 0's hold on the gateway process."""
+"""GatewayProcess: rank 0's handle of the gateway process."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from labinfer.server.link.private_directory import private_directory
 
 GATEWAY = "labinfer.server.gateway.main"
 END_SECONDS = 6.0
-"""The process may take so long for its last words."""
+"""Grace period for the process to finish its responses."""
 DEATH_SECONDS = 0.5
-"""From a connection that breaks to the end of the process that had it."""
+"""Maximum delay between a broken connection and the exit of its process."""
 
 
 def listen(options: ServerOptions) -> socket.socket:
-    """The socket on which clients come. The folder of files is tried too, as ranks would learn of it only after loading.
+    """Open the socket for clients. Also tests the folder of ``--files-dir``, so that an error shows before the models are loaded.
 
     Raises:
-        UserError: the address is taken, or none of this machine's; or the folder cannot be used.
+        UserError: the address is in use or not this machine's; or the folder cannot be used.
     """
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    is_for_both = options.host == "::" and socket.has_dualstack_ipv6()  # as other servers take it
+    is_for_both = options.host == "::" and socket.has_dualstack_ipv6()  # dual-stack, as in other servers
     try:
         listener = socket.create_server(
             (options.host, options.port), family=family, backlog=BACKLOG, dualstack_ipv6=is_for_both
@@ -45,10 +45,10 @@ def listen(options: ServerOptions) -> socket.socket:
             f"cannot listen on {options.host} port {options.port}: {reason}; choose another --port or --host"
         ) from None
     if options.files_dir:
-        from labinfer.server.gateway.file_store import lock_folder  # most servers have none
+        from labinfer.server.gateway.file_store import lock_folder  # here, because most servers have no folder of files
 
         try:
-            # The gateway of a server that died may still be at its last words.
+            # The gateway of a server that died may still be finishing its responses.
             os.close(lock_folder(Path(options.files_dir), END_SECONDS))
         except UserError:
             listener.close()
@@ -57,18 +57,18 @@ def listen(options: ServerOptions) -> socket.socket:
 
 
 class GatewayProcess:
-    """A gateway that this process starts, is the host of, and takes with it.
+    """A gateway process that this process starts, hosts, and ends.
 
-    The host connects before the process is there, so that its end is noticed from the first moment on. The name of the
-    local socket is gone then: nobody else is to come.
+    The host connects before the process has started, so that its death is noticed from the first moment on. The socket's name
+    is removed then, so that nobody else can connect.
 
     Args:
-        listener: for clients; bound and listening.
-        cpus: cores it may run on; this process may have bound itself to fewer.
-        fault_timeout: seconds without a sign of life of its host.
+        listener: bound and listening socket for clients.
+        cpus: CPU cores for the gateway; this process may be bound to fewer.
+        fault_timeout: seconds without a heartbeat until a peer is considered dead.
 
     Raises:
-        UserError: there is no place for a local socket.
+        UserError: no directory can hold a local socket.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class GatewayProcess:
                 self._process = start_gateway(setup, hosts, listener)
 
     def explain(self, error: BrokenConnection) -> BrokenConnection:
-        """An error that says how the process ended, or ``error`` where it goes on."""
+        """Explain a broken link by the exit status; ``error`` itself if the process still runs."""
         try:
             status = self._process.wait(DEATH_SECONDS)
         except subprocess.TimeoutExpired:
@@ -106,20 +106,20 @@ class GatewayProcess:
         return BrokenConnection(f"the gateway process {how}; the server ends")
 
     def kill(self) -> None:
-        """End it at once: one that is stopped takes no other signal."""
+        """Kill the process: a stopped process reacts to no other signal."""
         self._process.kill()
 
     def end(self) -> None:
-        """Wait for its end; it comes when the connection closes."""
+        """Close the connection, and wait for the process to exit."""
         self.connection.close()
         await_end(self._process)
 
 
 class SupervisorsGateway:
-    """A gateway that a supervisor started, and that goes on without this process.
+    """A gateway started by a supervisor, which outlives this process.
 
     Raises:
-        UserError: it is not there.
+        UserError: the gateway cannot be reached.
     """
 
     def __init__(self, supervisor: SupervisorAddress, model_names: list[str]):
@@ -129,19 +129,19 @@ class SupervisorsGateway:
             raise UserError(f"{error}; rank 0 must run on the machine of launch.py supervise") from None
 
     def explain(self, error: BrokenConnection) -> BrokenConnection:
-        """``error``: its supervisor says more."""
+        """Return ``error``; the supervisor logs more."""
         return error
 
     def kill(self) -> None:
-        """Leave it to its supervisor, which looks after it when the ranks have ended."""
+        """Do nothing: the supervisor ends the gateway after the ranks."""
 
     def end(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.connection.close()
 
 
 def await_end(process: subprocess.Popen) -> None:
-    """Wait for the end of a gateway process whose last host has gone, and kill it where that takes too long."""
+    """Wait for a gateway process without hosts to exit; kill it after ``END_SECONDS``."""
     try:
         process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
@@ -154,18 +154,18 @@ def start_gateway(
     """Start a gateway process.
 
     Args:
-        hosts: the local socket on which it takes in hosts.
-        listener: the socket on which it takes in clients.
-        beats: the descriptor of a pipe, into which it writes signs of life.
+        hosts: local socket that accepts hosts.
+        listener: socket that accepts clients.
+        beats: descriptor of a pipe to which it writes heartbeats.
     """
     descriptors = (hosts.fileno(), listener.fileno(), *([] if beats is None else [beats]))
-    # Inherited: Ctrl-C is not for the gateway, from its first moment on.
+    # Inherited signal mask: Ctrl-C must not reach the gateway, from its first moment on.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", GATEWAY, *map(str, descriptors)],
             pass_fds=descriptors,
-            cwd=Path(labinfer.__file__).parent.parent,  # so that it finds this package
+            cwd=Path(labinfer.__file__).parent.parent,  # so that it can import this package
             stdin=subprocess.PIPE,
         )
     finally:
@@ -174,5 +174,5 @@ def start_gateway(
         with process.stdin as stdin:
             stdin.write(msgspec.msgpack.encode(setup))
     except BrokenPipeError:
-        pass  # it has ended: whoever reads from it learns of that
+        pass  # it has exited: the reader of its connection notices
     return process

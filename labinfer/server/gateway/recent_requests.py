@@ -1,4 +1,4 @@
-"""RecentRequests: lengths and arrivals of the last requests, without their text."""
+"""RecentRequests: lengths and arrival times of the last requests, without text."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from collections.abc import Iterable
 import msgspec
 
 NUM_KEPT = 4096
-"""Requests of each model."""
+"""Kept requests per model."""
 
 
 class RequestSize(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A request as ``planner/workload.py`` reads it."""
+    """Size of a request, in the format of ``planner/workload.py``."""
 
     timestamp: int
-    """Milliseconds since 1970 of its arrival."""
+    """Arrival time, in milliseconds since 1970."""
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens that were found in the KV cache."""
+    """Prompt tokens with a prefix-cache hit."""
     output_tokens: int
 
 
 class RecentRequests:
-    """The last requests of each model that ran to their ends."""
+    """Ring buffer of the last complete requests per model."""
 
     def __init__(self, model_names: Iterable[str]):
         self._requests: dict[str, deque[RequestSize]] = {name: deque(maxlen=NUM_KEPT) for name in model_names}
 
     def add(self, model: str, request: RequestSize) -> None:
-        """Keep a request that has ended, in the place of the oldest."""
+        """Add a complete request; drops the oldest if the buffer is full."""
         self._requests[model].append(request)
 
     def lines(self, model: str) -> bytes:
-        """JSONL of what is kept, by arrival."""
+        """JSONL of the kept requests, by arrival time."""
         requests = sorted(self._requests[model], key=lambda request: request.timestamp)
         return b"".join(msgspec.json.encode(request) + b"\n" for request in requests)

@@ -1,4 +1,4 @@
-"""Refusals: errors of wrong requests, with the field that is at fault."""
+"""Refusals: API errors of invalid requests, with the name of the invalid field."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from labinfer.server.link.layout_change import LayoutChange
 
 BODIES = (ChatBody, CompletionBody, EmbeddingBody, ResponseBody, MessageBody, BatchBody, LayoutChange)
 FIELD_NAMES = {name for body in BODIES for name in body.__struct_fields__} | {"tokens", "text_1", "limit", "order"}
-"""Fields of all bodies that errors begin with, with those of ``/detokenize`` and ``/score``, and parameters of lists."""
+"""Names of fields that an error text may begin with: fields of all bodies, of ``/detokenize`` and ``/score``, and list parameters."""
 
 Result = TypeVar("Result")
 
 
 def checked(make: Callable[[], Result]) -> Result:
-    """The result of ``make``; a ``UserError`` becomes the ``ApiError`` of a wrong request."""
+    """Call ``make``, and convert a ``UserError`` to the ``ApiError`` of an invalid request."""
     try:
         return make()
     except UserError as error:
@@ -31,7 +31,7 @@ def checked(make: Callable[[], Result]) -> Result:
 
 
 def refused_field(error: UserError) -> api_errors.ApiError:
-    """The error of a request that is wrong by a ``UserError``, whose first word is the field where a field is at fault."""
+    """Convert a ``UserError`` to an ``ApiError``. If the text begins with the name of a field, that field is the error's ``param``."""
     text = str(error)
     if isinstance(error, PromptTooLong):
         return api_errors.too_long(text)

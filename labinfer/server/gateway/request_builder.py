@@ -1,8 +1,8 @@
-"""RequestBuilder: the requests to one model's engine, built from its prompts; costly prompts wait in a queue for each caller.
+"""RequestBuilder: builds engine requests from the prompts of one model; costly prompts are queued per caller.
 
-A short prompt is tokenized at once, in a thread. A long one goes to a process that is ended where its caller's time is over
-or its client has gone, and that ends by itself when there are no more, with all its memory. A form whose verdict is known
-is checked at once; others are tried in a process, too. For both processes callers queue.
+A short prompt is tokenized in a thread. A long one goes to a worker process, which is killed on a timeout or a client
+disconnect, and exits when idle to free its memory. A structured-output grammar with a known verdict is checked at once;
+a new one is compiled in a process too. Both processes have fair queues.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from labinfer.server.gateway.work_queue import WorkQueue
 from labinfer.text.tokenizing import PromptText
 
 IN_PLACE_BYTES = 1 << 16
-"""Bodies up to so long have their prompts tokenized in a thread, within some 20 ms."""
+"""Maximum body length whose prompts are tokenized in a thread, within some 20 ms."""
 IDLE_SECONDS = 10.0
-"""Time after which a process that has no more prompts to tokenize is ended."""
+"""Idle time after which the tokenizer process is ended."""
 FLAG = "--max-preparing-per-caller"
 
 
 class RequestBuilder:
-    """Makes the requests of prompts, with the tokenizer of one model.
+    """Builds engine requests with the tokenizer of one model.
 
     Args:
-        max_model_len: the longest prompt in tokens. What just does not fit is refused by the engine itself.
+        max_model_len: maximum prompt length in tokens. The engine itself refuses prompts that leave no room for an answer.
     """
 
     def __init__(self, reader: InputProcessor, options: ServerOptions, max_model_len: int):
@@ -43,14 +43,14 @@ class RequestBuilder:
 
     @property
     def is_full(self) -> bool:
-        """Whether no long prompt, or no new form, is taken now."""
+        """Whether long prompts or new grammars are rejected now."""
         return self._prompts.is_full or self._forms.is_full
 
     def read_texts(self, input: GenerationInput, num_bytes: int) -> list[PromptText] | None:
-        """The texts to tokenize of a long body; None of a short one. Prompts that cannot fit are refused.
+        """Texts to tokenize of a long body; None for a short one. Rejects prompts that cannot fit.
 
         Raises:
-            ApiError: a prompt has more characters or tokens than there are in the context.
+            ApiError: a prompt has more characters or tokens than fit the context.
         """
         if isinstance(input.prompts[0], TokensPrompt):
             self._check_lengths(prompt.token_ids for prompt in input.prompts)
@@ -61,14 +61,14 @@ class RequestBuilder:
     async def build(
         self, input: GenerationInput, texts: list[PromptText] | None, caller: str, num_bytes: int
     ) -> tuple[list[Request], list[Request]]:
-        """Requests, one for each prompt, and those of them whose structured-output grammar ``try_form`` has yet to check. The work is done in
-        a thread or a process.
+        """Build one request per prompt, in a thread or a process. Also returns the requests whose structured-output grammar ``try_form`` must
+        still check.
 
         Args:
             texts: from ``read_texts``.
 
         Raises:
-            ApiError: one of the prompts is wrong, or too many long ones wait.
+            ApiError: a prompt is invalid, or too many long ones wait.
         """
         token_ids = [None] * len(input.prompts) if texts is None else await self.encode(caller, texts, num_bytes)
 
@@ -90,10 +90,10 @@ class RequestBuilder:
         return requests, untried
 
     async def encode(self, caller: str, prompts: list[PromptText], num_bytes: int) -> list[list[int]]:
-        """Token ids of prompts that came in a body of so many bytes.
+        """Tokenize prompts of a body of ``num_bytes``.
 
         Raises:
-            ApiError: one of them does not become tokens, or too many wait.
+            ApiError: a prompt cannot be tokenized, or too many wait.
         """
         if num_bytes <= IN_PLACE_BYTES:
             return await asyncio.to_thread(checked, lambda: [self._reader.encode_text(prompt) for prompt in prompts])
@@ -104,10 +104,10 @@ class RequestBuilder:
             self._end_when_idle()
 
     async def try_form(self, caller: str, request: Request) -> None:
-        """Try the form of a request's answer.
+        """Check the structured-output grammar of ``request`` in a process.
 
         Raises:
-            ApiError: it is broken, or costs too much; or too many wait.
+            ApiError: the grammar is invalid or too costly, or too many wait.
         """
         await self._forms.run(caller, lambda: checked(lambda: self._reader.check_form(request)))
 

@@ -1,4 +1,4 @@
-"""RequestLog: a line for every HTTP request that has ended."""
+"""RequestLog: one log line per finished HTTP request."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from typing import Any, TextIO
 from labinfer.observe.line_writer import LineWriter
 
 MAX_TEXT = 256
-"""Characters of an id, a path or a name that are written."""
+"""Maximum logged length of an id, a path or a name."""
 PLAIN = re.compile(r"[!#-<>-~]+")
-"""Visible ASCII that cannot be mistaken for the line's own signs: no space, no " and no =."""
+"""Values that need no quotes: visible ASCII without " and =."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRequest:
-    """The facts that are logged of a request: never a key, nor what was asked or answered. None is for what it does not have."""
+    """Logged fields of a request: never a key, a prompt or an answer. None means not applicable."""
 
     id: str
     caller: str
     """``ApiCaller.name``."""
     route: str
-    """The pattern of its path; the path itself where nothing is served at it."""
+    """Path pattern of the endpoint; the requested path if there is none."""
     status: int
     total_seconds: float
-    """From the request's head to the end of its answer."""
+    """From the request's header to the end of the response."""
     model: str | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    """Tokens of the prompt that were in the KV cache."""
+    """Prompt tokens with a prefix-cache hit."""
     generated_tokens: int | None = None
     ttft_seconds: float | None = None
     """Time to first token."""
@@ -42,14 +42,14 @@ class FinishedRequest:
 
 
 class RequestLog:
-    """Writes such lines, each at once.
+    """Writes and flushes one line per request.
 
-    What callers may choose (an id, a path, a model's name) is quoted where it holds anything but visible ASCII, so that a line
-    is always one line, and one ``key=value`` never looks like two. All of it is ASCII.
+    Values that callers choose (id, path, model name) are quoted unless they are plain visible ASCII, so that a request is always
+    one line and one ``key=value`` never looks like two. The output is ASCII.
 
     Args:
-        stream: where to.
-        as_json: one JSON object a line, with all fields, instead of ``key=value`` of those there are.
+        stream: destination.
+        as_json: write one JSON object per line, with all fields, instead of ``key=value`` for the fields that are set.
         clock: seconds since 1970.
     """
 
@@ -57,14 +57,14 @@ class RequestLog:
         self._stream, self._as_json, self._clock = stream, as_json, clock
 
     def write(self, request: FinishedRequest) -> None:
-        """Log ``request``. A log that cannot be written is no reason to fail what it tells of."""
+        """Log ``request``. Write errors are ignored."""
         now = datetime.fromtimestamp(self._clock(), timezone.utc).isoformat(timespec="milliseconds")
         fields = {"time": now} | {name: _tidy(value) for name, value in dataclasses.asdict(request).items()}
         line = json.dumps(fields) if self._as_json else _format(fields)
         try:
             self._stream.write(line + "\n")
             self._stream.flush()
-        except (OSError, ValueError):  # ValueError: it is closed
+        except (OSError, ValueError):  # ValueError: the stream is closed
             pass
 
 

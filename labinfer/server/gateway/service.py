@@ -1,4 +1,4 @@
-"""Service: the models, who may use them and how much, and what is counted, for all routes."""
+"""Service: state shared by all routes: models, keys, limits, stores and metrics."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from labinfer.server.link.frames import ModelInfo
 from labinfer.server.link.stats import EngineStats
 
 COMPLETION_TOKENS = 16
-"""``max_tokens`` of completions that say nothing, as in OpenAI's API; a chat answer may fill the context."""
+"""Default ``max_tokens`` of completions, as in OpenAI's API; a chat answer may fill the context."""
 LONGEST = 1 << 17
-"""Tokens at which the histograms of lengths end."""
+"""Upper end of the length histograms, in tokens."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class Model:
 
     @classmethod
     def load(cls, info: ModelInfo, options: ServerOptions) -> Model:
-        """The model with its tokenizer, which rank 0 has loaded before.
+        """Load the model's tokenizer, which rank 0 has loaded before.
 
         Raises:
-            UserError: it cannot be read, or is another one than rank 0's.
+            UserError: the tokenizer cannot be read, or differs from rank 0's.
         """
         reader = InputProcessor(
             Path(info.tokenizer), info.needs_tokenizer, info.response_template, info.max_model_len, info.chat_template
@@ -61,7 +61,7 @@ class Model:
         return cls(info, reader, RequestBuilder(reader, options, info.max_model_len))
 
     def reads_as(self, info: ModelInfo) -> bool:
-        """Whether prompts and answers of the model of another host are read in the same way."""
+        """Whether ``info`` of another host has the same tokenizer, templates and maximum context length."""
         names = (
             "tokenizer",
             "tokenizer_digest",
@@ -73,33 +73,35 @@ class Model:
         return all(getattr(self.info, name) == getattr(info, name) for name in names)
 
     def again(self, info: ModelInfo) -> Model:
-        """The same model on another host."""
+        """Copy with the ``info`` of another host."""
         return replace(self, info=info)
 
     def chat_defaults(self) -> SamplingParams:
-        """Sampling of a chat request that says nothing: as long an answer as there is room for."""
+        """Default sampling of a chat request; the answer may fill the context."""
         return self._defaults(self.info.max_model_len)
 
     def completion_defaults(self) -> SamplingParams:
-        """Sampling of a completion that says nothing."""
+        """Default sampling of a completion request."""
         return self._defaults(COMPLETION_TOKENS)
 
     def _defaults(self, max_tokens: int) -> SamplingParams:
-        sampling = {"temperature": 1.0} | self.info.recommended  # OpenAI's, where the checkpoint says nothing
+        sampling = {
+            "temperature": 1.0
+        } | self.info.recommended  # OpenAI's default, unless the checkpoint recommends another
         return SamplingParams(max_tokens=max_tokens, seed=secrets.randbelow(MAX_SEED), **sampling)
 
 
 class Service:
-    """State of a gateway, handed to every route.
+    """State of a gateway, passed to every route.
 
     Args:
-        model_names: models that will be served, the one for requests that name none first.
-        clock: seconds that never go back.
+        model_names: names of the models to serve; the first is the default.
+        clock: monotonic time in seconds.
         wall_clock: seconds since 1970.
-        log: for a line of each request; standard error by default.
+        log: stream of the request log; standard error by default.
 
     Raises:
-        UserError: the file of keys, or the folder of files, cannot be used.
+        UserError: the key file or the folder of files cannot be used.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class Service:
         self.admission = AdmissionControl(options, clock)
         self.body_memory = BodyMemory(options)
         self.body_thread = ThreadPoolExecutor(1, "long bodies")
-        """Decodes and checks long bodies; as many wait as ``body_memory`` has room for."""
+        """Decodes and validates long bodies; ``body_memory`` bounds its queue."""
         self.stored_responses = StoredResponses(options)
         self.metrics = Metrics(model_names, LONGEST, clock)
         self.history = ClusterHistory(model_names, engine.watch, wall_clock)
@@ -129,7 +131,7 @@ class Service:
         engine.on_begin, engine.on_attach, engine.on_end = self.history.begin, self._attach, self._end
         self.log = RequestLog(log or StandardError(), options.log_json, wall_clock)
         self.models: dict[str, Model] = {}
-        self._num_hosts = 0  # that are gone
+        self._num_hosts = 0  # number of hosts that have ended
         self._attached: asyncio.Queue[tuple[int, list[ModelInfo]]] = asyncio.Queue()
         self.started = int(wall_clock())
 
@@ -139,12 +141,12 @@ class Service:
 
     def _attach(self, models: list[ModelInfo]) -> None:
         self.history.attach(models)
-        if any(model.changed for model in models):  # no prompt may be read by the old tokenizer any more
+        if any(model.changed for model in models):  # the old tokenizer must not read another prompt
             self._close_models()
         self._attached.put_nowait((self._num_hosts, models))
 
     def _end(self, is_final: bool) -> None:
-        """Have no models until another host has loaded them, unless it only has to take up the work of the one before."""
+        """Unload the models, unless the next host only resumes the work of this one (``is_final`` is false)."""
         if is_final:
             self._close_models()
         self._num_hosts += 1
@@ -156,10 +158,10 @@ class Service:
         self.models = {}
 
     async def prepare_models(self) -> None:
-        """Load the tokenizers whenever a host has loaded the models.
+        """Load the tokenizers whenever a host has loaded its models.
 
         Raises:
-            UserError: one cannot be read.
+            UserError: a tokenizer cannot be read.
         """
         while True:
             number, models = await self._attached.get()
@@ -169,15 +171,15 @@ class Service:
                 else await asyncio.to_thread(Model.load, info, self.options)
                 for info in models
             ]
-            if number == self._num_hosts:  # else that host is gone
+            if number == self._num_hosts:  # otherwise that host has ended meanwhile
                 self.models = {model.info.name: model for model in loaded}
                 self.engine.tell_ready()
 
     def model(self, name: str | None) -> Model:
-        """The model of this name, for a new request; the first where that names none.
+        """Return the model named ``name`` for a new request; the default model for None.
 
         Raises:
-            ApiError: there is none, or no model can be used now.
+            ApiError: there is no such model, the models are not loaded, or the server is shutting down.
         """
         model = self.loaded_model(name)
         if self.engine.is_draining:
@@ -185,8 +187,10 @@ class Service:
         return model
 
     def check_room(self) -> None:
-        """Raises:
-        ApiError: there is no room for further requests, or for those that take work before they run.
+        """Check that the server accepts requests of every kind.
+
+        Raises:
+            ApiError: no open request, body memory, or queue slot is free.
         """
         if self.admission.is_full:
             message = f"{self.admission.num_open} requests are open, as many as may be (--max-open-requests)"
@@ -199,10 +203,10 @@ class Service:
         raise api_errors.overloaded(f"the server is saturated: {message}; try again in a moment", RETRY_SECONDS)
 
     def loaded_model(self, name: str | None) -> Model:
-        """The same to look at it only, also while the server is shutting down.
+        """Return the model named ``name`` for inspection, also while the server is shutting down.
 
         Raises:
-            ApiError: there is none, or it is not loaded yet.
+            ApiError: there is no such model, or it is not loaded yet.
         """
         if name is not None and name not in self.model_names:
             raise api_errors.not_found_model(name)

@@ -1,4 +1,4 @@
-"""Speeds of stages: how long their steps took lately."""
+"""Stage speeds: recent mean step time per stage."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from labinfer.server.link.stats import EngineStats
 
 
 def find_stage_speeds(first: EngineStats, last: EngineStats) -> list[StageSpeed]:
-    """Mean time of a step of each stage between two stats of an engine, by the rank of it that computed longest; without stages
-    that ran none."""
+    """Mean step time of each stage's slowest rank between two stats of an engine. Stages without steps are left out."""
     before = {rank.rank: rank for rank in first.ranks}
     factors = last.drift.factors if last.drift is not None else []
     slowest: dict[int, StageSpeed] = {}

@@ -1,4 +1,4 @@
-"""StoredResponses: responses that can be looked up and gone on from, in memory, within bounds."""
+"""StoredResponses: bounded in-memory store of responses, for lookup and continuation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labinfer.requests.openai.responses import Response
 from labinfer.server.gateway.options import MIB, ServerOptions
 
 OVERHEAD_BYTES = 1024
-"""Memory of a stored response beside its texts."""
+"""Estimated memory of a stored response besides its JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +23,13 @@ class StoredResponse:
     previous_id: str | None
     response: bytes
     input: bytes
-    """The items of its own request; those of the responses before it are found through ``previous_id``."""
+    """Input items of this request only; earlier ones are found through ``previous_id``."""
     item_ids: tuple[str, ...]
-    """Ids of the items of both."""
+    """Ids of the input and output items."""
 
     @classmethod
     def make(cls, previous_id: str | None, response: Response, input: list[dict[str, Any]]) -> StoredResponse:
-        """A response, with the items of its request."""
+        """Encode a response and the input items of its request."""
         output = [item.id for item in response.output]
         return cls(
             id=response.id,
@@ -41,39 +41,37 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Estimated memory use."""
         return len(self.response) + len(self.input) + OVERHEAD_BYTES
 
     def input_items(self) -> list[dict[str, Any]]:
-        """The items of its own request."""
+        """Input items of this request."""
         return msgspec.json.decode(self.input)
 
     def items(self) -> list[dict[str, Any]]:
-        """The same, and those of the answer."""
+        """Input and output items of this request."""
         return self.input_items() + msgspec.json.decode(self.response)["output"]
 
 
 @dataclass(eq=False)
 class _Shelf:
-    """The responses of one owner, the one that was used the longest ago first."""
+    """Responses of one owner, least recently used first."""
 
     responses: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
     places: dict[str, str] = field(default_factory=dict)
-    """Id of the response that has an item, by the item's id."""
+    """Item id to the id of the response that contains the item."""
     num_bytes: int = 0
 
 
 class StoredResponses:
-    """Responses by their owners and ids. Where they are too many or too large, the owner who has the most bytes loses the one
-    that was used the longest ago.
-    """
+    """Responses by owner and id. Above a limit, the owner with the most bytes loses its least recently used response."""
 
     def __init__(self, options: ServerOptions):
         self._most, self._most_bytes = options.max_stored_responses, options.max_stored_size * MIB
         self._shelves: dict[str, _Shelf] = {}
 
     def put(self, owner: str, stored: StoredResponse) -> None:
-        """Keep a response, if there is room for it at all."""
+        """Store a response, unless it exceeds the limits by itself."""
         self.delete(owner, stored.id)
         if stored.num_bytes > self._most_bytes or not self._most:
             return
@@ -86,7 +84,7 @@ class StoredResponses:
             self.delete(largest, next(iter(self._shelves[largest].responses)))
 
     def get(self, owner: str, id: str) -> StoredResponse | None:
-        """The owner's response of this id, which counts as used; None where there is none."""
+        """Return the owner's response with this id and mark it as used; None if there is none."""
         shelf = self._shelves.get(owner)
         if shelf is None or id not in shelf.responses:
             return None
@@ -94,14 +92,13 @@ class StoredResponses:
         return shelf.responses[id]
 
     def get_by_item(self, owner: str, item_id: str) -> StoredResponse | None:
-        """The owner's last response that has this item."""
+        """Return the owner's latest response that contains this item."""
         shelf = self._shelves.get(owner)
         return None if shelf is None else self.get(owner, shelf.places.get(item_id, ""))
 
     def chain(self, owner: str, id: str | None) -> list[StoredResponse]:
-        """A response and all before it, the first one first; those that are still there, of which the first may have one
-        before it that is not. One that has taken the id of an earlier one, and so would follow itself, is not before it.
-        """
+        """A response and its stored predecessors, oldest first. The oldest one may have a predecessor that is no longer stored. Stops
+        at an id that repeats (a client may reuse ids)."""
         chain: dict[str, StoredResponse] = {}
         while id is not None and id not in chain and (stored := self.get(owner, id)) is not None:
             chain[id] = stored
@@ -109,7 +106,7 @@ class StoredResponses:
         return list(chain.values())[::-1]
 
     def delete(self, owner: str, id: str) -> bool:
-        """Forget a response. Returns whether there was one."""
+        """Delete a response. Returns whether it existed."""
         shelf = self._shelves.get(owner)
         stored = None if shelf is None else shelf.responses.pop(id, None)
         if stored is None:

@@ -1,4 +1,4 @@
-"""WorkQueue: costly work beside the event loop, a few pieces at a time; callers take turns."""
+"""WorkQueue: costly work in threads beside the event loop, with round-robin over callers."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from labinfer.requests.openai import api_errors
 from labinfer.server.gateway.admission_control import RETRY_SECONDS
 
 MAX_CALLERS = 16
-"""Callers whose queues may be full at once."""
+"""Number of callers whose queues may be full at once."""
 
 Result = TypeVar("Result")
 
 
 class WorkQueue:
-    """Runs work in threads of its own. What is cancelled while it waits leaves the queue. For one event loop.
+    """Runs work in its own thread pool. A cancelled caller leaves the queue. For one event loop.
 
     Args:
-        kind: what waits, for errors: "long prompts".
-        max_waiting: pieces of one caller that wait; as many times ``MAX_CALLERS`` of all.
-        flag: the option that sets it.
-        num_threads: pieces that run at once.
+        kind: name of the work for error messages, such as "long prompts".
+        max_waiting: maximum queue length of one caller; the total limit is ``MAX_CALLERS`` times as much.
+        flag: the option that sets ``max_waiting``.
+        num_threads: size of the thread pool.
     """
 
     def __init__(self, kind: str, max_waiting: int, flag: str, num_threads: int = 1):
         self._kind, self._max_waiting, self._flag = kind, max_waiting, flag
         self._threads = ThreadPoolExecutor(num_threads, kind)
         self._num_threads = self._num_free = num_threads
-        self._waiting: dict[str, deque[asyncio.Future]] = {}  # callers in the order of their turns
+        self._waiting: dict[str, deque[asyncio.Future]] = {}  # callers in round-robin order
         self._num_waiting = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether nobody's work is taken now."""
+        """Whether new work of every caller is rejected."""
         return self._num_waiting >= MAX_CALLERS * self._max_waiting
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing runs, and nothing waits."""
+        """Whether no work runs or waits."""
         return not self._num_waiting and self._num_free == self._num_threads
 
     async def run(self, caller: str, work: Callable[[], Result], abort: Callable[[], None] = lambda: None) -> Result:
-        """The result of ``work``, which runs in a thread when it is its caller's turn.
+        """Run ``work`` in a thread when it is the caller's turn, and return its result.
 
         Args:
-            abort: called where this is cancelled while the work runs, to make it end early.
+            abort: called on a cancellation while the work runs; must make the work end early.
 
         Raises:
-            ApiError: 429 if the caller has as much waiting as may be, 503 if all callers together have.
+            ApiError: 429 if the caller's queue is full, 503 if the total limit is reached.
         """
         await self._await_turn(caller)
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        running.add_done_callback(self._finish)  # the place is free when the thread is, whoever still waits for it
+        running.add_done_callback(self._finish)  # the slot is tied to the thread, not to the waiter
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -84,7 +84,7 @@ class WorkQueue:
         try:
             await turn
         except BaseException:
-            if turn.done() and not turn.cancelled():  # it had its place already, when it was cancelled
+            if turn.done() and not turn.cancelled():  # cancelled after it had received its slot
                 self._hand_on()
             else:
                 self._leave(caller, turn)
@@ -92,11 +92,11 @@ class WorkQueue:
 
     def _finish(self, running: asyncio.Future) -> None:
         if not running.cancelled():
-            running.exception()  # nobody may be there any more to be told of it
+            running.exception()  # mark the exception as retrieved: the waiter may be gone
         self._hand_on()
 
     def _hand_on(self) -> None:
-        """Give a place to the next caller's first; its others wait until all have had their turns."""
+        """Give the free slot to the next caller's oldest work; the caller then goes to the end of the round-robin."""
         if not self._waiting:
             self._num_free += 1
             return
@@ -105,7 +105,7 @@ class WorkQueue:
         self._leave(caller, turn)
         if waiting:
             self._waiting[caller] = self._waiting.pop(caller)
-        if turn.done():  # cancelled, and will find that it has left
+        if turn.done():  # cancelled: its own ``_leave`` finds nothing to do
             self._hand_on()
         else:
             turn.set_result(None)

@@ -1,1 +1,1 @@
-"""Handlers of the endpoints, one file a concern."""
+"""Handlers of the endpoints, grouped by API."""

@@ -21,7 +21,7 @@ HANDLERS = {
     EMBEDDINGS_URL: embeddings.answer,
     "/v1/responses": responses.create,
 }
-"""Routes that lines of a batch may be for."""
+"""Handlers by route; the endpoints that a batch supports."""
 MAX_PAGE = 100
 
 

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``."""
+"""``/v1/chat/completions``: OpenAI's Chat Completions API."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ async def answer(context: HttpContext) -> Response | EventStream:
 
 
 class ChatStream:
-    """The chunks of a streamed answer.
+    """Chunks of a streamed answer.
 
     Args:
-        fields: id, time and model of every chunk.
+        fields: id, creation time and model of every chunk.
     """
 
     def __init__(self, fields: dict[str, Any], task: GenerationTask):
@@ -84,18 +84,20 @@ class ChatStream:
         self._readers = [
             ReplyReader(self._tokenizer, prompt, task.input.tool_use) for _ in range(task.input.sampling.n)
         ]
-        self._begun: set[int] = set()  # answers that have a chunk of what the model says
-        self._has_told_prompt = False  # whether a chunk had the prompt's log-probabilities
+        self._begun: set[int] = set()  # answers whose first chunk has been sent
+        self._has_told_prompt = False  # whether the prompt logprobs have been sent
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Every chunk, encoded. The first one of an answer has its role, and comes with its first token and not before: clients
-        take it for the end of the wait."""
+        """Every chunk, encoded. The first chunk of an answer carries the role, and is sent with the first token, not before: clients measure
+        TTFT by it."""
         async for _, delta in self._task.deltas():
             token_fields = self._token_fields(delta)
             for part in self._parts(delta):
                 yield self._chunk(delta.index, part, token_fields)
                 token_fields = {}
-            if token_fields or delta.index not in self._begun:  # the text of these tokens is still held back
+            if (
+                token_fields or delta.index not in self._begun
+            ):  # the detokenizer still holds back the text of these tokens
                 yield self._chunk(delta.index, ChatDelta(content=""), token_fields)
             if delta.finish_reason is not None:
                 reason = self._readers[delta.index].finish_reason(delta.finish_reason)
@@ -104,7 +106,7 @@ class ChatStream:
             yield self._send([], is_last=True)
 
     def _token_fields(self, delta: Delta) -> dict[str, Any]:
-        """The fields of a choice that tell of the delta's tokens one by one, as far as the request asks for them."""
+        """Per-token fields of a choice (logprobs, drafted tokens), as far as the request asks for them."""
         fields: dict[str, Any] = {}
         if delta.logprobs:
             fields["logprobs"] = chat_logprobs(delta.logprobs, self._tokenizer)
@@ -113,7 +115,7 @@ class ChatStream:
         return fields
 
     def _parts(self, delta: Delta) -> list[ChatDelta]:
-        """The message's fields that grow, in order."""
+        """Message deltas of the parsed reply, in order."""
         reader = self._readers[delta.index]
         num_calls, deltas = reader.num_calls, []
         for part in reader.read(delta.text or "", delta.finish_reason):

@@ -1,4 +1,4 @@
-"""The routes under /v1/cluster: what the ranks are, and what they do now."""
+"""Routes under /v1/cluster: ranks, stats, traces and workload of a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from labinfer.server.link.stats import RankStats
 MAX_TRACE_SECONDS = 60.0
 MAX_EVENTS_SECONDS = 86_400.0
 LATE_SECONDS = 1.25
-"""Delay of what has been recorded: rank 0 sends it with the stats after next, see ``Telemetry``."""
+"""Delay of recorded slices: rank 0 sends them with the stats after next, see ``Telemetry``."""
 TRACE_NAME = "labinfer-trace.json"
 JSONL = "application/jsonl"
 
@@ -76,7 +76,7 @@ async def events(context: HttpContext) -> EventStream:
     """Stats and steps of a model as they come; for so many seconds, or until the client goes."""
     info, seconds = _read_query(context, MAX_EVENTS_SECONDS)
     watching = context.service.history.watching(info.name)
-    watcher = watching.__enter__()  # until the response has ended, which is after this function has
+    watcher = watching.__enter__()  # until the response ends, after this function has returned
 
     def end() -> None:
         watching.__exit__(None, None, None)
@@ -151,7 +151,7 @@ def _describe_reads(ranks: Iterable[RankStats]) -> list[RankExpertReads]:
 
 
 async def _until(watcher: Watcher, seconds: float | None, clock: Callable[[], float]) -> AsyncIterator[bytes]:
-    """Events of so many seconds, or until there is nothing more to come."""
+    """Events within ``seconds``, or until the watcher ends."""
     end = None if seconds is None else clock() + seconds
     while (data := await watcher.next(None if end is None else max(0.0, end - clock()))) is not None:
         yield data
@@ -163,17 +163,17 @@ async def _wait(events: AsyncIterator[bytes]) -> None:
 
 
 def _read_query(context: HttpContext, most: float) -> tuple[ModelInfo, float | None]:
-    """The model to be looked at, and the seconds; see ``_seconds``. For a HEAD nobody has to look at all."""
+    """Model and ``seconds`` of the query, see ``_seconds``. A HEAD request watches for 0 seconds."""
     query = context.query("model", "seconds")
     info, seconds = context.service.loaded_model(query.get("model")).info, _seconds(query, most)
     return info, 0.0 if context.http.method == "HEAD" else seconds
 
 
 def _seconds(query: dict[str, str], most: float) -> float | None:
-    """The parameter ``seconds``.
+    """Parse the parameter ``seconds``.
 
     Raises:
-        ApiError: it is no number, or out of bounds.
+        ApiError: it is not a number, or out of bounds.
     """
     given = query.get("seconds")
     if given is None:
@@ -182,6 +182,6 @@ def _seconds(query: dict[str, str], most: float) -> float | None:
         seconds = float(given)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds <= most:  # nor NaN
+    if not 0 <= seconds <= most:  # rejects NaN too
         raise api_errors.bad_request(f"seconds must be a number from 0 to {most:g}, not {given!r:.60}", "seconds")
     return seconds

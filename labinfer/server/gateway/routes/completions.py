@@ -1,4 +1,4 @@
-"""``/v1/completions``."""
+"""``/v1/completions``: OpenAI's Completions API."""
 
 from __future__ import annotations
 
@@ -64,20 +64,20 @@ async def answer(context: HttpContext) -> Response | EventStream:
                 choices.append(text_choice(completion, output, model.reader.tokenizer, echo, index))
         return context.json(TextCompletion(**fields, choices=choices, usage=total_usage(given)))
 
-    return await asyncio.to_thread(whole)  # thousands of log-probabilities take a while
+    return await asyncio.to_thread(whole)  # thousands of logprobs take a while
 
 
 class CompletionStream:
-    """The chunks of streamed answers.
+    """Chunks of streamed answers.
 
     Args:
-        fields: id, time and model of every chunk.
+        fields: id, creation time and model of every chunk.
     """
 
     def __init__(self, fields: dict[str, Any], task: GenerationTask):
         self._fields, self._task, self._input = fields, task, task.input
         self._tokenizer = task.model.reader.tokenizer
-        self._offsets: dict[int, TokenOffsets] = {}  # by choice
+        self._offsets: dict[int, TokenOffsets] = {}  # by choice index
 
     async def events(self) -> AsyncIterator[bytes]:
         """Every chunk, encoded."""
@@ -89,7 +89,7 @@ class CompletionStream:
             yield self._send([], is_last=True)
 
     def _choice(self, number: int, delta: Delta) -> TextChunkChoice | None:
-        """A piece of an answer to the prompt of this number; None where there is nothing to say."""
+        """The choice of a delta of prompt ``number``; None if it has nothing to send."""
         if self._input.prompt_alone:
             delta = emptied(delta)
         index = number * self._input.sampling.n + delta.index
@@ -128,7 +128,7 @@ class CompletionStream:
 
 
 def _echo(task: GenerationTask, number: int) -> Echo | None:
-    """The prompt, where it is to come back."""
+    """Prompt text, ids and logprobs if the request has ``echo``, or None."""
     if not task.input.echo:
         return None
     opened, tokenizer = task.opened[number], task.model.reader.tokenizer

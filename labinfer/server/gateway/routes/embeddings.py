@@ -1,4 +1,4 @@
-"""``/v1/embeddings``."""
+"""``/v1/embeddings``: OpenAI's Embeddings API."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ async def embed(
     *,
     normalize: bool | None = None,
 ) -> list[EmbeddingOutput]:
-    """The vectors of the prompts of a body that was read, in order.
+    """Embeddings of a body's prompts, in order.
 
     Args:
-        pooling, normalize: None for the model's own.
+        pooling, normalize: None for the model's default.
 
     Raises:
-        ApiError: ``parse`` raises a ``UserError``, the pooling is wrong, or the vectors will not come.
+        ApiError: ``parse`` raises a ``UserError``, the pooling is invalid, or the task fails.
     """
     own = model.info.pooling
     resolved = checked(lambda: own.resolve(pooling))

@@ -20,9 +20,9 @@ from labinfer.server.gateway.refusals import checked
 
 MAX_PAGE = 10_000
 MAX_FIELDS, MAX_FIELD_BYTES = 4, 1 << 10
-"""Fields of a form that are no file, and bytes of each."""
+"""Maximum number of form fields besides the file, and maximum bytes of each."""
 MAX_NAME = 255
-"""Characters of a file's name."""
+"""Maximum length of a file name."""
 PURPOSE = "batch"
 ONE_RANGE = re.compile(rb"bytes=(?:(\d{1,18})-(\d{1,18})?|-\d{1,18})")
 
@@ -46,9 +46,11 @@ async def upload(context: HttpContext) -> Response:
 
 
 async def _read_form(context: HttpContext, reader: MultipartReader, incoming: Upload) -> FileObject:
-    """Raises:
-    ApiError: the form lacks something, or the file is too long.
-    FormParserError: the form is broken.
+    """Read the form into ``incoming``, and store the file.
+
+    Raises:
+        ApiError: a part is missing, or the file is too long.
+        FormParserError: the form is invalid.
     """
     fields: dict[str, bytearray] = {}
     filename, part = None, PartBegin("", None)
@@ -121,8 +123,10 @@ async def content(context: HttpContext) -> Response:
 
 
 def file_store(context: HttpContext) -> FileStore:
-    """Raises:
-    ApiError: the server keeps no files.
+    """Return the file store.
+
+    Raises:
+        ApiError: the server stores no files.
     """
     if context.service.files is None:
         raise api_errors.no_files()

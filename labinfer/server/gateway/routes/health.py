@@ -20,27 +20,27 @@ State = Literal["ok", "idle", "loading", "stalled", "recovering", "rebuilding", 
 
 
 class RankWait(ApiObject):
-    """A wait of some seconds: of a rank, or of the gateway (null), for others; ``peers`` is ``1``, ``1-3`` or ``0, 2``."""
+    """A wait in seconds: of a rank, or of the gateway (null), for ``peers``, such as ``1``, ``1-3`` or ``0, 2``."""
 
     seconds: float
     rank: Count | None
     peers: str
     step: Count | None
-    """The step that does not get on; null where there is none yet."""
+    """Step that is blocked; null before the first step."""
 
 
 class Health(ApiObject):
-    """State of a server: it runs requests (ok) or has none (idle); its models are loaded; its engine gives no signs of life, or
-    ends no step (stalled); another engine takes up the work of one that died; its models are loaded again in another layout; or the
-    server comes to its end."""
+    """State of a server: ``ok`` (requests run), ``idle`` (no requests), ``loading`` (models), ``stalled`` (no heartbeats, or no finished
+    steps), ``recovering`` (the next engine resumes the requests of one that died), ``rebuilding`` (models are reloaded in another layout)
+    or ``draining`` (shutdown)."""
 
     status: State
     wait: RankWait | UnsetType = UNSET
-    """The wait that holds up the open requests, from some 5 s on."""
+    """Wait that blocks the open requests, from 5 s on."""
 
 
 class Readiness(ApiObject):
-    """A server that takes requests, and its models."""
+    """A server that accepts requests, and its models."""
 
     status: Literal["ready"]
     models: list[str]
@@ -57,7 +57,7 @@ class Pong(ApiObject):
 
 
 class ServerLoad(ApiObject):
-    """Requests that are answered or await their turn."""
+    """Number of open requests, running or waiting."""
 
     server_load: Count
 

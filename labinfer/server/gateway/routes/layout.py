@@ -1,4 +1,4 @@
-"""The route that changes the layout of a model while it is served."""
+"""Route that changes the layout of a model while it is served."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def change(context: HttpContext) -> Response:
 
 
 def _name_quantizations(info: ModelInfo) -> str:
-    """See ``LayoutChanged.quantization``."""
+    """Value of ``LayoutChanged.quantization``."""
     by_stage = {rank.stage: rank.quantization for rank in info.ranks}
     names = set(by_stage.values())
     return names.pop() if len(names) == 1 else ",".join(by_stage[stage] for stage in sorted(by_stage))

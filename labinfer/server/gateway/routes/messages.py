@@ -56,7 +56,7 @@ async def create(context: HttpContext) -> Response | EventStream:
 
 
 class MessageAnswer:
-    """The answer to a request, whole or as a stream."""
+    """Answer to a request, whole or as a stream."""
 
     def __init__(self, context: HttpContext, body: MessageBody, task: GenerationTask):
         self._context, self._task = context, task
@@ -67,7 +67,7 @@ class MessageAnswer:
         )
 
     def whole(self, completion: Completion) -> Response:
-        """The message of an answer that has come."""
+        """Build the message of a complete answer."""
         writer = self._writer
         deque(writer.add(self._reader.read(completion.text or "", completion.finish_reason)), maxlen=0)
         reason = self._reader.finish_reason(completion.finish_reason)

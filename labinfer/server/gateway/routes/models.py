@@ -1,4 +1,4 @@
-"""``/v1/models``."""
+"""``/v1/models``: the served models."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.service import Service
 
 MAX_PAGE = 1000
-"""Models of a page at most, as in Anthropic's API."""
+"""Maximum models per page, as in Anthropic's API."""
 MAX_DIGITS = 9
-"""Digits of ``limit`` that are read: Python refuses to read thousands."""
+"""Maximum digits of ``limit``: Python refuses to parse thousands."""
 SHOWN_DEFAULTS = (*FIELDS, "presence_penalty", "frequency_penalty")
 """Sampling fields whose defaults a model's entry shows."""
 

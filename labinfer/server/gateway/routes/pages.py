@@ -1,10 +1,10 @@
-"""The pages and their files: what a browser is given, and what it is allowed to do with it.
+"""Web pages and their files, with cache and security headers.
 
-The pages use the API as any other client does; a key, where one is needed, is asked for by the API and not here.
+The pages use the API as any other client does; if a key is required, the API asks for it, not the pages.
 
-A page names its files under their version, ``/webui/v-VERSION/…``, and modules name each other by relative paths. So a
-browser keeps the files for good and loads a page it knows with one request, and it cannot mix the files of two versions,
-also where it asks its cache alone: when it goes back to a page, or restores a tab.
+A page refers to its files by version, ``/webui/v-VERSION/…``, and modules import each other by relative paths. So a browser
+caches the files forever and reloads a known page with one request. It never mixes files of two versions, even when it reads
+from its cache alone, as when it goes back or restores a tab.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CONTENT_TYPES = {
     ".svg": "image/svg+xml",
     ".woff2": "font/woff2",
 }
-"""Content types of the files that are served, by suffix; others are not served."""
+"""Content types by file suffix; files with other suffixes are not served."""
 POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
@@ -48,7 +48,7 @@ POLICY = {
     "form-action": "'none'",
     "frame-ancestors": "'none'",
 }
-"""Content Security Policy Level 3 (W3C): nothing from elsewhere, nothing written into the page by an answer."""
+"""Content Security Policy Level 3 (W3C): no external resources, no inline scripts or styles."""
 PREVIEW = "preview/frame.html"
 PREVIEW_POLICY = {
     "default-src": "'none'",
@@ -60,10 +60,10 @@ PREVIEW_POLICY = {
     "frame-ancestors": "'self'",
     "sandbox": "allow-scripts",
 }
-"""Policy of the frame in which HTML of an answer is shown: an origin of its own, its styles, and no script but ``frame.js``."""
+"""Policy of the sandboxed frame that shows HTML of an answer: an opaque origin, inline styles, and no script but ``frame.js``."""
 HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 NEVER_KEPT = {"cache-control": "no-store"}
-ASKED_AGAIN = {"cache-control": "no-cache"}  # kept, and used when the server says that it is still the same
+ASKED_AGAIN = {"cache-control": "no-cache"}  # cached, but revalidated by ETag
 KEPT_FOR_GOOD = {"cache-control": "public, max-age=31536000, immutable"}  # RFC 8246
 ROOT = "/webui/"
 VERSIONED = re.compile(r"v-([0-9a-f]{16})/(.*)", re.DOTALL)
@@ -113,12 +113,12 @@ def _file(context: HttpContext, name: str) -> Response:
 
 
 class PackedFile(NamedTuple):
-    """A file as it is sent."""
+    """A file, plain and gzip-compressed."""
 
     content: bytes
     compressed: bytes
     etag: str
-    """Weak: the same whether it is compressed or not (RFC 9110, 8.8.1)."""
+    """Weak ETag: equal for the plain and the compressed content (RFC 9110, 8.8.1)."""
 
 
 def _policy(policy: dict[str, str]) -> dict[str, str]:
@@ -138,7 +138,7 @@ def _answer(
 
 
 FileState = tuple[int, int]
-"""Time of the last change, and length: a file is read and compressed again when one of them differs."""
+"""Modification time and length; a file is read and compressed again when either changes."""
 
 
 def _state(path: Path) -> FileState:
@@ -158,12 +158,12 @@ def _pack_page(name: str, version: str, folder: Path) -> PackedFile:
 
 
 def _pack(content: bytes) -> PackedFile:
-    compressed = gzip.compress(content, 6, mtime=0)  # the level 9 takes four times as long for 1 % less
+    compressed = gzip.compress(content, 6, mtime=0)  # level 9 takes four times as long for 1 % less
     return PackedFile(content, compressed, f'W/"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
 def _version() -> tuple[str, Path]:
-    """Version of the pages, made of all their files, and their folder. Who changes one sees it with the next reload."""
+    """Version of the pages (digest of all their files), and their folder. A changed file is visible at the next reload."""
     paths = [path for path in sorted(FOLDER.rglob("*")) if path.suffix in CONTENT_TYPES]
     return _digest(FOLDER, tuple((path, _state(path)) for path in paths)), FOLDER
 

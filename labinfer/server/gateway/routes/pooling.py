@@ -1,5 +1,8 @@
-"""``/pooling``, ``/score`` and ``/rerank``, with vLLM's bodies. Scores are cosines of vectors, as vLLM's are for models that embed.
-Models that read both texts together (cross-encoders, Qwen3-Reranker) are refused."""
+"""``/pooling``, ``/score`` and ``/rerank``, with vLLM's bodies.
+
+Scores are cosine similarities of embeddings, as vLLM's are for embedding models. Models that read both texts together
+(cross-encoders, Qwen3-Reranker) are refused.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,14 @@ Texts = InputText | Annotated[list[InputText], msgspec.Meta(min_length=1, max_le
 
 
 class ScoreBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Texts whose pairs are scored: one with each of several, or as many with as many."""
+    """Pairs of texts to score: one ``text_1`` with each ``text_2``, or two lists of the same length."""
 
     model: str | None = None
     text_1: Texts | None = None
     text_2: Texts | None = None
     queries: Texts | None = None
     documents: Texts | None = None
-    """Both are newer names of ``text_1`` and ``text_2``."""
+    """Newer names of ``text_1`` and ``text_2``."""
     user: str | None = None
     pooling: Pooling | None = None
 
@@ -49,7 +52,7 @@ class ScoreBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """First and second texts.
 
         Raises:
-            UserError: they are not there, there twice, or cannot be paired.
+            UserError: texts are missing, given twice, or cannot be paired.
         """
         given = [(self.text_1, self.text_2), (self.queries, self.documents)]
         whole = [pair for pair in given if None not in pair]
@@ -74,9 +77,9 @@ class RerankBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     query: InputText
     documents: Annotated[list[InputText | RerankDocument], msgspec.Meta(min_length=1, max_length=MAX_INPUTS - 1)]
     top_n: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """Documents to answer with; 0 for all."""
+    """Number of documents to return; 0 for all."""
     return_documents: bool | None = None
-    """False to leave their texts out."""
+    """False to omit the document texts."""
     user: str | None = None
     pooling: Pooling | None = None
 

@@ -1,4 +1,4 @@
-"""``/v1/requests``: open requests, and their ends."""
+"""``/v1/requests``: list and cancel open requests."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from labinfer.server.link.frames import ModelInfo
 
 PREFIXES = (CHAT_PREFIX, COMPLETION_PREFIX, RESPONSE_PREFIX, MESSAGE_PREFIX)
 MAX_LISTED = 200
-"""Requests; of more, the oldest."""
+"""Maximum listed requests; the oldest come first."""
 
 
 class ListedRequest(ApiObject, kw_only=True):
-    """An open request: its age in seconds, and how far it is. No text of it."""
+    """An open request: its age in seconds and its progress, without text."""
 
     id: str
     object: Literal["request"] = "request"
     model: str
     own: bool
-    """Whether the caller sent it, and so may cancel it."""
+    """Whether it belongs to the caller, who may then cancel it."""
     age: float
     prompt_tokens: Count
-    """Tokens of all its prompts; 0 until they have been read."""
+    """Prompt tokens; 0 until the prompt is tokenized."""
     cached_tokens: Count
-    """Prompt tokens that were in the KV cache."""
+    """Prompt tokens with a prefix-cache hit."""
     generated_tokens: Count
     max_tokens: Count
-    """Generated tokens of all its answers, at most."""
+    """Maximum tokens of all its answers together."""
 
 
 class RequestList(ApiObject, kw_only=True):
-    """Open requests to a model, the oldest first."""
+    """Open requests of a model, oldest first."""
 
     object: Literal["list"] = "list"
     data: list[ListedRequest]
     total: Count
-    """Open requests, those that are not listed included."""
+    """Number of open requests, including those not listed."""
 
 
 class Cancelled(ApiObject, kw_only=True):
-    """A request that is cancelled, by the id that was asked for."""
+    """A cancelled request, with the id from the path."""
 
     id: str
     object: Literal["request.cancelled"] = "request.cancelled"
@@ -98,7 +98,7 @@ def _describe(task: EngineTask, caller: str, now: float, model: ModelInfo) -> Li
 
 
 def _max_tokens(request: Request, model: ModelInfo) -> int:
-    """Tokens that all answers of a request may have, in the context that there is."""
+    """Maximum tokens of all answers of a request, within the context length."""
     if request.pooling:
         return 0
     most = request.sampling.max_tokens

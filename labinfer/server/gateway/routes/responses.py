@@ -35,7 +35,7 @@ from labinfer.server.gateway.stored_responses import StoredResponse
 from labinfer.text.reply_reader import ReplyReader
 
 MAX_PAGE = 100
-"""Items of a page of a response's input."""
+"""Maximum input items per page."""
 
 
 @endpoint("POST", "/v1/responses", body=ResponseBody, answer=Response, events=STREAM_EVENTS, errors=GENERATING)
@@ -43,7 +43,7 @@ async def create(context: HttpContext) -> HttpResponse | EventStream:
     """Answer a conversation, also one that goes on from a stored response."""
     body = await context.read(ResponseBody)
     conversation = await _response_input(context, body)
-    model = context.service.model(body.model)  # behind all that is waited for: it may be another one by then
+    model = context.service.model(body.model)  # after every await: the model may have been replaced meanwhile
     task = await GenerationTask.start(context, model, lambda: body.parse(conversation.items, model.chat_defaults()))
     answer = ResponseAnswer(context, body, conversation, task)
     if task.input.stream:
@@ -59,19 +59,21 @@ class ResponseInput:
     """Everything that a request tells the model."""
 
     before: list[Item]
-    """Items of the responses before it."""
+    """Items of the previous responses."""
     input: list[Item]
-    """Items of the request itself; references are replaced."""
+    """Items of this request; references are resolved."""
 
     @property
     def items(self) -> list[Item]:
-        """All of them, in order."""
+        """All items, in order."""
         return self.before + self.input
 
 
 async def _response_input(context: HttpContext, body: CountBody) -> ResponseInput:
-    """Raises:
-    ApiError: a response or an item that it goes on from is not stored.
+    """Collect the stored items before the request, and resolve item references.
+
+    Raises:
+        ApiError: a response or an item that the request refers to is not stored.
     """
     store, owner, previous_id = context.service.stored_responses, context.caller.name, body.previous_response_id
     items, places = body.items(), dict[str, StoredResponse]()
@@ -112,13 +114,13 @@ async def _response_input(context: HttpContext, body: CountBody) -> ResponseInpu
 
 
 class ResponseAnswer:
-    """The answer to a request, whole or as a stream; it is stored at its end."""
+    """Answer to a request, whole or as a stream; stored at its end."""
 
     def __init__(self, context: HttpContext, body: ResponseBody, conversation: ResponseInput, task: GenerationTask):
         self._context, self._body, self._response_input, self._task = context, body, conversation, task
         name = context.id
         if context.service.stored_responses.get(context.caller.name, RESPONSE_PREFIX + name) is not None:
-            name = uuid.uuid4().hex  # the caller has chosen the same again, and keeps both
+            name = uuid.uuid4().hex  # the caller reuses an id: keep both responses
             task.names.add(name)
         (state,), tokenizer = task.opened, task.model.reader.tokenizer
         self._reader = ReplyReader(tokenizer, state.prompt_token_ids, task.input.tool_use)
@@ -126,7 +128,7 @@ class ResponseAnswer:
         self._writer = ResponseWriter(response, tokenizer)
 
     def whole(self, completion: Completion) -> StoredResponse:
-        """The response of an answer that has come."""
+        """Build the response of a complete answer."""
         writer, events = self._writer, self._reader.read(completion.text or "", completion.finish_reason)
         deque(writer.add(events, completion.logprobs), maxlen=0)
         deque(writer.end(completion.finish_reason, self._task.usage([self._reader]), self._now()), maxlen=0)
@@ -148,11 +150,11 @@ class ResponseAnswer:
                     yield named_event(event)
 
     def failure(self, error: ApiError) -> bytes:
-        """The last event of a stream of which the rest will not come."""
+        """The last event of a stream that fails."""
         return named_event(self._writer.fail(error.message))
 
     def store(self, stored: StoredResponse) -> None:
-        """Keep the response, where the request does not forbid it."""
+        """Store the response, unless the request has ``store: false``."""
         if self._body.store is not False:
             self._context.service.stored_responses.put(self._context.caller.name, stored)
 
@@ -169,7 +171,7 @@ async def count(context: HttpContext) -> HttpResponse:
     """The length of a response's prompt."""
     body = await context.read(CountBody)
     conversation = await _response_input(context, body)
-    model = context.service.model(body.model)  # behind all that is waited for: it may be another one by then
+    model = context.service.model(body.model)  # after every await: the model may have been replaced meanwhile
     return context.json(InputTokens(await count_prompt_tokens(context, model, lambda: body.prompt(conversation.items))))
 
 
@@ -211,8 +213,10 @@ async def input_items(context: HttpContext) -> HttpResponse:
 
 
 def _stored(context: HttpContext) -> StoredResponse:
-    """Raises:
-    ApiError: the caller has none of this id.
+    """Return the stored response with the id of the path.
+
+    Raises:
+        ApiError: the caller has no such response.
     """
     id = context.http.path_params["id"]
     stored = context.service.stored_responses.get(context.caller.name, id)

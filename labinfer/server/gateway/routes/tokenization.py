@@ -22,22 +22,22 @@ from labinfer.text.tools import ToolList, ToolUse
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A text or a conversation, one of the two."""
+    """Either a text (``prompt``) or a conversation (``messages``)."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
     tools: ToolList | None = None
-    """Beside messages, as in a chat request."""
+    """Tools of ``messages``, as in a chat request."""
     add_special_tokens: bool | None = True
-    """Whether a text gets what the checkpoint puts before every text; a conversation has what its template says."""
+    """Whether to add the checkpoint's BOS and similar tokens to ``prompt``; a conversation gets those of its template."""
     return_token_strs: bool | None = None
-    """Also what each token reads as alone."""
+    """Whether to return each token as text."""
 
     chat_template_kwargs: TemplateKwargs | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    """All three beside messages, as in a chat request."""
+    """Template options of ``messages``, as in a chat request."""
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -48,17 +48,17 @@ class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Tokens(ApiObject):
-    """A text or a conversation as token ids."""
+    """Token ids of a text or a conversation."""
 
     tokens: list[Count]
     count: Count
     max_model_len: Count
     token_strs: list[str] | UnsetType = UNSET
-    """Each token as it reads alone."""
+    """Text of each token."""
 
 
 class Text(ApiObject):
-    """Token ids as text."""
+    """Text of token ids."""
 
     prompt: str
 
@@ -81,8 +81,10 @@ async def tokenize(context: HttpContext) -> Response:
 
 
 def _prompt_text(body: TokenizeBody, model: Model) -> PromptText:
-    """Raises:
-    UserError: the fields do not go together, or there is no tokenizer.
+    """Return the text to tokenize.
+
+    Raises:
+        UserError: the fields do not go together, or there is no tokenizer.
     """
     if (body.prompt is None) == (body.messages is None):
         raise UserError("prompt or messages: give one of the two")
