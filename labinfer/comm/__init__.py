@@ -1,1 +1,1 @@
-"""Communicators: moving bytes between ranks, without knowing their meaning."""
+"""Communicators: transfer of tensors and bytes between ranks, independent of their meaning."""

@@ -1,7 +1,7 @@
-"""The control channel: rank 0's commands to every other rank, and their replies.
+"""ControlChannel: broadcast of rank 0's commands to all other ranks, and their replies.
 
-It has a communicator of its own, so that commands never queue up behind activations. In large groups ranks forward commands
-to others. Replies go to rank 0 directly.
+It has its own communicator, so that commands never queue behind activations. In large groups ranks forward commands to others
+(a tree). Replies go to rank 0 directly.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from labinfer.comm.communicator import Communicator
 from labinfer.comm.send_queue import MAX_SENDS, SendQueue
 
 MAX_BEHIND = 128
-"""Sends to each receiver that are kept: a rank of a later stage takes a command as many steps later as there are stages between."""
+"""Pending sends to each receiver that are kept: ranks of later stages receive a command later, by one step per stage."""
 
 
 class ControlChannel:
-    """Commands from rank 0 to all others, replies from them to rank 0.
+    """Commands from rank 0 to all followers, and replies from them to rank 0.
 
     Args:
-        comm: a communicator used for nothing else.
-        command_type: the (tagged union of) struct that commands decode to.
-        reply_type: the struct that replies decode to.
-        senders: the rank that sends commands to each follower, this one among them; by default rank 0 to all of ``comm``.
+        comm: communicator used for nothing else.
+        command_type: struct, or tagged union of structs, of the commands.
+        reply_type: struct of the replies.
+        senders: follower → rank that sends it the commands; None sends from rank 0 to all of ``comm``.
     """
 
     def __init__(
@@ -44,33 +44,33 @@ class ControlChannel:
         self._sends = SendQueue(max(MAX_SENDS, MAX_BEHIND * len(self._receivers)))
 
     def broadcast(self, command: msgspec.Struct) -> None:
-        """Rank 0: begin to send a command to every follower; does not wait for them."""
+        """Rank 0: send a command to every follower asynchronously."""
         if self._receivers:
             self._send(wire.pack(command))
 
     def receive(self, what: str = "the next plan") -> Any:
-        """Followers: sleep until rank 0's next command, and begin to forward it before it is looked at.
+        """Followers: wait for rank 0's next command, and start to forward it before decoding it.
 
         Args:
-            what: such a command, in words.
+            what: name of the command in errors.
         """
         parts = self._receive(self._sender, f"{what} from rank {self._sender}", math.inf)
         self._send(parts)
         return wire.unpack(parts, self._commands)
 
     def reply(self, reply: msgspec.Struct, what: str = "a report", timeout: float | None = None) -> None:
-        """Followers: send a reply to rank 0 and wait until it, and all that was forwarded, is on its way.
+        """Followers: send a reply to rank 0, and wait until the reply and all forwarded commands are sent.
 
         Args:
-            what: the reply, in words.
-            timeout: seconds that rank 0 may take to take it; None for the group's limit.
+            what: name of the reply in errors.
+            timeout: seconds until rank 0 must receive the reply; None for the group's timeout.
         """
         self._sends.drain()
         for part in wire.pack(reply):
             self._comm.isend(part, 0).wait(f"rank 0 to take {what}", timeout)
 
     def collect(self, what: str = "the report") -> list:
-        """Rank 0: wait for one reply from every follower; in rank order."""
+        """Rank 0: wait for one reply of every follower. Returns the replies in rank order."""
         self._sends.drain()
         return [
             wire.unpack(self._receive(source, f"{what} of rank {source}"), self._replies) for source in self._followers
@@ -82,7 +82,7 @@ class ControlChannel:
                 self._sends.keep(self._comm.isend(part, dest), f"rank {dest} to take a command")
 
     def _receive(self, source: int, what: str, timeout: float | None = None) -> list[torch.Tensor]:
-        """The parts of a message."""
+        """Tensors of one message."""
         first = torch.empty(wire.CHUNK, dtype=torch.uint8)
         self._comm.irecv(first, source).wait(what, timeout)
         parts = [first]

@@ -1,8 +1,8 @@
 """HealthChannel: a TCP connection from every rank to rank 0, so that no rank outlives its group.
 
-Launchers differ in how they end the others when a rank dies, and a rank that waits inside a transport's library may not
-notice at all. A thread on each rank sleeps on these connections: when one breaks without a goodbye, falls silent, or brings
-the news of a failure, the process ends, whatever its main thread is doing.
+Launchers differ in how they end the other ranks when one dies, and a rank that waits inside a transport's library may not notice.
+A thread on each rank watches these connections. The process ends if one closes without a goodbye, sends no heartbeats, or
+reports a failure, whatever the main thread is doing.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from labinfer.comm.health_messages import (
 )
 
 CONNECT_SECONDS = 5.0
-"""Longest wait for one address of rank 0 to answer."""
+"""Connection timeout for each address of rank 0."""
 FIREWALL = (
     "a firewall may block the ports that ranks listen on: open them, or choose ports that are open with --port-range LOW-HIGH "
     "(docs/operations.md)"
 )
 GRACE_SECONDS = 1.5
-"""Time between a connection's breaking and this process's end, in which the failed rank's own account may arrive."""
+"""Delay between the loss of a connection and the end of this process, in which the failed rank's own error may arrive."""
 STATES_SECONDS = 1.0
-"""Longest wait of rank 0 for the other ranks' states."""
+"""Time that rank 0 waits for the states of the other ranks."""
 PRECEDENCE_SECONDS = 1.0
-"""When rank 0 falls silent, rank 1 says so and ends all it can, before the others do so by themselves."""
+"""Delay of ranks above 1 when rank 0 is silent: rank 1 reports it first and ends the processes that it can."""
 
 
 def end_process(text: str, last: Callable[[], None] = lambda: None) -> None:
-    """Say why and end this process at once: other threads may be stuck where no exception reaches them.
+    """Print the reason and exit at once: other threads may hang where no exception reaches them.
 
     Args:
-        last: what is to be done after that has been said: a launcher may end this process as soon as another one ends.
+        last: called after printing, to end other processes: a launcher may kill this process as soon as another one ends.
     """
     if text:
         write_lines(text)
@@ -63,37 +63,37 @@ def end_process(text: str, last: Callable[[], None] = lambda: None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class FaultOptions:
-    """When a silent rank is given up, and what is known of it then."""
+    """Timeout of silent ranks, and information about the ranks for reports."""
 
     timeout: float = DEFAULT_TIMEOUT
-    """Seconds without a sign of life."""
+    """Heartbeat timeout in seconds."""
     hosts: Sequence[str] = ()
-    """Names of the ranks' machines, by rank."""
+    """Host name of each rank, by rank."""
     local_pids: Mapping[int, int] = field(default_factory=dict)
-    """Process ids of the other ranks that this process may end, by rank: those on its own machine."""
+    """Process ids of the other ranks on this machine, by rank. This process may kill them."""
     end_launcher: Callable[[], str] = lambda: ""
-    """Called on rank 0 before it ends because ranks of other machines are silent: their launcher may wait for them without a
-    limit. Returns what is done with it, in words."""
+    """Called on rank 0 before it exits because ranks of other machines are silent: the launcher may wait for them forever. Returns a
+    text that describes the action."""
 
     def name(self, rank: int) -> str:
-        """The rank with its machine."""
+        """Text that names a rank and its machine."""
         return f"rank {rank} on {self.hosts[rank]}" if rank < len(self.hosts) else f"rank {rank}"
 
     def kill(self, rank: int) -> None:
-        """End a rank of this machine that is silent: a process that is stopped takes no other signal."""
+        """Kill a silent rank of this machine. SIGKILL, as a stopped process handles no other signal."""
         if rank in self.local_pids:
             with contextlib.suppress(OSError):
                 os.kill(self.local_pids[rank], signal.SIGKILL)
 
 
 class HealthChannel:
-    """This rank's end of the connections. ``HealthServer.accept_all`` makes rank 0's, ``connect`` the others'.
+    """This rank's end of the connections. ``HealthServer.accept_all`` makes rank 0's, ``connect`` those of followers.
 
     Args:
-        rank: this rank's number in the world.
-        connections: by the peer's rank.
-        describe: returns this rank's step and wait in words; called from the health channel's thread.
-        end: ends this process, with a text that says why.
+        rank: world rank of this process.
+        connections: open connections, by the peer's rank.
+        describe: returns this rank's step and wait as a text; called from the health channel's thread.
+        end: ends this process, after printing a text.
     """
 
     def __init__(
@@ -110,23 +110,23 @@ class HealthChannel:
         self._end = end
         self._faults = faults
         self._heartbeat = HeartbeatMonitor(sorted(connections), faults.timeout)
-        self._last_words: dict[int, str] = {}  # by peer, its state when it was heard last
-        for connection in connections.values():  # who cannot be told anything for long is as good as gone
+        self._last_words: dict[int, str] = {}  # last reported state of each peer
+        for connection in connections.values():  # a peer that accepts no data for this long counts as lost
             connection.settimeout(3 * self._heartbeat.interval)
         self._states: dict[int, str] = {}
         self.make_stats: Callable[[int], bytes] = lambda detail: b""
-        """Called from the health channel's thread when rank 0 asks for this rank's stats, with the ``detail`` of ``ask_stats``."""
+        """Called from the health channel's thread when rank 0 requests stats, with the ``detail`` of ``ask_stats``."""
         self.stats: dict[int, bytes] = {}
-        """Rank 0: the latest stats of every other rank."""
+        """Rank 0: latest stats of every other rank."""
         self.on_signal: Callable[[str, int], None] = lambda rank, signum: None
-        """Called in a thread of its own when another rank tells of a signal that it got, with its name."""
+        """Called in its own thread when another rank reports a signal, with that rank's name and the signal number."""
         self._lock = threading.Lock()
         self._said_goodbye: set[int] = set()
         self._closing = False
-        self._ending = threading.Lock()  # taken by the thread that ends the process, and kept
+        self._ending = threading.Lock()  # acquired by the thread that ends the process, never released
         self._thread = threading.Thread(target=self._watch, name="health channel", daemon=True)
         self._thread.start()
-        atexit.register(self.close)  # a script may simply end; one that fails ends by os._exit, which skips this
+        atexit.register(self.close)  # a script may simply exit; a failing one exits with os._exit, which skips this
 
     @classmethod
     def connect(
@@ -141,7 +141,7 @@ class HealthChannel:
         end: Callable[[str, Callable[[], None]], None] = end_process,
         faults: FaultOptions = FaultOptions(),  # noqa: B008 - frozen
     ) -> HealthChannel:
-        """Connect a follower to rank 0, at the first of ``addresses`` that answers: rank 0 listens before they are known.
+        """Connect a follower to rank 0, at the first of ``addresses`` that answers. Rank 0 already listens.
 
         Raises:
             PeerLost: no address answered within ``timeout`` seconds.
@@ -158,15 +158,15 @@ class HealthChannel:
         raise PeerLost(f"rank {rank} cannot reach rank 0 on port {port} ({'; '.join(errors)}); {FIREWALL}")
 
     def fail(self, text: str, investigate: bool = False) -> None:
-        """Tell the others that this rank failed."""
+        """Tell the other ranks that this rank failed."""
         self._tell_all(Failure(text, investigate))
 
     def tell_signal(self, signum: int) -> None:
-        """Tell the others that this rank got SIGINT or SIGTERM."""
+        """Tell the other ranks that this rank got SIGINT or SIGTERM."""
         self._tell_all(Signal(signum))
 
     def ask_states(self) -> list[str]:
-        """Rank 0: every rank's step and wait in words, in rank order; must not be called from the health channel's own thread."""
+        """Rank 0: steps and waits of all ranks as texts, in rank order. Must not be called from the health channel's thread."""
         self._states = {0: self._describe()}
         self._tell_all(StateRequest())
         deadline = time.monotonic() + STATES_SECONDS
@@ -176,25 +176,27 @@ class HealthChannel:
         return [text for _, text in sorted((silent | self._states).items())]
 
     def ask_stats(self, detail: int = 0) -> None:
-        """Rank 0: have every other rank send its stats, which arrive in ``stats``; does not wait for them."""
+        """Rank 0: request stats from every other rank without waiting; they arrive in ``stats``."""
         self._tell_all(StatsRequest(detail))
 
     def close(self) -> None:
-        """Say goodbye: from now on this rank's end is no failure."""
+        """Send a goodbye: after it, the end of this rank is no failure."""
         if not self._closing:
             self._closing = True
             atexit.unregister(self.close)
             self._tell_all(Goodbye())
             for connection in self._connections.values():
                 with contextlib.suppress(OSError):  # the peer is gone
-                    connection.shutdown(socket.SHUT_WR)  # its thread reads the end, and ours that of its own goodbye
+                    connection.shutdown(
+                        socket.SHUT_WR
+                    )  # the peer reads end of file; ours follows after the peer's goodbye
 
     def _tell_all(self, message) -> None:
         with self._lock:
             for connection in self._connections.values():
                 try:
                     send(connection, message)
-                except OSError:  # the peer is gone, or takes nothing: what comes after half a message makes no sense
+                except OSError:  # the peer is gone or blocked; after a partial message the connection is useless
                     with contextlib.suppress(OSError):
                         connection.shutdown(socket.SHUT_RDWR)
 
@@ -244,11 +246,11 @@ class HealthChannel:
         elif isinstance(message, StatsReply):
             self.stats[peer] = message.data
         elif isinstance(message, Signal) and message.signum in (signal.SIGINT, signal.SIGTERM):
-            if peer == 0:  # its end follows
+            if peer == 0:  # rank 0 ends the run next
                 self._said_goodbye.add(peer)
             threading.Thread(target=self.on_signal, args=(self._faults.name(peer), message.signum), daemon=True).start()
         elif isinstance(message, Failure):
-            self._said_goodbye.add(peer)  # its failure is known: the closing of its connection is no news
+            self._said_goodbye.add(peer)  # a known failure, so the closed connection is not reported
             threading.Thread(target=self._on_failure, args=(message,), daemon=True).start()
 
     def _on_failure(self, failure: Failure) -> None:
@@ -280,7 +282,7 @@ class HealthChannel:
         self._finish(text, end_others)
 
     def _on_closed(self, peer: int) -> None:
-        time.sleep(GRACE_SECONDS)  # the failed rank's launcher may be about to end all ranks, with its own words
+        time.sleep(GRACE_SECONDS)  # the failed rank's launcher may report and end all ranks first
         text = f"labinfer: rank {peer} is gone without a word (killed, or out of memory?); ending all ranks"
         if self._rank == 0:
             self._tell_all(Failure(text))

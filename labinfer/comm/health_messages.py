@@ -1,4 +1,4 @@
-"""Messages of the health channel, and how they go over its connections: MessagePack with its length before it."""
+"""Messages of the health channel and their framing: MessagePack with a length prefix."""
 
 from __future__ import annotations
 
@@ -8,62 +8,62 @@ import msgspec
 
 LENGTH_BYTES = 4
 MAX_FRAME = 1 << 20
-"""Bytes of a message."""
+"""Maximum length of a message in bytes."""
 CHUNK_BYTES = 1 << 16
 
 
 class RegisterRank(msgspec.Struct, frozen=True, tag="hello"):
-    """The first message of a follower."""
+    """First message of a follower, with the group's secret ``key``."""
 
     rank: int
     key: str
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
-    """An orderly end; the connection's closing is no failure."""
+    """Orderly shutdown: the sender's connection may close."""
 
 
 class RankHeartbeat(msgspec.Struct, frozen=True, tag="beat"):
-    """A sign of life, with the rank's step and wait in words."""
+    """Heartbeat with the rank's step and wait as a text."""
 
     state: str
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """A rank failed; it has printed why itself, unless it is one of the ``stopped``."""
+    """Failure of a rank. The rank has printed the reason, unless it is one of ``stopped``."""
 
     text: str
     investigate: bool = False
-    """Ask every rank what it is doing before the group ends (a wait passed its limit)."""
+    """Whether rank 0 collects the states of all ranks before the group ends (after a timeout)."""
     stopped: tuple[int, ...] = ()
-    """Ranks that are silent; whoever shares a machine with one ends it."""
+    """Silent ranks. Ranks on their machines kill them."""
 
 
 class StateRequest(msgspec.Struct, frozen=True, tag="what"):
-    """Rank 0 asks what a rank is doing. The thread of its health channel answers, whatever the main thread is stuck in."""
+    """Rank 0 requests a rank's state. The health channel's thread answers, even if the main thread hangs."""
 
 
 class State(msgspec.Struct, frozen=True, tag="state"):
-    """A follower's step and wait, in words."""
+    """Step and wait of a follower as a text."""
 
     text: str
 
 
 class StatsRequest(msgspec.Struct, frozen=True, tag="ask"):
-    """Rank 0 asks for a rank's stats, which the thread of its health channel sends beside whatever runs."""
+    """Rank 0 requests a rank's stats. The health channel's thread sends them while steps run."""
 
     detail: int
-    """Argument of the rank's ``make_stats``; the health channel does not know its meaning."""
+    """Argument of the rank's ``make_stats``; opaque to the health channel."""
 
 
 class StatsReply(msgspec.Struct, frozen=True, tag="stats"):
-    """Bytes that a follower's ``make_stats`` returned."""
+    """Bytes returned by a follower's ``make_stats``."""
 
     data: bytes
 
 
 class Signal(msgspec.Struct, frozen=True, tag="signal"):
-    """A rank got SIGINT or SIGTERM, perhaps alone."""
+    """SIGINT or SIGTERM received by a rank, possibly by this rank only."""
 
     signum: int
 
@@ -78,14 +78,14 @@ def send(connection: socket.socket, message: msgspec.Struct) -> None:
     """Send a message.
 
     Raises:
-        OSError: the connection is broken, or takes nothing within its time limit.
+        OSError: the connection is broken, or its send timeout passed.
     """
     data = _encode(message)
     connection.sendall(len(data).to_bytes(LENGTH_BYTES, "little") + data)
 
 
 def decode(data: bytes) -> msgspec.Struct | None:
-    """A message from the bytes after its length; None where they are none."""
+    """Decode a message (without its length prefix); None if invalid."""
     try:
         return _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -93,13 +93,13 @@ def decode(data: bytes) -> msgspec.Struct | None:
 
 
 class Inbox:
-    """Messages out of a connection as its bytes come, so that half a message holds nobody up."""
+    """Incremental decoder of a connection's messages, so that a partial message blocks nothing."""
 
     def __init__(self, connection: socket.socket):
         self._connection, self._data = connection, bytearray()
 
     def receive(self) -> list | None:
-        """Messages that are complete with the bytes that have come; None when the connection is closed or its bytes are none."""
+        """Read available bytes and return the complete messages; None if the connection is closed or its data is invalid."""
         try:
             piece = self._connection.recv(CHUNK_BYTES)
         except OSError:

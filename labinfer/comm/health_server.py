@@ -1,4 +1,4 @@
-"""HealthServer: rank 0's listening socket, on which the other ranks' health channels come."""
+"""HealthServer: rank 0's listening socket for the health channels of the other ranks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from labinfer.comm.health_messages import LENGTH_BYTES, RegisterRank, decode
 from labinfer.comm.listening import listen
 
 MAX_HELLO, MAX_SILENT = 1 << 10, 1 << 8
-"""Bytes of a follower's first message, and connections that have not said one, at rank 0."""
+"""Maximum bytes of a follower's first message, and maximum number of connections that have not sent one."""
 
 
 class HealthServer:
     """Rank 0's listening socket, open before the followers learn its address.
 
     Args:
-        key: a secret of the group that every ``RegisterRank`` must carry.
-        ports: as ``listen`` takes them.
+        key: secret of the group, required in every ``RegisterRank``.
+        ports: allowed ports; see ``listen``.
 
     Raises:
-        UserError: all of ``ports`` are taken.
+        UserError: all of ``ports`` are in use.
     """
 
     def __init__(self, num_followers: int, key: str, ports: Sequence[int] = ()):
@@ -41,7 +41,7 @@ class HealthServer:
         end: Callable[[str, Callable[[], None]], None] = end_process,
         faults: FaultOptions = FaultOptions(),  # noqa: B008 - frozen
     ) -> HealthChannel:
-        """Wait for every follower. A connection without the key is closed.
+        """Wait for all followers. Closes connections without the key.
 
         Raises:
             PeerLost: a follower did not connect within ``timeout`` seconds.
@@ -67,11 +67,11 @@ class HealthServer:
 
 
 def _first_messages(server: socket.socket, deadline: float) -> Iterator[tuple[socket.socket, bytes]]:
-    """Connections with the first message of each, whichever comes first: one that says nothing holds up nobody.
+    """Connections with the first message of each, in the order of completion. A silent connection does not block others.
 
-    Those that have not said one are closed at the end, and the oldest of them when there are too many.
+    Silent connections are closed at the end; above ``MAX_SILENT`` of them, the oldest is closed.
     """
-    silent: dict[socket.socket, bytes] = {}  # with what they have said so far
+    silent: dict[socket.socket, bytes] = {}  # silent connections, with the bytes received so far
     server.setblocking(False)
     with selectors.DefaultSelector() as selector:
         selector.register(server, selectors.EVENT_READ)
@@ -88,7 +88,7 @@ def _first_messages(server: socket.socket, deadline: float) -> Iterator[tuple[so
                     if connection is server:
                         if len(silent) == MAX_SILENT:
                             let_go(next(iter(silent))).close()
-                        with suppress(OSError):  # it has gone already
+                        with suppress(OSError):  # the peer has disconnected already
                             connection, _ = server.accept()
                             connection.setblocking(False)
                             selector.register(connection, selectors.EVENT_READ)
@@ -96,7 +96,7 @@ def _first_messages(server: socket.socket, deadline: float) -> Iterator[tuple[so
                     elif connection in silent:
                         before = silent[connection]
                         silent[connection] = said = before + _receive_ready(connection, _num_missing(before))
-                        if said == before or _num_missing(said) > MAX_HELLO:  # closed, or no follower
+                        if said == before or _num_missing(said) > MAX_HELLO:  # closed, or not a follower
                             let_go(connection).close()
                         elif not _num_missing(said):
                             yield let_go(connection), said[LENGTH_BYTES:]
@@ -106,13 +106,13 @@ def _first_messages(server: socket.socket, deadline: float) -> Iterator[tuple[so
 
 
 def _num_missing(said: bytes) -> int:
-    """Bytes that are to be read next of a message that begins with these."""
+    """Bytes still missing of a message's length prefix, or of the message, after ``said``."""
     length = int.from_bytes(said[:LENGTH_BYTES], "little")
     return LENGTH_BYTES - len(said) if len(said) < LENGTH_BYTES else LENGTH_BYTES + length - len(said)
 
 
 def _receive_ready(connection: socket.socket, count: int) -> bytes:
-    """Bytes of a connection that is ready; none when it is closed or broken."""
+    """Read from a connection that is ready; empty if it is closed or broken."""
     try:
         return connection.recv(count)
     except OSError:

@@ -1,4 +1,4 @@
-"""Links between hosts: latency and bandwidth of all pairs, in rounds of disjoint pairs, and of neighbours that send at once."""
+"""Link measurements between hosts: latency and bandwidth of all pairs, and bandwidth of neighbours that send at once."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from labinfer.comm.communicator import Communicator
 
 SMALL_BYTES, LARGE_BYTES = 64, 1 << 20
 PAIR_SECONDS = 0.1
-"""Time for each size of a pair, about."""
+"""Approximate time for each message size of a pair."""
 MIN_ROUNDS, MAX_ROUNDS = 3, 50
 
 
 @dataclass(frozen=True)
 class LinkTimes:
-    """One direction of a link, as the mean of both."""
+    """Latency and bandwidth of a link, as the mean of both directions."""
 
     latency: float
-    """Seconds until a small message is there."""
+    """Seconds until a small message arrives."""
     bytes_per_second: float
-    """Rate at which a large one comes, its latency left out."""
+    """Bandwidth of a large message, without latency."""
 
 
 def pair_rounds(count: int) -> list[list[tuple[int, int]]]:
-    """All pairs of so many, in as few rounds as can be, in each of which nobody is in two pairs (a round-robin tournament)."""
+    """All pairs of ``count`` players in the fewest rounds of disjoint pairs (round-robin tournament)."""
     players: list[int | None] = [*range(count), *([None] if count % 2 else [])]
     rounds = []
     for _ in range(len(players) - 1):
@@ -40,10 +40,10 @@ def pair_rounds(count: int) -> list[list[tuple[int, int]]]:
 
 
 def measure_links(comm: Communicator, hosts: Sequence[int]) -> dict[tuple[int, int], LinkTimes]:
-    """Times between all pairs of hosts, by their indices, ascending; collective, the same on every rank.
+    """Measure the links between all pairs of ``hosts``, keyed by ascending indices. Collective; every rank gets equal results.
 
     Args:
-        hosts: the rank that measures for each host.
+        hosts: the measuring rank of each host.
     """
     index = hosts.index(comm.rank) if comm.rank in hosts else None
     mine: dict[tuple[int, int], LinkTimes] = {}
@@ -59,16 +59,16 @@ def measure_links(comm: Communicator, hosts: Sequence[int]) -> dict[tuple[int, i
 
 
 def measure_neighbours(comm: Communicator, hosts: Sequence[int]) -> dict[tuple[int, int], float]:
-    """Bytes a second between each host and the next while all send at once: less than alone where they share a switch or a card.
+    """Bandwidth from each host to the next while all send at once: less than alone if they share a switch or a network card.
 
-    Collective; by indices, the same on every rank.
+    Collective; every rank gets equal results, keyed by indices of ``hosts``.
 
     Args:
-        hosts: the rank that measures for each host, in the order of the stages.
+        hosts: the measuring rank of each host, in the order of the stages.
     """
     index = hosts.index(comm.rank) if comm.rank in hosts else None
     times: list[float] = []
-    for _ in range(1 + MIN_ROUNDS):  # the first one opens connections
+    for _ in range(1 + MIN_ROUNDS):  # the first repetition opens connections
         comm.barrier()
         if index is not None:
             times.append(_pass_on(comm, hosts, index))
@@ -79,7 +79,7 @@ def measure_neighbours(comm: Communicator, hosts: Sequence[int]) -> dict[tuple[i
 
 
 def _pass_on(comm: Communicator, hosts: Sequence[int], index: int) -> float:
-    """Send a large message to the next host, and take that of the one before; seconds until it is there."""
+    """Send a large message to the next host and receive that of the previous one. Returns the seconds until it arrives."""
     arrival, begin = torch.empty(LARGE_BYTES, dtype=torch.uint8), time.perf_counter()
     incoming = comm.irecv(arrival, hosts[index - 1]) if index > 0 else None
     leaving = comm.isend(torch.zeros_like(arrival), hosts[index + 1]) if index + 1 < len(hosts) else None
@@ -92,13 +92,13 @@ def _pass_on(comm: Communicator, hosts: Sequence[int], index: int) -> float:
 
 
 def _measure_pair(comm: Communicator, peer: int, leads: bool) -> LinkTimes:
-    """Half of the median time there and back of a small and of a large message."""
+    """One-way times of a small and a large message: half the median round trip."""
     small, large = (_time_pair(comm, peer, size, leads=leads) for size in (SMALL_BYTES, LARGE_BYTES))
     return LinkTimes(small, (LARGE_BYTES - SMALL_BYTES) / max(1e-9, large - small))
 
 
 def _time_pair(comm: Communicator, peer: int, size: int, *, leads: bool) -> float:
-    """Seconds of one way; the rank that leads decides how often."""
+    """One-way seconds of a message of ``size`` bytes. The leading rank chooses the number of repetitions."""
 
     def there_and_back(size: int) -> None:
         data = torch.zeros(size, dtype=torch.uint8)
@@ -129,7 +129,7 @@ def _time_pair(comm: Communicator, peer: int, size: int, *, leads: bool) -> floa
 def _share(
     comm: Communicator, hosts: Sequence[int], mine: dict[tuple[int, int], LinkTimes]
 ) -> dict[tuple[int, int], LinkTimes]:
-    """Every rank's times, on every rank."""
+    """Times measured by any rank, on every rank."""
     count = len(hosts)
     table = torch.zeros(count, count, 2, dtype=torch.float64)
     for (a, b), times in mine.items():

@@ -1,4 +1,4 @@
-"""Sockets on which ranks of other machines connect to this one, over IPv6 and IPv4, on ports that a firewall may have to open."""
+"""Listening sockets for ranks of other machines, over IPv6 and IPv4, on ports of ``--port-range``."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from labinfer.base.errors import UserError
 
 ANY_PORT = (0,)
-"""The system chooses one that is free."""
+"""Let the system choose a free port."""
 
 
 def listen(ports: Sequence[int], backlog: int) -> socket.socket:
-    """A listening socket on all addresses of this machine.
+    """Listening socket on all addresses of this machine.
 
     Args:
-        ports: of ``--port-range``; the first free one is taken. Where there are none, the system chooses.
-        backlog: connections that may wait to be accepted.
+        ports: ports of ``--port-range``, of which the first free one is used; empty lets the system choose.
+        backlog: maximum number of connections that wait to be accepted.
 
     Raises:
-        UserError: all of ``ports`` are taken.
+        UserError: all of ``ports`` are in use.
     """
     for port in ports or ANY_PORT:
         try:
@@ -35,10 +35,10 @@ def listen(ports: Sequence[int], backlog: int) -> socket.socket:
 
 
 def free_port(ports: Sequence[int] = ()) -> int:
-    """A TCP port that nobody listens on now, of ``ports`` where there are some.
+    """TCP port that is free now, out of ``ports`` unless empty.
 
     Raises:
-        UserError: all of ``ports`` are taken.
+        UserError: all of ``ports`` are in use.
     """
     with listen(ports, backlog=1) as probe:
         return probe.getsockname()[1]
@@ -51,4 +51,4 @@ def _listen_on(port: int, backlog: int) -> socket.socket:
         except OSError as error:
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
                 raise
-    return socket.create_server(("", port), backlog=backlog)  # the system was told to do without IPv6
+    return socket.create_server(("", port), backlog=backlog)  # the system has IPv6 disabled

@@ -1,4 +1,4 @@
-"""A communicator inside one process: ranks are threads. For a group of one, and for tests without a launcher."""
+"""LocalCommunicator: ranks are threads of one process. For a group of one, and for tests without a launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labinfer.comm.progress import Progress
 
 
 class _Queues:
-    """One queue for each (group, sender, receiver), made when it is first used."""
+    """One queue for each (group, sender, receiver), made on first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,7 +26,7 @@ class _Queues:
 
 
 class LocalReceive(Handle):
-    """A receive from the queue of another thread."""
+    """Receive from the queue of another thread."""
 
     def __init__(self, source: queue.Queue, tensor: torch.Tensor, progress: Progress):
         self._queue, self._tensor, self._progress = source, tensor, progress
@@ -73,10 +73,10 @@ class LocalCommunicator(Communicator):
 
     @classmethod
     def run(cls, size: int, function: Callable[[LocalCommunicator], object], timeout: float = 60.0) -> list:
-        """Call ``function(communicator)`` on ``size`` threads and return the results in rank order.
+        """Call ``function(communicator)`` on ``size`` threads. Returns the results in rank order.
 
         Raises:
-            Exception: the first that any thread raised.
+            Exception: the first exception of any thread.
         """
         queues, results, errors = _Queues(), [None] * size, []
 

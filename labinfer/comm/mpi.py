@@ -1,6 +1,6 @@
 """MPI through mpi4py's upper-case calls: buffers only, nothing is pickled.
 
-MPI libraries spin inside blocking calls. Every wait here polls ``Test`` instead, giving the core away.
+MPI libraries spin inside blocking calls. Every wait here polls ``Test`` instead and yields the core.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from labinfer.comm.polling import wait_until
 from labinfer.comm.progress import Progress
 
 mpi4py.rc.initialize = (
-    False  # ``check_library`` comes first: a library that does not fit its launcher aborts in MPI_Init
+    False  # ``check_library`` comes first: a library of another vendor than the launcher aborts in MPI_Init
 )
 mpi4py.rc.finalize = True
 from mpi4py import MPI  # noqa: E402
@@ -30,13 +30,13 @@ from mpi4py import MPI  # noqa: E402
 DATA_TAG, UNUSED_TAG = 1, 2
 SHARED_MEMORY = "/dev/shm"
 SEGMENT_BYTES = 1_200_000
-"""Bytes that MPICH 4 and 5 take in shared memory for each rank of a machine, rounded up."""
+"""Bytes of shared memory that MPICH 4 and 5 allocate for each rank of a machine, rounded up."""
 SEGMENT_NAMES, BLOCK_BYTES = "mpich_shm_*", 512
 SEGMENTS = re.compile(r"/dev/shm/mpich_shm_\S+")
 
 
 class MpiHandle(Handle):
-    """A pending MPI request. Keeps the buffer alive until the request is complete."""
+    """Handle of an MPI request. Keeps the buffer alive until the request is complete."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class MpiHandle(Handle):
     ):
         self._request = request
         self._buffer = buffer
-        self._landing = landing  # the device tensor to copy to, where the receive went through host memory
+        self._landing = landing  # device tensor to copy to, if the receive goes through host memory
         self._progress = progress
 
     def done(self) -> bool:
@@ -64,7 +64,7 @@ class MpiHandle(Handle):
 
 
 class MpiCommunicator(Communicator):
-    """A group over an MPI communicator, a copy of COMM_WORLD unless one is given."""
+    """Group over an MPI communicator; by default over a duplicate of COMM_WORLD."""
 
     name = "mpi"
     polls = True
@@ -108,7 +108,7 @@ class MpiCommunicator(Communicator):
         return MpiCommunicator(self.progress, self._comm.Split(color, self.rank))
 
     def advance(self) -> None:
-        try:  # a message that is there would end the call before anything moves
+        try:  # probe for an unused tag: a matching message would end the call before progress is made
             self._comm.Iprobe(tag=UNUSED_TAG)
         except MPI.Exception as error:
             raise PeerLost(f"MPI: {error}") from None
@@ -118,10 +118,10 @@ class MpiCommunicator(Communicator):
 
 
 def check_library(launcher: str) -> None:
-    """Refuse an MPI library that does not belong to the launcher; ``MPI_Init`` would abort the process.
+    """Refuse an MPI library of another vendor than the launcher: ``MPI_Init`` would abort the process.
 
     Raises:
-        UserError: the library is another one.
+        UserError: the vendors differ.
     """
     library = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ").split())
     is_open_mpi = library.startswith("Open MPI")
@@ -134,24 +134,24 @@ def check_library(launcher: str) -> None:
 
 
 def check_shared_memory(num_ranks: int, since: float, folder: str = SHARED_MEMORY) -> None:
-    """Refuse a start whose ``num_ranks`` ranks of this machine MPICH would have no shared memory for: the system ends a process
-    that writes to a page without room by SIGBUS. To be called on each of them before it initializes MPI: mpirun ends none of
-    them because another one has ended before that.
+    """Refuse to start if shared memory is too small for MPICH on the ``num_ranks`` ranks of this machine: writing to a page without
+    backing would kill a process by SIGBUS. Call it on each rank before MPI is initialized: mpirun does not end the other ranks when
+    one exits before that.
 
     Args:
-        since: when the launcher was started, in seconds since 1970. A segment that this user has made since then is taken for one
-            of this launch, by a rank that was faster; others are of other launches, which keep them.
+        since: start time of the launcher, in seconds since 1970. Newer segments of this user count as belonging to this launch (to faster
+            ranks); older ones belong to other launches and stay allocated.
 
     Raises:
-        UserError: ``folder`` has too little room.
+        UserError: ``folder`` has too little free space.
     """
     try:
         status = os.statvfs(folder)
     except OSError:
-        return  # MPICH looks for another place
+        return  # MPICH uses another place
     free, needed = status.f_bavail * status.f_frsize, num_ranks * SEGMENT_BYTES
     for path in Path(folder).glob(SEGMENT_NAMES):
-        with suppress(OSError):  # its name has been removed meanwhile
+        with suppress(OSError):  # unlinked meanwhile
             segment = path.stat()
             if segment.st_uid == os.geteuid() and segment.st_mtime >= since:
                 free += segment.st_blocks * BLOCK_BYTES
@@ -168,21 +168,21 @@ def join_world(
     world_size: int,
     leaving: Callable[[], AbstractContextManager] = nullcontext,
 ) -> MpiCommunicator:
-    """Initialize MPI where nobody has, and make a communicator over a copy of its world. MPI is finalized when the process ends.
+    """Initialize MPI if necessary, and make a communicator over a duplicate of its world. MPI is finalized when the process exits.
 
     Args:
-        leaving: a context in which to finalize, which waits for all ranks without a limit.
+        leaving: context for MPI_Finalize, which waits for all ranks without a timeout.
 
     Raises:
-        UserError: the library is not the launcher's, or sees another number of ranks.
+        UserError: the library does not belong to the launcher, or sees another number of ranks.
     """
     library = ctypes.CDLL(MPI.__file__)
     if not MPI.Is_initialized():
         check_library(launcher)
-        # Past mpi4py, which would hold the interpreter's lock until all ranks have come: a thread watches the time.
+        # Bypasses mpi4py, which would hold the GIL until all ranks have joined: a thread enforces the timeout.
         if library.MPI_Init_thread(None, None, MPI.THREAD_SERIALIZED, ctypes.byref(ctypes.c_int())) != MPI.SUCCESS:
             raise UserError(f"the MPI library of this Python's mpi4py cannot start under {launcher}")
-    # The command line ends a process right after these, whoever initialized MPI.
+    # The command line exits right after its atexit handlers, whoever initialized MPI.
     atexit.register(_finalize, library, leaving)
     if MPI.COMM_WORLD.Get_size() != world_size:
         raise UserError(
@@ -193,15 +193,15 @@ def join_world(
 
 
 def forget_segments() -> None:
-    """Take the name of MPICH's shared memory out of the file system, for a run that is killed would leave it there. To be called when
-    all ranks have initialized MPI, and so have opened it."""
+    """Unlink MPICH's shared memory segments, which a killed run would leave behind. Call it once all ranks have initialized MPI and so
+    have opened the segments."""
     for path in set(SEGMENTS.findall(Path("/proc/self/maps").read_text())):
-        with suppress(OSError):  # another rank was first
+        with suppress(OSError):  # another rank unlinked it first
             os.unlink(path)
 
 
 def _finalize(library: ctypes.CDLL, leaving: Callable[[], AbstractContextManager]) -> None:
-    """Before mpi4py does: it would wait where no thread of Python runs any more, and so without a limit."""
+    """Finalize MPI before mpi4py does: its call would wait without a timeout, as Python threads no longer run by then."""
     if not MPI.Is_finalized():
         with leaving():
             library.MPI_Finalize()

@@ -1,7 +1,7 @@
-"""Activations from stage to stage, results from the last stage back to rank 0.
+"""PipelineCommunicator: activations from stage to stage, and results from the last stage to rank 0.
 
-Every message opens with the id of its step, which the receiver checks: a rank that got out of step stops there, not
-three layers later with wrong tokens.
+Every message starts with its step id, which the receiver checks: a rank that is out of step fails at once instead of producing
+wrong tokens three layers later.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from labinfer.comm.communicator import Communicator, Handle
 from labinfer.comm.send_queue import SendQueue
 
 HEADER = struct.Struct("=qq")
-"""Step id and number of rows (of bytes, for a result); keeps the payload aligned."""
+"""Step id and number of rows (of bytes, for a result). Keeps the payload aligned."""
 HEADER_BYTES = HEADER.size
 
 
 class StepMismatch(RuntimeError):
-    """A message belongs to another step than its receiver."""
+    """Received message belongs to another step than expected."""
 
 
 @dataclass(kw_only=True)
 class Arrival:
-    """Activations on their way in."""
+    """Pending receive of activations."""
 
     step_id: int
     buffer: torch.Tensor
@@ -37,23 +37,23 @@ class Arrival:
     dtype: torch.dtype
 
     def wait(self) -> torch.Tensor:
-        """(T, D) activations of the sender's type, once they are here."""
+        """Wait for the activations: (T, D), in the sender's dtype."""
         self.handle.wait(f"the activations of step {self.step_id} from {self.source}")
         _check_header(self.buffer, self.step_id, self.shape[0], self.source)
         return self.buffer[HEADER_BYTES:].view(self.dtype).view(self.shape)
 
 
 class PipelineCommunicator:
-    """Links of one rank to the stages before and after it.
+    """Transfers of one rank from the previous stage, to the next stage and to rank 0.
 
     Args:
-        comm: carries activations between all ranks, in the memory they are computed in where it can.
-        host_comm: carries results between all ranks, in host memory.
-        source: the rank that sends this one activations, None on the first stage.
-        destinations: the ranks this one sends activations to; empty for ranks of the last stage (and for senders
-            that the next, narrower stage has no use for).
-        sampling_rank: the rank that samples; its results go to rank 0.
-        labels: how to name each rank in errors.
+        comm: communicator for activations between all ranks, in device memory if possible.
+        host_comm: communicator for results between all ranks, in host memory.
+        source: rank that sends activations to this one; None on the first stage.
+        destinations: ranks that receive activations from this one; empty on the last stage, and for senders that a next stage with fewer
+            TP ranks does not need.
+        sampling_rank: rank that samples and sends results to rank 0.
+        labels: rank → name in errors.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class PipelineCommunicator:
         self._labels = dict(labels)
         self._sends = SendQueue()
         self.results_travel = sampling_rank != 0
-        """Whether another rank than rank 0 samples, so that results are sent at all."""
+        """Whether results are sent at all, that is, whether another rank than rank 0 samples."""
         self.bytes_sent: Counter[int] = Counter()
-        """By rank, since the start."""
+        """Bytes sent since the start, by destination rank."""
 
     def post_activations(
         self, step_id: int, num_tokens: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> Arrival:
-        """Make room for a step's activations, before they are needed."""
+        """Post the receive of a step's activations, ahead of their use."""
         buffer = torch.empty(HEADER_BYTES + num_tokens * width * dtype.itemsize, dtype=torch.uint8, device=device)
         handle = self._comm.irecv(buffer, self._source)
         return Arrival(
@@ -93,7 +93,7 @@ class PipelineCommunicator:
         )
 
     def send_activations(self, step_id: int, hidden_TD: torch.Tensor) -> None:
-        """Begin to send a step's activations on."""
+        """Send a step's activations to the next stage asynchronously."""
         if not self._destinations:
             return
         header, hidden_TD = HEADER.pack(step_id, hidden_TD.shape[0]), hidden_TD.contiguous()
@@ -103,16 +103,16 @@ class PipelineCommunicator:
             self._sends.keep(send, f"{self._labels[dest]} to take the activations of step {step_id}")
 
     def post_result(self, step_id: int, capacity: int) -> ResultArrival:
-        """Rank 0: make room for a step's result of up to ``capacity`` bytes."""
+        """Rank 0: post the receive of a step's result of up to ``capacity`` bytes."""
         buffer = torch.empty(HEADER_BYTES + capacity, dtype=torch.uint8)
         handle = self._host_comm.irecv(buffer, self._sampling_rank)
         return ResultArrival(step_id, buffer, handle, self._labels[self._sampling_rank])
 
     def send_result(self, step_id: int, data: bytes, capacity: int) -> None:
-        """The sampling rank: begin to send a step's result to rank 0.
+        """Sampling rank: send a step's result to rank 0 asynchronously.
 
         Args:
-            capacity: what rank 0 was told; both ends of a transfer must have the same size.
+            capacity: capacity that rank 0 posted; both ends of a transfer must have equal sizes.
         """
         assert len(data) <= capacity, f"step {step_id} has a result of {len(data)} bytes, but announced {capacity}"
         padded = bytearray(HEADER_BYTES + capacity)
@@ -131,7 +131,7 @@ class PipelineCommunicator:
 
 @dataclass
 class ResultArrival:
-    """A step's result on its way back to rank 0."""
+    """Pending receive of a step's result on rank 0."""
 
     step_id: int
     buffer: torch.Tensor
@@ -139,7 +139,7 @@ class ResultArrival:
     source: str
 
     def wait(self) -> memoryview:
-        """The bytes that were sent, once they are here."""
+        """Wait for the bytes of the result."""
         self.handle.wait(f"the result of step {self.step_id} from {self.source}")
         data = memoryview(self.buffer.numpy())
         step_id, length = HEADER.unpack_from(data)

@@ -1,7 +1,7 @@
-"""Waits for a condition that can only be polled: the rank yields its core at first, and sleeps later.
+"""wait_until: polls a condition; yields the core at first, and sleeps later.
 
-A rank that yields notices the end of its wait within microseconds and lets other ranks of the machine run; a rank that
-sleeps costs next to nothing while the engine is idle.
+A yielding rank notices the end of its wait within microseconds and lets other ranks of the machine run. A sleeping rank costs next
+to nothing while the engine is idle.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from collections.abc import Callable
 from labinfer.comm.progress import Progress
 
 YIELD_SECONDS = 0.02
-"""Seconds that a wait yields before it begins to sleep; a step of a small model takes less."""
+"""Time that a wait yields before it sleeps; longer than a step of a small model."""
 YIELD_SECONDS_OVERSUBSCRIBED = 0.0002
-"""The same where a node has more ranks than cores."""
+"""``YIELD_SECONDS`` of a node with more ranks than cores."""
 SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 2e-3
-"""Seconds. Sleeps grow from the shortest to the longest, which bounds the delay of the first token after an idle time."""
+"""Seconds. Sleeps grow from the shortest to the longest, which bounds the delay of the first token after an idle period."""
 
 
 def wait_until(done: Callable[[], bool], what: str, progress: Progress, timeout: float | None = None) -> None:
     """Poll ``done`` until it returns True.
 
     Args:
-        what: what is awaited and from whom, for the error and the watchdog.
-        timeout: seconds; None takes the group's limit.
+        what: the awaited transfer and its peer, for errors and the watchdog.
+        timeout: seconds; None for the group's timeout.
 
     Raises:
-        WaitTimeout: the limit passed.
+        WaitTimeout: the timeout passed.
     """
     limit = progress.timeout if timeout is None else timeout
     yield_seconds = YIELD_SECONDS_OVERSUBSCRIBED if progress.oversubscribed else YIELD_SECONDS

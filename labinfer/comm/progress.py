@@ -1,4 +1,4 @@
-"""Progress: the step a rank is in and what it waits for, so that a timeout names both ends of the wait and the step."""
+"""Progress: the current step and wait of a rank, so that a timeout names the rank, the step and the peer."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from labinfer.base.errors import WaitTimeout
 
 WAITING_FOR_NOBODY = "waiting for nobody: look here first"
 NAMED_RANKS = re.compile(r"\branks? (\d+(?:-\d+|(?:, \d+)*))")
-"""The ranks that a text names as ``name_ranks`` and the labels of places do."""
+"""Pattern of ranks in a text, as written by ``name_ranks`` and by the labels of places."""
 
 
 @dataclass(kw_only=True)
 class Progress:
-    """The present step and wait of one rank. A process has one, which everything that works or waits is given."""
+    """Current step and wait of one rank. One object per process, shared by all parts that compute or wait."""
 
     rank: int = 0
-    """Number in the world."""
+    """World rank."""
     label: str = "this rank"
-    """The rank's name in errors: ``rank 2 (stage 1, tp 0)``."""
+    """Name of the rank in errors: ``rank 2 (stage 1, tp 0)``."""
     timeout: float = 300.0
-    """Seconds that a wait may take."""
+    """Timeout of waits in seconds."""
     oversubscribed: bool = False
-    """More ranks than cores on this node: a waiting rank must not hold on to its core."""
+    """Whether this node has more ranks than cores, so that a waiting rank must yield its core at once."""
     step_id: int = -1
-    """Id of the step that runs; -1 before the first."""
+    """Id of the current step; -1 before the first step."""
     waiting_for: str = ""
-    """Transfer that this rank waits for; empty while it works."""
+    """Transfer that this rank waits for; empty while it computes."""
     waiting_since: float = 0.0
-    """Seconds of ``time.monotonic`` at which the wait began."""
+    """Start of the wait (``time.monotonic``)."""
     on_wait: Callable[[bool], None] | None = None
-    """Called with True when a wait begins and with False when it ends, so that others can use this rank's cores meanwhile. A wait that
-    can be woken sleeps at once then."""
+    """Called with True when a wait begins and with False when it ends, so that other ranks can use this rank's cores meanwhile. If set,
+    waits with a wake-up event sleep at once."""
 
     @contextmanager
     def waiting(self, what: str):
-        """Record a wait. An exception does not reset it: after a timeout the rank is still asked what it waited for."""
+        """Record a wait. An exception does not reset it, so that after a timeout the rank can still be asked what it waited for."""
         self.waiting_for, self.waiting_since = what, time.monotonic()
         if self.on_wait is not None:
             self.on_wait(True)
@@ -51,7 +51,7 @@ class Progress:
 
     @contextmanager
     def without_limit(self):
-        """Lift the time limit of waits inside; a peer that dies still ends them, over the health channel."""
+        """Disable the timeout of waits inside the block. The health channel still ends them if a peer dies."""
         limit, self.timeout = self.timeout, math.inf
         try:
             yield
@@ -59,13 +59,13 @@ class Progress:
             self.timeout = limit
 
     def describe(self) -> str:
-        """Step and wait of this rank in words; may be called from any thread."""
+        """Step and wait of this rank as a text; may be called from any thread."""
         what, since = self.waiting_for, self.waiting_since
         doing = f"waiting {time.monotonic() - since:.1f} s for {what}" if what else WAITING_FOR_NOBODY
         return f"{self.label}: {self._step}, {doing}"
 
     def wait(self) -> tuple[str, float] | None:
-        """Ranks that this rank waits for, such as ``1-3``, and the seconds so far; None while it works. May be called from any thread."""
+        """Ranks that this rank waits for, such as ``1-3``, and the seconds so far; None while it computes. May be called from any thread."""
         what, since = self.waiting_for, self.waiting_since
         peers = NAMED_RANKS.search(what)
         if not peers:
@@ -73,7 +73,7 @@ class Progress:
         return peers[1], time.monotonic() - since
 
     def timed_out(self, what: str, seconds: float) -> WaitTimeout:
-        """The error of a wait for ``what`` that took longer than ``seconds``."""
+        """Timeout error of a wait for ``what`` of more than ``seconds``."""
         return WaitTimeout(
             f"{self.label} waited {seconds:g} s ({self._step}) for {what}; raise --timeout if it only needs longer"
         )

@@ -1,4 +1,4 @@
-"""A namespace of the rendezvous store that belongs to the ranks that are here now."""
+"""fresh_namespace: a namespace of the rendezvous store for the ranks of the current launch."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import time
 import torch.distributed as dist
 
 LOOK_SECONDS = 0.02
-"""Rank 0 looks so often who has come."""
+"""Interval at which rank 0 polls for arrived ranks."""
 
 
 def fresh_namespace(store: dist.Store, rank: int, world_size: int, timeout: float) -> dist.Store:
-    """A namespace of ``store`` that no earlier ranks have used; collective. torchrun keeps the store when it starts its workers again
-    (``--max-restarts``), and with it the addresses of those that have died.
+    """Namespace of ``store`` that no earlier ranks have used; collective. torchrun keeps the store when it restarts its workers
+    (``--max-restarts``), with the addresses of dead ranks.
 
-    Every rank leaves a name that is only its own. Rank 0 hands the namespace to whomever it finds there, dead or alive, until
-    all have answered from within the namespace.
+    Every rank stores a unique name. Rank 0 sends the namespace to every name that it finds, of dead or live ranks, until all ranks have
+    answered from within the namespace.
 
     Args:
         timeout: seconds.
 
     Raises:
-        RuntimeError: not all have come in time.
+        RuntimeError: some ranks have not answered in time.
     """
     own = secrets.token_hex(8)
     if rank:

@@ -1,7 +1,7 @@
-"""Memory that processes of one machine share, without a name in any file system, so that nothing is left behind.
+"""Anonymous shared memory between processes of one machine, which leaves nothing behind.
 
-The first process makes an anonymous file (``memfd_create(2)``), the others open it through the first one's entry in
-``/proc``, which only the same user may. When the last process has ended, however it ended, the memory is free.
+The first process makes an anonymous file (``memfd_create(2)``). The other processes open it through the first one's entry in
+``/proc``, which requires the same user. The memory is freed when the last process ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import msgspec
 
 
 class SegmentAddress(msgspec.Struct, frozen=True):
-    """Path under which other processes of the machine find a segment, and the means to tell that it is the right one."""
+    """Path at which other processes of the machine open a segment, and a check that it is the right segment."""
 
     path: str
     target: str
-    """Target of the link at ``path``. On another machine the same path links to something else."""
+    """Link target of ``path``. On another machine the path has another target."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
 
 
 def create_segment(size: int) -> tuple[mmap.mmap, int, SegmentAddress]:
-    """Make a segment of ``size`` zero bytes.
+    """Make a segment of ``size`` zeroed bytes.
 
     Returns:
-        The memory; the descriptor that keeps it open to others until it is closed; its address.
+        The memory, a file descriptor (others can open the segment until it is closed), and the address.
 
     Raises:
-        OSError: this system has no such files, or no room.
+        OSError: memfd is not supported, or memory is exhausted.
     """
     if not hasattr(os, "memfd_create"):
         raise OSError("this system has no memfd_create")
@@ -48,7 +48,7 @@ def open_segment(address: SegmentAddress) -> mmap.mmap:
     """Map the segment of another process.
 
     Raises:
-        OSError: it is not on this machine, or not for this user.
+        OSError: the segment is on another machine, or belongs to another user.
     """
     if os.readlink(address.path) != address.target:
         raise FileNotFoundError(f"{address.path} is not {address.target} here")

@@ -1,4 +1,4 @@
-"""SendQueue: keeps the buffers of sends until they are complete, so that nobody waits for a send on the critical path."""
+"""SendQueue: keeps buffers of pending sends alive, so that no send blocks the critical path."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections import deque
 from labinfer.comm.communicator import Handle
 
 MAX_SENDS = 256
-"""Sends kept on a transport that cannot tell whether they are complete. The oldest of so many is, so waiting for it costs
-nothing."""
+"""Maximum number of pending sends, for transports that cannot report completion. Beyond this number the oldest send is surely
+complete, so waiting for it takes no time."""
 
 
 class SendQueue:
-    """The sends of one channel, oldest first.
+    """Pending sends of one channel, oldest first.
 
     Args:
-        max_sends: that are kept, on a transport as above.
+        max_sends: maximum number of pending sends; see ``MAX_SENDS``.
     """
 
     def __init__(self, max_sends: int = MAX_SENDS) -> None:
@@ -23,7 +23,7 @@ class SendQueue:
         self._max_sends = max_sends
 
     def keep(self, handle: Handle, what: str) -> None:
-        """Keep a send until it is complete; ``what`` names it in the error of a wait that takes too long."""
+        """Keep a send until it is complete. ``what`` names it in timeout errors."""
         while self._sends and (self._sends[0][0].done() or len(self._sends) >= self._max_sends):
             oldest, oldest_what = self._sends.popleft()
             oldest.wait(oldest_what)

@@ -1,7 +1,7 @@
-"""Sums and gathers over memory that the ranks of one machine share; everything else goes over their transport.
+"""SharedMemoryCommunicator: all-reduce and gathers through shared memory of one machine; other calls use the transport.
 
-A decoding step does two small all-reduces for each layer. Here one costs little more than what the processors need to
-show each other a cache line (``docs/decisions/0011``).
+A decode step does two small all-reduces per layer. Here an all-reduce costs little more than the cache-line transfers between the
+processors (``docs/decisions/0011``).
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ logger = logging.getLogger(__name__)
 NAME, SOURCES = "comm", Path(__file__).parent
 """Arguments of ``compiler.load``."""
 SLOT_BYTES = 512 * 1024
-"""Bytes that a rank shows the others at a time, few enough for two slots of each rank to stay in the cache. Larger tensors
-go in pieces."""
+"""Bytes that a rank publishes at a time. Two slots of each rank fit in the cache. Larger tensors are exchanged in pieces."""
 COUNTER_BYTES = 128
-"""Bytes of a rank's counter; ``shared_memory.cpp`` says why so many."""
+"""Bytes of a rank's counter; see ``shared_memory.cpp`` for the padding."""
 SPIN_NANOSECONDS = 100_000
-"""Longest stay of a wait inside the library before Python's polling takes over; ranks that compute alike arrive sooner."""
+"""Time that a wait spins inside the library before Python polls; ranks with equal load arrive sooner."""
 
 
 class Member(ctypes.Structure):
-    """A rank's view of the segment; ``shared_memory.cpp`` has the same fields."""
+    """View of the segment for one rank; has the fields of the struct in ``shared_memory.cpp``."""
 
     _fields_ = [
         ("counters", ctypes.c_void_p),
@@ -52,7 +51,7 @@ class Member(ctypes.Structure):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """A rank's message before memory is shared: where its segment is, or why it has none."""
+    """Message of a rank before memory is shared: the address of its segment, or the reason why it has none."""
 
     label: str
     address: SegmentAddress | None = None
@@ -64,20 +63,20 @@ class SharedSegment:
     """Memory that all ranks of a group have mapped."""
 
     library: ctypes.CDLL
-    """Functions that work on it."""
+    """Compiled functions for the memory."""
     memory: mmap
     labels: list[str]
     """Name of each rank in errors."""
 
 
 class SharedMemoryCommunicator(Communicator):
-    """A group with a segment of shared memory, made by ``share_memory``. A wait that times out ends the run, as over gloo.
+    """Group with a segment of shared memory, made by ``share_memory``. A timeout ends the run, as over gloo.
 
     Args:
-        carrier: the transport of the same group.
-        library: the compiled ``shared_memory.cpp``.
-        segment: mapped by all ranks; zero bytes at first.
-        labels: each rank's name in errors.
+        carrier: communicator of the same group over a transport.
+        library: compiled ``shared_memory.cpp``.
+        segment: memory mapped by all ranks; zeroed at first.
+        labels: name of each rank in errors.
     """
 
     name = "shared memory"
@@ -133,11 +132,11 @@ class SharedMemoryCommunicator(Communicator):
         return parts
 
     def _show(self, mine: torch.Tensor, longest: int, parts: Sequence[torch.Tensor] = ()) -> None:
-        """Show the others this rank's tensor, and copy theirs to ``parts``.
+        """Publish this rank's tensor, and copy the tensors of other ranks to ``parts``.
 
         Args:
-            longest: bytes of the largest tensor that any rank shows.
-            parts: a tensor for each rank; empty on a rank that reads nothing.
+            longest: bytes of the largest tensor that any rank publishes.
+            parts: a tensor for each rank; empty if this rank reads nothing.
         """
         shown = _bytes(mine)
         landings = [(rank, _bytes(part)) for rank, part in enumerate(parts) if rank != self.rank]
@@ -150,18 +149,18 @@ class SharedMemoryCommunicator(Communicator):
                 here.copy_(slots[rank, : here.numel()])
 
     def _run(self, function: Callable, address: int, count: int, what: str) -> None:
-        """Call a function of the library until no rank is late any more."""
+        """Call a function of the library until no rank is late."""
         late = function(self._member, address, count, SPIN_NANOSECONDS)
         while late >= 0:
             late = self._wait_for(late, partial(function, self._member, address, count, 0), what)
 
     def _wait_for(self, peer: int, again: Callable[[], int], what: str) -> int:
-        """Yield or sleep until ``peer`` has arrived. Returns the next rank that is late, or -1."""
+        """Yield or sleep until ``peer`` arrives. Returns the next late rank, or -1."""
         late = peer
 
         def has_arrived() -> bool:
             nonlocal late
-            self._carrier.advance()  # this rank's messages, without which the late one may never come
+            self._carrier.advance()  # progresses this rank's messages, which the late rank may wait for
             late = again()
             return late != peer
 
@@ -188,10 +187,10 @@ def share_memory(carrier: Communicator, on_progress: compiler.OnProgress = lambd
     """Give a group a segment of shared memory; collective.
 
     Args:
-        on_progress: hears of what is compiled, on the first rank.
+        on_progress: called with the progress of a compilation, on the first rank.
 
     Returns:
-        The group with shared memory. ``carrier`` itself where its ranks cannot share any; its first rank logs why.
+        The group with shared memory; ``carrier`` if its ranks cannot share memory (the first rank logs why).
     """
     if carrier.size == 1:
         return carrier
@@ -210,14 +209,14 @@ def share_memory(carrier: Communicator, on_progress: compiler.OnProgress = lambd
 
 
 def share_segment(comm: Communicator, size: int, load: Callable[[], ctypes.CDLL]) -> SharedSegment | str:
-    """Map the same memory on all ranks of a group; collective.
+    """Map one segment on all ranks of a group; collective.
 
     Args:
-        size: bytes, which are zero at first.
-        load: gives the library that works on it; called on the first rank before the others, so that these find it compiled.
+        size: bytes; zeroed at first.
+        load: returns the compiled library. Called on the first rank first, so that the others find it compiled.
 
     Returns:
-        The segment, or the first reason why some rank has none.
+        The segment, or the first rank's reason why it cannot be shared.
     """
     library = memory = descriptor = None
     offer = Offer(comm.progress.label)
@@ -243,10 +242,10 @@ def share_segment(comm: Communicator, size: int, load: Callable[[], ctypes.CDLL]
 
 
 def load_library(on_progress: compiler.OnProgress = lambda done, total: None) -> ctypes.CDLL:
-    """The functions of ``shared_memory.cpp``; see ``compiler.load``.
+    """Load the functions of ``shared_memory.cpp``; see ``compiler.load``.
 
     Raises:
-        NoCompiler: there is no C++ compiler, or it failed.
+        NoCompiler: no C++ compiler is available, or it failed.
     """
     library = compiler.load(NAME, SOURCES, on_progress=on_progress)
     for function in (library.exchange, library.all_reduce_float32, library.all_reduce_bfloat16):

@@ -1,6 +1,6 @@
-"""Messages between the ranks of one machine through ring buffers in shared memory; all others go over the transport.
+"""RingCommunicator: small messages between ranks of one machine through ring buffers in shared memory; others use the transport.
 
-A step sends a few small messages: its plan, activations, tokens. A socket would wake two threads for each, on cores that are computing
+A step sends a few small messages (plan, activations, tokens). A socket would wake two threads for each, on cores that compute
 (``docs/decisions/0076``).
 """
 
@@ -31,29 +31,29 @@ from labinfer.native import compiler
 logger = logging.getLogger(__name__)
 
 LARGEST_BYTES = 128 * 1024
-"""Largest message in a ring. Both ends know the size of a message, and so which way it takes."""
+"""Largest message that goes through a ring. Both ends know a message's size and so choose the same way."""
 ROOM_BYTES = 1024 * 1024
-"""Bytes of unread messages from one rank to another; a sender without room waits."""
+"""Capacity of a ring for unread messages in bytes; a sender waits while it is full."""
 RING_BYTES = 256 + ROOM_BYTES
-"""Bytes of a ring with its counters, see ``shared_memory_ring.cpp``."""
+"""Bytes of a ring with its counters; see ``shared_memory_ring.cpp``."""
 EVENT_BYTES = 128
-"""Bytes of an event in ``shared_memory_ring.cpp``."""
+"""Bytes of an event; see ``shared_memory_ring.cpp``."""
 LONGEST_SLEEP_WITH_EVENT = 0.1
-"""Seconds, over a transport that makes progress by itself. The event ends a sleep long before."""
+"""Longest sleep in seconds over a transport that progresses by itself. The event normally ends the sleep long before."""
 SHORTEST_SLEEP_OF_SHARED_CORE = 500e-6
-"""Seconds. The end of each sleep takes time from the rank that computes on this one's core."""
+"""Seconds. Shortest sleep with core sharing: each wake-up takes time from the rank that computes on this core."""
 YIELD_SECONDS_AFTER_EVENT = 0.0002
-"""Seconds. A large message needs several polls, but notifies once."""
+"""Seconds of yielding after an event. A large message needs several polls but notifies once."""
 
 
 class WakeupEvents:
-    """One event for each rank of a machine, which ends a sleep of that rank.
+    """One wake-up event for each rank of a machine.
 
     Args:
-        library: the compiled ``shared_memory_ring.cpp``.
-        memory: of the events, zero bytes at first; kept as long as this object.
-        ranks: of this machine, in the order of their events.
-        own: this rank.
+        library: compiled ``shared_memory_ring.cpp``.
+        memory: memory of the events, zeroed at first; kept alive by this object.
+        ranks: ranks of this machine, in the order of their events.
+        own: rank of this process.
     """
 
     def __init__(self, library: ctypes.CDLL, memory: torch.Tensor, ranks: Sequence[int], own: int):
@@ -62,16 +62,16 @@ class WakeupEvents:
         self._own = self.addresses[own]
 
     def notify(self, rank: int) -> None:
-        """Wake a rank of this machine; does nothing for others."""
+        """Wake a rank of this machine; no effect for other ranks."""
         if (event := self.addresses.get(rank)) is not None:
             self._library.event_notify(event)
 
     def count(self) -> int:
-        """Number of notifications of this rank so far."""
+        """Number of notifications that this rank has received."""
         return self._library.event_count(self._own)
 
     def sleep(self, count: int, seconds: float) -> None:
-        """Sleep until the count of notifications differs from ``count``, for ``seconds`` at most."""
+        """Sleep until the number of notifications differs from ``count``, at most ``seconds``."""
         self._library.event_sleep(self._own, count, int(seconds * 1e9))
 
     def wait_until(
@@ -82,7 +82,7 @@ class WakeupEvents:
         timeout: float | None,
         longest_sleep: float,
     ) -> None:
-        """``polling.wait_until`` with sleeps that a notification ends. If others use this rank's core meanwhile, it sleeps at once."""
+        """``polling.wait_until`` with sleeps that a notification ends. With core sharing it sleeps at once."""
         limit = progress.timeout if timeout is None else timeout
         if progress.on_wait is not None:
             sleep, yields_until = SHORTEST_SLEEP_OF_SHARED_CORE, 0.0
@@ -111,12 +111,12 @@ class RingCommunicator(Communicator):
     """Communicator whose messages between ranks of one machine go through ring buffers; made by ``share_rings``.
 
     Args:
-        carrier: the transport of the same group.
-        library: the compiled ``shared_memory_ring.cpp``.
-        memory: a ring for each pair of this machine's ranks, by writer and then reader; zero bytes at first.
-        ranks: of this machine, by their numbers in the group.
-        events: of these ranks.
-        readers: of all groups of this rank that share memory. This group's are added.
+        carrier: communicator of the same group over a transport.
+        library: compiled ``shared_memory_ring.cpp``.
+        memory: one ring for each ordered pair of this machine's ranks (writer-major); zeroed at first.
+        ranks: group ranks of this machine.
+        events: wake-up events of ``ranks``.
+        readers: ring readers of all groups of this rank. Those of this group are appended.
     """
 
     name = "shared memory"
@@ -161,7 +161,7 @@ class RingCommunicator(Communicator):
         return [sends[dest] if dest in sends else self._write(rings[dest], header, tensor, dest) for dest in dests]
 
     def _notify(self, dest: int) -> None:
-        """Wake a rank of this machine for a message of the transport, if that is looked for by polling."""
+        """Wake a rank of this machine for a message of the transport, if the transport is polled."""
         if self.polls:
             self.events.notify(dest)
 
@@ -175,7 +175,7 @@ class RingCommunicator(Communicator):
 
     def _wait_for_room(self, message: tuple, dest: int) -> None:
         def fits() -> bool:
-            for reader in self._all_readers:  # or two ranks could wait for room at each other
+            for reader in self._all_readers:  # two ranks must not wait for each other's ring space
                 reader.read()
             self._carrier.advance()
             return self._library.ring_write(*message)
@@ -206,10 +206,10 @@ class RingCommunicator(Communicator):
 
 
 class RingReader:
-    """The reading end of a ring, and the receives that wait for its messages, in their order.
+    """Reading end of a ring, and a queue of receives that wait for its messages.
 
     Args:
-        memory: of the ring at ``address``; kept as long as there are receives.
+        memory: memory of the ring at ``address``; kept alive by this object.
     """
 
     def __init__(
@@ -227,16 +227,16 @@ class RingReader:
         self._waiting: deque[RingReceive] = deque()
 
     def receive(self, tensor: torch.Tensor) -> RingReceive:
-        """Begin to receive into a tensor."""
+        """Post a receive into ``tensor``."""
         receive = RingReceive(self, tensor)
         self._waiting.append(receive)
         return receive
 
     def read(self) -> None:
-        """Copy messages that are here into the receives that wait, oldest first.
+        """Copy arrived messages into the waiting receives, oldest first.
 
         Raises:
-            WireError: a message has another size than its receive.
+            WireError: a message differs in size from its receive.
         """
         while self._waiting:
             tensor = self._waiting[0].tensor
@@ -249,7 +249,7 @@ class RingReader:
 
 
 class RingReceive(Handle):
-    """A message of a ring on its way into a tensor."""
+    """Handle of a receive from a ring."""
 
     def __init__(self, reader: RingReader, tensor: torch.Tensor):
         self._reader, self.tensor = reader, tensor
@@ -270,7 +270,7 @@ class RingReceive(Handle):
 
 
 class CarriedReceive(Handle):
-    """A message of a transport that is polled, from a rank of this machine, which notifies this one."""
+    """Handle of a receive over a polled transport, from a rank of this machine that notifies this rank."""
 
     def __init__(self, handle: Handle, comm: RingCommunicator):
         self._handle, self._comm = handle, comm
@@ -289,16 +289,16 @@ def share_rings(
     ranks: Sequence[int],
     on_progress: compiler.OnProgress = lambda done, total: None,
 ) -> list[Communicator]:
-    """Give groups rings for the messages between the ranks of one machine, all of them with host memory; collective over these.
+    """Add rings to groups with host memory, for messages between ranks of one machine; collective over the machine.
 
     Args:
-        machine: the ranks of the machine.
-        carriers: the groups, each of the same ranks.
-        ranks: of the machine, by their numbers in these groups, in the order of ``machine``.
+        machine: communicator of the machine's ranks.
+        carriers: communicators of the groups, all of the same ranks.
+        ranks: ranks of the machine in ``carriers``, in the order of ``machine``.
         on_progress: called with the progress of a compilation, on the first rank.
 
     Returns:
-        The groups with rings; ``carriers`` themselves if the ranks cannot share memory.
+        The groups with rings; ``carriers`` if the ranks cannot share memory.
     """
     if machine.size == 1 or not carriers:
         return list(carriers)
@@ -323,10 +323,10 @@ def share_rings(
 
 
 def _load_library(on_progress: compiler.OnProgress = lambda done, total: None) -> ctypes.CDLL:
-    """The functions of ``shared_memory_ring.cpp``; see ``compiler.load``.
+    """Load the functions of ``shared_memory_ring.cpp``; see ``compiler.load``.
 
     Raises:
-        NoCompiler: they are not compiled, and cannot be.
+        NoCompiler: the library is not compiled, and no C++ compiler is available.
     """
     library = compiler.load(NAME, SOURCES, on_progress=on_progress)
     pointer, size = ctypes.c_void_p, ctypes.c_int64

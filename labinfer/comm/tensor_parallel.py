@@ -1,4 +1,4 @@
-"""TensorParallelCommunicator: the exchanges of a layer with the other tensor-parallel ranks of its stage."""
+"""TensorParallelCommunicator: collectives of layers over the tensor-parallel ranks of a stage."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from labinfer.comm.communicator import Communicator
 
 
 class TensorParallelCommunicator:
-    """A group of ranks that hold slices of the same layers. Layers receive it in their constructor."""
+    """Group of ranks that hold shards of the same layers. Layers receive it in their constructor."""
 
     def __init__(self, comm: Communicator):
         self._comm = comm
         self.rank, self.size = comm.rank, comm.size
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
-        """The sum of the ranks' partial results, in place; the tensor itself when there is one rank."""
+        """Sum of the ranks' partial results, in place; ``partial`` itself with one rank."""
         if self.size == 1:
             return partial
-        if has_torch_function((partial,)):  # whoever looks on sees this as one of torch's operations
+        if has_torch_function((partial,)):  # observers (torch functions) see this as one operation
             return handle_torch_function(self.all_reduce, (partial,), partial)
         return self._comm.all_reduce(partial)
 
     all_reduce.repeats_in_place = True
 
     def share(self, numbers: Sequence[int] | None, count: int) -> list[int]:
-        """The first rank's numbers, ``count`` of them, on all ranks; what the others give does not matter."""
+        """Broadcast ``count`` numbers of the first rank to all ranks; ``numbers`` of other ranks are ignored."""
         if self.size == 1 or not count:
             return list(numbers or ())
         mine = torch.tensor(numbers if self.rank == 0 else [0] * count, dtype=torch.int64)
         return self._comm.all_gather(mine)[0].tolist()
 
     def gather_columns(self, slice_BV: torch.Tensor, widths: Sequence[int]) -> torch.Tensor | None:
-        """On tp rank 0 the ranks' column slices (``widths[r]`` columns of rank r) side by side; None elsewhere."""
+        """On tp rank 0 the column slices of all ranks, concatenated (``widths[r]`` columns of rank r); None on other ranks."""
         if self.size == 1:
             return slice_BV
         if has_torch_function((slice_BV,)):

@@ -1,7 +1,7 @@
-"""torch.distributed, the transport of torchrun and plain Slurm: gloo on CPUs, the vendor's library on accelerators.
+"""TorchCommunicator: torch.distributed, for torchrun and plain Slurm; gloo on CPUs, the vendor's library on accelerators.
 
-gloo sleeps while it waits, so an idle rank costs nothing. It offers no way to ask whether a transfer is complete, and a
-wait that times out breaks the connection: a wait here either completes or ends the run.
+gloo sleeps while it waits, so an idle rank uses no CPU time. It cannot report whether a transfer is complete, and a timed-out wait
+breaks the connection: a wait here either completes or ends the run.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from labinfer.comm.rendezvous import fresh_namespace
 
 PROCESS_GROUP_BACKENDS = {
     "cpu": "gloo",
-    "cuda": "nccl",  # NVIDIA; AMD and MetaX builds of torch answer to "cuda" as well
+    "cuda": "nccl",  # NVIDIA; torch builds for AMD and MetaX also use "cuda"
     "xpu": "xccl",
     "npu": "hccl",
     "musa": "mccl",
     "mlu": "cncl",
     "hpu": "hccl",
 }
-"""The library for each device type; an accelerator that is not listed goes through host memory and gloo."""
+"""Backend for each device type. Unlisted accelerators use gloo through host memory."""
 FOREVER = datetime.timedelta(days=365)
 EXCHANGE_LIMIT = 128 * 1024
-"""Bytes up to which every rank sends its whole tensor to every other and sums by itself, which takes less time than
-gloo's all-reduce (``docs/decisions/0004``)."""
+"""Bytes up to which all ranks exchange whole tensors and sum locally, which is faster than gloo's all-reduce
+(``docs/decisions/0004``)."""
 
 
 class TorchHandle(Handle):
-    """A transfer of torch.distributed. ``done`` is only true after ``wait``: gloo cannot be asked."""
+    """Transfer of torch.distributed. ``done`` is true only after ``wait``, as gloo cannot report completion."""
 
     def __init__(self, work: dist.Work, buffer: torch.Tensor, progress: Progress, landing: torch.Tensor | None = None):
         self._work = work
@@ -62,7 +62,7 @@ class TorchHandle(Handle):
 
 
 class TorchCommunicator(Communicator):
-    """A torch.distributed group whose tensors live where its backend can reach them, otherwise in host memory."""
+    """torch.distributed group. Its tensors are on the backend's device type, or else copied there."""
 
     def __init__(self, progress: Progress, group: dist.ProcessGroup, device_type: str):
         self._group = group
@@ -84,19 +84,19 @@ class TorchCommunicator(Communicator):
         own_addresses: Sequence[str] | None = None,
         choose_interface: Callable[[list[list[str]]], str] = lambda peers: "",
     ) -> TorchCommunicator:
-        """Form the world group, over gloo.
+        """Form the world group over gloo.
 
         Args:
-            address: where the ranks meet: ``env://`` under torchrun, whose agent keeps a store; otherwise
-                ``tcp://host:port`` of rank 0, which opens one.
-            place: host and port of ``address`` for errors, where it does not name them.
-            own_addresses: addresses of this machine; None where all ranks are on one.
-            choose_interface: given the addresses of all, has gloo listen where the others can reach it, and says where.
+            address: rendezvous address: ``env://`` under torchrun, whose agent hosts a store; otherwise ``tcp://host:port`` of rank 0, which
+                hosts one.
+            place: host and port of ``address`` for errors, if ``address`` does not name them.
+            own_addresses: addresses of this machine; None if all ranks are on one machine.
+            choose_interface: takes the addresses of all ranks, binds gloo to a reachable interface, and returns a text that describes it.
 
         Raises:
-            UserError: the ranks do not meet there within the time limit.
+            UserError: the ranks do not meet within the timeout.
         """
-        # Another group of this process shares the first one's world: its keys stay in the store for good.
+        # Further groups of this process share the first one's world, whose keys stay in the store.
         if not dist.is_initialized():
             timeout = datetime.timedelta(seconds=progress.timeout)
             tried = "" if own_addresses is None else " (a firewall may block that port)"
@@ -116,7 +116,7 @@ class TorchCommunicator(Communicator):
         return cls(progress, dist.group.WORLD, "cpu")
 
     def _reachable(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself where the backend can reach it, otherwise a copy of it on the backend's device type."""
+        """The tensor if the backend can access it, otherwise a copy on the backend's device type."""
         return tensor if tensor.device.type == self._device_type else tensor.to(self._device_type)
 
     def isend(self, tensor: torch.Tensor, dest: int) -> Handle:
@@ -149,7 +149,7 @@ class TorchCommunicator(Communicator):
         return tensor
 
     def _exchange(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
-        """All ranks' tensors, stacked in rank order, so that every rank adds in the same order."""
+        """Tensors of all ranks, stacked in rank order, so that every rank sums in the same order."""
         parts = tensor.new_empty((self.size, *tensor.shape))
         parts[self.rank].copy_(tensor)
         peers = [r for r in range(self.size) if r != self.rank]
@@ -185,7 +185,7 @@ class TorchCommunicator(Communicator):
         return mine
 
     def close(self) -> None:
-        if self._group is not dist.group.WORLD:  # which later groups of this process are made from
+        if self._group is not dist.group.WORLD:  # later groups of this process are split from it
             dist.destroy_process_group(self._group)
 
     def _run(self, begin, buffer: torch.Tensor, what: str) -> None:

@@ -1,7 +1,7 @@
-"""msgspec structs in uint8 tensors: a length, then the message. Lengths are checked before they are used.
+"""Wire format of msgspec structs in uint8 tensors: a length, then the message. Lengths are checked before use.
 
-A message travels in one buffer of ``CHUNK`` bytes; a longer one is followed by a second buffer with the rest. So a receiver
-always knows the size of the buffer it posts, and a small message costs one transfer on every transport.
+A message is sent in one buffer of ``CHUNK`` bytes; the rest of a longer one follows in a second buffer. So a receiver always knows
+the size of the buffer to post, and a small message costs one transfer on every transport.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import msgspec
 import torch
 
 CHUNK = 4096
-"""Bytes of the first buffer, the length included."""
+"""Size of the first buffer in bytes, including the length."""
 LENGTH_BYTES = 4
 MAX_MESSAGE = 256 * 1024 * 1024
-"""Bytes."""
+"""Maximum length of a message in bytes."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class WireError(RuntimeError):
-    """The bytes are not a message: ranks run different versions, or talk out of turn."""
+    """Received bytes are no valid message: ranks run different versions, or are out of sync."""
 
 
 def pack(message: msgspec.Struct) -> list[torch.Tensor]:
-    """Encode a message as one or two uint8 tensors, to be sent in this order.
+    """Encode a message as one or two uint8 tensors, to be sent in order.
 
     Raises:
         WireError: the message is longer than ``MAX_MESSAGE``.
@@ -47,7 +47,7 @@ def rest_size(first: torch.Tensor) -> int:
     """Bytes that follow the first chunk.
 
     Raises:
-        WireError: the length in the chunk is no length of a message.
+        WireError: the chunk contains an invalid length.
     """
     length = int.from_bytes(first[:LENGTH_BYTES].numpy().tobytes(), "little")
     if not 0 < length <= MAX_MESSAGE:
@@ -56,7 +56,7 @@ def rest_size(first: torch.Tensor) -> int:
 
 
 def unpack(parts: Sequence[torch.Tensor], decoder: msgspec.msgpack.Decoder):
-    """Decode a message from its parts, one or two.
+    """Decode a message from its one or two parts.
 
     Raises:
         WireError: the bytes do not decode as the decoder's type.

@@ -1,1 +1,1 @@
-"""Membership in the group of ranks: how they meet, what signals mean, and how all end together."""
+"""Membership in the group of ranks: rendezvous, health checks, signals and shutdown."""

@@ -1,4 +1,4 @@
-"""The end of a group when something goes wrong: whole, fast, with one account of why, and a status other than 0."""
+"""Failure of a group: all ranks end quickly, one of them prints the reason, and the exit status is not 0."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.spmd.address_space import explain_by_limit
 
 NEWS_SECONDS = 3.0
-"""Time that a rank that lost a peer waits for the health channel to bring the reason."""
+"""Time that a rank that lost a peer waits for the health channel to report the reason."""
 
 
 def describe_failure(error: BaseException) -> str:
-    """Text to print for an error: one line for what the user can act on, the traceback for a defect."""
+    """Text of an error for the user: one line if the user can act on it, the traceback for a bug."""
     if isinstance(error, (UserError, WaitTimeout, PeerLost, BrokenConnection, FilesChanged)):
         return f"labinfer: error: {error}"
     if text := explain_by_limit(error):
@@ -36,17 +36,17 @@ def describe_failure(error: BaseException) -> str:
 
 
 def leave_agreed(error: CollectiveError, group: RankGroup, is_said: bool = False) -> None:
-    """End all ranks in an orderly way after the same refusal on each; rank 0 prints it, unless it has done so already."""
+    """Shut down all ranks after a CollectiveError, which every rank raised. Rank 0 prints it unless ``is_said``."""
     if group.rank == 0 and not is_said:
         write_lines(describe_failure(error))
     group.close()
 
 
 def end_process_with(error: BaseException, group: RankGroup | None, speaks: bool = True) -> None:
-    """End this process, and with it the group, because of an error that only this rank knows of. Does not return.
+    """Exit this process, and with it the group, after an error that only this rank knows of. Does not return.
 
     Args:
-        speaks: whether a user's error is printed here; before the ranks have met, one rank of a node is enough.
+        speaks: whether to print a UserError. Before the ranks have met, one rank of a node is enough.
     """
     status = ExitStatus.USAGE if isinstance(error, UserError) else ExitStatus.INTERNAL
     if isinstance(error, Interrupted):
@@ -60,7 +60,7 @@ def end_process_with(error: BaseException, group: RankGroup | None, speaks: bool
 
 def _tell(error: BaseException, group: RankGroup | None, speaks: bool) -> None:
     if isinstance(error, PeerLost):
-        time.sleep(NEWS_SECONDS)  # the thread of the health channel ends the process as soon as it knows more
+        time.sleep(NEWS_SECONDS)  # the health channel's thread ends the process as soon as it learns the reason
     if speaks or not isinstance(error, UserError):
         write_lines(describe_failure(error))
     if group is None or group.health_channel is None:
@@ -70,11 +70,11 @@ def _tell(error: BaseException, group: RankGroup | None, speaks: bool) -> None:
         write_lines("\n".join(group.health_channel.ask_states()))
     group.fail(f"labinfer: {group.progress.label} on {group.environment.node_name} failed; ending all ranks", timed_out)
     if timed_out and group.rank != 0:
-        time.sleep(NEWS_SECONDS)  # rank 0 asks every rank what it is doing, this one too
+        time.sleep(NEWS_SECONDS)  # rank 0 asks all ranks for their states, including this one
 
 
 def end_group_on_uncaught(group: RankGroup) -> None:
-    """Make an uncaught exception of the main thread end every rank, for scripts that use ``LLM`` under a launcher."""
+    """Let an uncaught exception of the main thread end every rank, for scripts that use ``LLM`` under a launcher."""
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, CollectiveError):

@@ -1,4 +1,4 @@
-"""This rank's membership in its group: transport, health channel, and what every rank knows of every other."""
+"""RankGroup: this rank's membership in its group (transport, health channel, information on all ranks)."""
 
 from __future__ import annotations
 
@@ -33,36 +33,36 @@ from labinfer.comm.spmd.threads import ThreadChoice, bind, choose_threads, is_ov
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 60.0
-"""Time that rank 0 waits for the health channels of ranks that have joined the transport already, if ``--timeout`` is not less."""
+"""Time that rank 0 waits for the health channels of ranks that have already joined the transport; at most ``--timeout``."""
 
 
 class Rendezvous(msgspec.Struct, frozen=True):
-    """Address of rank 0's health channel, and the secret by which it knows the others."""
+    """Address of rank 0's health channel, and the secret that authenticates the other ranks."""
 
     addresses: list[str]
     port: int
     key: str
     node: str
     refusal: str = ""
-    """Why rank 0 has none."""
+    """Reason why rank 0 cannot listen; empty if it does."""
 
 
 @dataclass(kw_only=True)
 class RankGroup:
-    """Everyone who was started together, or those of them who run a model, as this rank sees it."""
+    """All ranks of a launch, or those of them that run a model, as seen by this rank."""
 
     environment: LaunchEnvironment
     comm: Communicator
-    """Counts its ranks from 0; they differ from ``ranks`` where some are left out."""
+    """Communicator of the group. It counts ranks from 0, so its ranks differ from ``ranks`` if some are left out."""
     ranks: tuple[int, ...]
-    """Ranks of the group, by their numbers in the launch."""
+    """World ranks of the group."""
     progress: Progress
     health_channel: HealthChannel | None
     everyone: list[RankInfo]
     """All ranks of the launch."""
     threads: ThreadChoice = ThreadChoice(1, "not chosen yet")
     made: list[Communicator] = field(default_factory=list)
-    """Communicators that were split off, in the same order on every rank; they end with the group."""
+    """Communicators that were split off, in equal order on every rank; they are closed with the group."""
 
     @property
     def rank(self) -> int:
@@ -74,29 +74,29 @@ class RankGroup:
 
     @property
     def num_sharing_memory(self) -> int:
-        """Ranks that draw on the same host memory as this one, itself included."""
+        """Number of ranks that share this rank's host memory, including this rank."""
         return sum(info.memory == self.everyone[self.rank].memory for info in self.everyone)
 
     @property
     def is_first_on_node(self) -> bool:
-        """Whether this rank does what is to be done once on every node."""
+        """Whether this rank is the lowest of its node, which does the work that is needed once on every node."""
         before = self.ranks[: self.comm.rank]
         return all(self.everyone[rank].node != self.everyone[self.rank].node for rank in before)
 
     def only(self, ranks: Sequence[int]) -> RankGroup:
-        """The group of these ranks, ascending; collective over this one. Every other rank gets a group of its own."""
+        """Group of ``ranks`` (ascending); collective over this group. Each remaining rank gets a group of one."""
         groups = [tuple(ranks), *((rank,) for rank in self.ranks if rank not in ranks)]
         return replace(self, comm=self.split(groups), ranks=next(group for group in groups if self.rank in group))
 
     def split(self, groups: Sequence[Sequence[int]], devices: Sequence[str] = ()) -> Communicator:
-        """A communicator that ends with this group; see ``Communicator.split``."""
+        """Communicator that is closed with this group; see ``Communicator.split``."""
         comm = self.comm.split(groups, devices)
         self.made.append(comm)
         return comm
 
     def refuse_spares(self, ranks: Sequence[int]) -> None:
         """Raises:
-        UserError: ``--ranks`` leaves ranks out, where all have to take part.
+        UserError: ``--ranks`` leaves out ranks, but the command needs all of them.
         """
         if ranks and len(set(ranks)) < self.size:
             raise UserError(
@@ -104,15 +104,15 @@ class RankGroup:
             )
 
     def gather_bytes(self, data: bytes) -> dict[int, bytes]:
-        """Every rank's bytes, by rank; collective."""
+        """Bytes of every rank, by world rank; collective."""
         return dict(zip(self.ranks, self.comm.all_gather_bytes(data), strict=True))
 
     @contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:
-        """Run a check on every rank. If any rank refuses, all raise the same error, so that none waits for the others.
+        """Run a check on every rank. If any rank raises a UserError, all ranks raise the same error, so that none waits for the others.
 
         Raises:
-            CollectiveError: the first refusal, by rank.
+            CollectiveError: the error of the lowest rank that failed.
         """
         complaint = ""
         try:
@@ -127,7 +127,7 @@ class RankGroup:
                 raise CollectiveError(where + text.decode()) from None
 
     def load_plugins(self, names: Sequence[str]) -> None:
-        """Load plugins on every rank, files with the bytes that rank 0 reads; collective. The ranks agree on each plugin's digest.
+        """Load plugins on every rank; collective. Rank 0 sends the contents of plugin files, and the ranks compare each plugin's digest.
 
         Raises:
             CollectiveError: a plugin is missing on a rank, differs from rank 0's, or raises.
@@ -141,37 +141,37 @@ class RankGroup:
         return f"rank {rank} on {self.everyone[rank].node}"
 
     def fail(self, text: str, investigate: bool = False) -> None:
-        """Tell the others that this rank is about to die."""
+        """Tell the other ranks that this rank is about to exit because of a failure."""
         if self.health_channel is not None:
             self.health_channel.fail(text, investigate)
 
     def take_cores(self, ranks: Sequence[int], threads: int) -> None:
-        """Take this rank's share of its machine's cores: one of the shares of these ranks, of all where there are none, and its own.
+        """Divide the machine's cores among its working ranks, and bind this rank to its share.
 
-        Args:
+        ranks: working ranks, of which this rank counts as one; empty for all ranks.
             threads: ``--threads``.
         """
         mine = self.everyone[self.rank]
         working = [info for info in self.everyone if info == mine or not ranks or info.rank in ranks]
         environment, was_bound = self.environment, bool(self.threads.bound_to)
         self.threads = choose_threads(mine, working, threads, environment.omp_num_threads, environment.omp_forced)
-        if self.threads.bound_to or was_bound:  # before torch starts its threads, though those it has are moved too
+        if self.threads.bound_to or was_bound:  # before torch starts its threads; existing threads are moved, too
             bind(self.threads.bound_to or mine.cpus)
         torch.set_num_threads(self.threads.count)
         self.progress.oversubscribed = is_oversubscribed(working, mine.node)
 
     def end_splits(self) -> None:
-        """End all communicators that were split off; collective. Nothing may be on its way."""
+        """Close all communicators that were split off; collective. No transfer may be pending."""
         for comm in reversed(self.made):
             comm.close()
         self.made.clear()
 
     def close(self, patient: bool = False) -> None:
-        """Leave in an orderly way; collective. What was split off ends here; the transport ends with the process, as another
-        LLM may use it until then.
+        """Leave the group in order; collective. Closes split-off communicators. The transport ends with the process, as another LLM may
+        use it until then.
 
         Args:
-            patient: whether to wait for the others without a limit: a spare rank comes here while they work.
+            patient: whether to wait for the other ranks without a timeout, as a spare rank does while they work.
         """
         if self.health_channel is not None:
             with self.progress.without_limit() if patient else nullcontext():
@@ -181,13 +181,13 @@ class RankGroup:
 
 
 def join_group(environment: LaunchEnvironment, options: EngineOptions, plugins: Sequence[str] = ()) -> RankGroup:
-    """Meet the other ranks, agree on the transport, open the health channels and take this rank's share of the cores.
+    """Join the other ranks, agree on the transport, open the health channels and bind this rank to its share of the cores.
 
     Args:
         plugins: values of ``--plugin``, for ``RankGroup.load_plugins``.
 
     Raises:
-        UserError: the launcher and the transport do not fit together, the ranks cannot meet, or one was given other plugins.
+        UserError: the launcher does not support the transport, the ranks cannot meet, or the ranks have different plugins.
     """
     die_with_launcher(environment)
     parallel, runtime = options.parallel, options.runtime
@@ -238,13 +238,13 @@ def _join_transport(
     mine: RankInfo,
     own: Mapping[str, str],
 ) -> Communicator:
-    """Meet the others.
+    """Join the transport of the group.
 
     Args:
-        own: interfaces of this machine by their addresses.
+        own: interfaces of this machine, by address.
 
     Raises:
-        UserError: as ``join_group``.
+        UserError: see ``join_group``.
     """
     if environment.uses_mpi:
         return _join_mpi(environment, parallel, runtime, progress=progress, mine=mine, own=own)
@@ -254,7 +254,7 @@ def _join_transport(
         return LocalCommunicator(progress)
     from labinfer.comm.torch_dist import TorchCommunicator
 
-    # torchrun's agent keeps the store already; env:// knows. Elsewhere rank 0 opens it.
+    # torchrun's agent hosts the store, which env:// finds. Without torchrun, rank 0 hosts it.
     address = (
         "env://"
         if environment.launcher == "torchrun"
@@ -323,7 +323,7 @@ def _open_health_channel(
             offer = Rendezvous(addresses, server.port, key, mine.node)
         except UserError as error:
             offer = Rendezvous([], 0, "", mine.node, str(error))
-        except OSError as error:  # no descriptor or no address is left
+        except OSError as error:  # no file descriptor or address is left
             refusal = f"rank 0 on {mine.node} cannot listen for the other ranks: {error.strerror or error}"
             offer = Rendezvous([], 0, "", mine.node, refusal)
         data = msgspec.msgpack.encode(offer)
@@ -346,20 +346,20 @@ def _open_health_channel(
 
 
 def _reachable_addresses(own: list[str], peers: list[list[str]]) -> list[str]:
-    """Addresses and the name of this machine, those on the routes to the others first."""
+    """Addresses and host name of this machine, those on the routes to the peers first."""
     towards = addresses_towards(peers, own)
     return [*towards, *(address for address in own if address not in towards), socket.gethostname()]
 
 
 def _listen_on_routes(own: Mapping[str, str], peers: list[list[str]]) -> str:
-    """Have gloo listen where the others can reach this machine; returns what was chosen, in words.
+    """Bind gloo to an interface that the peers can reach. Returns a text that describes the choice.
 
     Args:
-        own: interfaces of this machine by their addresses.
+        own: interfaces of this machine, by address.
         peers: addresses of every rank's machine.
     """
     towards = addresses_towards(peers, list(own))
-    if not towards:  # all ranks are on this machine, or there is no route to the others
+    if not towards:  # all ranks are on this machine, or no route exists
         return f"no route to the other ranks from {', '.join(own) or 'a machine without addresses'}"
     choose_gloo_interface(own[towards[0]])
     ports = ephemeral_ports()
@@ -368,7 +368,7 @@ def _listen_on_routes(own: Mapping[str, str], peers: list[list[str]]) -> str:
 
 
 def _warn_about_ports(runtime: RuntimeOptions) -> None:
-    """Say that ``--port-range`` does not bind gloo, unless the system gives no other ports."""
+    """Warn that ``--port-range`` does not apply to gloo, unless the system's ephemeral ports lie within the range."""
     given, ephemeral = runtime.ports, ephemeral_ports()
     if given and ephemeral and not (given[0] <= ephemeral[0] and ephemeral[-1] <= given[-1]):
         logger.warning(

@@ -1,4 +1,4 @@
-"""A signal to one rank alone is one to the group: its end is no death without a word."""
+"""share_signals: handles a signal to one rank as a signal to the whole group."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from labinfer.comm.group.signals import SignalGuard
 logger = logging.getLogger(__name__)
 
 ALL_SECONDS = 0.3
-"""Launchers and terminals that signal every rank do so within this time."""
+"""Time within which launchers and terminals signal all ranks."""
 
 
 def share_signals(signals: SignalGuard, group: RankGroup) -> None:
-    """Have a signal that one rank alone gets end the run as one to all would; rank 0 says who got it, or that its launcher died."""
+    """Let a signal to a single rank end the run as a signal to all ranks does. Rank 0 logs which rank got it, or that its launcher died."""
     health_channel, launcher = group.health_channel, os.getppid()
     if health_channel is None:
         return
 
     def tell_rank0(signum: int) -> None:
         health_channel.tell_signal(signum)
-        if not signals.running:  # else this rank goes on until rank 0 ends the run
-            time.sleep(2 * ALL_SECONDS)  # launchers end rank 0 as soon as this one ends, and it is to say why first
+        if not signals.running:  # else this rank continues until rank 0 ends the run
+            time.sleep(
+                2 * ALL_SECONDS
+            )  # rank 0 logs the signal first: a launcher kills rank 0 as soon as this rank exits
 
     def tell_followers(signum: int) -> None:
         if os.getppid() != launcher:
             logger.warning("process %d, which has started the ranks, is gone; the run ends", launcher)
-        if not signals.running:  # else rank 0 ends the run in order
+        if not signals.running:  # else rank 0 shuts the run down
             health_channel.tell_signal(signum)
 
     def end_run(rank: str, signum: int) -> None:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, and the death of the launcher."""
+"""SIGINT and SIGTERM of a run, and the death of the launcher."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from labinfer.base.errors import Interrupted
 from labinfer.comm.spmd.environment import LaunchEnvironment
 
 GRACE_SECONDS = 5.0
-"""From a signal to the end of a process whose main thread does not get around to an orderly one."""
+"""Time between a signal and the forced exit of a process whose main thread does not shut down."""
 ONE_WISH_SECONDS = 1.0
-"""Signals so close together are one."""
+"""Signals closer together than this count as one."""
 NUDGE_SECONDS = (0.001, 0.01, 0.05, 0.1, 0.3)
-"""After each of the nudges that follow a signal."""
+"""Delay after each nudge that follows a signal."""
 NUDGE = signal.SIGURG
-"""Means nothing to launchers, schedulers and programs, and ends none that doesn't know it."""
+"""Signal of a nudge. Launchers and schedulers ignore SIGURG, and its default action is to do nothing."""
 PR_SET_PDEATHSIG = 1
 
 
 class SignalGuard:
-    """SIGINT and SIGTERM ask a run for an orderly end; outside of one they end the process at once.
+    """SIGINT and SIGTERM request an orderly shutdown during a run; outside of a run they end the process at once.
 
-    Handlers only take note: rank 0's main loop calls ``check`` between steps. A thread watches the clock, because the
-    main thread may be inside a transport's library, where Python's handlers do not run. A second signal ends the process
-    at once.
+    Handlers only record the signal; rank 0's main loop calls ``check`` between steps. A watcher thread enforces the deadline, because
+    the main thread may be inside a transport's library, where Python's handlers do not run. A second signal ends the process at
+    once.
 
-    A signal in the instant before the main thread begins to wait for a key would be noticed with the next line only, so
-    the watching thread nudges it, some times: the nudge interrupts the wait, and what has been noted is raised.
+    A signal just before the main thread starts to wait for a key would only be noticed with the next line. The watcher thread
+    therefore nudges the main thread a few times: each nudge interrupts the wait, and the recorded signal is raised.
     """
 
     def __init__(self) -> None:
         self.signum = 0
         self.running = False
-        """Whether a run is on, which rank 0 will bring to an orderly end."""
+        """Whether a run is active, which rank 0 shuts down in order."""
         self.interrupt_ends = True
-        """Whether SIGINT is a wish for the end. In a chat it is not: it is only taken note of."""
+        """Whether SIGINT requests a shutdown. In a chat it is only recorded."""
         self.grace_seconds = GRACE_SECONDS
         self.tell: Callable[[int], None] = lambda signum: None
-        """Called from the watching thread with the first signal that asks for the end, before anything comes of it."""
+        """Called from the watcher thread with the first signal that requests a shutdown, before the shutdown begins."""
         self._raises = False
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._write_fd, False)
@@ -56,20 +56,20 @@ class SignalGuard:
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
 
     def take(self, signum: int) -> None:
-        """Take a signal that has come to another rank as one to this process; from any thread."""
+        """Handle a signal of another rank as one of this process; from any thread."""
         self._take_note(signum, None)
         os.write(self._write_fd, bytes([signum]))
 
     def check(self) -> None:
         """Raises:
-        Interrupted: a signal came.
+        Interrupted: a signal was received.
         """
         if self.signum:
             raise Interrupted(self.signum)
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """While the main thread waits for a user or a server: a signal raises ``Interrupted`` there at once."""
+        """Raise ``Interrupted`` from signals at once, while the main thread waits for a user or a server."""
         self._raises = True
         try:
             self.check()
@@ -81,17 +81,17 @@ class SignalGuard:
         self.signum = self.signum or signum
 
     def _interrupt(self, signum: int, frame: FrameType | None) -> None:
-        # Not in _take_note: of two handlers that are due at once, the one with the higher number is to be the one that
-        # raises, or Python may run the other while the exception is on its way, and fails (seen with 3.10).
+        # Not in _take_note: when two handlers are due at once, the one with the higher signal number must raise. Otherwise Python may
+        # run the other one while the exception propagates, and fails (seen with 3.10).
         if self._raises and self.signum:
-            self._raises = False  # one exception is enough: the next would meet it on its way
+            self._raises = False  # only one exception: a second would interrupt its handling
             self.check()
 
     def _watch(self) -> None:
         signum = self._next_wish(None)
         self.tell(signum)
         if self.running:
-            # Launchers and terminals may send the same signal twice at once; only a later one is a second wish.
+            # Launchers and terminals may send a signal twice at once; only a later one is a second request.
             time.sleep(min(ONE_WISH_SECONDS, self.grace_seconds))
             while self._next_wish(0):
                 pass
@@ -99,7 +99,7 @@ class SignalGuard:
         os._exit(128 + signum)
 
     def _next_wish(self, seconds: float | None) -> int:
-        """The next signal that asks for the end; 0 where none comes within these seconds."""
+        """Next signal that requests a shutdown; 0 if none arrives within ``seconds``."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
@@ -121,10 +121,10 @@ class SignalGuard:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Hold Python's own Ctrl-C back to the end of a block that must not be broken off in its middle.
+    """Defer Ctrl-C to the end of a block that must not be interrupted.
 
-    ``KeyboardInterrupt`` is raised behind the block; a second Ctrl-C raises it at once, for a block that does not end. Nothing
-    changes in threads other than the main one, and where somebody handles SIGINT otherwise.
+    ``KeyboardInterrupt`` is raised after the block. A second Ctrl-C raises it at once, in case the block hangs. Has no effect in
+    threads other than the main one, or if SIGINT has another handler.
     """
     usual, is_main = signal.default_int_handler, threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not usual:
@@ -147,11 +147,11 @@ def interrupts_held() -> Iterator[None]:
 
 
 def die_with_parent(signum: int = signal.SIGTERM) -> None:
-    """Get a signal when the process that started this one dies, however it dies (Linux, ``prctl(2)``)."""
+    """Request a signal for this process when its parent dies, for whatever reason (Linux, ``prctl(2)``)."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signum)
 
 
 def die_with_launcher(environment: LaunchEnvironment) -> None:
-    """Have a rank end when its launcher dies. To be called as early as can be: a death before it is not noticed."""
+    """End this rank when its launcher dies. Call it as early as possible: an earlier death is not noticed."""
     if environment.launcher != "single":
         die_with_parent(signal.SIGKILL if environment.supervisor else signal.SIGTERM)

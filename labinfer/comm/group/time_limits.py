@@ -1,4 +1,4 @@
-"""Time limits for where the health channels do not watch the ranks: before they have met, and after their goodbye."""
+"""Timeouts for phases without health channels: before the ranks have met, and after the goodbye."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from labinfer.comm.spmd.environment import LaunchEnvironment
 from labinfer.comm.spmd.processes import stopped_ancestor, stopped_siblings
 
 TRANSPORT_SECONDS = 2.0
-"""Transports with a time limit of their own may say first what they waited for."""
+"""Extra time in which transports with their own timeout may report first."""
 LOOK_SECONDS = 0.5
-"""Between looks at the ranks that leave."""
+"""Interval between checks for stopped ranks."""
 
 
 @contextmanager
 def time_limit_for_joining(environment: LaunchEnvironment, timeout: float) -> Iterator[None]:
-    """End this process where the ranks have not met after ``timeout`` seconds: MPI would wait for ever. Ranks of this machine that
-    are stopped are named and killed: launchers wait for them for long. A launcher that is stopped, and keeps the ranks from meeting,
-    is named.
+    """End this process if the ranks have not met after ``timeout`` seconds: MPI would wait forever. Names and kills stopped ranks of this
+    machine, as launchers would wait long for them. Names a stopped launcher that keeps the ranks from meeting.
     """
 
     def end(problem: str) -> None:
@@ -58,14 +57,14 @@ def time_limit_for_joining(environment: LaunchEnvironment, timeout: float) -> It
 
 @contextmanager
 def time_limit_for_leaving(environment: LaunchEnvironment, timeout: float) -> Iterator[None]:
-    """Kill ranks of this machine that are stopped for ``timeout`` seconds within the block, in which all leave the transport.
+    """Kill ranks of this machine that stay stopped for ``timeout`` seconds within the block, in which all ranks leave the transport.
 
-    One that is only late is waited for without a limit: a script may have work of its own to do when its LLM is closed.
+    Late ranks have no timeout: a script may do other work before it closes its LLM.
     """
     left = threading.Event()
 
     def watch() -> None:
-        since: dict[int, float] = {}  # when each was first seen stopped
+        since: dict[int, float] = {}  # time at which each process was first seen stopped
         while not left.wait(LOOK_SECONDS):
             now = time.monotonic()
             since = {pid: since.get(pid, now) for pid in stopped_siblings()}
@@ -89,5 +88,5 @@ def _processes(pids: list[int]) -> str:
 
 def _kill(pids: Iterable[int]) -> None:
     for pid in pids:
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
             os.kill(pid, signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""This process's place among its peers: the launch environment, the topology, and the machine's resources."""
+"""SPMD environment of this process: launcher variables, topology, and resources of the machine."""

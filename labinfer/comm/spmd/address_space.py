@@ -1,4 +1,4 @@
-"""The limit on the address space of a process, ``ulimit -v`` (RLIMIT_AS in ``getrlimit(2)``), and the errors that come of it."""
+"""Address-space limit of a process, ``ulimit -v`` (RLIMIT_AS in ``getrlimit(2)``), and explanations of errors that it causes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from labinfer.base.errors import UserError
 
 LEAST_BYTES = 768 << 20
-"""Address space below which no process gets through importing torch: libraries end it there in ways that Python does not notice."""
+"""Minimum address space for importing torch: below it, libraries kill the process in ways that Python does not notice."""
 SYMPTOMS = (
     "failed to map segment",  # the dynamic linker, of a library
     "can't start new thread",
@@ -17,17 +17,17 @@ SYMPTOMS = (
     "annot allocate memory",  # the system, as ENOMEM
     "bad_alloc",
 )
-"""Parts of messages of errors that a process gets that may map no more memory."""
+"""Substrings of error messages that a process gets when it can map no more memory."""
 
 
 def address_space_limit() -> float:
-    """Bytes that this process may map; infinity without a limit."""
+    """Address-space limit of this process in bytes; infinity without a limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return math.inf if limit == resource.RLIM_INFINITY else limit
 
 
 def address_space_left() -> float:
-    """Bytes that this process may map beside those it has mapped; infinity without a limit."""
+    """Bytes that this process can still map; infinity without a limit."""
     limit = address_space_limit()
     if limit == math.inf:
         return limit
@@ -36,7 +36,7 @@ def address_space_left() -> float:
 
 
 def describe_limit() -> str:
-    """The limit with its value and what to do, as part of a sentence; empty without a limit."""
+    """Value of the limit and advice, as part of a sentence; empty without a limit."""
     limit = address_space_limit()
     if limit == math.inf:
         return ""
@@ -47,17 +47,17 @@ def describe_limit() -> str:
 
 
 def check_address_space() -> None:
-    """Refuse a limit that is too small for torch itself.
+    """Refuse a limit that is too small for importing torch.
 
     Raises:
-        UserError: it is.
+        UserError: the limit is below ``LEAST_BYTES``.
     """
     if address_space_limit() < LEAST_BYTES:
         raise UserError(f"torch needs {LEAST_BYTES >> 10} KiB of address space at least: {describe_limit()}")
 
 
 def explain_by_limit(error: BaseException | None) -> str:
-    """A line for an error that comes of the limit, as far as its text and its causes tell; empty for any other error."""
+    """Message for an error that the limit caused, judging by its text and causes; empty for other errors."""
     if not (limit := describe_limit()):
         return ""
     while error is not None:

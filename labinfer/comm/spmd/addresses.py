@@ -1,4 +1,4 @@
-"""Addresses of this machine, and which of them others can reach."""
+"""Network addresses of this machine, and those that other machines can reach."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 SIOCGIFADDR = 0x8915
-"""Asks for the IPv4 address of an interface (``netdevice(7)``)."""
+"""ioctl that returns the IPv4 address of an interface (``netdevice(7)``)."""
 DISCARD_PORT = 9
 GLOBAL_SCOPE = "00"
 EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def interfaces() -> dict[str, str]:
-    """Interfaces of this machine by their addresses, without loopback (Linux)."""
+    """Interface names of this machine by address, without loopback (Linux)."""
     names = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
                 reply = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:
-                continue  # it has none
+                continue  # no IPv4 address
             names[socket.inet_ntoa(reply[20:24])] = name
     try:
         lines = Path("/proc/net/if_inet6").read_text().splitlines()
@@ -38,12 +38,12 @@ def interfaces() -> dict[str, str]:
 
 
 def bracketed(host: str) -> str:
-    """A host as it stands before ``:port``: an IPv6 address in brackets (RFC 3986)."""
+    """Host as written before ``:port``: an IPv6 address in brackets (RFC 3986)."""
     return f"[{host}]" if ":" in host else host
 
 
 def ephemeral_ports() -> range:
-    """Ports that the system gives to sockets that ask for none, as gloo's do; empty where it does not tell (Linux)."""
+    """Ephemeral ports, which the system assigns to sockets without a port, such as gloo's; empty if unknown (Linux)."""
     try:
         low, high = map(int, EPHEMERAL_PORTS.read_text().split())
     except (OSError, ValueError):
@@ -52,7 +52,7 @@ def ephemeral_ports() -> range:
 
 
 def source_address(peer: str) -> str:
-    """This machine's address on the route to a host; empty where there is no route, or no such host. Nothing is sent."""
+    """Address of this machine on the route to ``peer``; empty without a route or such a host. Sends nothing."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(peer, DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -63,10 +63,10 @@ def source_address(peer: str) -> str:
 
 
 def addresses_towards(peers: Iterable[Sequence[str]], own: Sequence[str]) -> list[str]:
-    """Addresses by which this machine talks to others, the one on the most routes first, and of equals those of IPv4.
+    """Own addresses from which the peers are reached, by descending number of routes; IPv4 first among equals.
 
     Args:
-        peers: the addresses of each. One that this machine has, too, is passed over: bridges of containers are called the same
+        peers: addresses of each peer. Addresses that this machine also has are skipped: container bridges have equal addresses
             everywhere.
         own: addresses of this machine.
     """

@@ -1,26 +1,25 @@
-"""command_senders: the way of commands from rank 0 to all ranks that run them."""
+"""command_senders: the tree over which commands go from rank 0 to all placed ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 MAX_DIRECT = 32
-"""Followers that rank 0 sends commands to by itself. A send takes it some 20 us: those to so many take as long as scheduling a
-micro-batch of 16 sequences, and it can do nothing else meanwhile."""
+"""Maximum number of followers that rank 0 sends commands to directly. A send takes about 20 us, so this many sends take as long as
+scheduling a micro-batch of 16 sequences, and rank 0 can do nothing else meanwhile."""
 FAN_OUT = 8
-"""Ranks that each one sends to above that: the others of rank 0's stage on a machine of eight devices. 512 ranks have a command
-after three sends in a row."""
+"""Fan-out of each rank of the tree above that number: the ranks of one stage on a machine of eight devices. A command reaches 512
+ranks after three sends in a row."""
 
 
 def command_senders(ranks: Sequence[int], max_direct: int = MAX_DIRECT, fan_out: int = FAN_OUT) -> dict[int, int]:
-    """The rank that sends commands to each follower: rank 0 to all while they are few, otherwise each rank to some of those behind it.
+    """Follower → rank that sends it the commands: rank 0 for up to ``max_direct`` followers, otherwise a tree of degree ``fan_out``.
 
-    A rank forwards a command before it runs it, but looks for the next one only when it has run the one before. Whom it
-    forwards to stands in its own stage or a later one, and so needs the command later than itself: nobody waits for a
-    forwarder that works.
+    A rank forwards a command before it runs it, but receives the next command only after it has run this one. Receivers are in the
+    sender's stage or a later one and so need the command later than the sender: no rank waits for a busy forwarder.
 
     Args:
-        ranks: rank 0, then the followers in order of their stages; see ``Topology.command_order``.
+        ranks: rank 0, then the followers in stage order; see ``Topology.command_order``.
     """
     width = fan_out if len(ranks) - 1 > max_direct else len(ranks)
     return {rank: ranks[number // width] for number, rank in enumerate(ranks[1:])}

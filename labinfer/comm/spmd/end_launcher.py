@@ -1,6 +1,6 @@
-"""End an mpirun that does not end by itself: it waits without a limit for the answer of a machine that is cut off.
+"""end_launcher: kills an mpirun that waits forever for a machine that is cut off.
 
-It runs beside the rank that starts it, which is about to end: ``python -m labinfer.comm.spmd.end_launcher PID``.
+Runs as a process beside the exiting rank that starts it: ``python -m labinfer.comm.spmd.end_launcher PID``.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from labinfer.comm.spmd.processes import ancestor, descendants, start_time
 
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
 PATIENCE_SECONDS = 3.0
-"""From now to the end of a launcher that does not end by itself."""
+"""Time after which a launcher that has not exited is killed."""
 LOOK_SECONDS = 0.1
 
 
 def end_launcher() -> str:
-    """Have the mpirun above this process ended, with what it has started, if it is still there in some seconds.
+    """Kill the mpirun above this process and its descendants, if it is still running after ``PATIENCE_SECONDS``.
 
-    Returns what will be done, in words; nothing where there is no mpirun, as on machines that it reaches by ssh.
+    Returns a text that describes the action; empty without an mpirun, as on machines that mpirun reaches by ssh.
     """
     pid = ancestor(LAUNCHERS)
     if not pid:
         return ""
     subprocess.Popen(
         [sys.executable, "-m", "labinfer.comm.spmd.end_launcher", str(pid)],
-        cwd=Path(labinfer.__file__).parent.parent,  # so that it finds this package
+        cwd=Path(labinfer.__file__).parent.parent,  # so that Python finds this package
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,  # as mpirun waits for the end of its ranks' output
+        stdout=subprocess.DEVNULL,  # mpirun waits for the end of its ranks' output
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
@@ -42,13 +42,13 @@ def end_launcher() -> str:
 
 
 def main(pid: int) -> None:
-    """Wait for the end of a launcher, and kill it, and what is below it, where that takes too long."""
+    """Wait for a launcher to exit; after ``PATIENCE_SECONDS`` kill it and its descendants."""
     begun, until = start_time(pid), time.monotonic() + PATIENCE_SECONDS
     while begun and start_time(pid) == begun:
         if time.monotonic() > until:
             for each in [pid, *descendants(pid)]:
                 if each != os.getpid():
-                    with suppress(OSError):  # it has just ended
+                    with suppress(OSError):  # the process has ended meanwhile
                         os.kill(each, signal.SIGKILL)
             return
         time.sleep(LOOK_SECONDS)

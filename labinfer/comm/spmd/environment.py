@@ -1,4 +1,4 @@
-"""LaunchEnvironment: this process's number among those started together, read from the launcher's variables.
+"""LaunchEnvironment: rank, world size and other facts of a launch, read from the launcher's environment variables.
 
 This is the only file of the package that reads or sets environment variables.
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from labinfer.base.errors import UserError
 
 GOMP_SPINCOUNT = "1000"
-"""Iterations that a thread of GNU OpenMP spins at a barrier before it sleeps."""
+"""Spin iterations of GNU OpenMP threads at a barrier before they sleep."""
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 STATUS_FILE, NODES_FILE, IDENTITY_FILE = "status", "nodes", "identity"
 SUPERVISOR = "LABINFER_SUPERVISOR"
@@ -29,44 +29,44 @@ TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "M
 
 @dataclass(frozen=True)
 class SupervisorAddress:
-    """The place that ``launch.py supervise`` has made for rank 0."""
+    """Directory and gateway address that ``launch.py supervise`` gives to rank 0."""
 
     directory: str
-    """A private one: the gateway's local socket, and what rank 0 leaves there: the machine of each rank once they have met, the
-    identity of the models that are served, and the status of an orderly end."""
+    """Private directory for the gateway's local socket and for rank 0's files: nodes of the ranks once they have met, identity of the
+    served models, and exit status of an orderly shutdown."""
     token: str = field(repr=False)
     """Secret for the gateway."""
     port: int
-    """Port on which the gateway listens; 0 for a job, which has no gateway."""
+    """Port of the gateway; 0 for a job, which has no gateway."""
 
     @classmethod
     def read(cls, text: str) -> SupervisorAddress:
-        """The address as ``supervised`` writes it."""
+        """Parse the address in the format of ``supervised``."""
         token, port, directory = text.split(":", 2)
         return cls(directory, token, int(port))
 
     def write_status(self, status: int) -> None:
-        """Leave the status of an orderly end, which launchers hide."""
+        """Store the exit status of an orderly shutdown, which launchers hide."""
         self._write(STATUS_FILE, str(int(status)))
 
     def write_nodes(self, nodes: Sequence[str]) -> None:
-        """Leave word that the ranks have met, and on which machine each is."""
+        """Store that the ranks have met, and the node of each rank."""
         self._write(NODES_FILE, "\n".join(nodes))
 
     def read_nodes(self) -> list[str]:
-        """The machine of each rank of the last group whose ranks have met; empty before."""
+        """Node of each rank of the last group whose ranks have met; empty before."""
         try:
             return (Path(self.directory) / NODES_FILE).read_text().splitlines()
         except OSError:
             return []
 
     def write_identity(self, data: bytes) -> None:
-        """Keep the identity of the models that are served, for the next group of ranks.
+        """Store the identity of the served models for the next group of ranks.
 
-        Nothing is written if the last group had the same identity: a restart does not fail because the disk is full.
+        An unchanged identity is not written again, so that a restart does not fail on a full disk.
 
         Raises:
-            UserError: it cannot be written.
+            UserError: the file cannot be written.
         """
         if self.read_identity() == data:
             return
@@ -78,7 +78,7 @@ class SupervisorAddress:
             raise UserError(f"{new} cannot be written: {error.strerror}; make room there") from None
 
     def read_identity(self) -> bytes:
-        """The identity that the last group of ranks has kept; empty before."""
+        """Identity of the models that the last group of ranks stored; empty before."""
         try:
             return (Path(self.directory) / IDENTITY_FILE).read_bytes()
         except FileNotFoundError:
@@ -91,34 +91,34 @@ class SupervisorAddress:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchEnvironment:
-    """This process among the processes started together."""
+    """Position of this process in its launch."""
 
     launcher: str
     """``torchrun``, ``openmpi``, ``mpich`` (Intel MPI too), ``slurm`` or ``single``."""
     decided_by: str
-    """The variable that named the launcher, with its value."""
+    """Variable that identified the launcher, with its value."""
     rank: int
     world_size: int
     local_rank: int
     """Index among the ranks of this node."""
     local_world_size: int
-    """Ranks on this node."""
+    """Number of ranks on this node."""
     node_name: str
     master_addr: str = ""
-    """Host of rank 0, where the launcher names it; empty under MPI, which has its own rendezvous."""
+    """Host of rank 0, if the launcher names it; empty under MPI, which has its own rendezvous."""
     master_port: int = 0
     omp_num_threads: int = 0
-    """Threads that the user asked for with OMP_NUM_THREADS; 0 where it is not set, or set to 1 by torchrun."""
+    """Value of the user's OMP_NUM_THREADS; 0 if unset, or if torchrun has set it to 1."""
     omp_forced: bool = False
-    """True where torchrun, not the user, set OMP_NUM_THREADS=1."""
+    """Whether torchrun, not the user, has set OMP_NUM_THREADS=1."""
     model_dir: str = ""
-    """$LABINFER_MODEL_DIR: the directory of models that are given by name."""
+    """$LABINFER_MODEL_DIR: directory of models given by name."""
     api_key: str = field(default="", repr=False)
-    """$LABINFER_API_KEY: the key of ``chat --url`` for its server."""
+    """$LABINFER_API_KEY: API key of ``chat --url``."""
     supervisor: SupervisorAddress | None = None
-    """$LABINFER_SUPERVISOR, which ``launch.py supervise`` sets."""
+    """$LABINFER_SUPERVISOR, set by ``launch.py supervise``."""
     notes: tuple[str, ...] = ()
-    """Variables that were read and not followed, with the reason, for the start-up banner."""
+    """Ignored variables with the reason, for the start-up banner."""
 
     @property
     def uses_mpi(self) -> bool:
@@ -141,11 +141,10 @@ class LaunchEnvironment:
 def detect(environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
     """Find the launcher: torchrun, then Open MPI, MPICH / Intel MPI, Slurm, and otherwise a single process.
 
-    ``RANK`` and ``WORLD_SIZE`` without ``LOCAL_RANK`` are not taken for a process rank: some platforms put the
-    node's index there.
+    ``RANK`` and ``WORLD_SIZE`` without ``LOCAL_RANK`` are ignored: some platforms put the node's index there.
 
     Raises:
-        UserError: a launcher's variables are there but make no sense.
+        UserError: variables of a launcher are set but inconsistent.
     """
     env = os.environ if environ is None else environ
     common = {
@@ -162,7 +161,7 @@ def detect(environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
 
     if all(name in env for name in TORCHRUN_VARIABLES):
         ranks = _ranks(env, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        if omp == "1" and ranks["local_world_size"] > 1:  # torchrun sets this unless the user did
+        if omp == "1" and ranks["local_world_size"] > 1:  # torchrun sets 1 unless the user has set a value
             common |= {"omp_num_threads": 0, "omp_forced": True}
         common |= {"master_addr": env["MASTER_ADDR"], "master_port": _number(env, "MASTER_PORT")}
         decided_by = f"LOCAL_RANK={env['LOCAL_RANK']} with RANK, WORLD_SIZE and MASTER_ADDR"
@@ -207,9 +206,9 @@ def detect(environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
 
 
 def shorten_openmp_spins(environ: MutableMapping[str, str] | None = None) -> None:
-    """Let OpenMP's threads spin only briefly at a barrier before they sleep; to be called before torch is imported.
+    """Let OpenMP threads spin only briefly at a barrier before they sleep. Call it before torch is imported.
 
-    GNU OpenMP's default stalls ranks that share cores (``docs/decisions/0006``). A setting of the user's stays.
+    GNU OpenMP's default stalls ranks that share cores (``docs/decisions/0006``). A user's setting is kept.
     """
     env = os.environ if environ is None else environ
     if "OMP_WAIT_POLICY" not in env:
@@ -217,13 +216,12 @@ def shorten_openmp_spins(environ: MutableMapping[str, str] | None = None) -> Non
 
 
 def choose_gloo_interface(name: str) -> None:
-    """Have gloo listen on this interface; a setting of the user's stays."""
+    """Bind gloo to an interface. A user's setting is kept."""
     os.environ.setdefault(GLOO_INTERFACE, name)
 
 
 def choose_mpi_ports(ports: Sequence[int]) -> None:
-    """Have MPICH listen on these ports only, through either of its network libraries; settings of the user's stay. To be called
-    before MPI is initialized."""
+    """Restrict MPICH to ``ports``, for both of its network libraries. User settings are kept. Call it before MPI is initialized."""
     if ports:
         os.environ.setdefault("UCX_TCP_PORT_RANGE", f"{ports[0]}-{ports[-1]}")
         os.environ.setdefault("FI_TCP_PORT_LOW_RANGE", str(ports[0]))
@@ -231,7 +229,7 @@ def choose_mpi_ports(ports: Sequence[int]) -> None:
 
 
 def supervised(address: SupervisorAddress) -> dict[str, str]:
-    """This process's environment for a group that it supervises."""
+    """Environment variables for a group that this process supervises."""
     return os.environ | {SUPERVISOR: f"{address.token}:{address.port}:{address.directory}"}
 
 
@@ -247,21 +245,21 @@ def _from_slurm(env: Mapping[str, str], common: dict) -> LaunchEnvironment:
         local_rank=local_rank,
         local_world_size=local_world_size,
         master_addr=env.get("MASTER_ADDR") or first_host(nodes) or "127.0.0.1",
-        # Every rank must choose the same port without communication; two steps of one job must not meet.
+        # Every rank must choose the same port without communication. Two steps of a job must choose different ports.
         master_port=_number(env, "MASTER_PORT", default=str(20000 + (job_id * 7 + step_id) % 20000)),
         **common,
     )
 
 
 def _slurm_local(env: Mapping[str, str]) -> tuple[int, int]:
-    """(local rank, ranks on this node) of a Slurm step."""
+    """Local rank and number of ranks on this node, of a Slurm step."""
     tasks_per_node = expand_task_counts(env.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     node_id = _number(env, "SLURM_NODEID", "0")
     return _number(env, "SLURM_LOCALID", "0"), tasks_per_node[node_id] if node_id < len(tasks_per_node) else 1
 
 
 def first_host(nodelist: str) -> str:
-    """The first host of a Slurm node list: ``gpu[03-05,07],login`` → ``gpu03``."""
+    """First host of a Slurm node list: ``gpu[03-05,07],login`` → ``gpu03``."""
     match = re.match(r"([^,\[]+)(?:\[([^\]]+)\])?([^,\[]*)", nodelist)
     if not match:
         return ""
@@ -270,7 +268,7 @@ def first_host(nodelist: str) -> str:
 
 
 def expand_task_counts(text: str) -> list[int]:
-    """Slurm's tasks per node: ``2(x3),1`` → ``[2, 2, 2, 1]``."""
+    """Expand Slurm's tasks per node: ``2(x3),1`` → ``[2, 2, 2, 1]``."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
@@ -281,7 +279,7 @@ def expand_task_counts(text: str) -> list[int]:
 
 
 def _ranks(env: Mapping[str, str], rank: str, size: str, local_rank: str, local_size: str) -> dict[str, int]:
-    """The four numbers of ``LaunchEnvironment`` from the variables of these names."""
+    """The four rank fields of ``LaunchEnvironment``, from the named variables."""
     return {
         "rank": _number(env, rank),
         "world_size": _number(env, size),

@@ -20,30 +20,30 @@ from labinfer.comm.spmd.processes import pid_space
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of ``mallopt(3)``, as in glibc's malloc.h."""
 LARGEST_KEPT, LARGEST_KEPT_EARLIER = 256 << 20, 32 << 20
-"""Bytes of the largest allocation that is kept when it is freed; glibc before 2.35 takes no more than the second."""
+"""Largest allocation in bytes that malloc keeps when it is freed. glibc before 2.35 accepts at most the second value."""
 
 
 class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's machine and its place on it, sent to every other rank at the start."""
+    """Machine of a rank and its place on it, sent to every other rank at the start."""
 
     rank: int
     local_rank: int
     node: str
     cores: list[list[int]]
-    """CPUs (hardware threads) of each core this rank may run on, neighbouring cores beside each other."""
+    """CPUs (hardware threads) of each core that this rank may run on, neighbouring cores next to each other."""
     num_cpus: int
-    """CPUs of the node."""
+    """Number of CPUs of the node."""
     cpu_limit: float
-    """CPUs' worth of time that the rank's container may use, with fractions; all CPUs of the node without a quota."""
+    """CPUs that the rank's container may use (fractional); all CPUs of the node without a quota."""
     accelerator: str
-    """Device type that torch offers beside the CPU; empty for none."""
+    """Device type that torch offers besides the CPU; empty if none."""
     num_accelerators: int
     torch_version: str
     addresses: list[str] = []
-    """Addresses of the machine, without loopback."""
+    """Network addresses of the machine, without loopback."""
     pid: int = 0
     pid_space: str = ""
-    """Equal for ranks that can see each other's processes."""
+    """Identifier of the PID namespace; equal for ranks that can see each other's processes."""
     memory_group: int = 0
     """See ``Cgroup.memory_group``."""
     plugins: list[str] = []
@@ -51,19 +51,19 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def memory(self) -> tuple[str, int]:
-        """Name of the machine's memory, or of a container's or a task's part of it, that the rank draws on."""
+        """Identifier of the host memory that the rank uses: the machine's, or that of a container or task."""
         return self.node, self.memory_group
 
     @property
     def cpus(self) -> set[int]:
-        """The CPUs this rank may run on."""
+        """CPUs that this rank may run on."""
         return {cpu for core in self.cores for cpu in core}
 
 
 def describe_rank(
     rank: int, local_rank: int, node: str, addresses: Sequence[str] = (), plugins: Sequence[str] = ()
 ) -> RankInfo:
-    """The ``RankInfo`` of this process."""
+    """``RankInfo`` of this process."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     count = torch.accelerator.device_count() if accelerator else 0
     return RankInfo(
@@ -75,7 +75,7 @@ def describe_rank(
         cpu_limit=cpu_limit(),
         accelerator=accelerator.type if accelerator else "",
         num_accelerators=count,
-        torch_version=str(torch.__version__),  # a str subclass that msgspec does not take
+        torch_version=str(torch.__version__),  # a str subclass, which msgspec does not accept
         addresses=list(addresses),
         pid=os.getpid(),
         pid_space=pid_space(),
@@ -85,13 +85,13 @@ def describe_rank(
 
 
 def resolve_device(flag: str, info: RankInfo) -> torch.device:
-    """The device of a rank. Ranks of a node take its accelerators in turn where the flag has no index.
+    """Device of a rank. Without an index, ranks of a node take its accelerators round-robin.
 
     Args:
-        flag: ``cpu``, ``cuda``, ``cuda:1``, …; ``auto`` is the accelerator if torch knows one there, otherwise the CPU.
+        flag: ``cpu``, ``cuda``, ``cuda:1``, …; ``auto`` is the accelerator if torch has one on the node, otherwise the CPU.
 
     Raises:
-        UserError: torch has no such device there.
+        UserError: torch has no such device on the node.
     """
     kind, _, index = flag.partition(":")
     if kind == "auto":
@@ -105,13 +105,13 @@ def resolve_device(flag: str, info: RankInfo) -> torch.device:
 
 
 def usable_cores(cpus: Iterable[int] | None = None, system: Path = Path("/sys/devices/system/cpu")) -> list[list[int]]:
-    """The CPUs of this process's affinity mask by core, those of a NUMA node one after another, and its sockets' too.
+    """CPUs of this process's affinity mask by core, ordered by socket and NUMA node.
 
-    CPUs are often numbered with the second hardware threads of all cores after the first ones of all sockets, so that a
-    run of numbers would be half of every core.
+    CPUs are often numbered with the second hardware threads of all cores after the first ones, so a range of numbers would contain
+    half of every core.
 
     Args:
-        cpus: the mask; this process's own by default.
+        cpus: affinity mask; default: that of this process.
     """
     cores: dict[tuple[int, int, int], list[int]] = {}
     for cpu in sorted(os.sched_getaffinity(0) if cpus is None else cpus):
@@ -120,14 +120,14 @@ def usable_cores(cpus: Iterable[int] | None = None, system: Path = Path("/sys/de
             socket = int((topology / "physical_package_id").read_text())
             siblings = (topology / "thread_siblings_list").read_text()  # "3,67" or "6-7"
             first = int(siblings.replace("-", ",").split(",")[0])
-        except (OSError, ValueError):  # the system does not tell: take each CPU for a core
+        except (OSError, ValueError):  # unknown: take each CPU for a core
             socket, first = 0, cpu
         cores.setdefault((socket, numa_node(cpu, system), first), []).append(cpu)
     return [cores[place] for place in sorted(cores)]
 
 
 def last_level_caches(system: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Bytes of a machine's last-level caches together, the same for all its ranks; 0 where the system does not tell."""
+    """Total size of a machine's last-level caches in bytes; 0 if unknown. Independent of the rank's affinity mask."""
     sizes: dict[str, int] = {}
     for folder in system.glob("cpu[0-9]*"):
         levels = sorted((folder / "cache").glob("index*"))
@@ -140,19 +140,18 @@ def last_level_caches(system: Path = Path("/sys/devices/system/cpu")) -> int:
 
 
 def numa_node(cpu: int, system: Path = Path("/sys/devices/system/cpu")) -> int:
-    """The NUMA node, that is the part of the memory, that a CPU is nearest to; 0 where the system does not tell."""
+    """NUMA node of a CPU; 0 if unknown."""
     folders = [path.name.removeprefix("node") for path in (system / f"cpu{cpu}").glob("node[0-9]*")]
     return int(folders[0]) if folders else 0
 
 
 def cpu_limit() -> float:
-    """CPUs' worth of time that a container's quota allows, with fractions; all CPUs without a quota."""
+    """CPUs that a container's quota allows (fractional); all CPUs without a quota."""
     return min(Cgroup().cpu_quota(), os.cpu_count() or 1)
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes free on a device; for the CPU, those the kernel calls available, within the container's limit and
-    that of this process."""
+    """Free bytes of a device; for the CPU, the kernel's available memory within the limits of the container and of this process."""
     if device.type == "cpu":
         available = _meminfo("MemAvailable")
         return int(min(available, Cgroup().memory_left(), address_space_left()))
@@ -160,16 +159,15 @@ def free_memory(device: torch.device) -> int:
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes that a device has; for the CPU, those of the machine within the container's limit and that of
-    this process."""
+    """Total bytes of a device; for the CPU, the machine's memory within the limits of the container and of this process."""
     if device.type != "cpu":
         return torch.accelerator.get_memory_info(device)[1]
     return int(min(_meminfo("MemTotal"), Cgroup().memory_limit(), address_space_limit()))
 
 
 def used_memory(device: torch.device, total: int) -> int:
-    """Bytes in use of the ``total_memory`` of a device: of the CPU's by all processes, of an accelerator's by this one, whose
-    other threads may record a graph: the device itself is not asked."""
+    """Used bytes of a device's ``total_memory``: for the CPU of all processes, for an accelerator of this process. The accelerator itself is
+    not queried, as another thread may be capturing a graph."""
     if device.type != "cpu":
         return torch.accelerator.memory_reserved(device)
     return max(0, total - free_memory(device))
@@ -182,16 +180,16 @@ def _meminfo(name: str) -> int:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes this rank has had at a time: resident memory, plus allocations on an accelerator."""
+    """Peak memory of this rank in bytes: resident memory, plus allocations on an accelerator."""
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return resident if device.type == "cpu" else resident + torch.accelerator.max_memory_allocated(device)
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep memory that a step frees, instead of returning it to the system.
+    """Let malloc keep memory that a step frees, instead of returning it to the system.
 
-    Otherwise the activations of a large batch are mapped anew in every layer, with a page fault for each page. Changes the
-    whole process for good; no effect without glibc (``mallopt(3)``).
+    Otherwise the activations of a large batch are mapped anew in every layer, with a page fault for each page. Changes the process
+    permanently; no effect without glibc (``mallopt(3)``).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -200,8 +198,8 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Give the system back what is free: as much as a model that has just been dropped took, ``keep_freed_memory`` or not.
-    No effect on a CPU's without glibc (``malloc_trim(3)``)."""
+    """Return free memory to the system, such as that of a model that was just dropped, even after ``keep_freed_memory``. On CPUs no
+    effect without glibc (``malloc_trim(3)``)."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -211,6 +209,6 @@ def return_freed_memory() -> None:
 
 
 def private_memory() -> int:
-    """Bytes of this process's resident memory now, without pages of mapped files, which the system can drop."""
+    """Resident bytes of this process, without mapped files, whose pages the system can drop."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem")) * 1024

@@ -1,4 +1,4 @@
-"""Processes of this machine, as the kernel tells of them (Linux, ``proc(5)``)."""
+"""Processes of this machine, from ``/proc`` (Linux, ``proc(5)``)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 STOPPED = "T"
 START_TIME = 19
-"""Place of the time at which a process began, counted behind its name in ``/proc/PID/stat``."""
+"""Index of the start time among the fields after the name in ``/proc/PID/stat``."""
 MPI_LAUNCHERS = ("hydra_pmi_proxy", "slurmstepd", "mpirun", "mpiexec", "mpiexec.hydra")
-"""Names of programs that start ranks which use MPICH; on other machines than the first, only the first two run."""
+"""Programs that start ranks with MPICH. On machines other than the first, only the first two run."""
 RANK_NUMBERS = (b"RANK", b"PMI_RANK", b"OMPI_COMM_WORLD_RANK", b"SLURM_PROCID")
-"""Variables in which launchers tell a process its number."""
+"""Environment variables in which launchers pass the rank."""
 
 
 def pid_space() -> str:
-    """Name of this machine's, or this container's, set of process ids; empty where the system does not tell."""
+    """Identifier of this machine's or container's PID namespace; empty if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -26,13 +26,13 @@ def pid_space() -> str:
 
 
 def stopped_siblings() -> list[int]:
-    """Process ids of those that this process's launcher started as ranks, too, and that are stopped."""
+    """Process ids of stopped ranks that have the same launcher as this process."""
     own = os.getppid()
     return [pid for pid in _all() if _state_and_parent(pid) == (STOPPED, own) and _is_rank(pid)]
 
 
 def stopped_ancestor() -> int:
-    """Process id of the nearest process above this one that is stopped; 0 where none is."""
+    """Process id of the nearest stopped ancestor of this process; 0 if none."""
     pid = os.getppid()
     while pid > 1:
         state, parent = _state_and_parent(pid)
@@ -43,7 +43,7 @@ def stopped_ancestor() -> int:
 
 
 def ancestor(names: Container[str]) -> int:
-    """Process id of the nearest process above this one whose program has one of these names; 0 where there is none."""
+    """Process id of the nearest ancestor whose program name is in ``names``; 0 if none."""
     pid = os.getppid()
     while pid > 1 and _read(pid, "comm").strip() not in names:
         pid = _state_and_parent(pid)[1]
@@ -51,7 +51,7 @@ def ancestor(names: Container[str]) -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """Process ids below a process, each after the one above it."""
+    """Process ids of all descendants of a process, parents before children."""
     parents = {each: _state_and_parent(each)[1] for each in _all()}
     below = [pid]
     for above in below:
@@ -60,14 +60,13 @@ def descendants(pid: int) -> list[int]:
 
 
 def start_time(pid: int) -> str:
-    """The time at which a process began, by which it differs from a later one with its number; empty where there is none."""
+    """Start time of a process, which distinguishes it from a later process with its id; empty if it has ended."""
     fields = _read(pid, "stat").rpartition(")")[2].split()
     return fields[START_TIME] if fields else ""
 
 
 def mpi_launcher_began() -> float:
-    """When the MPI launcher of this process, or its part on this machine, was started, in seconds since 1970; infinity where the
-    system does not tell."""
+    """Start time of this process's MPI launcher, or of the launcher's daemon on this machine, in seconds since 1970; infinity if unknown."""
     begun = start_time(ancestor(MPI_LAUNCHERS) or os.getppid())
     if not begun:
         return math.inf
@@ -79,7 +78,7 @@ def _all() -> list[int]:
 
 
 def _is_rank(pid: int) -> bool:
-    """Whether a process was started with a rank's number, and with this program: a shell's other jobs are none of ours."""
+    """Whether a process has a rank variable and this process's command line. Excludes other jobs of a shell."""
     try:
         words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         program = Path(f"/proc/{pid}/cmdline").read_bytes() == Path("/proc/self/cmdline").read_bytes()
@@ -94,7 +93,7 @@ def _state_and_parent(pid: int) -> tuple[str, int]:
 
 
 def _read(pid: int, name: str) -> str:
-    """A file of a process; empty where it has gone."""
+    """Contents of a file in ``/proc/PID``; empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
     except OSError:

@@ -1,7 +1,7 @@
-"""ThreadChoice: the number of CPU threads of a rank, and the cores that are its own.
+"""ThreadChoice: number of CPU threads of a rank, and the cores that it is bound to.
 
-A thread that another rank's thread pushes off its core holds up all ranks of a step, as they wait for each other. So the
-ranks of a node share out its cores, and each stays on its own.
+A thread that loses its core to another rank's thread delays all ranks of a step, as they wait for each other. The ranks of a node
+therefore divide its cores, and each is bound to its own.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from labinfer.comm.spmd.topology import shard_range
 
 @dataclass(frozen=True)
 class ThreadChoice:
-    """CPU threads of this rank, and the reason for their number."""
+    """Number of CPU threads of this rank, and the reason for it."""
 
     count: int
     reason: str
     bound_to: tuple[int, ...] = ()
-    """CPUs that the threads stay on; empty where the rank keeps the mask it was started with."""
+    """CPUs that the threads are bound to; empty if the rank keeps its initial affinity mask."""
 
     def describe(self) -> str:
-        """One line for the log of a start."""
+        """One line for the startup log."""
         text = f"{self.count} CPU thread{'s' * (self.count != 1)} a rank ({self.reason})"
         return f"{text}, bound to CPU {format_ranges(self.bound_to)} on this one" if self.bound_to else text
 
@@ -34,14 +34,14 @@ class ThreadChoice:
 def choose_threads(
     mine: RankInfo, everyone: Sequence[RankInfo], flag: int, omp_num_threads: int, omp_forced: bool
 ) -> ThreadChoice:
-    """Threads of this rank: ``--threads``, else OMP_NUM_THREADS if the user set it, else one for each core of its own.
+    """Threads of this rank: ``--threads``, else the user's OMP_NUM_THREADS, else one per core of the rank's share.
 
-    A rank is bound to its own cores where other ranks were started on the same ones and its threads have room there. A mask
-    given by the launcher or Slurm is only ever narrowed.
+    A rank is bound to its own cores if other ranks started on the same cores and its threads fit there. A mask set by the launcher or
+    Slurm is only ever narrowed.
 
     Args:
-        flag: ``--threads``; 0 where it is not given.
-        omp_num_threads, omp_forced: as in ``LaunchEnvironment``.
+        flag: ``--threads``; 0 if not given.
+        omp_num_threads, omp_forced: see ``LaunchEnvironment``.
     """
     sharing = _sharing(mine, everyone)
     own = own_cores(mine, everyone)
@@ -54,16 +54,16 @@ def choose_threads(
         count, reason = omp_num_threads, f"OMP_NUM_THREADS={omp_num_threads}"
     elif omp_forced and count > 1:
         reason += "; torchrun had set OMP_NUM_THREADS=1, which is not followed: --threads 1 is"
-    # All ranks or none: a rank that is not bound would push bound ones aside. The smallest share is one that all have.
+    # All ranks or none: an unbound rank would displace bound ones. The smallest share decides for all.
     room = len(mine.cores) // len(sharing) if flag or omp_num_threads else len(own)
     bound = len(sharing) > 1 and count <= room and bool(own)
     return ThreadChoice(count, reason, tuple(cpu for core in own for cpu in core) if bound else ())
 
 
 def own_cores(mine: RankInfo, everyone: Sequence[RankInfo]) -> list[list[int]]:
-    """This rank's share of the cores on which it was started together with other ranks of its node.
+    """Share of this rank in the cores on which it and other ranks of its node were started.
 
-    Empty where there are more ranks than cores, and where masks overlap without being equal.
+    Empty if ranks outnumber cores, or if masks overlap without being equal.
     """
     sharing = _sharing(mine, everyone)
     if len(sharing) > len(mine.cores) or any(info.cores != mine.cores for info in sharing):
@@ -73,10 +73,10 @@ def own_cores(mine: RankInfo, everyone: Sequence[RankInfo]) -> list[list[int]]:
 
 
 def advice_on_memory(nodes: Iterable[int], num_ranks: int) -> str:
-    """Advice where a rank computes on CPUs of several NUMA nodes; empty where it does not.
+    """Advice if a rank computes on CPUs of several NUMA nodes; empty otherwise.
 
     Args:
-        nodes: those of its CPUs.
+        nodes: NUMA nodes of the rank's CPUs.
     """
     count = len(set(nodes))
     if count < 2:
@@ -88,7 +88,7 @@ def advice_on_memory(nodes: Iterable[int], num_ranks: int) -> str:
 
 
 def format_ranges(cpus: Iterable[int]) -> str:
-    """CPU numbers as the kernel and ``taskset`` write them: 0, 1, 2, 5 → ``0-2,5``."""
+    """CPU numbers in the format of the kernel and ``taskset``: 0, 1, 2, 5 → ``0-2,5``."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and runs[-1][1] == cpu - 1:
@@ -106,23 +106,21 @@ def is_oversubscribed(everyone: Sequence[RankInfo], node: str) -> bool:
 
 
 def bind(cpus: Iterable[int]) -> None:
-    """Keep this process on these CPUs: its present threads, and by inheritance those that they start."""
+    """Bind this process to ``cpus``: its existing threads and those that they start."""
     for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread that has ended, or may not be bound: slower, but no harm
+        with contextlib.suppress(OSError):  # the thread has ended or may not be bound: slower, but harmless
             os.sched_setaffinity(int(thread.name), cpus)
 
 
 def _sharing(mine: RankInfo, everyone: Sequence[RankInfo]) -> list[RankInfo]:
-    """The ranks that may run on a CPU this rank may run on; itself included."""
+    """Ranks whose CPUs overlap with those of this rank, including this rank."""
     return [info for info in everyone if info.node == mine.node and info.cpus & mine.cpus]
 
 
 def _reason(mine: RankInfo, num_sharing: int) -> str:
     cores, limit = len(mine.cores), mine.cpu_limit
     text = f"{cores} core{'s' * (cores != 1)}"
-    if (
-        limit < cores
-    ):  # a thread more than whole CPUs would be stopped for part of every period, and the others wait for it
+    if limit < cores:  # an extra thread would be throttled in every period, and the others would wait for it
         text = f"{limit:.3g} CPU{'s' * (limit > 1)} of {text}, by the container's quota"
     if num_sharing > 1:
         text += f" shared by {num_sharing} ranks"

@@ -1,6 +1,6 @@
-"""Topology: rank ↔ (stage, tp rank), and the layers of each stage; ranges cut into shards.
+"""Topology: rank ↔ (stage, tp rank), and the layers of each stage; division of ranges into shards.
 
-Pure arithmetic, without torch, communicators and the machine.
+Pure arithmetic, independent of torch, communicators and the machine.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from labinfer.base.errors import UserError
 
 START_RANKS = "start {0} (torchrun --nproc-per-node {0} or mpirun -n {0})"
-"""Advice that gives so many ranks."""
+"""Advice to start a given number of ranks."""
 
 
 def shard_range(total: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
-    """Cut ``range(total)`` into ``parts`` contiguous (begin, end) ranges, as even as they go.
+    """Divide ``range(total)`` into ``parts`` contiguous (begin, end) ranges, as evenly as possible.
 
-    Earlier parts get the remainder. Ranges begin at multiples of ``unit`` where ``total`` is one.
+    Earlier parts get the remainder. Ranges begin at multiples of ``unit`` if ``total`` is one (and has enough units).
     """
     if unit > 1 and total % unit == 0 and total // unit >= parts:
         return [(begin * unit, end * unit) for begin, end in shard_range(total // unit, parts)]
@@ -43,13 +43,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Topology:
-    """The layout of a run: tp degree, layers and ranks of each stage. Ranks without a place are spare."""
+    """TP degree, layers and ranks of each stage. Ranks without a place are spare."""
 
     tp_sizes: tuple[int, ...]
     layers: tuple[tuple[int, int], ...]
-    """(begin, end) layer numbers of each stage."""
+    """(begin, end) layer indices of each stage."""
     ranks: tuple[int, ...] = ()
-    """Ranks of stage 0, then those of stage 1, …; empty where they simply count up."""
+    """Ranks of stage 0, then those of stage 1, …; empty for consecutive ranks from 0."""
 
     @property
     def num_stages(self) -> int:
@@ -60,7 +60,7 @@ class Topology:
         return sum(self.tp_sizes)
 
     def stage_ranks(self, stage: int) -> tuple[int, ...]:
-        """Ranks of a stage, ascending, which is the order of their tp ranks."""
+        """Ranks of a stage in ascending order, which is the order of their tp ranks."""
         begin = sum(self.tp_sizes[:stage])
         return tuple(sorted((self.ranks or range(self.num_places))[begin : begin + self.tp_sizes[stage]]))
 
@@ -68,7 +68,7 @@ class Topology:
         """Stage and tp rank of a rank.
 
         Raises:
-            ValueError: the layout has no such rank.
+            ValueError: ``rank`` has no place in the layout.
         """
         for stage, tp_size in enumerate(self.tp_sizes):
             if rank in (ranks := self.stage_ranks(stage)):
@@ -82,12 +82,12 @@ class Topology:
 
     @property
     def places(self) -> list[Place]:
-        """All places, in order of their ranks."""
+        """All places, in rank order."""
         return [self.place(rank) for rank in self.placed_ranks]
 
     @property
     def command_order(self) -> tuple[int, ...]:
-        """Rank 0, which gives commands, then all others that have a place, in the order of their stages."""
+        """Rank 0, which sends commands, then all other placed ranks in stage order."""
         placed = (rank for stage in range(self.num_stages) for rank in self.stage_ranks(stage))
         return (0, *(rank for rank in placed if rank))
 
@@ -99,18 +99,18 @@ class Topology:
 
     @property
     def sampling_rank(self) -> int:
-        """The rank that samples: the first of the last stage."""
+        """Rank that samples: the first of the last stage."""
         return self.stage_ranks(self.num_stages - 1)[0]
 
     def activation_source(self, place: Place) -> int | None:
-        """The rank that sends this one its activations: sender ``j mod tp`` of the stage before; None on stage 0."""
+        """Rank that sends activations to this place: number ``tp_rank mod (TP degree)`` of the previous stage; None on stage 0."""
         if self.is_first(place.stage):
             return None
         senders = self.stage_ranks(place.stage - 1)
         return senders[place.tp_rank % len(senders)]
 
     def activation_destinations(self, place: Place) -> list[int]:
-        """The ranks of the next stage that this one sends its activations to; empty on the last stage."""
+        """Ranks of the next stage that receive this place's activations; empty on the last stage."""
         if self.is_last(place.stage):
             return []
         receivers = self.stage_ranks(place.stage + 1)
@@ -120,10 +120,10 @@ class Topology:
         """Check that the ranks of every stage are on one node.
 
         Args:
-            nodes: name of each rank's node.
+            nodes: node name of each rank.
 
         Raises:
-            UserError: the ranks of a stage are on several nodes; the text names them, and what to do.
+            UserError: the ranks of a stage are on several nodes; the message names them and a remedy.
         """
         for stage, tp_size in enumerate(self.tp_sizes):
             on = {rank: nodes[rank] for rank in self.stage_ranks(stage)}
@@ -147,7 +147,7 @@ def _ranks(count: int) -> str:
 
 
 def check_ranks(ranks: Sequence[int], world_size: int) -> None:
-    """Check ``--ranks`` against the number of ranks that were started.
+    """Check ``--ranks`` against the number of started ranks.
 
     Raises:
         UserError: a rank was not started or is named twice, or rank 0, which schedules, is left out.
@@ -170,7 +170,7 @@ def stage_sizes(
     ranks: tuple[int, ...] = (),
     remedy: str = START_RANKS,
 ) -> tuple[int, ...]:
-    """The tensor-parallel degree of each stage, which does not depend on the model. For the arguments see ``make_topology``.
+    """Tensor-parallel degree of each stage, independent of the model. See ``make_topology`` for the arguments.
 
     Raises:
         UserError: the flags contradict each other or the number of ranks.
@@ -207,12 +207,12 @@ def make_topology(
     last_cut: int | None = None,
     remedy: str = START_RANKS,
 ) -> Topology:
-    """Build the layout from the flags; ``pp`` 0 means as many stages as the ranks allow.
+    """Build the topology from the flags. ``pp`` 0 means as many stages as the ranks allow.
 
     Args:
-        ranks: see ``Topology.ranks``; all ``world_size`` ranks where it is empty.
-        last_cut: the last layer with which a stage may begin; None for any.
-        remedy: advice like ``START_RANKS``.
+        ranks: see ``Topology.ranks``; empty for all ``world_size`` ranks.
+        last_cut: largest index of a layer that may begin a stage; None if any may.
+        remedy: format string of advice, such as ``START_RANKS``.
 
     Raises:
         UserError: the flags contradict each other, the model or the number of ranks.
@@ -251,7 +251,7 @@ def make_topology(
 
 
 def per_stage(flag: str, values: Sequence[str], num_stages: int) -> tuple[str, ...]:
-    """A value for every stage, from one value for all or one value a stage.
+    """One value per stage, from one value for all stages or one per stage.
 
     Raises:
         UserError: any other number of values.
