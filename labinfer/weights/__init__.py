@@ -1,1 +1,1 @@
-"""From checkpoint files to the slices a rank holds."""
+"""Loading of weights: from checkpoint files to the slices that a rank holds."""

@@ -1,4 +1,4 @@
-"""Checkpoint: the tensors of a directory with the format of each matrix; CheckpointReader: a model's weights as the loader sees them."""
+"""Checkpoint: tensors of a directory with the format of each matrix; CheckpointReader: the loader's view of a model's weights."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from labinfer.weights.tensor_files import TensorFiles
 
 
 class CheckpointReader(Protocol):
-    """A model's weights, as the loader needs them."""
+    """Weights of a model, as the loader needs them."""
 
     directory: Path
     """Path of the directory or of the file."""
     functions: LoadFunctions
-    """Compiled ones take the place of those in torch once they are there."""
+    """Loading functions; a provider may replace them by compiled ones."""
     bytes_read: int
-    """Bytes that were read so far, headers excluded."""
+    """Bytes read so far, headers excluded."""
 
     @property
     def names(self) -> set[str]:
@@ -36,37 +36,37 @@ class CheckpointReader(Protocol):
         """See ``TensorReader``."""
 
     def format(self, matrix: str) -> MatrixForm:
-        """The form in which a matrix is held, and the tensors that it is stored in."""
+        """Form of a matrix in memory, and the tensors in which it is stored."""
 
     def load(self, part: WeightSlice) -> None:
-        """Read and decode a slice into its destination.
+        """Read a slice, decode it and store it in its destination.
 
         Raises:
             UserError: a tensor is missing, or has another shape or an unsuitable dtype.
         """
 
     def check(self, part: WeightSlice) -> None:
-        """Refuse what ``load`` would refuse by name, shape or dtype, and codes that contradict the config.
+        """Refuse a slice that ``load`` would refuse by name, shape or dtype, and quantized values that contradict the config.
 
         Raises:
-            UserError: as for ``load``.
+            UserError: see ``load``.
         """
 
     def is_plain(self, matrix: MatrixSlice) -> bool:
-        """Whether a matrix is stored in values, whatever the config says."""
+        """Whether a matrix is stored unquantized, whatever the config says."""
 
     def tensor_names(self, part: WeightSlice) -> tuple[str, ...]:
-        """Names of the tensors that a slice may be read from."""
+        """Names of the tensors from which a slice may be read."""
 
 
 class Checkpoint(TensorFiles):
-    """The tensors of a checkpoint directory, and the format of each matrix in it.
+    """Tensors of a checkpoint directory, with the format of each matrix.
 
     Args:
-        formats: as the config names them.
+        formats: formats by the config.
 
     Raises:
-        UserError: as for ``TensorFiles``.
+        UserError: see ``TensorFiles``.
     """
 
     def __init__(self, directory: Path, formats: Formats):
@@ -74,7 +74,7 @@ class Checkpoint(TensorFiles):
         super().__init__(directory)
 
     def format(self, matrix: str) -> Format:
-        """The format of a matrix: plain also where it was left out of the quantisation without a word, as routers often are."""
+        """Format of a matrix. Plain if the matrix was left unquantized without being listed in the config, as routers often are."""
         chosen, weight = self._formats(matrix), f"{matrix}.weight"
         names = chosen.tensor_names(matrix)
         if weight in names or weight not in self._tensors or any(name in self._tensors for name in names):
@@ -103,7 +103,7 @@ class Checkpoint(TensorFiles):
         return isinstance(chosen, PlainFormat)
 
     def source(self, part: MatrixSlice) -> tuple[Format, TensorReader, MatrixSlice]:
-        """The format of a matrix, its tensors, and the slice under the name that it has there."""
+        """Format of a matrix, the reader of its tensors, and the slice with its name for that reader."""
         return self.format(part.name), self, part
 
     def tensor_names(self, part: WeightSlice) -> tuple[str, ...]:

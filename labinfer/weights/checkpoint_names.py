@@ -1,4 +1,4 @@
-"""CheckpointNames: what a family's checkpoints call the weights of the shared decoder."""
+"""CheckpointNames: mapping from the model's parameter names to a family's names in checkpoints."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 DRAFT_PARTS = ("enorm", "hnorm", "eh_proj")
-"""Modules that only MTP layers in DeepSeek's form have: two norms, and the projection of their outputs."""
+"""Modules that only MTP layers of DeepSeek's kind have: two norms, and the projection of their outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointNames:
-    """Differences to the paths of modules, which are Llama's names."""
+    """Differences between a family's tensor names and the module paths of the model, which are Llama's names."""
 
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """For a run of path segments, wherever it stands in a name, the checkpoint's segments in its place, such as
+    """Model's path segments → checkpoint's segments, replaced anywhere in a name, such as
     ``{"self_attn.q_norm": "self_attn.query_layernorm", "model": "model.language_model"}``."""
     fused: Mapping[tuple[str, ...], str] = field(default_factory=dict)
-    """For projections that are stored as one matrix, their names in the order of its rows, the name of that matrix, such as
-    ``{("gate_proj", "up_proj"): "gate_up_proj"}``; not renamed yet."""
+    """Projections that the checkpoint stores as one matrix, in the order of its rows → name of that matrix, such as
+    ``{("gate_proj", "up_proj"): "gate_up_proj"}``. ``renamed`` is not applied yet."""
     ignored: tuple[str, ...] = ()
-    """Beginnings of the names of tensors that are left unread, such as ``model.visual.``."""
+    """Name prefixes of tensors that are not loaded, such as ``model.visual.``."""
     roots: tuple[str, ...] = ()
-    """Possible names of the first segment ``model`` in checkpoints of this family; the first that is there holds. The output
-    head stands beside it: under ``language_model.model`` it is ``language_model.lm_head``."""
+    """Possible names of the first segment ``model`` in checkpoints of this family; the first one that the checkpoint has is used. The LM
+    head is next to it: for ``language_model.model`` it is ``language_model.lm_head``."""
     root: str = "model"
-    """The root of the checkpoint, once it is resolved; empty where names begin with ``layers.`` and ``embed_tokens.``."""
+    """First segment in this checkpoint, once resolved; empty if names begin with ``layers.`` and ``embed_tokens.``."""
     has_draft_layers: bool = False
-    """Whether MTP layers, which draft tokens, may follow the model's own (``model.layers.N`` …); they are left unread, too."""
+    """Whether MTP layers may follow the model's own layers (``model.layers.N`` …); they are not loaded either."""
 
     def resolve(self, tensors: Collection[str]) -> CheckpointNames:
-        """The same for a checkpoint with tensors of these names.
+        """These names with the root of a checkpoint that has ``tensors``.
 
-        Names in the checkpoint of a base model, such as ``Qwen3Model``, lack the first segment ``model``.
+        Checkpoints of base models, such as ``Qwen3Model``, have no first segment ``model``.
         """
         for root in (*self.roots, "model"):
             if any(name.startswith(f"{root}.") for name in tensors):
@@ -46,17 +46,17 @@ class CheckpointNames:
         return self
 
     def spellings(self, name: str) -> set[str]:
-        """Names that a path in the model may have in the family's checkpoints, whichever root they have."""
+        """Names that a path in the model may have in checkpoints of the family, over all roots."""
         return {self.stored(name), *(self._rooted(root).stored(name) for root in self.roots)}
 
     def with_mtp(self, num_layers: int) -> CheckpointNames:
-        """The same where the first layer that guesses is read, too.
+        """These names with the first MTP layer mapped, so that it is loaded.
 
         Args:
-            num_layers: the model's own.
+            num_layers: number of the model's layers, without MTP layers.
         """
         if not self.has_draft_layers:
-            return self  # they stand under mtp. already; what the model has no place for there is left unread
+            return self  # MTP layers are under mtp. already; their unused tensors are not loaded
         first = f"model.layers.{num_layers}"
         parts = {
             "mtp.pre_fc_norm_embedding": f"{first}.enorm",
@@ -90,9 +90,9 @@ class CheckpointNames:
         return (*self.ignored, *sorted(layers))
 
     def stored(self, name: str) -> str:
-        """The checkpoint's name for a path in the model."""
+        """Checkpoint name of a path in the model."""
         if not self.renamed:
             return name
         longest_first = "|".join(re.escape(run) for run in sorted(self.renamed, key=len, reverse=True))
         stored = re.sub(rf"(?<![^.])(?:{longest_first})(?![^.])", lambda match: self.renamed[match[0]], name)
-        return stored.removeprefix(".")  # of an empty root
+        return stored.removeprefix(".")  # after an empty root

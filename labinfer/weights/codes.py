@@ -1,11 +1,12 @@
-"""Codes: whole numbers that stand for a slice of a matrix, between a checkpoint's layout and a kernel's.
+"""Codes: quantized values (unsigned integers) of a matrix slice, in a layout between a checkpoint's and a kernel's.
 
-A code is unsigned, and a weight is ``scale * (code - zero)``, or ``scale * code + minimum``, or the number that a table of 16 has for
-the code, times the scale. Whatever order a checkpoint stores its codes in, here they are
-words of 32 bits along the inputs of each output, the first input in the lowest bits, so that packing them for a kernel knows
-of no format, and a format of no kernel. Codes of 5 bits are in five words for each 32 inputs, as products take them apart: each of the
-last four has those of 8 inputs, the first four in the lowest bits of its bytes, and of the second four the upper 3 bits above these; their
-lower 2 bits are in the first word, those that go with the second word in the lowest bits of its bytes.
+A weight is ``scale * (code - zero)``, or ``scale * code + minimum``, or ``scale * table[code]`` with a table of 16 numbers. Codes are
+stored in words of 32 bits along the inputs of each output, the first input in the lowest bits, whatever order a checkpoint has. So
+packing for a kernel is independent of formats, and formats are independent of kernels.
+
+Codes of 5 bits take five words for each 32 inputs, in the order in which products unpack them. Each of the last four words holds 8
+inputs: its bytes have a code of the first four inputs in their lowest bits, and the upper 3 bits of one of the second four above. The
+lower 2 bits of the second four are in the first word; those for the second word are in the lowest bits of its bytes.
 """
 
 from __future__ import annotations
@@ -16,30 +17,30 @@ from dataclasses import dataclass, replace
 import torch
 
 Range = tuple[int, int]
-"""(begin, end), the end excluded."""
+"""Half-open range (begin, end)."""
 CHUNK = 1 << 19
-"""Weights that are in float32 at a time: 2 MB, which the second-level caches of two threads hold."""
+"""Number of weights that are converted to float32 at a time: 2 MB, which the L2 caches of two threads hold."""
 
 
 @dataclass(frozen=True)
 class CodeForm:
-    """Size of codes, and how many share a scale."""
+    """Layout of quantized values: bits, group size, zero points or minima."""
 
     bits: int
-    """4, 5 or 8."""
+    """Bits of a code: 4, 5 or 8."""
     group: int = 0
-    """Inputs that share a scale, counted from the first of the whole matrix: 16, 32, 64 or 128, with 5 bits 32 at least; 0 for all of
-    an output."""
+    """Group size (inputs that share a scale), counted from the first input of the whole matrix: 16, 32, 64 or 128 (at least 32 with 5
+    bits); 0 for one scale per output."""
     has_zeros: bool = False
-    """Whether each group has a zero point of its own; without, it is the middle, ``2 ** (bits - 1)``."""
+    """Whether each group has a zero point. Otherwise the zero point is the middle, ``2 ** (bits - 1)``."""
     has_minima: bool = False
-    """Whether each group has a minimum instead."""
+    """Whether each group has a minimum instead of a zero point."""
     table: str = ""
-    """Name of the table of the numbers that codes of 4 bits stand for, see ``packed_weight.TABLES``; empty for none."""
+    """Name of the lookup table for codes of 4 bits, see ``packed_weight.TABLES``; empty for none."""
 
     @property
     def quantization(self) -> str:
-        """The name under which there are functions for them: codes of 5 bits go with those of 4."""
+        """Quantization name under which functions are registered; codes of 5 bits use those of ``int4``."""
         return "int8" if self.bits == 8 else "int4"
 
     @property
@@ -47,29 +48,29 @@ class CodeForm:
         return 1 << (self.bits - 1)
 
     def lead(self, begin: int) -> int:
-        """Inputs before ``begin`` in its group."""
+        """Number of inputs before ``begin`` in its group."""
         return begin % self.group if self.group else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Codes:
-    """Memory for the codes of some outputs and a range of inputs; the range is filled up to whole groups on both sides."""
+    """Memory for the codes of some outputs and a range of inputs. The range is extended to whole groups at both ends."""
 
     form: CodeForm
     columns: Range
-    """The inputs that are meant."""
+    """Requested range of inputs."""
     words: torch.Tensor
     """(outputs, words) int32."""
     scales: torch.Tensor
-    """(outputs, groups) float32; those of a table's numbers may be powers of two."""
+    """(outputs, groups) float32. With a table, scales may be powers of two."""
     zeros: torch.Tensor | None
-    """(outputs, groups) uint8, if the form has any."""
+    """(outputs, groups) uint8; None if the form has no zero points."""
     minima: torch.Tensor | None = None
-    """(outputs, groups) float32, if the form has any."""
+    """(outputs, groups) float32; None if the form has no minima."""
 
     @classmethod
     def empty(cls, form: CodeForm, outputs: int, columns: Range, device: torch.device | str = "cpu") -> Codes:
-        """Uninitialised memory."""
+        """Codes with uninitialized memory."""
         begin, end = columns
         groups = -(-end // form.group) - begin // form.group if form.group else 1
         words = -(-(groups * form.group or end - begin) * form.bits // 32)
@@ -83,15 +84,15 @@ class Codes:
         )
 
     def rows(self, begin: int, end: int) -> Codes:
-        """Views of the same for some of the outputs."""
+        """Views for outputs ``begin`` to ``end``."""
         return self._change(lambda tensor: tensor[begin:end])
 
     def clone(self) -> Codes:
-        """The same codes in memory of their own."""
+        """Copy with its own memory."""
         return self._change(torch.clone)
 
     def _change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Codes:
-        """The same with other tensors."""
+        """Copy whose tensors are ``change`` of these."""
         names = ("words", "scales", "zeros", "minima")
         tensors = {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
         return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
@@ -102,7 +103,7 @@ class Codes:
 
     @property
     def num_inputs(self) -> int:
-        """Number of the inputs that are meant."""
+        """Number of requested inputs, without the extension to whole groups."""
         return self.columns[1] - self.columns[0]
 
     @property
@@ -111,39 +112,39 @@ class Codes:
 
     @property
     def first(self) -> int:
-        """The input whose code comes first: that with which a group begins."""
+        """First stored input: the first of the group of ``columns[0]``."""
         return self.columns[0] - self.lead
 
     @property
     def lead(self) -> int:
-        """Inputs before those that are meant."""
+        """Number of stored inputs before the requested ones."""
         return self.form.lead(self.columns[0])
 
     @property
     def first_word(self) -> int:
-        """Index of the first word that has codes of these, in rows of words that begin with input 0."""
+        """Index of the first word of these codes, in rows of words that begin with input 0."""
         return self.first * self.form.bits // 32
 
     def word_memory(self) -> torch.Tensor:
-        """Memory for words from ``first_word`` on, (outputs, words), for ``put_words``: these codes' own if they begin with one."""
+        """Memory for ``put_words``: words from ``first_word`` on, (outputs, words). It is ``words`` if the codes begin at a word boundary."""
         return self.words if not self._rest else self.words.new_empty(len(self.words), self.words.shape[1] + 1)
 
     def put_words(self, words: torch.Tensor) -> None:
-        """Take codes from ``word_memory``."""
+        """Store codes from ``word_memory`` in ``words``."""
         if words is not self.words:
             size = 4 * self.words.shape[1]
             self.words.view(torch.uint8).copy_(words.view(torch.uint8)[:, self._rest : self._rest + size])
 
     @property
     def _rest(self) -> int:
-        """Bytes of the first word that come before these codes: only those of 8 bits without groups begin inside of one."""
+        """Bytes of the first word before these codes. Only codes of 8 bits without groups can begin inside a word."""
         return self.first * self.form.bits % 32 // 8
 
     def groups(self, size: int) -> Range:
-        """The groups of a checkpoint that these codes lie in.
+        """Range of a checkpoint's groups that these codes overlap.
 
         Args:
-            size: inputs of each, a multiple of this form's; 0 for all.
+            size: group size of the checkpoint, a multiple of this form's; 0 for one group.
         """
         if not size:
             return 0, 1
@@ -151,8 +152,8 @@ class Codes:
         return self.first // size, last // size + 1
 
     def put_groups(self, scales: torch.Tensor, zeros: torch.Tensor | None, size: int, begin: int) -> None:
-        """Take scales and zero points, (outputs, groups), of a checkpoint's groups of this size from number ``begin`` on."""
-        if size != self.form.group:  # a group of the checkpoint's is several of these
+        """Store scales and zero points, (outputs, groups), of a checkpoint's groups of ``size`` inputs, from group ``begin`` on."""
+        if size != self.form.group:  # one group of the checkpoint is several groups of this form
             index = torch.zeros(self.scales.shape[1], dtype=torch.int64)
             if size:
                 index = (self.first + torch.arange(len(index)) * self.form.group) // size - begin
@@ -163,12 +164,11 @@ class Codes:
 
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes of 4 or 8 bits from words or bytes along the last dimension: (…, W) int32 → (…, W · 32 / bits) uint8. The first code is
-    in the lowest bits."""
+    """Unpack codes of 4 or 8 bits along the last dimension, lowest bits first: (…, W) int32 or bytes → (…, W · 32 / bits) uint8."""
     codes = words.contiguous().view(torch.uint8)
     if bits == 8:
         return codes
-    pairs = codes.to(torch.int16)  # a byte's second code goes into the byte above it
+    pairs = codes.to(torch.int16)  # the second code of a byte moves to the next byte
     return ((pairs | pairs << 4) & 0x0F0F).view(torch.uint8)
 
 

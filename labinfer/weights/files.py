@@ -1,4 +1,4 @@
-"""The safetensors files of a directory, by their names alone."""
+"""weight_files: paths of the safetensors files of a directory, without opening them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from labinfer.weights.json_file import need_plain_file, read_json
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000
-"""Bytes of a safetensors header at most, as the format's own reader has it."""
+"""Maximum size of a safetensors header in bytes, as in the reference reader."""
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, in the order of their names.
+    """Paths of a checkpoint's safetensors files, sorted by name.
 
-    As in Transformers, a single file goes before an index that does not name it or is no JSON object: such an index was left behind.
+    As in Transformers, ``model.safetensors`` takes precedence over an index that does not name it or is no JSON object (a leftover).
 
     Raises:
-        UserError: there are none, or the index is broken.
+        UserError: there are no such files, or the index is invalid.
     """
     index, single = directory / INDEX_FILE, directory / SINGLE_FILE
     if index.exists():

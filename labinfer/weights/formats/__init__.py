@@ -1,1 +1,1 @@
-"""Formats in which checkpoints store matrices: one file each."""
+"""Storage formats of matrices in checkpoints: one file each."""

@@ -23,7 +23,7 @@ from labinfer.weights.slices import MatrixSlice, Range
 
 PER_WORD = 8
 INPUTS = 128
-"""Inputs that are brought next to each other at once: a cache line of each output's."""
+"""Inputs that are transposed at a time: one cache line of each output."""
 
 
 class AwqFormat(CodedFormat):

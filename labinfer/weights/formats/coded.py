@@ -1,4 +1,4 @@
-"""CodedFormat: what formats have in common whose codes kernels take without rounding them again."""
+"""CodedFormat: base class of quantized formats whose values kernels use directly."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from labinfer.weights.formats.format import TensorReader
 from labinfer.weights.slices import MatrixSlice, Range
 
 LARGEST_GROUP = 128
-"""Inputs that share a scale in kernels, at most. Larger groups become several with the same scale."""
+"""Largest group size of kernels. Larger groups are divided into several with equal scales."""
 TensorSpec = tuple[tuple[int, ...], torch.dtype]
-"""Shape of a tensor, and the dtype that it is read into."""
+"""Shape of a tensor, and the dtype into which it is read."""
 
 
 class CodedFormat(ABC):
-    """A format of codes, scales and perhaps zero points: see ``Format``.
+    """Format of quantized values with scales and optional zero points; see ``Format``.
 
     Args:
         bits: 4 or 8.
-        group: inputs that share a scale in the checkpoint, a multiple of 16; 0 for all of an output.
-        has_zeros: whether the checkpoint's zero points count.
+        group: group size in the checkpoint, a multiple of 16; 0 for one scale per output.
+        has_zeros: whether the checkpoint's zero points are used.
     """
 
     suffixes: tuple[str, ...]
-    """Last parts of the names of all tensors that a matrix may have."""
+    """Name suffixes of all tensors that a matrix may have."""
     zeros: str
-    """Last part of the name of the zero points."""
+    """Name suffix of the zero points."""
     symmetric = "sym"
-    """Key of the config by which there are none."""
+    """Config key that declares symmetric quantization (no zero points)."""
 
     def __init__(self, bits: int, group: int, has_zeros: bool):
         self.group = group
@@ -52,7 +52,7 @@ class CodedFormat(ABC):
         self.check_tensors(tensors, matrix)
 
     def check_tensors(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
-        """``check`` but for the order of the inputs."""
+        """Do the checks of ``check`` except that of the order of the inputs."""
         for suffix, (shape, dtype) in self.specs(matrix).items():
             tensors.expect(f"{matrix.name}.{suffix}", shape, dtype)
         if not self.own_form.has_zeros and tensors.shape(f"{matrix.name}.{self.zeros}") is not None:
@@ -91,7 +91,7 @@ class CodedFormat(ABC):
         return Codes.empty(self.own_form, matrix.rows[1] - matrix.rows[0], matrix.columns)
 
     def read_codes(self, tensors: TensorReader, matrix: MatrixSlice, codes: Codes) -> None:
-        """Fill ``codes``, which are of this format's form."""
+        """Fill ``codes``, which have the form ``own_form``."""
         self.read_words(tensors, matrix, codes)
         groups = codes.groups(self.group)
         zeros = self.read_zeros(tensors, matrix, groups) if self.own_form.has_zeros else None
@@ -99,7 +99,7 @@ class CodedFormat(ABC):
 
     @abstractmethod
     def specs(self, matrix: MatrixSlice) -> dict[str, TensorSpec]:
-        """The tensors that are read, by the last part of their names."""
+        """Shapes and dtypes of the tensors that are read, by name suffix."""
 
     @abstractmethod
     def read_words(self, tensors: TensorReader, matrix: MatrixSlice, codes: Codes) -> None:
@@ -107,28 +107,28 @@ class CodedFormat(ABC):
 
     @abstractmethod
     def read_scales(self, tensors: TensorReader, matrix: MatrixSlice, groups: Range) -> torch.Tensor:
-        """Scales of some groups of the slice's outputs: (outputs, groups) float32."""
+        """Scales of ``groups`` for the slice's outputs: (outputs, groups) float32."""
 
     @abstractmethod
     def read_zeros(self, tensors: TensorReader, matrix: MatrixSlice, groups: Range) -> torch.Tensor:
-        """Zero points likewise: (outputs, groups) uint8."""
+        """Zero points of ``groups`` for the slice's outputs: (outputs, groups) uint8."""
 
     def read_tensor(self, tensors: TensorReader, matrix: MatrixSlice, suffix: str, *ranges: Range) -> torch.Tensor:
-        """Part of a tensor of ``specs``."""
+        """Part of the tensor with a suffix of ``specs``."""
         shape, dtype = self.specs(matrix)[suffix]
         return tensors.read(f"{matrix.name}.{suffix}", shape, ranges, dtype)
 
     def num_groups(self, inputs: int) -> int:
-        """Groups of a whole matrix in the checkpoint."""
+        """Number of groups of a whole matrix in the checkpoint."""
         return -(-inputs // self.group) if self.group else 1
 
 
 def read_packed(read: Callable[[Range], torch.Tensor], rows: Range, bits: int) -> torch.Tensor:
-    """Numbers that are packed along the outputs.
+    """Unpack values that are packed along the outputs.
 
     Args:
         read: reads a range of words, (words, groups).
-        rows: the outputs that are wanted.
+        rows: range of outputs to return.
 
     Returns:
         (outputs, groups) uint8.
@@ -136,5 +136,5 @@ def read_packed(read: Callable[[Range], torch.Tensor], rows: Range, bits: int) -
     begin, end = rows
     per_word = 32 // bits
     words = read((begin // per_word, -(-end // per_word)))
-    rows = words.T.clone(memory_format=torch.contiguous_format)  # contiguous() leaves a single word's stride as it is
+    rows = words.T.clone(memory_format=torch.contiguous_format)  # contiguous() would keep the stride of a single word
     return unpack(rows, bits)[:, begin % per_word :][:, : end - begin].T

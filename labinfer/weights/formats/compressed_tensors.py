@@ -5,7 +5,7 @@
 - ``int-quantized``: ``weight`` int8 (outputs, inputs), ``weight_scale``, ``weight_zero_point`` int8 (outputs, groups)
 - ``float-quantized``: FP8, see ``fp8.py``
 
-Packed numbers are unsigned: those of int8 plus the middle. W = (q - z) · scale.
+Packed values are unsigned: int8 values plus the middle. W = (q - z) · scale.
 
 Source: vllm-project/compressed-tensors, compressors/ and quantization/.
 """
@@ -68,10 +68,10 @@ class PackedFormat(CodedFormat):
 
 
 class IntFormat(CodedFormat):
-    """``int-quantized``: W8A8, with activations rounded by the kernel as they come.
+    """``int-quantized``: W8A8. The kernel quantizes activations on the fly.
 
     Args:
-        whole: whether a single scale is for the whole matrix.
+        whole: whether one scale applies to the whole matrix.
     """
 
     zeros, symmetric = "weight_zero_point", "symmetric"
@@ -98,7 +98,7 @@ class IntFormat(CodedFormat):
             )
         )
         numbers[:, end - codes.first :] = 0
-        codes.words.bitwise_xor_(-0x7F7F7F80)  # 0x80808080: the middle is added to all four of a word
+        codes.words.bitwise_xor_(-0x7F7F7F80)  # 0x80808080: adds the middle to all four codes of a word
 
     def read_scales(self, tensors: TensorReader, matrix: MatrixSlice, groups: Range) -> torch.Tensor:
         return self._read_groups(tensors, matrix, "weight_scale", groups, torch.float32)
@@ -110,7 +110,7 @@ class IntFormat(CodedFormat):
     def _read_groups(
         self, tensors: TensorReader, matrix: MatrixSlice, suffix: str, groups: Range, dtype: torch.dtype
     ) -> torch.Tensor:
-        """(outputs, groups) of the slice."""
+        """Read ``groups`` of the slice's outputs: (outputs, groups)."""
         name, shape = f"{matrix.name}.{suffix}", self._groups_shape(matrix)
         if self._whole:
             return tensors.read(name, shape, (), dtype).expand(matrix.rows[1] - matrix.rows[0], 1)
@@ -143,10 +143,10 @@ def read_compressed_tensors(settings: Settings) -> FormatByName:
 
 
 def _read_scheme(group: Settings, settings: Settings) -> FormatByName:
-    """The formats of a group of modules.
+    """Formats of a group of modules.
 
     Raises:
-        UserError: they are none that are supported.
+        UserError: the scheme is not supported.
     """
     layout = (group if group.values.get("format") else settings).choose("format", LAYOUTS)
     weights = group.inner("weights")

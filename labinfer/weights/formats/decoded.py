@@ -1,4 +1,4 @@
-"""DecodedFormat: what formats have in common that are decoded to values, and perhaps rounded to int8 by groups."""
+"""DecodedFormat: base class of formats that are dequantized on loading, and optionally requantized to int8 by groups."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.slices import MatrixSlice
 
 ROUNDED = CodeForm(bits=8, group=128)
-"""Form of what is rounded here: FP8's blocks have 128 inputs, too."""
+"""Form of requantized weights. Blocks of FP8 have 128 inputs, too."""
 Decode = Callable[[int, int, torch.Tensor], None]
-"""Fills (rows, columns) of float32 or bfloat16 with the weights of some rows of a slice: ``decode(begin, end, out)``."""
+"""Fills (rows, columns) of float32 or bfloat16 with the weights of rows of a slice: ``decode(begin, end, out)``."""
 
 
 class DecodedFormat(ABC):
-    """A format of which kernels take no codes: see ``Format``."""
+    """Format whose stored values no kernel uses; see ``Format``."""
 
     def read(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
         for rows, decode in self.pieces(tensors, matrix):
@@ -27,11 +27,11 @@ class DecodedFormat(ABC):
 
     @abstractmethod
     def pieces(self, tensors: TensorReader, matrix: MatrixSlice) -> Iterator[tuple[Range, Decode]]:
-        """The slice's rows, counted from its first, a piece at a time, and how to decode some of them."""
+        """Ranges of the slice's rows (counted from its first row), each with a function that decodes some of the rows."""
 
 
 def fill(functions: LoadFunctions, destination: torch.Tensor | Codes, rows: Range, decode: Decode) -> None:
-    """Fill some rows with decoded weights, or with these rounded to int8 by groups."""
+    """Fill rows with decoded weights; if ``destination`` is ``Codes``, quantize them to int8 by groups."""
     if isinstance(destination, Codes):
         width = destination.columns[1] - destination.columns[0]
     elif destination.device.type == "cpu" and destination.dtype in (torch.float32, torch.bfloat16):

@@ -1,9 +1,9 @@
-"""FP8: numbers of 8 bits (e4m3: Micikevicius et al. 2022, arXiv:2209.05433) with a scale for each block, output or matrix.
+"""FP8: values of 8 bits (e4m3: Micikevicius et al. 2022, arXiv:2209.05433) with a scale for each block, output or matrix.
 
 W = q · scale; ``weight`` is F8_E4M3 (outputs, inputs), and its scale (blocks of outputs, blocks of inputs), (outputs) or a
-single number, of any float type or e8m0: powers of two, also as bytes. The last blocks may be partial. No kernel takes these
-numbers: they become values of the stage's dtype, or, with ``--quantization int8``, codes with a scale for each 128 inputs of an
-output. Scales of activations are left unread, as kernels find those of each token.
+single number, of any float type or e8m0 (powers of two, also stored as bytes). The last blocks may be partial. No kernel uses FP8
+values directly: they are dequantized to the stage's dtype, or, with ``--quantization int8``, requantized with a scale for each 128
+inputs of an output. Activation scales are not read, as kernels compute them per token.
 
 Source: deepseek-ai/DeepSeek-V3, README_WEIGHTS.md and inference/kernel.py; transformers/integrations/finegrained_fp8.py.
 """
@@ -24,20 +24,20 @@ from labinfer.weights.slices import MatrixSlice
 
 FLOAT8 = torch.float8_e4m3fn
 SCALES = ("weight_scale_inv", "weight_scale", "scale", "qscale_weight")
-"""Last parts of the names of the scales' tensor: DeepSeek's, llm-compressor's, DeepSeek V4's, Mistral's. Not one is an inverse."""
+"""Name suffixes of the scales: DeepSeek's, llm-compressor's, DeepSeek V4's, Mistral's. Despite the name, no scale is inverted."""
 ACTIVATIONS = ("input_scale", "activation_scale", "qscale_act")
 POWERS = (torch.float8_e8m0fnu, torch.uint8)
-"""Dtypes of scales that hold an exponent with a bias of 127."""
+"""Dtypes of scales that are stored as exponents with a bias of 127."""
 USUAL_BLOCK = (128, 128)
 
 
 class Fp8Format(DecodedFormat):
-    """A matrix in FP8, or a plain one that was left out without a word.
+    """Matrix in FP8, or in floating point if it was left unquantized without being listed in the config.
 
     Args:
-        block: (outputs, inputs) that share a scale; None where all of an output or of the matrix do, as the scales' shape says.
-        is_certain: whether there must be blocks if there may be.
-        may_round: whether it may become codes.
+        block: (outputs, inputs) of a block; None for a scale per output or per matrix, depending on the shape of the scales.
+        is_certain: whether the config declares blocks. Otherwise ``block`` is a default, and scales per output or matrix are accepted.
+        may_round: whether the matrix may be requantized to int8.
     """
 
     def __init__(self, block: tuple[int, int] | None, is_certain: bool = True, may_round: bool = True):
@@ -82,12 +82,12 @@ class Fp8Format(DecodedFormat):
             yield (first, first + len(stored)), decode
 
     def _is_plain(self, tensors: TensorReader, matrix: MatrixSlice) -> bool:
-        """Whether there are neither scales nor numbers that need any."""
+        """Whether the matrix has no scales and is not stored in FP8."""
         has_scales = any(tensors.shape(f"{matrix.name}.{suffix}") is not None for suffix in SCALES)
         return not has_scales and tensors.dtype(f"{matrix.name}.weight") not in (FLOAT8, torch.float8_e5m2)
 
     def _scales(self, tensors: TensorReader, matrix: MatrixSlice) -> tuple[str, tuple[int, ...], int, int]:
-        """Name and shape that the scales should have, and the outputs and inputs that share one."""
+        """Expected name and shape of the scales, and the outputs and inputs that share a scale."""
         names, outputs, inputs = [f"{matrix.name}.{suffix}" for suffix in SCALES], matrix.outputs, matrix.inputs
         name = next((name for name in names if tensors.shape(name) is not None), names[0])
         stored = tensors.shape(name)
@@ -100,7 +100,7 @@ class Fp8Format(DecodedFormat):
         return name, (-(-outputs // height), -(-inputs // width)), height, width
 
     def _read_scales(self, tensors: TensorReader, matrix: MatrixSlice) -> tuple[torch.Tensor, int]:
-        """Scales of the slice's outputs and groups of inputs, (O, G) float32, and the inputs of a group of the whole matrix."""
+        """Scales of the slice, (outputs, groups of inputs) float32, and the group size along the inputs."""
         name, shape, height, width = self._scales(tensors, matrix)
         dtype = tensors.dtype(name)
         if dtype in POWERS:
@@ -119,7 +119,7 @@ def read_fp8(settings: Settings) -> FormatByName:
     is_certain = "weight_block_size" in settings.values
     block = read_block(settings, "weight_block_size") if is_certain else USUAL_BLOCK
     plain, fp8 = PlainFormat(), Fp8Format(block, is_certain)
-    head = Fp8Format(block, is_certain, may_round=False)  # mostly left out without a word
+    head = Fp8Format(block, is_certain, may_round=False)  # often unquantized without being listed
     excluded = Excluded((*settings.names("modules_to_not_convert"), *settings.names("ignored_layers")))
 
     def choose(matrix: str) -> Format:
@@ -132,7 +132,7 @@ def read_fp8(settings: Settings) -> FormatByName:
 
 def _check_stack(matrix: MatrixSlice, height: int, name: str) -> None:
     """Raises:
-    UserError: blocks of a stack hold rows of two projections, or cannot be told from those that do not.
+    UserError: a block spans rows of two fused projections, or may do so.
     """
     outputs, stack = matrix.outputs, matrix.stack
     if stack is not None and stack.shape[1] > outputs and 2 * outputs > height and outputs % height:
@@ -143,10 +143,10 @@ def _check_stack(matrix: MatrixSlice, height: int, name: str) -> None:
 
 
 def read_block(settings: Settings, key: str) -> tuple[int, int] | None:
-    """Outputs and inputs of a block.
+    """Outputs and inputs of a block; None if the key is missing.
 
     Raises:
-        UserError: it is not two positive whole numbers.
+        UserError: the value is not a pair of positive integers.
     """
     block = settings.get(key, list, None)
     if block is None:

@@ -25,14 +25,14 @@ from labinfer.weights.slices import MatrixSlice, Range
 
 ORDER = "g_idx"
 WORDS = 16
-"""Words along the inputs that are brought next to each other at once: a cache line of each output's."""
+"""Words along the inputs that are transposed at a time: one cache line of each output."""
 
 
 class GptqFormat(CodedFormat):
     """Groups of consecutive inputs.
 
     Args:
-        one_less: whether stored zero points are less by one than they mean.
+        one_less: whether zero points are stored minus one.
     """
 
     suffixes = ("qweight", "qzeros", "scales", ORDER)

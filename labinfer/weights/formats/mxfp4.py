@@ -1,8 +1,8 @@
-"""MXFP4: numbers of 4 bits (e2m1) with a power of two for each 32 inputs of an output, as gpt-oss has its experts.
+"""MXFP4: values of 4 bits (e2m1) with a power-of-two scale for each 32 inputs of an output, as for gpt-oss's experts.
 
-``NAME_blocks`` is (count, outputs, groups, 16) bytes, the first of two inputs in the lower half of a byte; ``NAME_scales`` (count,
-outputs, groups) exponents with a bias of 127. Outputs of gate and up take turns. Twice a number is whole: kernels have a table of
-these.
+``NAME_blocks`` is (count, outputs, groups, 16) bytes, the first of two inputs in the lower half of a byte. ``NAME_scales`` is (count,
+outputs, groups) exponents with a bias of 127. Outputs of gate and up are interleaved. Doubled values are integers, which kernels look
+up in a table.
 
 Source: OCP Microscaling Formats 1.0, 5.3.3 and 5.4; ``convert_moe_packed_tensors`` in Transformers.
 """
@@ -23,11 +23,11 @@ from labinfer.weights.slices import MatrixSlice
 GROUP = 32
 FORM = CodeForm(bits=4, group=GROUP, table="e2m1")
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the numbers that the codes stand for."""
+"""Doubled values of the codes."""
 
 
 def half_powers(exponents: torch.Tensor) -> torch.Tensor:
-    """The scales of doubled numbers, float32: ``2 ** (exponent - 128)``.
+    """Scales of doubled values, float32: ``2 ** (exponent - 128)``.
 
     Args:
         exponents: integers of at least 32 bits, from 0 to 255.
@@ -37,7 +37,7 @@ def half_powers(exponents: torch.Tensor) -> torch.Tensor:
 
 
 class Mxfp4Format:
-    """An expert's matrix out of the tensors of a layer's experts: see ``Format``. They are the checkpoint's own, by the stack's name."""
+    """Matrix of one expert, read from the tensors of all experts of a layer; see ``Format``. Tensor names begin with the stack's name."""
 
     def form(self, quantization: str) -> CodeForm | None:
         return None if quantization == "none" else FORM
@@ -70,7 +70,7 @@ class Mxfp4Format:
     def _read_blocks(
         self, tensors: TensorReader, matrix: MatrixSlice, rows: Range, groups: Range
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Bytes of two numbers each, (outputs, groups, 16), and scales of doubled numbers, (outputs, groups) float32."""
+        """Bytes of two codes each, (outputs, groups, 16), and scales of doubled values, (outputs, groups) float32."""
         stack = matrix.stack
         count, outputs, inputs = stack.shape
         parts, part = matrix.stacked_part

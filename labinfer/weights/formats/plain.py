@@ -1,4 +1,4 @@
-"""Matrices as they are: one tensor ``.weight`` of floating-point numbers, (outputs, inputs)."""
+"""PlainFormat: unquantized matrices, stored as one floating-point tensor ``.weight`` (outputs, inputs)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from labinfer.weights.slices import MatrixSlice, TensorSlice
 
 
 class PlainFormat:
-    """Not quantised: see ``Format``."""
+    """Unquantized; see ``Format``."""
 
     def form(self, quantization: str) -> None:
         return None
@@ -37,6 +37,6 @@ class PlainFormat:
 
 
 def plain_formats() -> Formats:
-    """All matrices in floating-point numbers."""
+    """Formats of a checkpoint without quantized matrices."""
     plain = PlainFormat()
     return Formats(lambda matrix: plain)

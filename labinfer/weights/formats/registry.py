@@ -1,4 +1,4 @@
-"""The formats in which checkpoints store matrices, by ``quant_method``."""
+"""Registry of storage formats by ``quant_method``."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from labinfer.weights.formats.settings import Settings
 WeightFormat = Callable[[Settings], FormatByName]
 """Reader of ``quantization_config``, registered under its ``quant_method``.
 
-It is called on every rank when a model is loaded, and by ``launch.py plan``, before any weight is read. It returns a function from the
-name of a matrix to its ``Format``, which is called once for each matrix; ``PlainFormat`` is for those that are not quantized. It raises
-``UserError`` for settings that it does not read; ``Settings`` has typed access, and ``warn`` for the user. A ``Format`` decodes a slice
-of a matrix: a rank reads its rows and columns only.
+Called on every rank when a model is loaded, and by ``launch.py plan``, before any weight is read. Returns a function from the name of a
+matrix to its ``Format``, which is called once for each matrix; unquantized matrices get ``PlainFormat``. Raises ``UserError`` for
+unsupported settings. ``Settings`` has typed access, and ``warn`` for warnings to the user. A ``Format`` decodes a slice of a matrix:
+a rank reads only its rows and columns.
 """
 
 
 def read_formats(config: Mapping[str, Any], path: Path) -> Formats:
-    """The format of each matrix of a checkpoint.
+    """Read the format of each matrix of a checkpoint.
 
     Args:
-        config: the contents of its config.json.
-        path: that file, for errors.
+        config: contents of the checkpoint's config.json.
+        path: path of config.json, for errors.
 
     Raises:
-        UserError: a quantisation that is not supported.
+        UserError: the quantization is not supported.
     """
     quantization = config.get("quantization_config")
-    if quantization is None and isinstance(config.get("text_config"), dict):  # as Kimi K2.5 has it
+    if quantization is None and isinstance(config.get("text_config"), dict):  # as in Kimi K2.5
         quantization = config["text_config"].get("quantization_config")
     if quantization is None:
         return plain_formats()

@@ -1,7 +1,7 @@
-"""ReorderedFormat: codes whose groups are not of consecutive inputs (act-order, ``desc_act``).
+"""ReorderedFormat: quantized matrices whose groups are not of consecutive inputs (act-order, ``desc_act``).
 
-Inputs were quantised in the order of their importance, and a tensor says the group of each. A kernel would need its inputs in
-that order, which no cut over ranks keeps. So these matrices are decoded, in their own order, and rounded to int8.
+Inputs were quantized in the order of their importance, and a tensor contains the group of each input. A kernel would need its inputs
+in that order, which sharding over ranks does not preserve. So these matrices are dequantized and requantized to int8.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ REORDERED = (
 
 
 class ReorderedFormat(DecodedFormat):
-    """A format with an order of inputs.
+    """Format with a group index for each input.
 
     Args:
-        ordered: the same without.
-        order: last part of the name of the tensor that has the group of each input.
+        ordered: the format of such a matrix with consecutive groups.
+        order: name suffix of the tensor of group indices.
     """
 
     def __init__(self, ordered: CodedFormat, order: str):
@@ -47,10 +47,10 @@ class ReorderedFormat(DecodedFormat):
         self._read_order(tensors, matrix, (0, matrix.inputs))
 
     def _read_order(self, tensors: TensorReader, matrix: MatrixSlice, columns: Range) -> torch.Tensor:
-        """The group of each of these inputs.
+        """Group index of each input in ``columns``.
 
         Raises:
-            UserError: there is no such group. Kernels do not look.
+            UserError: an index is out of range. Kernels do not check it.
         """
         name, count = f"{matrix.name}.{self._order}", self._ordered.num_groups(matrix.inputs)
         order = tensors.read(name, (matrix.inputs,), (columns,), torch.int32)
@@ -85,12 +85,12 @@ class ReorderedFormat(DecodedFormat):
 
 
 def choose_order(settings: Settings, ordered: CodedFormat, order: str) -> FormatByName:
-    """The format of each matrix where inputs may have an order of their own: ``ordered`` where they have none after all.
+    """Format of each matrix in a checkpoint with act-order: ``ordered`` if the groups turn out to be consecutive.
 
-    A matrix with a single group says nothing of it, and goes with those beside it.
+    A matrix with a single group is ambiguous and is treated as reordered, like its neighbours.
 
     Args:
-        order: as for ``ReorderedFormat``.
+        order: see ``ReorderedFormat``.
     """
     reordered = ReorderedFormat(ordered, order)
 
@@ -105,12 +105,12 @@ def choose_order(settings: Settings, ordered: CodedFormat, order: str) -> Format
 
 
 def is_in_order(tensors: TensorReader | None, name: str, group: int) -> bool:
-    """Whether groups are of consecutive inputs, as far as can be seen.
+    """Whether groups are known to be of consecutive inputs.
 
     Args:
-        tensors: None where there are none yet.
-        name: of the tensor that has the group of each input.
-        group: inputs of each.
+        tensors: reader of the checkpoint; None if it is not available yet.
+        name: name of the tensor of group indices.
+        group: group size.
     """
     shape = tensors.shape(name) if tensors is not None and tensors.dtype(name) == torch.int32 else None
     if shape is None or len(shape) != 1:

@@ -14,30 +14,30 @@ from labinfer.weights.tensor_files import TensorFiles
 
 
 class Settings:
-    """An object of ``quantization_config``. Its errors name the key and its value; who reads the file adds the file's name.
+    """Object of ``quantization_config``. Errors name the key and its value; the caller adds the file.
 
     Args:
-        directory: that of the checkpoint, if it may be asked for more than the config says.
+        directory: directory of the checkpoint, if its tensors may be inspected.
     """
 
     def __init__(self, values: dict[str, Any], prefix: str = "", directory: Path | None = None):
         self.values, self._prefix, self._directory = values, prefix, directory
         self.warnings: list[str] = []
-        """Texts for the user, a line each."""
+        """Warnings to the user, one line each."""
 
     @cached_property
     def tensors(self) -> TensorReader | None:
-        """The checkpoint's tensors; None where it has none (yet), or broken ones, of which its reader will tell."""
+        """Reader of the checkpoint's tensors; None if they are missing or broken, which the loader reports."""
         try:
             return TensorFiles(self._directory) if self._directory is not None else None
         except UserError:
             return None
 
     def get(self, key: str, kind: type, default: Any) -> Any:
-        """The value of a key, or ``default`` where it is missing or null.
+        """Value of a key, or ``default`` if it is missing or null.
 
         Raises:
-            UserError: it has another type.
+            UserError: the value has another type.
         """
         value = self.values.get(key)
         if value is None:
@@ -47,10 +47,10 @@ class Settings:
         return value
 
     def choose(self, key: str, supported: Sequence[Any], default: Any = None) -> Any:
-        """The value of a key, or ``default``, if it is supported.
+        """Value of a key, or ``default``, if it is in ``supported``.
 
         Raises:
-            UserError: it is not.
+            UserError: the value is not supported.
         """
         value = self.values.get(key)
         value = default if value is None else value
@@ -60,10 +60,10 @@ class Settings:
         return value
 
     def names(self, key: str) -> tuple[str, ...]:
-        """A list of texts; empty where it is missing.
+        """List of strings; empty if the key is missing.
 
         Raises:
-            UserError: it is something else.
+            UserError: the value is not a list of strings.
         """
         values = self.get(key, list, [])
         if not all(isinstance(value, str) for value in values):
@@ -71,13 +71,13 @@ class Settings:
         return tuple(values)
 
     def inner(self, key: str, defaults: Settings | None = None) -> Settings:
-        """The settings of an object inside.
+        """Settings of a nested object.
 
         Args:
-            defaults: where values are taken from that it leaves out.
+            defaults: settings whose values are used for missing keys.
 
         Raises:
-            UserError: it is no object.
+            UserError: the value is not an object.
         """
         values = self.values.get(key)
         if not isinstance(values, dict):
@@ -85,15 +85,15 @@ class Settings:
         return Settings((defaults.values if defaults else {}) | values, f"{self._prefix}{key}.")
 
     def warn(self, text: str) -> None:
-        """Tell the user once."""
+        """Add a warning to the user, once."""
         if text not in self.warnings:
             self.warnings.append(text)
 
     def group_size(self, key: str, default: int) -> int:
-        """Inputs that share a scale; 0 for all, which is written -1.
+        """Group size (inputs that share a scale); 0 for all inputs, which configs write as -1.
 
         Raises:
-            UserError: it is not a multiple of 16.
+            UserError: the value is not a multiple of 16.
         """
         size = self.get(key, int, default)
         if size == -1:
@@ -106,10 +106,10 @@ class Settings:
 
 
 class Excluded:
-    """Modules that were not quantised, as Transformers reads ``modules_to_not_convert``.
+    """Unquantized modules by ``modules_to_not_convert``, matched as in Transformers.
 
-    A name or regular expression means every module whose path begins with it and goes on with another segment or not at all, and
-    every module whose path ends with it, be it inside of a segment.
+    A name or regular expression matches every module whose path begins with it (up to a segment boundary), and every module whose path
+    ends with it (also inside a segment).
 
     Source: ``should_convert_module`` in transformers/quantizers/quantizers_utils.py.
     """
@@ -126,26 +126,26 @@ class Excluded:
 
 
 class Targets:
-    """Modules that compressed-tensors names: by their paths, by regular expressions after ``re:``, or by their class.
+    """Modules that compressed-tensors targets: by path, by regular expression (``re:``), or by class.
 
     Source: vllm-project/compressed-tensors, utils/match.py.
     """
 
     def __init__(self, names: Sequence[str]):
         self.has_linear = "Linear" in names
-        """Whether all linear layers are meant that no other scheme names."""
+        """Whether the targets include all linear layers that no other scheme names."""
         self._paths = frozenset(names)
         self._patterns = [pattern(name.removeprefix("re:")) for name in names if name.startswith("re:")]
 
     def matches(self, matrix: str) -> bool:
-        """Whether a module is named, as itself or by a regular expression."""
+        """Whether a module is targeted by path or regular expression."""
         return any(
             path in self._paths or any(pattern.match(path) for pattern in self._patterns) for path in spellings(matrix)
         )
 
 
 def pattern(text: str) -> re.Pattern[str]:
-    """A regular expression; what is none fits nothing."""
+    """Compiled regular expression; an invalid one matches nothing."""
     try:
         return re.compile(text)
     except re.error:
@@ -153,9 +153,7 @@ def pattern(text: str) -> re.Pattern[str]:
 
 
 def spellings(matrix: str) -> Iterator[str]:
-    """A path, and the same as a text model has it that stands alone, and as older versions of Transformers have it inside of
-    another: whoever wrote the config may have had any of these in memory.
-    """
+    """Path of a matrix, and its variants in a text-only model and in older versions of Transformers: a config may use any of these."""
     yield matrix
     alone = re.sub(r"(?<![^.])language_model\.", "", matrix)
     for path in (alone, f"language_model.{alone}", re.sub(r"^model\.", "model.language_model.", alone)):
@@ -164,5 +162,5 @@ def spellings(matrix: str) -> Iterator[str]:
 
 
 def is_table(matrix: str) -> bool:
-    """Whether a matrix is the table of token embeddings, which none of these methods quantises."""
+    """Whether a matrix is the token embedding, which these methods do not quantize."""
     return matrix.rpartition(".")[2].startswith("embed")

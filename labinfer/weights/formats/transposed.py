@@ -1,4 +1,4 @@
-"""Experts of a layer in one tensor of values, (count, inputs, outputs), where outputs of gate and up take turns.
+"""TransposedFormat: experts of a layer in one floating-point tensor, (count, inputs, outputs), with gate and up interleaved.
 
 Source: ``GptOssExperts`` in Transformers.
 """
@@ -13,7 +13,7 @@ from labinfer.weights.slices import MatrixSlice, TensorSlice
 
 
 class TransposedFormat(PlainFormat):
-    """A matrix out of such a tensor: see ``Format``. The tensors are the checkpoint's own, by the name of the stack."""
+    """Matrix of one expert, read from a transposed tensor of all experts; see ``Format``. Its name is that of the stack."""
 
     def check(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
         count, outputs, inputs = matrix.stack.shape

@@ -1,1 +1,1 @@
-"""Models in GGUF files: config, tokenizer and weights in one file, or in several that are split."""
+"""GGUF files: config, tokenizer and weights of a model in one file, or in several split files."""

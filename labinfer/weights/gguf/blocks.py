@@ -1,7 +1,7 @@
-"""Blocks of GGUF's types as numbers with scales.
+"""Decoders of GGUF's quantized blocks: integers, scales and minima.
 
-Letters of shapes: N blocks, S numbers of a block, G groups of a block that share a scale. A weight is
-``number * scale + minimum``, computed in float32 in that order.
+Letters of shapes: N blocks, S values of a block, G groups of a block (with a scale each). A weight is ``number * scale + minimum``,
+computed in float32 in that order.
 
 Source: ggml-org/llama.cpp, ggml/src/ggml-common.h (the blocks) and ggml/src/ggml-quants.c (``dequantize_row_…``).
 """
@@ -18,7 +18,7 @@ from labinfer.weights.gguf.types import BlockType
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 FOUR_BITS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""Numbers that the codes of IQ4_NL and IQ4_XS stand for."""
+"""Lookup table of IQ4_NL and IQ4_XS."""
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ class Numbers:
     """Decoded blocks."""
 
     whole_NS: torch.Tensor
-    """int16, within -128 and 127."""
+    """Integers (int16) from -128 to 127."""
     scales_NG: torch.Tensor
     """float32."""
     minima_NG: torch.Tensor | None = None
-    """float32; None where they are zeros."""
+    """float32; None if all are zero."""
     codes_NS: torch.Tensor | None = None
-    """int16: which numbers of a table these are; None without one."""
+    """int16 indices into a lookup table; None without one."""
 
     @property
     def values_NS(self) -> torch.Tensor:
-        """The weights, float32."""
+        """Weights, float32."""
         count, groups = self.scales_NG.shape
         values = self.whole_NS.float().view(count, groups, -1) * self.scales_NG.unsqueeze(2)
         if self.minima_NG is not None:
@@ -56,7 +56,7 @@ def decode_values(block_type: BlockType, blocks_NB: torch.Tensor) -> torch.Tenso
 
 
 def decode_numbers(block_type: BlockType, blocks_NB: torch.Tensor) -> Numbers:
-    """Numbers and scales of blocks of a quantised type; see ``decode_values``."""
+    """Integers and scales of blocks of a quantized type; see ``decode_values``."""
     return DECODERS[block_type.name](blocks_NB)
 
 
@@ -130,18 +130,18 @@ DECODERS: dict[str, Callable[[torch.Tensor], Numbers]] = {
 
 
 def _nibbles(data: torch.Tensor, run: int = 16) -> torch.Tensor:
-    """Codes of 4 bits, int16: of each run of bytes first all low halves, then all high ones."""
+    """Codes of 4 bits as int16: of each ``run`` bytes, first all low halves, then all high halves."""
     runs = data.reshape(len(data), -1, 1, run)
     return torch.cat((runs & 15, runs >> 4), dim=2).view(len(data), -1).to(torch.int16)
 
 
 def _bits(data: torch.Tensor) -> torch.Tensor:
-    """Single bits of each byte, the lowest first, int16."""
+    """Bits of each byte, lowest first, as int16."""
     return (data.unsqueeze(2) >> torch.arange(8, dtype=torch.uint8) & 1).view(len(data), -1).to(torch.int16)
 
 
 def _half(data: torch.Tensor) -> torch.Tensor:
-    """float16 numbers as float32."""
+    """float16 data as float32."""
     return data.contiguous().view(torch.float16).float()
 
 
@@ -161,8 +161,8 @@ def _look_up(table: tuple[int, ...], data: torch.Tensor, scales: torch.Tensor) -
 def _scales_and_minima(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Scales and minima of the 8 groups of Q4_K and Q5_K.
 
-    Of twelve bytes the lower 6 bits of the first four are scales, those of the next four minima. The other groups have their
-    lower 4 bits in the last four bytes, scales in the low halves, and their upper 2 bits at the top of the bytes before.
+    Of the twelve bytes, the lower 6 bits of the first four are scales 0 to 3, those of the next four minima 0 to 3. Scales and minima 4
+    to 7 have their lower 4 bits in the last four bytes (scales in the low halves), and their upper 2 bits at the top of the first eight.
     """
     first, second, last = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat((first & 63, last & 15 | first >> 2 & 48), dim=1)

@@ -1,6 +1,6 @@
-"""GgufCheckpoint: the weights of a GGUF file, read by range, under the names and in the order of a checkpoint.
+"""GgufCheckpoint: weights of a GGUF file, read by ranges, with the names and row order of a Hugging Face checkpoint.
 
-Rows are read and decoded a few at a time, so that neither a tensor nor a slice of one is ever held in another form as a whole.
+Rows are read and decoded a few at a time, so that no tensor or slice is ever held decoded as a whole.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONFIG_TENSORS = ("rope_freqs.weight",)
 
 
 def gguf_formats(path: Path) -> Formats:
-    """The form in which each matrix of a GGUF file is held.
+    """Form in memory of each matrix of a GGUF file.
 
     Raises:
         UserError: the file cannot be read.
@@ -51,7 +51,7 @@ def gguf_formats(path: Path) -> Formats:
 
 
 class _Contents:
-    """Tensors by the checkpoint's names, and orders and changes by those of modules in their layer."""
+    """Tensors by checkpoint name, and the row orders and value changes of modules by their name in a layer."""
 
     def __init__(self, file: GgufFile):
         _, family = read_family(file)
@@ -67,7 +67,7 @@ class _Contents:
 
 
 class GgufCheckpoint:
-    """See ``CheckpointReader``.
+    """Weights of a GGUF file; see ``CheckpointReader``.
 
     Raises:
         UserError: the file cannot be read, or its architecture is not supported.
@@ -90,7 +90,7 @@ class GgufCheckpoint:
         return None if stored is None else stored.shape
 
     def read(self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Part of a tensor that is no matrix; see ``TensorReader``."""
+        """Read part of a tensor that is not a matrix; see ``TensorReader``."""
         sizes = [end - begin for begin, end in ranges]
         destination = torch.empty((*sizes, *shape[len(sizes) :]), dtype=dtype, device="cpu")
         self.load(TensorSlice(name=name, shape=shape, ranges=ranges, destination=destination))
@@ -142,7 +142,7 @@ class GgufCheckpoint:
                 destination[first - begin : last - begin].copy_(self._values(tensor, rows, columns))
 
     def _load_tensor(self, part: TensorSlice) -> None:
-        """Load what is small enough to be held whole."""
+        """Load a tensor that is small enough to be read as a whole."""
         tensor, module = self._tensors[part.name], _part(part.name)
         rows, columns = torch.arange(math.prod(tensor.shape[:-1])), torch.arange(tensor.shape[-1])
         values = self._values(tensor, rows, columns).view(part.shape)
@@ -153,7 +153,7 @@ class GgufCheckpoint:
         part.destination.copy_(values[tuple(slice(*limits) for limits in part.ranges)])
 
     def _load_joined(self, joined: Joined, part: WeightSlice) -> None:
-        """Load what is stored in two parts, which is held in values."""
+        """Load part of a tensor that is stored in two parts, dequantized."""
         if isinstance(part, MatrixSlice):
             rows, columns = part.rows, part.columns
         else:
@@ -163,7 +163,7 @@ class GgufCheckpoint:
             part.destination[first - rows[0] : last - rows[0]].copy_(values)
 
     def _values(self, tensor: GgufTensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        """Rows and columns of a tensor, by their numbers in the file, as float32."""
+        """Rows and columns of a tensor, by their indices in the file, as float32."""
         blocks, places = self._blocks(tensor, rows, columns)
         values = decode_values(tensor.type, blocks.reshape(-1, tensor.type.num_bytes))
         return take(values.view(len(rows), -1), places)
@@ -171,17 +171,16 @@ class GgufCheckpoint:
     def _blocks(
         self, tensor: GgufTensor, rows: torch.Tensor, columns: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The blocks of rows from the first to the last of these columns, (rows, blocks, bytes) uint8, and the columns' places in
-        them.
+        """Blocks of ``rows`` that span ``columns``, (rows, blocks, bytes) uint8, and the positions of ``columns`` in these blocks.
 
         Raises:
-            UserError: the file has become shorter, or cannot be read.
+            UserError: the file has been truncated, or cannot be read.
         """
         size, num_bytes, stride = tensor.type.size, tensor.type.num_bytes, tensor.row_bytes
         first = int(columns.min()) // size
         skipped, end = first * num_bytes, (int(columns.max()) // size + 1) * num_bytes
         inside = slice(0, end - skipped)
-        if stride - (end - skipped) < SHORTEST_GAP:  # reading on takes less time than another call
+        if stride - (end - skipped) < SHORTEST_GAP:  # reading the whole row is faster than another system call
             inside, skipped, end = slice(skipped, end), 0, stride
         ascending, places = rows.sort()
         memory = torch.empty(len(rows), end - skipped, dtype=torch.uint8, device="cpu")
@@ -199,17 +198,17 @@ class GgufCheckpoint:
         return memory[:, inside].reshape(len(rows), -1, num_bytes), columns - first * size
 
     def _name(self, part: WeightSlice) -> str:
-        """Name of the tensor that a slice is read from: the one of all experts for one of these."""
+        """Name of the tensor from which a slice is read. An expert's matrix is read from the tensor of all experts."""
         return part.name if isinstance(part, TensorSlice) else f"{_stack(part.name)}.weight"
 
 
 CHANGES = {"less one": lambda values: values - 1, "log of negated": lambda values: values.neg().log()}
-"""By their names in ``families``."""
+"""Value changes by their names in ``families``."""
 
 
 def _part_gates(tensors: dict[str, GgufTensor]) -> None:
-    """Put gates and ups of experts in the place of tensors that have both. Those without halves, or beside gates or ups, stay as they
-    are, and are refused as tensors that no layer has.
+    """Replace fused gate-up tensors of experts by their halves. Fused tensors that have no halves, or that exist beside separate ones,
+    stay and are later refused as unexpected tensors.
 
     Source: ggml-org/llama.cpp, convert_hf_to_gguf.py: ``--fuse-gate-up-exps``.
     """
@@ -222,8 +221,8 @@ def _part_gates(tensors: dict[str, GgufTensor]) -> None:
 
 
 def _join(family: GgufFamily, tensors: dict[str, GgufTensor], num_layers: int) -> dict[str, Joined]:
-    """Tensors that are stored in two parts. The parts are taken out, also where they are there beside the whole; parts that do not
-    fit together stay as they are, and are refused as tensors that no layer has."""
+    """Tensors that are stored in two parts. Removes the parts, even if the whole tensor exists, too. Parts with incompatible shapes
+    stay and are later refused as unexpected tensors."""
     joined = {}
     for layer in range(num_layers):
         for module, (kind, *parts) in family.joins.items():
@@ -241,7 +240,7 @@ def _join(family: GgufFamily, tensors: dict[str, GgufTensor], num_layers: int) -
 
 
 def _make_orders(config: dict[str, Any]) -> dict[str, Order]:
-    """The orders that a model of these sizes can have, by their names in ``families``."""
+    """Row orders for a model of these sizes, by their names in ``families``."""
     head_size = config.get("head_dim") or config["hidden_size"] // max(1, config["num_attention_heads"])
     orders: dict[str, Order] = {"rotated pairs": RotatedPairs(head_size)}
     if "linear_num_key_heads" in config:
@@ -254,12 +253,12 @@ def _make_orders(config: dict[str, Any]) -> dict[str, Order]:
 
 
 def _stored(order: Order | None, numbers: Range) -> torch.Tensor:
-    """Numbers in the file of some rows or columns."""
+    """Indices in the file of a range of rows or columns."""
     return torch.arange(*numbers) if order is None else order.stored(*numbers)
 
 
 def _whole_groups(part: MatrixSlice) -> Range:
-    """The columns that are read: for codes whole groups."""
+    """Range of columns to read: extended to whole groups if the destination is ``Codes``."""
     codes = part.destination
     if not isinstance(codes, Codes):
         return part.columns
@@ -271,12 +270,12 @@ def _is_in_stack(part: MatrixSlice) -> bool:
 
 
 def _stack(matrix: str) -> str:
-    """The name of the tensor that has all experts' matrices, for one of these; otherwise the same."""
+    """Name of the tensor of all experts for a matrix of one expert; other names are unchanged."""
     return re.sub(r"\.experts\.\d+\.", ".experts.", matrix)
 
 
 def _part(name: str) -> str:
-    """A module's name in its layer, by its own or that of one of its tensors."""
+    """Name of a module within its layer, from its path or that of one of its tensors."""
     return re.sub(r"^model\.layers\.\d+\.", "", name).removesuffix(".weight").removesuffix(".bias")
 
 

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file as the ``config.json`` and ``generation_config.json`` that a checkpoint directory would have.
+"""Metadata of a GGUF file as the ``config.json`` and ``generation_config.json`` of a Hugging Face checkpoint.
 
 Source: ggml-org/llama.cpp, gguf-py/gguf/constants.py.
 """
@@ -32,24 +32,24 @@ SAMPLING = {
     "repetition_penalty": "penalty_repeat",
 }
 ENDS = ("eos", "eot", "eom")
-"""Tokens that end an answer: of a text, a turn, a message."""
+"""End tokens in the metadata: of a text, a turn, a message."""
 KNOWN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
-"""Texts of such tokens, for files that name only the end of a text."""
+"""Known texts of end tokens, for files that name only the end of a text."""
 HARMONY_ENDS = ("<|return|>", "<|call|>")
-"""The same of gpt-oss."""
+"""Known texts of end tokens of gpt-oss."""
 CONTROL = 3
-"""Kind of tokens in ``tokenizer.ggml.token_type`` that are no text."""
+"""Value of ``tokenizer.ggml.token_type`` for control tokens."""
 MAX_BLOCKS = 1024
 MAX_FLOATS = 1 << 12
-"""Numbers of a tensor that belongs to the config."""
+"""Maximum number of elements of a tensor that belongs to the config."""
 DTYPES = {"F32": "float32", "F16": "float16"}
 
 
 def gguf_config(file: GgufFile) -> dict[str, Any]:
-    """The values of ``config.json``.
+    """Values of ``config.json``.
 
     Raises:
-        UserError: the architecture is not supported, or the metadata does not say what is needed.
+        UserError: the architecture is not supported, or required metadata is missing.
     """
     prefix, family = read_family(file)
     table = file.tensors.get("token_embd.weight")
@@ -72,7 +72,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         **family.constants,
     }
-    has_latents = f"{prefix}.attention.kv_lora_rank" in file  # whose sizes of heads are others
+    has_latents = f"{prefix}.attention.kv_lora_rank" in file  # models with latent attention have other head sizes
     for key, name in (SIZES | dict(family.sizes)).items():
         values[key] = file.size(f"{prefix}.{name}")
     for key, name in OPTIONAL_SIZES.items():
@@ -80,7 +80,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
             values[key] = file.size(f"{prefix}.{name}")
     if INNER_SIZE in values:
         values["linear_value_head_dim"] = values[INNER_SIZE] // max(1, values["linear_num_value_heads"])
-    if "moe_intermediate_size" in values:  # of a model that is all experts, files need not say the other one
+    if "moe_intermediate_size" in values:  # optional in files of models without dense MLPs
         values.setdefault("intermediate_size", values["moe_intermediate_size"])
     head_size = values.get("head_dim") or values["hidden_size"] // max(1, values["num_attention_heads"])
     if has_latents:
@@ -96,15 +96,17 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
 
 
 def gguf_generation_config(file: GgufFile) -> dict[str, Any]:
-    """The values of ``generation_config.json``: sampling that the model's authors recommend."""
+    """Values of ``generation_config.json``: the sampling parameters that the model's authors recommend."""
     keys = {name: f"general.sampling.{key}" for name, key in SAMPLING.items()}
     return {name: file.get(key, int if name == "top_k" else float, 0) for name, key in keys.items() if key in file}
 
 
 def end_ids(file: GgufFile) -> list[int]:
-    """Ids of the tokens that end an answer."""
+    """Ids of the tokens that end a generation."""
     known, names = KNOWN_ENDS, ENDS
-    if file.get("general.architecture", str, "") == "gpt-oss":  # <|end|> ends a message there, with others behind it
+    if (
+        file.get("general.architecture", str, "") == "gpt-oss"
+    ):  # in gpt-oss, <|end|> ends a message, and further messages follow
         known, names = HARMONY_ENDS, ENDS[:1]
     ids = {file.get(key, int) for name in names if (key := f"tokenizer.ggml.{name}_token_id") in file}
     kinds = file.numbers("tokenizer.ggml.token_type")
@@ -117,10 +119,10 @@ def end_ids(file: GgufFile) -> list[int]:
 
 
 def _rope(file: GgufFile, prefix: str, head_size: int) -> dict[str, Any]:
-    """Rotary embedding in the spelling of Transformers 5.
+    """Rotary embedding parameters in the format of Transformers 5.
 
     Raises:
-        UserError: a kind of scaling that is not supported.
+        UserError: the type of scaling is not supported.
     """
     kind = file.get(f"{prefix}.rope.scaling.type", str, "none")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": file.get(f"{prefix}.rope.freq_base", float, 10000.0)}
@@ -159,7 +161,7 @@ def _rope(file: GgufFile, prefix: str, head_size: int) -> dict[str, Any]:
 
 
 def _dtype(file: GgufFile) -> str:
-    """The dtype that most weights have; bfloat16 for those that are quantised."""
+    """Dtype of most weights; bfloat16 if they are quantized."""
     counts: Counter[str] = Counter()
     for tensor in file.tensors.values():
         if len(tensor.shape) > 1:
@@ -168,10 +170,10 @@ def _dtype(file: GgufFile) -> str:
 
 
 def _read_floats(file: GgufFile, tensor: GgufTensor) -> list[float]:
-    """A short tensor of float32.
+    """Read a short tensor of float32.
 
     Raises:
-        UserError: it is of another type, or long.
+        UserError: the tensor has another type, or is too long.
     """
     count = math.prod(tensor.shape)
     if tensor.type.name != "F32" or count > MAX_FLOATS:

@@ -1,4 +1,4 @@
-"""Architectures of GGUF files, and what differs between them: names of sizes and tensors, and changes of numbers; no torch.
+"""GGUF architectures: names of sizes and tensors, row orders and value changes of each; no torch.
 
 Source: ggml-org/llama.cpp, gguf-py/gguf/constants.py (names) and convert_hf_to_gguf.py (changes).
 """
@@ -15,7 +15,7 @@ from labinfer.weights.gguf.family_configs import read_deepseek2, read_gemma3, re
 from labinfer.weights.gguf.file import GgufFile
 
 INNER_SIZE = "linear_inner_size"
-"""Values of all heads of Gated DeltaNet, of which ``config.json`` has one head's."""
+"""Size of all value heads of Gated DeltaNet together; ``config.json`` has the size of one head."""
 ATTENTION = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -35,7 +35,7 @@ DENSE = NORMS | ATTENTION | MLP
 EXPERT_STACKS = {
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
-    "mlp.experts.gate_up_proj": "ffn_gate_up_exps",  # in the place of the two above
+    "mlp.experts.gate_up_proj": "ffn_gate_up_exps",  # replaces the two above
     "mlp.experts.down_proj": "ffn_down_exps",
 }
 EXPERTS = {"mlp.gate": "ffn_gate_inp", **EXPERT_STACKS}
@@ -97,41 +97,41 @@ OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_he
 
 
 Order = Literal["rotated pairs", "tiled heads", "tiled values", "tiled values behind keys"]
-"""Names of orders of rows, see ``orders.py``: of Llama's queries and keys, and of value heads with one row each, with all of their
-values, and with these behind queries and keys."""
+"""Row orders, see ``orders.py``: Llama's queries and keys; value heads of one row each; value heads of several rows; and value heads
+after queries and keys."""
 Join = Literal["turns", "heads"]
-"""Names of ways in which a tensor is made of several, see ``joins.py``."""
+"""Ways to join two tensors into one, see ``joins.py``."""
 Change = Literal["less one", "log of negated"]
-"""Names of what is done to the numbers of a tensor."""
+"""Changes of a tensor's values on loading."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GgufFamily:
-    """An architecture of GGUF files."""
+    """Architecture of GGUF files."""
 
     architecture: str
-    """The class that ``config.json`` would name."""
+    """Class name in ``config.json``."""
     parts: Mapping[str, str]
-    """Modules of a layer, by their names in checkpoints, and what files call them."""
+    """Modules of a layer: name in checkpoints → name in GGUF files."""
     sizes: Mapping[str, str] = field(default_factory=dict)
-    """Further keys of ``config.json`` with whole numbers, and what they are called in the metadata behind the architecture."""
+    """Additional integer keys of ``config.json`` → metadata keys (without the architecture prefix)."""
     constants: Mapping[str, Any] = field(default_factory=dict)
-    """Further keys of ``config.json`` that files do not say, because llama.cpp knows them."""
+    """Additional keys of ``config.json`` with fixed values, which llama.cpp hard-codes."""
     orders: Mapping[str, Order] = field(default_factory=dict)
-    """Modules whose rows are in an order of their own."""
+    """Modules whose rows are reordered."""
     column_orders: Mapping[str, Order] = field(default_factory=dict)
-    """Modules whose columns are."""
+    """Modules whose columns are reordered."""
     changes: Mapping[str, Change] = field(default_factory=dict)
-    """Modules of whose numbers others are stored."""
+    """Modules whose values are changed."""
     joins: Mapping[str, tuple[Join, str, str]] = field(default_factory=dict)
-    """Tensors of a layer that are stored in two parts: how they are joined, and what ``parts`` call these, with their last part."""
+    """Tensors of a layer that are stored in two parts: way to join them, and their names by ``parts``, with suffix."""
     read_config: Callable[[GgufFile, Mapping[str, Any]], dict[str, Any]] | None = None
-    """Further keys of ``config.json``, given those that families have in common."""
+    """Returns additional keys of ``config.json``, given the common ones."""
 
     def name(self, stored: str, num_layers: int) -> str:
-        """The checkpoint's name of a tensor, such as ``model.layers.0.mlp.up_proj.weight`` for ``blk.0.ffn_up.weight``.
+        """Checkpoint name of a tensor, such as ``model.layers.0.mlp.up_proj.weight`` for ``blk.0.ffn_up.weight``.
 
-        Layers behind the model's own, which guess tokens ahead, are called ``mtp``. What is not known stays as it is.
+        MTP layers, which follow the model's own layers, get the prefix ``mtp``. Unknown names are unchanged.
         """
         match = re.fullmatch(r"blk\.(\d{1,9})\.(.+)", stored)
         if match is not None and int(match[1]) >= num_layers:
@@ -237,14 +237,14 @@ FAMILIES = {
     "gpt-oss": GPT_OSS,
     "deepseek2": DEEPSEEK2,
 }
-"""By ``general.architecture``."""
+"""Families by ``general.architecture``."""
 
 
 def read_family(file: GgufFile) -> tuple[str, GgufFamily]:
-    """``general.architecture``, which is also the first part of the names of sizes, and what it means.
+    """``general.architecture``, which is also the prefix of metadata keys, and its family.
 
     Raises:
-        UserError: it is not supported.
+        UserError: the architecture is not supported.
     """
     name = file.get("general.architecture", str)
     if name not in FAMILIES:

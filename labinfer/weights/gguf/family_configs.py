@@ -1,6 +1,6 @@
-"""Keys of ``config.json`` that only one family has, read from the metadata of its GGUF files; no torch.
+"""Keys of ``config.json`` that only one family has, from the metadata of its GGUF files; no torch.
 
-Source: ggml-org/llama.cpp, conversion/ (what is written) and src/models/ (what is taken for granted).
+Source: ggml-org/llama.cpp, conversion/ (what is written) and src/models/ (what is hard-coded).
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from labinfer.weights.gguf.file import GgufFile
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 GEMMA_27B_LAYERS = 62
-"""Layers of the one Gemma 3 whose queries are scaled by another size than that of a head."""
+"""Number of layers of Gemma 3 27B, whose query scale is not derived from the head size."""
 LOG_MULTIPLIER = 0.1
-"""Part of ``mscale_all_dim`` that files of DeepSeek have."""
+"""Factor by which files of DeepSeek store ``mscale_all_dim``."""
 SOFTMAX, SIGMOID = 1, 2
 """Values of ``expert_gating_func``."""
 DEEPSEEK_V3 = {"n_routed_experts": 256}, {"n_group": 8, "topk_group": 4}
-"""Signs of its files from before llama.cpp had groups of experts, and these groups."""
+"""Sizes that identify DeepSeek V3 in files older than llama.cpp's expert groups, and its groups."""
 
 
 def read_gemma3(file: GgufFile, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Windows, a rotary table for each type of layers, and the scale of queries.
+    """Sliding windows, rotary embedding of each layer type, and query scale.
 
     Raises:
-        UserError: a value of another kind.
+        UserError: a value has an unexpected type.
     """
     rope, sliding = values["rope_parameters"], "gemma3.attention.sliding_window"
     local = {"rope_type": "default", "rope_theta": file.get("gemma3.rope.freq_base_swa", float, 10000.0)}
@@ -44,7 +44,7 @@ def read_gemma3(file: GgufFile, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pattern(file: GgufFile, key: str, num_layers: int) -> dict[str, Any]:
-    """Layers with windows: every one but each so-many-th, or a flag for each layer."""
+    """Layers with a sliding window: all but every n-th, or a flag for each layer."""
     numbers = file.numbers(key)
     if len(numbers) == 1 and type(numbers[0]) is int:
         return {"sliding_window_pattern": numbers[0]}
@@ -52,15 +52,15 @@ def _pattern(file: GgufFile, key: str, num_layers: int) -> dict[str, Any]:
 
 
 def read_gpt_oss(file: GgufFile, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A rotary table whose blend begins and ends between two frequencies, as its authors have it and files do not say."""
+    """Rotary embedding with untruncated YaRN correction range, which files do not state."""
     return {"rope_parameters": values["rope_parameters"] | {"truncate": False}}
 
 
 def read_deepseek2(file: GgufFile, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The class of a model with latent attention, sizes of its heads, and how its router chooses.
+    """Class of a model with latent attention, its head sizes, and its routing method.
 
     Raises:
-        UserError: a value of another kind, or a way to choose experts that none of these models has.
+        UserError: a value has an unexpected type, or the routing method is not supported.
     """
     rotated, is_new = values["qk_rope_head_dim"], "deepseek2.attention.key_length_mla" in file
     key_size, value_size = (
@@ -81,7 +81,7 @@ def read_deepseek2(file: GgufFile, values: Mapping[str, Any]) -> dict[str, Any]:
     if "deepseek2.attention.q_lora_rank" in file:
         own["q_lora_rank"] = file.size("deepseek2.attention.q_lora_rank")
     if (multiplier := file.get("deepseek2.rope.scaling.yarn_log_multiplier", float, 0.0)) != 0:
-        sharpness = round(multiplier / LOG_MULTIPLIER, 6)  # it was a float32
+        sharpness = round(multiplier / LOG_MULTIPLIER, 6)  # undoes float32 rounding
         sharpened = {"mscale": sharpness, "mscale_all_dim": sharpness}
         own["rope_parameters"] = values["rope_parameters"] | sharpened
     return own | _router(file, values)

@@ -1,7 +1,7 @@
-"""GgufFile: what the beginning of a GGUF file says: its metadata, and where each tensor is; no torch.
+"""GgufFile: metadata and tensor positions of a GGUF file; no torch.
 
-Everything is checked against the size of the file before memory is taken for it. Arrays of the metadata, such as a vocabulary, are
-stepped over, and read when they are asked for. Split files are read as one.
+All sizes are checked against the file size before memory is allocated. Arrays of the metadata, such as a vocabulary, are skipped and
+read on demand. Split files are read as one.
 
 Source: ggml-org/ggml, docs/gguf.md.
 """
@@ -25,33 +25,33 @@ SUFFIX = ".gguf"
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Kinds of numbers in the metadata, as the ``struct`` module calls them."""
+"""``struct`` format characters of the metadata's number types."""
 BYTES = (0, 1)
-"""Kinds of a byte each."""
+"""Types of one byte."""
 STRING, ARRAY = 8, 9
 MAX_KEYS = 1 << 14
 MAX_TENSORS = 1 << 18
 MAX_NAME = 1 << 16
-"""Bytes of a key or of a tensor's name."""
+"""Maximum length of a key or of a tensor's name in bytes."""
 MAX_TEXT = 16 << 20
-"""Bytes of a single text, such as a chat template."""
+"""Maximum length of a string, such as a chat template, in bytes."""
 MAX_ARRAY = 1 << 28
-"""Bytes of an array that is asked for."""
+"""Maximum size of an array that is read, in bytes."""
 MAX_NUMBERS = 1 << 24
-"""Numbers of such an array, each of which takes tens of bytes in a list."""
+"""Maximum number of elements of a numeric array; a Python list takes tens of bytes for each."""
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 20
 MAX_SPLITS = 1 << 12
 CHUNK = 1 << 20
 """Bytes that are read at once."""
 OF_ALL_PARTS = ("general.architecture", "general.name", "split.tensors.count")
-"""Values that the parts of a model have in common, as far as they have them."""
+"""Metadata keys that must agree between split files, if present."""
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GgufTensor:
-    """The place of a tensor's bytes."""
+    """Position and layout of a tensor in a file."""
 
     name: str
     file: BinaryIO
@@ -59,27 +59,27 @@ class GgufTensor:
     position: int
     """Offset of the first byte in the file."""
     shape: tuple[int, ...]
-    """The inputs of a matrix come last, unlike in the file."""
+    """Row-major shape: the inputs of a matrix come last, unlike in the file."""
     type: BlockType
     rows_together: int = 0
-    """Rows that follow one another in the file; 0 for all."""
+    """Number of rows that are contiguous in the file; 0 if all are."""
     pitch: int = 0
-    """Bytes from the first of these rows to the first of the next ones."""
+    """Bytes from the first of these rows to the first of the next contiguous rows."""
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of each run along the last dimension."""
+        """Bytes of a row (along the last dimension)."""
         return self.shape[-1] // self.type.size * self.type.num_bytes
 
     def offset(self, row: int) -> int:
-        """Bytes from ``position`` to a row, numbered over all leading dimensions."""
+        """Bytes from ``position`` to a row; rows are counted over all leading dimensions."""
         number, row = divmod(row, self.rows_together) if self.rows_together else (0, row)
         return number * self.pitch + row * self.row_bytes
 
 
 @dataclass(frozen=True)
 class _Array:
-    """The place of an array of the metadata."""
+    """Position of a metadata array."""
 
     position: int
     end: int
@@ -88,15 +88,15 @@ class _Array:
 
 
 def is_gguf(model: Path) -> bool:
-    """Whether the path of a model is that of a GGUF file, by its name."""
+    """Whether a model's path is that of a GGUF file, by its name."""
     return model.suffix == SUFFIX and not model.is_dir()
 
 
 def split_paths(path: Path) -> list[Path]:
-    """The files of a model, of which this is the only one or the first.
+    """Paths of all split files of a model, given the only or first file.
 
     Raises:
-        UserError: it is another one of several.
+        UserError: ``path`` is a split file, but not the first.
     """
     match = SPLIT.fullmatch(path.name)
     if match is None:
@@ -110,22 +110,22 @@ def split_paths(path: Path) -> list[Path]:
 
 
 def tensors_in(path: Path) -> list[GgufTensor]:
-    """The tensors of one file, which may be one of several of a model.
+    """Tensors of one file, which may be one of several split files.
 
     Raises:
-        UserError: it is broken, or has a tensor of a type that is not supported.
+        UserError: the file is broken, or has a tensor of an unsupported type.
     """
     return _Header(path).tensors
 
 
 class GgufFile:
-    """Metadata and tensors of a model in GGUF; the metadata of the first file is that of all.
+    """Metadata and tensors of a model in GGUF. The metadata of the first split file is used.
 
     Args:
-        path: of the only file or of the first one.
+        path: path of the only or first file.
 
     Raises:
-        UserError: a file is missing, broken or of another model, or has a tensor of a type that is not supported.
+        UserError: a file is missing, broken or of another model, or has a tensor of an unsupported type.
     """
 
     def __init__(self, path: Path):
@@ -147,7 +147,7 @@ class GgufFile:
             )
 
     def _check_part(self, part: Path, values: dict[str, Any], index: int, num_parts: int) -> None:
-        """Refuse a file that says that it is another one of the model's, or one of another model."""
+        """Refuse a file whose metadata says that it is another part, or a part of another model."""
         if index == 0 and (count := self.get("split.count", int, 1)) > 1 and count != num_parts:
             raise UserError(
                 f"{part} is one of {count} files; give the first of them under the name that ends in -00001-of-{count:05}.gguf"
@@ -164,10 +164,10 @@ class GgufFile:
         return key in self._values
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """A value of the metadata, or ``default``.
+        """Metadata value of a key, or ``default``.
 
         Raises:
-            UserError: it is missing and has no default, or is of another kind.
+            UserError: the key is missing and has no default, or has another type.
         """
         value = self._values.get(key)
         if value is None:
@@ -181,10 +181,10 @@ class GgufFile:
         return value
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A whole number, also where it is given for each layer, but the same for all.
+        """Integer value of a key; also accepts an array for all layers with equal values.
 
         Raises:
-            UserError: it differs between layers, or is none.
+            UserError: the value differs between layers, or is not an integer.
         """
         try:
             return self.get(key, int, default)
@@ -199,10 +199,10 @@ class GgufFile:
             return numbers[0]
 
     def numbers(self, key: str) -> list[int | float | bool]:
-        """An array of numbers, or a single number as a list of one; empty where there is none.
+        """Array of numbers (a single number becomes a list of one); empty if the key is missing.
 
         Raises:
-            UserError: it is something else, or too long.
+            UserError: the value has another type, or is too long.
         """
         value = self._values.get(key)
         if isinstance(value, (int, float)):
@@ -215,10 +215,10 @@ class GgufFile:
         return list(struct.unpack(f"<{array.count}{SCALARS[array.kind]}", self._read(key, array)))
 
     def texts(self, key: str) -> list[str]:
-        """An array of texts; empty where there is none. What is no UTF-8 becomes U+FFFD.
+        """Array of strings; empty if the key is missing. Invalid UTF-8 becomes U+FFFD.
 
         Raises:
-            UserError: it is something else, or too long.
+            UserError: the value has another type, or is too long.
         """
         array = self._array(key, (STRING,), "a list of texts")
         if array is None:
@@ -231,16 +231,16 @@ class GgufFile:
         return texts
 
     def raw_bytes(self, key: str) -> bytes:
-        """An array of bytes; empty where there is none.
+        """Array of bytes; empty if the key is missing.
 
         Raises:
-            UserError: it is something else, or too long.
+            UserError: the value has another type, or is too long.
         """
         array = self._array(key, BYTES, "bytes")
         return b"" if array is None else self._read(key, array)
 
     def _array(self, key: str, kinds: Collection[int], what: str) -> _Array | None:
-        """An array of one of these kinds; None where there is none, or an empty one."""
+        """Array of one of these types; None if the key is missing or the array is empty."""
         value = self._values.get(key)
         if value is None or (isinstance(value, _Array) and not value.count):
             return None
@@ -264,14 +264,14 @@ def _show(value: Any) -> str:
 
 
 class _Broken(Exception):
-    """A file that cannot be read; the text says why."""
+    """Unreadable file; the message says why."""
 
 
 class _Header:
-    """The beginning of a file.
+    """Header of a GGUF file.
 
     Raises:
-        UserError: it cannot be read, or is none.
+        UserError: the file cannot be read, or is not a GGUF file.
     """
 
     def __init__(self, path: Path):
@@ -374,7 +374,7 @@ class _Header:
         return self._buffer[offset : offset + count]
 
     def _fill(self, count: int) -> None:
-        """Read on from the present position."""
+        """Fill the buffer from the current position."""
         if count > self._size - self._position:
             raise _Broken("it ends too early; download it again")
         self.file.seek(self._position)
@@ -388,7 +388,7 @@ class _Header:
         self._position += count
 
     def _skip_texts(self, count: int) -> None:
-        """Step over texts: a vocabulary has hundreds of thousands, and most ranks need none of them."""
+        """Skip strings: a vocabulary has hundreds of thousands, which most ranks do not need."""
         if count > (self._size - self._position) // 8:
             raise _Broken("it ends too early; download it again")
         length_at: Callable[[bytes, int], tuple[int]] = struct.Struct("<Q").unpack_from

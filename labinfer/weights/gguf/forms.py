@@ -1,4 +1,4 @@
-"""Forms in which the matrices of GGUF files are held: the numbers of a block as they are, with its scales and minima."""
+"""Forms of GGUF matrices in memory: the quantized values of the blocks, with their scales and minima."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ FORMS = {
 
 
 class GgufForm:
-    """The form in which a matrix of a GGUF file is held; see ``MatrixForm``.
+    """Form in memory of a matrix of a GGUF file; see ``MatrixForm``.
 
     Args:
-        form: of its codes; None where it has values.
+        form: layout of its quantized values; None for floating point.
     """
 
     def __init__(self, form: CodeForm | None = None):
@@ -47,10 +47,10 @@ class GgufForm:
 
 
 def make_formats(file: GgufFile, find: Callable[[str], tuple[GgufTensor, int] | None]) -> Formats:
-    """The form in which each matrix of a file is held.
+    """Form in memory of each matrix of a file.
 
     Args:
-        find: the tensor in which a matrix of the checkpoint is, and how many columns at least stay side by side; 0 for all.
+        find: returns the tensor of a matrix, and the minimum number of columns that stay adjacent under its column order (0 for all).
     """
     kinds = {tensor.type.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
     coded = sorted(kinds.intersection(FORMS))
@@ -60,14 +60,14 @@ def make_formats(file: GgufFile, find: Callable[[str], tuple[GgufTensor, int] | 
             return GgufForm()
         tensor, run = place
         form = FORMS.get(tensor.type.name)
-        is_split = form is not None and run % form.group  # by an order of columns
+        is_split = form is not None and run % form.group  # by the column order
         return GgufForm(None if is_split else form)
 
     return Formats(choose, {"quant_method": "gguf", "types": coded} if coded else None, path=str(file.path))
 
 
 def take(numbers_RI: torch.Tensor, columns_I: torch.Tensor) -> torch.Tensor:
-    """Columns of numbers; a view where they are side by side."""
+    """Selected columns; a view if they are adjacent."""
     first = int(columns_I[0])
     if bool((columns_I.diff() == 1).all()):
         return numbers_RI[:, first : first + len(columns_I)]
@@ -75,11 +75,11 @@ def take(numbers_RI: torch.Tensor, columns_I: torch.Tensor) -> torch.Tensor:
 
 
 def put_codes(block_type: BlockType, blocks_RNB: torch.Tensor, columns_I: torch.Tensor, codes: Codes) -> None:
-    """Fill codes from blocks of as many rows.
+    """Fill ``codes`` from blocks of equally many rows.
 
     Args:
         blocks_RNB: (rows, blocks, bytes) uint8.
-        columns_I: places of the codes among the numbers of a row's blocks; those of a group are side by side.
+        columns_I: positions of the codes among a row's values; those of a group are adjacent.
     """
     rows, form = len(blocks_RNB), codes.form
     numbers = decode_numbers(block_type, blocks_RNB.reshape(-1, blocks_RNB.shape[-1]))
@@ -97,7 +97,7 @@ def put_codes(block_type: BlockType, blocks_RNB: torch.Tensor, columns_I: torch.
 
 
 def pack_numbers(numbers_OI: torch.Tensor, bits: int) -> torch.Tensor:
-    """Numbers as the bytes of ``Codes.words``: (outputs, inputs) uint8, whole groups → (outputs, inputs · bits / 8) uint8."""
+    """Pack integers into the bytes of ``Codes.words``: (outputs, inputs) uint8, whole groups → (outputs, inputs · bits / 8) uint8."""
     if bits == 8:
         return numbers_OI
     if bits == 4:

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that GGUF files store in two parts, and tensors of files that have two of a checkpoint."""
+"""Tensors that GGUF files store in two parts (joined on loading), and fused tensors of which halves are read."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from labinfer.weights.gguf.file import GgufTensor
 
 ReadValues = Callable[[GgufTensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Rows and columns of a tensor by their numbers, as float32; rows are those of all its leading dimensions."""
+"""Reads rows and columns of a tensor by index, as float32. Rows are counted over all leading dimensions."""
 
 
 @dataclass(frozen=True)
 class Joined(ABC):
-    """A tensor that is made of two."""
+    """Tensor that is joined from two stored tensors."""
 
     first: GgufTensor
     second: GgufTensor
@@ -25,15 +25,15 @@ class Joined(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...] | None:
-        """Rows and columns; None where the parts do not fit together."""
+        """Rows and columns; None if the parts are incompatible."""
 
     @abstractmethod
     def rows(self, read: ReadValues, begin: int, end: int) -> torch.Tensor:
-        """Rows of the whole: (end - begin, columns) float32."""
+        """Rows of the joined tensor: (end - begin, columns) float32."""
 
 
 class InterleavedColumns(Joined):
-    """Columns of two tensors, interleaved as those of gate and up in gpt-oss."""
+    """Columns of two tensors, interleaved as gate and up in gpt-oss."""
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -46,9 +46,9 @@ class InterleavedColumns(Joined):
 
 
 class Heads(Joined):
-    """For each head the rows of its keys, which are stored as columns, and then those of its values.
+    """Rows of each head: its keys (which are stored transposed), then its values.
 
-    The first part is (heads, inputs, rows of keys), the second (heads, rows of values, inputs).
+    The first part is (heads, inputs, key rows), the second (heads, value rows, inputs).
 
     Source: ggml-org/llama.cpp, conversion/deepseek.py: ``k_b_proj`` and ``v_b_proj``.
     """
@@ -72,14 +72,14 @@ class Heads(Joined):
 
 
 JOINS: dict[str, type[Joined]] = {"turns": InterleavedColumns, "heads": Heads}
-"""By their names in ``families``."""
+"""Join classes by their names in ``families``."""
 
 
 def halves(tensor: GgufTensor) -> tuple[GgufTensor, GgufTensor] | None:
-    """The first and the second half of every matrix of a stack (by its rows), or of every vector of one; None where it has none.
+    """Halves of every matrix of a stack (along its rows), or of every vector; None if it cannot be halved.
 
     Args:
-        tensor: (count, rows, inputs) or (count, numbers).
+        tensor: (count, rows, inputs) or (count, elements).
     """
     if len(tensor.shape) not in (2, 3):
         return None

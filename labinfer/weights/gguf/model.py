@@ -1,4 +1,4 @@
-"""GgufModel: a model as a GGUF file, or as several that are split; no torch."""
+"""GgufModel: a model in a GGUF file, or in several split files; no torch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from labinfer.weights.gguf.checkpoint import GgufCheckpoint
 
 POOLINGS = {1: "mean", 2: "cls", 3: "last"}
-"""Numbers of llama.cpp's ``pooling_type``."""
+"""Pooling methods by llama.cpp's ``pooling_type``."""
 RANK = 4
 
 
 class GgufModel(ModelFiles):
-    """See ``ModelFiles``; the path is that of the only file, or of the first one.
+    """Model in GGUF; see ``ModelFiles``. The path is that of the only or first file.
 
     A file without ``output.weight`` ties its LM head to the embedding: ``has_head`` is always true, ``has_different_head`` never.
     """
@@ -33,11 +33,11 @@ class GgufModel(ModelFiles):
         return gguf_generation_config(GgufFile(self.path))
 
     def end_ids(self, config: Mapping[str, Any]) -> tuple[int, ...]:
-        """See ``ModelFiles``. The config's list has the tokenizer's end, too: see ``config.end_ids``."""
+        """See ``ModelFiles``. The config's list includes the tokenizer's end token: see ``config.end_ids``."""
         return tuple(token_id for token_id in config["eos_token_id"] if token_id >= 0)
 
     def pooling(self, config: Mapping[str, Any]) -> PoolingConfig | None:
-        """Pooling by llama.cpp's ``pooling_type``. Its server normalizes vectors."""
+        """Pooling by llama.cpp's ``pooling_type``. Vectors are normalized, as in llama.cpp's server."""
         number = config.get("pooling_type", 0)
         if number == RANK:
             refusal = f"{self.path} is a reranker (its pooling_type is {number}), which is not supported"

@@ -1,4 +1,4 @@
-"""Orders of rows (or columns) of matrices in GGUF files, where they are not those of the checkpoint that was converted."""
+"""Row (or column) orders of matrices in GGUF files that differ from those of the converted checkpoint."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 
 
 class Order(Protocol):
-    """The places that rows have in a file."""
+    """Permutation of rows in a file."""
 
     def stored(self, begin: int, end: int) -> torch.Tensor:
-        """Numbers in the file of these rows of the checkpoint, int64."""
+        """Indices in the file of rows ``begin`` to ``end`` of the checkpoint, int64."""
 
 
 @dataclass(frozen=True)
 class RotatedPairs:
-    """Llama's queries and keys: the two rows of a head that are rotated together follow one another.
+    """Llama's queries and keys: the two rows of a head that RoPE rotates together are adjacent.
 
     In the checkpoint they are half a head apart.
 
@@ -35,15 +35,15 @@ class RotatedPairs:
 
 @dataclass(frozen=True)
 class TiledHeads:
-    """Value heads of Gated DeltaNet: the first of every key head, then the second of every one, and so on.
+    """Value heads of Gated DeltaNet, ordered by their index in a group: first the first value head of every key head, and so on.
 
-    In the checkpoint those of one key head follow one another.
+    In the checkpoint the value heads of one key head are adjacent.
 
     Args:
-        groups: key heads.
-        group: value heads of each.
-        size: rows of a head.
-        offset: rows before the first head, which stay.
+        groups: number of key heads.
+        group: value heads per key head.
+        size: rows of a value head.
+        offset: rows before the first value head, which are not reordered.
 
     Source: ggml-org/llama.cpp, convert_hf_to_gguf.py, for Qwen3.5.
     """

@@ -1,4 +1,4 @@
-"""Types of GGUF tensors: the numbers of a block and its bytes; no torch.
+"""Types of GGUF tensors: values and bytes of a block; no torch.
 
 Source: ggml-org/llama.cpp, ggml/include/ggml.h (``enum ggml_type``) and ggml/src/ggml-common.h (the blocks).
 """
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BlockType:
-    """A type of tensors."""
+    """Type of GGUF tensors."""
 
     name: str
     size: int
-    """Consecutive numbers of a row that are stored together."""
+    """Values of a block (consecutive in a row)."""
     num_bytes: int
 
 
@@ -34,7 +34,7 @@ TYPES = {
     30: BlockType("BF16", 1, 2),
     39: BlockType("MXFP4", 32, 17),
 }
-"""Types that are read, by their numbers in files."""
+"""Supported types, by their numbers in files."""
 FLOATS = ("F32", "F16", "BF16")
 OTHERS = {
     9: "Q8_1",
@@ -57,4 +57,4 @@ OTHERS = {
     35: "TQ2_0",
     40: "NVFP4",
 }
-"""Names of types that are not read."""
+"""Names of unsupported types."""
