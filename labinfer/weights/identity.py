@@ -1,9 +1,8 @@
-"""The identity of a model: digests of all files that its answers depend on, taken at the first start and compared whenever the files
-are read again; no torch.
+"""Identity of a model: digests of all files that determine its output, taken at the first start and compared on later reads; no torch.
 
-On one machine, a file whose stamp (size, times of the last write and of the last change, inode) is the same was not written to. Where
-the stamps differ, digests of the contents are compared. A weight file of more than ``WHOLE_BYTES`` has a digest of its header and of
-samples of all its tensors, as reading all of it takes as long as loading; any other file has a digest of all its bytes.
+On one machine, a file whose stamp (size, modification and change times, inode) is unchanged was not written to. If stamps differ,
+digests of the contents are compared. A weight file of more than ``WHOLE_BYTES`` has a digest of its header and of samples of all its
+tensors, as reading the whole file takes as long as loading it. Any other file has a digest of all its bytes.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from labinfer.weights.gguf.file import tensors_in
 from labinfer.weights.model_files import open_model
 
 WHOLE_BYTES = 8 << 20
-"""Largest weight file whose digest is of all its bytes."""
+"""Largest weight file whose digest covers all its bytes."""
 SAMPLE_BYTES = 1 << 10
-"""Bytes of a sample."""
+"""Size of a sample in bytes."""
 SAMPLE_EVERY = 8 << 20
-"""A tensor has one sample, and one more for every ``SAMPLE_EVERY`` bytes."""
+"""Bytes of a tensor per sample: a tensor has one sample, and one more for each ``SAMPLE_EVERY`` bytes."""
 CHUNK_BYTES = 1 << 20
 SETTINGS = (
     "config.json",
@@ -46,16 +45,16 @@ SETTINGS = (
     "sentence_bert_config.json",
     "[0-9]_*/*config.json",
 )
-"""Patterns of the files beside the weights that answers depend on: configs, tokenizers, templates and modules of embedding models.
-Other files may be there, too, such as reports and outputs of runs."""
+"""Patterns of files besides the weights that determine a model's output: configs, tokenizers, templates, modules of embedding models.
+Excludes other files in the directory, such as reports and outputs of runs."""
 NUM_THREADS = 4
 
 
 class FileIdentity(msgspec.Struct, frozen=True, array_like=True):
-    """A file that answers depend on."""
+    """File that determines a model's output."""
 
     path: str
-    """Absolute path, on the first of the machines that read it."""
+    """Absolute path on the first machine that read the file."""
     digest: str
     """Digest of the contents; see ``file_digest``."""
     is_sampled: bool
@@ -65,20 +64,20 @@ class FileIdentity(msgspec.Struct, frozen=True, array_like=True):
 
 
 Identity = dict[str, FileIdentity]
-"""Files by labels, which stay the same where the model is moved."""
+"""Files by labels that do not change when the model is moved."""
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Differences between the identity that was taken first and a later one."""
+    """Differences between two identities of a model."""
 
     changed: list[str]
-    """Paths of files whose contents differ, which are new, or which are gone."""
+    """Paths of files that differ in content, are new, or are gone."""
     rewritten: list[str]
-    """Paths of weight files that were written to, and whose header and samples are the same."""
+    """Paths of weight files that were written to, but have unchanged headers and samples."""
 
     def describe(self) -> str:
-        """The changed files in words; empty where there are none."""
+        """Text about the changed files; empty if there are none."""
         if not self.changed:
             return ""
         first, *others = self.changed
@@ -91,14 +90,14 @@ def model_files(model: Path) -> dict[str, Path]:
     """Weight files and config of a model, by label.
 
     Raises:
-        UserError: there are no weights.
+        UserError: the model has no weights.
     """
     files = open_model(model)
     return {path.name: path for path in (files.config_path, *files.weight_files())}
 
 
 def setting_files(directory: Path) -> dict[str, Path]:
-    """Config, tokenizer and template files of a model's or a tokenizer's ``directory``, by label; of a GGUF file, the file itself."""
+    """Config, tokenizer and template files of a model's or tokenizer's ``directory``, by label; for a GGUF file, the file itself."""
     if not directory.is_dir():
         return {directory.name: directory}
     paths = sorted({path for pattern in SETTINGS for path in directory.glob(pattern) if path.is_file()})
@@ -106,16 +105,16 @@ def setting_files(directory: Path) -> dict[str, Path]:
 
 
 def template_files(chat_template: str, response_template: str) -> dict[str, Path]:
-    """Files that these options name, by label. The name of a built-in format is no file."""
+    """Files that the two options name, by label. Names of built-in formats are skipped."""
     named = {"--chat-template": chat_template, "--response-template": response_template}
     return {flag: path for flag, name in named.items() if name and (path := Path(name)).is_file()}
 
 
 def stamp(path: Path) -> str:
-    """Size, times of the last write and of the last change of any kind, and inode. Neither copying nor ``touch`` can set all of them.
+    """Size, modification time, change time and inode. Neither copying nor ``touch`` can set all of them.
 
     Raises:
-        UserError: the file is not there.
+        UserError: the file does not exist.
     """
     try:
         status = path.stat()
@@ -125,10 +124,10 @@ def stamp(path: Path) -> str:
 
 
 def identify(paths: Mapping[str, Path]) -> Identity:
-    """The identity of files as they are now.
+    """Current identity of files.
 
     Raises:
-        UserError: one cannot be read.
+        UserError: a file cannot be read.
     """
     stamps = {
         label: stamp(path) for label, path in paths.items()
@@ -142,7 +141,7 @@ def identify(paths: Mapping[str, Path]) -> Identity:
 
 
 def merge(parts: Iterable[Identity]) -> Identity:
-    """One identity of those that several ranks have taken of the same contents."""
+    """Identity that combines those of several ranks for equal contents."""
     merged: Identity = {}
     for part in parts:
         for label, file in part.items():
@@ -153,7 +152,7 @@ def merge(parts: Iterable[Identity]) -> Identity:
 
 
 def compare(before: Identity, now: Identity) -> Changes:
-    """The changes from one identity to another."""
+    """Changes from one identity to another."""
     changed, rewritten = [], []
     for label in sorted(before.keys() | now.keys()):
         old, new = before.get(label), now.get(label)
@@ -165,13 +164,13 @@ def compare(before: Identity, now: Identity) -> Changes:
 
 
 def changed_path(identity: Identity, paths: Mapping[str, Path]) -> Path | None:
-    """A file whose contents are not those of its identity, which is new, or which is gone; None where all are the same.
+    """First file that differs in content from its identity, is new, or is gone; None if all are unchanged.
 
     Args:
-        paths: the files as they are found now, by label.
+        paths: current files, by label.
 
     Raises:
-        UserError: one cannot be read.
+        UserError: a file cannot be read.
     """
     for label in identity.keys() - paths.keys():
         return Path(identity[label].path)
@@ -185,21 +184,21 @@ def changed_path(identity: Identity, paths: Mapping[str, Path]) -> Path | None:
 
 
 def combined_digest(identity: Identity) -> str:
-    """One digest of the contents of all files."""
+    """Digest of the contents of all files."""
     contents = sorted((label, file.digest) for label, file in identity.items())
     return hashlib.sha256(msgspec.json.encode(contents)).hexdigest()[:32]
 
 
 def is_sampled(path: Path) -> bool:
-    """Whether ``file_digest`` is of samples."""
+    """Whether ``file_digest`` covers only samples."""
     return path.suffix in (".safetensors", GGUF) and path.stat().st_size > WHOLE_BYTES
 
 
 def file_digest(path: Path) -> str:
-    """Digest of a file's size and contents, or, of a large weight file, of its header and of samples of all its tensors.
+    """Digest of a file's size and contents; for a large weight file, of its size, header and samples of all its tensors.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the file cannot be read.
     """
     digest = hashlib.sha256()
     try:
@@ -210,7 +209,7 @@ def file_digest(path: Path) -> str:
             digest.update(size.to_bytes(8, "little"))
             spans = list(_samples(path, fd, size)) if sampled else [(0, size)]
             if sampled:
-                for begin, end in spans:  # the disk is asked for all of them before one is waited for
+                for begin, end in spans:  # request all samples from the disk before waiting for one
                     os.posix_fadvise(fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
             for begin, end in spans:
                 for position in range(begin, end, CHUNK_BYTES):
@@ -221,7 +220,7 @@ def file_digest(path: Path) -> str:
 
 
 def _samples(path: Path, fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """First byte and end of the header and of each sample."""
+    """Byte ranges of the header and of each sample."""
     first, tensors = _gguf_tensors(path, size) if path.suffix == GGUF else _safetensors(fd, size)
     yield 0, first
     for begin, end in tensors:
@@ -237,8 +236,8 @@ class _Entry(msgspec.Struct):
 
 
 def _safetensors(fd: int, size: int) -> tuple[int, list[tuple[int, int]]]:
-    """Bytes of the header, and where each tensor begins and ends. Of a broken header, which the loader refuses, the whole file is
-    one tensor."""
+    """Size of the header in bytes, and byte ranges of the tensors. A file with an invalid header, which the loader refuses, counts as one
+    tensor."""
     length = int.from_bytes(os.pread(fd, 8, 0), "little")
     if length > min(MAX_HEADER_BYTES, size - 8):
         return 8, [(8, size)]
@@ -252,6 +251,6 @@ def _safetensors(fd: int, size: int) -> tuple[int, list[tuple[int, int]]]:
 
 
 def _gguf_tensors(path: Path, size: int) -> tuple[int, list[tuple[int, int]]]:
-    """Bytes before the first tensor of a GGUF file, and where each tensor begins and ends."""
+    """Bytes before the first tensor of a GGUF file, and byte ranges of the tensors."""
     begins = sorted(tensor.position for tensor in tensors_in(path))
     return begins[0] if begins else size, list(zip(begins, [*begins[1:], size], strict=True))

@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint directory."""
+"""Readers of a checkpoint directory's JSON files."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from labinfer.base.errors import UserError
 
 
 def read_json(path: Path) -> dict:
-    """A JSON object from a file.
+    """Read a JSON object from a file.
 
     Raises:
-        UserError: the file cannot be read, or holds no JSON object.
+        UserError: the file cannot be read, or does not contain a JSON object.
     """
     return _read(path, dict, "object")
 
 
 def read_list(path: Path) -> list:
-    """A JSON list from a file.
+    """Read a JSON list from a file.
 
     Raises:
-        UserError: the file cannot be read, or holds no JSON list.
+        UserError: the file cannot be read, or does not contain a JSON list.
     """
     return _read(path, list, "list")
 
 
 def read_optional(path: Path) -> dict:
-    """A JSON object from a file, empty where there is none; see ``read_json``."""
+    """Read a JSON object from a file; empty if the file does not exist. See ``read_json``."""
     return read_json(path) if path.exists() else {}
 
 
 def need_plain_file(path: Path) -> None:
-    """Refuse what is there and cannot be read to its end, such as a named pipe, whose reader would wait for ever.
+    """Refuse a path that is not a regular file, such as a named pipe, which would block its reader forever.
 
     Raises:
-        UserError: the path is that of something else than a file. Where there is nothing, whoever opens it says so.
+        UserError: the path exists and is not a regular file. A missing file is not refused here.
     """
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is no plain file; give a Hugging Face model directory")

@@ -1,4 +1,4 @@
-"""Fill a rank's parameters from a checkpoint, strictly both ways: nothing missing, nothing left over."""
+"""Loader: fills a rank's parameters from a checkpoint, without missing or unexpected tensors."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from labinfer.weights.weighted_module import WeightedModule
 logger = logging.getLogger(__name__)
 
 ROTARY_BUFFERS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
-"""Endings of the names of rotary tables in old exports; the tables are computed from the config here."""
+"""Name suffixes of rotary tables in old exports; the tables are computed from the config here."""
 MASK_BUFFERS = ("attn.bias", "attn.masked_bias")
-"""Endings of the names of causal masks, and of the value of masked scores, in old exports."""
+"""Name suffixes of causal masks, and of the value of masked scores, in old exports."""
 KV_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale")
-"""Endings of the names of scales for a KV cache in FP8; the KV cache here is never in FP8."""
+"""Name suffixes of scales for a KV cache in FP8, which is not supported here."""
 OUTPUT_SCALE = ".output_scale"
-"""Ending of the name of the scale of a projection's outputs in FP8, one number; outputs are not rounded here."""
+"""Name suffix of the FP8 scale of a projection's outputs (one number); outputs are not quantized here."""
 
 
 class KeptWeights(Protocol):
-    """Packed weights of earlier starts. ``slices`` is a digest of all that they depend on beside the checkpoint and the code."""
+    """Cache of packed weights. ``slices`` is a digest of everything that they depend on, except the checkpoint and the code."""
 
     def open(self, slices: str, functions: LoadFunctions) -> Mapping[str, Any] | None:
-        """States of ``WeightedModule.export_packed`` by module, or None."""
+        """Cached states of ``WeightedModule.export_packed`` by module, or None."""
 
     def keep(self, slices: str, states: dict[str, Any], functions: LoadFunctions) -> Any:
-        """Keep states for later starts, without waiting for the disk."""
+        """Cache states for later starts, without waiting for the disk."""
 
 
 def weight_slices(model: nn.Module, names: CheckpointNames | None = None) -> Iterator[WeightSlice]:
-    """The slices that fill the parameters of a model, module by module, under the checkpoint's names.
+    """Slices that fill the parameters of a model, module by module, with checkpoint names.
 
     Args:
-        names: the family's, resolved for a checkpoint; by default as they are.
+        names: the family's names, resolved for a checkpoint; default: unresolved.
     """
     names = names or _names(model)
     for name, module in _weighted_modules(model):
@@ -58,15 +58,15 @@ def weight_slices(model: nn.Module, names: CheckpointNames | None = None) -> Ite
 
 
 def choose_forms(model: nn.Module, form: Callable[[str], CodeForm | None]) -> None:
-    """Tell the modules of a new model, which is on the meta device still, in which form their matrices are to be held.
+    """Choose the form in memory of each matrix of a new model, which is still on the meta device.
 
     Args:
-        form: of a matrix, by its name in the checkpoint; None for values.
+        form: returns the form of a matrix by its checkpoint name; None for floating point.
     """
     names = _names(model)
 
     def choose(matrix: str) -> CodeForm | None:
-        """Values, which any format can give, also where it depends on a root that is not known yet."""
+        """Form that all possible names of ``matrix`` agree on; floating point (None) if they differ, as every format can provide it."""
         forms = {form(name) for name in names.spellings(matrix)}
         return forms.pop() if len(forms) == 1 else None
 
@@ -81,16 +81,16 @@ def load_weights(
     on_progress: Callable[[int, int], None],
     files: KeptWeights | None = None,
 ) -> None:
-    """Give a model that was built on the meta device its memory, and fill it from the checkpoint.
+    """Allocate the memory of a model on the meta device, and fill it from the checkpoint.
 
-    One module after another is loaded and packed: what is quantised is never held as a whole in the checkpoint's dtype.
+    Modules are loaded and packed one after another, so that a quantized model is never held as a whole in the checkpoint's dtype.
 
     Args:
         on_progress: called with (done, total) slices.
-        files: packed weights of earlier starts, which are taken as they are; where there are none yet, they are kept there.
+        files: cache of packed weights, which is used if it has this model's, and filled otherwise.
 
     Raises:
-        UserError: a tensor is missing, has the wrong shape, or holds numbers that are none.
+        UserError: a tensor is missing, has the wrong shape, or contains NaN or infinity.
     """
     names, numbers = _names(model).resolve(checkpoint.names), itertools.count()
     _hold_as_stored(model, checkpoint, names)
@@ -121,22 +121,22 @@ def load_weights(
 def check_checkpoint(
     whole_model: nn.Module, checkpoint: CheckpointReader, tied_head: bool, ignored: Sequence[str] = ()
 ) -> None:
-    """Compare a checkpoint's tensors with those of the whole model (built on the meta device).
+    """Compare a checkpoint's tensors with those of the whole model (on the meta device).
 
-    Only tensors that may contradict the config are read: zero points, orders of inputs, biases.
+    Only reads tensors that may contradict the config: zero points, group indices, biases.
 
     Args:
-        ignored: globs of ``--ignore-tensors``: tensors with such names may be left over.
+        ignored: globs of ``--ignore-tensors``; matching tensors may be left unread.
 
     Raises:
-        UserError: the checkpoint has tensors that the model has no place for, lacks one, has one of another shape or dtype, or
-            one that is not what the config says; or ``ignored`` matches a tensor that the model needs.
+        UserError: the checkpoint has tensors that the model does not use, lacks a tensor, or has one of a wrong shape or dtype or that
+            contradicts the config; or ``ignored`` matches a tensor that the model needs.
     """
     names, num_layers = _names(whole_model).resolve(checkpoint.names), len(whole_model.model.layers)
     _hold_as_stored(whole_model, checkpoint, names)
     expected: set[str] = set()
     for _, parts in itertools.groupby(weight_slices(whole_model, names), key=lambda part: part.name):
-        part = next(parts)  # all slices of a matrix come one after another, and are of the same tensors
+        part = next(parts)  # slices of a matrix are adjacent and read the same tensors
         checkpoint.check(part)
         expected.update(checkpoint.tensor_names(part))
     _check_ignored(ignored, checkpoint, expected)
@@ -168,18 +168,18 @@ def check_checkpoint(
 
 
 def pack_weights(model: nn.Module) -> None:
-    """Bring every loaded weight into the form in which functions read it."""
+    """Pack all loaded weights into the layouts that functions read."""
     for _, module in _weighted_modules(model):
         module.pack()
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of all weights, shared ones counted once; on the meta device what they would take."""
+    """Bytes of all weights, shared ones counted once; on the meta device the bytes that they would take."""
     return sum(module.num_bytes for _, module in _weighted_modules(model))
 
 
 def _check_finite(part: WeightSlice) -> None:
-    """Refuse what was loaded with NaN or infinite numbers, of which every answer would be made; it is in the caches still."""
+    """Refuse a loaded slice with NaN or infinity. Runs right after loading, while the slice is in the CPU caches."""
     memory = part.destination
     parts = (memory.scales, memory.minima) if isinstance(memory, Codes) else (memory,)
     floats = [values for values in parts if values is not None and values.numel() and values.is_floating_point()]
@@ -192,7 +192,7 @@ def _check_finite(part: WeightSlice) -> None:
 
 
 def _is_buffer(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is one that Transformers leaves unread, too: what it holds is computed, or is of a KV cache in FP8."""
+    """Whether a tensor is ignored as in Transformers: it is computed from the config, or belongs to a KV cache in FP8."""
     if name.endswith(MASK_BUFFERS):
         return len(shape) != 1 or shape[0] == 1  # one dimension would be a bias
     if name.endswith(OUTPUT_SCALE):
@@ -205,14 +205,14 @@ def _matches(name: str, globs: Sequence[str]) -> bool:
 
 
 def _check_ignored(globs: Sequence[str], checkpoint: CheckpointReader, needed: set[str]) -> None:
-    """Refuse globs that match a tensor of the model."""
+    """Refuse globs that match a tensor that the model needs."""
     for name in sorted(needed & checkpoint.names):
         if _matches(name, globs):
             raise UserError(f"--ignore-tensors matches {name}, which the model needs; give a narrower pattern")
 
 
 def _is_zero_bias(name: str, checkpoint: CheckpointReader) -> bool:
-    """Whether a tensor adds nothing: old exports of GPTQ give every projection a bias."""
+    """Whether a tensor is a bias of zeros, which old exports of GPTQ have for every projection."""
     shape = checkpoint.shape(name)
     if not name.endswith(".bias") or len(shape) != 1:
         return False
@@ -220,9 +220,9 @@ def _is_zero_bias(name: str, checkpoint: CheckpointReader) -> bool:
 
 
 def _hold_as_stored(model: nn.Module, checkpoint: CheckpointReader, names: CheckpointNames) -> None:
-    """Take codes back from modules of which the checkpoint has values, though its config does not say so.
+    """Hold modules in floating point whose tensors are unquantized although the config does not say so.
 
-    Configs name the modules that they leave out; experts are none in Transformers, so nobody names them.
+    Configs list unquantized modules, but not experts, which are no modules in Transformers.
     """
     for name, module in _weighted_modules(model):
         parts = (part for part in module.slices(name) if isinstance(part, MatrixSlice))
@@ -235,7 +235,7 @@ def _weighted_modules(model: nn.Module) -> Iterator[tuple[str, WeightedModule]]:
 
 
 def _stored(part: WeightSlice, names: CheckpointNames) -> WeightSlice:
-    """The slice under the checkpoint's names."""
+    """Slice with checkpoint names."""
     if not names.renamed:
         return part
     changes: dict[str, Any] = {"name": names.stored(part.name)}
@@ -245,7 +245,7 @@ def _stored(part: WeightSlice, names: CheckpointNames) -> WeightSlice:
 
 
 def _describe(model: nn.Module, names: CheckpointNames) -> list[tuple]:
-    """All that a model's packed weights depend on beside the checkpoint and the code: their slices, and what packs them."""
+    """Everything that packed weights depend on, except the checkpoint and the code: the slices and the packing of each module."""
     modules = []
     for name, module in _weighted_modules(model):
         parts = []
@@ -258,5 +258,5 @@ def _describe(model: nn.Module, names: CheckpointNames) -> list[tuple]:
 
 
 def _names(model: nn.Module) -> CheckpointNames:
-    """A family's ``names``; a layer alone has none."""
+    """Checkpoint names of a model's family; defaults for a single layer."""
     return getattr(model, "names", CheckpointNames())

@@ -1,7 +1,7 @@
-"""LoadFunctions: the inner loops between a checkpoint's files and memory, which a provider may bring compiled.
+"""LoadFunctions: inner loops of weight loading, which a provider may replace by compiled ones.
 
-Letters of shapes: O outputs, I inputs, G groups of inputs that share a scale, B bytes, W words of 32 bits. All tensors are in
-host memory, and their rows may be apart.
+Letters of shapes: O outputs, I inputs, G groups of inputs (a scale each), B bytes, W words of 32 bits. All tensors are in host
+memory; their rows may be non-contiguous.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import torch.nn.functional as F
 from labinfer.weights.codes import row_chunks, unpack
 
 LARGEST_FLOAT8 = 448.0
-"""The largest number of e4m3; what is no number has the bits of 480."""
+"""Largest number of e4m3; NaN has the bits of 480."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Output of each code of a word of AWQ's, from the lowest bits up."""
+"""Output of each code in a word of AWQ, from the lowest bits up."""
 
 
 class LoadFunctions:
-    """Inner loops of loading in plain torch, for machines without a compiler. Subclasses of providers give the same bits."""
+    """Inner loops of loading in plain torch, for machines without a compiler. Subclasses of providers give bitwise equal results."""
 
     def read_rows(self, file: int, position: int, stride: int, rows_RB: torch.Tensor) -> bool:
-        """Fill rows of uint8 from a file; false where it ends before them, or cannot be read.
+        """Read rows of uint8 from a file. Returns False if the file ends too early or cannot be read.
 
         Args:
-            file: its descriptor.
-            position, stride: bytes before the first row, and from one row to the next.
+            file: file descriptor.
+            position, stride: byte offset of the first row, and bytes from one row to the next.
         """
         if rows_RB.is_contiguous() and stride == rows_RB.shape[1]:
             rows_RB = rows_RB.view(1, -1)
@@ -35,7 +35,7 @@ class LoadFunctions:
             target, begin = memoryview(row), position
             while target.nbytes:
                 try:
-                    count = os.preadv(file, [target], begin)  # a call reads 2 GiB at most
+                    count = os.preadv(file, [target], begin)  # a call reads at most 2 GiB
                 except OSError:
                     return False
                 if not count:
@@ -45,16 +45,16 @@ class LoadFunctions:
         return True
 
     def transpose_words(self, words_WO: torch.Tensor, out_OW: torch.Tensor) -> None:
-        """Bring words along the inputs next to each other: (W, O) int32 → (O, W)."""
+        """Transpose words along the inputs: (W, O) int32 → (O, W)."""
         out_OW[:, : len(words_WO)].copy_(words_WO.T)
 
     def transpose_awq(self, words_IC: torch.Tensor, out_OW: torch.Tensor) -> None:
         """Transpose AWQ's words of 4 bits from along the outputs to along the inputs: (I, C) int32 → (8 C, I / 8 rounded up).
 
-        Codes of inputs beyond the last are zeros.
+        Codes beyond the last input are zeros.
 
-        Eight inputs of a column of words are a square of 8 × 8 codes, which is transposed by exchanging halves, quarters
-        and single codes (Warren, Hacker's Delight, 7-3): a pass over words instead of one over codes.
+        Eight inputs of a column of words are a square of 8 × 8 codes, which is transposed by exchanging halves, quarters and single codes
+        (Warren, Hacker's Delight, 7-3): one pass over words instead of one over codes.
         """
         inputs, columns = words_IC.shape
         for begin, end in row_chunks(0, -(-inputs // 8), columns * 8):
@@ -84,17 +84,17 @@ class LoadFunctions:
         is_float: bool = False,
         order_I: torch.Tensor | None = None,
     ) -> None:
-        """``(number - zero) * scale``, rounded once to the dtype of ``out_OI``: float32 or bfloat16.
+        """Dequantize: ``(number - zero) * scale``, rounded once to the dtype of ``out_OI`` (float32 or bfloat16).
 
         Args:
-            stored_OB: uint8; numbers of 4 bits are two in a byte, the first in its low half.
+            stored_OB: uint8; values of 4 bits are two in a byte, the first in its low half.
             scales_OG: float32.
-            zeros_OG: uint8, with the strides of the scales; None where it is ``2 ** (bits - 1)``, or 0 with ``is_float``.
-            group: inputs that share a scale; 0 for all.
-            lead: inputs of the first group that come before those of ``out_OI``.
-            skip: numbers in ``stored_OB`` that do.
-            is_float: the numbers are e4m3.
-            order_I: int32, the group of each input where that is not given by ``group`` and ``lead``.
+            zeros_OG: uint8, with the strides of the scales; None for ``2 ** (bits - 1)``, or for 0 with ``is_float``.
+            group: group size (inputs that share a scale); 0 for all inputs.
+            lead: inputs of the first group before those of ``out_OI``.
+            skip: values in ``stored_OB`` before those of ``out_OI``.
+            is_float: whether the values are e4m3.
+            order_I: int32, group index of each input, which replaces ``group`` and ``lead``; None for consecutive groups.
         """
         columns = out_OI.shape[1]
         order_I = (torch.arange(columns) + lead) // (group or lead + columns) if order_I is None else order_I.long()
@@ -111,13 +111,13 @@ class LoadFunctions:
     def round_groups(
         self, values_OI: torch.Tensor, codes_OB: torch.Tensor, scales_OG: torch.Tensor, *, group: int, lead: int
     ) -> None:
-        """Round float32 to 8 bits by groups: the largest of each is 127 times its scale, or a little less.
+        """Quantize float32 to 8 bits by groups: the largest value of each group is 127 times its scale, or slightly less.
 
-        Scales have 11 bits, as kernels keep no more; that of numbers that are not finite is none either. Codes are uint8 with the
-        middle, 128, added.
+        Scales have 11 significant bits, as kernels keep no more. Values that are not finite give a scale that is not finite. Codes are
+        uint8 with the middle, 128, added.
 
         Args:
-            group, lead: as in ``decode``; what fills up the first and the last group becomes zeros.
+            group, lead: see ``decode``; the padding of the first and last group is zero.
         """
         for begin, end in row_chunks(0, *values_OI.shape):
             values = values_OI[begin:end]
@@ -132,12 +132,12 @@ class LoadFunctions:
     def checksum(self, bytes_B: torch.Tensor) -> int:
         """Sum of ``(word ^ word >> 32) * odd`` modulo 2 ** 64 over the 64-bit words, with the odd numbers 1, 3, 5 and so on.
 
-        Any change of one word changes it, and so do any two flipped bits.
+        Detects any change of one word and any two flipped bits.
 
-        Called from several threads at once.
+        May be called from several threads at once.
 
         Args:
-            bytes_B: a multiple of 8.
+            bytes_B: data whose length is a multiple of 8.
         """
         words_W = bytes_B.view(torch.int64)
         odd_W = torch.arange(1, 2 * len(words_W), 2)
@@ -146,10 +146,10 @@ class LoadFunctions:
 
 
 def _widen_float8(stored: torch.Tensor) -> torch.Tensor:
-    """e4m3 as float32, many times faster than torch converts it.
+    """Convert e4m3 to float32, many times faster than torch does.
 
-    The bits of a number are those of a float16 that is 2 ** 8 times smaller, seven places further left; its sign comes to the
-    top as the byte is widened with its sign.
+    The bits of an e4m3 number, shifted left by seven, are those of a float16 number that is smaller by 2 ** 8. Sign extension of the
+    byte moves the sign to the top.
     """
     halves = stored.view(torch.int8).to(torch.int16)
     halves <<= 7

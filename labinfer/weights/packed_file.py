@@ -1,4 +1,4 @@
-"""PackedFiles: packed weights of a rank's modules, mapped from the cache, or written into it beside the run."""
+"""PackedFiles: packed weights of a rank's modules, mapped from the weight cache, or written to it in the background."""
 
 from __future__ import annotations
 
@@ -39,43 +39,43 @@ from labinfer.weights.weight_cache import (
 logger = logging.getLogger(__name__)
 
 LEAST_BYTES = 64 << 20
-"""Weights below this are packed again in less time than a person notices."""
+"""Minimum size of cached weights in bytes: smaller ones are packed again in unnoticeable time."""
 LARGE_FRACTION = 0.75
-"""Part of a mapped file that is to be in large pages."""
+"""Minimum fraction of a mapped file in huge pages."""
 SPOKEN_SECONDS = 1.0
-"""After the run, before a line says what the process still does."""
+"""Seconds after the run until a message says that the process is still writing."""
 
 State = Mapping[str, Any]
-"""Result of ``WeightedModule.export_packed``."""
+"""State of a module: result of ``WeightedModule.export_packed``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedFiles:
-    """The cache of packed weights as one rank of one model uses it."""
+    """Cache of packed weights for one rank of one model."""
 
     cache: WeightCache
     directory: Path
-    """The checkpoint's."""
+    """Directory of the checkpoint."""
     checkpoint: str
-    """Digest of its files before they were read."""
+    """Digest of the checkpoint's files before they were read."""
     circumstances: str
-    """Digest of all else that packed weights depend on beside their slices and the code."""
+    """Digest of everything else that packed weights depend on, except their slices and the code."""
     label: str
-    """The rank's part of the model, and its form, for people."""
+    """Human-readable description of the rank's part of the model and its form."""
     options: str
     code: str
     """See ``WeightHeader``."""
     num_threads: int
-    """For checksums."""
+    """Number of threads that compute checksums."""
 
     def path(self, slices: str) -> Path:
-        """The file for the modules' slices, by a digest of them."""
+        """Path of the file for ``slices`` (a digest)."""
         return self.cache.path(self.checkpoint, digest(self.code, self.circumstances, slices))
 
     def open(self, slices: str, functions: LoadFunctions) -> dict[str, State] | None:
-        """States of the modules with these slices, in memory that all processes share that map the file; None where there is no file.
+        """States of the modules with ``slices``, in memory that is shared by all processes that map the file; None without a usable file.
 
-        A file that is damaged, was made of something else, or may be another user's, is removed."""
+        Removes a file that is damaged, has other contents, or may belong to another user."""
         path = self.path(slices)
         try:
             with open_own(path) as file:
@@ -100,10 +100,10 @@ class PackedFiles:
     def keep(
         self, slices: str, states: dict[str, State], functions: LoadFunctions, least_bytes: int | None = None
     ) -> threading.Thread | None:
-        """Write the states of the modules with these slices, in a thread that the process waits for at its end; None where there is none.
+        """Write the states of the modules with ``slices`` in a thread, which the process joins at exit. Returns None if nothing is written.
 
         Args:
-            least_bytes: of weights that are kept; ``LEAST_BYTES`` by default.
+            least_bytes: minimum size of weights to cache; default: ``LEAST_BYTES``.
         """
         least_bytes = LEAST_BYTES if least_bytes is None else least_bytes
         if sum(tensor.nbytes for state in states.values() for tensor in _tensors(state)) < least_bytes:
@@ -152,25 +152,25 @@ class PackedFiles:
 def map_states(
     file: BinaryIO, header: WeightHeader, size: int, checksum: Callable[[torch.Tensor], int], num_threads: int
 ) -> dict[str, State]:
-    """States of the modules of a file: views into the file, which is mapped and must not be written to.
+    """States of a file's modules, as views into the file, which is mapped read-only.
 
-    Where its pages in the system's cache are small ones, which processors take longer to find, it is copied into large ones.
+    If too few of its pages are huge pages, which have fewer TLB misses, the file is copied into anonymous huge pages.
 
     Args:
         header, size: see ``read_header``.
 
     Raises:
-        Damaged: the data is not as it was written.
-        OSError: it cannot be mapped.
+        Damaged: a checksum does not match.
+        OSError: the file cannot be mapped.
     """
     if size != PIECE * len(header.checksums):
         raise Damaged(f"it has {size} bytes of data and {len(header.checksums)} checksums")
     memory = mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # pages that are not in the system's cache come there as large ones
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # pages that are not in the page cache yet are read as huge pages
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing writes into weights
+        warnings.filterwarnings("ignore", "The given buffer is not writable")  # weights are never written to
         data_B = torch.frombuffer(memory, dtype=torch.uint8)
     with ThreadPoolExecutor(num_threads) as threads:
         for index, total in enumerate(threads.map(checksum, data_B.split(PIECE))):
@@ -196,7 +196,7 @@ def _tensors(state: State) -> Iterator[torch.Tensor]:
 
 
 def _place(states: dict[str, State]) -> tuple[dict[str, dict[str, Any]], list[tuple[int, torch.Tensor]], int]:
-    """The header's account of what modules hold, their tensors with their positions in the file, and the bytes of all."""
+    """Modules for the header, tensors with their positions in the file, and the total size in bytes."""
     modules: dict[str, dict[str, Any]] = {}
     tensors, end = [], 0
     for name, state in states.items():
@@ -213,9 +213,9 @@ def _place(states: dict[str, State]) -> tuple[dict[str, dict[str, Any]], list[tu
 
 
 def _pieces(tensors: list[tuple[int, torch.Tensor]], size: int) -> Iterator[torch.Tensor]:
-    """The data piece by piece, (``PIECE``,) uint8, zeros where there is nothing; the memory is used again for the next."""
+    """Data in pieces of (``PIECE``,) uint8, with zeros in gaps. Each piece overwrites the memory of the previous one."""
     piece_B, left = torch.empty(PIECE, dtype=torch.uint8), deque(tensors)
-    memory = piece_B.numpy()  # whose copies start no threads
+    memory = piece_B.numpy()  # copies of NumPy start no threads
     for begin in range(0, size, PIECE):
         memory[:] = 0
         while left and left[0][0] < begin + PIECE:
@@ -237,20 +237,20 @@ def _write_all(file: BinaryIO, bytes_B: torch.Tensor) -> None:
 
 
 def _give_way() -> None:
-    """Have the calling thread run only where no other one wants to (``sched(7)``)."""
+    """Run the calling thread only while cores are idle (SCHED_IDLE, ``sched(7)``)."""
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
 
 
 class _Bystander:
-    """Watches the run that weights are written beside: when it is over, the process waits for them alone, and says so."""
+    """Watches the main thread while weights are written: after its end, raises the writer's priority and reports progress."""
 
     def __init__(self) -> None:
         self._end: float | None = None
         self._has_spoken = False
 
     def look(self, done: int, total: int) -> None:
-        """Look how things are; so many bytes are written."""
+        """Check the main thread; ``done`` of ``total`` bytes are written."""
         if threading.main_thread().is_alive():
             return
         if self._end is None:

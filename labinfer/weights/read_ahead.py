@@ -1,8 +1,7 @@
-"""Reading weights into the system's file cache while Python still imports torch: a checkpoint, or what an earlier start has
-made of it.
+"""Read-ahead: reads weights (a checkpoint, or its packed weights) into the page cache while Python still imports torch.
 
-``sendfile(2)`` to ``/dev/null`` brings pages into the cache without copying them, and without Python's lock.
-``posix_fadvise`` would read no more than a file's read-ahead window.
+``sendfile(2)`` to ``/dev/null`` reads pages into the cache without copying them, and without the GIL. ``posix_fadvise`` would read
+at most a file's read-ahead window.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from labinfer.weights.resolve import resolve_model
 from labinfer.weights.weight_cache import WeightCache, checkpoint_digest
 
 PIECE = 256 << 20
-"""Bytes of one call; the kernel takes at most 2 GiB."""
+"""Bytes of one call; the kernel accepts at most 2 GiB."""
 MEMORY_FRACTION = 0.5
-"""Largest checkpoint that is read ahead, as a fraction of the machine's memory: a larger one would push its own beginning
-out of the cache."""
+"""Largest checkpoint that is read ahead, as a fraction of the machine's memory: a larger one would evict its own beginning from the
+page cache."""
 
 
 def start_reading_ahead(
     model: str, model_dir: str, part: int, num_parts: int, *, cache: WeightCache | None = None, options: str = ""
 ) -> threading.Thread:
-    """Read one of ``num_parts`` equal parts of a model's files in a thread. Errors are left for the loader to raise.
+    """Read one of ``num_parts`` equal parts of a model's files in a thread. Ignores errors, which the loader will raise.
 
     Args:
-        model, model_dir: as in ``resolve_model``.
-        cache: has packed weights, which are read in place of the checkpoint if a start like this one has written them.
+        model, model_dir: see ``resolve_model``.
+        cache: cache of packed weights, which are read instead of the checkpoint if a start with these options has written them.
         options: see ``WeightHeader``.
     """
 
@@ -54,7 +53,7 @@ def start_reading_ahead(
 
 
 def read_part(files: list[Path], part: int, num_parts: int) -> int:
-    """Bring a part of some files, taken as one, into the system's cache.
+    """Read one part of the concatenation of ``files`` into the page cache.
 
     Returns:
         Bytes read.
@@ -75,7 +74,7 @@ def read_part(files: list[Path], part: int, num_parts: int) -> int:
             with open(path, "rb") as file:
                 while position < stop:
                     sent = os.sendfile(sink.fileno(), file.fileno(), position, min(PIECE, stop - position))
-                    if not sent:  # the file has become shorter
+                    if not sent:  # the file has been truncated
                         break
                     position += sent
                     num_read += sent

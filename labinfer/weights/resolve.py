@@ -1,4 +1,4 @@
-"""The directory or file of a model by its name: bundled, a path, under $LABINFER_MODEL_DIR, in the Hugging Face cache, on the hub."""
+"""resolve_model: finds a model by name: bundled, a path, in $LABINFER_MODEL_DIR, in the Hugging Face cache, or on the hub."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from labinfer.base.errors import UserError, first_line
 from labinfer.weights.model_files import file_endings, is_model_file, open_model
 
 BUNDLED = ("demo", "demo-draft")
-"""Models in ``labinfer/assets``. These names always mean them; a directory of such a name is written ``./demo``."""
+"""Models in ``labinfer/assets``. These names take precedence; write ``./demo`` for a directory of such a name."""
 ALIASES = {
     "qwen2": "Qwen/Qwen2-0.5B-Instruct",
     "qwen2-1.5b": "Qwen/Qwen2-1.5B-Instruct",
@@ -25,30 +25,30 @@ ALIASES = {
     "llama3.2": "meta-llama/Llama-3.2-1B-Instruct",
 }
 FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
-"""Files that are fetched from the hub."""
+"""Patterns of the files that are downloaded from the hub."""
 HUB_TIMEOUT_SECONDS = 5.0
 
 
 def resolve_model(name: str, model_dir: str, may_download: bool) -> Path:
-    """The directory of a model, or its file.
+    """Path of a model's directory or file.
 
     Args:
-        name: as the user gave it.
+        name: model name or path, as given by the user.
         model_dir: $LABINFER_MODEL_DIR, or empty.
-        may_download: whether this process may fetch from the hub (one process of a node does).
+        may_download: whether this process may download from the hub (one process of each node may).
 
     Raises:
-        UserError: the model is nowhere; the text lists every place that was tried.
+        UserError: the model is not found; the message lists all places that were tried.
     """
     directory, tried = find_directory(name, model_dir)
     return directory or _from_hub(ALIASES.get(name, name), name, may_download, tried)
 
 
 def find_here(name: str, model_dir: str) -> Path | None:
-    """The directory or file of a model without a word to the hub; None where it has to be fetched from there.
+    """Path of a model without accessing the hub; None if it must be downloaded.
 
     Raises:
-        UserError: the model is nowhere, and the hub cannot have it or must not be asked ($HF_HUB_OFFLINE).
+        UserError: the model is not found, and the hub cannot have it or must not be accessed ($HF_HUB_OFFLINE).
     """
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
@@ -61,11 +61,11 @@ def find_here(name: str, model_dir: str) -> Path | None:
 
 
 def find_directory(name: str, model_dir: str) -> tuple[Path | None, list[str]]:
-    """The directory or file of a model that need not be looked for in the hub or its cache, which takes long; None where it may be
-    there. And the places that were tried.
+    """Path of a model without a search of the hub or its cache, which is slow, and the places that were tried. The path is None if the hub or
+    its cache may have the model.
 
     Raises:
-        UserError: the model is nowhere, and the hub cannot have it.
+        UserError: the model is not found, and the hub cannot have it.
     """
     if name in BUNDLED:
         return Path(__file__).parent.parent / "assets" / name, []
@@ -94,10 +94,10 @@ def find_directory(name: str, model_dir: str) -> tuple[Path | None, list[str]]:
 
 
 def _is_model(path: str | Path) -> bool:
-    """Whether there is a directory, or a file of a registered kind. Unlike Path's methods, false for names that the system cannot take.
+    """Whether a path is a directory, or a file of a registered kind. Unlike Path's methods, False for invalid names.
 
     Raises:
-        UserError: it is one of several files of a model, but not the first.
+        UserError: the path is that of a split file, but not the first.
     """
     if os.path.isdir(path):
         return True
@@ -105,7 +105,7 @@ def _is_model(path: str | Path) -> bool:
 
 
 def _from_hub(repository: str, name: str, may_download: bool, tried: list[str]) -> Path:
-    from huggingface_hub import snapshot_download  # here, because it imports slowly and most runs name a directory
+    from huggingface_hub import snapshot_download  # imported here, as it is slow and most runs name a directory
 
     for local_only in (True, False) if may_download else (True,):
         try:

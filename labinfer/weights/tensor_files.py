@@ -1,7 +1,7 @@
 """TensorFiles: the tensors of a checkpoint's safetensors files, read by range.
 
-Only slices that were asked for are read, straight into the memory of a parameter where nothing has to be converted. Files are
-not mapped: their pages would count as this process's memory.
+Reads only requested slices, directly into the memory of a parameter if no conversion is needed. Files are not mapped: their pages would
+count as this process's memory.
 
 Source: the safetensors format, https://github.com/huggingface/safetensors#format.
 """
@@ -27,7 +27,7 @@ from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.slices import TensorSlice
 
 PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Floating-point dtypes by safetensors' names; any is converted into any."""
+"""Floating-point dtypes by their safetensors names; all are converted into each other."""
 CODED = {
     "U8": torch.uint8,
     "I8": torch.int8,
@@ -38,16 +38,16 @@ CODED = {
     "F8_E5M2": torch.float8_e5m2,
     "F8_E8M0": torch.float8_e8m0fnu,
 }
-"""Dtypes that mean nothing without a scale or a format; read as they are."""
+"""Dtypes of quantized values, scales and indices; never converted."""
 PIECE = 2 << 20
-"""Bytes that are read at once where they are converted on their way: what the second-level caches of two threads hold."""
+"""Bytes that are read at a time if they are converted: the size of the L2 caches of two threads."""
 SHORTEST_GAP = 2 << 10
-"""Bytes between two parts of a file from which they are skipped: reading fewer takes less time than another call of the system."""
+"""Minimum gap in bytes between two parts of a file that is skipped: reading a smaller gap is faster than another system call."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """The place of a tensor's bytes in its file."""
+    """Position and layout of a tensor in its file."""
 
     path: Path
     file: BinaryIO
@@ -59,18 +59,18 @@ class StoredTensor:
 
 
 class TensorFiles(TensorReader):
-    """The tensors of a checkpoint directory.
+    """Reader of the tensors of a checkpoint directory.
 
     Raises:
-        UserError: no weights there, or a file that is missing or broken.
+        UserError: the directory has no weights, or a file is missing or invalid.
     """
 
     def __init__(self, directory: Path):
         self.directory = directory
         self.functions = LoadFunctions()
-        """Compiled ones take the place of these once they are there."""
+        """Loading functions; a provider may replace them by compiled ones."""
         self.bytes_read = 0
-        """Bytes that were read from the files so far, headers excluded."""
+        """Bytes read from the files so far, headers excluded."""
         self._tensors: dict[str, StoredTensor] = {}
         for path in weight_files(directory):
             for name, tensor in _stored_tensors(path):
@@ -147,10 +147,10 @@ class TensorFiles(TensorReader):
         ranges: Sequence[Range],
         destination: torch.Tensor,
     ) -> None:
-        """Read part of an array of this shape, which begins at ``position`` of the tensor's file.
+        """Read part of an array of ``shape``, which begins at ``position`` of the tensor's file.
 
         Raises:
-            UserError: the file has become shorter, or cannot be read.
+            UserError: the file has been truncated, or cannot be read.
         """
         if not destination.numel():
             return
@@ -177,11 +177,11 @@ class TensorFiles(TensorReader):
 
 
 def _stored_tensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
-    """Every tensor of a file, by name."""
+    """Tensors of a file, with their names."""
     need_plain_file(path)
     try:
         file = open(path, "rb", buffering=0)  # noqa: SIM115 - as long as its tensors
-        with safe_open(str(path), framework="pt"):  # it checks the header, and that the file is as long as that says
+        with safe_open(str(path), framework="pt"):  # checks the header, and that the file is not truncated
             pass
         length = int.from_bytes(file.read(8), "little")
         entries = json.loads(file.read(length))

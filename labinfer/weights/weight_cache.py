@@ -1,8 +1,8 @@
 """WeightCache: a folder of files with packed weights, one for each slice of a checkpoint in one form; no torch.
 
-A file has the data, whose tensors begin at multiples of 64 bytes, then a header, and at the end where that is and its digest: what
-was cut short has no end. The header says what the weights were made of, which a reader compares with what it asks for. A file appears
-under its name when it is complete. Whoever uses one touches it, and those that were not used for the longest time make room for new ones.
+A file contains the data (tensors aligned to 64 bytes), a header, and a trailer with the header's position and digest, so a truncated
+file has no trailer. The header says what the weights were made from; readers compare it with their request. A file is renamed to its
+final name when it is complete. Readers touch files, and the least recently used ones are evicted.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ GIB = 1 << 30
 SUFFIX = ".weights"
 MAGIC = b"labinfer weights 2"
 TRAILER = struct.Struct("<QQ32s18s")
-"""Bytes of data, bytes of the header behind them, digest of the header, ``MAGIC``."""
+"""Size of the data in bytes, size of the header in bytes, digest of the header, ``MAGIC``."""
 ALIGNMENT = 64
 PIECE = 4 << 20
-"""Bytes of data that have a checksum; a multiple of the large pages in which systems keep files that are written so."""
+"""Bytes of data per checksum; a multiple of the huge pages in which systems keep files written this way."""
 FREE_FRACTION = 0.1
-"""Part of a disk that is left free."""
+"""Fraction of a disk that is left free."""
 PACKAGE = Path(__file__).parent.parent
 SOURCES = ("functions", "models", "native", "weights")
-"""Folders with the code that decides how packed weights look."""
+"""Folders with the code that determines the layout of packed weights."""
 CODE = (".py", ".cpp", ".h")
 NETWORKS = (
     "nfs",
@@ -55,11 +55,11 @@ NETWORKS = (
     "pvfs",
     "orangefs",
 )
-"""Beginnings of the names of file systems whose files other machines may take away while they are mapped."""
+"""Prefixes of types of network file systems, on which other machines may remove files while they are mapped."""
 
 
 class CachedTensor(msgspec.Struct, frozen=True):
-    """A tensor's place among the data."""
+    """Position and layout of a tensor in the data."""
 
     position: int
     dtype: str
@@ -67,32 +67,32 @@ class CachedTensor(msgspec.Struct, frozen=True):
 
 
 class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The header of a file."""
+    """Header of a cache file."""
 
     model: str
     """Directory of the checkpoint."""
     checkpoint: str
     """Digest of the checkpoint's files."""
     slice: str
-    """The part of it and its form, for people."""
+    """Human-readable description of the part of the checkpoint and its form."""
     slices: str
-    """Digest of the slices of the modules."""
+    """Digest of the modules' slices."""
     circumstances: str
-    """Digest of all else that packed weights depend on beside their slices and the code: provider, rounding, group size."""
+    """Digest of everything else that packed weights depend on, except their slices and the code: provider, quantization, group size."""
     options: str
-    """Digest of the options of the start that wrote it, of which there is one file for each slice."""
+    """Digest of the options of the start that wrote the file; such a start has one file for each slice."""
     code: str
-    """Digest of the code that wrote it."""
+    """Digest of the code that wrote the file."""
     modules: dict[str, dict[str, CachedTensor | str | int | float | bool | None]]
     """State of each module."""
     checksums: list[int]
-    """One for each ``PIECE`` of the data."""
+    """Checksum of each ``PIECE`` of the data."""
 
     def compare(self, checkpoint: str, code: str, circumstances: str, slices: str) -> None:
-        """Compare what the weights were made of with what a start asks for.
+        """Check that the weights were made from what a start requests.
 
         Raises:
-            Damaged: it is something else.
+            Damaged: a digest differs.
         """
         asked = {"checkpoint": checkpoint, "code": code, "circumstances": circumstances, "slices": slices}
         different = [name for name, value in asked.items() if getattr(self, name) != value]
@@ -102,23 +102,23 @@ class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightFile:
-    """A file of the cache."""
+    """File of the cache."""
 
     path: Path
     size: int
     last_use: float
-    """Seconds since the epoch."""
+    """Modification time in seconds since the epoch."""
 
 
 class NoRoom(Exception):
-    """Weights are not to be written; the text says why."""
+    """Weights must not be written; the message says why."""
 
 
 class WeightCache:
-    """The files of a folder, which need not be there.
+    """Cache files in a folder, which need not exist.
 
     Args:
-        limit: bytes that all files may take.
+        limit: maximum size of all files in bytes.
     """
 
     def __init__(self, folder: Path, limit: int):
@@ -126,19 +126,19 @@ class WeightCache:
 
     @cached_property
     def code(self) -> str:
-        """Digest of the code, which does not change in a run."""
+        """Digest of the code, constant during a run."""
         return code_digest()
 
     @classmethod
     def from_home(cls, gib: float) -> WeightCache | None:
-        """This user's cache; None where it may take nothing, or there is no home directory."""
+        """This user's cache; None if its size limit is 0, or without a home directory."""
         try:
             return cls(compiler.default_cache(), int(gib * GIB)) if gib else None
         except compiler.NoCompiler:
             return None
 
     def files(self) -> list[WeightFile]:
-        """All that are complete, the one that was used last first."""
+        """All complete files, most recently used first."""
         files = []
         for path in self.folder.glob(f"*{SUFFIX}"):
             with contextlib.suppress(OSError):  # another process has removed it
@@ -148,33 +148,33 @@ class WeightCache:
         return sorted(files, key=lambda file: -file.last_use)
 
     def path(self, checkpoint: str, slice: str) -> Path:
-        """The file for a slice, by digests of the checkpoint and of all else that its contents depend on."""
+        """Path of the file for a slice. ``slice`` is a digest of everything that its contents depend on, except the checkpoint."""
         return self.folder / f"{checkpoint}-{slice}{SUFFIX}"
 
     def knows(self, checkpoint: str) -> bool:
-        """Whether there are weights of a checkpoint, which was checked then by the code as it is."""
+        """Whether packed weights of a checkpoint exist that the current code wrote. Writing them included ``check_checkpoint``."""
         return bool(self._headers(checkpoint))
 
     def started_so(self, checkpoint: str, options: str) -> list[Path]:
-        """Files that starts with these options, and the code as it is, wrote for a checkpoint."""
+        """Files of a checkpoint that the current code wrote in starts with ``options`` (a digest)."""
         return [path for path, header in self._headers(checkpoint).items() if header.options == options]
 
     def _headers(self, checkpoint: str) -> dict[Path, WeightHeader]:
-        """Headers of the files that the code as it is wrote for a checkpoint."""
+        """Headers of a checkpoint's files that the current code wrote."""
         paths = (file.path for file in self.files() if file.path.name.startswith(checkpoint))
         headers = ((path, try_header(path)) for path in paths)
         asked = (checkpoint, self.code)
         return {path: header for path, header in headers if header and (header.checkpoint, header.code) == asked}
 
     def remove_superseded(self, path: Path, header: WeightHeader) -> None:
-        """Remove what was written for the same slice by a start with the same options, but of another checkpoint or by other code."""
+        """Remove other files for the model, slice and options of ``header``: those of another checkpoint or other code."""
         for file in self.files():
             other = try_header(file.path) if file.path != path else None
             if other and (other.model, other.slice, other.options) == (header.model, header.slice, header.options):
                 file.path.unlink(missing_ok=True)
 
     def mapped_bytes(self, maps: Path = Path("/proc/self/maps")) -> int:
-        """Bytes of files that this process has mapped."""
+        """Bytes of cache files that this process has mapped."""
         total, begin = 0, f"{self.folder.resolve()}/"
         with contextlib.suppress(OSError):
             for line in maps.read_text(errors="replace").splitlines():
@@ -185,10 +185,10 @@ class WeightCache:
         return total
 
     def make_room(self, num_bytes: int) -> None:
-        """Remove files until one of this size may be written.
+        """Evict files until a file of ``num_bytes`` may be written.
 
         Raises:
-            NoRoom: it may not.
+            NoRoom: the file must not be written.
         """
         if num_bytes > self._limit:
             raise NoRoom(f"they take {num_bytes / GIB:.1f} GiB, and --weight-cache-size is {self._limit / GIB:g}")
@@ -206,10 +206,10 @@ class WeightCache:
             )
 
     def clean(self) -> int:
-        """Remove all files but those that are being written. Returns their bytes.
+        """Remove all files except those being written. Returns their size in bytes.
 
         Raises:
-            OSError: one cannot be removed.
+            OSError: a file cannot be removed.
         """
         self._remove_unfinished()
         files = self.files()
@@ -219,22 +219,24 @@ class WeightCache:
 
     @contextlib.contextmanager
     def writing(self, path: Path) -> Iterator[BinaryIO | None]:
-        """A new file, which takes this path when the block ends without an error; None where another process is writing it.
+        """New file, which is renamed to ``path`` when the block ends without an error; None if another process is writing it.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         unfinished = path.with_suffix(UNFINISHED)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(unfinished, flags, 0o600), "ab", buffering=0) as file:
-            if not try_lock(file) or not is_at(file, unfinished):  # another process is writing it, or has just done so
+            if not try_lock(file) or not is_at(
+                file, unfinished
+            ):  # another process is writing it, or has just written it
                 yield None
                 return
             try:
                 os.fchmod(file.fileno(), 0o600)
-                file.truncate(0)  # what a killed process had written
+                file.truncate(0)  # removes data of a killed process
                 yield file
-                os.fsync(file.fileno())  # else the name might be on the disk before what it names
+                os.fsync(file.fileno())  # otherwise the name might reach the disk before the data
                 os.replace(unfinished, path)
             except BaseException:
                 unfinished.unlink(missing_ok=True)
@@ -242,7 +244,7 @@ class WeightCache:
         sync_folder(self.folder)
 
     def _remove_unfinished(self) -> None:
-        """Remove what killed processes were writing, and what stands in the place of such a file."""
+        """Remove unfinished files of killed processes, and anything else with such a name."""
         for path in self.folder.glob(f"*{UNFINISHED}"):
             with contextlib.suppress(OSError):
                 try:
@@ -255,14 +257,14 @@ class WeightCache:
 
 
 def checkpoint_digest(directory: Path) -> str:
-    """Digest of the files of a checkpoint that weights depend on, by what the system says of them.
+    """Digest of a checkpoint's files, from their metadata in the file system.
 
-    Inode and time of the last change tell a file from one of the same name, size and date: neither copying nor ``touch`` can set
-    them. Reading a checkpoint to know it would take as long as loading it.
+    Inode and change time distinguish a file from another of equal name, size and date: neither copying nor ``touch`` can set them. Hashing
+    the contents would take as long as loading the checkpoint.
 
     Raises:
-        OSError: one is not there.
-        UserError: there are none.
+        OSError: a file does not exist.
+        UserError: the checkpoint has no weights.
     """
     configs = directory.glob("*.json") if directory.is_dir() else ()
     paths = sorted([*configs, *open_model(directory).weight_files()])
@@ -270,7 +272,7 @@ def checkpoint_digest(directory: Path) -> str:
 
 
 def code_digest() -> str:
-    """Digest of the code that decides how packed weights look: of its files, by what the system says of them, and of plugins."""
+    """Digest of the code that determines packed weights: metadata of its files, and plugins."""
     files = []
     for source in SOURCES:
         for folder, _, names in os.walk(PACKAGE / source):
@@ -281,17 +283,17 @@ def code_digest() -> str:
 
 
 def _identity(path: Path) -> Sequence[int]:
-    """Size, time of the last writing, of the last change of any kind, and inode."""
+    """Size, modification time, change time and inode of a file."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def read_header(file: BinaryIO) -> tuple[WeightHeader, int]:
-    """The header of an open file, and the bytes of its data.
+    """Header of an open file, and the size of its data in bytes.
 
     Raises:
-        Damaged: it has no such header.
-        OSError: it cannot be read.
+        Damaged: the file has no valid header.
+        OSError: the file cannot be read.
     """
     size = os.fstat(file.fileno()).st_size
     if size < TRAILER.size:
@@ -311,7 +313,7 @@ def read_header(file: BinaryIO) -> tuple[WeightHeader, int]:
 
 
 def try_header(path: Path) -> WeightHeader | None:
-    """The header of a file; None where it has none."""
+    """Header of a file; None if it has no valid one."""
     try:
         with open_own(path) as file:
             return read_header(file)[0]
@@ -320,13 +322,13 @@ def try_header(path: Path) -> WeightHeader | None:
 
 
 def encode_header(header: WeightHeader, data_bytes: int) -> bytes:
-    """The bytes behind the data of a file."""
+    """Bytes that follow the data of a file: header and trailer."""
     encoded = msgspec.msgpack.encode(header)
     return encoded + TRAILER.pack(data_bytes, len(encoded), hashlib.blake2b(encoded, digest_size=32).digest(), MAGIC)
 
 
 def network_file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """Type of the file system that a folder is on, if it is one of ``NETWORKS``; else empty."""
+    """Type of the file system of a folder, if it is in ``NETWORKS``; empty otherwise."""
     try:
         lines = [line.split() for line in mounts.read_text(errors="replace").splitlines()]
     except OSError:
@@ -335,6 +337,6 @@ def network_file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) 
     for _, point, kind, *_ in lines:
         point = point.replace("\\040", " ")
         if place == point or place.startswith(point.rstrip("/") + "/"):
-            kinds[len(point)] = kind  # the last of several mounts on one point is the one that is seen
+            kinds[len(point)] = kind  # of several mounts on one point, the last is visible
     kind = kinds[max(kinds)] if kinds else ""
     return kind if kind.startswith(NETWORKS) else ""

@@ -1,4 +1,4 @@
-"""WeightedModule: a module that says which slices of a checkpoint its parameters are."""
+"""WeightedModule: a module that declares the checkpoint slices of its parameters."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from labinfer.weights.slices import WeightSlice
 
 
 class WeightedModule(nn.Module):
-    """A module with parameters of its own."""
+    """Module with its own parameters."""
 
     def slices(self, prefix: str) -> Iterator[WeightSlice]:
-        """The slices that fill this module's own parameters, children excluded.
+        """Slices that fill this module's own parameters, without those of its children.
 
         Args:
-            prefix: the module's path in the model, which names its tensors in the checkpoint.
+            prefix: path of the module in the model, from which the names of its tensors follow.
         """
         raise NotImplementedError
 
     def unread(self, prefix: str) -> Iterator[str]:
-        """Paths whose tensors a checkpoint may have beside this module's, and which nothing needs.
+        """Paths of tensors that a checkpoint may have for this module, but that nothing needs.
 
         Args:
-            prefix: as for ``slices``.
+            prefix: see ``slices``.
         """
         return iter(())
 
     def choose_forms(self, prefix: str, form: Callable[[str], CodeForm | None]) -> None:
-        """Take notice of the forms in which this module's matrices are to be held, as far as it can.
+        """Choose the forms in which this module holds its matrices, if it supports them.
 
         Args:
-            prefix: as for ``slices``.
-            form: of a matrix by its name, as in ``slices``; None for values.
+            prefix: see ``slices``.
+            form: returns the form of a matrix by the name in its slice; None for floating point.
         """
 
     def hold_values(self) -> None:
-        """Take back codes, because the checkpoint has values, where this module can have them."""
+        """Hold floating-point values instead of quantized ones, as the checkpoint is unquantized, if this module supports it."""
 
     def check_room(self) -> None:
-        """Refuse memory that is not to be had for this module, before any of the checkpoint is read.
+        """Check that memory for this module is available, before the checkpoint is read.
 
         Raises:
-            UserError: says why.
+            UserError: the memory is not available.
         """
 
     def allocate(self, device: torch.device) -> None:
-        """Replace memory on the meta device by uninitialised memory, children excluded."""
-        # Not by to_empty, which computes on the meta device: for that torch imports sympy, which takes a fifth of a start.
+        """Replace tensors on the meta device by uninitialized memory, without those of children."""
+        # Not with to_empty, which computes on the meta device: torch would import sympy, a fifth of the start-up time.
         for name, tensor in [*self.named_parameters(recurse=False), *self.named_buffers(recurse=False)]:
             memory = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
             if device.type == "cpu":
@@ -62,44 +62,44 @@ class WeightedModule(nn.Module):
             )
 
     def load(self, prefix: str, read: Callable[[WeightSlice], None]) -> None:
-        """Fill and pack this module's own parameters, whose memory is there.
+        """Fill and pack this module's own parameters, whose memory is already allocated.
 
         Args:
-            read: fills a slice's destination.
+            read: fills the destination of a slice.
         """
         for part in self.slices(prefix):
             read(part)
         self.pack()
 
     def pack(self) -> None:
-        """Bring loaded parameters into the form in which functions read them."""
+        """Pack loaded parameters into the layouts that functions read."""
 
     @property
     def packing(self) -> str:
-        """Text that differs where this module's slices are the same, and packed otherwise."""
+        """Text that distinguishes different packings of equal slices."""
         return ""
 
     def export_packed(self) -> dict[str, Any] | None:
-        """State of this module's own weights once they are packed: tensors in host memory and plain values, by name. None where
-        they cannot be kept beyond the process."""
+        """State of this module's own packed weights: tensors in host memory and plain values, by name. None if the weights cannot be cached
+        on disk."""
         return {name: parameter.detach() for name, parameter in self.named_parameters(recurse=False)}
 
     def import_packed(self, state: Mapping[str, Any]) -> None:
-        """Take what ``export_packed`` gave another module that was made in the same way, instead of ``allocate`` and ``load``.
+        """Restore the state that ``export_packed`` returned for an equal module, instead of calling ``allocate`` and ``load``.
 
-        The tensors may be in memory that cannot be written to.
+        The tensors may be in read-only memory.
         """
         for name, _ in [*self.named_parameters(recurse=False)]:
             setattr(self, name, nn.Parameter(state[name], requires_grad=False))
-        for name, buffer in [*self.named_buffers(recurse=False)]:  # counters, which begin at 0
+        for name, buffer in [*self.named_buffers(recurse=False)]:  # counters, which start at 0
             setattr(self, name, torch.zeros(buffer.shape, dtype=buffer.dtype))
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of this module's own weights, children excluded."""
+        """Bytes of this module's own weights, without those of its children."""
         return sum(parameter.nbytes for parameter in self.parameters(recurse=False))
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype, device: torch.device | None = None) -> nn.Parameter:
-    """A parameter to be filled from a checkpoint; it takes no gradient. By default on torch's present device."""
+    """Parameter to be filled from a checkpoint, without gradient; by default on torch's current device."""
     return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)

@@ -1,4 +1,4 @@
-"""Format: the protocol of a way to store matrices, and of the reader that it is given."""
+"""Format: protocol of a storage format of matrices; TensorReader: protocol of the reader that a format gets."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from labinfer.weights.slices import MatrixSlice, Range, TensorSlice
 
 
 class TensorReader(Protocol):
-    """The tensors of a checkpoint, read by range."""
+    """Reader of a checkpoint's tensors by ranges."""
 
     functions: LoadFunctions
-    """For what is decoded."""
+    """Functions that decode tensors."""
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Shape of a tensor; None where there is none of this name."""
+        """Shape of a tensor; None if it does not exist."""
 
     def dtype(self, name: str) -> torch.dtype | None:
-        """Dtype in which a tensor is stored; None where there is none of this name, or torch has none like it."""
+        """Stored dtype of a tensor; None if the tensor does not exist or torch has no such dtype."""
 
     def expect(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Check a tensor without reading it.
 
         Raises:
-            UserError: the tensor is missing, has another shape, or a dtype that is not read into ``dtype``.
+            UserError: the tensor is missing, has another shape, or has a dtype that cannot be read as ``dtype``.
         """
 
     def read_into(self, tensor: TensorSlice) -> None:
-        """Fill the slice's destination. float64, float32, float16 and bfloat16 are converted to any of these, others not.
+        """Fill the slice's destination. float64, float32, float16 and bfloat16 are converted into each other; other dtypes are not converted.
 
         Raises:
-            UserError: as for ``expect``.
+            UserError: see ``expect``.
         """
 
     def read(self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The slice in new host memory; arguments and errors as for ``read_into``."""
+        """Read a slice into new host memory. See ``read_into`` for arguments and errors."""
         sizes = [end - begin for begin, end in ranges]
         destination = torch.empty((*sizes, *shape[len(sizes) :]), dtype=dtype, device="cpu")
         self.read_into(TensorSlice(name=name, shape=shape, ranges=ranges, destination=destination))
@@ -49,41 +49,41 @@ class TensorReader(Protocol):
     def pieces(
         self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], unit: int = 1, skip: int = 0
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        """The slice as it is stored, a few of its rows at a time: (number of the first, rows). Each overwrites the one before.
+        """Stored rows of a slice, a few at a time: (index of the first row, rows). Each piece overwrites the memory of the previous one.
 
         Args:
-            ranges: as for ``read_into``.
-            unit: all but the last have a multiple of so many rows.
-            skip: leading dimensions with ranges of one entry, which rows do not have.
+            ranges: see ``TensorSlice.ranges``.
+            unit: each piece but the last has a multiple of ``unit`` rows.
+            skip: number of leading dimensions whose ranges have one entry; rows do not have these dimensions.
         """
 
 
 class MatrixForm(Protocol):
-    """The form in which a matrix is held, and the tensors that it is stored in."""
+    """Form of a matrix in memory, and the tensors in which it is stored."""
 
     def form(self, quantization: str) -> CodeForm | None:
-        """The form of codes in which a rank should hold a matrix; None for values, which its functions may round.
+        """Layout of the quantized values that a rank should hold; None for floating-point values, which its functions may quantize.
 
         Args:
-            quantization: the run's ``--quantization``. With ``none`` every matrix is held in values.
+            quantization: ``--quantization`` of the run. ``none`` holds every matrix in floating point.
         """
 
     def tensor_names(self, matrix: str) -> tuple[str, ...]:
-        """Names of all checkpoint tensors that may belong to the matrix of this name."""
+        """Names of all checkpoint tensors that may belong to ``matrix``."""
 
 
 class Format(MatrixForm, Protocol):
-    """A way to store matrices; see ``plain.py`` for the simplest."""
+    """Storage format of matrices; see ``plain.py`` for the simplest."""
 
     def check(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
-        """See that everything is there that ``read`` needs.
+        """Check that all tensors that ``read`` needs exist.
 
         Raises:
             UserError: a tensor is missing, or has another shape or an unsuitable dtype.
         """
 
     def read(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
-        """Read what the slice needs of the matrix's tensors, into its destination: values, or codes of this format's form.
+        """Read a slice of a matrix into its destination: floating-point values, or codes of this format's form.
 
         Raises:
             UserError: a tensor is missing, or has another shape or an unsuitable dtype.
@@ -91,25 +91,25 @@ class Format(MatrixForm, Protocol):
 
 
 FormatByName = Callable[[str], Format]
-"""The format of each matrix of a checkpoint, by the matrix's name."""
+"""Format of each matrix of a checkpoint, by matrix name."""
 FormByName = Callable[[str], MatrixForm]
 
 
 @dataclass(frozen=True)
 class Formats:
-    """The format of each matrix of a checkpoint, as ``quantization_config`` has it."""
+    """Format of each matrix of a checkpoint, by its ``quantization_config``."""
 
     choose: FormByName = field(repr=False, compare=False)
     quantization_config: Mapping[str, Any] | None = None
-    """The object in config.json; None without one. Two checkpoints are stored alike if it is equal."""
+    """Object in config.json; None without one. Checkpoints with equal objects are stored alike."""
     notes: Sequence[str] = field(default=(), repr=False, compare=False)
-    """Remarks that came up while formats were chosen, a line each."""
+    """Remarks from the choice of formats, one line each."""
     path: str = field(default="", repr=False, compare=False)
-    """The config.json."""
+    """Path of the config.json."""
 
     @property
     def warnings(self) -> list[str]:
-        """Texts for the user, a line each, about the matrices that were asked for so far."""
+        """Warnings to the user about the matrices chosen so far, one line each."""
         return [f"{self.path}: {note}" for note in self.notes]
 
     def __call__(self, matrix: str) -> MatrixForm:
@@ -117,5 +117,5 @@ class Formats:
 
     @property
     def method(self) -> str:
-        """``quant_method`` of a quantised checkpoint, else empty."""
+        """``quant_method`` of a quantized checkpoint; empty otherwise."""
         return self.quantization_config["quant_method"] if self.quantization_config else ""

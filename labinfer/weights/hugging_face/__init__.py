@@ -1,1 +1,1 @@
-"""Model directories as Hugging Face has them: their configs, tokenizers' end tokens, pooling and output heads."""
+"""Hugging Face model directories: configs, end tokens of tokenizers, pooling and LM heads."""

@@ -1,4 +1,4 @@
-"""HuggingFaceDirectory: a model as a directory of ``config.json``, a tokenizer's files and safetensors; no torch."""
+"""HuggingFaceDirectory: a model directory with ``config.json``, tokenizer files and safetensors; no torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 
 
 class HuggingFaceDirectory(ModelFiles):
-    """See ``ModelFiles``."""
+    """Model in a Hugging Face directory; see ``ModelFiles``."""
 
     @property
     def config_path(self) -> Path:
@@ -42,8 +42,8 @@ class HuggingFaceDirectory(ModelFiles):
         return read_optional(self.path / GENERATION)
 
     def end_ids(self, config: Mapping[str, Any]) -> tuple[int, ...]:
-        """See ``ModelFiles``. This is vLLM's rule: ``eos_token_id`` of ``generation_config.json``, or of ``config.json`` where the
-        former names none, and ``eos_token`` of the tokenizer."""
+        """See ``ModelFiles``. As in vLLM: ``eos_token_id`` of ``generation_config.json`` (of ``config.json`` if that has none), and the
+        tokenizer's ``eos_token``."""
         ids = configured_ends(self.generation_config()) or configured_ends(config)
         return tuple(dict.fromkeys([*ids, *tokenizer_end(self.path)]))
 

@@ -1,4 +1,4 @@
-"""Tokens that end an answer: those that a config names, and the end-of-sequence token of a directory's tokenizer; no torch."""
+"""End tokens: ids in a config, and the end-of-sequence token of a directory's tokenizer; no torch."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from labinfer.weights.json_file import need_plain_file, read_optional
 
 
 class AddedToken(msgspec.Struct):
-    """An entry of ``added_tokens`` in ``tokenizer.json``."""
+    """Entry of ``added_tokens`` in ``tokenizer.json``."""
 
     id: int
     content: str
 
 
 class Vocabulary(msgspec.Struct):
-    """The ``model`` of a ``tokenizer.json``; ``vocab`` maps texts to ids, or lists pairs of text and score."""
+    """Object ``model`` of ``tokenizer.json``; ``vocab`` maps texts to ids, or lists pairs of text and score."""
 
     vocab: dict[str, int] | list[tuple[str, float]] = {}
 
 
 class TokenizerFile(msgspec.Struct):
-    """``tokenizer.json``, as far as texts of whole tokens are looked up in it."""
+    """Parts of ``tokenizer.json`` in which ids of tokens are looked up."""
 
     added_tokens: list[AddedToken] = []
     model: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 def configured_ends(config: Mapping[str, Any]) -> list[int]:
-    """The ids in a config's ``eos_token_id``, see ``_ids``."""
+    """Token ids in a config's ``eos_token_id``; see ``_ids``."""
     return _ids(config.get("eos_token_id"))
 
 
 def _ids(value: Any) -> list[int]:
-    """The ids in an ``eos_token_id``, which may be a number, a list, or null. Negative numbers, such as -1 for none, are no ids."""
+    """Token ids in an ``eos_token_id``, which may be a number, a list, or null. Negative numbers, such as -1 for none, are skipped."""
     values = value if isinstance(value, list) else [value]
     return [number for number in values if isinstance(number, int) and not isinstance(number, bool) and number >= 0]
 
 
 def tokenizer_end(directory: Path) -> list[int]:
-    """Id of the tokenizer's ``eos_token``; empty where the directory has no tokenizer, or that has no such token.
+    """Id of the tokenizer's ``eos_token``; empty if the directory has no tokenizer or the tokenizer no such token.
 
     Raises:
-        UserError: a file of the tokenizer is broken.
+        UserError: a tokenizer file is invalid.
     """
     config = read_optional(directory / "tokenizer_config.json")
     token = (read_optional(directory / "special_tokens_map.json") | config).get("eos_token")
@@ -82,8 +82,8 @@ def _find_in_vocabulary(text: str, path: Path) -> list[int]:
 
 
 def _find_in_pieces(text: str, path: Path) -> list[int]:
-    """Id of the piece ``text`` in a ``tokenizer.model``; of its own end of sequence where the text is empty."""
-    from sentencepiece import SentencePieceProcessor  # here, as most checkpoints need none
+    """Id of the piece ``text`` in a ``tokenizer.model``; the model's own end-of-sequence id if ``text`` is empty."""
+    from sentencepiece import SentencePieceProcessor  # imported here, as most checkpoints do not need it
 
     need_plain_file(path)
     try:
@@ -91,5 +91,5 @@ def _find_in_pieces(text: str, path: Path) -> list[int]:
     except (OSError, RuntimeError) as error:
         raise UserError(f"{path} is not a valid SentencePiece model: {first_line(error):.120}") from None
     token_id = processor.piece_to_id(text) if text else processor.eos_id()
-    is_known = token_id >= 0 and text in ("", processor.id_to_piece(token_id))  # unknown texts have the id of <unk>
+    is_known = token_id >= 0 and text in ("", processor.id_to_piece(token_id))  # unknown texts get the id of <unk>
     return [token_id] if is_known else []

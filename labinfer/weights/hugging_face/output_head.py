@@ -1,4 +1,4 @@
-"""Whether the output head of a checkpoint directory differs from the embedding that the config ties it to."""
+"""has_different_head: whether a directory's LM head differs from the embedding that the config ties it to."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from labinfer.weights.tensor_files import TensorFiles
 
 
 def has_different_head(directory: Path, names: CheckpointNames) -> bool:
-    """Whether the files of a checkpoint directory hold an output head that is not a copy of the embedding.
+    """Whether a checkpoint directory has an LM head that is not a copy of the embedding.
 
-    Both tensors are read to the first difference, to the end where they are equal. A head that is stored in codes counts as different:
-    its values are not the embedding's. False where the files cannot be read: loading says what is wrong with them.
+    Compares both tensors up to the first difference. A quantized LM head counts as different. False if the files cannot be read:
+    loading reports the reason.
     """
     if not has_head(directory):
         return False

@@ -1,4 +1,4 @@
-"""A directory's pooling, read from the files of sentence-transformers; no torch.
+"""Pooling of an embedding model, from the files of sentence-transformers; no torch.
 
 Source: sentence-transformers 6.2, ``modules.json`` and the ``config.json`` of its ``Pooling`` module.
 """
@@ -16,14 +16,14 @@ from labinfer.weights.json_file import read_list, read_optional
 
 MODULES_FILE, PROMPTS_FILE = "modules.json", "config_sentence_transformers.json"
 SUPPORTED = ("Transformer", "Pooling", "Normalize")
-"""Classes of modules, in the only order that is supported; the last may be missing."""
+"""Supported module classes, in the only supported order; the last one is optional."""
 NEUTRAL = (
     (0, "sentence_bert_config.json", "do_lower_case", False),
     (2, "config.json", "module_input_name", "sentence_embedding"),
 )
-"""Number of a module, its file, and a key in it that may have one value only."""
+"""Index of a module, its file, and a key that is supported with one value only."""
 MODES = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
-"""Modes of sentence-transformers that can be computed here, and their names in ``plan.POOLINGS``."""
+"""Supported modes of sentence-transformers, and their names in ``plan.POOLINGS``."""
 OLD_KEYS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -32,14 +32,14 @@ OLD_KEYS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Keys of sentence-transformers before 5.4, in the order in which several vectors are joined."""
+"""Keys of sentence-transformers before 5.4, in the order in which the vectors of several modes are concatenated."""
 
 
 def read_pooling(model: Path) -> PoolingConfig | None:
-    """The vectors that ``modules.json`` asks for; None where there is no such file.
+    """Pooling by ``modules.json``; None without this file.
 
     Raises:
-        UserError: a file is broken.
+        UserError: a file is invalid.
     """
     path = model / MODULES_FILE
     if not path.exists():
@@ -63,10 +63,10 @@ def read_pooling(model: Path) -> PoolingConfig | None:
 
 
 def _inside(model: Path, path: Path, module: dict[str, Any]) -> Path:
-    """The folder of a module.
+    """Folder of a module.
 
     Raises:
-        UserError: it is not one beside ``modules.json``.
+        UserError: the path is not that of a folder next to ``modules.json``.
     """
     name = module.get("path", "")
     if not isinstance(name, str) or "\0" in name or (name and Path(name).name != name):

@@ -1,4 +1,4 @@
-"""``StackReader``: one expert's projection out of tensors that hold those of all experts, as some checkpoints store them."""
+"""``StackReader``: reads one expert's projection from tensors that hold those of all experts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from labinfer.weights.slices import MatrixSlice, Range, TensorSlice
 
 
 def stacked_names(stack: str, suffix: str) -> tuple[str, ...]:
-    """Possible names of a stack's tensor that a matrix of its own would name with this last part.
+    """Possible names of a stack's tensor that corresponds to a matrix's tensor with ``suffix``.
 
-    The stack ``experts.down_proj`` has its weights in ``experts.down_proj`` or ``experts.down_proj.weight``, and scales in
+    The weights of stack ``experts.down_proj`` are in ``experts.down_proj`` or ``experts.down_proj.weight``, and its scales in
     ``experts.down_proj_scale_inv`` or ``experts.down_proj.weight_scale_inv``.
     """
     short = suffix.removeprefix("weight").removeprefix("_")
@@ -22,14 +22,14 @@ def stacked_names(stack: str, suffix: str) -> tuple[str, ...]:
 
 
 class StackReader(TensorReader):
-    """A ``TensorReader`` for which a matrix has tensors of its own, under the name of its stack.
+    """``TensorReader`` that presents one matrix of a stack as if it had its own tensors, named after the stack.
 
-    Tensors of a stack have a dimension of experts before their own. Where projections are one matrix of the stack, the next
-    dimension is theirs, one after another; a size of 1 there is shared.
+    Tensors of a stack have a leading dimension of experts. If the stack fuses several projections into one matrix, they are concatenated
+    along the next dimension; a size of 1 there is shared by all of them.
 
     Args:
-        tensors: the checkpoint's.
-        matrix: with its place in the stack.
+        tensors: reader of the checkpoint.
+        matrix: matrix slice with its position in the stack.
     """
 
     def __init__(self, tensors: TensorReader, matrix: MatrixSlice):
@@ -41,7 +41,7 @@ class StackReader(TensorReader):
         return self._tensors.functions
 
     def stored_name(self, name: str) -> str:
-        """The checkpoint's name of a tensor; the plainest one if there is none."""
+        """Checkpoint name of a tensor; the shortest candidate if none exists."""
         names = stacked_names(self._stack.name, name.removeprefix(f"{self._stack.name}."))
         return next((stored for stored in names if self._tensors.shape(stored) is not None), names[1])
 
@@ -79,14 +79,14 @@ class StackReader(TensorReader):
         return name, stack_shape, ((index, index + 1), *ranges)
 
     def _own_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of one projection's part."""
+        """Shape of one projection's part of a stack's tensor."""
         _, *own = stored
         if own and own[0] > 1 and own[0] % self._parts == 0:
             own[0] //= self._parts
         return tuple(own)
 
     def _stack_shape(self, stored_name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape that a tensor of the stack has or should have, if one projection's part is of this shape."""
+        """Actual or expected shape of a stack's tensor, if one projection's part has ``shape``."""
         count, stored = self._stack.shape[0], self._tensors.shape(stored_name)
         if stored is not None and stored[0] == count and self._own_shape(stored) == shape:
             return stored

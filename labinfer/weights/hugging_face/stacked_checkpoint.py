@@ -1,4 +1,4 @@
-"""StackedCheckpoint: a checkpoint directory whose experts may be stored in one tensor of a layer."""
+"""StackedCheckpoint: a checkpoint directory that may store all experts of a layer in one tensor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labinfer.weights.tensor_files import PLAIN
 
 
 class StackedCheckpoint(Checkpoint):
-    """A ``Checkpoint`` that reads a matrix out of its stack, where the files have that tensor."""
+    """``Checkpoint`` that reads a matrix from its stack, if the files have the stack's tensor."""
 
     def __init__(self, directory: Path, formats: Formats):
         self._names_of_stacks: dict[str, tuple[str, ...]] = {}
@@ -27,14 +27,14 @@ class StackedCheckpoint(Checkpoint):
         """See ``Checkpoint``.
 
         Raises:
-            UserError: a tensor of many matrices is quantised, and the config does not say how.
+            UserError: a stack is quantized, but the config does not say how.
         """
         chosen = self.format(part.name)
         if part.stack is None or self._tensors.keys().isdisjoint(self._stacked_names(part)):
             return chosen, self, part
         stack, tensors = part.stack.name, StackReader(self, part)
         weight = self._tensors.get(tensors.stored_name(f"{stack}.weight"))
-        if part.stack.is_transposed:  # rows that take turns are found by these two
+        if part.stack.is_transposed:  # only these two formats support interleaved rows
             if weight is not None and weight.dtype in PLAIN:
                 return TransposedFormat(), self, part
             if isinstance(chosen, Mxfp4Format):
@@ -60,7 +60,7 @@ class StackedCheckpoint(Checkpoint):
         return (*names, *self._stacked_names(part)) if is_stacked else names
 
     def _stacked_names(self, part: MatrixSlice) -> tuple[str, ...]:
-        """Names of the tensors in which a matrix may be among others; those of a stack have one format."""
+        """Names of the tensors of a matrix's stack. All matrices of a stack have one format."""
         stack = part.stack.name
         if stack not in self._names_of_stacks:
             own = self._formats(part.name).tensor_names(part.name)

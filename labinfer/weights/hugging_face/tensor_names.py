@@ -1,4 +1,4 @@
-"""Names of a checkpoint directory's tensors, read without torch."""
+"""has_head: whether a checkpoint directory has an LM head, by its tensor names; no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labinfer.weights.json_file import need_plain_file, read_json
 
 
 def has_head(directory: Path) -> bool:
-    """Whether a checkpoint has an output head of its own. True where its files cannot say: whoever reads them tells what is wrong."""
+    """Whether a checkpoint has its own LM head. True if its files cannot be read: loading reports the reason."""
     try:
         return any(re.search(r"(?:^|\.)lm_head\.", name) for name in _tensor_names(directory))
     except (UserError, OSError, ValueError, RecursionError):
@@ -21,10 +21,10 @@ def has_head(directory: Path) -> bool:
 
 
 def _tensor_names(directory: Path) -> Iterator[str]:
-    """Names of a checkpoint's tensors, by its index or else by the headers of its files.
+    """Names of a checkpoint's tensors, from its index or from the headers of its files.
 
     Raises:
-        UserError, OSError, ValueError: there are none, or a file is broken.
+        UserError, OSError, ValueError: the directory has no weights, or a file is invalid.
     """
     paths = weight_files(directory)
     if (directory / INDEX_FILE).exists() and paths != [directory / SINGLE_FILE]:
