@@ -1,1 +1,1 @@
-"""C++ beside Python, compiled on the machine it runs on; knows nothing of what the functions do."""
+"""Compilation and loading of C++ libraries on the machine they run on, independent of what their functions do."""

@@ -1,8 +1,8 @@
-"""Files of the cache: opened with suspicion, sealed with a digest, replaced as a whole, and locked while one process makes them.
+"""Cache files: opened with ownership checks, sealed with a digest, replaced atomically, and locked while they are made.
 
-A sealed file is its content and a last line with the format, a digest of the content and the name, and the name under which it was
-written. The name of a cache file is made of the circumstances that its content depends on, so a file that was renamed, copied over
-a neighbour, cut short or damaged does not pass ``read_sealed``.
+A sealed file contains its content and a last line with the format, a digest of content and name, and the name under which it was
+written. The name of a cache file encodes everything that its content depends on, so a file that was renamed, copied over another one,
+truncated or damaged fails ``read_sealed``.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from pathlib import Path
 from typing import BinaryIO
 
 FORMAT = 1
-"""Version of the last line; part of the names of all sealed files, so that files of another version are not looked at."""
+"""Version of the last line; part of the names of all sealed files, so that files of other versions are ignored."""
 UNFINISHED, LOCK = ".unfinished", ".lock"
-"""Suffixes of files that are being written, and of lock files."""
+"""Suffixes of unfinished files, and of lock files."""
 LARGEST = 256 << 20
-"""Bytes of the largest sealed file that is read; libraries have some 2 MB, costs some 10 KB."""
+"""Maximum size of a sealed file in bytes; libraries have about 2 MB, cost files about 10 KB."""
 POLL_SECONDS = 0.1
-"""Seconds between two attempts to take a lock."""
+"""Interval between two attempts to take a lock."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Damaged(Exception):
-    """A cache file that cannot be trusted; the text says why."""
+    """Cache file that cannot be trusted; the message says why."""
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A regular file, opened for reading; a FIFO in its place does not make the caller wait.
+    """Open a regular file for reading. Does not block if the path is a FIFO.
 
     Raises:
-        FileNotFoundError: there is nothing.
-        Damaged: it is something else, or the system refuses to open it.
+        FileNotFoundError: the path does not exist.
+        Damaged: the path is not a regular file, or cannot be opened.
     """
     return _open(path, 0)
 
 
 def open_own(path: Path) -> BinaryIO:
-    """A regular file that belongs to this user or to root and that nobody else may write to, opened for reading.
+    """Open a regular file for reading that belongs to this user or root and that no other user may write to.
 
     Raises:
-        FileNotFoundError: there is nothing.
-        Damaged: it is a symbolic link, a FIFO, a directory or another user's, or the system refuses to open it.
+        FileNotFoundError: the path does not exist.
+        Damaged: the path is a symbolic link, a FIFO, a directory or another user's file, or cannot be opened.
     """
     file = _open(path, os.O_NOFOLLOW)
     try:
@@ -64,7 +64,7 @@ def check_owner(status: os.stat_result) -> None:
     """Refuse a file that another user owns or may write to.
 
     Raises:
-        Damaged: it is such a file.
+        Damaged: another user owns the file or may write to it.
     """
     if status.st_uid not in (os.geteuid(), 0):
         raise Damaged(f"it belongs to user {status.st_uid}")
@@ -73,11 +73,11 @@ def check_owner(status: os.stat_result) -> None:
 
 
 def read_sealed(path: Path, open_file: Callable[[Path], BinaryIO] = open_own) -> bytes:
-    """The content of a sealed file.
+    """Content of a sealed file.
 
     Raises:
-        FileNotFoundError: there is nothing.
-        Damaged: it is not what was written under this name.
+        FileNotFoundError: the path does not exist.
+        Damaged: the content was not written under this name, or has changed.
     """
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -100,10 +100,10 @@ def read_sealed(path: Path, open_file: Callable[[Path], BinaryIO] = open_own) ->
 
 
 def write_sealed(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Write a sealed file as a whole; several processes may do so at once.
+    """Write a sealed file atomically; several processes may write it at once.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with replacing(path, mode) as file:
         file.write(content)
@@ -112,20 +112,20 @@ def write_sealed(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """A new file, which takes the place of ``path`` when the block ends without an error and is on the disk then.
+    """New file, which replaces ``path`` when the block ends without an error. Its data is then on the disk.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, unfinished = tempfile.mkstemp(UNFINISHED, f"{path.stem}-", path.parent)
     try:
         with open(descriptor, "wb") as file:
-            try_lock(file)  # who removes what killed processes left sees that this one is being written
+            try_lock(file)  # marks the file as being written, for processes that remove unfinished files
             yield file
             file.flush()
             os.fchmod(descriptor, mode)
-            os.fsync(descriptor)  # else the name might be on the disk before the content
+            os.fsync(descriptor)  # otherwise the name might reach the disk before the content
             os.replace(unfinished, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -135,7 +135,7 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names of a folder to the disk, where the file system can."""
+    """Flush the directory entries of a folder to the disk, if the file system supports it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -145,7 +145,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def try_lock(file: BinaryIO) -> bool:
-    """Whether this process now has the lock of an open file (``flock(2)``), which goes with the process."""
+    """Try to take the lock of an open file (``flock(2)``), which ends with the process. Returns whether this process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -154,7 +154,7 @@ def try_lock(file: BinaryIO) -> bool:
 
 
 def is_at(file: BinaryIO, path: Path) -> bool:
-    """Whether an open file still has this path."""
+    """Whether an open file still has the path ``path``."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.lstat())
     except OSError:
@@ -163,13 +163,13 @@ def is_at(file: BinaryIO, path: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path, seconds: float, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold a lock file during the block. A process that ends, also by a signal, leaves the lock to the next one.
+    """Hold a lock file during the block. The lock is released when the process ends, also by a signal.
 
-    The block runs without the lock where the file system has no locks, and after ``seconds``: what it makes has to be right anyway.
+    The block runs without the lock after ``seconds``, or if the file system has no locks, so it must be correct without it.
 
     Args:
-        seconds: limit of the wait for another process.
-        on_wait: called once if another process has the lock.
+        seconds: timeout of the wait for another process.
+        on_wait: called once if another process holds the lock.
     """
     file = _take_lock(path, time.monotonic() + seconds, on_wait)
     try:
@@ -205,7 +205,7 @@ def _take_lock(path: Path, deadline: float, on_wait: Callable[[], None]) -> Bina
             return None
         if is_at(file, path):
             return file
-        file.close()  # whoever had the lock has just removed the file
+        file.close()  # the previous holder of the lock has just removed the file
 
 
 def _open(path: Path, flags: int) -> BinaryIO:
@@ -224,12 +224,12 @@ def _open(path: Path, flags: int) -> BinaryIO:
 
 
 def _last_line(content: bytes, name: str) -> bytes:
-    """The line that seals ``content`` under a name."""
+    """Last line that seals ``content`` under ``name``."""
     digest = hashlib.blake2b(name.encode() + b"\0", digest_size=32)
     digest.update(content)
     return f"\nlabinfer {FORMAT} {digest.hexdigest()} {name}\n".encode()
 
 
 def digest(*parts: object) -> str:
-    """A short digest of the texts of some values."""
+    """Short digest of the ``repr`` of some values."""
     return hashlib.blake2b(repr(parts).encode(errors="surrogateescape"), digest_size=12).hexdigest()

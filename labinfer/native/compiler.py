@@ -1,6 +1,6 @@
-"""Libraries of C functions from folders of C++ files: those that came with the package, or compiled once for this machine.
+"""Loader of C++ libraries: prebuilt ones of the package, or compiled once for this machine.
 
-A library is a sealed file (``cache_file``). It is read once, its digest is compared, and the bytes that were compared are loaded.
+A library is a sealed file (``cache_file``). It is read once, its digest is compared, and exactly the verified bytes are loaded.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ logger = logging.getLogger(__name__)
 FLAGS = ("-O3", "-std=c++17", "-ffp-contract=fast", "-fPIC", "-Wno-psabi")
 COMPILERS = ("g++", "c++", "clang++")
 PREBUILT = Path(__file__).parent / "prebuilt"
-"""Libraries that came with the package; there are some in a wheel that ``make wheel`` made."""
+"""Folder of prebuilt libraries; exists in wheels made by ``make wheel``."""
 PREBUILT_FLAGS = ("-static-libstdc++", "-Wl,--exclude-libs,ALL,--gc-sections", "-s")
-"""For linking those: other machines may have an older libstdc++."""
+"""Link flags of prebuilt libraries: other machines may have an older libstdc++."""
 TIME_LIMIT = 600
-"""Seconds of one compilation."""
+"""Timeout of one compilation in seconds."""
 WAIT_LIMIT = 1200
-"""Seconds that a process waits for another one that compiles the same library, before it compiles by itself."""
+"""Time in seconds that a process waits for another one that compiles the library, before it compiles the library itself."""
 LOOK_SECONDS = 0.2
-"""Between two reports of how far it is."""
+"""Interval between two progress reports."""
 
 COMPILING = "compiling-"
-"""Begins the names of directories that hold what is compiled, in the cache."""
+"""Prefix of temporary directories of compilations in the cache."""
 ABANDONED_SECONDS = 3600
-"""After so long without a new file nobody compiles in such a directory."""
+"""Age in seconds from which a temporary directory or lock file counts as abandoned."""
 
 OnProgress = Callable[[int, int], None]
-"""Called with the number of files that are compiled and of all: before the first, and now and then until the last."""
+"""Called with the number of compiled files and of all files: before the first, and repeatedly until the last."""
 
 
 class NoCompiler(Exception):
-    """There is no library; the text says why."""
+    """No library is available; the message says why."""
 
 
 def default_cache() -> Path:
-    """The directory that keeps libraries between runs.
+    """Directory that caches libraries between runs.
 
     Raises:
-        NoCompiler: this user has no home directory.
+        NoCompiler: the user has no home directory.
     """
     try:
         return Path.home() / ".cache" / "labinfer"
@@ -81,18 +81,18 @@ def load(
     *,
     target: Target | None = None,
 ) -> ctypes.CDLL:
-    """The library of the C++ files in ``sources`` for this machine: the one that came with the package, if it was made of the
-    same files and this processor and its system can run it, else compiled into ``cache`` if it is not there yet.
+    """Load the library of the C++ files in ``sources``: a prebuilt one, if it was made from equal files and this machine can run it, else
+    one from ``cache``, which is compiled first if missing.
 
-    A compiled file's name has a hash of the source, the flags, the compiler and the processor. Of several processes that need it
-    at once, one compiles and the others wait. A file that is damaged, or that another user may have written, is compiled anew.
+    The name of a compiled file has a hash of the sources, the flags, the compiler and the processor. If several processes need it at
+    once, one compiles it and the others wait. A file that is damaged, or that another user may have written, is compiled again.
 
     Args:
-        cache: None for ``default_cache()``.
-        target: compiles for that kind of processor instead, also of another machine.
+        cache: folder of compiled libraries; None for ``default_cache()``.
+        target: processor to compile for, which may be that of another machine; None for this machine's.
 
     Raises:
-        NoCompiler: there is no compiler, it failed, or there is no room in ``cache``; or that belongs to another user.
+        NoCompiler: no compiler is available, it failed, or ``cache`` is full or belongs to another user.
         OSError: the library cannot be loaded.
     """
     if target is None:
@@ -118,7 +118,7 @@ def load(
         logger.warning("another process compiles %s; this one waits for it, for %d s at most", path, WAIT_LIMIT)
 
     with locked(path.with_suffix(LOCK), WAIT_LIMIT, say_wait):
-        os.listdir(cache)  # a client of NFS asks its server again which files there are
+        os.listdir(cache)  # makes an NFS client refresh its directory listing
         with contextlib.suppress(FileNotFoundError, Damaged):
             return _open(path, read_sealed(path))
         content = _compile([compiler, *flags], sources, cache, on_progress)
@@ -130,11 +130,11 @@ def load(
 
 
 def build_prebuilt(name: str, sources: Path, folder: Path, flags: Sequence[str], target: Target) -> Path:
-    """The library of the C++ files in ``sources`` for a kind of processor, compiled into ``folder`` as ``load`` looks for it.
+    """Compile the library of the C++ files in ``sources`` for ``target`` into ``folder``, under the name that ``load`` expects.
 
     Raises:
-        NoCompiler: there is none for that kind, or it failed.
-        OSError: it cannot be written.
+        NoCompiler: no compiler for ``target`` is available, or it failed.
+        OSError: the file cannot be written.
     """
     path = folder / _prebuilt_name(name, sources, flags, target)
     command = [find_compiler(target), *FLAGS, *target.flags, *flags]
@@ -143,10 +143,10 @@ def build_prebuilt(name: str, sources: Path, folder: Path, flags: Sequence[str],
 
 
 def find_compiler(target: Target | None = None) -> str:
-    """The path of the C++ compiler for this machine, or for that of ``target``.
+    """Path of the C++ compiler for this machine, or for ``target``.
 
     Raises:
-        NoCompiler: there is none.
+        NoCompiler: no compiler is available.
     """
     names = COMPILERS
     if target is not None and target.machine != platform.machine():
@@ -158,7 +158,7 @@ def find_compiler(target: Target | None = None) -> str:
 
 
 def _load_prebuilt(name: str, sources: Path, flags: Sequence[str]) -> ctypes.CDLL | None:
-    """The library that came with the package; its owner and mode are those of the Python files beside it."""
+    """Load a prebuilt library; None if none fits. Does not check its owner and mode, which are those of the package's files."""
     if not PREBUILT.is_dir():
         return None
     for target in TARGETS:
@@ -171,19 +171,19 @@ def _load_prebuilt(name: str, sources: Path, flags: Sequence[str]) -> ctypes.CDL
             continue
         except Damaged as error:
             logger.warning("%s, which came with LABInfer, is not used (%s); install the wheel again", path, error)
-        except OSError as error:  # made for a newer system
+        except OSError as error:  # built for a newer system
             logger.info("%s, which came with LABInfer, cannot be used here: %s", path.name, error)
     return None
 
 
 @functools.cache
 def _open(path: Path, content: bytes) -> ctypes.CDLL:
-    """Load a library from the bytes that were compared with its digest, so that no later change of the file reaches this process.
+    """Load a library from the verified bytes, so that later changes of the file have no effect on this process.
 
-    Cached, as the dynamic loader does with paths: a process has one copy of a library's variables, such as its team of threads.
+    Cached, as the dynamic loader caches by path: a process has one copy of a library's variables, such as its thread pool.
 
     Raises:
-        OSError: it cannot be loaded.
+        OSError: the library cannot be loaded.
     """
     try:
         with contextlib.ExitStack() as on_failure:
@@ -192,18 +192,18 @@ def _open(path: Path, content: bytes) -> ctypes.CDLL:
             with open(descriptor, "wb", closefd=False) as memory:
                 memory.write(content)
             opened = ctypes.CDLL(f"/proc/self/fd/{descriptor}")
-            # The descriptor stays open: the dynamic loader takes a name that it has seen before for the same library.
+            # The descriptor stays open: the dynamic loader takes a reused name for the library that had it before.
             on_failure.pop_all()
-    except OSError as error:  # a system may run nothing from such memory (vm.memfd_noexec, SELinux)
+    except OSError as error:  # some systems do not execute memfd memory (vm.memfd_noexec, SELinux)
         opened = _open_file(path, content, error)
     return ctypes.CDLL(str(path), handle=opened._handle)
 
 
 def _open_file(path: Path, content: bytes, problem: OSError) -> ctypes.CDLL:
-    """Load a library from its file, if that still has this content.
+    """Load a library from its file, if the file still has ``content``.
 
     Raises:
-        OSError: ``problem`` if it has not; or the file cannot be loaded.
+        OSError: the content has changed (raises ``problem``), or the file cannot be loaded.
     """
     try:
         file = open_regular(path)
@@ -212,7 +212,7 @@ def _open_file(path: Path, content: bytes, problem: OSError) -> ctypes.CDLL:
     with file:
         if not file.read().startswith(content):
             raise problem
-        return ctypes.CDLL(f"/proc/self/fd/{os.dup(file.fileno())}")  # a number of its own, which stays open
+        return ctypes.CDLL(f"/proc/self/fd/{os.dup(file.fileno())}")  # a new descriptor, which stays open
 
 
 def _prebuilt_name(name: str, sources: Path, flags: Sequence[str], target: Target) -> str:
@@ -227,7 +227,7 @@ def _compile(
     *,
     link_flags: Sequence[str] = (),
 ) -> bytes:
-    """Compile and link with the compiler and flags of ``command``, in a directory of its own in ``folder``.
+    """Compile and link with the compiler and flags of ``command``, in a temporary directory in ``folder``.
 
     Raises:
         NoCompiler: the compiler failed.
@@ -236,7 +236,7 @@ def _compile(
         with tempfile.TemporaryDirectory(prefix=COMPILING, dir=folder) as directory:
             _remove_abandoned(folder, os.stat(directory).st_mtime)
             linked = Path(directory) / "linked.so"
-            files = sorted(sources.glob("*.cpp"), key=lambda file: -file.stat().st_size)  # the longest first
+            files = sorted(sources.glob("*.cpp"), key=lambda file: -file.stat().st_size)  # the slowest first
             objects = [str(Path(directory) / f"{file.stem}.o") for file in files]
             commands = [[*command, "-c", str(file), "-o", out] for file, out in zip(files, objects, strict=True)]
             _run_all(commands, on_progress)
@@ -247,13 +247,13 @@ def _compile(
 
 
 def _remove_abandoned(folder: Path, now: float) -> None:
-    """Remove what killed processes left: directories of compilations, and lock files that nobody holds.
+    """Remove leftovers of killed processes: directories of compilations, and lock files that no process holds.
 
     Args:
-        now: by the clock of the file system, which may be another machine's.
+        now: current time of the file system's clock, which may be another machine's.
     """
     for path in folder.glob(f"{COMPILING}*"):
-        with contextlib.suppress(OSError):  # another process removes it, too
+        with contextlib.suppress(OSError):  # another process has removed it
             if now - path.stat().st_mtime > ABANDONED_SECONDS:
                 shutil.rmtree(path)
     for path in folder.glob(f"*{LOCK}"):
@@ -263,7 +263,7 @@ def _remove_abandoned(folder: Path, now: float) -> None:
 
 
 def _run_all(commands: list[list[str]], on_progress: OnProgress) -> None:
-    """Run commands, as many at a time as this process has cores; see ``_run``."""
+    """Run commands in parallel, at most one per core of this process; see ``_run``."""
     on_progress(0, len(commands))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         running = {threads.submit(_run, command) for command in commands}
@@ -275,11 +275,11 @@ def _run_all(commands: list[list[str]], on_progress: OnProgress) -> None:
 
 
 def _run(command: list[str]) -> None:
-    """Run the compiler.
+    """Run one command of the compiler.
 
     Raises:
-        NoCompiler: it failed; the text has its first error.
-        TimeoutExpired: it takes too long.
+        NoCompiler: the compiler failed; the message has its first error.
+        TimeoutExpired: the compiler ran for more than ``TIME_LIMIT``.
     """
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT)
     if done.returncode:
@@ -288,10 +288,10 @@ def _run(command: list[str]) -> None:
 
 
 def _prepare_folder(cache: Path) -> None:
-    """Make the folder of the cache, in which only this user may write.
+    """Make the cache folder, in which only this user may write.
 
     Raises:
-        NoCompiler: it cannot be made, or belongs to another user: a library runs with all that this user may do.
+        NoCompiler: the folder cannot be made, or belongs to another user: a library runs with all rights of this user.
     """
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -305,13 +305,13 @@ def _prepare_folder(cache: Path) -> None:
 
 
 def _fingerprint(sources: Path, flags: Sequence[str], compiler: str, target: Target | None) -> str:
-    program = os.stat(compiler)  # asking it for its version would start a process at every start of a run
+    program = os.stat(compiler)  # asking the compiler for its version would start a process in every run
     version = f"{os.path.realpath(compiler)} {program.st_size} {program.st_mtime_ns}"
     return _digest(sources, [*flags, version, processor() if target is None else target.name])
 
 
 def _digest(sources: Path, parts: Sequence[str]) -> str:
-    """A short hash of the C++ files in ``sources`` and of some texts."""
+    """Short hash of the C++ files in ``sources`` and of ``parts``."""
     digest = hashlib.blake2b(digest_size=8)
     parts = [str(FORMAT), *parts]
     texts = [path.read_text(encoding="utf-8") for path in sorted([*sources.glob("*.cpp"), *sources.glob("*.h")])]
@@ -321,7 +321,7 @@ def _digest(sources: Path, parts: Sequence[str]) -> str:
 
 
 def processor() -> str:
-    """Model and features of the processor: machines of several kinds may share a home directory."""
+    """Model and features of this machine's processor: machines of several kinds may share a home directory."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Pages of memory: large ones take a fault each where small ones take hundreds, and more of them fit the processor's tables."""
+"""Huge pages: fewer page faults and TLB misses than with small pages."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import BinaryIO
 
 POPULATE_READ = 22
-"""``MADV_POPULATE_READ`` of Linux 5.14 and later, which Python's ``mmap`` does not name."""
+"""``MADV_POPULATE_READ`` of Linux 5.14 and later, which Python's ``mmap`` does not define."""
 HUGE = 2 << 20
-"""Bytes of a large page where it is smallest; less memory than this has none."""
+"""Smallest size of a huge page in bytes; smaller memory has none."""
 
 
 def use_huge_pages(address: int, num_bytes: int) -> None:
-    """Ask for large pages before memory is first written; no effect where the system has none (``madvise(2)``)."""
+    """Request huge pages for memory before its first write; no effect if the system has none (``madvise(2)``)."""
     if num_bytes >= HUGE:
         _advise(address, num_bytes, getattr(mmap, "MADV_HUGEPAGE", None))
 
 
 def read_mapped(file: BinaryIO) -> bool:
-    """Bring a file into the system's cache, into large pages where it has them, without Python's lock; false where it cannot."""
+    """Read a file into the page cache (as huge pages, if supported) without the GIL. Returns False if not supported."""
     size = os.fstat(file.fileno()).st_size
     with mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as memory:
-        first = ctypes.c_char.from_buffer(memory)  # which is why it is mapped for writing
+        first = ctypes.c_char.from_buffer(memory)  # from_buffer requires a writable mapping
         address = ctypes.addressof(first)
         use_huge_pages(address, size)
         done = _advise(address, size, POPULATE_READ)
@@ -33,7 +33,7 @@ def read_mapped(file: BinaryIO) -> bool:
 
 
 def _advise(address: int, num_bytes: int, advice: int | None) -> bool:
-    """``madvise(2)``; false where the system does not know this advice."""
+    """Call ``madvise(2)``. Returns False if the system does not support the advice."""
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is None or advice is None:
         return False
@@ -42,7 +42,7 @@ def _advise(address: int, num_bytes: int, advice: int | None) -> bool:
 
 
 def has_huge_pages(switch: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> bool:
-    """Whether the system gives large pages to memory for which they are asked for."""
+    """Whether the system has transparent huge pages, at least for memory that requests them."""
     try:
         return "[never]" not in switch.read_text()
     except OSError:
@@ -50,10 +50,12 @@ def has_huge_pages(switch: Path = Path("/sys/kernel/mm/transparent_hugepage/enab
 
 
 def huge_bytes(address: int, smaps: Path = Path("/proc/self/smaps")) -> int:
-    """Bytes in large pages of the mapped file that begins at an address (``proc_pid_smaps(5)``)."""
+    """Bytes of the mapped file at ``address`` that are in huge pages (``proc_pid_smaps(5)``)."""
     begin, total, is_inside = f"{address:08x}-", 0, False
     try:
-        with open(smaps, errors="replace") as lines:  # as far as it goes: the system counts pages while it is read
+        with open(
+            smaps, errors="replace"
+        ) as lines:  # read only as far as needed: the system counts pages during the read
             for line in lines:
                 name, *fields = line.split(maxsplit=2)
                 if not name.endswith(":"):

@@ -1,4 +1,4 @@
-"""Kinds of processors that libraries are compiled for beforehand: the flags of each, and what tells it at run time."""
+"""Processor targets of prebuilt libraries: compiler flags, and the features required at run time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ARMV8_2 = frozenset({"asimd", "crc32", "atomics", "asimdrdm", "asimddp"})
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of processor.
+    """Kind of processor.
 
     Attributes:
-        machine: as ``platform.machine`` has it.
-        flags: the compiler's.
-        features: what Linux calls the instructions that it may use, in ``/proc/cpuinfo``.
+        machine: value of ``platform.machine()``.
+        flags: compiler flags.
+        features: required instruction sets, by their names in ``/proc/cpuinfo``.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Target:
     features: frozenset[str]
 
     def runs_here(self) -> bool:
-        """Whether this machine's processor has all of its instructions."""
+        """Whether this machine's processor has all required features."""
         return self.machine == platform.machine() and self.features <= processor_features()
 
 
@@ -52,11 +52,11 @@ TARGETS = (
     Target("armv8.6", "aarch64", ("-march=armv8.2-a+dotprod+i8mm+bf16",), ARMV8_2 | {"i8mm", "bf16"}),
     Target("armv8.2", "aarch64", ("-march=armv8.2-a+dotprod",), ARMV8_2),
 )
-"""The best of a machine first."""
+"""All targets; of each machine type the best first."""
 
 
 def processor_features() -> frozenset[str]:
-    """Instructions of this machine's first core; none where Linux does not say."""
+    """Features of this machine's first core; empty if unknown."""
     try:
         lines = CPUINFO.read_text(encoding="utf-8").splitlines()
     except OSError:
