@@ -74,7 +74,7 @@ def choose_layout(
             )
         chosen = plan_options(plan, options, nodes)
         chosen.check_group_size()
-    if is_auto:  # the layout was measured with these options; a later start must not reuse the plan for others
+    if is_auto:  # keep the measured model options, so that later starts compute an equal digest of them
         chosen = dataclasses.replace(chosen, model=options.model)
     group.take_cores(chosen.working_ranks, options.runtime.threads)
     own = room_options(options, options.model.max_model_len or config.max_position)

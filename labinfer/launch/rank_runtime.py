@@ -30,13 +30,13 @@ class RankRuntime:
     channel: ControlChannel
     tp: TensorParallelCommunicator
     pipeline: PipelineCommunicator | None
-    """None if there is one stage."""
+    """Pipeline communicator; None with one stage."""
     worker: Worker
     stats: StatsReporter
     recorder: Recorder
     capacity: KVCapacity
     step_times: StepTimes | None
-    """Measured seconds of a step; None if no decision depends on them."""
+    """Measured seconds of steps; None if no scheduling decision depends on them."""
     draft_model: LoadedDraftModel | None = None
     """Draft model on rank 0; None without one."""
     drafts: RemoteDraftChannel | None = None

@@ -31,7 +31,7 @@ class CheckpointNames:
     """Whether MTP layers may follow the model's own layers (``model.layers.N`` …); they are not loaded either."""
 
     def resolve(self, tensors: Collection[str]) -> CheckpointNames:
-        """These names with the root of a checkpoint that has ``tensors``.
+        """Copy for the root of a checkpoint that has ``tensors``.
 
         Checkpoints of base models, such as ``Qwen3Model``, have no first segment ``model``.
         """
@@ -50,7 +50,7 @@ class CheckpointNames:
         return {self.stored(name), *(self._rooted(root).stored(name) for root in self.roots)}
 
     def with_mtp(self, num_layers: int) -> CheckpointNames:
-        """These names with the first MTP layer mapped, so that it is loaded.
+        """Copy that maps the first MTP layer's names, so that this layer is loaded.
 
         Args:
             num_layers: number of the model's layers, without MTP layers.

@@ -89,7 +89,7 @@ class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Checksum of each ``PIECE`` of the data."""
 
     def compare(self, checkpoint: str, code: str, circumstances: str, slices: str) -> None:
-        """Check that the weights were made from what a start requests.
+        """Check that the weights were made for the digests that a start requests.
 
         Raises:
             Damaged: a digest differs.

@@ -87,7 +87,7 @@ class StageShapes:
 
     @property
     def is_cache_replicated(self) -> bool:
-        """Whether every TP rank caches the whole token instead of its own heads."""
+        """Whether every TP rank holds the whole KV cache of its layers (replicated), not only that of its own heads."""
         return all(spec.is_replicated for spec in self._cache_specs)
 
     @property

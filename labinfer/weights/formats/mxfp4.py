@@ -23,7 +23,7 @@ from labinfer.weights.slices import MatrixSlice
 GROUP = 32
 FORM = CodeForm(bits=4, group=GROUP, table="e2m1")
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Doubled values of the codes."""
+"""Doubled e2m1 values, by code."""
 
 
 def half_powers(exponents: torch.Tensor) -> torch.Tensor:

@@ -207,7 +207,7 @@ CHANGES = {"less one": lambda values: values - 1, "log of negated": lambda value
 
 
 def _part_gates(tensors: dict[str, GgufTensor]) -> None:
-    """Replace fused gate-up tensors of experts by their halves. Fused tensors that have no halves, or that exist beside separate ones,
+    """Replace fused gate-up tensors of experts by their halves. Fused tensors that have no halves, or that exist in addition to separate ones,
     stay and are later refused as unexpected tensors.
 
     Source: ggml-org/llama.cpp, convert_hf_to_gguf.py: ``--fuse-gate-up-exps``.
