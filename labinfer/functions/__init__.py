@@ -1,1 +1,1 @@
-"""The operations a model is made of, each behind one interface with one or more implementations."""
+"""The operations that models are made of, each an interface with one or more implementations."""

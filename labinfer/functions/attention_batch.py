@@ -1,4 +1,4 @@
-"""``AttentionBatch``: where the tokens of a batch stand in their sequences, and where the cache holds what they see."""
+"""``AttentionBatch``: token rows, context lengths and block tables of a batch's sequences."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from itertools import accumulate, chain
 import torch
 
 Angles = tuple[torch.Tensor, torch.Tensor]
-"""cos and sin of the angles of each token's position, (T, R) each, in the model's dtype."""
+"""Cosine and sine of each token's rotary angles, (T, R) each, in the model's dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionBatch:
-    """A flat batch of new tokens of several sequences, as lists and as tensors of int64."""
+    """A flat (ragged) batch of new tokens of several sequences, as lists and as int64 tensors."""
 
     row_ptr: list[int]
-    """Sequence b has the tokens of rows ``row_ptr[b]:row_ptr[b + 1]``, the last of its context."""
+    """Sequence b has rows ``row_ptr[b]:row_ptr[b + 1]``, the last tokens of its context."""
     context_lens: list[int]
-    """Tokens of each sequence once this step is done, S."""
+    """Context length of each sequence after this step, S."""
     table_ptr: list[int]
     """KV blocks of sequence b in order: ``tables_N[table_ptr[b]:table_ptr[b + 1]]``."""
     tables_N: torch.Tensor
@@ -28,21 +28,21 @@ class AttentionBatch:
     context_lens_B: torch.Tensor
     table_ptr_B: torch.Tensor
     state_slots_B: torch.Tensor | None = None
-    """Slot of each sequence in layers that keep a state for it; None where no layer does. A sequence without earlier tokens
-    begins with a state of zeros, whatever its slot holds."""
+    """State slot of each sequence in layers with a state; None if no layer has one. A sequence without earlier tokens starts from a
+    zero state, whatever its slot holds."""
     _parts: dict[tuple[int, ...], tuple[torch.Tensor, AttentionBatch]] = field(
         default_factory=dict, repr=False, compare=False
     )
-    """Parts that were made: all layers of a step ask for the same ones."""
+    """Cache of ``part``: all layers of a step ask for equal parts."""
 
     @classmethod
     def build(
         cls, row_ptr: list[int], context_lens: list[int], tables: Sequence[Sequence[int]], device: torch.device
     ) -> AttentionBatch:
-        """Make the tensors.
+        """Create the tensors from the lists.
 
         Args:
-            tables: each as long as its sequence's context needs.
+            tables: block table of each sequence, exactly as long as its context needs.
         """
         table_ptr = list(accumulate(map(len, tables), initial=0))
         return cls(
@@ -56,15 +56,15 @@ class AttentionBatch:
         )
 
     def has_single_rows(self, rows_T: torch.Tensor) -> bool:
-        """Whether each sequence has one row of these; known by their numbers, as none has no row."""
+        """Whether every sequence has exactly one of the rows ``rows_T``; compares counts only, as no sequence has zero rows."""
         return rows_T.shape[0] == self.context_lens_B.shape[0]
 
     def with_tables(self, tables_N: torch.Tensor) -> AttentionBatch:
-        """The same tokens in other blocks, as many of each sequence."""
+        """The batch with other block tables of equal lengths."""
         return replace(self, tables_N=tables_N, _parts={})
 
     def part(self, indices: Sequence[int]) -> tuple[torch.Tensor, AttentionBatch]:
-        """Rows of these sequences, (R,), and the batch of them alone, its rows in this order."""
+        """Row indices of the sequences ``indices``, (R,), and the batch of these sequences alone, in this order."""
         key = tuple(indices)
         if key not in self._parts:
             rows = [range(self.row_ptr[b], self.row_ptr[b + 1]) for b in key]
@@ -82,6 +82,6 @@ class AttentionBatch:
 
 
 def int64_tensor(numbers: Iterable[int], device: torch.device) -> torch.Tensor:
-    """Tensor of a long list, made much faster than ``torch.tensor`` does."""
+    """Int64 tensor of a long list; much faster than ``torch.tensor``."""
     buffer = array("q", numbers)
     return (torch.frombuffer(buffer, dtype=torch.int64) if buffer else torch.empty(0, dtype=torch.int64)).to(device)

@@ -1,4 +1,4 @@
-"""``AttentionHeads`` and ``QKVHeads``: a layer's heads, as the functions of attention are given them in every step."""
+"""``AttentionHeads`` and ``QKVHeads``: constant head arguments of a layer's attention functions."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AttentionHeads:
-    """This rank's heads of a layer, as ``PagedAttention`` is given them."""
+    """A rank's attention heads of one layer, argument of ``PagedAttention``."""
 
     head_ptr: torch.Tensor
-    """KV head k is read by query heads ``head_ptr[k]:head_ptr[k + 1]``; int64, (K + 1), in host memory."""
+    """Query heads ``head_ptr[k]:head_ptr[k + 1]`` read KV head k; int64, (K + 1), in host memory."""
     scale: float
-    """Factor on the scores."""
+    """Factor on the attention scores."""
     window: int = 0
-    """Tokens that a query sees, itself included (Beltagy et al. 2020, arXiv:2004.05150); 0 for all. Blocks of which no query of the
-    sequence sees a token are not read: their places in ``AttentionBatch.tables_N`` may name any block."""
+    """Sliding-window size in tokens, the query's own included (Beltagy et al. 2020, arXiv:2004.05150); 0 for full attention. Blocks before
+    the window of all queries are not read: their entries in ``AttentionBatch.tables_N`` may name any block."""
     sinks_H: torch.Tensor | None = None
-    """Logit of each query head that counts in the softmax without a value (Miller 2023, "Attention is off by one", and the model card of
-    gpt-oss, arXiv:2508.10925); float32."""
+    """Attention-sink logit of each query head, which adds to the softmax denominator (Miller 2023, "Attention is off by one", and the
+    model card of gpt-oss, arXiv:2508.10925); float32."""
 
 
 class HeadNorms(NamedTuple):
     """RMS norms of each query head and each key head over its P dimensions (Henry et al. 2020, arXiv:2010.04245)."""
 
     q_P: torch.Tensor
-    """Weight, in a dtype as in ``AddRMSNorm``."""
+    """Weight of the query norm; dtype as in ``AddRMSNorm``."""
     k_P: torch.Tensor
     eps: float
     after_rotation: bool = False
     values: bool = False
-    """Whether value heads have one as well, without a weight."""
+    """Whether value heads are normalized too, without a weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class QKVHeads:
-    """This rank's heads of a layer's queries, keys and values, as ``RotateAndWrite`` is given them."""
+    """A rank's query, key and value heads of one layer, argument of ``RotateAndWrite``."""
 
     num_kv: int
-    """KV heads, K; 0 where there are queries only, and nothing is written."""
+    """KV heads, K; 0 if there are only queries and nothing is written."""
     interleaved: bool = False
-    """Whether the pairs of dimensions that are rotated are (2r, 2r + 1) instead of (r, r + R/2)."""
+    """Whether rotated pairs of dimensions are (2r, 2r + 1) instead of (r, r + R/2)."""
     norms: HeadNorms | None = None
-    """None where heads are not normalised."""
+    """QK norms; None without."""

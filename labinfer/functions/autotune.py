@@ -1,7 +1,7 @@
-"""Which implementation is the fastest here: measured for each class of rows, remembered, agreed upon.
+"""Autotuning: time the implementations for each bucket of batch sizes, cache the times, and agree on a choice across ranks.
 
-Only 16-bit models are tuned. Implementations differ in how they round, so with a choice by rows a request's numbers depend
-on who else is in the batch; a float32 model gives the same tokens in every batch, and always takes the preferred ones.
+Only 16-bit models are tuned. Implementations round differently, so with a choice by batch size a request's logits depend on the other
+requests in the batch. A float32 model gives the same tokens in every batch, and always uses the preferred implementations.
 """
 
 from __future__ import annotations
@@ -24,42 +24,43 @@ from labinfer.native.cache_file import FORMAT, Damaged, read_sealed, write_seale
 logger = logging.getLogger(__name__)
 
 TIMED_ROWS = (1, 4, 16, 64, 256)
-"""A number of rows in each of ``BATCH_BUCKETS``."""
+"""Batch size (rows) that is timed for each bucket of ``BATCH_BUCKETS``."""
 SECONDS = 0.02
-"""Time for the candidates of a target at one number of rows, undisturbed."""
+"""Time budget for the candidates of a target at one batch size on an idle machine."""
 MIN_ROUNDS, MAX_ROUNDS = 3, 30
 MAX_OVERRUN = 10
-"""Times ``SECONDS`` that it may take where other processes disturb it."""
+"""Maximum factor on ``SECONDS`` if other processes disturb the timing."""
 DROPOUT_RATIO = 2.0
-"""Times the best candidate's time at which another one is not timed further."""
+"""Ratio to the best candidate's time above which a candidate is no longer timed."""
 MARGIN = 0.1
-"""Fraction of the preferred layout's time that another one must save to be taken instead: less is noise, and the same
-choice every time gives the same tokens."""
+"""Minimum saving, as a fraction of the preferred layout's time, for another layout to be chosen: a smaller one is noise, and a stable
+choice gives the same tokens at every start."""
 ROWS_MARGIN = 0.05
-"""The same for candidates of one layout at a number of rows."""
+"""Minimum saving, as a fraction, for another candidate of the layout to be chosen for a bucket."""
 
 MAX_SPREAD = 1.15
-"""Times the least that a median is, in the mean, on a machine that was idle. Decision 14 has what was measured."""
+"""Largest ratio of median to minimum time (geometric mean over all timings) that counts as an idle machine. Decision 14 has the
+measurements."""
 MAX_STARTS = 4
-"""Starts that measure at most: a machine that is never idle gives no better times."""
+"""Maximum number of starts that measure: a machine that is never idle gives no better times."""
 ONE_FOR_ALL = frozenset({"paged_attention"})
-"""Targets that take one implementation for every class of rows: each gives a token the same bits in any batch."""
+"""Targets with one implementation for all buckets, so that a token gets the same bits in any batch."""
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """A candidate and its times for each class of rows."""
+    """Times of a candidate for each bucket of batch sizes."""
 
     name: str
     layout: str
     seconds: list[float]
-    """The least."""
+    """Minimum times."""
     medians: list[float]
-    """Seconds: above the least where other processes took cores or memory."""
+    """Median times in seconds: larger than the minimum if other processes took cores or memory bandwidth."""
     starts: int = 1
-    """Starts that measured it, whose times were merged."""
+    """Number of starts whose times are merged here."""
 
     def merge(self, other: Timing) -> Timing:
-        """The lesser of each time, for the same candidate at another start: load only ever adds to them."""
+        """Element-wise minimum with the times of another start for the same candidate: load only adds time."""
         return msgspec.structs.replace(
             self,
             seconds=list(map(min, self.seconds, other.seconds)),
@@ -69,11 +70,11 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 Times = dict[str, list[Timing]]
-"""Timings by target, the preferred candidate last."""
+"""Target → timings of its candidates, the preferred one last."""
 
 
 def is_tuned(dtype: torch.dtype) -> bool:
-    """Whether the implementations for a model of this dtype may take turns."""
+    """Whether implementations for models of ``dtype`` are autotuned."""
     return dtype.itemsize < torch.float32.itemsize
 
 
@@ -83,7 +84,7 @@ def time_candidates(
     seconds: float = SECONDS,
     dropout_ratio: float = DROPOUT_RATIO,
 ) -> Times:
-    """Time these candidates of these targets at every number of rows."""
+    """Time ``candidates`` (by target and name) at every batch size of ``TIMED_ROWS``."""
     times: Times = {}
     for target, implementations in candidates.items():
         by_class = []
@@ -110,13 +111,12 @@ def benchmark(
     dropout_ratio: float = DROPOUT_RATIO,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds of each call, round by round. They take turns, so that what disturbs this machine disturbs all; a first round
-    warms up.
+    """Seconds of each call per round. Calls alternate, so that a disturbance hits all of them; the first round is a warm-up.
 
     Args:
-        finish: waits until what was called is done.
-        seconds: about how long that may take, going by the least times: a call that was interrupted is worth repeating.
-        dropout_ratio: times the best time at which a call drops out.
+        finish: waits until the device has finished.
+        seconds: time budget, counted in minimum times: a call that was interrupted is worth repeating.
+        dropout_ratio: ratio to the best time above which a call drops out.
     """
     samples: dict[str, list[float]] = {name: [] for name in calls}
     running, begin = dict(calls), clock()
@@ -138,9 +138,9 @@ def benchmark(
 
 
 def is_disturbed(times: Times) -> bool:
-    """Whether a machine that was not idle gave these times, and another start may give better ones.
+    """Whether the machine was busy while ``times`` were measured, so that another start may give better ones.
 
-    By the mean over all of them: among the few calls of a candidate the median may be twice the least on an idle machine, too.
+    Uses the geometric mean over all timings: with a candidate's few calls, a single median may be twice the minimum on an idle machine, too.
     """
     timings = [timing for candidates in times.values() for timing in candidates]
     if not timings or timings[0].starts >= MAX_STARTS:
@@ -152,7 +152,7 @@ def is_disturbed(times: Times) -> bool:
 
 
 def merge(times: Times, others: Times) -> Times:
-    """Times of the same candidates at several starts."""
+    """Merge the times of equal candidates at several starts."""
     return {
         target: [timing.merge(other) for timing, other in zip(times[target], timings, strict=True)]
         for target, timings in others.items()
@@ -160,11 +160,11 @@ def merge(times: Times, others: Times) -> Times:
 
 
 def choose(ranks: Sequence[Times]) -> Choice:
-    """The same choice for ranks that hold slices of the same layers, from the times of them all.
+    """One choice for all ranks that hold slices of the same layers, from the times of every rank.
 
-    They wait for each other in every layer, so the slowest counts. A layout is chosen by the mean over the classes of how
-    much longer it takes, and within it an implementation for each class. Where candidates are not the same on all ranks,
-    those that all have are chosen among. For targets that are ``ONE_FOR_ALL`` an implementation is chosen as a layout is.
+    The ranks synchronize in every layer, so the slowest rank's time counts. A layout is chosen by the geometric mean of its times over all
+    buckets, and within the layout an implementation for each bucket. Only candidates that all ranks have are considered. For the targets in
+    ``ONE_FOR_ALL``, an implementation is chosen as a layout is.
     """
     choice = {}
     for target, timings in ranks[0].items():
@@ -191,7 +191,7 @@ def choose(ranks: Sequence[Times]) -> Choice:
 
 
 def describe(choice: Choice) -> str:
-    """``linear cpu-dot, from 129 rows cpu; …``, for people."""
+    """Human-readable choice: ``linear cpu-dot, from 129 rows cpu; …``."""
     parts = []
     for target, names in choice.items():
         spans = [names[0]]
@@ -205,7 +205,7 @@ def describe(choice: Choice) -> str:
 
 
 def _mean_log(seconds: Iterable[Sequence[float]]) -> float:
-    """Logarithm of the seconds of a layout's fastest candidate, in the mean over the classes."""
+    """Mean logarithm of the seconds of a layout's fastest candidate, over the buckets."""
     least = [min(by_class) for by_class in zip(*seconds, strict=True)]
     return sum(math.log(max(seconds, 1e-9)) for seconds in least) / len(least)
 
@@ -217,17 +217,17 @@ def _fastest(seconds: Mapping[str, float]) -> str:
     return name if seconds[name] < (1 - ROWS_MARGIN) * seconds[preferred] else preferred
 
 
-# Times are remembered, one file for each rank's circumstances.
+# Cache files of times, one per machine, model slice and thread count.
 
 
 def file_name(*circumstances: object) -> str:
-    """A name that another machine, library, model or number of threads does not have."""
+    """File name of the cached times, unique to ``circumstances`` (machine, library, model, number of threads)."""
     digest = hashlib.blake2b(repr((FORMAT, TIMED_ROWS, BATCH_BUCKETS, *circumstances)).encode(), digest_size=8)
     return f"times-{digest.hexdigest()}.json"
 
 
 def read_times(path: Path, calls: RankCalls) -> Times | None:
-    """Times from a file of the cache; None where there is none, it cannot be trusted, or it is not what these calls would give."""
+    """Times from a cache file; None if the file is missing, damaged, or was written for other candidates than those of ``calls``."""
     try:
         times = msgspec.json.decode(read_sealed(path), type=Times)
     except FileNotFoundError:
@@ -249,7 +249,7 @@ def read_times(path: Path, calls: RankCalls) -> Times | None:
 
 
 def write_times(path: Path, times: Times) -> None:
-    """Write the file as a whole, so that several processes may write it at once.
+    """Write the file atomically, so that several processes may write it concurrently.
 
     Raises:
         OSError: it cannot be written.

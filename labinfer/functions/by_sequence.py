@@ -1,4 +1,4 @@
-"""``BySequence``: a function over the sequences of a batch that is another one for each of them."""
+"""``BySequence``: dispatch of a function to one implementation per sequence of the batch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from labinfer.functions.attention_batch import AttentionBatch
 
 
 class BySequence:
-    """A function that takes rows, a cache and a batch, chosen for each sequence by its own new tokens: what it gives for a
-    sequence does not depend on who else is in the batch.
+    """A function of rows, a cache and a batch that picks an implementation for each sequence by the sequence's number of new
+    tokens. The result for a sequence does not depend on the other sequences of the batch.
 
     Args:
-        choose: called with the new tokens of a sequence, and with the arguments behind the batch.
+        choose: called with the number of new tokens of a sequence and the arguments after ``batch``.
     """
 
     def __init__(self, choose: Callable[..., Callable[..., torch.Tensor]]):

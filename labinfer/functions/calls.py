@@ -1,8 +1,7 @@
-"""Calls of functions as layers make them in every step, so that implementations can be timed at a rank's own sizes.
+"""Function calls of a step at the sizes of one rank, so that implementations can be timed.
 
-A layer's ``calls()`` names them; those of mixtures are in ``expert_calls``, those of layers with states in ``delta_calls``.
-Functions without a class (packing, looking up tokens, choosing tokens or experts) have one implementation beside the reference,
-so that there is nothing to choose: they always take the preferred one.
+A layer's ``calls()`` lists its calls; calls of mixtures of experts are in ``expert_calls``, of layers with a state in ``delta_calls``.
+Functions without a class here (packing, embedding, sampling, routing) are not autotuned: the preferred implementation is always used.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ from labinfer.functions.protocols import (
 )
 
 CONTEXT = 256
-"""Tokens that are in the KV cache already."""
+"""Context length of each sequence before the step."""
 MOST_DECODES = 32
-"""Up to so many rows are one token of as many sequences; more are a part of one prompt, as in most batches."""
+"""Up to this many rows, each row is a decode of its own sequence; more rows are a chunk of one prompt, as in most batches."""
 PATTERN = 1 << 20
-"""Different random numbers: drawing more takes longer than what is to be timed."""
+"""Number of distinct random values, repeated to fill larger tensors: generating more takes longer than the calls to be timed."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """The least that a call can do."""
+    """Lower bounds of a call's memory traffic and arithmetic, as for a roofline."""
 
     num_bytes: int
     """Bytes read and written."""
     operations: int
-    """Multiplications and additions, of products only."""
+    """Multiplications and additions of matrix products; other arithmetic is not counted."""
 
     def __add__(self, other: Work) -> Work:
         return Work(self.num_bytes + other.num_bytes, self.operations + other.operations)
@@ -54,7 +53,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class CallSetting:
-    """Circumstances that all calls of a rank share."""
+    """Device, dtypes and cache layout that all calls of a rank share."""
 
     device: torch.device
     dtype: torch.dtype
@@ -63,61 +62,61 @@ class CallSetting:
     block_size: int
     """Tokens of a KV block."""
     tiled_cache: bool = False
-    """Whether the functions in use want the KV cache in tiles, see ``PoolLayout``."""
+    """Whether the selected functions use a tiled KV cache, see ``PoolLayout``."""
 
     def random(self, *shape: int) -> torch.Tensor:
-        """Activations or weights; contiguous."""
+        """Random activations or weights of ``shape``; contiguous."""
         count = math.prod(shape)
         pattern = torch.randn(min(count, PATTERN), device=self.device).to(self.dtype)
         return pattern.repeat(-(-count // len(pattern)))[:count].view(shape).contiguous()
 
     def empty_cache(self, blocks: int, kv_heads: int, head_size: int) -> LayerCache:
-        """Keys and values of zeros."""
+        """A KV cache of zeros."""
         heads = (kv_heads, head_size)
         return LayerCache.zeros(
             blocks, self.block_size, heads, self.kv_dtype, device=self.device, tiled=self.tiled_cache
         )
 
     def batch(self, counts: Sequence[int]) -> AttentionBatch:
-        """Sequences with ``counts`` new tokens behind ``CONTEXT`` others."""
+        """Sequences with ``counts`` new tokens each after ``CONTEXT`` cached tokens."""
         lengths, blocks = [CONTEXT + count for count in counts], itertools.count()
         tables = [list(itertools.islice(blocks, -(-length // self.block_size))) for length in lengths]
         return AttentionBatch.build([0, *itertools.accumulate(counts)], lengths, tables, self.device)
 
     def slots(self, rows: int) -> torch.Tensor:
-        """Slots of new tokens in a cache, (T,) int64."""
+        """Cache slots of ``rows`` new tokens, (T,) int64."""
         return torch.arange(rows, device=self.device)
 
     def fill(self, pools: Sequence[TokenPool], batch: AttentionBatch | None = None, *, window: int = 0) -> None:
-        """Bring pools of zeros into the state in which a run has them, where that matters; see ``check_plugins``.
+        """Fill ``pools`` as a run would leave them; does nothing here, see ``check_plugins.CheckSetting``.
 
         Args:
-            batch: sequences that read the pools; None where they are written.
-            window: tokens that a token of the batch sees; 0 for all.
+            batch: sequences that read the pools; None if the call writes them.
+            window: sliding-window size in tokens; 0 for full attention.
         """
 
     def fill_states(self, states: torch.Tensor, batch: AttentionBatch) -> None:
-        """Bring a state of each sequence of the batch, (B, …), into that in which a run has it, where that matters."""
+        """Fill the state of each sequence of the batch, (B, …), as a run would leave it; does nothing here."""
 
 
 class FunctionCall(Protocol):
-    """A call at the sizes of this rank. Hashable: calls of the same sizes are equal, and are timed once."""
+    """A function call at the sizes of this rank. Hashable: calls of equal sizes are equal and timed once."""
 
     @property
     def target(self) -> str:
-        """Key of a ``Choice``: the function, or a user of ``linear``."""
+        """Key of a ``Choice``: the function, with a prefix for the kind of matrix, such as ``layer.linear``."""
         ...
 
     def work(self, rows: int, setting: CallSetting) -> Work:
-        """For so many tokens."""
+        """Work for ``rows`` tokens."""
         ...
 
 
 class ArrayCall(FunctionCall, Protocol):
-    """A call of a function without weights of its own."""
+    """A call of a function that reads no packed weights."""
 
     def bind(self, function: Callable, rows: int, setting: CallSetting) -> Callable[[], object]:
-        """The function with random arguments of so many tokens."""
+        """A callable that calls ``function`` with random arguments of ``rows`` tokens."""
         ...
 
 
@@ -130,33 +129,33 @@ class WeightCall(FunctionCall, Protocol):
 
     @property
     def elements(self) -> int:
-        """Weights, before they are packed."""
+        """Number of weights before packing."""
         ...
 
     def cut(self, part: float) -> WeightCall:
-        """The same with about this fraction of the weights."""
+        """The call with about the fraction ``part`` of the weights."""
         ...
 
     def pack(self, function: Callable, setting: CallSetting) -> Any:
-        """Random weights as this function packs them."""
+        """Random weights, packed by ``function``."""
         ...
 
     def bind(self, function: Callable, rows: int, setting: CallSetting) -> Callable[[object], object]:
-        """The function with random arguments of so many tokens, but for the weights."""
+        """A callable that takes packed weights and calls ``function`` with random other arguments of ``rows`` tokens."""
         ...
 
     def work(self, rows: int, setting: CallSetting) -> Work:
-        """Without the bytes of the weights, which depend on how they are packed."""
+        """Work for ``rows`` tokens, without the bytes of the weights, which depend on the packing."""
         ...
 
     def read_bytes(self, packed_bytes: int, rows: int) -> int:
-        """Bytes that so many tokens need of so many packed ones."""
+        """Bytes read for ``rows`` tokens from ``packed_bytes`` of packed weights."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearCall:
-    """A product with one matrix (outputs, inputs)."""
+    """Product with one matrix (outputs, inputs)."""
 
     target: str
     quantization: str
@@ -168,7 +167,7 @@ class LinearCall:
         return self.outputs * self.inputs
 
     def cut(self, part: float) -> LinearCall:
-        """The same with this fraction of the outputs, up to a multiple of 64."""
+        """The call with the fraction ``part`` of the outputs, rounded up to a multiple of 64."""
         return replace(self, outputs=min(self.outputs, math.ceil(self.outputs * part / 64) * 64))
 
     def pack(self, function: PackWeight, setting: CallSetting) -> PackedWeight:
@@ -187,7 +186,7 @@ class LinearCall:
 
 @dataclass(frozen=True)
 class AddRMSNormCall:
-    """``add_rms_norm`` over so many columns."""
+    """``add_rms_norm`` with hidden size ``size``."""
 
     size: int
     target = "add_rms_norm"
@@ -203,7 +202,7 @@ class AddRMSNormCall:
 
 @dataclass(frozen=True)
 class GatedActivationCall:
-    """``silu_and_mul``, or another target with its arguments, of so many columns of an MLP."""
+    """Gated activation with ``columns`` MLP columns: ``silu_and_mul``, or another function with its signature."""
 
     columns: int
     target: str = "silu_and_mul"
@@ -257,9 +256,9 @@ class PagedAttentionCall:
     """KV head k is read by query heads ``head_ptr[k]:head_ptr[k + 1]``."""
     head_size: int
     window: int
-    """Tokens that a token sees, itself included; 0 for all."""
+    """Sliding-window size in tokens, the token's own included; 0 for full attention."""
     sinks: bool = False
-    """Whether each head has a logit that counts in the softmax without a value."""
+    """Whether each head has an attention-sink logit."""
     target = "paged_attention"
 
     @property
@@ -301,10 +300,10 @@ class Caller(Protocol):
     """A module that calls functions."""
 
     def calls(self) -> Iterator[FunctionCall]:
-        """Calls that it makes for every batch, those of its children excluded."""
+        """Calls that the module makes for every batch, its children excluded."""
         ...
 
 
 def collect_calls(model: nn.Module) -> Counter[FunctionCall]:
-    """Calls of a model's modules, each with how often a batch makes it."""
+    """Calls of a model's modules, with the number of times a batch makes each."""
     return Counter(call for module in model.modules() if isinstance(module, Caller) for call in module.calls())

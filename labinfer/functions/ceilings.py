@@ -1,4 +1,4 @@
-"""``Ceilings``: the most that a rank's memory and arithmetic allow."""
+"""``Ceilings``: roofline limits of a rank's memory and arithmetic."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Rates per second of all of a rank's threads together; 0 for an instruction that the processor does not have."""
+    """Rates per second of all threads of a rank together; 0 for instructions that the processor does not have."""
 
     threads: int
     memory: float
-    """Bytes read."""
+    """Bytes read per second."""
     float32: float
-    """Multiplications and additions."""
+    """Float32 multiplications and additions."""
     dot: float
-    """Multiplications and additions in products of bfloat16."""
+    """Multiplications and additions in bfloat16 products."""
     int8: float
-    """Multiplications and additions in products of 8 bits."""
+    """Multiplications and additions in int8 products."""
 
     def arithmetic(self, quantization: str) -> float:
-        """The most that products with weights in this quantization can reach."""
+        """Highest rate of products with weights in ``quantization``."""
         wide = max(self.float32, self.dot)
         return wide if quantization == "none" else max(wide, self.int8)
 
     def arithmetic_rates(self) -> dict[str, float]:
-        """Name and rate of each kind of arithmetic that there is."""
+        """Name and rate of each kind of arithmetic that the processor supports."""
         rates = {"float32": self.float32, "bfloat16": self.dot, "8 bits": self.int8}
         return {name: rate for name, rate in rates.items() if rate}

@@ -1,7 +1,7 @@
-"""check_plugins: implementations of plugins compared with the reference, before a run uses them.
+"""check_plugins: comparison of plugins' implementations with the reference, before a run uses them.
 
-The implementation and the reference get the same random arguments of the rank's sizes. Caches are as in a run: blocks in any order, and
-NaN wherever no token of the batch, nor an earlier one of its sequences, has written.
+The implementation and the reference get equal random arguments of the rank's sizes. Caches are as in a run: blocks in any order, and NaN
+in every slot that no token of the batch, nor an earlier token of its sequences, has written.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from labinfer.functions.rank_calls import PACKERS, SET_BYTES, RankCalls
 from labinfer.functions.registry import FunctionRegistry, Implementation
 
 TOLERANCES = {4: 1e-4, 2: 0.02, 1: 0.02}
-"""Largest difference from the reference, as a part of its largest number, by the bytes of a number."""
+"""Maximum error, relative to the largest magnitude in the reference's result, by bytes per element."""
 CHECKED_ROWS = (1, 3, 40)
-"""Tokens of a batch: one decode, two with a new prompt of one token, and a decode with a new prompt and a chunk of another."""
+"""Batch sizes in tokens: one decode; a decode, a prompt of one token and one more token of another prompt; and a decode, a prompt
+and a chunk of another prompt."""
 SPARE_BLOCKS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSetting(CallSetting):
-    """Circumstances with arguments that are the same every time, and NaN in memory that nobody has written."""
+    """A ``CallSetting`` with reproducible random arguments, and NaN in memory that no token has written."""
 
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(1))
     written: list[Callable[[], torch.Tensor]] = field(default_factory=list)
-    """Contents of each pool and state after the call."""
+    """Functions that return the contents of each pool and state after the call."""
 
     def random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator).to(self.device, self.dtype)
 
     def batch(self, counts: Sequence[int]) -> AttentionBatch:
-        """A batch of ``sum(counts)`` new tokens: a decode, a new prompt and a chunk of another one, their blocks in random order."""
+        """A batch of ``sum(counts)`` new tokens: a decode, a new prompt and a chunk of another prompt, with their blocks
+        in random order."""
         num_prompt = (sum(counts) - 1) // 2
         sequences = [(1, CONTEXT), (num_prompt, 0), (sum(counts) - 1 - num_prompt, 5)]
         sequences = [(count, before) for count, before in sequences if count]
@@ -70,12 +72,12 @@ class CheckSetting(CallSetting):
 
 
 def check_plugins(calls: RankCalls, registry: FunctionRegistry) -> None:
-    """Compare each implementation of a plugin that this rank's layers may call with the reference.
+    """Compare each plugin implementation that this rank's layers may call with the reference.
 
-    Functions that layers do not name in ``calls()`` are not compared: packing, embedding, routing, sampling.
+    Functions that no ``calls()`` lists are not compared: packing, embedding, routing, sampling.
 
     Raises:
-        UserError: results differ by more than the implementation's tolerance, or it raises.
+        UserError: results differ by more than the implementation's tolerance, or the implementation raises.
     """
     for target, candidates in calls.candidates.items():
         for item in candidates.values():
@@ -85,8 +87,10 @@ def check_plugins(calls: RankCalls, registry: FunctionRegistry) -> None:
 
 
 def _compare(call: FunctionCall, item: Implementation, calls: RankCalls, registry: FunctionRegistry) -> None:
-    """Raises:
-    UserError: as ``check_plugins``.
+    """Compare one implementation for one call.
+
+    Raises:
+        UserError: as ``check_plugins``.
     """
     function, setting = call.target.rpartition(".")[2], calls.setting
     where = (setting.device, setting.dtype, None, calls.quantization[call.target])
@@ -111,7 +115,7 @@ def _compare(call: FunctionCall, item: Implementation, calls: RankCalls, registr
 
 @dataclass(frozen=True)
 class _Result:
-    """A tensor that a call gives, or memory that it reads and writes."""
+    """A tensor that a call returns, or the contents of memory that it reads and writes."""
 
     values: torch.Tensor
     tolerance: float
@@ -121,7 +125,7 @@ class _Result:
 def _run(
     call: FunctionCall, item: Implementation, pack: Mapping[str, Callable], rows: int, setting: CallSetting
 ) -> list[_Result]:
-    """Results of a call, the memory behind its outputs."""
+    """Outputs of a call, then the contents of its pools and states."""
     own = CheckSetting(**vars(setting))
     with torch.inference_mode():
         bound = call.bind(item.call, rows, own)
@@ -134,7 +138,7 @@ def _run(
 
 
 def _difference(result: _Result, right: _Result, tolerance: float | None) -> str:
-    """The difference of a result from the right one, as the predicate of a sentence; empty where it is small enough."""
+    """Difference of a result from the reference's, as the predicate of a sentence; empty if within the tolerance."""
     got, expected = result.values, right.values
     if (got.shape, got.dtype) != (expected.shape, expected.dtype):
         return f"gives {tuple(got.shape)} in {got.dtype}, not {tuple(expected.shape)} in {expected.dtype}"
@@ -152,7 +156,7 @@ def _difference(result: _Result, right: _Result, tolerance: float | None) -> str
 
 
 def _written_slots(batch: AttentionBatch, window: int, block_size: int) -> torch.Tensor:
-    """Slots of the tokens of a batch's sequences, from the first block on of which a new token sees something."""
+    """Slots of the batch's sequences, from the first block that a new token attends to."""
     slots = []
     for index, length in enumerate(batch.context_lens):
         table = batch.tables_N[batch.table_ptr[index] : batch.table_ptr[index + 1]].tolist()

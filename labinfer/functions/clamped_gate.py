@@ -1,4 +1,4 @@
-"""``ClampedGate``: the activation of experts whose projections have biases, and these biases."""
+"""``ClampedGate``: clamped gated activation of experts with biases (gpt-oss)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class ClampedGate:
-    """``g * sigmoid(alpha * g) * (u + 1)``, where g is the gate up to a limit, and u what the gate is for within it.
+    """``g * sigmoid(alpha * g) * (u + 1)``, where g is the gate clamped to at most ``limit``, and u the up projection clamped to
+    ±``limit``.
 
     Source: model card of gpt-oss, arXiv:2508.10925; ``GptOssExperts`` in Transformers.
     """
@@ -18,14 +19,14 @@ class ClampedGate:
     limit: float
     """Upper bound of g, and of |u|."""
     gate_EF: torch.Tensor
-    """Bias of each expert's gate, float32; columns that are here, and zeros up to a multiple of 32."""
+    """Gate bias of each expert, float32: this rank's columns, zero-padded to a multiple of 32."""
     up_EF: torch.Tensor
-    """Likewise."""
+    """Bias of each expert's up projection, float32: this rank's columns, zero-padded to a multiple of 32."""
     down_ED: torch.Tensor
-    """Bias of each expert's output, float32, with zeros up to a multiple of 32."""
+    """Bias of each expert's down projection, float32, zero-padded to a multiple of 32."""
 
     def activate(self, gate_up_TF: torch.Tensor, expert: int | torch.Tensor) -> torch.Tensor:
-        """Activations of one expert, or of each row's, from products without biases: (T, 2F) → (T, F) in their dtype."""
+        """Activations from products without biases, (T, 2F) → (T, F) in their dtype, for one expert or an expert per row."""
         gate_TF, up_TF = gate_up_TF.float().chunk(2, dim=1)
         columns = gate_TF.shape[1]
         gate_TF = (gate_TF + self.gate_EF[expert, :columns]).clamp(max=self.limit)

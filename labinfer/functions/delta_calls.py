@@ -1,4 +1,4 @@
-"""Calls of a layer with Gated DeltaNet; see ``calls``."""
+"""Calls of a Gated DeltaNet layer; see ``calls``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CausalConvCall:
 
     channels: int
     width: int
-    """Tokens that each token sees."""
+    """Kernel size: tokens that each token sees, its own included."""
     target = "causal_conv"
 
     def bind(self, function: CausalConv, rows: int, setting: CallSetting) -> Callable[[], object]:
@@ -68,7 +68,7 @@ class DeltaRuleCall:
 
 @dataclass(frozen=True, kw_only=True)
 class GatedNormCall:
-    """``gated_norm`` of so many heads."""
+    """``gated_norm`` with ``heads`` heads of ``size``."""
 
     heads: int
     size: int
@@ -84,6 +84,6 @@ class GatedNormCall:
 
 
 def _batch(rows: int, setting: CallSetting) -> AttentionBatch:
-    """A batch of so many tokens whose sequences have a slot each."""
+    """A batch of ``rows`` tokens with a state slot for each sequence."""
     batch = setting.batch(step_counts(rows))
     return replace(batch, state_slots_B=torch.arange(len(batch.context_lens), device=setting.device))

@@ -1,4 +1,4 @@
-"""``DeltaHeads``: what the gated delta rule needs to know of a layer's heads, the same in every step."""
+"""``DeltaHeads``: constant head arguments of the gated delta rule in one layer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class DeltaHeads:
-    """This rank's value heads of a layer, as ``DeltaRule`` is given them."""
+    """A rank's value heads of one layer, argument of ``DeltaRule``."""
 
     rate_H: torch.Tensor
-    """Rate at which each head forgets, float32."""
+    """Decay rate of each head, float32."""
     bias_H: torch.Tensor
-    """Bias of each head's rate, float32."""
+    """Bias of each head's decay, float32."""
     key_heads_H: torch.Tensor
-    """Index of the query and key head of each value head; int64, in host memory."""
+    """Index of each value head's query and key head; int64, in host memory."""

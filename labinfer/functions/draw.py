@@ -8,11 +8,11 @@ from labinfer.base.draw_params import DrawParams
 
 
 class Draw(msgspec.Struct, frozen=True):
-    """The token is a pure function of the row's logits, the position and the parameters."""
+    """One random draw: the token is a pure function of the row's logits, ``position`` and ``params``."""
 
     row: int
     """Row of the logits."""
     position: int
     """Position of the drawn token in its sequence."""
     params: DrawParams
-    """With a temperature above 0."""
+    """Sampling parameters, with a temperature above 0."""

@@ -1,4 +1,4 @@
-"""``ExpertsCall``: the experts of a mixture as a call; see ``calls``."""
+"""``ExpertsCall``: a call of a mixture's experts; see ``calls``."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from labinfer.functions.family_protocols import Experts, MakeExperts
 from labinfer.functions.packed_experts import ExpertMLPs, ExpertShape, PackedExperts
 
 ROUTINGS = 16
-"""Choices of experts that take turns, so that a token's experts are read from memory."""
+"""Number of routings that timed calls cycle through, so that experts are read from memory and not from the processor's cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsCall:
-    """``experts`` with those that this rank holds of a layer."""
+    """``experts`` with a rank's experts of one layer."""
 
     quantization: str
     num_experts: int
     """Experts that this rank holds."""
     all_experts: int
-    """Experts of the whole layer, which tokens choose among."""
+    """Experts of the whole layer that the router chooses from."""
     num_chosen: int
-    """Experts that a token chooses, A."""
+    """Experts per token, A."""
     hidden_size: int
     columns: int
     num_timed: int | None = None
-    """Experts that there are while the call is timed, E; None for all that the rank holds."""
+    """Experts in memory during timing, E; None for all that the rank holds."""
     target: str = "experts"
 
     @property
@@ -39,8 +39,8 @@ class ExpertsCall:
         return 3 * self._count * self.hidden_size * self.columns
 
     def cut(self, part: float) -> ExpertsCall:
-        """The same with this fraction of the weights: of the experts, but for as many as a token chooses, and then of their
-        columns, up to a multiple of 64."""
+        """The call with the fraction ``part`` of the weights: fewer experts, but at least ``num_chosen``, then fewer columns, rounded up to a
+        multiple of 64."""
         count = min(self.num_experts, max(self.num_chosen, math.ceil(self.num_experts * part)))
         columns = self.columns * part * self.num_experts / max(1, count)
         return replace(self, num_timed=count, columns=min(self.columns, math.ceil(columns / 64) * 64))
@@ -66,15 +66,15 @@ class ExpertsCall:
         return Work(2 * rows * self.hidden_size * setting.dtype.itemsize, operations)
 
     def read_bytes(self, packed_bytes: int, rows: int) -> int:
-        """In the mean over the routings: those of experts that some token chose."""
+        """Bytes of the experts that some token chose, averaged over the routings."""
         chosen = sum(int((ids_TA.unique() < self._count).sum()) for ids_TA in self.routings(rows))
         return packed_bytes * chosen // max(1, self._count) // ROUTINGS
 
     def routings(self, rows: int) -> list[torch.Tensor]:
-        """Experts of so many tokens, (T, A) int64, all alike in likelihood; the same in every call.
+        """Expert ids of ``rows`` tokens, (T, A) int64, for ``ROUTINGS`` batches: uniform, and equal in every call.
 
-        Of those that the rank holds as many as are timed keep their tokens, so that each has as many as in a run; the others are
-        left out, as if another rank held them.
+        As many of the rank's chosen experts as are timed keep their tokens, so that each has as many tokens as in a run. The ids of all
+        others are out of range, as if another rank held them.
         """
         generator = torch.Generator().manual_seed(rows)
         routings = []

@@ -1,4 +1,4 @@
-"""``ExpertOffload``: a rank's experts in a file, as far as they have no room in memory."""
+"""``ExpertOffload``: offload of a rank's experts to a file, with recently used ones cached in memory."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from labinfer.functions.functions import Functions
 
 @dataclass
 class ExpertStats:
-    """Counters of the experts that were asked for. Times in seconds."""
+    """Counters of expert accesses. Times in seconds."""
 
     hits: int = 0
-    """Experts that were in memory."""
+    """Accesses to experts that were in memory."""
     misses: int = 0
     bytes_read: int = 0
     stall_time: float = 0.0
-    """Time in which nothing could be computed for want of an expert."""
+    """Time during which computation waited for an expert to be read."""
 
 
 class ExpertOffload(Protocol):
-    """The file, and memory for those that were used last."""
+    """A file with all experts of a rank, and a cache in memory of the most recently used ones."""
 
     @property
     def stats(self) -> ExpertStats: ...
 
     def reset_stats(self) -> None:
-        """Count from 0 again."""
+        """Reset the counters to 0."""
 
     def offload(self, functions: Functions) -> Functions:
-        """The same functions with all experts in here."""
+        """``functions`` whose ``make_experts`` places all experts in this offload."""
 
 
 def needs_compiled_experts() -> UserError:
-    """The error of ``--expert-offload`` where experts are not the compiled ones."""
+    """Error of ``--expert-offload`` if the experts are not those of the compiled provider."""
     return UserError(
         "--expert-offload needs the compiled experts, and these are torch's: it is for CPUs, with a C++ compiler and "
         "without --functions reference"

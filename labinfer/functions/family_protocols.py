@@ -1,4 +1,4 @@
-"""Protocols of the functions that only layers of ``models/families`` and quantized weights call; see ``protocols.py``."""
+"""Protocols of the functions that only ``models/families`` and quantized weights call; see ``protocols.py``."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from labinfer.weights.codes import Codes
 
 
 class PackCodes(Protocol):
-    """Bring whole numbers of a checkpoint into the layout in which ``Linear`` reads them, none of them rounded again."""
+    """Convert quantized weights of a checkpoint to the layout that ``Linear`` reads, without quantizing them again."""
 
     def __call__(self, codes: Codes, dtype: torch.dtype) -> PackedWeight:
-        """Pack ``codes`` as a matrix of ``dtype``, (outputs, inputs); may take over their memory.
+        """Pack ``codes`` as a matrix (outputs, inputs) of ``dtype``; may take over the memory of ``codes``.
 
-        Scales and minima of groups are held in float16 times a power of two of the matrix: those with 11 bits or fewer stay as they
-        are. Scales of a table's numbers that are powers of two may be held as exponents.
+        Group scales and minima may be stored in float16, times one power of two for the matrix: those with at most 11 significant
+        bits stay exact. Power-of-two scales of a code table may be stored as exponents.
         """
 
 
 class WriteLatent(Protocol):
-    """Positions for queries and keys of latent attention (DeepSeek-AI 2024, arXiv:2405.04434), and both into the cache."""
+    """Rotary position embedding of latent attention's queries and keys (DeepSeek-AI 2024, arXiv:2405.04434), fused with the
+    write of latents and keys to the cache."""
 
     def __call__(
         self,
@@ -39,20 +40,20 @@ class WriteLatent(Protocol):
         *,
         transform: LatentTransform,
     ) -> torch.Tensor:
-        """Queries whose last R dimensions are rotated, (T, H, Q), contiguous; the memory of ``q_THQ`` may be used for them.
+        """Queries with their last R dimensions rotated, (T, H, Q), contiguous; may reuse the memory of ``q_THQ``.
 
         Args:
-            kv_TC: each token's latent (L) and the part of its key that is rotated (R), C numbers; rows may be further apart.
-            cache: normalised latents and rotated parts of keys are stored in its dtype.
+            kv_TC: each token's latent (L), then the rotary part of its key (R), C = L + R; rows may be strided.
+            cache: normalized latents and rotated keys are stored in its dtype.
             slots_T: int64, block × block size + offset.
         """
 
 
 class LatentAttention(Protocol):
-    """Causal attention of new tokens over the latents of their sequences (DeepSeek-AI 2024, arXiv:2405.04434).
+    """Causal attention of new tokens over the cached latents of their sequences (DeepSeek-AI 2024, arXiv:2405.04434).
 
-    The key of head h for a token is ``weight[h, :N] @ latent`` with the rotated part behind it, its value ``weight[h, N:] @
-    latent``, N = Q - R. Whether these are computed, or the weights go to the queries' side, is up to the implementation.
+    A token's key for head h is ``weight[h, :N] @ latent`` followed by the rotated part, its value ``weight[h, N:] @ latent``,
+    N = Q - R. The implementation may compute keys and values (expanded) or multiply the weights with the queries (absorbed).
     """
 
     def __call__(
@@ -61,15 +62,15 @@ class LatentAttention(Protocol):
         """(T, H, Q) → (T, H, P) in the dtype of the queries, contiguous.
 
         Args:
-            q_THQ: with their last R dimensions rotated.
-            cache: with the new tokens written already, in any dtype that it may have.
-            weight_HUL: rows for keys, N, and for values, P, of each head; in the dtype of the queries.
-            scale: factor on the scores.
+            q_THQ: queries, their last R dimensions rotated.
+            cache: already holds the new tokens' latents and keys; any of the cache's dtypes.
+            weight_HUL: N rows for keys and P rows for values of each head; in the dtype of the queries.
+            scale: factor on the attention scores.
         """
 
 
 class CausalConv(Protocol):
-    """Depthwise convolution over a token and those before it, then SiLU, as layers with a state have it in front of them."""
+    """Causal depthwise convolution followed by SiLU, with a state per sequence."""
 
     def __call__(
         self, x_TC: torch.Tensor, weight_WC: torch.Tensor, state: torch.Tensor, batch: AttentionBatch
@@ -77,19 +78,19 @@ class CausalConv(Protocol):
         """(T, C) → (T, C) in x's dtype, contiguous.
 
         Args:
-            x_TC: rows may be further apart than C.
-            weight_WC: float32; the last row is multiplied with the token itself, those above with the tokens before it.
-            state: (slots, W - 1, C) in x's dtype: the last inputs of each sequence, the newest one last. Brought up to date.
+            x_TC: rows may be strided.
+            weight_WC: float32; the last row is the tap of the current token, earlier rows those of the tokens before it.
+            state: (slots, W - 1, C) in x's dtype: the last inputs of each sequence, the newest one last. Updated in place.
             batch: with ``state_slots_B``.
         """
 
 
 class DeltaRule(Protocol):
-    """Gated delta rule (Yang et al. 2024, arXiv:2412.06464): linear attention that corrects what its state has for a key.
+    """Gated delta rule (Yang et al. 2024, arXiv:2412.06464): linear attention with an error-correcting state update.
 
-    With the state S (key size × value size) of a value head, in float32: ``S *= exp(-rate * softplus(a + bias))``;
-    ``S += k (v - k S) sigmoid(b)``; the output is ``q S``. Queries and keys are divided by their length, queries also by the
-    root of their size.
+    For the float32 state S (key size × value size) of a value head: ``S *= exp(-rate * softplus(a + bias))``;
+    ``S += k (v - k S) sigmoid(b)``; the output is ``q S``. Queries and keys are L2-normalized; queries are also divided by the
+    square root of the key size.
     """
 
     def __call__(
@@ -100,54 +101,54 @@ class DeltaRule(Protocol):
         batch: AttentionBatch,
         heads: DeltaHeads,
     ) -> torch.Tensor:
-        """(T, H, P) in the dtype of qkv.
+        """(T, H, P) in the dtype of ``qkv_TC``.
 
         Args:
-            qkv_TC: a token's query heads, as many key heads, then its H value heads, C numbers in all; contiguous.
-            gates_TG: b of each value head, then a of each, G = 2H; contiguous.
-            state: (slots, H, key size, P) float32. Brought up to date.
+            qkv_TC: query heads of each token, as many key heads, then H value heads, C columns in all; contiguous.
+            gates_TG: b of each value head, then a of each value head, G = 2H; contiguous.
+            state: (slots, H, key size, P) float32. Updated in place.
             batch: with ``state_slots_B``.
         """
 
 
 class GatedNorm(Protocol):
-    """Root-mean-square normalisation of each head, times a gate."""
+    """RMS norm of each head, times a SiLU gate."""
 
     def __call__(self, x_THP: torch.Tensor, gate_THP: torch.Tensor, weight_P: torch.Tensor, eps: float) -> torch.Tensor:
         """``x / rms(x) * weight * silu(gate)``, (T, H, P) in x's dtype.
 
         Args:
             x_THP: contiguous.
-            gate_THP: a token's heads follow each other; tokens may be further apart.
+            gate_THP: the heads of a token are contiguous; the token dimension may be strided.
             weight_P: in x's dtype.
         """
 
 
 class Route(Protocol):
-    """The experts of a mixture that each token is sent to."""
+    """Router of a mixture of experts: the experts of each token."""
 
     def __call__(
         self, x_TD: torch.Tensor, router: RouterWeights, num_tokens_E: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Experts of each token, (T, A) int64, and their weights, (T, A) float32, by scores in float32 of ``x @ weight.T``.
+        """Expert ids of each token, (T, A) int64, and their weights, (T, A) float32; scores are ``x @ weight.T`` in float32.
 
         Args:
-            num_tokens_E: int64, grows by the tokens that each expert is given.
+            num_tokens_E: int64, tokens per expert; incremented in place.
         """
 
 
 class MakeExperts(Protocol):
-    """Memory for the experts that a rank holds of a layer, in the layout in which ``Experts`` reads them."""
+    """Allocate a rank's experts of a layer in the layout that ``Experts`` reads."""
 
     def __call__(
         self, shape: ExpertShape, device: torch.device, *, data_EB: torch.Tensor | None = None
     ) -> PackedExperts:
-        """Experts without weights yet; ``PackedExperts.pack`` or ``pack_codes`` brings them in one by one.
+        """Experts without weights yet; ``PackedExperts.pack`` or ``pack_codes`` fills them one by one.
 
         Args:
-            shape: its codes, if any, have the bits of the quantization of these functions.
-            data_EB: experts that are packed already, as ``PackedExperts.data_EB`` of the same functions has them; only where
-                that is not None.
+            shape: ``shape.form``, if any, has the bit width of this implementation's quantization.
+            data_EB: experts that are already packed, as ``PackedExperts.data_EB`` of this implementation returns them; None to
+                allocate memory, and for implementations whose ``data_EB`` is None.
         """
 
 
@@ -160,9 +161,9 @@ class Experts(Protocol):
     ) -> torch.Tensor:
         """``sum over a of weights[t, a] * down(silu(gate(x[t])) * up(x[t]))`` of expert ``ids[t, a]``: (T, D) in x's dtype.
 
-        A token's experts are added in float32 in the order of their ids, so its sum does not depend on the batch.
+        A token's experts are summed in float32 in the order of their ids, so the sum does not depend on the batch.
 
         Args:
-            expert_ids_TA: int64, different within a token; those outside of ``mlps.first`` … ``mlps.first + E - 1`` add nothing.
+            expert_ids_TA: int64, distinct within a token; ids outside of ``mlps.first`` … ``mlps.first + E - 1`` add nothing.
             weights_TA: float32.
         """

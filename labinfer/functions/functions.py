@@ -1,6 +1,6 @@
-"""``Functions``: one implementation of every function, as layers are handed them.
+"""``Functions``: one implementation of every function, passed to the layers' constructors.
 
-Of functions whose protocols are in ``family_protocols.py`` only the names are known here.
+Functions whose protocols are in ``family_protocols.py`` are typed as ``Callable`` here.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from labinfer.functions.protocols import (
 )
 
 MatrixKind = Literal["layer", "vocabulary", "expert", "exact"]
-"""Kinds of matrices, by which each is quantised: those of the layers; embedding and head; experts of a mixture; and those
-too small and too delicate to be quantised, such as routers."""
+"""Kinds of matrices, which may be quantized differently: projections of layers; embedding and LM head; experts of a mixture; and
+matrices that are never quantized because they are small and sensitive, such as routers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,29 +35,29 @@ class MatrixFunctions:
     pack_weight: PackWeight
     linear: Linear
     gated_linear: GatedLinear | None
-    """None where layers call ``linear`` and an activation after each other, which comes to the same."""
+    """None if layers call ``linear`` and the activation one after the other, with an equal result."""
     embedding: Embedding | None
-    """None where tables are not held this way."""
+    """None if embedding tables are not stored in this layout."""
     target: str
-    """Name of ``linear`` in a ``Choice``, such as ``layer.linear``."""
+    """Key of ``linear`` in a ``Choice``, such as ``layer.linear``."""
     quantization: str
     pack_codes: Callable | None = None
-    """None where no codes are held this way."""
+    """None if this layout holds no quantized weights of checkpoints."""
     packing: str = ""
-    """Name of the implementation that packs, and its layout."""
+    """Name of the packing implementation, its layout and quantization."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertFunctions:
-    """Memory for experts and the kernel that reads its layout."""
+    """Allocation of packed experts, and the kernel that reads their layout."""
 
     make_experts: Callable
     experts: Callable
     target: str
-    """Name of ``experts`` in a ``Choice``."""
+    """Key of ``experts`` in a ``Choice``."""
     quantization: str
     packing: str = ""
-    """Name of the implementation that packs, and its layout."""
+    """Name of the packing implementation, its layout and quantization."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,17 +66,17 @@ class Functions:
 
     matrices: Mapping[MatrixKind, MatrixFunctions]
     codes: Mapping[str, MatrixFunctions]
-    """For matrices that a checkpoint holds in codes, by their quantization, whatever kind they are of."""
+    """Quantization → functions for matrices of any kind that the checkpoint holds quantized."""
     experts: ExpertFunctions
     coded_experts: Mapping[str, ExpertFunctions]
-    """For experts that a checkpoint holds in codes, by their quantization."""
+    """Quantization → functions for experts that the checkpoint holds quantized."""
     add_rms_norm: AddRMSNorm
     silu_and_mul: SiluAndMul
     gelu_and_mul: GeluAndMul
     rotate_and_write: RotateAndWrite
     paged_attention: PagedAttention
     tiled_cache: bool = False
-    """Whether these two are the fastest where the KV cache is in tiles; all implementations read and write either layout."""
+    """Whether ``rotate_and_write`` and ``paged_attention`` are fastest with a tiled KV cache; every implementation takes both layouts."""
     argmax: Argmax
     sample: Sample
     route: Callable
@@ -85,4 +85,4 @@ class Functions:
     causal_conv: Callable
     delta_rule: Callable
     gated_norm: Callable
-    """This and the five before it are for layers of ``models/families``, see ``family_protocols.py``."""
+    """``route`` to ``gated_norm`` are for layers of ``models/families``, see ``family_protocols.py``."""

@@ -1,4 +1,4 @@
-"""``Graph``: calls of functions that were captured, to be made again as one."""
+"""``Graph``: captured calls of a step's functions, replayed as one."""
 
 from __future__ import annotations
 
@@ -11,52 +11,53 @@ import torch
 from labinfer.functions.attention_batch import AttentionBatch
 
 SHARED_BYTES = 32 << 20
-"""Memory that graphs on CPUs share, at most."""
+"""Maximum memory that graphs on CPUs share."""
 
 
 class Graph(Protocol):
-    """Calls of a step without the Python around them."""
+    """A captured sequence of calls that replays without Python."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of what is computed in between, where no other graph computes."""
+        """Bytes of intermediate tensors that the graph does not share with other graphs."""
         ...
 
     @property
     def program_bytes(self) -> int:
-        """Bytes of the calls, whatever they compute."""
+        """Bytes of the recorded calls themselves."""
         ...
 
     def replay(self) -> None:
-        """Do the same again, reading from and writing to the same memory."""
+        """Run the captured calls again, on the same input and output memory."""
 
 
 class Capture(Protocol):
-    """Runs something and captures it."""
+    """Runs a callable and captures its calls."""
 
     def __call__(
         self, run: Callable[[], torch.Tensor], dry_run: Callable[[], torch.Tensor]
     ) -> tuple[torch.Tensor, Graph | None]:
-        """Call ``run``; its result, in memory that this graph alone writes again, and the graph. None where something in it cannot be captured.
+        """Call ``run`` and return its result and the graph, or None instead of the graph if a call cannot be captured. Only replays of this
+        graph overwrite the result.
 
-        What runs must do the same again for other numbers in the same places: nothing in it may depend on what it reads from
-        tensors in Python, nor go past functions and torch, but for operations that show themselves to torch as its own.
+        ``run`` must be replayable with other values in the same memory: no Python code may depend on values read from tensors, and all work goes
+        through functions, torch, or operations that support ``__torch_function__``.
 
         Args:
-            dry_run: ``run`` on a batch whose lists are ``HostReadGuard``; for a capture that traces the calls a second time.
+            dry_run: ``run`` on a batch whose lists are ``HostReadGuard``; for captures that trace the calls a second time.
         """
         ...
 
 
 class NotReplayable(Exception):
-    """A step depends on a list of its batch, which another step does not have."""
+    """A step reads a list of its batch in Python, so a replay would reuse stale values."""
 
 
 class HostReadGuard(Sequence[int]):
-    """A list of a batch that must not be read in a dry run.
+    """Stand-in for a list of a batch; raises if a dry run reads it.
 
     Args:
-        name: of the list, for the error.
+        name: name of the list, for the error.
     """
 
     def __init__(self, name: str):
@@ -69,6 +70,6 @@ class HostReadGuard(Sequence[int]):
 
 
 def for_dry_run(batch: AttentionBatch) -> AttentionBatch:
-    """The batch with guards in place of its lists; its tensors stay."""
+    """``batch`` with a ``HostReadGuard`` in place of each list; the tensors stay."""
     guards = {name: HostReadGuard(name) for name in ("row_ptr", "context_lens", "table_ptr")}
     return replace(batch, **guards, _parts={})

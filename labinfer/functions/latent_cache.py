@@ -1,4 +1,4 @@
-"""``LatentCache``: what tokens leave in a layer of latent attention, one vector each for all heads; and ``LatentTransform``."""
+"""``LatentCache``: the paged cache of one latent-attention layer, one vector per token for all heads; and ``LatentTransform``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from labinfer.functions.layer_cache import TokenPool
 
 @dataclass(frozen=True, kw_only=True)
 class LatentCache:
-    """The pool of one layer: a token's latent, and behind it the key's rotated part, which has a scale of its own in int8."""
+    """The pool of one layer: each token's latent followed by the rotary part of its key. In int8 the two parts have separate scales."""
 
     latent: torch.Tensor
     """(blocks, block size, L + R)."""
     latent_scale: torch.Tensor | None = None
-    """(blocks, block size, 2) in ``SCALE_DTYPE``: of the latent and of the rotated part; None unless int8."""
+    """(blocks, block size, 2) in ``SCALE_DTYPE``: scale of the latent and of the rotary part; None unless int8."""
     rank: int
     """Size of the latent, L."""
 
@@ -26,12 +26,12 @@ class LatentCache:
 
     @property
     def latents(self) -> TokenPool:
-        """The normalised latents, (L)."""
+        """Normalized latents, (L)."""
         return self._part(0, 0, self.rank)
 
     @property
     def keys(self) -> TokenPool:
-        """The rotated parts of the keys, (R)."""
+        """Rotary parts of the keys, (R)."""
         return self._part(1, self.rank, self.latent.shape[2])
 
     def _part(self, index: int, begin: int, end: int) -> TokenPool:
@@ -39,17 +39,17 @@ class LatentCache:
         return TokenPool(self.latent[..., begin:end], scale)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that there are: a block is its rows of each of them."""
+        """All tensors of the cache; block i is slice i of each."""
         return (self.latent,) if self.latent_scale is None else (self.latent, self.latent_scale)
 
 
 @dataclass(frozen=True, slots=True)
 class LatentTransform:
-    """Norm of a layer's latents and rotation of its keys, the same in every step, as ``WriteLatent`` is given them."""
+    """Norm of a layer's latents and rotation of its keys; constant argument of ``WriteLatent``."""
 
     norm_L: torch.Tensor
-    """Weight of the root-mean-square norm of latents."""
+    """Weight of the latents' RMS norm."""
     eps: float
-    """Constant of that norm."""
+    """Epsilon of that norm."""
     interleaved: bool = False
-    """Whether the pairs of dimensions that are rotated are (2i, 2i + 1) instead of (i, i + R/2)."""
+    """Whether rotated pairs of dimensions are (2i, 2i + 1) instead of (i, i + R/2)."""

@@ -1,4 +1,4 @@
-"""Calls of a layer with latent attention; see ``calls``."""
+"""Calls of a latent-attention layer; see ``calls``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from labinfer.functions.layer_cache import SCALE_DTYPE
 
 @dataclass(frozen=True, kw_only=True)
 class LatentSizes:
-    """Sizes of a layer's heads on this rank."""
+    """Head sizes of a layer on this rank."""
 
     heads: int
     rank: int
     """Size of a latent, L."""
     rotated: int
-    """Dimensions of a key that have a position, R."""
+    """Rotary dimensions of a key, R."""
     unrotated: int
-    """Dimensions of a head's key that have none, N."""
+    """Dimensions of a head's key without position encoding, N."""
     value_size: int
 
     @property
@@ -62,7 +62,7 @@ class WriteLatentCall(LatentSizes):
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttentionCall(LatentSizes):
-    """``latent_attention`` of this rank's heads: of one sequence, as an implementation is chosen by a sequence's new tokens."""
+    """``latent_attention`` of this rank's heads on one sequence: implementations are chosen by the number of new tokens of a sequence."""
 
     target = "latent_attention"
 
@@ -75,7 +75,7 @@ class LatentAttentionCall(LatentSizes):
         return lambda: function(q_THQ, cache, batch, weight_HUL, self.query_size**-0.5)
 
     def work(self, rows: int, setting: CallSetting) -> Work:
-        """In the form that has fewer operations."""
+        """Work of the form, absorbed or expanded, that has fewer operations."""
         unit, pairs = self.unrotated + self.value_size, rows * CONTEXT + rows * (rows + 1) // 2
         absorbed = pairs * (2 * self.rank + self.rotated) + rows * unit * self.rank
         expanded = pairs * (unit + self.rotated) + (CONTEXT + rows) * unit * self.rank

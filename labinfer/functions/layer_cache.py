@@ -1,4 +1,4 @@
-"""``LayerCache``: the paged keys and values of one layer, their dtypes, and the orders in which a block holds them."""
+"""``LayerCache``: the paged keys and values of one layer, their dtypes, and the memory layouts of a block."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ import torch
 from labinfer.native.memory import use_huge_pages
 
 INT8_STEPS = 127
-"""The largest int8 in use; -128 is not, so that the range is symmetric."""
+"""The largest int8 in use; -128 is unused, so that the range is symmetric."""
 SCALE_DTYPE = torch.float32
 TILE = 16
-"""Tokens of a tile."""
+"""Tokens per tile."""
 
 
 class PoolLayout(Enum):
-    """The order in which a block of a pool holds what its tokens left there. A block takes as many bytes in any.
+    """Memory layout of the entries in a block of a pool. A block has an equal size in bytes in every layout.
 
-    In tiles, what a KV head reads of a block stands together as the products with it go through it, so that they read one
-    straight stream: for the scores pairs of a key's numbers, for the weighted values pairs of keys. See
-    ``docs/decisions/0038-kv-blocks-in-tiles.md``.
+    In the tiled layouts, a KV head's part of a block is contiguous and in the order in which the matrix products read it: pairs of
+    a key's dimensions for the scores, pairs of tokens for the weighted values. See ``docs/decisions/0038-kv-blocks-in-tiles.md``.
     """
 
     ROWS = "rows"
-    """Token by token: (block size, …) for any entry."""
+    """Row-major by token: (block size, …) for any entry."""
     KEY_TILES = "key tiles"
     """(K, block size / TILE, P / 2, TILE, 2) for entries (K, P)."""
     VALUE_TILES = "value tiles"
-    """(K, block size / 2, P, 2) for entries (K, P); a tile is TILE / 2 of the pairs."""
+    """(K, block size / 2, P, 2) for entries (K, P); a tile is TILE / 2 pairs of tokens."""
     HEADS_FIRST = "heads first"
-    """(K, block size) for entries (K): the scales of tiles."""
+    """(K, block size) for entries (K): the scales of a tiled pool."""
 
     def block_shape(self, block_size: int, entry: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of one block."""
@@ -42,8 +41,8 @@ class PoolLayout(Enum):
         return (entry[0], block_size) if self == PoolLayout.HEADS_FIRST else (block_size, *entry)
 
     def by_token(self, pool: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-        """A view of a pool whose first dimensions find a token, block first, and the sizes of those behind the block; in tiles
-        of keys an entry is (K, P / 2, 2)."""
+        """A view of ``pool`` with the dimensions that index a token first (block, then position in the block), and the sizes of the
+        position dimensions. In ``KEY_TILES`` an entry of the view is (K, P / 2, 2)."""
         if self == PoolLayout.KEY_TILES:
             return pool.permute(0, 2, 4, 1, 3, 5), (pool.shape[2], TILE)
         if self == PoolLayout.VALUE_TILES:
@@ -53,12 +52,12 @@ class PoolLayout(Enum):
 
     @property
     def scale_layout(self) -> PoolLayout:
-        """The layout of the scales that belong to a pool of this one."""
+        """Layout of the scales of a pool in this layout."""
         return PoolLayout.ROWS if self == PoolLayout.ROWS else PoolLayout.HEADS_FIRST
 
 
 def empty_pool(num_blocks: int, block_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Blocks that are not initialised, on CPUs in large pages where there are any."""
+    """Uninitialised blocks; on CPUs in huge pages if available."""
     pool = torch.empty(num_blocks, *block_shape, dtype=dtype, device=device)
     if device.type == "cpu":
         use_huge_pages(pool.data_ptr(), pool.nbytes)
@@ -66,20 +65,20 @@ def empty_pool(num_blocks: int, block_shape: tuple[int, ...], dtype: torch.dtype
 
 
 def can_tile(block_size: int, head_size: int) -> bool:
-    """Whether blocks and heads are whole tiles."""
+    """Whether ``block_size`` and ``head_size`` are multiples of ``TILE``."""
     return block_size % TILE == 0 and head_size % TILE == 0
 
 
 @dataclass(frozen=True)
 class TokenPool:
-    """Entries that tokens leave in blocks, in any layout; with scales, of which each row of an entry has its own, if int8."""
+    """Cached entries of tokens, in any layout. An int8 pool has one scale for each row of an entry."""
 
     data: torch.Tensor
     scale: torch.Tensor | None = None
     layout: PoolLayout = PoolLayout.ROWS
 
     def load(self, blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The entries of these blocks in order: (S, …) in ``dtype``, S = blocks × block size."""
+        """Entries of ``blocks`` in order: (S, …) in ``dtype``, S = blocks × block size."""
         entries = _gather(self.data, self.layout, blocks)
         if self.layout == PoolLayout.KEY_TILES:
             entries = entries.flatten(-2)
@@ -88,7 +87,7 @@ class TokenPool:
         return entries.to(dtype)
 
     def store(self, x: torch.Tensor, slots_T: torch.Tensor) -> None:
-        """Write entries (T, …) of any float dtype to slots: block × block size + offset."""
+        """Write entries (T, …) of any float dtype to ``slots_T``: block × block size + offset."""
         if self.scale is not None:
             x, steps = quantize(x)
             _scatter(steps, self.scale, self.layout.scale_layout, slots_T)
@@ -105,7 +104,7 @@ def _gather(pool: torch.Tensor, layout: PoolLayout, blocks: torch.Tensor) -> tor
 def _scatter(x: torch.Tensor, pool: torch.Tensor, layout: PoolLayout, slots_T: torch.Tensor) -> None:
     view, sizes = layout.by_token(pool)
     places = []
-    for size in reversed(sizes):  # as torch.unravel_index, which waits for an accelerator
+    for size in reversed(sizes):  # torch.unravel_index would synchronize with an accelerator
         places.append(slots_T % size)
         slots_T = slots_T // size
     view[(slots_T, *reversed(places))] = x.to(pool.dtype)
@@ -113,20 +112,20 @@ def _scatter(x: torch.Tensor, pool: torch.Tensor, layout: PoolLayout, slots_T: t
 
 @dataclass(frozen=True)
 class LayerCache:
-    """The KV pool of one layer. The first dimension of every tensor is blocks, in either layout: moving a block is copying it.
+    """The KV pool of one layer. Dimension 0 of every tensor indexes blocks in every layout, so a block is moved by copying its slice.
 
-    An int8 pool holds ``x / scale`` rounded, with one scale for each token and KV head, for keys and for values: a token
-    is written without looking at its neighbours, and every rank that holds a head holds the same numbers.
+    An int8 pool holds ``round(x / scale)`` with one scale per token and KV head, separately for keys and values. A token is thus
+    written independently of its neighbours, and all ranks that hold a head store equal values.
     """
 
     k: torch.Tensor
-    """(blocks, block size, K, P), or in ``KEY_TILES``, which the number of dimensions tells."""
+    """(blocks, block size, K, P), or in ``KEY_TILES`` if it has 6 dimensions."""
     v: torch.Tensor
     """(blocks, block size, K, P), or in ``VALUE_TILES``."""
     k_scale: torch.Tensor | None = None
-    """(blocks, block size, K), with tiles (blocks, K, block size), in ``SCALE_DTYPE``; None unless int8."""
+    """(blocks, block size, K) in ``SCALE_DTYPE``, or (blocks, K, block size) if tiled; None unless int8."""
     v_scale: torch.Tensor | None = None
-    """As ``k_scale``."""
+    """Shape and dtype of ``k_scale``."""
 
     @classmethod
     def zeros(
@@ -139,7 +138,7 @@ class LayerCache:
         device: torch.device | str = "cpu",
         tiled: bool = False,
     ) -> LayerCache:
-        """A cache of zeros for ``heads`` (K, P); in rows where it cannot be in tiles."""
+        """A cache of zeros for ``heads`` (K, P); ``tiled`` has no effect unless ``can_tile``."""
         tiled = tiled and can_tile(block_size, heads[1])
         layouts = (PoolLayout.KEY_TILES, PoolLayout.VALUE_TILES) if tiled else (PoolLayout.ROWS, PoolLayout.ROWS)
 
@@ -168,17 +167,16 @@ class LayerCache:
         return TokenPool(self.v, self.v_scale, PoolLayout.VALUE_TILES if self.is_tiled else PoolLayout.ROWS)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that there are: a block is its rows of each of them."""
+        """All tensors of the cache; block i is slice i of each."""
         return tuple(tensor for tensor in (self.k, self.v, self.k_scale, self.v_scale) if tensor is not None)
 
 
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole numbers within ±127 and their scales: (…, P) → (…, P) int8, (…) ``SCALE_DTYPE``.
+    """Symmetric int8 quantization within ±127, with one scale per row: (…, P) → (…, P) int8, (…) ``SCALE_DTYPE``.
 
-    ``x`` is at most half a scale from their product. What is not finite makes the scale, and so all of that head, not
-    finite.
+    The error is at most half a scale. A NaN or infinity in a row makes its scale, and so the whole row, not finite.
     """
     wide = x.to(SCALE_DTYPE)
-    # The floor keeps zeros from being divided by zero, and the quotient of denormal numbers within ±127.
+    # The lower bound avoids a division by zero and keeps quotients of denormals within ±127.
     scale = (wide.abs().amax(-1) / INT8_STEPS).clamp_min(torch.finfo(SCALE_DTYPE).tiny)
     return (wide / scale.unsqueeze(-1)).round().to(torch.int8), scale

@@ -1,4 +1,4 @@
-"""``PackedExperts``: the experts that a rank holds of a layer, as ``make_experts`` makes room for them."""
+"""``PackedExperts``: a rank's experts of one layer in the memory that ``make_experts`` allocates."""
 
 from __future__ import annotations
 
@@ -14,72 +14,77 @@ from labinfer.weights.codes import CodeForm, Codes, Range
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """The experts that a rank holds of a layer, as ``MakeExperts`` is told them."""
+    """Sizes of a rank's experts of one layer, argument of ``MakeExperts``."""
 
     num_experts: int
-    """E; may be 0."""
+    """Experts that the rank holds, E; may be 0."""
     hidden_size: int
-    """D."""
+    """Hidden size, D."""
     columns: Range
-    """Columns of each expert's MLP that this rank holds."""
+    """Range of each expert's MLP columns that this rank holds."""
     dtype: torch.dtype
-    """Dtype of the weights as they are loaded, or that codes stand for."""
+    """Dtype of the loaded weights, or of the dequantized codes."""
     form: CodeForm | None = None
-    """Form of the codes in which the checkpoint holds all experts of the layer; None for values."""
+    """Quantized form of all experts of the layer in the checkpoint; None if they are not quantized."""
 
     @property
     def num_columns(self) -> int:
-        """F."""
+        """MLP columns that this rank holds, F."""
         return self.columns[1] - self.columns[0]
 
 
 class PackedExperts(Protocol):
-    """Gated MLPs of one shape in the layout of one implementation. What else it has only that implementation knows."""
+    """Gated MLPs of one shape in the layout of one implementation. Further fields are private to that implementation."""
 
     @property
     def num_experts(self) -> int: ...
 
     @property
     def nbytes(self) -> int:
-        """All that the experts take once they are packed, scales included; also on the meta device."""
+        """Size in bytes of all packed experts, scales included; also known on the meta device."""
 
     @property
     def data_EB(self) -> torch.Tensor | None:
-        """Each expert in so many bytes, uint8; None where an expert is not in one stretch of memory."""
+        """Packed bytes of each expert, (E, bytes) uint8; None if an expert is not contiguous in memory."""
 
     @property
     def addresses_E(self) -> torch.Tensor | None:
-        """Address of each expert for the kernel, int64 in host memory, 0 for one that it is to leave out; may be changed.
-        None as above."""
+        """Address of each expert for the kernel, int64 in host memory; the kernel skips an expert with address 0. Writable. None if
+        ``data_EB`` is None."""
 
     def parts(self, ids_TA: torch.Tensor, first: int) -> Iterable[tuple[PackedExperts, bool]]:
-        """The same experts, with those in place that tokens chose: all at once, or by ascending ids in several parts, each
-        until the next is asked for. With each part, whether it is the last."""
+        """Yields these experts with those that tokens chose loaded: all at once, or in several parts by ascending id. A part is valid
+        until the next one is requested. The flag says whether the part is the last.
+
+        Args:
+            ids_TA: experts of each token.
+            first: id of the rank's first expert.
+        """
 
     def pack(self, index: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
-        """Bring the matrices of one expert in. Their memory is used again, so nothing may keep them.
+        """Pack the matrices of one expert. The caller reuses their memory, so the implementation copies them.
 
         Args:
             index: 0 … E - 1.
-            gate_up_FD: (2F, D), the gate's rows before those of the other projection; contiguous, in ``ExpertShape.dtype``.
-            down_DF: (D, F), likewise.
+            gate_up_FD: (2F, D), the gate's rows before the up projection's; contiguous, in ``ExpertShape.dtype``.
+            down_DF: (D, F); contiguous, in ``ExpertShape.dtype``.
         """
 
     def pack_codes(self, index: int, gate_up: Codes, down: Codes) -> None:
-        """The same for experts that were made with an ``ExpertShape.form``, in which these are."""
+        """Pack the quantized matrices of one expert; for experts made with an ``ExpertShape.form``, which the codes have."""
 
     def clone(self) -> PackedExperts:
-        """The same experts in memory of their own."""
+        """A deep copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertMLPs:
-    """The gated MLPs of a layer's experts that a rank holds, as ``Experts`` is given them."""
+    """A rank's experts of one layer, argument of ``Experts``."""
 
     packed: PackedExperts
     first: int = 0
-    """Id of the first of these experts."""
+    """Id of the first expert in ``packed``."""
     gate: ClampedGate | None = None
-    """Activation in the place of ``silu(gate) * up``, with biases; None where there are none."""
+    """Activation with biases that replaces ``silu(gate) * up``; None for SiLU or GELU without biases."""
     gelu: bool = False
-    """Whether the GELU's tanh form takes the place of the SiLU; not beside ``gate``."""
+    """Whether the tanh form of GELU replaces SiLU; not together with ``gate``."""

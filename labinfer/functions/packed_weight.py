@@ -1,4 +1,4 @@
-"""``PackedWeight``: a matrix of weights as ``pack_weight`` leaves it and ``linear`` and ``embedding`` read it."""
+"""``PackedWeight``: a weight matrix as ``pack_weight`` returns it and ``linear`` and ``embedding`` read it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ TABLES = {
     "e2m1": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
     "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
 }
-"""Numbers that codes of 4 bits stand for: twice those of MXFP4 (OCP Microscaling Formats 1.0, 5.3.3), with powers of two as scales; and
-those of IQ4_NL and IQ4_XS (ggml-org/llama.cpp, ggml/src/ggml-common.h). Compiled functions know them by their places here."""
+"""Code tables of 4-bit formats: twice the values of MXFP4 (OCP Microscaling Formats 1.0, 5.3.3), with powers of two as scales; and
+the values of IQ4_NL and IQ4_XS (ggml-org/llama.cpp, ggml/src/ggml-common.h). Compiled functions refer to a table by its index here."""
 POWERS_OF_TWO = ("e2m1",)
-"""Tables whose scales are powers of two."""
+"""Tables with power-of-two scales."""
 PACKAGE = __name__.rpartition(".")[0] + "."
 
 
 class PackedWeight(Protocol):
-    """A matrix (outputs, inputs) in the layout of one implementation. What else it has only that implementation knows."""
+    """A matrix (outputs, inputs) in the layout of one implementation. Further fields are private to that implementation."""
 
     @property
     def outputs(self) -> int: ...
@@ -33,26 +33,26 @@ class PackedWeight(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the matrix it was made of, and of rows that are looked up in it."""
+        """Dtype of the original matrix, and of rows that ``embedding`` returns."""
 
     @property
     def exact_dtype(self) -> torch.dtype:
-        """Dtype of activations with which the product of a unit vector is a column without another rounding."""
+        """Dtype of activations for which the product with a unit vector returns a column without further rounding."""
 
     @property
     def device(self) -> torch.device: ...
 
     @property
     def nbytes(self) -> int:
-        """All that it takes, scales included."""
+        """Size in bytes, scales included."""
 
     def clone(self) -> PackedWeight:
-        """The same matrix in memory of its own."""
+        """A deep copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class DenseWeight:
-    """A matrix in its own dtype; the order of ``data`` is its implementation's."""
+    """A matrix in its own dtype; the implementation defines the order of ``data``."""
 
     data: torch.Tensor
     outputs: int
@@ -80,31 +80,31 @@ class DenseWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedWeight:
-    """A matrix in whole numbers; the order of ``data`` and ``scales`` is its implementation's."""
+    """A quantized matrix; the implementation defines the order of ``data`` and ``scales``."""
 
     data: torch.Tensor
     scales: torch.Tensor
-    """One for each output, or for each group of inputs of each output; empty where they are among the data."""
+    """One scale per output, or per group of inputs of each output; empty if the scales are interleaved with ``data``."""
     outputs: int
     inputs: int
     dtype: torch.dtype
     bits: int = 8
     group: int = 0
-    """Inputs that share a scale; 0 for all."""
+    """Group size: inputs that share a scale; 0 for all inputs of an output."""
     lead: int = 0
-    """Inputs that are held before the first, because the first group begins outside of what this rank holds."""
+    """Padding inputs before the first one: the rank's slice begins inside a group, and the group is held from its start."""
     zeros: torch.Tensor | None = None
-    """Zero points of the groups; empty where they are among the data, None where all are in the middle."""
+    """Zero points of the groups; empty if interleaved with ``data``, None if every zero point is the middle code."""
     minima: torch.Tensor | None = None
-    """Likewise what is added to the weights of each group; None for nothing."""
+    """Minima that are added to the weights of each group; empty if interleaved with ``data``, None without minima."""
     table: str = ""
-    """Name in ``TABLES`` of what the codes stand for; empty for their own numbers."""
+    """Name in ``TABLES`` of the values of the codes; empty if a code is its own value."""
     unit: float = 1.0
-    """Power of two that all scales are to be multiplied with, so that float16 can hold them."""
+    """Power of two that multiplies all scales, so that float16 can hold them."""
 
     @property
     def exact_dtype(self) -> torch.dtype:
-        return torch.float32  # a one is exact in 8 bits, and float32 holds what it is multiplied with
+        return torch.float32  # 1.0 is exact in 8-bit activations, and float32 holds code times scale
 
     @property
     def device(self) -> torch.device:
@@ -120,7 +120,7 @@ class QuantizedWeight:
 
 
 def export_packed(weight: PackedWeight, name: str) -> dict[str, Any] | None:
-    """The fields of a packed matrix as tensors and plain values, under a name; None where its class is no dataclass of these."""
+    """Fields of a packed matrix as tensors and plain values, keyed by ``name``; None if its class is not a dataclass of such fields."""
     if not dataclasses.is_dataclass(weight):
         return None
     state: dict[str, Any] = {name: f"{type(weight).__module__}:{type(weight).__qualname__}"}
@@ -135,10 +135,10 @@ def export_packed(weight: PackedWeight, name: str) -> dict[str, Any] | None:
 
 
 def import_packed(state: Mapping[str, Any], name: str) -> PackedWeight:
-    """The matrix that ``export_packed`` has brought into this form.
+    """Inverse of ``export_packed``.
 
     Raises:
-        KeyError: it is of a class that these functions do not have.
+        KeyError: the matrix is of a class that this package does not have.
     """
     module, _, qualname = state[name].partition(":")
     if not module.startswith(PACKAGE):

@@ -1,8 +1,8 @@
-"""A protocol for every function of the core; those of further layers and of quantized weights are in ``family_protocols.py``.
+"""Protocols of the core's functions; those of further layers and of quantized weights are in ``family_protocols.py``.
 
-``reference/`` says what each computes, in plain torch; implementations of other providers give the same up to rounding, for
-every size. Activations are in the model's dtype, any float type, and on the rank's device; integers are int64. Letters of
-shapes are those of docs/structure.md.
+``reference/`` defines in plain torch what each function computes. Implementations of other providers give equal results up to
+rounding, for every size. Activations are in the model's dtype (any float type) and on the rank's device; integers are int64. Shape
+letters are those of docs/structure.md.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from labinfer.functions.packed_weight import PackedWeight
 
 
 class PackWeight(Protocol):
-    """Bring a loaded matrix into the layout in which ``Linear`` and ``Embedding`` read it; called once for each."""
+    """Convert a loaded matrix to the layout that ``Linear`` and ``Embedding`` read; called once per matrix."""
 
     def __call__(self, weight_OI: torch.Tensor) -> PackedWeight:
-        """(O, I) in the model's dtype, contiguous. It is given up: its memory may be the packed one's."""
+        """Pack ``weight_OI``, contiguous, in the model's dtype. The caller gives the tensor up: the packed weight may reuse its memory."""
 
 
 class Linear(Protocol):
@@ -34,19 +34,19 @@ class Linear(Protocol):
 
 
 class GatedLinear(Protocol):
-    """``Linear`` and the activation of a gated MLP after it in one pass, to the same bits."""
+    """``Linear`` fused with the activation of a gated MLP; bit-identical to the two calls."""
 
     def __call__(
         self, x_TI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None = None, *, gelu: bool = False
     ) -> torch.Tensor:
-        """``SiluAndMul`` of ``Linear``, or ``GeluAndMul``: (T, I) → (T, O / 2)."""
+        """``GeluAndMul`` of ``Linear`` if ``gelu``, else ``SiluAndMul`` of ``Linear``: (T, I) → (T, O / 2)."""
 
 
 class Embedding(Protocol):
-    """Rows of this rank's slice of the vocabulary."""
+    """Token embedding from this rank's slice of the vocabulary."""
 
     def __call__(self, token_ids_T: torch.Tensor, table: PackedWeight, first: int) -> torch.Tensor:
-        """(T,) int64 → (T, D) in the table's dtype; the slice begins at id ``first``, ids outside of it give zeros."""
+        """(T,) int64 → (T, D) in the table's dtype. The slice begins at id ``first``; ids outside of it give zeros."""
 
 
 class AddRMSNorm(Protocol):
@@ -55,10 +55,10 @@ class AddRMSNorm(Protocol):
     def __call__(
         self, hidden_TD: torch.Tensor, delta_TD: torch.Tensor | None, weight_D: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``hidden + delta`` and its norm, both (T, D); without a delta ``hidden`` as it is. ``hidden`` may be overwritten.
+        """``hidden + delta`` and its norm, both (T, D); ``hidden`` itself if ``delta_TD`` is None. ``hidden_TD`` may be overwritten.
 
-        The mean square is taken in float32. The weight is in the dtype of ``hidden``, to which what it multiplies is rounded
-        first, or in float32, where only the result is rounded.
+        The mean square is computed in float32. If ``weight_D`` has the dtype of ``hidden_TD``, the normalized values are rounded to
+        that dtype before the multiplication. If it is float32, only the product is rounded.
         """
 
 
@@ -70,14 +70,14 @@ class SiluAndMul(Protocol):
 
 
 class GeluAndMul(Protocol):
-    """Activation of a gated MLP with the GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415) by its tanh form."""
+    """Activation of a gated MLP with the tanh approximation of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
 
     def __call__(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
         """``gelu(gate) * up`` of the two halves: (T, 2F) → (T, F)."""
 
 
 class RotateAndWrite(Protocol):
-    """Positions for queries and keys (Su et al. 2021, arXiv:2104.09864), and keys and values into the cache."""
+    """Rotary position embedding of queries and keys (Su et al. 2021, arXiv:2104.09864), fused with the write to the KV cache."""
 
     def __call__(
         self, qkv_THP: torch.Tensor, cache: LayerCache, slots_T: torch.Tensor, angles: Angles | None, heads: QKVHeads
@@ -85,41 +85,40 @@ class RotateAndWrite(Protocol):
         """Rotated queries, (T, H, P).
 
         Args:
-            qkv_THP: (T, H + 2K, P): a token's query heads, then its KV heads' keys, then their values; contiguous.
-            angles: for the first R dimensions of a head; the others stay as they are. None where positions are not encoded
+            qkv_THP: (T, H + 2K, P): query heads of each token, then its key heads, then its value heads; contiguous.
+            angles: for the first R dimensions of a head; the others are not rotated. None without position encoding
                 (Kazemnejad et al. 2023, arXiv:2305.19466).
             cache: keys and values are stored in its dtype.
-            slots_T: int64, where each token's keys and values go: block × block size + offset.
+            slots_T: int64, cache slot of each token: block × block size + offset.
         """
 
 
 class PagedAttention(Protocol):
-    """Causal attention of new tokens over everything their sequences have cached (Kwon et al. 2023, arXiv:2309.06180)."""
+    """Causal attention of new tokens over the cached context of their sequences (Kwon et al. 2023, arXiv:2309.06180)."""
 
     def __call__(
         self, q_THP: torch.Tensor, cache: LayerCache, batch: AttentionBatch, heads: AttentionHeads
     ) -> torch.Tensor:
-        """(T, H, P) → (T, H, P) in the dtype of the queries, in which the arithmetic is, too.
+        """(T, H, P) → (T, H, P). The output and the arithmetic are in the dtype of the queries.
 
         Args:
             q_THP: rotated queries.
-            cache: with the new tokens' keys and values written already, in any dtype that it may have.
+            cache: already holds the new tokens' keys and values; any of the cache's dtypes.
         """
 
 
 class Argmax(Protocol):
-    """Greedy choice."""
+    """Greedy sampling."""
 
     def __call__(self, logits_BV: torch.Tensor) -> torch.Tensor:
-        """Id of each row's largest logit, (B,) int64; the lowest among equals, and the first NaN where there is one."""
+        """Id of each row's largest logit, (B,) int64. Ties go to the lowest id; in a row with NaN, the first NaN counts as largest."""
 
 
 class Sample(Protocol):
-    """Random choice, from a counter: the same numbers give the same token in any batch."""
+    """Random sampling with a counter-based generator: equal logits and ``Draw`` give an equal token in any batch."""
 
     def __call__(self, logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-        """The token of each draw: temperature, then the candidate sets, then Gumbel noise on what is left, in float64.
+        """Token id of each draw: temperature, then the candidate filters, then Gumbel noise on the remaining logits, in float64.
 
-        Where the largest logit of a row is no finite number (NaN, or infinite), nothing can be weighed against it: it is
-        taken.
+        If a row's largest logit is NaN or infinite, its token is returned without a random draw.
         """

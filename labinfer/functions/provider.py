@@ -1,4 +1,4 @@
-"""``Provider``: where implementations come from."""
+"""``Provider``: base class of the sources of function implementations."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from labinfer.native.compiler import OnProgress
 
 
 class Provider:
-    """A source of implementations for some types of devices: a folder of ``functions/``, or a plugin's class. It is made without arguments,
-    once on each rank, when a model is loaded.
+    """A source of implementations for some device types: a folder of ``functions/``, or a plugin's class. It is constructed without
+    arguments, once on each rank, when a model is loaded.
 
-    What it compiles, loads and imports is its own; a device that it has nothing for makes it register nothing. An implementation is a
-    callable of its function's protocol in ``functions/protocols.py``:
+    A provider compiles, loads and imports its own libraries. For a device that it does not support it registers nothing. An implementation
+    is a callable of its function's protocol in ``functions/protocols.py``:
 
-    - It computes what ``functions/reference`` computes, up to rounding, for arguments of every size; what it does not take it hands to the
-      reference. Its result does not depend on the batch's other sequences.
-    - It is called in every step by the thread that computes, and must not communicate with other ranks.
-    - It reads a cache only where the batch's tokens, or earlier ones of their sequences, were written. All other memory of a pool may hold
-      NaN, padding of a sequence's last block included, and 0 times NaN is NaN.
-    - It keeps none of its arguments: their memory is used again.
+    - It computes the result of ``functions/reference``, up to rounding, for arguments of every size; it passes unsupported arguments to
+      the reference. A sequence's result does not depend on the batch's other sequences.
+    - It is called in every step by the compute thread, and must not communicate with other ranks.
+    - It reads a cache only in slots that tokens of the batch, or earlier tokens of their sequences, have written. All other memory of a
+      pool, including the unused end of a sequence's last block, may hold NaN, and 0 times NaN is NaN.
+    - It keeps no reference to its arguments: their memory is reused.
 
-    Implementations of plugins that layers' ``calls()`` lead to are held to that before a run uses them, see ``check_plugins``. Small steps
-    with one of them are not captured on CPUs, as it may read the batch's lists.
+    Implementations of plugins that appear in layers' ``calls()`` are checked against these rules before a run uses them, see
+    ``check_plugins``. Small steps that call one of them are not captured on CPUs, as it may read the batch's lists.
     """
 
     def prepare(self, device: torch.device, on_progress: OnProgress = lambda done, total: None) -> None:
-        """Compile and load what this device can use. Called on one rank of each node first, then on its others.
+        """Compile and load the libraries for ``device``. Called on one rank of each node first, then on the node's other ranks.
 
-        What cannot be had is logged and goes without: there is always the reference.
+        A library that cannot be built or loaded is logged and skipped: the reference is always available.
 
         Args:
-            on_progress: hears of what is compiled.
+            on_progress: called as compilation proceeds.
         """
 
     def register(self, registry: FunctionRegistry, group_size: int) -> None:
-        """Add every implementation that is ready; where nothing is measured, the last one that is added is preferred.
+        """Add every implementation that is ready. Without autotuning, the last one added is preferred.
 
         Args:
             group_size: inputs that share a scale in int4.
@@ -48,35 +48,34 @@ class Provider:
         raise NotImplementedError
 
     def fingerprint(self) -> tuple[object, ...]:
-        """Everything that the speed and the packed weights of its implementations depend on beside their arguments, such as the version of
-        a library. A plugin's own file need not be named: caches are kept for each version of it.
-        """
+        """Everything besides their arguments that the speed and the packed weights of the implementations depend on, such as a library
+        version. A plugin's own file need not be included: caches are keyed by its version."""
         return ()
 
     def ceilings(self) -> Any:
-        """The most that the device allows, measured, as ``ceilings.Ceilings``; None where this cannot be."""
+        """Measured roofline limits of the device, a ``ceilings.Ceilings``; None if they cannot be measured."""
         return None
 
     def compiled(self) -> ctypes.CDLL | None:
-        """The compiled library behind its functions, None where there is none. Stages share cores where it exports ``use_idle_cores``."""
+        """The compiled library of this provider's functions, or None. Stages share cores if it exports ``use_idle_cores``."""
         return None
 
     def capture(self) -> Any:
-        """Capture of calls of its functions, as ``graph.Capture``; None where there is none."""
+        """Capture of this provider's functions, a ``graph.Capture``; None if it supports none."""
         return None
 
     def expert_offload(self, num_bytes: int, folder: Path) -> Any:
         """Offload of a mixture's experts, an ``expert_offload.ExpertOffload``, or None if this provider has none.
 
         Args:
-            num_bytes: of memory for experts; the others are in a file.
-            folder: of the file.
+            num_bytes: memory for experts; the others stay in a file.
+            folder: folder of this file.
 
         Raises:
-            UserError: the file cannot be made.
+            UserError: the file cannot be created.
         """
         return None
 
     def loading(self) -> Any:
-        """Functions for loading, as in ``weights.loading.LoadFunctions``; None where there are none."""
+        """Functions for loading weights, a ``weights.loading.LoadFunctions``; None if there are none."""
         return None

@@ -1,4 +1,4 @@
-"""``RankCalls``: the calls of one rank's layers, with the implementations that could make them."""
+"""``RankCalls``: the function calls of one rank's layers, with the candidate implementations."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from labinfer.functions.packed_weight import PackedWeight
 from labinfer.functions.registry import Choice, FunctionRegistry, Implementation
 
 PACKERS = {"linear": "pack_weight", "experts": "make_experts"}
-"""The function that packs the weights of a function."""
+"""Function → the function that packs its weights."""
 MOST_CALLS = 16
-"""Calls that are timed as one, at most, unless there are more different ones."""
+"""Maximum number of calls timed as one, unless more of them are distinct."""
 SET_BYTES = 16 * 2**20
-"""Size to which larger matrices are cut, so that timing takes as long for a model of any size."""
+"""Size to which larger matrices are cut, so that timing takes equally long for models of any size."""
 ROTATED_BYTES = 128 * 2**20
-"""Weights that are gone through before one comes again. A model's layers come one after another, so its weights are read
-from memory; those of a single layer would be found in the cache."""
+"""Bytes of weights that timed calls cycle through. A model runs through all its layers, so it reads weights from memory; those of a
+single layer would stay in the processor's cache."""
 
 
 class RankCalls:
-    """Calls by target, and callables that make them with random numbers.
+    """Calls by target, and callables that make them with random arguments.
 
-    The calls of a target are timed as one: each different call as often as it is made in proportion to the others.
+    The calls of a target are timed as one: each distinct call is repeated in proportion to its count.
 
     Args:
         counts: how often a batch makes each call.
-        overrides: names of implementations by function, where only one is to be taken.
+        overrides: implementation names by function, to consider only these.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RankCalls:
         self._turn = itertools.count()
 
     def contested(self) -> dict[str, dict[str, Implementation]]:
-        """The candidates of each target that has several to choose among."""
+        """Candidates of each target that has several autotuned ones."""
         autotuned = {
             target: {name: item for name, item in candidates.items() if item.autotuned}
             for target, candidates in self.candidates.items()
@@ -72,7 +72,7 @@ class RankCalls:
         return {target: candidates for target, candidates in autotuned.items() if len(candidates) > 1}
 
     def chosen_plugins(self, choice: Choice) -> Choice:
-        """The choice, or the preferred candidate, for targets where it is one of a plugin."""
+        """The chosen names (or the preferred candidate) of the targets for which these include a plugin's implementation."""
         names = {target: choice.get(target, [*candidates][-1:]) for target, candidates in self.candidates.items()}
         return {
             target: chosen
@@ -81,16 +81,16 @@ class RankCalls:
         }
 
     def finish(self) -> None:
-        """Wait until the device is done; an accelerator computes while Python goes on."""
+        """Wait until the device has finished; accelerators run asynchronously."""
         if self.setting.device.type != "cpu":
             torch.accelerator.synchronize(self.setting.device)
 
     def forget_weights(self) -> None:
-        """Give back the memory of the weights used so far."""
+        """Free the weights packed so far."""
         self._weights.clear()
 
     def bind(self, target: str, implementation: Implementation, rows: int) -> Callable[[], object]:
-        """A callable that makes the target's calls once, each time with the next weights in turn."""
+        """A callable that makes the target's calls once, and cycles through several sets of weights."""
         function = implementation.call
         if target in self._pack:
             return self._bind_weights(target, implementation, rows)
@@ -105,7 +105,7 @@ class RankCalls:
         return run
 
     def work(self, target: str, implementation: Implementation, rows: int) -> Work:
-        """The least that the callable of ``bind`` can do."""
+        """Least work of one call of what ``bind`` returns."""
         if target not in self._pack:
             return sum((call.work(rows, self.setting) for call in self._sequence(target)), Work(0, 0))
         calls, weights = self._weight_calls(target), self._sets(target, implementation.layout)[0]
@@ -115,7 +115,7 @@ class RankCalls:
         return total
 
     def _sequence(self, target: str) -> list[FunctionCall]:
-        """Each call as often as it counts, in lowest terms: those of one layer, where layers are alike."""
+        """The calls of a target, repeated in proportion to their counts in lowest terms: the calls of one layer if all layers are alike."""
         counts = self.counts[target]
         divisor = math.gcd(*counts.values())
         if sum(counts.values()) > MOST_CALLS * divisor:
@@ -135,13 +135,13 @@ class RankCalls:
         return run
 
     def _weight_calls(self, target: str) -> list[WeightCall]:
-        """The sequence with as many of its weights as there is time for."""
+        """The calls of ``_sequence``, with their weights cut to ``SET_BYTES`` in total."""
         calls = self._sequence(target)
         part = min(1.0, SET_BYTES / (sum(call.elements for call in calls) * self.setting.dtype.itemsize))
         return [call.cut(part) for call in calls]
 
     def _sets(self, target: str, layout: str) -> list[list[PackedWeight | PackedExperts]]:
-        """Weights for the sequence several times over, but not more than the rank really has."""
+        """Packed weights for the sequence, cloned up to ``ROTATED_BYTES``, but no more weights than the rank really has."""
         if (target, layout) not in self._weights:
             calls, pack = self._weight_calls(target), self._pack[target][layout]
             first = [call.pack(pack, self.setting) for call in calls]

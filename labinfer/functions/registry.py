@@ -1,8 +1,8 @@
 """Function registry: (function, device type, dtype, quantization) → implementations.
 
-A layer is handed a ``Functions`` in its constructor and calls ``functions.add_rms_norm(…)``; which implementation that is
-was decided when the ``Functions`` was made, where need be for each class of rows. The registry knows no implementation:
-``providers.py`` fills it. ``docs/add-a-function.md`` shows how to add one.
+A layer receives a ``Functions`` in its constructor and calls ``functions.add_rms_norm(…)``. The implementation was selected when the
+``Functions`` was made, if need be one per bucket of batch sizes. The registry knows no implementation: ``providers.py`` fills it.
+``docs/add-a-function.md`` shows how to add one.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from labinfer.functions.by_sequence import BySequence
 from labinfer.functions.functions import ExpertFunctions, Functions, MatrixFunctions, MatrixKind
 
 MATRIX_FUNCTIONS = ("pack_weight", "pack_codes", "linear", "gated_linear", "embedding")
-"""Functions that share packed weights, so that their implementations must be of one layout."""
+"""Functions that share packed weights: their implementations must have one layout."""
 CACHE_FUNCTIONS = ("rotate_and_write", "paged_attention")
-"""Functions that share the KV cache. All take it in any layout; where both have the layout ``tiles`` it is kept in tiles."""
+"""Functions that share the KV cache. Each takes any layout; if both have implementations of layout ``tiles``, the cache is tiled."""
 VOCABULARY_GROUP = 32
-"""Inputs of the vocabulary that share a scale in int4: no later layer evens its errors out."""
+"""Group size of the vocabulary matrices in int4: finer, because no later layer compensates their errors."""
 VOCABULARY_INT4 = f"int4/{VOCABULARY_GROUP}"
 CODES = ("int8", "int4")
-"""Quantizations in which checkpoints hold codes."""
+"""Quantizations of matrices that checkpoints hold quantized."""
 EXPERT_FUNCTIONS = ("make_experts", "experts")
-"""The same for the experts of a mixture."""
+"""Functions that share packed experts: their implementations must have one layout."""
 ACTIVATIONS = ("silu_and_mul", "gelu_and_mul")
-"""Functions of which ``gated_linear`` takes the place where there is one."""
+"""Functions that ``gated_linear`` replaces if it has an implementation."""
 WEIGHT_FUNCTIONS = (MATRIX_FUNCTIONS, EXPERT_FUNCTIONS)
 OTHER_FUNCTIONS = (
     *(
@@ -46,55 +46,54 @@ OTHER_FUNCTIONS = (
     *("gated_norm", "write_latent", "latent_attention", "route", "argmax", "sample"),
 )
 CHOSEN_BY_SEQUENCE = ("latent_attention",)
-"""Functions of which each sequence of a batch has an implementation by its own new tokens; that of others goes by all rows."""
+"""Functions whose implementation is chosen per sequence by its number of new tokens; for others all rows of the batch count."""
 FUNCTIONS = (*MATRIX_FUNCTIONS, *EXPERT_FUNCTIONS, *OTHER_FUNCTIONS)
 
 WeightChoice = Literal["auto", "plain", "packed12"]
-"""Form of matrices in bfloat16: as they are, 12 bits a weight, or that of whichever implementation is chosen."""
+"""Storage of bfloat16 matrices: uncompressed, compressed to 12 bits a weight, or that of the chosen implementation (``auto``)."""
 
 BATCH_BUCKETS = (1, 8, 32, 128)
-"""Upper bounds of the buckets of batch sizes (rows, which are tokens), but for the last bucket: one request, a few, many, small prompts,
-prompts."""
+"""Upper bounds of all buckets of batch sizes (rows, i.e. tokens) but the last: one request, a few, many, small prompts, prompts."""
 Choice = Mapping[str, Sequence[str]]
-"""Names of implementations, one for each bucket of batch sizes, by target: a function, or ``linear`` of a kind of matrices, such as
+"""Target → implementation name for each bucket of batch sizes. A target is a function, or ``linear`` of a kind of matrices, such as
 ``layer.linear``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
-    """A candidate for a function."""
+    """A candidate implementation of a function."""
 
     name: str
     call: Callable
-    """Callable of the function's protocol."""
+    """A callable that implements the function's protocol."""
     devices: tuple[str, ...] = ()
-    """Device types it runs on; empty for all."""
+    """Supported device types; empty for all."""
     dtypes: tuple[torch.dtype, ...] = ()
-    """Dtypes of activations it takes; empty for all."""
+    """Supported dtypes of activations; empty for all."""
     quantization: str = "none"
-    """Quantization of the weights it reads, if it is a function of matrices."""
+    """Quantization of the weights that it packs or reads."""
     layout: str = "plain"
-    """The order in which it packs or reads weights: implementations of one layout can take turns. Of a function that reads
-    the KV cache the layout in which it reads it fastest."""
+    """Layout of the weights that it packs or reads: implementations of one layout are interchangeable. For a function of the KV cache, the
+    layout that it reads fastest."""
     weights: Literal["plain", "packed12"] = "plain"
-    """Form in which a function of matrices holds those in bfloat16."""
+    """Storage of bfloat16 matrices, for a function that packs or reads them."""
     autotuned: bool = True
     """False for reference code: selectable by name and as the fallback, excluded from autotuning."""
     tolerance: float | None = None
-    """Largest difference from the reference's result, as a part of its largest number; None for ``check_plugins.TOLERANCES``. For
+    """Maximum error relative to the largest magnitude in the reference's result; None for ``check_plugins.TOLERANCES``. For
     implementations of plugins."""
     plugin: str = ""
-    """The plugin that it comes from, which ``FunctionRegistry.add`` fills in; empty for one that ships."""
+    """Plugin that it comes from, set by ``FunctionRegistry.add``; empty for built-in implementations."""
 
     def suits(self, device: torch.device, dtype: torch.dtype) -> bool:
         return (not self.devices or device.type in self.devices) and (not self.dtypes or dtype in self.dtypes)
 
 
 class DispatchByBatchSize:
-    """A function with an implementation for each bucket of batch sizes; the size is that of its first argument.
+    """A function with an implementation for each bucket of batch sizes; dimension 0 of the first argument is the batch size.
 
     Args:
-        calls: one for each of ``BATCH_BUCKETS``.
+        calls: one for each of ``BATCH_BUCKETS``, and one for larger batches.
     """
 
     def __init__(self, calls: Sequence[Callable]):
@@ -105,33 +104,33 @@ class DispatchByBatchSize:
 
 
 def by_new_tokens(calls: Sequence[Callable]) -> BySequence:
-    """A function that chooses an implementation for each sequence by the number of its new tokens.
+    """A function that chooses an implementation for each sequence by its number of new tokens.
 
     Args:
-        calls: one for each of ``BATCH_BUCKETS``.
+        calls: one for each of ``BATCH_BUCKETS``, and one for more tokens.
     """
     return BySequence(lambda num_new, *others: calls[bisect_left(BATCH_BUCKETS, num_new)])
 
 
 class FunctionRegistry:
-    """The candidates for each function; later ones are preferred.
+    """Candidate implementations of each function; later ones are preferred.
 
     Args:
-        weights: how matrices that are not quantised may be held.
+        weights: allowed storage of matrices that are not quantized.
     """
 
     def __init__(self, weights: WeightChoice = "auto") -> None:
         self.plugin = ""
-        """The plugin whose implementations are added now."""
+        """Name of the plugin whose implementations are being added; empty for built-in ones."""
         self._weights = weights
         self._candidates: dict[str, list[Implementation]] = {name: [] for name in FUNCTIONS}
 
     def add(self, function: str, implementation: Implementation) -> None:
-        """Add an implementation, which is preferred to those before it.
+        """Add an implementation; it is preferred to those added before.
 
         Raises:
-            KeyError: there is no such function.
-            UserError: a plugin's implementation has the name of one that is not its own.
+            KeyError: the function does not exist.
+            UserError: a plugin's implementation has the name of an existing one of another source.
         """
         if function not in self._candidates:
             raise KeyError(f"no function {function!r}; there are {', '.join(self._candidates)}")
@@ -143,7 +142,7 @@ class FunctionRegistry:
         self._candidates[function].append(implementation)
 
     def add_all(self, calls: Mapping[str, Callable], **description) -> None:
-        """Add an implementation of each of these functions; all are described alike, as ``Implementation`` has it."""
+        """Add an implementation for each function in ``calls``; ``description`` are the fields of ``Implementation`` that all share."""
         for function, call in calls.items():
             self.add(function, Implementation(call=call, **description))
 
@@ -158,7 +157,7 @@ class FunctionRegistry:
         """Implementations by name, the preferred one last.
 
         Args:
-            overrides: as for ``select``, which refuses unknown names; only what they allow is returned.
+            overrides: implementation names by function, which ``select`` validates; only candidates compatible with them are returned.
         """
         overrides = overrides or {}
 
@@ -180,7 +179,7 @@ class FunctionRegistry:
         return {name: item for name, item in allowed.items() if overrides.get(function, name) == name}
 
     def _holds_weights(self, function: str, item: Implementation) -> bool:
-        """Whether matrices may be held as this implementation does it."""
+        """Whether ``item`` stores matrices as the ``weights`` option allows."""
         if self._weights == "auto" or function not in MATRIX_FUNCTIONS or item.quantization != "none":
             return True
         return item.weights == self._weights
@@ -193,15 +192,15 @@ class FunctionRegistry:
         quantization: str = "none",
         choice: Choice | None = None,
     ) -> Functions:
-        """One implementation of each function, or one for each class of rows.
+        """One implementation of each function, or one for each bucket of batch sizes.
 
         Args:
-            overrides: names of implementations by function, instead of the choice and the preferred one.
+            overrides: implementation names by function; they take precedence over ``choice``.
             quantization: that of the run, see ``kind_quantization``.
-            choice: what was measured to be fastest; the preferred one where it says nothing.
+            choice: the fastest implementations as measured; the preferred implementation for targets that it lacks.
 
         Raises:
-            UserError: there is no such function or implementation, or they read weights in different layouts.
+            UserError: a function or implementation does not exist, or the given ones read weights in different layouts.
         """
         overrides, choice = overrides or {}, choice or {}
         self.check(device, dtype, overrides, quantization)
@@ -209,9 +208,9 @@ class FunctionRegistry:
         def layout_candidates(
             functions: Sequence[str], target: str, own: str, is_named: bool
         ) -> dict[str, dict[str, Implementation]]:
-            """Candidates of functions that share a layout; the last part of the target names the one that decides about it."""
+            """Candidates of functions that share a layout; the layout is that of the function named in the last part of ``target``."""
             allowed = overrides
-            if not is_named:  # named for other weights, an implementation need not know these
+            if not is_named:  # an override for other weights may not exist for this quantization
                 allowed = {
                     f: name for f, name in overrides.items() if name in self.candidates(f, device, dtype, {}, own)
                 }
@@ -262,17 +261,18 @@ class FunctionRegistry:
         )
 
     def tiled_cache(self, device: torch.device, dtype: torch.dtype, overrides: Mapping[str, str] | None = None) -> bool:
-        """Whether the KV cache is kept in tiles: where each function that reads it has a candidate that is fastest so. Others take it, too."""
+        """Whether the KV cache is tiled: if every function of ``CACHE_FUNCTIONS`` has a candidate that is fastest with tiles. The other
+        candidates can read tiles, too."""
         candidates = (self.candidates(name, device, dtype, overrides).values() for name in CACHE_FUNCTIONS)
         return all(any(item.layout == "tiles" for item in known) for known in candidates)
 
     @property
     def has_plugins(self) -> bool:
-        """Whether there are implementations of plugins."""
+        """Whether any implementation comes from a plugin."""
         return any(item.plugin for items in self._candidates.values() for item in items)
 
     def check(self, device: torch.device, dtype: torch.dtype, overrides: Mapping[str, str], quantization: str) -> None:
-        """Refuse unknown names, and names of matrices' functions that do not go together.
+        """Validate the names in ``overrides``, and that the given implementations share their packed layouts.
 
         Raises:
             UserError: see ``select``.
@@ -298,7 +298,9 @@ class FunctionRegistry:
             layouts: dict[tuple[str, ...], set[str]] = {}
             for function, name in overrides.items():
                 reads_weights = _layout_group(function)
-                looked_up = "linear" if function == "gated_linear" else function  # not each of those has one
+                looked_up = (
+                    "linear" if function == "gated_linear" else function
+                )  # not every linear has a fused gated_linear
                 known = self.candidates(looked_up, device, dtype, {}, own if reads_weights else "none")
                 if known and name not in known:
                     raise UserError(
@@ -316,8 +318,8 @@ class FunctionRegistry:
 
 
 def _show_to_capture(call: Callable) -> Callable:
-    """A plugin's function that whoever captures a step sees as one operation, which cannot be repeated: it may read lists of the batch, or
-    call what torch does not see."""
+    """Wrap a plugin's function so that a capture sees one opaque operation, which cannot be replayed: it may read the batch's lists in Python
+    or call libraries that torch does not see."""
 
     @wraps(call)
     def plugin_function(*arguments, **named):
@@ -330,7 +332,7 @@ def _show_to_capture(call: Callable) -> Callable:
 
 
 def _describe(device: torch.device, dtype: torch.dtype, quantization: str) -> str:
-    """Circumstances in which implementations are looked for, in words."""
+    """Device, dtype and quantization in words, for errors."""
     weights = {"none": "", VOCABULARY_INT4: ", the vocabulary in int4"}.get(
         quantization, f", weights in {quantization}"
     )
@@ -338,14 +340,14 @@ def _describe(device: torch.device, dtype: torch.dtype, quantization: str) -> st
 
 
 def _layout_group(function: str) -> tuple[str, ...]:
-    """The functions that read weights packed for this one, itself included; empty for one that reads none."""
+    """The functions that share packed weights with ``function``, itself included; empty if it reads none."""
     return next((group for group in WEIGHT_FUNCTIONS if function in group), ())
 
 
 def _matching_layout(
     known: Mapping[str, Mapping[str, Implementation]], reader: str, names: Sequence[str]
 ) -> dict[str, dict[str, Implementation]]:
-    """The candidates that go with the reader's first of these names that there is, or with its preferred one."""
+    """Candidates with the layout of the first of ``names`` that ``reader`` has, or else of its preferred candidate."""
     readers = known[reader]
     layout = next(readers[name] for name in (*names, *reversed(readers)) if name in readers).layout
     return {
@@ -359,7 +361,7 @@ def _pick(
     names: Sequence[str] = (),
     combine: Callable[[Sequence[Callable]], Callable] = DispatchByBatchSize,
 ) -> Callable:
-    """The preferred candidate, or those with these names by batch size."""
+    """The preferred candidate, or the candidates ``names`` (one per bucket), merged by ``combine``."""
     preferred = candidates[next(reversed(candidates))]
     calls = [candidates.get(name, preferred).call for name in names] or [preferred.call]
     return calls[0] if len(set(map(id, calls))) == 1 else combine(calls)
@@ -368,8 +370,8 @@ def _pick(
 def _gated_linear(
     known: Mapping[str, Mapping[str, Implementation]], names: Sequence[str], overrides: Mapping[str, str]
 ) -> Callable | None:
-    """The function that goes with ``linear``, of the same names; None where one of these has none, or where an activation is asked
-    for by name, in whose place it would be used."""
+    """The fused gated product that matches ``linear`` by name; None if a selected implementation has no fused one, or if the user names an
+    implementation of an activation, which the fused product would replace."""
     linear, gated = known["linear"], known["gated_linear"]
     if "gated_linear" in overrides:
         named = gated.get(overrides["gated_linear"])
@@ -382,20 +384,20 @@ def _gated_linear(
 
 
 def _packing(candidates: Mapping[str, Implementation], quantization: str) -> str:
-    """The implementation that ``_pick`` takes, in words."""
+    """Name, layout and quantization of the packing implementation that ``_pick`` takes."""
     item = candidates[next(reversed(candidates))]
     return f"{item.name} {item.layout} {quantization}"
 
 
 def kind_quantization(kind: MatrixKind, quantization: str) -> str:
-    """Quantization of a kind of matrices in a run with ``--quantization``; a vocabulary in 4 bits has finer groups."""
+    """Quantization of a kind of matrices in a run with ``--quantization``; an int4 vocabulary has a smaller group size."""
     if kind == "exact":
         return "none"
     return VOCABULARY_INT4 if kind == "vocabulary" and quantization == "int4" else quantization
 
 
 def parse_overrides(given: tuple[str, ...]) -> dict[str, str]:
-    """``--functions linear=reference,…``, or one name for all."""
+    """Parse ``--functions linear=reference,…``, or one name for all functions."""
     overrides: dict[str, str] = {}
     for part in given:
         function, _, name = part.partition("=")

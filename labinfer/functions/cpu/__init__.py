@@ -1,1 +1,1 @@
-"""Functions for CPUs, in C++."""
+"""C++ implementations of functions, for CPUs."""

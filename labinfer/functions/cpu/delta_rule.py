@@ -1,4 +1,4 @@
-"""The compiled delta rule, with its convolution and its norm."""
+"""The compiled gated delta rule, with its causal convolution and gated norm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labinfer.functions.delta_heads import DeltaHeads
 
 
 class CpuDeltaRule:
-    """An implementation of the function of its name in each method; ``protocols`` has their arguments.
+    """Each method implements the function of its name; ``protocols`` documents the arguments.
 
     Args:
         library: see ``library.load``.
@@ -24,7 +24,7 @@ class CpuDeltaRule:
         self._library = library
 
     def calls(self) -> dict[str, Callable]:
-        """Methods by function."""
+        """Function name → method."""
         return {name: getattr(self, name) for name in ("causal_conv", "delta_rule", "gated_norm")}
 
     def _compiled(self, name: str, dtype: torch.dtype) -> Callable:
@@ -94,5 +94,5 @@ class CpuDeltaRule:
 
 
 def _places(batch: AttentionBatch) -> tuple[int, ...]:
-    """Rows, contexts and slots of the sequences."""
+    """Addresses of ``batch``'s row pointers, context lengths and state slots."""
     return batch.row_ptr_B.data_ptr(), batch.context_lens_B.data_ptr(), batch.state_slots_B.data_ptr()

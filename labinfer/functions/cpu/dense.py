@@ -1,4 +1,4 @@
-"""Calls of the library's products and lookups that take a matrix by its data and sizes alone, in whatever form it is."""
+"""Calls of the library's products and lookups whose only weight arguments are the matrix's data and sizes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from labinfer.functions.packed_weight import PackedWeight
 
 PANEL = 32
-"""Outputs that are packed together."""
+"""Outputs that are packed together (panel width)."""
 PIECES = 4
-"""Pieces of work for each thread at least."""
+"""Minimum number of work items per thread."""
 
 
 class Finish(IntEnum):
-    """End of a product: nothing more, or the activation of a gated MLP; activations.h has the same."""
+    """Epilogue of a product: none, or the activation of a gated MLP. Equal to the enum in activations.h."""
 
     NOTHING = 0
     SILU = 1
@@ -27,12 +27,12 @@ class Finish(IntEnum):
         return cls.GELU if gelu else cls.SILU
 
     def takes(self, outputs: int) -> bool:
-        """Whether products with so many outputs are finished so: gates and ups have to be whole panels, and as a thread takes a panel
-        of each at a time, there have to be enough of them for all threads to be done at about the same time."""
+        """Whether products with ``outputs`` outputs can use this fused epilogue. Gate and up projections must be whole panels. A work item is
+        a panel of each, and there must be enough of them to balance the threads."""
         return outputs % (2 * PANEL) == 0 and outputs // (2 * PANEL) >= PIECES * torch.get_num_threads()
 
     def empty(self, x_TI: torch.Tensor, outputs: int) -> torch.Tensor:
-        """Memory for what comes out."""
+        """Uninitialised output."""
         return x_TI.new_empty(x_TI.shape[0], outputs if self is Finish.NOTHING else outputs // 2)
 
 
@@ -43,10 +43,10 @@ def multiply(
     bias_O: torch.Tensor | None = None,
     finish: Finish = Finish.NOTHING,
 ) -> torch.Tensor:
-    """(T, O) in the dtype of x: x times the weight, plus the bias, which is of that dtype too.
+    """``x @ weight.T + bias``, (T, O), in the dtype of x, which the bias has, too.
 
     Args:
-        finish: (T, O / 2) with an activation.
+        finish: fused epilogue; (T, O / 2) with an activation.
     """
     x_TI = x_TI.contiguous()
     out_TO = finish.empty(x_TI, weight.outputs)
@@ -65,7 +65,7 @@ def multiply(
 
 
 def look_up(call: Callable, token_ids_T: torch.Tensor, table: PackedWeight, first: int) -> torch.Tensor:
-    """(T, D) rows of a table whose first row is that of token ``first``; zeros for tokens that it does not have."""
+    """(T, D) rows of a table whose first row belongs to token id ``first``; zeros for ids outside of the table."""
     out_TD = torch.empty(token_ids_T.shape[0], table.inputs, dtype=table.dtype)
     call(
         token_ids_T.data_ptr(),

@@ -1,4 +1,4 @@
-"""``ExpertArena``: memory for those of a rank's experts that were used last, and a file that has them all."""
+"""``ExpertArena``: LRU cache of a rank's experts in memory, backed by a file that holds all of them."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from labinfer.functions.packed_experts import ExpertShape, PackedExperts
 from labinfer.weights.codes import Codes
 
 PARTS = 4
-"""A layer's experts are read in so many parts at most, so that one is multiplied with while the next ones are read."""
+"""Maximum number of parts in which a layer's missing experts are read: one part is computed while the next ones are read."""
 LEAST_SLOTS = 2
-"""One to multiply with, and one to read into."""
+"""Minimum slots: one expert to compute, and one to read into."""
 
 
 class ExpertArena:
-    """Slots for experts of all layers of a rank, the least recently used one given up first.
+    """Memory slots for experts of all layers of a rank, with LRU eviction.
 
-    Threads read from the file what a layer needs of it, as far ahead as there are slots, while parts of it are computed.
+    Threads read a layer's experts from the file ahead of the computation, as far as there are slots.
 
     Args:
-        num_bytes: of all slots.
-        folder: where the file is; it has no name there, and goes with the process. It is read past the system's page cache,
-            which would keep the same experts twice, as far as its file system can do that.
+        num_bytes: size of all slots.
+        folder: folder of the file, which is unnamed and is deleted when the process ends. It is read with direct I/O if the file system
+            supports it, as the page cache would hold the experts twice.
 
     Raises:
-        UserError: there can be no file.
+        UserError: the file cannot be created.
     """
 
     def __init__(self, library: Library, num_bytes: int, folder: Path, clock: Callable[[], float] = time.perf_counter):
@@ -54,16 +54,16 @@ class ExpertArena:
             raise UserError(f"--expert-offload: no file for experts in {folder} ({error.strerror})") from None
         self._end = self._expert_bytes = 0
         self._slots_SB, self._begin = torch.empty(0, 0, dtype=torch.uint8), 0
-        self._padded_B = torch.empty(0, dtype=torch.uint8)  # an expert on its way to the file
+        self._padded_B = torch.empty(0, dtype=torch.uint8)  # staging buffer for writing an expert
         self._used: OrderedDict[int, int] = OrderedDict()
-        """Slots by the expert's position in the file, the least recently used first."""
+        """Position of an expert in the file → its slot; least recently used first."""
         self._free: list[int] = []
         self._reader: FileReader | None = None
         self._reads: set[int] = set()
-        """Positions of experts that are not known to be in their slots yet."""
+        """Positions of experts whose reads have not been waited for."""
 
     def offload(self, functions: Functions) -> Functions:
-        """The same functions with all experts in here."""
+        """``functions`` whose ``make_experts`` places all experts in this arena."""
 
         def offloaded(own: ExpertFunctions) -> ExpertFunctions:
             return dataclasses.replace(own, make_experts=partial(OffloadedExperts, self, own.make_experts))
@@ -72,14 +72,14 @@ class ExpertArena:
         return dataclasses.replace(functions, experts=offloaded(functions.experts), coded_experts=coded)
 
     def reset_stats(self) -> None:
-        """Count from 0 again."""
+        """Reset the counters to 0."""
         self.stats = ExpertStats()
 
     def expect(self, expert_bytes: int) -> None:
-        """Refuse experts of this size before one is written, where they cannot be held.
+        """Check that experts of this size can be cached, before one is written.
 
         Raises:
-            UserError: the slots are too few, or other experts have another size.
+            UserError: there are too few slots, or earlier experts have another size.
         """
         self._expert_bytes = self._expert_bytes or expert_bytes
         if expert_bytes != self._expert_bytes:
@@ -94,10 +94,10 @@ class ExpertArena:
             )
 
     def write(self, data_B: torch.Tensor) -> int:
-        """Append an expert to the file, and keep it in a slot while there are free ones. Returns its position.
+        """Append an expert to the file, and cache it in a slot while slots are free. Returns its position in the file.
 
         Raises:
-            UserError: the disk is full, the slots are too few, or not all experts are of one size.
+            UserError: the disk is full, there are too few slots, or experts differ in size.
         """
         self.expect(len(data_B))
         position = self._end
@@ -119,16 +119,16 @@ class ExpertArena:
         return position
 
     def parts(self, positions: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
-        """Addresses of experts, some at a time in the order given, and whether they are the last; they hold until the next are
-        asked for.
+        """Addresses of the experts at ``positions``, in several parts in this order, and whether the part is the last. Addresses are valid
+        until the next part is requested.
 
         Raises:
-            OSError: the file cannot be read. What was to be read is not in memory then.
+            OSError: the file cannot be read. The experts that were being read are then not in memory.
         """
-        for position in list(self._reads):  # of a step that failed
+        for position in list(self._reads):  # left by a step that failed
             with contextlib.suppress(OSError):
                 self._finish(position)
-        for position in positions:  # what is there already is given away last
+        for position in positions:  # evict cached ones last
             if position in self._used:
                 self._used.move_to_end(position)
         groups = self._split(positions)
@@ -140,8 +140,8 @@ class ExpertArena:
             yield [self._address(position) for position in group], begin == len(groups) - 1
 
     def _split(self, positions: Sequence[int]) -> list[list[int]]:
-        """Parts of which two have room at once. Each begins with some that have to be read, about as many in each; before the
-        first of these is a part of those that are there."""
+        """Split ``positions`` into parts, two of which fit into memory at once. Cached experts before the first missing one form a part of their
+        own. Every other part begins with a missing expert, and the missing ones are spread about evenly."""
         missing = {position for position in positions if position not in self._used}
         most, size = self._slots_SB.shape
         most, at_once = most // 2, max(1, NUM_THREADS * PIECE_BYTES // max(size, PIECE_BYTES))
@@ -158,7 +158,7 @@ class ExpertArena:
         return groups
 
     def _fetch(self, positions: Sequence[int], kept: set[int]) -> None:
-        """Give every expert a slot, and have those that are not in memory read; slots of ``kept`` are not given away."""
+        """Assign each expert a slot and start reading those that are not in memory; slots of ``kept`` are not evicted."""
         for position in positions:
             if position in self._used:
                 self.stats.hits += 1
@@ -168,7 +168,7 @@ class ExpertArena:
             self._reads.add(position)
 
     def _take_slot(self, position: int, kept: set[int]) -> int:
-        """A slot for an expert: a free one, or that of the least recently used which is not kept."""
+        """A slot for an expert: a free one, or that of the least recently used expert not in ``kept``."""
         if self._free:
             slot = self._free.pop()
         else:
@@ -177,7 +177,7 @@ class ExpertArena:
         return slot
 
     def _address(self, position: int) -> int:
-        """Address of an expert, once it is read."""
+        """Address of an expert; waits until it is read."""
         if position in self._reads:
             begin = self._clock()
             self._finish(position)
@@ -185,10 +185,10 @@ class ExpertArena:
         return self._begin + self._used[position] * self._slots_SB.shape[1]
 
     def _finish(self, position: int) -> None:
-        """Wait until an expert is read; if that failed, its slot is free again.
+        """Wait until an expert is read; if that fails, free its slot.
 
         Raises:
-            OSError: it failed.
+            OSError: the read failed.
         """
         self._reads.remove(position)
         try:
@@ -216,15 +216,15 @@ class ExpertArena:
 
 
 def _round_up(expert_bytes: int) -> int:
-    """Bytes of an expert's slot."""
+    """Slot size of an expert in bytes."""
     return -(-expert_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 class OffloadedExperts:
-    """Experts of a layer in an arena; ``PackedExperts`` has the fields that are not explained here.
+    """A layer's experts in an arena; ``PackedExperts`` documents the other fields.
 
     Args:
-        make_experts: makes the layout that they are packed in.
+        make_experts: allocates experts in their packed layout.
     """
 
     data_EB = addresses_E = None
@@ -250,14 +250,14 @@ class OffloadedExperts:
         self._positions[index] = self._arena.write(alone.data_EB[0])
 
     def _alone(self, device: torch.device) -> PackedExperts:
-        """Memory for one expert."""
+        """Memory for one packed expert."""
         return self._make(dataclasses.replace(self._shape, num_experts=1), device)
 
     def clone(self) -> OffloadedExperts:
-        return self  # they are only read
+        return self  # experts are read-only
 
     def parts(self, ids_TA: torch.Tensor, first: int) -> Iterator[tuple[PackedExperts, bool]]:
-        addresses_E = self._layer.addresses_E.numpy()  # a tensor takes several times as long to be written to
+        addresses_E = self._layer.addresses_E.numpy()  # writing to a tensor takes several times as long
         addresses_E[:] = 0
         ids = sorted(set(ids_TA.flatten().tolist()))
         chosen = [expert - first for expert in ids if 0 <= expert - first < self.num_experts]

@@ -1,4 +1,4 @@
-"""Experts of a mixture over compiled functions, in any dtype of activations, in int8 and in int4."""
+"""Compiled experts of a mixture, for all activation dtypes and for int8 and int4 weights."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from labinfer.functions.reference.quantized import scale_unit
 from labinfer.weights.codes import Codes
 
 WEIGHTS = {"int4": 0, "int8": 1, torch.bfloat16: 2, torch.float16: 3, torch.float32: 4, "int5": 5}
-"""Numbers of experts.h for whole numbers by their bits, and for dtypes."""
+"""Weight formats and their enum values in experts.h."""
 
 
 class CompiledExperts(ctypes.Structure):
-    """Experts as experts.cpp has them."""
+    """Struct of a layer's experts in experts.cpp."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -30,7 +30,7 @@ class CompiledExperts(ctypes.Structure):
 
 
 class CompiledCodes(ctypes.Structure):
-    """A matrix in codes as experts.cpp has it; it keeps no tensor alive."""
+    """Struct of a quantized matrix in experts.cpp; it keeps no tensor alive."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("words", "scales", "offsets")),
@@ -47,7 +47,7 @@ class CompiledCodes(ctypes.Structure):
 
 
 class CompiledExpertsCall(ctypes.Structure):
-    """One call, or one part of it, as experts.cpp has it."""
+    """Struct of one call, or of one part of a call, in experts.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "ids", "weights", "out", "sums")),
@@ -60,13 +60,13 @@ class CompiledExpertsCall(ctypes.Structure):
 
 
 class CpuPackedExperts:
-    """Experts in one stretch of memory each; ``PackedExperts`` has the fields that are not explained here.
+    """Experts, each contiguous in memory; ``PackedExperts`` documents the other fields.
 
     Args:
         library: see ``library.load``.
         quantization: of the weights.
-        group: inputs that share a scale in int4, where codes do not say so.
-        data_EB: memory of the experts, uint8; allocated where it is not given.
+        group: group size in int4, unless ``shape.form`` has one.
+        data_EB: memory of the experts, uint8; allocated if None.
     """
 
     def __init__(
@@ -132,13 +132,13 @@ class CpuPackedExperts:
 
 
 class CpuExperts:
-    """An implementation of the function of its name in each method; ``protocols`` has their arguments.
+    """Each method implements the function of its name; ``protocols`` documents the arguments.
 
-    float16 activations are widened on the way in; float16 and float32 weights stay as they are.
+    float16 activations are converted to float32; float16 and float32 weights keep their dtype.
 
     Args:
         library: see ``library.load``.
-        kernel: how products are calculated: one of ``library.kernels``.
+        kernel: kernel of the products, one of ``library.kernels``.
     """
 
     dtypes = (torch.bfloat16, torch.float32, torch.float16)
@@ -148,7 +148,7 @@ class CpuExperts:
         self._experts = library.find("experts", kernel)
 
     def calls(self, quantization: str, group: int) -> dict[str, Callable]:
-        """Methods by function, for weights of this quantization.
+        """Function name → method, for weights in ``quantization``.
 
         Args:
             group: inputs that share a scale in int4.
@@ -166,7 +166,7 @@ class CpuExperts:
         multiply = partial(self._multiply, x_TD, expert_ids_TA, weights_TA, mlps, out_TD)
         if isinstance(mlps.packed, CpuPackedExperts):
             multiply()
-        else:  # the ids say what has to be read
+        else:  # which experts to read depends on the ids
             self._library.run(multiply)
         return out_TD.to(dtype)
 

@@ -1,4 +1,4 @@
-"""``FileReader``: parts of a file on their way into memory."""
+"""``FileReader``: asynchronous reads of a file's parts into memory."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import torch
 from labinfer.functions.cpu.library import Library
 
 NUM_THREADS = 4
-"""A disk is the fastest with several reads under way."""
+"""Number of reading threads: disks are fastest with several reads in flight."""
 PIECE_BYTES = 1 << 20
-"""Bytes of one read; a longer part is read by several threads."""
+"""Bytes of one read; several threads share a longer part."""
 BLOCK_BYTES = 4096
-"""Parts begin at multiples of it, in the file and in memory, and are as long: what reading past the page cache asks for."""
+"""Alignment of parts in the file and in memory, and of their length, as direct I/O requires."""
 FILE_ENDS = -1
-"""See ``file_reader.cpp``."""
+"""Error code of ``file_reader.cpp`` for the end of the file."""
 
 
 class FileReader:
-    """Threads that read parts of a file into slots of memory, until this object goes. They read past the page cache, as far as
-    the file system can do that.
+    """Threads that read parts of a file into slots of memory, for the lifetime of this object. They use direct I/O (no page cache) if
+    the file system supports it.
 
     Args:
-        file: empty as yet.
-        slots_SB: uint8, whole blocks.
+        file: still empty.
+        slots_SB: uint8; a slot is a multiple of ``BLOCK_BYTES``.
     """
 
     def __init__(self, library: Library, file: IO[bytes], slots_SB: torch.Tensor):
@@ -38,15 +38,15 @@ class FileReader:
         weakref.finalize(self, _close, library, self._reader, self._file, slots_SB)
 
     def read(self, slot: int, position: int) -> None:
-        """Begin to read into a slot, which is written to until ``finish``."""
+        """Start reading the part at ``position`` into a slot. The slot is written to until ``finish`` returns."""
         dest = self._begin + slot * self._size
         self._library.reader_add(self._reader, slot, position, dest, self._size, PIECE_BYTES)
 
     def finish(self, slot: int) -> None:
-        """Wait until a slot is read.
+        """Wait until a slot's read has completed.
 
         Raises:
-            OSError: it cannot be.
+            OSError: the read failed.
             EOFError: the file has ended.
         """
         error = self._library.reader_wait(self._reader, slot)
@@ -57,7 +57,7 @@ class FileReader:
 
 
 def _reopen_direct(file: IO[bytes]) -> IO[bytes]:
-    """An empty file once more, to be read past the page cache; the same where there is no such thing."""
+    """Reopen an empty file with direct I/O; returns ``file`` itself if that is not supported."""
     if not hasattr(os, "O_DIRECT"):
         return file
     try:
@@ -65,7 +65,7 @@ def _reopen_direct(file: IO[bytes]) -> IO[bytes]:
     except OSError:
         return file
     os.pwrite(file.fileno(), bytes(BLOCK_BYTES), 0)
-    with mmap.mmap(-1, BLOCK_BYTES) as block:  # some file systems take the flag, and then refuse to read
+    with mmap.mmap(-1, BLOCK_BYTES) as block:  # some file systems accept O_DIRECT, but fail at the first read
         try:
             os.preadv(direct.fileno(), [block], 0)
         except OSError:
@@ -76,5 +76,5 @@ def _reopen_direct(file: IO[bytes]) -> IO[bytes]:
 
 
 def _close(library: Library, reader: int, *used: object) -> None:
-    """End the threads. What they write to is kept alive until then."""
+    """Stop the threads. The finalizer keeps their file and slots alive until then."""
     library.reader_close(reader)

@@ -1,4 +1,4 @@
-"""Functions over compiled ones for models in floating point; the odd sizes that bfloat16's products do not take go to the reference."""
+"""Compiled functions for floating-point models; odd input sizes, which bfloat16 products do not support, use the reference."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from labinfer.functions.packed_weight import DenseWeight
 from labinfer.functions.reference import linear
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.int8)
-"""Dtypes of activations and caches in the order of their numbers in units.h; int8 is for caches."""
+"""Dtypes of activations and caches, in the order of their enum values in units.h; int8 is for caches."""
 
 
 class CompiledNorms(ctypes.Structure):
-    """``HeadNorms`` as elementwise.cpp has them."""
+    """Struct of ``HeadNorms`` in elementwise.cpp."""
 
     _fields_ = [
         ("q", ctypes.c_void_p),
@@ -38,12 +38,12 @@ class CompiledNorms(ctypes.Structure):
 
 
 class CpuFunctions:
-    """An implementation of the function of its name in each method; ``protocols`` has their arguments.
+    """Each method implements the function of its name; ``protocols`` documents the arguments.
 
     Args:
         library: see ``library.load``.
-        kernel: how products of bfloat16 are calculated: one of ``library.kernels``.
-        dtype: that of activations and weights. All sums are in float32.
+        kernel: kernel of bfloat16 products, one of ``library.kernels``.
+        dtype: dtype of activations and weights. All sums are in float32.
     """
 
     dtypes = (torch.bfloat16, torch.float32, torch.float16)
@@ -64,9 +64,9 @@ class CpuFunctions:
             self._linear = getattr(library, f"linear_{name}")
 
     def calls(self) -> dict[str, Callable]:
-        """Methods by function."""
+        """Function name → method."""
         names = ("embedding", "linear", "pack_weight", "add_rms_norm", "silu_and_mul", "gelu_and_mul")
-        gated = ("gated_linear",) if self._are_pairs else ()  # the others' is two calls, which layers make themselves
+        gated = ("gated_linear",) if self._are_pairs else ()  # without one, layers call linear and the activation
         return {name: getattr(self, name) for name in (*names, *gated, "rotate_and_write", "paged_attention")}
 
     def pack_weight(self, weight_OI: torch.Tensor) -> DenseWeight:
@@ -97,7 +97,7 @@ class CpuFunctions:
         return look_up(self._look_up, token_ids_T, table, first)
 
     def _is_odd(self, inputs: int) -> bool:
-        """Whether a matrix with so many inputs cannot be held in panels."""
+        """Whether a matrix with ``inputs`` inputs cannot be stored in panels."""
         return self._are_pairs and inputs % 2 == 1
 
     def add_rms_norm(
@@ -197,6 +197,6 @@ def _gate(activate: Callable, gate_up_TF: torch.Tensor) -> torch.Tensor:
 
 
 def _addresses(cache: LayerCache) -> tuple[int | None, ...]:
-    """Keys, their scales, values, their scales."""
+    """Addresses of keys, their scales, values and their scales."""
     parts = (cache.k, cache.k_scale, cache.v, cache.v_scale)
     return tuple(None if part is None else part.data_ptr() for part in parts)

@@ -1,4 +1,4 @@
-"""Graphs of compiled calls: a step makes hundreds of short ones, and Python takes as long as many of them."""
+"""Graphs of compiled calls: a step makes hundreds of short calls, many of which take less time than their Python code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 Tensor = torch.Tensor
 NEW_MEMORY = {torch.empty, torch.empty_like, Tensor.new_empty}
-"""Operations that need not be done again."""
+"""Allocations, which a replay does not repeat."""
 REPEATED = {
     Tensor.__getitem__: lambda x, index, out: torch.index_select(x, 0, index, out=out),
     Tensor.add: torch.add,
@@ -35,29 +35,30 @@ REPEATED = {
     F.linear: F.linear,
     F.gelu: F.gelu,
 }
-"""Operations that layers have between functions, and how to do them again; all others but views make a graph impossible."""
+"""Torch operations that layers use between functions, and their replay with an ``out`` argument. Any other one, except
+views, prevents capture."""
 FIXED = {"dim", "approximate"}
-"""Named arguments of these that are the same in every step."""
-# An operation that is not torch's has the attribute ``repeats_in_place`` where a second call with the same tensors is the way.
+"""Keyword arguments of ``REPEATED`` operations that are constant across steps."""
+# An operation outside of torch has the attribute ``repeats_in_place`` if it is replayed by calling it with the same tensors.
 LARGE_BYTES = 1 << 16
-"""Results of at least so many bytes keep their block if no earlier step had it; smaller ones are copied."""
+"""Results of at least this size keep their block if no earlier step used it; others are copied."""
 FACTS = {"data_ptr", "stride", "dim", "size", "__len__", "__get__"}
-"""Methods that give no tensor, nor what is in one; the last are properties, such as shapes."""
+"""Methods that return neither a tensor nor tensor contents; ``__get__`` is for properties, such as the shape."""
 
 
 class CompiledCall(ctypes.Structure):
-    """A call as replay.cpp has it."""
+    """Struct of a recorded call in replay.cpp."""
 
     _fields_ = [("function", ctypes.c_void_p), ("words", ctypes.c_void_p)]
 
 
 class CpuGraph:
-    """Compiled calls with torch's operations between them.
+    """Compiled calls with torch operations between them.
 
     Args:
-        kept: objects whose memory the steps use.
+        kept: objects that own the memory of the steps.
         num_bytes: see ``functions.graph.Graph``.
-        program_bytes: see there.
+        program_bytes: see ``functions.graph.Graph``.
     """
 
     def __init__(
@@ -72,10 +73,10 @@ class CpuGraph:
 
 
 class CpuCapture:
-    """Capture of compiled calls, see ``functions.graph.Capture``; it needs no dry run.
+    """Capture of compiled calls, see ``functions.graph.Capture``; needs no dry run.
 
     Args:
-        library: what it captures the calls of.
+        library: the library whose calls are captured.
     """
 
     def __init__(self, library: Library):
@@ -92,7 +93,7 @@ class CpuCapture:
                 out = run()
         finally:
             self._library.observer = None
-        if out is not None:  # as on some ranks of a stage
+        if out is not None:  # None on some ranks of a stage
             out = recording.keep(out)
         if recording.obstacle:
             logger.debug("a step is run in Python: %s cannot be captured", recording.obstacle)
@@ -101,19 +102,19 @@ class CpuCapture:
 
 
 class _Recording(TorchFunctionMode):
-    """Writes down what is called while it is entered.
+    """Records compiled calls and torch operations while it is entered.
 
     Args:
-        memory: blocks for tensors that are allocated meanwhile.
+        memory: pool of blocks for tensors allocated meanwhile.
     """
 
     def __init__(self, memory: StepMemory):
         super().__init__()
         self.obstacle = ""
-        """The first thing that cannot be done again."""
+        """The first operation that cannot be replayed."""
         self._memory = memory
         self._steps: list[tuple[int, bytes] | Callable[[], object]] = []
-        """Compiled calls, as the addresses of functions with their arguments as ``replay.h`` reads them, and others."""
+        """Compiled calls, as addresses of functions and their arguments in the format of ``replay.h``, and Python callables."""
         self._kept: list[object] = [memory]
         self._kept_bytes = 0
         self._pauses = False
@@ -138,7 +139,7 @@ class _Recording(TorchFunctionMode):
             return
         numbers = []
         for argument in arguments:
-            if hasattr(argument, "_obj"):  # that is, by reference
+            if hasattr(argument, "_obj"):  # a ctypes.byref argument
                 self._kept.append(argument)
                 argument = ctypes.addressof(argument._obj)
             numbers.append(argument or 0)  # None is a null pointer
@@ -171,7 +172,7 @@ class _Recording(TorchFunctionMode):
         return out
 
     def _place(self, out: torch.Tensor) -> torch.Tensor:
-        """A tensor like ``out`` in the memory of steps, or ``out`` itself if it is empty, not contiguous, or there is no room."""
+        """A tensor like ``out`` in the step memory, or ``out`` itself if it is empty, not contiguous, or the memory is full."""
         if out.numel() and out.is_contiguous():
             placed = self._memory.empty_like(out)
             if placed is not None:
@@ -182,7 +183,7 @@ class _Recording(TorchFunctionMode):
         return out
 
     def _alias(self, argument: Any) -> Any:
-        """An argument without what would keep the blocks of its tensors, or of those in it, from being given to others."""
+        """The argument with its tensors, also those in a list or tuple, replaced by aliases that do not hold their blocks."""
         if isinstance(argument, torch.Tensor):
             return self._memory.alias(argument)
         return list(map(self._alias, argument)) if isinstance(argument, tuple | list) else argument
@@ -191,7 +192,7 @@ class _Recording(TorchFunctionMode):
         self.obstacle = self.obstacle or obstacle
 
     def keep(self, out: torch.Tensor) -> torch.Tensor:
-        """The result, where no other step writes to it."""
+        """The step's result, in memory that no other step writes to."""
         own = self._memory.take(out) if out.nbytes >= LARGE_BYTES else None
         if own is None:
             own = out.clone()
@@ -202,7 +203,7 @@ class _Recording(TorchFunctionMode):
         return out
 
     def graph(self, library: Library) -> CpuGraph:
-        """Graph of what was done."""
+        """Graph of the recorded steps."""
         steps: list[Callable[[], object]] = []
         program_bytes = 0
         for is_compiled, run in groupby(self._steps, key=lambda step: isinstance(step, tuple)):
@@ -223,17 +224,17 @@ class _Recording(TorchFunctionMode):
 
 
 def _repeats(operation: Callable, arguments: Sequence[Any]) -> bool:
-    """Whether there is no argument that may be another one the next time; what is joined comes as one."""
+    """Whether the arguments are replayable: tensors or None only; ``torch.cat`` takes its tensors as one list."""
     return _are_tensors(*arguments) if operation is torch.cat and len(arguments) == 1 else _are_tensors(arguments)
 
 
 def _are_tensors(arguments: Iterable[object]) -> bool:
-    """Whether there are tensors only, or nothing: a number may be another one the next time."""
+    """Whether all arguments are tensors or None: a number may differ in the next step."""
     return all(argument is None or isinstance(argument, torch.Tensor) for argument in arguments)
 
 
 def _is_view(operation: Callable, out: torch.Tensor, arguments: Sequence[Any]) -> bool:
-    """Whether the result is another look at an argument's memory, which was not written to."""
+    """Whether the result is a view of the first argument, and the operation did not write to it."""
     name = operation.__name__
     writes = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))  # __iadd__, add_
     if writes or not arguments or not isinstance(arguments[0], torch.Tensor):

@@ -1,4 +1,4 @@
-"""Latent attention over compiled functions, absorbed; sizes and caches that these do not take go to the reference."""
+"""Compiled latent attention in the absorbed form; unsupported sizes and cache dtypes use the reference."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from labinfer.functions.latent_cache import LatentCache, LatentTransform
 from labinfer.functions.reference import latent_attention as reference
 
 UNIT = 16
-"""Numbers of which a latent has whole runs."""
+"""A latent's size must be a multiple of this."""
 CACHES = (torch.bfloat16, torch.int8)
 
 
 class CpuLatent:
-    """An implementation of the function of its name in each method; ``protocols`` has their arguments.
+    """Each method implements the function of its name; ``protocols`` documents the arguments.
 
     Args:
         library: see ``library.load``.
-        kernel: how products are calculated: one of ``library.kernels``.
+        kernel: kernel of the products, one of ``library.kernels``.
     """
 
     dtypes = (torch.bfloat16,)
@@ -31,7 +31,7 @@ class CpuLatent:
         self._attend = library.find("attend_latent", kernel)
 
     def calls(self) -> dict[str, Callable]:
-        """Methods by function."""
+        """Function name → method."""
         return {"write_latent": self.write_latent, "latent_attention": self.latent_attention}
 
     def write_latent(
@@ -103,5 +103,5 @@ class CpuLatent:
 
 
 def _addresses(cache: LatentCache) -> tuple[int, int | None]:
-    """Latents and their scales."""
+    """Addresses of the latents and of their scales."""
     return cache.latent.data_ptr(), None if cache.latent_scale is None else cache.latent_scale.data_ptr()

@@ -1,4 +1,4 @@
-"""The compiled functions of this folder's C++ files, loaded through ctypes."""
+"""Compiled functions of this folder's C++ files, loaded with ctypes."""
 
 from __future__ import annotations
 
@@ -27,54 +27,57 @@ def build(
     *,
     target: Target | None = None,
 ) -> ctypes.CDLL:
-    """The library for this machine, or for the processors of ``target``; see ``compiler.load``.
+    """Compile and load the library for this machine, or for the processors of ``target``; see ``compiler.load``.
 
     Raises:
-        NoCompiler: there is none, or it failed.
-        OSError: it cannot be loaded.
+        NoCompiler: there is no compiler, or it failed.
+        OSError: the library cannot be loaded.
     """
     return compiler.load(NAME, SOURCES, cache, FLAGS, on_progress, target=target)
 
 
 KERNELS = ("", "amx", "dot")
-"""Ways to calculate products: in float32, or whole numbers in vectors; in the tiles of AMX, which take both bfloat16 and whole numbers;
-by dot products of bfloat16, which are preferred where nothing is measured, as they are quick with few rows. These are the ends of the
-functions' names in C++."""
+"""Kernels of products, as suffixes of C++ function names: the default (float32 or integers in vector registers), AMX tiles (bfloat16 and
+integers), and bfloat16 dot products. Without autotuning the last one is preferred, as it is fast with few rows."""
 PRODUCTS = ("linear", "linear12", "linear_int8", "linear_groups", "experts", "attend", "attend_latent")
-"""Names of functions that have variants for some kernels."""
+"""Functions that have variants for some kernels."""
 
 
 WORDS = {ctypes.c_void_p: "Q", ctypes.c_int64: "q", ctypes.c_int: "i4x", ctypes.c_float: "f4x"}
-"""Arguments as ``struct`` writes them, each of which fills a word."""
+"""``struct`` format of each argument type; every argument fills one 8-byte word."""
 
 
 class Observer(Protocol):
-    """Is told of what runs, so that it can be done again."""
+    """Records calls for replay."""
 
     def add_call(self, again: int | None, form: Struct, arguments: Sequence[Any]) -> None:
-        """A call, by the address of the function that makes it again with arguments from memory, or None where there is none, and
-        by the arguments with the form that they have there (``replay.h``)."""
+        """Record a call.
+
+        Args:
+            again: address of the function that repeats the call with arguments from memory; None if the call cannot be replayed.
+            form: memory format of ``arguments`` (``replay.h``).
+        """
 
     def run(self, step: Callable[[], None]) -> None:
-        """Run a step in Python, now and with each replay, without a look at what it calls."""
+        """Run a Python step now and at each replay. Calls within the step are not recorded."""
 
 
 class Library:
-    """The compiled functions by their names in C++, but for those whose instructions this processor has not."""
+    """The compiled functions as attributes, by their C++ names; without those whose instructions the processor lacks."""
 
     def __init__(self, compiled: ctypes.CDLL):
         self.compiled = compiled
         self.file_name = Path(compiled._name).name
-        """Says what the library was made of."""
+        """File name, which identifies the sources and the compiler that the library was built from."""
         self.observer: Observer | None = None
         self.kernels = tuple(kernel for kernel in KERNELS if _has_kernel(compiled, kernel))
-        """Members of ``KERNELS`` that this processor and its system have."""
+        """Members of ``KERNELS`` that the processor and the operating system support."""
         self.bytes_kernel = _bytes_kernel(compiled, self.kernels)
-        """The member of ``kernels`` with which codes of 4 and 5 bits become bytes (``linear_groups_bytes``), or None."""
+        """Member of ``kernels`` whose products widen 4- and 5-bit codes to bytes (``linear_groups_bytes``), or None."""
         self.replay = compiled.replay
 
     def add(self, name: str, function: ctypes._CFuncPtr, again: Callable | None) -> None:
-        """Make a function without result an attribute."""
+        """Set a function without a result as the attribute ``name``."""
         address = None if again is None else ctypes.cast(again, ctypes.c_void_p).value
         form = Struct("=" + "".join(map(WORDS.__getitem__, function.argtypes)))
 
@@ -86,11 +89,11 @@ class Library:
         setattr(self, name, call)
 
     def find(self, name: str, kernel: str) -> Callable:
-        """The variant of a function for a kernel."""
+        """Variant of a function for a kernel."""
         return getattr(self, f"{name}_{kernel}" if kernel else name)
 
     def run(self, step: Callable[[], None]) -> None:
-        """Run a step that depends on numbers in tensors. A graph runs it again, in Python."""
+        """Run a step that depends on tensor values. A graph runs it again in Python at each replay."""
         if self.observer is not None:
             self.observer.run(step)
         else:
@@ -98,7 +101,7 @@ class Library:
 
 
 def load(compiled: ctypes.CDLL) -> Library:
-    """The functions of a library that ``build`` has loaded."""
+    """Declare the argument types of all functions of a library that ``build`` has loaded."""
     library = Library(compiled)
     pointer, size, count, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
     arguments = {
@@ -193,7 +196,7 @@ def _has_kernel(compiled: ctypes.CDLL, kernel: str) -> bool:
 
 
 def new_bytes(count: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Uninitialised memory for packed weights; none on the meta device."""
+    """Uninitialised memory for packed weights, in huge pages; none on the meta device."""
     memory = torch.empty(count, dtype=torch.uint8, device=device)
     if not memory.is_meta:
         use_huge_pages(memory.data_ptr(), count)
@@ -201,5 +204,5 @@ def new_bytes(count: int, device: torch.device | str = "cpu") -> torch.Tensor:
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
-    """float16, which the library does not read, as float32, which holds the same numbers."""
+    """Convert float16, which the library does not read, to float32; other dtypes are unchanged."""
     return tensor.float() if tensor.dtype == torch.float16 else tensor

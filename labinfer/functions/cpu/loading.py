@@ -1,4 +1,4 @@
-"""Compiled functions for loading: files read by all threads, numbers decoded as they pass through the cache."""
+"""Compiled functions for loading weights: multi-threaded file reads, and decoding of quantized weights in cache-sized chunks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from labinfer.weights.loading import LoadFunctions
 
 
 class CpuLoading(LoadFunctions):
-    """``LoadFunctions`` in C++.
+    """C++ implementation of ``LoadFunctions``.
 
     Args:
         library: see ``library.load``.

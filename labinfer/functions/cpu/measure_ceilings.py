@@ -1,4 +1,4 @@
-"""Ceilings of a CPU, measured by the loops in ``ceilings.cpp`` on a rank's threads."""
+"""Roofline limits of a CPU, measured with the loops of ``ceilings.cpp`` on a rank's threads."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from labinfer.functions.ceilings import Ceilings
 from labinfer.functions.cpu.library import Library
 
 BYTES = 256 * 2**20
-"""Size of the buffer that is read: more than the caches hold."""
+"""Size of the buffer that is read: larger than the caches."""
 ROUNDS = 1 << 18
 REPEATS = 30
-"""Short and many, since other processes may disturb some of them."""
+"""Number of short measurements: other processes may disturb some of them."""
 
 
 def measure_ceilings(library: Library, num_bytes: int = BYTES, rounds: int = ROUNDS) -> Ceilings:
-    """The best of some runs of each loop."""
+    """Best rate of ``REPEATS`` runs of each loop."""
     threads = torch.get_num_threads()
     data = torch.ones(num_bytes, dtype=torch.uint8)
 

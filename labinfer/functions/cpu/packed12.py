@@ -1,5 +1,5 @@
-"""bfloat16 held in 12 bits, bit for bit: products with the same bits as those of ``floats.py``, from three quarters of the
-bytes."""
+"""bfloat16 losslessly compressed to 12 bits a weight: products are bit-identical to those of ``floats.py`` and read three quarters of
+the bytes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from labinfer.functions.cpu.library import Library, new_bytes
 from labinfer.functions.packed_weight import DenseWeight, PackedWeight
 
 MAX_PATCHED = 0.01
-"""Part of a matrix's weights whose exponents may be outside of those that 4 bits hold; with more it stays in 16 bits."""
+"""Maximum fraction of a matrix's weights whose exponents have no 4-bit code; a matrix with more stays uncompressed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuPacked12Weight:
-    """A matrix in 12 bits a weight; ``packed12.h`` has the order of ``data``."""
+    """A matrix in 12 bits a weight; ``packed12.h`` defines the order of ``data``."""
 
     data: torch.Tensor
     outputs: int
@@ -46,7 +46,7 @@ class CpuPacked12Weight:
 
 
 class CpuPacked12:
-    """An implementation of the function of its name in each method. Matrices that do not fit 12 bits stay as they are.
+    """Each method implements the function of its name. Matrices that cannot be compressed are stored uncompressed.
 
     Args:
         library: see ``library.load``.
@@ -60,7 +60,7 @@ class CpuPacked12:
         self._linear = library.find("linear12", kernel)
 
     def calls(self) -> dict[str, Callable]:
-        """Methods by function."""
+        """Function name → method."""
         return {name: getattr(self, name) for name in ("pack_weight", "linear", "gated_linear", "embedding")}
 
     def pack_weight(self, weight_OI: torch.Tensor) -> PackedWeight:

@@ -1,4 +1,4 @@
-"""The compiled functions of this folder as a provider."""
+"""Provider of the compiled functions of this folder."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ logger = logging.getLogger(__name__)
 BFLOAT16 = (torch.bfloat16,)
 PRODUCTS = ("linear", "gated_linear")
 PANEL_FUNCTIONS = (*PRODUCTS, "paged_attention")
-"""Functions whose inner loop is a product with panels, for which there are kernels (``panel.h``)."""
+"""Functions with panel products in their inner loop, which have kernels (``panel.h``)."""
 
 
 class CpuProvider(Provider):
-    """C++ behind ctypes, compiled beforehand or at the first run on a machine.
+    """C++ functions called through ctypes, compiled ahead of time or at the first run on a machine.
 
     Args:
-        compiled: the library, where it is loaded already.
+        compiled: the library, if it is already loaded.
     """
 
     def __init__(self, compiled: library.Library | None = None):
@@ -60,7 +60,7 @@ class CpuProvider(Provider):
         self._processor = compiler.processor()
         try:
             self._library = library.load(library.build(on_progress=on_progress))
-        except (compiler.NoCompiler, OSError) as error:  # a damaged file, or a home from which nothing may be run
+        except (compiler.NoCompiler, OSError) as error:  # a damaged file, or a home directory mounted noexec
             logger.warning("%s; torch's functions are used, which are slower", error)
 
     def register(self, registry: FunctionRegistry, group_size: int) -> None:
@@ -100,7 +100,7 @@ class CpuProvider(Provider):
             self._add_kernel(registry, kernel)
 
     def _add_kernel(self, registry: FunctionRegistry, kernel: str) -> None:
-        """Add the functions that have one of their own for a kernel."""
+        """Register the functions that have variants for ``kernel``."""
         name = f"cpu-{kernel}"
         calls = CpuFunctions(self._library, kernel).calls()
         _add(registry, {function: calls[function] for function in PANEL_FUNCTIONS}, name=name, dtypes=BFLOAT16)
@@ -120,14 +120,14 @@ class CpuProvider(Provider):
             _add(registry, experts, name=name, dtypes=CpuExperts.dtypes, quantization=quantization)
 
     def _add_products_in_bytes(self, registry: FunctionRegistry, kernel: str) -> None:
-        """Add those of codes that become bytes. They come first, as the last one is preferred where nothing is measured."""
+        """Register products that widen 4- and 5-bit codes to bytes. Registered first: without autotuning the last one is preferred."""
         name = f"cpu-{kernel}-bytes" if kernel else "cpu-bytes"
         in_bytes = CpuQuantized(self._library, kernel, in_bytes=True)
         for quantization in ("int4", VOCABULARY_INT4):
             _add(registry, _products(in_bytes), name=name, dtypes=BFLOAT16, quantization=quantization)
 
     def fingerprint(self) -> tuple[object, ...]:
-        """The file's name says what it was made of; the processor counts also where there is none."""
+        """The library's file name identifies its sources and compiler; the processor counts without a library, too."""
         library = self._library
         return self._processor, *((library.file_name, library.kernels) if library is not None else (None,))
 

@@ -1,4 +1,4 @@
-"""Functions over compiled ones for weights in 8, 5 and 4 bits; activations in bfloat16 or float32."""
+"""Compiled functions for weights in 8, 5 and 4 bits; activations in bfloat16 or float32."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from labinfer.functions.reference.quantized import scale_unit, shared_unit
 from labinfer.weights.codes import Codes
 
 QUAD = 4
-"""Inputs that are multiplied at once."""
+"""Inputs that one integer dot-product instruction multiplies."""
 SCALE_BYTES = 2
 HALF = 0.5
-"""Power of two beside scales that are exponents of a byte each, with a bias of 127: the numbers are doubled."""
+"""``QuantizedWeight.unit`` for scales stored as 8-bit exponents with a bias of 127: the table's values are doubled."""
 CODINGS = tuple(TABLES)
 NONE, ZEROS, MINIMA = range(3)
-"""Kinds of offsets in rounded.h."""
+"""Enum of group offsets in rounded.h."""
 
 
 class CpuQuantized:
-    """Products with quantised weights; see ``reference.quantized`` for what they mean.
+    """Products with quantized weights; ``reference.quantized`` defines their results.
 
     Args:
         library: see ``library.load``.
-        kernel: how products are calculated: ``""``, or ``"amx"`` if the library has it. Both come to the same bits.
-        in_bytes: whether weights of 4 and 5 bits in groups become bytes before they are multiplied. Each is rounded to a 127th of its
-            output's largest one. For the library's ``bytes_kernel``, and activations in bfloat16; forms with minima, and other activations,
-            are multiplied as without.
+        kernel: kernel of the products: ``""``, or ``"amx"`` if the library has it. Both give equal bits.
+        in_bytes: whether grouped 4- and 5-bit weights are widened to int8 before the product, with ``library.bytes_kernel``. Each weight is
+            rounded to a multiple of 1/127 of its output's largest one. Applies to bfloat16 activations and to forms without minima;
+            others use the normal product.
     """
 
     dtypes = (torch.bfloat16, torch.float32, torch.float16)
-    """Dtypes of activations; float16 is widened on the way in."""
+    """Dtypes of activations; float16 is converted to float32."""
 
     def __init__(self, library: Library, kernel: str = "", *, in_bytes: bool = False):
         self.kernel, self.in_bytes, self._library = kernel, in_bytes, library
@@ -161,7 +161,7 @@ class CpuQuantized:
         scales: tuple[int, ...] = (),
         form: tuple[float, ...] = (),
     ) -> torch.Tensor:
-        """``scales`` and ``form`` are arguments that not all of the library's products have."""
+        """Call a product; ``scales`` and ``form`` are arguments that only some of the library's products have."""
         dtype, x_TI = x_TI.dtype, x_TI.contiguous()
         if dtype == torch.float16:
             x_TI, bias_O = x_TI.float(), None if bias_O is None else bias_O.float()
@@ -205,17 +205,17 @@ class CpuQuantized:
 
 
 def code_unit(codes: Codes) -> float:
-    """Power of two that all scales and minima of groups are to be multiplied with."""
+    """Power of two that multiplies all group scales and minima."""
     return HALF if codes.form.table in POWERS_OF_TWO else shared_unit(codes.scales, codes.minima)
 
 
 def offset_kind(has_zeros: bool, has_minima: bool) -> int:
-    """Kind of the offsets of groups, as rounded.h counts them."""
+    """Enum value of the group offsets in rounded.h."""
     return ZEROS if has_zeros else MINIMA if has_minima else NONE
 
 
 def _coding(weight: QuantizedWeight) -> tuple[int, int]:
-    """Numbers of a coding and of a kind of offsets."""
+    """Enum values of the code table and of the group offsets."""
     return CODINGS.index(weight.table), offset_kind(weight.zeros is not None, weight.minima is not None)
 
 

@@ -1,4 +1,4 @@
-"""The choice of experts over a compiled function, for activations of any float dtype."""
+"""Compiled routing of tokens to experts, for activations of any float dtype."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labinfer.functions.routing_rule import RouterWeights, RoutingRule
 
 
 class CompiledRule(ctypes.Structure):
-    """``RoutingRule`` as route.cpp has it."""
+    """Struct of ``RoutingRule`` in route.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("experts", "chosen", "groups", "chosen_groups", "group_best")),
@@ -27,7 +27,7 @@ class CompiledRule(ctypes.Structure):
 
 
 class CpuRouting:
-    """An implementation of ``route``; ``protocols`` has its arguments.
+    """An implementation of ``route``; ``family_protocols`` documents its arguments.
 
     Args:
         library: see ``library.load``.

@@ -1,4 +1,4 @@
-"""Functions that choose tokens over compiled ones, for logits of any float dtype."""
+"""Compiled greedy and random sampling, for logits of any float dtype."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labinfer.functions.reference import sampling
 
 
 class CompiledDraw(ctypes.Structure):
-    """``Draw`` as sampling.cpp has it."""
+    """Struct of ``Draw`` in sampling.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("row", "position", "seed", "top_k")),
@@ -29,7 +29,7 @@ class CompiledDraw(ctypes.Structure):
 
 
 class CpuSampling:
-    """An implementation of the function of its name in each method; ``protocols`` has their arguments.
+    """Each method implements the function of its name; ``protocols`` documents the arguments.
 
     Args:
         library: see ``library.load``.
@@ -42,7 +42,7 @@ class CpuSampling:
         self._sample = {torch.float32: library.sample_float32, torch.bfloat16: library.sample_bfloat16}
 
     def calls(self) -> dict[str, Callable]:
-        """Methods by function."""
+        """Function name → method."""
         return {"argmax": self.argmax, "sample": self.sample}
 
     def argmax(self, logits_BV: torch.Tensor) -> torch.Tensor:
@@ -60,6 +60,6 @@ class CpuSampling:
         )
         tokens = list(ids)
         for index, draw in enumerate(draws):
-            if draw.params.typical_p < 1.0:  # its order is another one than that of the logits
+            if draw.params.typical_p < 1.0:  # typical-p does not order tokens by logit
                 tokens[index] = sampling.sample(logits_BV, [draw])[0]
         return tokens

@@ -1,4 +1,4 @@
-"""Blocks of memory that captured steps compute in, reused as soon as nothing refers to them."""
+"""Reference-counted blocks of memory for the tensors of captured steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from labinfer.functions.graph import SHARED_BYTES
 
 MIN_BLOCK_BYTES = 4096
-"""Bytes of a block, at least."""
+"""Minimum block size in bytes."""
 SIZE = attrgetter("size")
 
 
@@ -23,13 +23,13 @@ class Block:
 
     data: torch.Tensor
     array_type: type[ctypes.Array]
-    """Type of all of it; kept, as making one is slow."""
+    """ctypes array type of the block's size; kept, as creating one is slow."""
     first_step: int
-    """Number of the step for which it was allocated."""
+    """Number of the step that allocated the block."""
     step: int
-    """Number of the step that it was last given to; 0 while it is free."""
+    """Number of the step that last used the block; 0 while it is free."""
     is_own: bool = False
-    """Whether it is none of these blocks any more, but a step's own."""
+    """Whether the block has left the pool and belongs to one step."""
 
     @property
     def size(self) -> int:
@@ -37,15 +37,15 @@ class Block:
 
 
 class StepMemory:
-    """Blocks for tensors of captured steps, of which one runs at a time.
+    """Pool of blocks for tensors of captured steps, of which one runs at a time.
 
-    A tensor has a block for as long as something refers to its numbers, also through views. Once it is free, other parts of the step
-    compute in it, and other steps.
+    A tensor holds its block as long as anything refers to its storage, views included. A free block is reused within the step and by
+    other steps.
     """
 
     def __init__(self):
         self._free: list[Block] = []  # the smallest first
-        self._returned: list[Block] = []  # free, too: a finalizer may run in the midst of anything
+        self._returned: list[Block] = []  # free, not yet sorted: a finalizer may run at any point of the code
         self._blocks: dict[int, Block] = {}  # by address
         self._step = 0
 
@@ -55,16 +55,19 @@ class StepMemory:
         return sum(block.size for block in self._blocks.values())
 
     def begin_step(self) -> None:
-        """Blocks are for another step from now on."""
+        """Start the next step; blocks handed out from now on belong to it."""
         self._step += 1
 
     def held_bytes(self) -> int:
-        """Bytes of this step's blocks that something refers to."""
+        """Bytes of this step's blocks that are still referenced."""
         return sum(block.size for block in self._blocks.values() if block.step == self._step)
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A tensor of the shape and dtype of one on the CPU that is contiguous and not empty, or None where there is no room; its
-        numbers are not defined."""
+        """An uninitialised tensor with the shape and dtype of ``tensor``, or None if the pool is full.
+
+        Args:
+            tensor: contiguous, not empty, on the CPU.
+        """
         while self._returned:
             bisect.insort(self._free, self._returned.pop(), key=SIZE)
         index = bisect.bisect_left(self._free, tensor.nbytes, key=SIZE)
@@ -73,13 +76,13 @@ class StepMemory:
         elif (block := self._allocate(_block_size(tensor.nbytes))) is None:
             return None
         block.step = self._step
-        # torch holds the array for as long as any tensor has its memory.
+        # torch keeps the array alive as long as any tensor uses its memory.
         array = block.array_type.from_address(block.data.data_ptr())
         weakref.finalize(array, self._give_back, block).atexit = False
         return torch.frombuffer(array, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape)
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor in the same place, which does not keep its block from being given to others; itself if it has none."""
+        """A tensor over the same memory that does not hold the block; ``tensor`` itself if it has no block."""
         block = self._find_block(tensor)
         if block is None:
             return tensor
@@ -87,7 +90,7 @@ class StepMemory:
         return numbers.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The memory of this step's tensor, which no step after it will have; None if one before it had it, too."""
+        """Take the block of this step's tensor out of the pool and return its memory; None if an earlier step used the block."""
         block = self._find_block(tensor)
         if block is None:
             return tensor
@@ -114,6 +117,6 @@ class StepMemory:
 
 
 def _block_size(num_bytes: int) -> int:
-    """A power of two or one and a half times as much, so that steps on batches of like sizes find blocks of each other's."""
+    """Smallest power of two, or 3/4 of one, that fits: steps on batches of similar sizes can reuse each other's blocks."""
     power = max(MIN_BLOCK_BYTES, 1 << (num_bytes - 1).bit_length())
     return 3 * power // 4 if MIN_BLOCK_BYTES <= num_bytes <= 3 * power // 4 else power

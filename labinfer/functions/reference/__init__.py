@@ -1,1 +1,1 @@
-"""Every function in plain torch. Other implementations are tested against these."""
+"""Reference implementation of every function in plain torch; the others are tested against it."""

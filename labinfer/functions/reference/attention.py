@@ -14,7 +14,7 @@ from labinfer.functions.reference.elementwise import rms_norm, rotary
 def rotate_and_write(
     qkv_THP: torch.Tensor, cache: LayerCache, slots_T: torch.Tensor, angles: Angles | None, heads: QKVHeads
 ) -> torch.Tensor:
-    """Give queries and keys their positions, and store keys and values, where there are any, in the dtype of the cache."""
+    """Rotate queries and keys; store keys and values, if any, in the dtype of the cache."""
     num_kv, norms = heads.num_kv, heads.norms
     q_THP, k_TKP, v_TKP = qkv_THP.split([qkv_THP.shape[1] - 2 * num_kv, num_kv, num_kv], dim=1)
     if norms is not None and not norms.after_rotation:
@@ -39,7 +39,7 @@ def write_kv(k_TKP: torch.Tensor, v_TKP: torch.Tensor, cache: LayerCache, slots_
 def paged_attention(
     q_THP: torch.Tensor, cache: LayerCache, batch: AttentionBatch, heads: AttentionHeads
 ) -> torch.Tensor:
-    """Causal attention, one sequence after another; only the keys that some query sees are read."""
+    """Causal attention, sequence by sequence; reads only keys inside some query's window."""
     out_THP = torch.empty_like(q_THP)
     for b in range(len(batch.context_lens)):
         rows = slice(batch.row_ptr[b], batch.row_ptr[b + 1])
@@ -50,9 +50,9 @@ def paged_attention(
 def attend(
     q_THP: torch.Tensor, cache: LayerCache, batch: AttentionBatch, heads: AttentionHeads, b: int
 ) -> torch.Tensor:
-    """Attention of sequence ``b`` of the batch, whose queries alone are given."""
+    """Attention of sequence ``b`` of the batch; ``q_THP`` holds the queries of this sequence only."""
     num_new, context_len, window = q_THP.shape[0], batch.context_lens[b], heads.window
-    first = max(0, context_len - num_new - window + 1) if window else 0  # what no query sees is not read
+    first = max(0, context_len - num_new - window + 1) if window else 0  # keys before every query's window are not read
     skipped, offset = divmod(first, cache.block_size)
     blocks = batch.tables_N[batch.table_ptr[b] + skipped : batch.table_ptr[b + 1]]
     num_seen = context_len - first
@@ -83,7 +83,7 @@ def attend(
 def with_sinks(
     k_KSP: torch.Tensor, v_KSP: torch.Tensor, mask_TS: torch.Tensor | None, sinks_H: torch.Tensor, num_new: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One more key and value of zeros, and a mask of numbers, (H, T, S + 1), that gives this key each head's logit."""
+    """Append a zero key and value, and return them with an additive mask, (H, T, S + 1), that gives this key each head's sink logit."""
     num_seen = k_KSP.shape[1]
     logits_HTS = torch.zeros(len(sinks_H), num_new, num_seen + 1, dtype=k_KSP.dtype, device=k_KSP.device)
     if mask_TS is not None:

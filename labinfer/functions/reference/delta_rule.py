@@ -1,4 +1,4 @@
-"""Linear attention by the gated delta rule (Yang et al. 2024, arXiv:2412.06464), with its convolution and its norm."""
+"""Gated delta rule (Yang et al. 2024, arXiv:2412.06464), a linear attention, with its causal convolution and gated norm."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from labinfer.functions.delta_heads import DeltaHeads
 from labinfer.functions.reference.elementwise import rms_norm
 
 CHUNK = 64
-"""Tokens whose corrections are solved for together."""
+"""Tokens per chunk, for which one triangular system is solved."""
 L2_EPS = 1e-6
 
 
 def causal_conv(
     x_TC: torch.Tensor, weight_WC: torch.Tensor, state: torch.Tensor, batch: AttentionBatch
 ) -> torch.Tensor:
-    """Convolve each sequence's rows with the inputs before them, and keep the last of these."""
+    """Convolve each sequence's rows after its state, and store its last inputs as the new state."""
     out_TC = x_TC.new_empty(x_TC.shape)
     weight_C1W = weight_WC.t().unsqueeze(1)
     for rows_BN, slots_B, before in _groups(state, batch):
@@ -35,7 +35,7 @@ def causal_conv(
 def delta_rule(
     qkv_TC: torch.Tensor, gates_TG: torch.Tensor, state: torch.Tensor, batch: AttentionBatch, heads: DeltaHeads
 ) -> torch.Tensor:
-    """Single tokens by the rule itself, more of them a chunk at a time; sequences with as many tokens together."""
+    """``recurrent`` for sequences with a single new token, ``chunked`` for others; sequences of equal length are batched."""
     _, num_heads, key_size, value_size = state.shape
     values = num_heads * value_size
     keys = (qkv_TC.shape[1] - values) // 2
@@ -57,21 +57,21 @@ def delta_rule(
 
 
 class RuleInputs(NamedTuple):
-    """Arguments of the rule for B sequences with N tokens each."""
+    """Inputs of the delta rule for B sequences with N tokens each."""
 
     q: torch.Tensor
-    """(B, H, N, key size), normalised; as ``k``."""
+    """(B, H, N, key size), L2-normalized; ``k`` has this shape, too."""
     k: torch.Tensor
     v: torch.Tensor
     """(B, H, N, P)."""
     beta: torch.Tensor
-    """(B, H, N), how far a value is corrected."""
+    """(B, H, N), step size of the correction."""
     log_decay: torch.Tensor
-    """(B, H, N), logarithms of what each token leaves of the state."""
+    """(B, H, N), logarithm of each token's decay of the state."""
 
 
 def recurrent(inputs: RuleInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rule as it is written: outputs (B, H, N, P), and ``state`` (B, H, key size, P) after them."""
+    """Token-by-token form of the rule: outputs (B, H, N, P), and the new state (B, H, key size, P)."""
     q, k, v, beta, log_decay = inputs
     out = torch.empty_like(v)
     for n in range(v.shape[2]):
@@ -84,10 +84,10 @@ def recurrent(inputs: RuleInputs, state: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def chunked(inputs: RuleInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``recurrent``, with matrix products: the corrections of a chunk's tokens are the solution of a triangular system.
+    """Chunked form of ``recurrent`` with matrix products: the corrections of a chunk's tokens solve a triangular system.
 
-    Correction t is ``beta_t (v_t - decay_t k_t S - sum over j < t of decay_t / decay_j (k_t k_j) correction_j)``, with S the
-    state before the chunk and decays counted from there.
+    Correction t is ``beta_t (v_t - decay_t k_t S - sum over j < t of decay_t / decay_j (k_t k_j) correction_j)``, where S is the
+    state before the chunk, and decays are cumulative from there.
     """
     outs, chunks = [], [x.split(CHUNK, dim=2) for x in inputs]
     for q, k, v, beta, log_decay in zip(*chunks, strict=True):
@@ -115,7 +115,7 @@ def _l2_norm(x_TKP: torch.Tensor) -> torch.Tensor:
 
 
 def _groups(state: torch.Tensor, batch: AttentionBatch) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Sequences with equally many tokens: their rows (B, N), their slots, and what was in these, zeros for new sequences."""
+    """Batch the sequences by their number of new tokens: rows (B, N), state slots, and the states, with zeros for new sequences."""
     by_count: dict[int, list[int]] = {}
     for b, (begin, end) in enumerate(itertools.pairwise(batch.row_ptr)):
         by_count.setdefault(end - begin, []).append(b)

@@ -1,4 +1,4 @@
-"""Normalisation, activation and position: one pass over the activations each."""
+"""Normalization, activation and rotary embedding: one pass over the activations each."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch.nn.functional as F
 def add_rms_norm(
     hidden_TD: torch.Tensor, delta_TD: torch.Tensor | None, weight_D: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``hidden + delta`` and its ``rms_norm``; without a delta ``hidden`` as it is. ``hidden`` may be overwritten."""
+    """``hidden + delta`` and its ``rms_norm``; ``hidden`` itself if ``delta_TD`` is None. ``hidden_TD`` may be overwritten."""
     hidden_TD = hidden_TD if delta_TD is None else hidden_TD + delta_TD
     return hidden_TD, rms_norm(hidden_TD, weight_D, eps)
 
 
 def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
-    """``x / rms(x) * weight``, with the mean square taken in float32 (Zhang & Sennrich 2019, arXiv:1910.07467).
+    """``x / rms(x) * weight``, with the mean square in float32 (Zhang & Sennrich 2019, arXiv:1910.07467).
 
-    A weight in float32 is multiplied before anything is rounded.
+    A float32 weight is multiplied before rounding to the dtype of ``x_TD``.
     """
     wide_TD = x_TD.float()
     scale_T1 = torch.rsqrt(wide_TD.pow(2).mean(dim=-1, keepdim=True) + eps)
@@ -31,7 +31,7 @@ def silu_and_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_and_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
-    """``gelu(gate) * up`` of the two halves, gelu by its tanh form: (T, 2F) → (T, F) (Shazeer 2020, arXiv:2002.05202)."""
+    """``gelu(gate) * up`` of the two halves, with the tanh approximation of GELU: (T, 2F) → (T, F) (Shazeer 2020, arXiv:2002.05202)."""
     gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
     return F.gelu(gate_TF, approximate="tanh") * up_TF
 
@@ -39,7 +39,7 @@ def gelu_and_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
 def rotary(x_THP: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
     """Rotate the first R dimensions of every head by the token's angles (Su et al. 2021, arXiv:2104.09864).
 
-    Pairs are (r, r + R/2), or (2r, 2r + 1) where they are interleaved; the other dimensions stay as they are.
+    Pairs are (r, r + R/2), or (2r, 2r + 1) if ``interleaved``. The other dimensions are unchanged.
     """
     rotated_THR, rest = x_THP[..., : cos_TR.shape[-1]], x_THP[..., cos_TR.shape[-1] :]
     if interleaved:

@@ -1,4 +1,4 @@
-"""The chosen experts of a mixture, one after another."""
+"""Experts of a mixture, one expert after another."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from labinfer.weights.codes import Codes, Range
 
 
 class ReferenceExperts:
-    """Each expert's two matrices as ``pack_weight`` or ``pack_codes`` leaves them.
+    """The two matrices of each expert, packed by ``pack_weight`` or ``pack_codes``.
 
     Args:
-        pack_weight, linear, pack_codes: of the quantization that the weights are to have; no codes are held without one.
+        pack_weight, linear, pack_codes: functions of the weights' quantization; ``pack_codes`` is None without quantization.
     """
 
     data_EB = addresses_E = None
@@ -33,7 +33,7 @@ class ReferenceExperts:
     ):
         self.num_experts, self.linear, self._shape = shape.num_experts, linear, shape
         self.pairs: list[tuple[PackedWeight, PackedWeight] | None] = [None] * shape.num_experts
-        """For each expert gate with up, and down; None before they are packed."""
+        """(gate and up, down) of each expert; None before they are packed."""
         self._pack_weight, self._pack_codes = pack_weight, pack_codes
 
     def parts(self, ids_TA: torch.Tensor, first: int) -> tuple[tuple[ReferenceExperts, bool]]:
@@ -52,7 +52,7 @@ class ReferenceExperts:
         return self.num_experts * sum(self._empty(*matrix).nbytes for matrix in matrices)
 
     def _empty(self, outputs: int, columns: Range) -> PackedWeight:
-        """A packed matrix without memory behind it."""
+        """A packed matrix on the meta device."""
         shape = self._shape
         if shape.form is not None:
             return self._pack_codes(Codes.empty(shape.form, outputs, columns, "meta"), shape.dtype)
@@ -67,7 +67,7 @@ class ReferenceExperts:
 def experts(
     x_TD: torch.Tensor, expert_ids_TA: torch.Tensor, weights_TA: torch.Tensor, mlps: ExpertMLPs
 ) -> torch.Tensor:
-    """Weighted sum of the chosen experts' gated MLPs: (T, D) → (T, D). Ids that are not here add nothing."""
+    """Weighted sum of the chosen experts' gated MLPs: (T, D) → (T, D). Ids of experts that ``mlps`` does not hold add nothing."""
     packed: ReferenceExperts = mlps.packed
     local_TA, activate, gate = expert_ids_TA - mlps.first, gelu_and_mul if mlps.gelu else silu_and_mul, mlps.gate
     out_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)

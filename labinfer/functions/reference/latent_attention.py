@@ -1,10 +1,10 @@
-"""Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434) over a paged cache, in its two forms.
+"""Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434) over a paged cache, expanded and absorbed.
 
-A head's key for a token is its rows of ``weight`` times the token's latent, with the rotated part behind it, which is the
-same for all heads; its value is other rows times the latent. *Expanded*, these are computed for the whole context. *Absorbed*, the
-rows go to the other side: the query is multiplied with them once, meets the latents themselves as if they were keys and
-values of a single KV head, and the sum of latents becomes one of values at the end. Absorbed, a pair of query and key takes several
-times as many operations; expanded, every token of the context takes more than a thousand of them first.
+A head's key for a token is the head's key rows of ``weight`` times the token's latent, followed by the rotated part, which all heads
+share. Its value is the head's value rows times the latent. The *expanded* form computes keys and values for the whole context. The
+*absorbed* form multiplies each query with the key rows once, attends over the latents as the keys and values of a single KV head, and
+multiplies the weighted sum of latents with the value rows at the end. Absorbed, each query-key pair takes several times as many
+operations. Expanded, each context token first takes more than a thousand times as many.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from labinfer.functions.latent_cache import LatentCache, LatentTransform
 from labinfer.functions.reference.elementwise import rms_norm, rotary
 
 MOST_BYTES = 64 * 2**20
-"""Keys and values that are expanded at once, or the mask of absorbed queries, at most, unless those of a head or a token take more."""
+"""Maximum bytes of the keys and values expanded at once, or of the absorbed queries' mask; one head or token may exceed it."""
 
 
 def write_latent(
@@ -32,7 +32,7 @@ def write_latent(
     *,
     transform: LatentTransform,
 ) -> torch.Tensor:
-    """Give the last dimensions of queries and keys their positions, normalise latents, and store both."""
+    """Rotate the last dimensions of queries and keys, normalize the latents, and store latents and keys."""
     rotated, interleaved = angles[0].shape[1], transform.interleaved
     latent_TL, key_TR = kv_TC[:, :-rotated], kv_TC[:, -rotated:]
     cache.latents.store(rms_norm(latent_TL, transform.norm_L, transform.eps), slots_T)
@@ -44,7 +44,7 @@ def write_latent(
 def absorbed(
     q_THQ: torch.Tensor, cache: LatentCache, batch: AttentionBatch, weight_HUL: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Causal attention of queries that were multiplied with the keys' rows, over the latents as they are."""
+    """Causal attention in the absorbed form."""
     q_HTN, q_THR, weight_HNL, weight_HPL = _parts(q_THQ, cache, weight_HUL)
     q_THC = torch.cat((torch.bmm(q_HTN, weight_HNL).transpose(0, 1), q_THR), dim=-1)
     sums_THC, num_heads = torch.empty_like(q_THC), q_THC.shape[1]
@@ -59,7 +59,7 @@ def absorbed(
         for first in range(0, num_new, step):
             some = slice(rows.start + first, min(rows.start + first + step, rows.stop))
             mask = None if mask_TS is None else mask_TS[first : first + step].repeat_interleave(num_heads, dim=0)
-            # The heads of all tokens are the queries of a single head, so that a latent is read for all of them.
+            # All heads of all tokens become queries of a single head, so that each latent is read once for all of them.
             sums_THC[some] = F.scaled_dot_product_attention(
                 q_THC[some].reshape(1, 1, -1, q_THC.shape[2]),
                 cached_1SC[None],
@@ -74,10 +74,10 @@ def absorbed(
 def expanded(
     q_THQ: torch.Tensor, cache: LatentCache, batch: AttentionBatch, weight_HUL: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Causal attention over keys and values that are computed of the latents, for some heads after others."""
+    """Causal attention in the expanded form, a few heads at a time."""
     _, q_THR, weight_HNL, weight_HPL = _parts(q_THQ, cache, weight_HUL)
     num_heads, nope, size = q_THQ.shape[1], weight_HNL.shape[1], weight_HPL.shape[1]
-    width = max(q_THQ.shape[2], size)  # torch is quick where queries and values are as wide as each other
+    width = max(q_THQ.shape[2], size)  # torch's attention is fast if queries and values have equal width
     out_THP = q_THQ.new_empty(len(q_THQ), num_heads, size)
     for rows, latent_SL, key_SR in _sequences(cache, batch, q_THQ.dtype):
         num_seen, num_new = len(latent_SL), rows.stop - rows.start
@@ -98,22 +98,22 @@ def expanded(
 
 
 def fewest_operations(num_new: int, weight_HUL: torch.Tensor, scale: float) -> Callable[..., torch.Tensor]:
-    """The form with fewer operations for so many new tokens of a sequence, however long its context is.
+    """The form with fewer operations for ``num_new`` new tokens of a sequence; independent of the context length.
 
-    A pair of query and key takes ``2 L`` absorbed and ``U`` expanded, beside the rotated part; to expand a key takes ``L U``.
+    A query-key pair takes ``2 L`` operations absorbed and ``U`` expanded, besides the rotated part. Expanding a key takes ``L U``.
     """
     unit, rank = weight_HUL.shape[1:]
     return expanded if num_new * (2 * rank - unit) > rank * unit else absorbed
 
 
 latent_attention = BySequence(fewest_operations)
-"""For each sequence the form with fewer operations."""
+"""The form with fewer operations, chosen for each sequence."""
 
 
 def _parts(
     q_THQ: torch.Tensor, cache: LatentCache, weight_HUL: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries without and with a position, (H, T, N) and (T, H, R); a head's rows for keys, (H, N, L), and for values, (H, P, L)."""
+    """Unrotated and rotated part of the queries, (H, T, N) and (T, H, R); key rows, (H, N, L), and value rows, (H, P, L), of the weight."""
     rotated = _rotated(cache)
     nope = q_THQ.shape[2] - rotated
     return q_THQ[..., :nope].transpose(0, 1), q_THQ[..., nope:], weight_HUL[:, :nope], weight_HUL[:, nope:]
@@ -126,7 +126,7 @@ def _rotated(cache: LatentCache) -> int:
 def _sequences(
     cache: LatentCache, batch: AttentionBatch, dtype: torch.dtype
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-    """Rows of each sequence, and what its context has in the cache: latents (S, L), rotated parts of keys (S, R)."""
+    """Rows of each sequence, and its cached context: latents (S, L) and rotated parts of keys (S, R)."""
     for b, length in enumerate(batch.context_lens):
         blocks = batch.tables_N[batch.table_ptr[b] : batch.table_ptr[b + 1]]
         yield (
@@ -141,5 +141,5 @@ def _causal_mask(num_new: int, num_seen: int, device: torch.device) -> torch.Ten
 
 
 def _widen(x_HSP: torch.Tensor, width: int) -> torch.Tensor:
-    """Zeros behind the last dimension."""
+    """Zero-pad the last dimension to ``width``."""
     return x_HSP if x_HSP.shape[-1] == width else F.pad(x_HSP, (0, width - x_HSP.shape[-1]))

@@ -15,7 +15,7 @@ def linear(x_TI: torch.Tensor, weight: DenseWeight, bias_O: torch.Tensor | None 
 
 
 def pack_weight(weight_OI: torch.Tensor) -> DenseWeight:
-    """A loaded weight as ``linear`` and ``embedding`` read it; the loaded one is given up."""
+    """Wrap a loaded matrix without a copy; the caller gives it up."""
     return DenseWeight(weight_OI, *weight_OI.shape)
 
 
@@ -26,7 +26,7 @@ def embedding(token_ids_T: torch.Tensor, table: DenseWeight, first: int) -> torc
 
 def _look_up(rows_TD: torch.Tensor, token_ids_T: torch.Tensor, table_VD: torch.Tensor, first: int) -> torch.Tensor:
     """``embedding``, written to ``rows_TD``."""
-    if has_torch_function((token_ids_T,)):  # whoever captures a step sees this as one of torch's operations
+    if has_torch_function((token_ids_T,)):  # a capture records this as one torch operation
         return handle_torch_function(_look_up, (token_ids_T,), rows_TD, token_ids_T, table_VD, first)
     local_T = token_ids_T - first
     outside_T = (local_T < 0) | (local_T >= len(table_VD))

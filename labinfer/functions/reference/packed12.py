@@ -1,4 +1,4 @@
-"""bfloat16 held in 12 bits, bit for bit: what the compiled functions do, weight by weight in plain torch."""
+"""bfloat16 losslessly compressed to 12 bits a weight; the compiled functions' result, weight by weight in plain torch."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from labinfer.functions.packed_weight import DenseWeight
 from labinfer.functions.reference import linear as plain
 
 NUMBERS = 8
-"""Upper bytes, their signs left out, that 3 bits tell apart."""
+"""Distinct upper bytes (without the sign bit) that a 3-bit code can represent."""
 PATCH_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Packed12Weight:
-    """The lower byte of each weight, 4 bits for its upper one, and the weights whose upper byte these cannot say."""
+    """Lower byte of each weight, a 4-bit code for its upper byte, and the weights whose upper byte has no code."""
 
     lower_OI: torch.Tensor
     codes_N: torch.Tensor
-    """Two in a byte, all outputs one after another: the sign above three bits that are added to ``base``."""
+    """Two codes per byte, all outputs one after another: a sign bit above three bits that are added to ``base``."""
     base: int
     places_M: torch.Tensor
-    """Numbers of the weights that are patched, int64."""
+    """Flat indices of the weights without a code, int64."""
     patches_M: torch.Tensor
 
     @property
@@ -48,7 +48,7 @@ class Packed12Weight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes as packed for a kernel; without patches on the meta device, where no weight is known."""
+        """Bytes in a kernel's packed format; on the meta device without patches, as the weights are unknown."""
         return self.lower_OI.nbytes + self.codes_N.nbytes + PATCH_BYTES * len(self.places_M)
 
     def clone(self) -> Packed12Weight:
@@ -56,7 +56,7 @@ class Packed12Weight:
 
 
 def pack_weight(weight_OI: torch.Tensor) -> Packed12Weight:
-    """bfloat16 in 12 bits a weight; the loaded one is given up."""
+    """Compress a bfloat16 matrix to 12 bits a weight; the caller gives it up."""
     outputs, inputs = weight_OI.shape
     if weight_OI.is_meta:
         lower_OI, codes_N = (
@@ -81,7 +81,7 @@ def pack_weight(weight_OI: torch.Tensor) -> Packed12Weight:
 
 
 def unpack_weight(weight: Packed12Weight) -> torch.Tensor:
-    """(O, I) in bfloat16, every bit as it was."""
+    """Decompress to (O, I) bfloat16, bit-exact."""
     codes_N = torch.stack((weight.codes_N & 15, weight.codes_N >> 4), dim=1).flatten()[: weight.lower_OI.numel()].int()
     upper_N = (codes_N & 8) << 4 | (codes_N & 7) + weight.base
     bits_N = (upper_N << 8 | weight.lower_OI.flatten()).to(torch.int16)
@@ -91,12 +91,12 @@ def unpack_weight(weight: Packed12Weight) -> torch.Tensor:
 
 
 def linear(x_TI: torch.Tensor, weight: Packed12Weight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-    """``plain.linear`` with the unpacked weight."""
+    """``plain.linear`` with the decompressed weight."""
     return plain.linear(x_TI, _dense(weight), bias_O)
 
 
 def embedding(token_ids_T: torch.Tensor, table: Packed12Weight, first: int) -> torch.Tensor:
-    """``plain.embedding`` with the unpacked table."""
+    """``plain.embedding`` with the decompressed table."""
     return plain.embedding(token_ids_T, _dense(table), first)
 
 

@@ -1,4 +1,4 @@
-"""The plain reference, on any device; ``provider.py`` adds what further layers and quantized weights call."""
+"""Reference provider of the core's functions, on any device; ``provider.py`` adds further layers and quantized weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DENSE = {
 
 
 class PlainReferenceProvider(Provider):
-    """Plain torch. Only the products with dense weights are autotuned, which torch has from the processor's vendor."""
+    """Plain torch. Only products with dense weights are autotuned, for which torch uses the vendor's library."""
 
     def register(self, registry: FunctionRegistry, group_size: int) -> None:
         others = {

@@ -1,4 +1,4 @@
-"""The reference as a provider: every function of the core, and those of further layers and of quantized weights."""
+"""Reference provider of all functions: the core's, those of further layers, and those of quantized weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labinfer.functions.registry import VOCABULARY_GROUP, VOCABULARY_INT4, Funct
 
 
 class ReferenceProvider(PlainReferenceProvider):
-    """Plain torch. Of further functions only the two forms of latent attention, which are little but products, are autotuned."""
+    """Plain torch. Of the further functions, only the two forms of latent attention are autotuned: they consist mostly of products."""
 
     def register(self, registry: FunctionRegistry, group_size: int) -> None:
         others = {

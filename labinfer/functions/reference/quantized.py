@@ -1,11 +1,10 @@
-"""Products with weights in 8, 5 or 4 bits, and inputs in 8.
+"""Products with weights in 8, 5 or 4 bits and activations in 8 bits.
 
-A weight is its whole number times a scale: one for each output in int8, one for each group of inputs of an output in
-int4 (as in GPTQ: Frantar et al. 2022, arXiv:2210.17323), a float16 times a power of two of the whole matrix. Codes of a
-checkpoint may have groups in 8 bits, too, and a zero point for each group, which is taken off first, or a minimum, which is
-added at last; or they stand for numbers of a table. Inputs are
-rounded to 8 bits as they come, with a scale for each row (Dettmers et al. 2022, arXiv:2208.07339), so that the products are
-of whole numbers.
+A weight is an integer code times a scale. In int8 each output has a scale. In int4 each group of inputs of an output has one (as in
+GPTQ: Frantar et al. 2022, arXiv:2210.17323), stored in float16 times a power of two per matrix. A checkpoint's codes may also have
+groups in 8 bits, and per group a zero point, which is subtracted first, or a minimum, which is added last; or they index a code table.
+Activations are quantized dynamically to 8 bits with a scale per row (Dettmers et al. 2022, arXiv:2208.07339), so that the products are
+integer products.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from labinfer.weights.codes import Codes
 LARGEST_8 = 127
 LOWEST_4, HIGHEST_4 = -8, 7
 OUTPUTS = 4096
-"""Rows of a matrix that are unpacked to float32 at a time."""
+"""Rows of a matrix that are dequantized to float32 at a time."""
 STEPS_4 = tuple(-8.0 + 0.25 * step for step in range(9))
-"""Numbers that the largest weight of a group may be rounded to: the others may be nearer for it."""
+"""Values, in units of the scale, to which a group's largest weight may be mapped; each gives a candidate scale for the group."""
 
 
 def quantize_int8(weight_OI: torch.Tensor) -> QuantizedWeight:
-    """Whole numbers from -127 to 127; the largest weight of each output is one of these."""
+    """Symmetric int8 quantization to -127 … 127 with a scale per output; each output's largest weight becomes ±127."""
     data_OI, scales_O1 = _rounded(weight_OI.float())
     outputs, inputs = weight_OI.shape
     return QuantizedWeight(
@@ -41,9 +40,9 @@ def quantize_int8(weight_OI: torch.Tensor) -> QuantizedWeight:
 
 
 def quantize_int4(weight_OI: torch.Tensor, group: int) -> QuantizedWeight:
-    """Whole numbers from -8 to 7; of some scales the one with the least squared error is each group's, in float16.
+    """Int4 quantization to -8 … 7: each group takes the candidate scale, in float16, with the least squared error.
 
-    Two neighbouring inputs share a byte; inputs are filled up to whole groups.
+    A byte holds the codes of two adjacent inputs. Inputs are zero-padded to whole groups.
     """
     outputs, inputs = weight_OI.shape
     unit = scale_unit(weight_OI)
@@ -51,7 +50,7 @@ def quantize_int4(weight_OI: torch.Tensor, group: int) -> QuantizedWeight:
     extreme = wide.gather(2, wide.abs().argmax(2, keepdim=True))
     best = torch.zeros_like(extreme)
     least = torch.full_like(extreme, float("inf"))
-    for step in STEPS_4[:1] if weight_OI.is_meta else STEPS_4:  # on the meta device only sizes are asked for
+    for step in STEPS_4[:1] if weight_OI.is_meta else STEPS_4:  # only sizes matter on the meta device
         scale = (extreme / step / unit).half().float() * unit
         error = (wide - scale * _whole(wide, scale)).square().sum(2, keepdim=True)
         best, least = torch.where(error < least, scale, best), torch.minimum(error, least)
@@ -70,15 +69,18 @@ def quantize_int4(weight_OI: torch.Tensor, group: int) -> QuantizedWeight:
 
 
 def pack_codes(codes: Codes, dtype: torch.dtype) -> QuantizedWeight:
-    """Codes as they are: the lower 4 bits of two neighbouring inputs share a byte; with 8 bits and no groups as ``quantize_int8`` has
-    them."""
+    """Keep the codes of a checkpoint: 4-bit codes of two adjacent inputs share a byte; 8-bit codes without groups become those of
+    ``quantize_int8``."""
     form, minima = codes.form, None
     data = codes.words.contiguous().view(torch.uint8)
     if not form.group:
         data = _compute(lambda data_OI: data_OI ^ form.middle, data[:, : codes.num_inputs]).view(torch.int8)
         scales, unit = codes.scales.squeeze(1), 1.0
     elif form.table in POWERS_OF_TWO:
-        scales, unit = codes.scales.to(torch.bfloat16), 1.0  # which has all of them
+        scales, unit = (
+            codes.scales.to(torch.bfloat16),
+            1.0,
+        )  # exact: bfloat16 represents every power of two of the table
     else:
         unit = shared_unit(codes.scales, codes.minima)
         scales = _compute(lambda scales_OG: scales_OG / unit, codes.scales).half()
@@ -101,27 +103,27 @@ def pack_codes(codes: Codes, dtype: torch.dtype) -> QuantizedWeight:
 
 
 def scale_unit(weight_OI: torch.Tensor) -> float:
-    """Power of two by which the scales of int4 become float16 numbers: the largest lies between 2**14 and 2**15.
+    """Power of two that divides int4 scales before they are stored in float16: the largest quotient is between 2**14 and 2**15.
 
-    So scales down to 2**-28 of the largest have all of float16's bits, whatever the range of the matrix's own dtype.
+    Scales down to 2**-28 of the largest thus keep float16's full precision, whatever the range of the matrix's dtype.
     """
     return 1.0 if weight_OI.is_meta else _unit(_peak(weight_OI) / -STEPS_4[-1])
 
 
 def _compute(function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-    """Apply a function to each element; on the meta device to none, where torch would import sympy for it."""
+    """Apply an element-wise function; skipped on the meta device, where torch would import sympy for it."""
     return tensor if tensor.is_meta else function(tensor)
 
 
 def shared_unit(scales_OG: torch.Tensor, minima_OG: torch.Tensor | None = None) -> float:
-    """``scale_unit`` for scales that are known, and minima beside them."""
+    """``scale_unit`` for given scales, and minima if any."""
     if scales_OG.is_meta:
         return 1.0
     return _unit(max(_peak(scales_OG), 0.0 if minima_OG is None else _peak(minima_OG)))
 
 
 def dequantize(weight: QuantizedWeight, outputs: slice | torch.Tensor = slice(None)) -> torch.Tensor:
-    """The matrix it stands for, or these rows of it, given as a slice or by number: (O, I) float32."""
+    """The dequantized matrix, or the rows ``outputs`` of it (a slice or indices): (O, I) float32."""
     data, scales = weight.data[outputs], weight.scales[outputs].float() * weight.unit
     if not weight.group:
         return data.float() * scales.unsqueeze(1)
@@ -143,7 +145,7 @@ def dequantize(weight: QuantizedWeight, outputs: slice | torch.Tensor = slice(No
 
 
 def linear(x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-    """``rounded(x) @ dequantized(weight).T + bias``: (T, I) → (T, O) in x's type."""
+    """``quantized(x) @ dequantized(weight).T + bias``: (T, I) → (T, O) in x's dtype."""
     data_TI, scales_T1 = _rounded(x_TI.float())
     blocks = [F.linear(data_TI, dequantize(weight, slice(o, o + OUTPUTS))) for o in range(0, weight.outputs, OUTPUTS)]
     out_TO = torch.cat(blocks, dim=1) * scales_T1
@@ -159,15 +161,17 @@ def embedding(token_ids_T: torch.Tensor, table: QuantizedWeight, first: int) -> 
 
 
 def round_rows(x_TI: torch.Tensor) -> torch.Tensor:
-    """Inputs as the products see them: whole numbers times each row's scale, (T, I) float32."""
+    """Activations as the products use them, quantized and dequantized per row: (T, I) float32."""
     data_TI, scales_T1 = _rounded(x_TI.float())
     return data_TI * scales_T1
 
 
 def _rounded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole numbers, as floats, and each row's scale. What is rounded is the exact product, as that of an FMA is."""
+    """Quantize rows to ±127: integers as floats, and each row's scale. Rounds the exact product in float64, as an FMA does."""
     peaks = rows.abs().amax(1, keepdim=True)
-    factors = torch.full_like(peaks, LARGEST_8) / peaks  # divided once: a number over a tensor is a reciprocal, rounded
+    factors = (
+        torch.full_like(peaks, LARGEST_8) / peaks
+    )  # torch computes number / tensor as number * reciprocal, which rounds twice
     factors = torch.where(peaks > 0, factors, torch.zeros(()).to(peaks))
     return (rows.double() * factors.double()).round().float(), peaks / LARGEST_8
 
@@ -180,7 +184,7 @@ def _peak(values: torch.Tensor) -> float:
 
 
 def _unit(peak: float) -> float:
-    """Power of two by which the largest scale lies between 2**14 and 2**15."""
+    """Power of two that divides the largest scale to between 2**14 and 2**15."""
     return math.ldexp(1.0, math.frexp(peak)[1] - 15) if 0.0 < peak < math.inf else 1.0
 
 

@@ -1,4 +1,4 @@
-"""The choice of experts."""
+"""Routing of tokens to experts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def route(
 def choose(
     logits_TE: torch.Tensor, bias_E: torch.Tensor | None, rule: RoutingRule
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of each token and their weights, (T, A), from the router's logits."""
+    """Experts of each token and their weights, (T, A), from the router's logits."""
     if rule.scores == "chosen":
         chosen_TA, ids_TA = (logits_TE if bias_E is None else logits_TE + bias_E).topk(rule.num_chosen, dim=1)
         return ids_TA, chosen_TA.softmax(1)
@@ -38,7 +38,7 @@ def choose(
 
 
 def _within_best_groups(ranked_TE: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
-    """The scores of the groups whose best experts have the largest sums; minus infinity elsewhere."""
+    """Scores within the best groups (by the sum of each group's best scores); minus infinity elsewhere."""
     grouped_TGE = ranked_TE.view(len(ranked_TE), rule.num_groups, -1)
     sums_TG = grouped_TGE.topk(min(rule.num_group_best, grouped_TGE.shape[2]), dim=2).values.sum(2)
     best_TG = sums_TG.topk(rule.num_chosen_groups, dim=1).indices

@@ -1,12 +1,12 @@
-"""Choosing tokens: the largest logit, or a draw.
+"""Sampling of tokens: greedy, or a random draw.
 
-Randomness comes from a counter, not from a stream: the noise on token v of the token at position p of a request with
-seed s is a hash of (s, p, v). So the same request draws the same tokens in any batch, on any layout, and after being
-moved or resumed. Tokens are drawn by the Gumbel-max trick (Maddison et al. 2014, arXiv:1411.0030), whose answer
-changes only when two candidates are tied to rounding, where inverting a cumulative sum would shift with every bit.
+The random generator is counter-based: the noise on token v at position p of a request with seed s is a hash of (s, p, v). A request thus
+draws the same tokens in any batch, on any layout, and after being moved or resumed. Tokens are drawn by the Gumbel-max trick (Maddison
+et al. 2014, arXiv:1411.0030). Rounding changes its result only if two candidates are almost tied; inverting a cumulative sum would be
+sensitive to every rounding error.
 
-Probabilities are summed as whole numbers, which give the same sum in any order: where a set of candidates ends does not
-depend on how the sum was split over vectors and threads.
+Probabilities are summed as integers, whose sum does not depend on the order: the cut of top-p is independent of how the sum is split
+over vectors and threads.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from labinfer.functions.draw import Draw
 GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
 MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 MIX_2 = 0x94D049BB133111EB - (1 << 64)
-"""SplitMix64 (Steele, Lea & Flood 2014, OOPSLA), as signed 64-bit numbers, which wrap as unsigned ones do."""
+"""SplitMix64 (Steele, Lea & Flood 2014, OOPSLA), as signed 64-bit integers, whose overflow wraps like that of unsigned ones."""
 LIKELIEST = 2.0**40
-"""Weight of the largest logit in sums of probabilities: 2**23 of them fit into 64 bits."""
+"""Integer weight of the largest logit in sums of probabilities: 2**23 such weights fit into 64 bits."""
 FIRST_LOOK = 1024
-"""Tokens that are sorted before more are: most of the time top-p wants fewer."""
+"""Largest logits that top-p sorts first; it sorts more only if these do not reach ``top_p``."""
 
 
 def argmax(logits_BV: torch.Tensor) -> torch.Tensor:
-    """Id of each row's largest logit (B); the lowest among equals, and the first NaN where there is one."""
+    """Id of each row's largest logit (B); ties go to the lowest id; in a row with NaN, the first NaN counts as largest."""
     return logits_BV.argmax(dim=-1)
 
 
 def sample(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-    """The token of each draw: temperature, then the candidate sets, then Gumbel noise on what is left, in float64.
+    """Token id of each draw: temperature, then the candidate filters, then Gumbel noise on the remaining logits, in float64.
 
-    Where the largest logit is no finite number (NaN, or infinite), nothing can be weighed against it: it is taken.
+    If a row's largest logit is NaN or infinite, its token is returned without a random draw.
     """
     return [_draw(logits_BV[draw.row], draw) for draw in draws]
 
@@ -53,10 +53,14 @@ def _draw(logits_V: torch.Tensor, draw: Draw) -> int:
 
 
 def candidates(scaled_V: torch.Tensor, params: DrawParams) -> torch.Tensor:
-    """Ids of the tokens that may be drawn, ascending (N), of finite or -inf logits over the temperature, float64."""
+    """Ids of the tokens that may be drawn, ascending (N).
+
+    Args:
+        scaled_V: logits divided by the temperature, finite or -inf, float64.
+    """
     vocab_size = scaled_V.shape[0]
     top_k = params.top_k if 0 < params.top_k < vocab_size else vocab_size
-    # All sets but the last begin with the largest logits: equal ones by id, so that equal logits give equal sets.
+    # top-p, top-k and min-p take the largest logits first, ties by id, so that equal logits give equal sets.
     if params.top_p < 1.0:
         ids_N = _top_p(scaled_V, top_k, params.top_p)
     elif top_k < vocab_size or params.typical_p < 1.0:
@@ -71,7 +75,7 @@ def candidates(scaled_V: torch.Tensor, params: DrawParams) -> torch.Tensor:
 
 
 def _largest(scaled_V: torch.Tensor, count: int) -> torch.Tensor:
-    """Ids of the largest, in falling order, equal ones by id."""
+    """Ids of the ``count`` largest, in descending order; ties by ascending id."""
     if count >= scaled_V.shape[0]:
         return scaled_V.argsort(descending=True, stable=True)
     last = scaled_V.topk(count).values[-1]
@@ -81,7 +85,7 @@ def _largest(scaled_V: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _top_p(scaled_V: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """Ids of those among the ``top_k`` largest before which there is less than ``top_p`` of their probability."""
+    """Ids of the tokens among the ``top_k`` largest whose preceding cumulative probability is less than ``top_p``."""
     largest, whole = float(scaled_V.max()), top_k == scaled_V.shape[0]
     weights_V = (
         integer_weights(scaled_V, largest) if whole else integer_weights(scaled_V[_largest(scaled_V, top_k)], largest)
@@ -97,12 +101,12 @@ def _top_p(scaled_V: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
 
 
 def integer_weights(scaled_N: torch.Tensor, largest: float | torch.Tensor) -> torch.Tensor:
-    """Probabilities as whole numbers, int64: ``LIKELIEST`` for the largest logit."""
+    """Probabilities as int64, scaled so that the largest logit has ``LIKELIEST``."""
     return ((scaled_N - largest).exp() * LIKELIEST).long()
 
 
 def _typical(scaled_N: torch.Tensor, typical_p: float) -> torch.Tensor:
-    """Which of these to keep."""
+    """Indices that locally typical sampling keeps (Meister et al. 2022, arXiv:2202.00666)."""
     logprobs_N = scaled_N.log_softmax(dim=-1)
     probabilities_N = logprobs_N.exp()
     entropy = -(probabilities_N * logprobs_N.clamp(min=-1e300)).sum()  # a token without probability adds nothing
@@ -112,7 +116,8 @@ def _typical(scaled_N: torch.Tensor, typical_p: float) -> torch.Tensor:
 
 
 def gumbel_noise(seed: int | torch.Tensor, position: int | torch.Tensor, token_ids_N: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel noise for each token id, float64, a pure function of its arguments; of several draws, if these are tensors."""
+    """Standard Gumbel noise for each token id, float64; a pure function of its arguments. ``seed`` and ``position`` may be tensors for several
+    draws."""
     key = split_mix(split_mix(torch.as_tensor(seed)) + torch.as_tensor(position))
     bits_N = split_mix(key.to(token_ids_N.device) + token_ids_N * GAMMA)
     uniform_N = (_shift_right(bits_N, 11).double() + 0.5) * 2.0**-53  # in (0, 1), never 0 or 1
