@@ -1,4 +1,4 @@
-"""Names of the model families, known without torch, so that a model that is not supported is refused at once."""
+"""Names of the model families, available without torch, so that unsupported models are rejected early."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CAUSAL_LM, WITH_PICTURES = "ForCausalLM", "ForConditionalGeneration"
 
 
 def base_models() -> dict[str, str]:
-    """Family by the name of Transformers' class of the same model without an output head, such as ``Qwen3Model``.
+    """Transformers' class name of a family's model without an LM head, such as ``Qwen3Model`` → the family.
 
     Kimi K2.5 is left out: no release has the name of its base model.
     """
@@ -30,7 +30,7 @@ def _base_model(name: str, names: tuple[str, ...]) -> str:
 
 
 def check_architecture(directory: Path) -> None:
-    """Refuse a checkpoint that ``registry.load_config`` would refuse without looking at the model.
+    """Reject a checkpoint that ``registry.load_config`` would reject by its config alone.
 
     Raises:
         UserError: there is no config, it is broken, or its architecture is not supported.
@@ -43,10 +43,10 @@ def check_architecture(directory: Path) -> None:
 
 
 def refuse_unknown(path: Path, values: Mapping[str, Any]) -> None:
-    """Refuse the config at ``path`` if it names one class, which is not here, or none but code of its own.
+    """Reject the config at ``path`` if its only class is unknown, or if it names none but custom code (``auto_map``).
 
     Raises:
-        UserError: the text has the class and the list of those that are supported.
+        UserError: the message has the class and the list of those that are supported.
     """
     names, families = values.get("architectures"), REGISTRY.names("model_family")
     if not names and values.get("auto_map"):

@@ -1,4 +1,4 @@
-"""ModelConfig: the shape of a model, and readers of the parts that families have in common."""
+"""ModelConfig: the shape of a model, and readers of config keys that families share."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ from labinfer.weights.formats.plain import plain_formats
 
 @dataclass(frozen=True, kw_only=True)
 class LayerConfig:
-    """Shape of one decoder layer over the whole model."""
+    """Unsharded shape of one decoder layer."""
 
     mixer: MixerConfig
     mlp: MLPConfig
     cache_layer: int | None = None
-    """Number of the earlier layer whose cache its mixer is given; None for one of its own."""
+    """Index of the earlier layer whose KV cache the mixer uses (KV sharing); None if it has its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Shape of a decoder-only transformer. Sizes in elements."""
+    """Unsharded shape of a decoder-only transformer. Sizes in elements."""
 
     architecture: str
     vocab_size: int
     hidden_size: int
     norm_eps: float
     norm_offset: float = 0.0
-    """Added to the weights of the norms around mixers and MLPs and of the final one."""
+    """Offset on the weights of the norms around mixers and MLPs and of the final norm."""
     embedding_scale: float = 1.0
-    """Factor on the embeddings of tokens, rounded to their dtype."""
+    """Factor on the token embeddings, rounded to their dtype."""
     residual_scale: float = 1.0
-    """Factor on what a mixer or an MLP adds to the hidden states."""
+    """Factor on the output of a mixer or an MLP before the residual addition."""
     logits_divisor: float = 1.0
-    """Divisor of the hidden states in front of the output head."""
+    """Divisor of the hidden states before the LM head."""
     logits_cap: float | None = None
-    """Bound that logits approach by a tanh; None for none."""
+    """Soft cap of the logits, ``cap * tanh(logits / cap)``; None without."""
     layer_inputs: Any = None
-    """Per-layer embeddings of families that have them, such as ``PerLayerEmbeddingConfig``; None for none."""
+    """Config of per-layer embeddings, such as ``PerLayerEmbeddingConfig`` (Gemma 4); None without."""
     max_position: int
     tied_embeddings: bool
     notes: tuple[str, ...] = ()
     """Warnings for the user about the checkpoint, a line each."""
     has_head: bool = True
-    """Whether the checkpoint has an output head. Without one, the embedding stands in its place and is never asked."""
+    """Whether the checkpoint has an LM head. Without one, the embedding takes its place and is never used for logits."""
     is_causal: bool = True
-    """Whether a token attends to itself and earlier ones only; otherwise to all tokens of its prompt, which are run in one step."""
+    """Whether attention is causal. If False, a token attends to all tokens of its prompt, which runs in a single step."""
     pooling: PoolingConfig = PoolingConfig()
-    """The vectors that the checkpoint's files say its embeddings are."""
+    """Pooling of embeddings that the checkpoint's files specify."""
     layers: tuple[LayerConfig, ...]
     mtp: LayerConfig | None = None
-    """The decoder layer inside the first MTP layer, where the checkpoint has one and it is to draft."""
+    """Decoder layer inside the first MTP layer; None if the checkpoint has none, or if it is not used for drafting."""
     dtype: str
     eos_token_ids: tuple[int, ...]
     formats: Formats = field(default_factory=plain_formats)
@@ -66,7 +66,7 @@ class ModelConfig:
 
     @property
     def no_generation(self) -> str:
-        """Reason why no tokens can be generated, as the predicate of a sentence about the model; empty where they can."""
+        """Reason why the model cannot generate tokens, as the predicate of a sentence; empty if it can."""
         if not self.has_head:
             return "has no output head (lm_head)"
         return "" if self.is_causal else "attends to later tokens as well (its files say is_causal: false)"
@@ -77,28 +77,30 @@ class ModelConfig:
 
     @property
     def dynamic_rope_from(self) -> int:
-        """Tokens of a prompt from which its length decides how it is rotated; 0 where no layer has ``dynamic`` rope."""
+        """Prompt length beyond which ``dynamic`` rope depends on the length; 0 if no layer has it."""
         ropes = [rope for layer in self.layers if (rope := getattr(layer.mixer, "rope", None)) is not None]
         return min((rope.dynamic_from for rope in ropes if rope.dynamic_from), default=0)
 
     @property
     def last_cut(self) -> int:
-        """The last layer with which a stage may begin: the first whose cache later ones read is on one stage with them."""
+        """Largest layer index at which a stage may begin: layers that share a KV cache, and the layer that owns it, must
+        be in one stage."""
         return min(
             (layer.cache_layer for layer in self.layers if layer.cache_layer is not None), default=self.num_layers
         )
 
     @property
     def activation_size(self) -> int:
-        """Numbers that a stage sends the next one for each token: hidden states, and what its layers' inputs are made of."""
+        """Elements per token that a stage sends to the next one: hidden states, and token embeddings if the model has
+        per-layer embeddings."""
         return self.hidden_size * (1 if self.layer_inputs is None else 2)
 
 
 def read_model(file: ConfigFile, layers: Sequence[LayerConfig], **changes: Any) -> ModelConfig:
-    """The fields that families have in common; ``changes`` override them.
+    """Read the keys that families share; ``changes`` override them.
 
     Raises:
-        UserError: a key is missing or makes no sense.
+        UserError: a key is missing or invalid.
     """
     require_plain_layers(file)
     fields = {
@@ -116,10 +118,10 @@ def read_model(file: ConfigFile, layers: Sequence[LayerConfig], **changes: Any) 
 
 
 def _read_causal(file: ConfigFile, layers: Sequence[LayerConfig]) -> bool:
-    """``is_causal``, the mask of every layer.
+    """``is_causal``, for the mask of every layer.
 
     Raises:
-        UserError: it is neither true nor false, or false in a model whose layers have other mixers than full attention.
+        UserError: it is not a boolean, or it is false in a model with mixers other than full attention.
     """
     is_causal = file.values.get("is_causal", True)
     file.require(isinstance(is_causal, bool), f"is_causal should be true or false, not {show_value(is_causal)}")
@@ -133,10 +135,10 @@ def _read_causal(file: ConfigFile, layers: Sequence[LayerConfig]) -> bool:
 
 
 def require_plain_layers(file: ConfigFile) -> None:
-    """Refuse chunked attention, and layers with values of their own, that no family here computes.
+    """Reject chunked attention and per-layer values, unless the family has consumed the latter.
 
     Raises:
-        UserError: the context is to be cut into chunks, or ``per_layer_config`` is left over by the family that reads it.
+        UserError: ``attention_chunk_size`` is set, or ``per_layer_config`` is set and the family does not read it.
     """
     file.require(
         not file.values.get("per_layer_config"),
@@ -149,13 +151,13 @@ def require_plain_layers(file: ConfigFile) -> None:
 
 
 def require_no_window(file: ConfigFile, known: Sequence[str] = (FULL,)) -> None:
-    """Refuse a sliding window in a family whose layers see the whole context.
+    """Reject a sliding window in a family with full attention only.
 
     Args:
-        known: types of layers that the family has.
+        known: layer types that the family supports.
 
     Raises:
-        UserError: ``sliding_window`` is set and not switched off, or ``layer_types`` has a type that is not ``known``.
+        UserError: ``sliding_window`` is set and not disabled, or ``layer_types`` has a type that is not in ``known``.
     """
     window = file.values.get("sliding_window")
     file.require(
@@ -170,10 +172,13 @@ def require_no_window(file: ConfigFile, known: Sequence[str] = (FULL,)) -> None:
 
 
 def require_one_type(file: ConfigFile, window: int) -> None:
-    """Refuse ``layer_types`` that name other layers than those with this window, 0 for none, in a family whose layers are all alike.
+    """Reject ``layer_types`` that contradict ``window`` in a family whose layers are all alike.
+
+    Args:
+        window: sliding-window size in tokens; 0 for full attention.
 
     Raises:
-        UserError: ``layer_types`` is no list of one type, or not of this one.
+        UserError: ``layer_types`` is not a list of the one type that ``window`` implies.
     """
     types, expected = file.values.get("layer_types"), SLIDING if window else FULL
     file.require(
@@ -183,11 +188,11 @@ def require_one_type(file: ConfigFile, window: int) -> None:
 
 
 def read_attention(file: ConfigFile, **changes: Any) -> AttentionConfig:
-    """Grouped-query attention as most families spell it; ``changes`` override its fields. Without a ``window`` among them the family
-    has none, and configs that ask for one are refused.
+    """Grouped-query attention with the config keys of most families; ``changes`` override its fields. Unless ``changes`` has a
+    ``window``, configs with a sliding window are rejected.
 
     Raises:
-        UserError: a key is missing or makes no sense.
+        UserError: a key is missing or invalid.
     """
     if "window" not in changes:
         require_no_window(file)
@@ -210,13 +215,13 @@ def read_attention(file: ConfigFile, **changes: Any) -> AttentionConfig:
 
 
 def read_gated_mlp(file: ConfigFile, key: str = "intermediate_size") -> GatedMLPConfig:
-    """The gated MLP as most families spell it.
+    """Gated MLP with the config keys of most families.
 
     Args:
-        key: names its columns.
+        key: config key of the number of columns.
 
     Raises:
-        UserError: a key is missing or makes no sense.
+        UserError: a key is missing or invalid.
     """
     file.require(
         file.get("hidden_act", str, "silu") == "silu",
@@ -226,21 +231,21 @@ def read_gated_mlp(file: ConfigFile, key: str = "intermediate_size") -> GatedMLP
 
 
 def _read_context(file: ConfigFile, layers: Sequence[LayerConfig]) -> int:
-    """Tokens of a context at most: the positions that the checkpoint was made for, times the factor of ``dynamic`` rope."""
+    """Maximum context length: the checkpoint's, or the one that ``dynamic`` rope extends it to."""
     ropes = [rope for layer in layers if (rope := getattr(layer.mixer, "rope", None)) is not None and rope.dynamic_from]
     stretched = [rope.max_position * rope.parameters["factor"] for rope in ropes]
     return int(min(MOST[""], max(file.max_position, *stretched, 0)))
 
 
 def read_windows(file: ConfigFile, window: int, default: Callable[[int], str]) -> tuple[int, ...]:
-    """The window of each layer, 0 for those that see everything.
+    """Sliding-window size of each layer, 0 for full attention.
 
     Args:
-        window: of the layers that ``layer_types`` calls ``sliding_attention``.
-        default: the type of layer n where ``layer_types`` is missing.
+        window: size in layers of type ``sliding_attention``.
+        default: type of layer n if ``layer_types`` is missing.
 
     Raises:
-        UserError: ``layer_types`` does not name one of the two types for each layer, or there is no window.
+        UserError: ``layer_types`` does not name one of the two types for each layer, or has sliding layers while ``window`` is 0.
     """
     types = read_layer_types(file, (FULL, SLIDING), default)
     file.require(
@@ -251,14 +256,14 @@ def read_windows(file: ConfigFile, window: int, default: Callable[[int], str]) -
 
 
 def read_layer_types(file: ConfigFile, known: Sequence[str], default: Callable[[int], str]) -> list[str]:
-    """The type of each layer.
+    """Type of each layer.
 
     Args:
-        known: types that the family has.
-        default: the type of layer n where ``layer_types`` is missing.
+        known: layer types that the family supports.
+        default: type of layer n if ``layer_types`` is missing.
 
     Raises:
-        UserError: ``layer_types`` does not name one of these for each layer.
+        UserError: ``layer_types`` does not name a type in ``known`` for each layer.
     """
     num_layers = file.size("num_hidden_layers")
     types = file.values.get("layer_types")

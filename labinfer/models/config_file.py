@@ -20,52 +20,53 @@ MOST = {
     "intermediate_size": 1 << 24,
     "": 1 << 31,
 }
-"""Bounds of sizes, by what their keys contain: a config is worked through before anybody sees that there are no such weights."""
+"""Upper bounds of sizes, by a part of their key: rejects absurd configs, which would otherwise be processed at length before it turns out
+that there are no such weights."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class ConfigFile:
-    """``config.json``, or what a model file says in its place, with typed access; every error names the file and the key."""
+    """Typed access to ``config.json``, or to a model file's equivalent metadata; every error names the file and the key."""
 
     def __init__(self, files: ModelFiles):
         self._files, self.path = files, files.config_path
         self.values = files.config()
 
     def with_defaults(self, **defaults: Any) -> ConfigFile:
-        """The same file, with a family's own values for keys that it leaves out; a null stays."""
+        """A copy with a family's default values for missing keys; a null is kept."""
         return self.with_values(defaults | self.values)
 
     def with_aliases(self, **names: str) -> ConfigFile:
-        """The same file with Transformers' other names of keys: where a config has both, the value of the alias holds, as there.
+        """A copy in which Transformers' aliases set their keys. If a config has both, the alias takes precedence, as in Transformers.
 
         Args:
-            names: key by alias.
+            names: alias → key.
         """
         given = {key: self.values[alias] for alias, key in names.items() if self.values.get(alias) is not None}
         return self.with_values(self.values | given)
 
     def without(self, *keys: str) -> ConfigFile:
-        """The same file as if it left these keys out."""
+        """A copy without ``keys``."""
         return self.with_values({key: value for key, value in self.values.items() if key not in keys})
 
     def with_values(self, values: dict[str, Any]) -> ConfigFile:
-        """Other values under the same path."""
+        """A copy with other values."""
         file = copy(self)
         file.values = values
         return file
 
     def text_part(self) -> ConfigFile:
-        """The text model of one that takes pictures as well: ``text_config``, but for its nulls, over the file's own values.
+        """Config of a multimodal model's text part: ``text_config`` without its nulls, over the outer values.
 
         Raises:
-            UserError: it is not an object.
+            UserError: ``text_config`` is not an object.
         """
         text = {key: value for key, value in self.get("text_config", dict, {}).items() if value is not None}
         outer = ("architectures", "tie_word_embeddings")
         return self.with_values(self.values | text | {key: self.values[key] for key in outer if key in self.values})
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """The value of ``key``, or ``default``; a boolean that is null is false.
+        """Value of ``key``, or ``default``; a null boolean is False.
 
         Raises:
             UserError: the key is missing and has no default, or its value has another type.
@@ -83,7 +84,7 @@ class ConfigFile:
         return value
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A positive whole number that some model could have."""
+        """A positive integer up to the bound in ``MOST``."""
         value = self.get(key, int, default)
         most = next(bound for part, bound in MOST.items() if part in key)
         if not 1 <= value <= most:
@@ -91,17 +92,17 @@ class ConfigFile:
         return value
 
     def require(self, holds: bool, complaint: str) -> None:
-        """Refuse the checkpoint unless ``holds``."""
+        """Raise a ``UserError`` with ``complaint`` unless ``holds``."""
         if not holds:
             raise UserError(f"{self.path}: {complaint}")
 
     def end_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens that end an answer."""
+        """Token ids that end generation (EOS)."""
         return self._files.end_ids(self.values)
 
     @property
     def architecture(self) -> str:
-        """Name of the family that runs the model."""
+        """Name of the model's family."""
         names = self.get("architectures", list)
         if len(names) != 1 or not isinstance(names[0], str):
             raise UserError(f"{self.path}: architectures should name one class, not {show_value(names)}")
@@ -109,20 +110,20 @@ class ConfigFile:
 
     @property
     def is_base_model(self) -> bool:
-        """Whether ``architectures`` names a class without an output head."""
+        """Whether ``architectures`` names a class without an LM head."""
         return self.get("architectures", list)[0] in base_models()
 
     @property
     def head_size(self) -> int:
-        """``head_dim``, or the hidden size over the heads where it is not given."""
+        """``head_dim``; by default the hidden size divided by the number of heads."""
         return self.size("head_dim", self.size("hidden_size") // self.size("num_attention_heads"))
 
     @property
     def max_position(self) -> int:
-        """Positions that the checkpoint was made for."""
+        """Context length of the checkpoint."""
         return self.size("max_position_embeddings", 2048)
 
 
 def show_value(value: Any) -> str:
-    """A value as an error has it."""
+    """``value``, shortened for an error."""
     return f"{value!r:.60}"

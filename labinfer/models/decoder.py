@@ -1,8 +1,8 @@
-"""The decoder that every family shares: embedding, this stage's layers, final norm, head.
+"""The decoder that every family shares: embedding, this stage's layers, final norm, LM head.
 
-A family says which mixer and which MLP a layer has (``ModelConfig.layers``), where its norms stand (``norm_placement``), and
-what its checkpoints call things (``names``). A rank builds its stage's layers only; the first stage has the embedding, the
-last one the final norm and the head.
+A family defines the mixer and the MLP of each layer (``ModelConfig.layers``), the placement of norms (``norm_placement``), and its
+checkpoint names (``names``). A rank builds only the layers of its stage. The first stage has the embedding, the last one the final norm and
+the LM head.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from labinfer.weights.checkpoint_names import CheckpointNames
 from labinfer.weights.loader import choose_forms
 
 NormPlacement = Literal["pre", "post", "sandwich"]
-"""Norms before mixer and MLP (Xiong et al. 2020, arXiv:2002.04745), after them (OLMo 2, arXiv:2501.00656), or both (Ding et
-al. 2021, arXiv:2105.13290)."""
+"""Norms before mixer and MLP (pre-norm, Xiong et al. 2020, arXiv:2002.04745), after them (post-norm, OLMo 2, arXiv:2501.00656), or both
+(sandwich norm, Ding et al. 2021, arXiv:2105.13290)."""
 
 
 class DecoderLayer(nn.Module):
-    """Mixer and MLP, each with its norms and around a residual."""
+    """Mixer and MLP, with norms and residual connections."""
 
     def __init__(self, layer: LayerConfig, config: ModelConfig, placement: NormPlacement, ctx: StageContext):
         super().__init__()
@@ -59,10 +59,10 @@ class DecoderLayer(nn.Module):
         *,
         output_rows: OutputRows | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states and what is still to be added to them, in and out: the next norm adds it as it reads both.
+        """Hidden states and a pending residual delta, in and out: the next norm adds the delta (fused add and norm).
 
         Args:
-            output_rows: those that are given out, (R, D); None for all.
+            output_rows: rows to return, (R, D); None for all.
         """
         hidden_TD, x_TD = _add_and_norm(hidden_TD, delta_TD, self.input_layernorm)
         if output_rows is None:
@@ -82,12 +82,12 @@ class DecoderLayer(nn.Module):
 
 
 def make_norm(config: ModelConfig, ctx: StageContext) -> RMSNorm:
-    """A norm of hidden states."""
+    """An RMS norm of the hidden states."""
     return RMSNorm(config.hidden_size, config.norm_eps, ctx, config.norm_offset)
 
 
 def _factor(number: float) -> torch.Tensor | None:
-    """A number to multiply with or to divide by, None for 1: a tensor, so that captured steps can repeat the operation."""
+    """A factor or divisor as a tensor, so that captured steps can replay the operation; None for 1."""
     return None if number == 1.0 else torch.tensor(number, dtype=torch.float32, device="cpu")
 
 
@@ -105,7 +105,7 @@ def _add_and_norm(
 
 
 class StageModel(nn.Module):
-    """The part of the transformer that one stage holds; ``layers`` keep their numbers of the whole model."""
+    """Modules of one pipeline stage; the keys of ``layers`` are layer indices of the whole model."""
 
     def __init__(
         self, config: ModelConfig, placement: NormPlacement, layer_class: type[DecoderLayer], ctx: StageContext
@@ -124,15 +124,15 @@ class StageModel(nn.Module):
 
 
 class Decoder(nn.Module):
-    """One rank's share of a model. Parameters are named as in Llama's checkpoints, but for merged projections.
+    """One rank's share of a model. Parameters are named as in Llama's checkpoints, except for merged projections.
 
     A family is a subclass, registered under its name in ``architectures`` of ``config.json``:
 
-    - ``read_config`` is a class method, called on every rank when a model is loaded and by ``launch.py plan``, before there is a
-      device. It returns the same on every rank, so it reads nothing but ``file``.
+    - ``read_config`` is a class method. Every rank calls it when a model is loaded, and ``launch.py plan`` calls it before there is a
+      device. It reads nothing but ``file``, so that all ranks get equal results.
     - ``norm_placement`` and ``names`` are class attributes; most families need no more.
-    - A layer of another kind is a mixer or an MLP of its own (``layers/mixer.py``), which ``read_config`` puts into ``layers``.
-    - Modules of a family beside its layers are built in ``add_parts`` and called in an override of ``run_layers``.
+    - A new kind of layer is a mixer or an MLP class (``layers/mixer.py``) that ``read_config`` puts into ``layers``.
+    - Other modules of a family are built in ``add_parts`` and called in an override of ``run_layers``.
     """
 
     norm_placement: ClassVar[NormPlacement] = "pre"
@@ -141,10 +141,10 @@ class Decoder(nn.Module):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
-        """The family's ``config.json``.
+        """Read the family's ``config.json``.
 
         Raises:
-            UserError: a key is missing or makes no sense.
+            UserError: a key is missing or invalid.
         """
         raise NotImplementedError
 
@@ -153,26 +153,26 @@ class Decoder(nn.Module):
         self._ctx, self._dtype, self._config = ctx, ctx.dtype, config
         self.model = StageModel(config, self.norm_placement, self.layer_class, ctx)
         if ctx.is_last and ctx.is_first and config.tied_embeddings:
-            self.lm_head = self.model.embed_tokens  # held once
+            self.lm_head = self.model.embed_tokens  # tied weights are stored once
         elif ctx.is_last:
             tied = "model.embed_tokens" if config.tied_embeddings else None
             self.lm_head = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx, tied)
         self.add_parts(config, ctx)
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=ctx.dtype, device="cpu")
-        """A tensor, so that compiled steps can repeat the product."""
+        """A tensor, so that captured steps can replay the product."""
         cap = config.logits_cap
         self._logits_divisor = _factor(config.logits_divisor)
         self._logits_cap = None if cap is None else torch.tensor(cap, dtype=torch.float32, device="cpu")
         self._ropes: list[RopeConfig] = []
-        """Rotary tables of the stage's layers, each once."""
+        """Distinct rotary configs of the stage's layers."""
         self._rope_numbers: list[int | None] = []
-        """Index of each layer's table among them."""
+        """Index into ``_ropes`` for each layer; None for layers without a rotary embedding."""
         numbers = range(ctx.first_layer, ctx.last_layer)
         sources = [config.layers[number].cache_layer for number in numbers]
         self._places = [
             (index, index if source is None else source - ctx.first_layer) for index, source in enumerate(sources)
         ]
-        """Each layer's place in the stage, and that of the layer whose cache it is given."""
+        """Index of each layer in the stage, and index of the layer whose cache it uses."""
         for layer in self._cached_layers():
             rope = layer.self_attn.rope
             if rope is not None and rope not in self._ropes:
@@ -182,25 +182,25 @@ class Decoder(nn.Module):
         choose_forms(self, ctx.form)
 
     def add_parts(self, config: ModelConfig, ctx: StageContext) -> None:
-        """Build the modules that the family has beside layers, embedding, norm and head; called in the constructor."""
+        """Build the family's modules besides layers, embedding, norm and LM head; called in the constructor."""
 
     def _cached_layers(self) -> list[DecoderLayer]:
-        """The layers that keep something between steps."""
+        """Layers with a cache spec, in the order of ``cache_specs``."""
         return [*self.model.layers.values()]
 
     def calls(self) -> Iterator[FunctionCall]:
-        """The products at the end; layers answer for themselves."""
+        """Products of the LM head; layers list their own calls."""
         if self._ctx.is_last:
             yield from self.lm_head.product_calls()
 
     def cache_specs(self) -> list[CacheSpec]:
-        """Cache specs of the stage's layers: what each keeps between steps."""
+        """Cache spec of each layer of the stage."""
         return [layer.self_attn.cache_spec() for layer in self._cached_layers()]
 
     def expert_loads(self) -> dict[int, torch.Tensor]:
-        """Tokens that each expert was given so far, (E,) int64, by layer; on the stage's first tensor-parallel rank only.
+        """Tokens routed to each expert so far, (E,) int64, by layer; on the stage's first tensor-parallel rank only.
 
-        The model's last layer has only those of ``output_rows``.
+        The model's last layer counts only tokens of ``output_rows``.
         """
         if self._ctx.tp.rank > 0:
             return {}
@@ -212,10 +212,10 @@ class Decoder(nn.Module):
         }
 
     def part(self, indices: Sequence[int]) -> Decoder:
-        """This stage with only some of its layers, whose weights are shared; for measurements.
+        """The stage with a subset of its layers, which share their weights; for measurements.
 
         Args:
-            indices: places of the layers in the stage, ascending; at least one.
+            indices: indices of the layers in the stage, ascending; at least one.
         """
         part, stage = copy(self), copy(self.model)
         part._modules, stage._modules = dict(self._modules), dict(self.model._modules)
@@ -226,28 +226,27 @@ class Decoder(nn.Module):
         return part
 
     def make_rotary_tables(self, length: int, device: torch.device, max_num_batched_tokens: int = 0) -> None:
-        """Make the rotary tables; called once, before the first ``forward``.
+        """Create the rotary tables; called once, before the first ``forward``.
 
         Args:
-            length: positions that they can cover.
-            max_num_batched_tokens: tokens of a step at most, for ``place_prompts``.
+            length: maximum context length.
+            max_num_batched_tokens: maximum tokens of a step, for ``place_prompts``.
         """
         num_placed = max_num_batched_tokens if self._config.dynamic_rope_from else 0
         self._rotary = [RotaryTable(rope, length, self._dtype, device, num_placed) for rope in self._ropes]
         self.rotary_length = length
 
     def cover_positions(self, length: int) -> None:
-        """Compute what is missing of the rotary tables for contexts of this length; called before each ``forward``, captured ones
-        included."""
+        """Extend the rotary tables to contexts of ``length`` tokens; called before each ``forward``, captured steps included."""
         for table in self._rotary:
             table.cover(length)
 
     def place_prompts(self, positions: Sequence[int], lengths: Sequence[int]) -> None:
-        """Give tokens of long prompts the rows ``rotary_length`` … of the rotary tables; called before each ``forward``.
+        """Fill the rows from ``rotary_length`` on of the rotary tables for tokens of long prompts; called before each ``forward``.
 
         Args:
-            positions: of the tokens, in the order of the rows.
-            lengths: tokens of the prompt that each belongs to.
+            positions: position of each token, in the order of the rows.
+            lengths: length of each token's prompt.
         """
         positions_S, lengths_S = torch.tensor(positions, device="cpu"), torch.tensor(lengths, device="cpu")
         for table in self._rotary:
@@ -264,15 +263,15 @@ class Decoder(nn.Module):
         return self._config.is_causal
 
     def rotary_table(self, rope: RopeConfig) -> RotaryTable:
-        """The table of one of the stage's layers."""
+        """Rotary table of one of the stage's layers."""
         return self._rotary[self._ropes.index(rope)]
 
     def forward(self, batch: ModelInputBatch, hidden_TD: torch.Tensor | None, caches: list[Any]) -> torch.Tensor:
-        """Run this stage: token ids on the first, the activations of the stage before on the others → (T, D); on the last
-        (R, D) of the batch's ``output_rows``.
+        """Run this stage. The first stage takes token ids, the others the previous stage's activations → (T, D); the last stage returns only
+        the batch's ``output_rows``, (R, D).
 
         Args:
-            caches: of all layers of the stage, also where this is a ``part`` of it; see ``cache_specs``.
+            caches: caches of all layers of the stage, for a ``part`` too; see ``cache_specs``.
         """
         if self._ctx.is_first:
             hidden_TD = self._embed(self.model.embed_tokens, batch.token_ids_T)
@@ -285,10 +284,10 @@ class Decoder(nn.Module):
         caches: list[Any],
         inputs_TLP: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run the layers of this stage on embedded tokens; as ``forward``.
+        """Run the stage's layers on embedded tokens or activations; returns the result of ``forward``.
 
         Args:
-            inputs_TLP: per-layer embeddings (tokens, layers, P), of families whose ``layer_class`` takes them.
+            inputs_TLP: per-layer embeddings (tokens, layers, P), for families whose ``layer_class`` takes them.
         """
         angles = [table.at(batch.positions_T) for table in self._rotary]
         delta_TD = None
@@ -314,15 +313,16 @@ class Decoder(nn.Module):
         return self._ctx.tp.share(numbers, count)
 
     def final_norm(self, hidden_TD: torch.Tensor) -> torch.Tensor:
-        """Last stage: what ``forward`` gave, normalised: Transformers' ``last_hidden_state``."""
+        """Last stage: normalize the output of ``forward``; Transformers' ``last_hidden_state``."""
         return self.model.norm(hidden_TD)[1]
 
     def logits(self, hidden_BD: torch.Tensor) -> torch.Tensor | None:
-        """Last stage: (B, D) → (B, V) on its tp rank 0, None on its others; see ``VocabParallelEmbedding``."""
+        """Last stage: logits of ``forward``'s output, (B, D) → (B, V) on TP rank 0, None on its other ranks; see
+        ``VocabParallelEmbedding``."""
         return self.head_logits(self.final_norm(hidden_BD))
 
     def head_logits(self, hidden_BD: torch.Tensor) -> torch.Tensor | None:
-        """The same of what ``final_norm`` gives."""
+        """Last stage: logits of ``final_norm``'s output, (B, D) → (B, V) on TP rank 0, None on its other ranks."""
         if self._logits_divisor is not None:
             hidden_BD = hidden_BD / self._logits_divisor
         logits_BV, cap = self.lm_head.logits(hidden_BD), self._logits_cap

@@ -8,7 +8,7 @@ from labinfer.models.decoder import Decoder
 
 
 class LlamaForCausalLM(Decoder):
-    """Grouped-query attention and a gated MLP, each behind a norm."""
+    """Pre-norm layers of grouped-query attention and a gated MLP."""
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:

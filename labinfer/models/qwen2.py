@@ -10,7 +10,7 @@ from labinfer.models.decoder import Decoder
 
 
 class Qwen2ForCausalLM(Decoder):
-    """Llama with biases on queries, keys and values; the later layers may see a sliding window only."""
+    """Llama with biases on queries, keys and values; later layers may have a sliding window."""
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
@@ -23,9 +23,11 @@ class Qwen2ForCausalLM(Decoder):
 
 
 def read_qwen_windows(file: ConfigFile) -> tuple[int, ...]:
-    """The window of each layer, with Transformers' defaults and its two spellings of which layers have one."""
+    """Sliding-window size of each layer, from ``layer_types`` or ``max_window_layers``, with Transformers' defaults."""
     window = 0
-    named_none = "sliding_window" in file.values and file.values["sliding_window"] is None  # not the default, then
+    named_none = (
+        "sliding_window" in file.values and file.values["sliding_window"] is None
+    )  # an explicit null overrides the default
     if file.get("use_sliding_window", bool, False) and not named_none:
         window = file.size("sliding_window", 4096)
     first = file.get("max_window_layers", int, 28)

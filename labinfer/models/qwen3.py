@@ -9,7 +9,7 @@ from labinfer.models.qwen2 import read_qwen_windows
 
 
 class Qwen3ForCausalLM(Decoder):
-    """Each head of queries and keys is normalised before it is rotated, instead of Qwen2's biases."""
+    """Qwen2 with QK norm (each query and key head, before the rotation) instead of biases."""
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:

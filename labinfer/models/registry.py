@@ -1,4 +1,4 @@
-"""A checkpoint's config, and the class of its family."""
+"""Loading of a checkpoint's config, and the class of its family."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def load_config(directory: Path, *, with_mtp: bool = False) -> ModelConfig:
     """Read a checkpoint's config.
 
     Args:
-        with_mtp: whether its MTP layer is to be loaded, if it has one.
+        with_mtp: whether to load the MTP layer, if there is one.
 
     Raises:
-        UserError: it is missing or broken, or names an architecture or a quantisation that is not here.
+        UserError: the config is missing or broken, or its architecture or quantization is not supported.
     """
     files = open_model(directory)
     file = ConfigFile(files)
@@ -52,12 +52,12 @@ def load_config(directory: Path, *, with_mtp: bool = False) -> ModelConfig:
 
 
 def model_class(config: ModelConfig) -> type[Decoder]:
-    """The family that ``config`` was read for."""
+    """Family class of ``config``."""
     return REGISTRY.find("model_family", config.architecture)
 
 
 def with_window(config: ModelConfig, window: int) -> ModelConfig:
-    """The config with a sliding window of ``window`` tokens in every attention layer.
+    """``config`` with a sliding window of ``window`` tokens in every attention layer.
 
     Raises:
         UserError: the model is not causal.

@@ -1,4 +1,4 @@
-"""Rotary tables from the rope parameters of a ``config.json``, in Transformers' newer and older spelling."""
+"""Rotary configs from the rope parameters of a ``config.json``, in Transformers' newer and older spelling."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from labinfer.models.layers.rope import RopeConfig, check_rope
 def read_rope(
     file: ConfigFile, layer_type: str = "", *, partial: bool = False, fixed_stretch: bool = False, **changes: Any
 ) -> RopeConfig:
-    """A rotary table from either spelling: ``rope_parameters`` (Transformers 5) or ``rope_theta`` with ``rope_scaling``, which
-    Transformers prefers where a config has both.
+    """A rotary config from ``rope_parameters`` (Transformers 5), or from ``rope_theta`` and ``rope_scaling``. If a config has both,
+    ``rope_scaling`` takes precedence, as in Transformers.
 
     Args:
         layer_type: layer type whose entry of ``rope_parameters`` is read, if it has one per type.
-        partial: whether the family may rotate a part of each head.
-        fixed_stretch: whether ``alpha`` makes ``dynamic`` rope a fixed stretch; other families do not read it.
-        changes: fields of the result that this family has otherwise.
+        partial: whether the family supports rotating a part of each head.
+        fixed_stretch: whether ``alpha`` makes ``dynamic`` rope a fixed stretch; other families ignore it.
+        changes: fields of the result that the family overrides.
 
     Raises:
-        UserError: a kind of scaling that is not offered, or a parameter that makes no sense.
+        UserError: the scaling type is not supported, or a parameter is invalid.
     """
     given = file.values.get("rope_scaling") or file.values.get("rope_parameters") or {}
     is_typed = isinstance(given, dict) and isinstance(given.get(layer_type), dict)
@@ -37,7 +37,7 @@ def read_rope(
     file.require(not nested, f"rope parameters for {', '.join(nested)} are not known in this family")
     parameters = dict(given)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    kind = parameters["rope_type"] = "longrope" if kind == "su" else kind  # as early configs call it
+    kind = parameters["rope_type"] = "longrope" if kind == "su" else kind  # name in early configs
     if not fixed_stretch:
         parameters.pop("alpha", None)
     if parameters.get("rope_theta") is None:

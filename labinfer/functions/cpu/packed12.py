@@ -1,5 +1,4 @@
-"""bfloat16 losslessly compressed to 12 bits a weight: products are bit-identical to those of ``floats.py`` and read three quarters of
-the bytes."""
+"""Lossless compression of bfloat16 to 12 bits a weight: products read 3/4 of the bytes, bit-identical to those of ``floats.py``."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Model families and layers beyond the core: a family is imported where a checkpoint is one of it."""
+"""Model families and layers beyond the core; a family is imported when a checkpoint needs it."""

@@ -18,7 +18,7 @@ from labinfer.weights.checkpoint_names import CheckpointNames
 
 
 class DeepseekV2ForCausalLM(Decoder):
-    """Latent attention; after the first layers experts by softmax, of all or of the best groups, beside shared ones."""
+    """Latent attention; dense first layers, then softmax-routed experts, optionally group-limited, with shared experts."""
 
     names = CheckpointNames(renamed={"mlp.shared_expert": "mlp.shared_experts"}, has_draft_layers=True)
 
@@ -55,10 +55,10 @@ def read_latent_layers(
 
     Args:
         interleaved: see ``RopeConfig``.
-        dense: numbers of the layers without experts.
+        dense: indices of the layers without experts.
 
     Raises:
-        UserError: a key is missing or makes no sense.
+        UserError: a key is missing or invalid.
     """
     columns = file.size("moe_intermediate_size")
     file.require(
@@ -76,13 +76,13 @@ def read_latent_layers(
 
 
 def read_latent_attention(file: ConfigFile, interleaved: bool) -> LatentAttentionConfig:
-    """Latent attention as all families spell it, with the norms' epsilon that all of them have.
+    """Latent attention with the config keys of all families; the norms' epsilon is the default of ``LatentAttentionConfig``.
 
     Args:
         interleaved: see ``RopeConfig``.
 
     Raises:
-        UserError: a key is missing or makes no sense.
+        UserError: a key is missing or invalid.
     """
     require_no_window(file)
     unrotated, rotated = file.size("qk_nope_head_dim"), file.size("qk_rope_head_dim")
@@ -100,7 +100,7 @@ def read_latent_attention(file: ConfigFile, interleaved: bool) -> LatentAttentio
 
 
 def _sharpening(file: ConfigFile, parameters: Mapping[str, Any]) -> float:
-    """Factor on queries and on keys by which scores are sharper where YaRN stretches positions (arXiv:2309.00071)."""
+    """YaRN's factor on queries and on keys, which sharpens the attention scores in extended contexts (arXiv:2309.00071)."""
     mscale, factor = parameters.get("mscale_all_dim") or 0.0, parameters.get("factor") or 1.0
     numbers = all(isinstance(number, (int, float)) and number >= 0 for number in (mscale, factor))
     file.require(numbers, f"rope factor {factor!r:.60} and mscale_all_dim {mscale!r:.60} should be numbers")
@@ -110,20 +110,20 @@ def _sharpening(file: ConfigFile, parameters: Mapping[str, Any]) -> float:
 
 
 def read_groups(file: ConfigFile, num_groups: int = 1, num_chosen: int = 1) -> dict[str, int]:
-    """Groups of experts, as fields of a router.
+    """Fields of a ``RouterConfig`` for group-limited routing.
 
     Args:
-        num_groups: as many as there are where the config does not say.
-        num_chosen: as many of them as each token chooses, then.
+        num_groups: default of ``n_group``.
+        num_chosen: default of ``topk_group``.
     """
     return {"num_groups": file.size("n_group", num_groups), "num_chosen_groups": file.size("topk_group", num_chosen)}
 
 
 def require_scores(file: ConfigFile, scores: str) -> None:
-    """Refuse another ``scoring_func`` than the one that a family has.
+    """Reject a ``scoring_func`` other than ``scores``.
 
     Raises:
-        UserError: it is another one.
+        UserError: the config has another one.
     """
     given = file.get("scoring_func", str, scores)
     file.require(

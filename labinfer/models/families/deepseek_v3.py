@@ -11,7 +11,7 @@ from labinfer.weights.checkpoint_names import CheckpointNames
 
 
 class DeepseekV3ForCausalLM(MTPDecoder):
-    """Latent attention; after the first layers experts by sigmoid with a bias for the choice, beside a shared one."""
+    """Latent attention; dense first layers, then sigmoid-routed experts with a selection bias, and a shared expert."""
 
     names = CheckpointNames(renamed={"mlp.shared_expert": "mlp.shared_experts"}, has_draft_layers=True)
 
@@ -27,14 +27,14 @@ class DeepseekV3ForCausalLM(MTPDecoder):
 
 
 def read_biased_router(file: ConfigFile, *, num_groups: int = 1, num_chosen_groups: int = 1) -> RouterConfig:
-    """Experts by sigmoid with a bias for the choice, from the best groups (arXiv:2408.15664).
+    """Router with sigmoid scores, a selection bias and group-limited choice (arXiv:2408.15664).
 
     Args:
-        num_groups: groups of experts where the config does not say.
-        num_chosen_groups: those of them that each token chooses, then.
+        num_groups: default of ``n_group``.
+        num_chosen_groups: default of ``topk_group``.
 
     Raises:
-        UserError: a key is missing or makes no sense.
+        UserError: a key is missing or invalid.
     """
     file = file.with_aliases(num_local_experts="n_routed_experts")
     require_scores(file, "sigmoid")

@@ -11,7 +11,7 @@ from labinfer.models.rope_parameters import read_rope
 
 
 class Ernie4_5ForCausalLM(Decoder):  # noqa: N801 - named as in config.json
-    """Llama with interleaved rotary pairs; one key turns the biases of all matrices on."""
+    """Llama with interleaved rotary pairs; ``use_bias`` adds biases to all matrices."""
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:

@@ -15,7 +15,7 @@ from labinfer.weights.checkpoint_names import CheckpointNames
 
 
 class Ernie4_5_MoeForCausalLM(Decoder):  # noqa: N801 - named as in config.json
-    """ERNIE 4.5 whose later layers have experts, chosen by their probabilities with a bias, beside shared ones."""
+    """ERNIE 4.5 with softmax-routed experts, a selection bias and shared experts in later layers."""
 
     names = CheckpointNames(
         renamed={

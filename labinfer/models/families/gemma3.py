@@ -1,4 +1,4 @@
-"""Gemma 3, the text part (Gemma team 2025, arXiv:2503.19786; model card of google/gemma-3-4b-it), and what Gemma 4 has of it."""
+"""Gemma 3, text part (Gemma team 2025, arXiv:2503.19786; model card of google/gemma-3-4b-it), and helpers shared with Gemma 4."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SANDWICH_NORMS = {
 
 
 class Gemma3ForCausalLM(Decoder):
-    """Norms on both sides of attention and MLP, whose weights are stored less 1; 5 of 6 layers see a window."""
+    """Sandwich norms, whose weights are stored minus 1; 5 of 6 layers have a sliding window."""
 
     norm_placement = "sandwich"
     names = CheckpointNames(
@@ -71,7 +71,7 @@ class Gemma3ForCausalLM(Decoder):
 
 
 class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
-    """The same beside what sees pictures, which is left out. Transformers' class of this name has no bound of logits."""
+    """Text part of the multimodal model, without the vision tower. Transformers' class of this name has no cap on the logits."""
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
@@ -81,7 +81,7 @@ class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
 
 
 def read_gelu_mlp(file: ConfigFile, columns: int) -> GatedMLPConfig:
-    """A gated MLP with GELU in its tanh form.
+    """A gated MLP with the tanh approximation of GELU.
 
     Raises:
         UserError: the config has another activation.
@@ -95,10 +95,10 @@ def read_gelu_mlp(file: ConfigFile, columns: int) -> GatedMLPConfig:
 
 
 def read_logits_cap(file: ConfigFile) -> float | None:
-    """The bound of logits; None where they have none.
+    """Soft cap of the logits; None without.
 
     Raises:
-        UserError: it is no number above 0.
+        UserError: it is not a number above 0.
     """
     if file.values.get("final_logit_softcapping") is None:
         return None
@@ -108,10 +108,10 @@ def read_logits_cap(file: ConfigFile) -> float | None:
 
 
 def _read_ropes(file: ConfigFile) -> dict[bool, RopeConfig]:
-    """Tables by whether a layer has a window; a scaling that is not told by type of layer is that of the full ones.
+    """Rotary configs by whether a layer has a sliding window; scaling without a layer type applies to full-attention layers.
 
     Raises:
-        UserError: parameters that are not those of each type, or make no sense.
+        UserError: the parameters are not given for each layer type, or are invalid.
     """
     require_ropes_by_type(file)
     unscaled = file.without("rope_scaling")

@@ -1,4 +1,4 @@
-"""Gemma 4, the text part (model cards of google/gemma-4-E2B-it, -12B-it and -26B-A4B-it)."""
+"""Gemma 4, text part (model cards of google/gemma-4-E2B-it, -12B-it and -26B-A4B-it)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ROPES = {
 
 
 class Gemma4ForCausalLM(PerLayerEmbeddingDecoder):
-    """Norms of queries, keys and values, and heads of another size in layers without a window; the last layers may read the
-    cache of earlier ones, experts may stand beside the MLP, and each layer may have an embedding of its own."""
+    """QKV norms; another head size in full-attention layers. The last layers may use the KV cache of earlier ones (KV sharing), experts may
+    run in parallel with the MLP, and layers may have per-layer embeddings."""
 
     norm_placement = "sandwich"
     names = CheckpointNames(
@@ -99,7 +99,7 @@ class Gemma4ForCausalLM(PerLayerEmbeddingDecoder):
                 f"not {own.num_kv_heads} of {own.head_size}",
             )
         return read_model(
-            file.without("per_layer_config"),  # the layers have it
+            file.without("per_layer_config"),  # already read into the layers
             layers,
             embedding_scale=file.size("hidden_size") ** 0.5,
             logits_cap=read_logits_cap(file),
@@ -108,7 +108,7 @@ class Gemma4ForCausalLM(PerLayerEmbeddingDecoder):
 
 
 class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
-    """The same beside what sees and hears, which is left out."""
+    """Text part of the multimodal model, without its vision and audio parts."""
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
@@ -116,7 +116,7 @@ class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
 
 
 class Gemma4UnifiedForCausalLM(Gemma4ForCausalLM):
-    """Without experts and embeddings of layers."""
+    """Gemma 4 without experts and per-layer embeddings."""
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
@@ -126,7 +126,7 @@ class Gemma4UnifiedForCausalLM(Gemma4ForCausalLM):
 
 
 class Gemma4UnifiedForConditionalGeneration(Gemma4UnifiedForCausalLM):
-    """The same beside what sees and hears, which is left out."""
+    """Text part of the multimodal model, without its vision and audio parts."""
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
@@ -134,7 +134,7 @@ class Gemma4UnifiedForConditionalGeneration(Gemma4UnifiedForCausalLM):
 
 
 def _read_attention(file: ConfigFile, number: int, window: int, *, eps: float, reads_earlier: bool) -> AttentionConfig:
-    """The attention of a layer with this window, 0 for one that sees everything."""
+    """Attention of layer ``number``; ``window`` is its sliding-window size, 0 for full attention."""
     kind = SLIDING if window else FULL
     is_tied = not window and file.get("attention_k_eq_v", bool, False)
     values = file.values | _read_heads(file, number, window, is_tied)
@@ -158,8 +158,8 @@ def _read_attention(file: ConfigFile, number: int, window: int, *, eps: float, r
 
 
 def _read_heads(file: ConfigFile, number: int, window: int, is_tied: bool) -> dict[str, int]:
-    """``head_dim`` and ``num_key_value_heads`` where a layer has its own: in ``per_layer_config``, as Transformers 5 writes them, or
-    in keys for all layers without a window."""
+    """``head_dim`` and ``num_key_value_heads`` of a layer, if they differ from the model's: from ``per_layer_config``, as Transformers 5
+    writes it, or from the keys for all full-attention layers."""
     if file.values.get("per_layer_config") is not None:
         own = file.get("per_layer_config", dict).get(str(number), {})
         file.require(
@@ -175,8 +175,8 @@ def _read_heads(file: ConfigFile, number: int, window: int, is_tied: bool) -> di
 
 
 def _sources(file: ConfigFile, windows: tuple[int, ...], num_shared: int) -> list[int | None]:
-    """For each layer the number of the one whose cache it reads, None where that is its own: the last ones read those of the last
-    layer of their kind before them."""
+    """Index of the layer whose KV cache each layer reads, None for its own. The last ``num_shared`` layers read that of the last earlier
+    layer with their window."""
     first = len(windows) - num_shared
     file.require(
         0 < first <= len(windows) and set(windows[first:]) <= set(windows[:first]),

@@ -10,7 +10,7 @@ from labinfer.weights.checkpoint_names import CheckpointNames
 
 
 class Glm4ForCausalLM(Decoder):
-    """Norms on both sides of attention and MLP; half of each head is rotated, in interleaved pairs."""
+    """Sandwich norms; half of each head is rotated, in interleaved pairs."""
 
     norm_placement = "sandwich"
     names = CheckpointNames(

@@ -19,7 +19,7 @@ from labinfer.weights.checkpoint_names import CheckpointNames
 
 
 class Glm4MoeForCausalLM(MTPDecoder):
-    """Sigmoid scores with a bias for the choice, shared experts, dense first layers; half of each head is rotated."""
+    """Sigmoid-routed experts with a selection bias, shared experts, dense first layers; half of each head is rotated."""
 
     names = CheckpointNames(renamed={"mlp.shared_expert": "mlp.shared_experts"}, has_draft_layers=True)
 

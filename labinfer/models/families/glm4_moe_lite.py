@@ -13,7 +13,7 @@ DENSE, SPARSE = "dense", "sparse"
 
 
 class Glm4MoeLiteForCausalLM(MTPDecoder):
-    """DeepSeek-V3's layers, of which a list says which are dense."""
+    """DeepSeek-V3's layers; ``mlp_layer_types`` lists which are dense."""
 
     names = CheckpointNames(renamed={"mlp.shared_expert": "mlp.shared_experts"}, has_draft_layers=True)
 
@@ -30,7 +30,7 @@ class Glm4MoeLiteForCausalLM(MTPDecoder):
 
 
 def _read_dense_layers(file: ConfigFile) -> list[int]:
-    """Numbers of the layers without experts: by ``mlp_layer_types``, or so many first ones."""
+    """Indices of the layers without experts: from ``mlp_layer_types``, or the first ``first_k_dense_replace``."""
     num_layers, types = file.size("num_hidden_layers"), file.values.get("mlp_layer_types")
     if types is None:
         return list(range(file.get("first_k_dense_replace", int, 1)))

@@ -25,11 +25,11 @@ YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""Rope parameters of a config that has none."""
+"""Default rope parameters of a config without any."""
 
 
 class GptOssForCausalLM(Decoder):
-    """Sinks in the attention, every other layer with a window; biased experts by a softmax over the chosen ones' logits."""
+    """Attention sinks, a sliding window in every other layer; experts with biases, weighted by a softmax over the chosen ones' logits."""
 
     names = CheckpointNames(
         renamed={

@@ -10,7 +10,7 @@ from labinfer.weights.checkpoint_names import CheckpointNames
 
 
 class HunYuanDenseV1ForCausalLM(Decoder):
-    """Each head of queries and keys is normalised after it is rotated."""
+    """Llama with QK norm of each head, after the rotation."""
 
     names = CheckpointNames(
         renamed={"self_attn.q_norm": "self_attn.query_layernorm", "self_attn.k_norm": "self_attn.key_layernorm"}

@@ -1,4 +1,4 @@
-"""HunYuan with experts (Sun et al. 2024, arXiv:2411.02265; model card of tencent/Hunyuan-A13B-Instruct)."""
+"""HunYuan with mixtures of experts (Sun et al. 2024, arXiv:2411.02265; model card of tencent/Hunyuan-A13B-Instruct)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labinfer.weights.checkpoint_names import CheckpointNames
 
 
 class HunYuanMoEV1ForCausalLM(Decoder):
-    """HunYuan's attention; every layer has experts and a shared MLP of the same size."""
+    """HunYuan's attention; every layer has routed experts and a shared MLP of equal size."""
 
     names = CheckpointNames(
         renamed={
@@ -41,7 +41,7 @@ class HunYuanMoEV1ForCausalLM(Decoder):
 
 
 def read_layer_values(file: ConfigFile, layer: int, *keys: str) -> ConfigFile:
-    """The file with this layer's own values of keys that may be lists."""
+    """The config with the values of layer ``layer`` for ``keys``, which may be lists."""
     own = {}
     for key in keys:
         values = file.values[key]

@@ -1,4 +1,4 @@
-"""Kimi K2.5 and K2.6, the text part (model card of moonshotai/Kimi-K2.5). K2 itself is a ``DeepseekV3ForCausalLM``."""
+"""Kimi K2.5 and K2.6, text part (model card of moonshotai/Kimi-K2.5). K2 itself is a ``DeepseekV3ForCausalLM``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TEXT_MODELS = ("kimi_k2", "deepseek_v3")
 
 
 class KimiK25ForConditionalGeneration(DeepseekV3ForCausalLM):
-    """DeepSeek-V3's layers beside what sees pictures, which is left out."""
+    """DeepSeek-V3's layers: text part of the multimodal model, without the vision tower."""
 
     names = CheckpointNames(
         renamed={"mlp.shared_expert": "mlp.shared_experts"},
@@ -31,4 +31,4 @@ class KimiK25ForConditionalGeneration(DeepseekV3ForCausalLM):
 
 
 class Kimi_K25ForConditionalGeneration(KimiK25ForConditionalGeneration):  # noqa: N801 - named as in Transformers
-    """The same as Transformers writes it."""
+    """Kimi K2.5 under the class name that Transformers writes."""

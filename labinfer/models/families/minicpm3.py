@@ -11,7 +11,7 @@ from labinfer.models.families.deepseek_v2 import read_latent_attention
 
 
 class MiniCPM3ForCausalLM(Decoder):
-    """Latent attention in dense layers; embeddings, what a layer adds and logits are scaled by the model's sizes."""
+    """Latent attention and dense MLPs; embeddings, residual branches and logits are scaled."""
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
@@ -34,7 +34,7 @@ def _number(file: ConfigFile, key: str, missing: float, null: float) -> float:
     """A number above 0.
 
     Args:
-        missing, null: values where the key is not there, and where it is null.
+        missing, null: values if the key is missing, and if it is null.
     """
     value = file.get(key, float, null) if key in file.values else missing
     file.require(value > 0, f"{key} should be a number above 0, not {value!r}")

@@ -12,7 +12,7 @@ from labinfer.weights.checkpoint_names import CheckpointNames
 
 
 class MiniMaxM2ForCausalLM(Decoder):
-    """Experts in every layer, by sigmoid scores with a bias for the choice; queries and keys have a norm over all heads."""
+    """Sigmoid-routed experts with a selection bias in every layer; QK norm over all heads."""
 
     names = CheckpointNames(
         renamed={

@@ -1,4 +1,4 @@
-"""Mistral (Jiang et al. 2023, arXiv:2310.06825), Ministral 3, and either beside what sees pictures."""
+"""Mistral (Jiang et al. 2023, arXiv:2310.06825), Ministral 3, and the text parts of their multimodal models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labinfer.weights.checkpoint_names import CheckpointNames
 
 
 class MistralForCausalLM(Decoder):
-    """Llama without biases, of which all layers, or those that ``layer_types`` names, may have a sliding window."""
+    """Llama without biases; all layers, or those that ``layer_types`` names, may have a sliding window."""
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
@@ -27,11 +27,11 @@ class MistralForCausalLM(Decoder):
 
 
 class MinistralForCausalLM(MistralForCausalLM):
-    """Ministral 8B as Transformers writes it; it is published as a ``MistralForCausalLM`` with ``layer_types``."""
+    """Ministral 8B under Transformers' class name; it is published as a ``MistralForCausalLM`` with ``layer_types``."""
 
 
 class Ministral3ForCausalLM(Decoder):
-    """Mistral whose queries grow with the logarithm of their position."""
+    """Mistral with queries scaled by the logarithm of their position."""
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
@@ -57,7 +57,7 @@ class Ministral3ForCausalLM(Decoder):
 
 
 class Mistral3ForConditionalGeneration(Decoder):
-    """The text part of Mistral Small 3.1 and later, and of Ministral 3 as it is published: ``text_config`` says which."""
+    """Text part of Mistral Small 3.1 and later, and of Ministral 3 as published; ``text_config`` selects the family."""
 
     names = CheckpointNames(
         roots=("language_model.model", "model.language_model"),

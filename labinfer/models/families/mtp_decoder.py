@@ -1,4 +1,4 @@
-"""MTPDecoder: a decoder with an MTP layer behind its last one, for checkpoints that bring one to draft with."""
+"""MTPDecoder: a decoder with an MTP layer after its last layer, for drafting (speculative decoding)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
 
 
 def read_mtp(file: ConfigFile, layer: LayerConfig, key: str, default: int = 0) -> LayerConfig | None:
-    """``layer``, if the checkpoint has MTP layers.
+    """``layer`` if the checkpoint has MTP layers, else None.
 
     Args:
-        key: names their number.
-        default: their number where the config does not say.
+        key: config key of their number.
+        default: number of MTP layers if the config lacks ``key``.
     """
     return layer if file.get(key, int, default) > 0 else None
 
 
 class MTPDecoder(Decoder):
-    """Decoder with an MTP layer, the last of ``cache_specs``. ``mtp`` is None on stages but the last, and where none is loaded."""
+    """Decoder with an MTP layer, whose cache spec is the last of ``cache_specs``. ``mtp`` is None on all stages but the last, and if no MTP
+    layer is loaded."""
 
     def add_parts(self, config: ModelConfig, ctx: StageContext) -> None:
         self.mtp = self.mtp_embedding = None
@@ -45,11 +46,11 @@ class MTPDecoder(Decoder):
     def draft(
         self, batch: ModelInputBatch, normed_TD: torch.Tensor, cache: Any, output_rows: OutputRows
     ) -> torch.Tensor:
-        """Last stage: run the MTP layer, (T, D) → (R, D), both as ``head_logits`` takes them.
+        """Last stage: run the MTP layer on the output of ``final_norm``, (T, D) → (R, D), the input of ``head_logits``.
 
         Args:
-            batch: with the tokens that come next, at the places of those before them.
-            cache: the last of ``cache_specs``.
+            batch: next tokens, at the positions of the tokens before them.
+            cache: cache of the MTP layer, the last of ``cache_specs``.
         """
         if self._ctx.is_first:
             table = self.model.embed_tokens

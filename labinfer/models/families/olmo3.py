@@ -10,7 +10,7 @@ from labinfer.weights.checkpoint_names import CheckpointNames
 
 
 class Olmo3ForCausalLM(Decoder):
-    """Norms follow attention and MLP, and queries and keys have one over all their heads; 3 of 4 layers see a window."""
+    """Post-norm layers with QK norm over all heads; 3 of 4 layers have a sliding window."""
 
     norm_placement = "post"
     names = CheckpointNames(

@@ -1,4 +1,4 @@
-"""PerLayerEmbeddingDecoder: a decoder with per-layer embeddings and a scalar for each layer, as Gemma 4 has them."""
+"""PerLayerEmbeddingDecoder: a decoder with per-layer embeddings and a scalar for each layer (Gemma 4)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
 
 
 class LayerWithInput(DecoderLayer):
-    """A decoder's layer, then its gated input if there is one, then its factor."""
+    """A decoder layer, followed by the gate of its per-layer embedding, if any, and by its scalar."""
 
     def __init__(self, layer: LayerConfig, config: ModelConfig, placement: NormPlacement, ctx: StageContext):
         super().__init__(layer, config, placement, ctx)
@@ -35,10 +35,10 @@ class LayerWithInput(DecoderLayer):
         output_rows: OutputRows | None = None,
         input_TP: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As ``DecoderLayer.forward``.
+        """``DecoderLayer.forward`` with a per-layer embedding.
 
         Args:
-            input_TP: None where the model has no ``layer_inputs``.
+            input_TP: per-layer embedding of each token; None if the model has none.
         """
         hidden_TD, delta_TD = super().forward(hidden_TD, delta_TD, batch, cache, angles, output_rows=output_rows)
         if not len(hidden_TD):
@@ -50,7 +50,7 @@ class LayerWithInput(DecoderLayer):
 
 
 class PerLayerEmbeddingDecoder(Decoder):
-    """Between stages of a model with ``layer_inputs`` the embeddings of the tokens stand behind the hidden states, (T, 2D)."""
+    """Decoder with per-layer embeddings: a stage also sends the token embeddings to the next one, after the hidden states, (T, 2D)."""
 
     layer_class = LayerWithInput
 
@@ -71,7 +71,7 @@ class PerLayerEmbeddingDecoder(Decoder):
         embedded_TD = hidden_TD
         if not self._ctx.is_first:
             width = self._config.hidden_size
-            # Slices, as a captured step may have views, but no operation that gives several.
+            # Slices, not torch.split: a captured step may have views, but no operation with several results.
             hidden_TD, embedded_TD = hidden_TD[:, :width].contiguous(), hidden_TD[:, width:].contiguous()
         elif not self._ctx.is_last:
             embedded_TD = hidden_TD.clone()  # a norm may overwrite the other

@@ -17,7 +17,7 @@ from labinfer.weights.checkpoint_names import CheckpointNames
 
 
 class Phi3ForCausalLM(Decoder):
-    """Llama with fused projections; a part of each head may be rotated, by LongRoPE's factors."""
+    """Llama with fused projections; a part of each head may be rotated, with LongRoPE's factors."""
 
     names = CheckpointNames(
         fused={("q_proj", "k_proj", "v_proj"): "qkv_proj", ("gate_proj", "up_proj"): "gate_up_proj"}
@@ -36,7 +36,7 @@ class Phi3ForCausalLM(Decoder):
 
 
 def _read_rope(file: ConfigFile):
-    """The family's rotary table. Early configs call LongRoPE ``yarn``."""
+    """Rotary config; early configs name LongRoPE ``yarn``."""
     values = dict(file.values)
     for key in ("rope_parameters", "rope_scaling"):
         given = values.get(key)

@@ -11,7 +11,7 @@ from labinfer.models.layers.mlp import GatedMLPConfig
 
 
 class Qwen2MoeForCausalLM(Decoder):
-    """Qwen2 with a mixture of experts and, beside it, a shared expert that counts by a gate of its own."""
+    """Qwen2 with routed experts and a shared expert that is weighted by a sigmoid gate."""
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:

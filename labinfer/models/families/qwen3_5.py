@@ -1,4 +1,4 @@
-"""Qwen3.5, 3.6 and 3.8, dense, the text part (model card of Qwen/Qwen3.5-9B)."""
+"""Qwen3.5, 3.6 and 3.8, dense, text part (model card of Qwen/Qwen3.5-9B)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DELTA_PARTS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qk
 
 
 class Qwen3_5ForCausalLM(MTPDecoder):  # noqa: N801 - named as in config.json
-    """Three layers of Gated DeltaNet, then one of attention whose output has a gate; norms' weights are stored less 1."""
+    """Three Gated DeltaNet layers, then one with gated attention; norm weights are stored minus 1."""
 
     names = CheckpointNames(
         renamed={f"self_attn.{part}": f"linear_attn.{part}" for part in DELTA_PARTS},
@@ -42,17 +42,17 @@ class Qwen3_5ForCausalLM(MTPDecoder):  # noqa: N801 - named as in config.json
 
 
 class Qwen3_5ForConditionalGeneration(Qwen3_5ForCausalLM):  # noqa: N801 - named as in config.json
-    """The same beside what sees pictures, which is left out."""
+    """Text part of the multimodal model, without the vision tower."""
 
 
 def read_hybrid_mixers(file: ConfigFile, stored_by_key_head: bool = False) -> list[MixerConfig]:
-    """The mixers of all layers.
+    """Mixers of all layers.
 
     Args:
         stored_by_key_head: see ``GatedDeltaConfig``.
 
     Raises:
-        UserError: a key is missing or makes no sense.
+        UserError: a key is missing or invalid.
     """
     interval = file.size("full_attention_interval", 4)
     types = read_layer_types(file, (LINEAR, FULL), lambda n: LINEAR if (n + 1) % interval else FULL)
@@ -77,10 +77,10 @@ def read_hybrid_mixers(file: ConfigFile, stored_by_key_head: bool = False) -> li
 
 
 def read_gated_attention(file: ConfigFile) -> AttentionConfig:
-    """Attention whose output has a gate.
+    """Attention with a sigmoid gate on its output.
 
     Raises:
-        UserError: a key is missing or makes no sense.
+        UserError: a key is missing or invalid.
     """
     require_no_window(file, (FULL, LINEAR))
     file = file.with_defaults(head_dim=256, partial_rotary_factor=0.25)
@@ -92,10 +92,10 @@ def read_gated_attention(file: ConfigFile) -> AttentionConfig:
 
 
 def read_hybrid_mtp(file: ConfigFile, mlp: MLPConfig) -> LayerConfig | None:
-    """The layer inside the MTP layer: of attention, whatever the model's own are. Configs seldom tell of it.
+    """Decoder layer inside the MTP layer; its mixer is always attention. Configs often lack the number of MTP layers, which defaults to 1.
 
     Raises:
-        UserError: a key is missing or makes no sense.
+        UserError: a key is missing or invalid.
     """
     key = "mtp_num_hidden_layers" if "mtp_num_hidden_layers" in file.values else "num_nextn_predict_layers"
     return read_mtp(file, LayerConfig(mixer=read_gated_attention(file), mlp=mlp), key, default=1)

@@ -1,4 +1,4 @@
-"""Qwen3.5, 3.6 and 3.8 with a mixture of experts, the text part (model card of Qwen/Qwen3.5-35B-A3B)."""
+"""Qwen3.5, 3.6 and 3.8 with a mixture of experts, text part (model card of Qwen/Qwen3.5-35B-A3B)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labinfer.models.families.qwen3_moe import read_qwen_router
 
 
 class Qwen3_5MoeForCausalLM(Qwen3_5ForCausalLM):  # noqa: N801 - named as in config.json
-    """Qwen3.5 with a mixture in every layer and, beside it, a shared expert that counts by a gate of its own."""
+    """Qwen3.5 with routed experts in every layer and a shared expert that is weighted by a sigmoid gate."""
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
@@ -21,14 +21,14 @@ class Qwen3_5MoeForCausalLM(Qwen3_5ForCausalLM):  # noqa: N801 - named as in con
 
 
 class Qwen3_5MoeForConditionalGeneration(Qwen3_5MoeForCausalLM):  # noqa: N801 - named as in config.json
-    """The same beside what sees pictures, which is left out."""
+    """Text part of the multimodal model, without the vision tower."""
 
 
 def read_hybrid_mixture(file: ConfigFile) -> MixtureConfig:
-    """Experts by softmax, and a shared one with a gate.
+    """Softmax-routed experts, and a shared expert with a sigmoid gate.
 
     Raises:
-        UserError: a key is missing or makes no sense.
+        UserError: a key is missing or invalid.
     """
     return MixtureConfig(
         router=read_qwen_router(file),

@@ -32,7 +32,7 @@ class Qwen3MoeForCausalLM(Decoder):
 
 
 def read_qwen_router(file: ConfigFile) -> RouterConfig:
-    """Softmax over all experts; ``num_experts``, or ``num_local_experts`` as Transformers 5 writes it."""
+    """Router with a softmax over all experts; their number is ``num_experts``, or ``num_local_experts`` in Transformers 5."""
     file = file.with_defaults(num_experts=file.values.get("num_local_experts"))
     return read_router(
         file,
@@ -43,7 +43,7 @@ def read_qwen_router(file: ConfigFile) -> RouterConfig:
 
 
 def read_qwen_mlps(file: ConfigFile, mixture: MixtureConfig) -> list[MLPConfig]:
-    """For each layer the mixture, or the dense MLP of those that ``mlp_only_layers`` and ``decoder_sparse_step`` leave out."""
+    """MLP of each layer: the mixture, or a dense MLP in layers that ``mlp_only_layers`` or ``decoder_sparse_step`` exclude."""
     dense, step = read_gated_mlp(file), file.size("decoder_sparse_step", 1)
     without = file.get("mlp_only_layers", list, [])
     return [

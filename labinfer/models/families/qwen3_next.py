@@ -10,7 +10,7 @@ from labinfer.models.families.qwen3_moe import read_qwen_mlps
 
 
 class Qwen3NextForCausalLM(Qwen3_5ForCausalLM):
-    """Qwen3.5's layers, whose projections are stored by key head, with a mixture in most of them."""
+    """Qwen3.5's layers with projections stored by key head, and a mixture of experts in most layers."""
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:

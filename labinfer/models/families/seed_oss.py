@@ -8,7 +8,7 @@ from labinfer.models.decoder import Decoder
 
 
 class SeedOssForCausalLM(Decoder):
-    """Llama with biases on queries, keys and values, and heads of their own size."""
+    """Llama with biases on queries, keys and values, and a configured head size."""
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:

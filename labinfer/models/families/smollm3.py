@@ -9,7 +9,7 @@ from labinfer.models.rope_parameters import read_rope
 
 
 class SmolLM3ForCausalLM(Decoder):
-    """Llama in which every fourth layer does not encode positions (Kazemnejad et al. 2023, arXiv:2305.19466)."""
+    """Llama without position encoding in every fourth layer (Kazemnejad et al. 2023, arXiv:2305.19466)."""
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:

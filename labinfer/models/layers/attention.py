@@ -25,13 +25,12 @@ from labinfer.weights.slices import TensorSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
 QKNorm = Literal["none", "head", "head_after_rotation", "full"]
-"""Normalisation of queries and keys: nowhere; each head over its own dimensions, before or after it is rotated; or all
-heads together, before they are."""
+"""QK norm: none, per head (before or after the rotation), or over all heads together (before the rotation)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueryScaling:
-    """Queries times ``1 + beta * ln(1 + floor(position / original_length))``, which keeps attention sharp far out.
+    """Query scaling by ``1 + beta * ln(1 + floor(position / original_length))``, which keeps attention sharp in long contexts.
 
     As in Transformers' Ministral 3 (``get_llama_4_attn_scale``); the rule is Llama 4's.
     """
@@ -47,35 +46,35 @@ class QueryScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
-    """Grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245) of one layer over the whole model."""
+    """Unsharded grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245) of one layer."""
 
     num_heads: int
     num_kv_heads: int
     head_size: int
     rope: RopeConfig | None
-    """None: positions are not encoded."""
+    """None without position encoding."""
     qkv_bias: bool = False
     out_bias: bool = False
     window: int = 0
-    """Tokens that a token sees, itself included; 0 for all."""
+    """Sliding-window size in tokens, the token's own included; 0 for full attention."""
     qk_norm: QKNorm = "none"
     qk_norm_eps: float = 1e-6
     qk_norm_offset: float = 0.0
-    """Added to the weights of these norms, if they are of each head."""
+    """Offset on the weights of per-head QK norms."""
     value_norm: bool = False
-    """Whether values have a norm of each head as well, without a weight; beside ``qk_norm`` of each head."""
+    """Whether value heads are normalized too, without a weight; requires a per-head ``qk_norm``."""
     tied_values: bool = False
-    """Whether values are what the projection of keys gives, before their norm and rotation."""
+    """Whether values are the output of the key projection, before its norm and rotation."""
     reads_earlier: bool = False
-    """Whether keys and values are those of an earlier layer, see ``LayerConfig.cache_layer``; this one makes queries alone."""
+    """Whether the layer uses the keys and values of an earlier layer, see ``LayerConfig.cache_layer``, and projects only queries."""
     output_gate: bool = False
-    """Whether the output of each head is multiplied with the sigmoid of a gate, which ``q_proj`` has after the head's query
+    """Whether each head's output is multiplied by a sigmoid gate, whose rows follow the head's query rows in ``q_proj``
     (Qiu et al. 2025, arXiv:2505.06708)."""
     query_scaling: QueryScaling | None = None
     scale: float | None = None
-    """Factor on the products of queries and keys; None for ``head_size ** -0.5``."""
+    """Factor on the attention scores; None for ``head_size ** -0.5``."""
     sinks: bool = False
-    """Whether each head has a learned logit that counts in the softmax without a value."""
+    """Whether each head has a learned attention-sink logit."""
 
     def build(self, hidden_size: int, ctx: StageContext) -> Attention:
         return Attention(self, hidden_size, ctx)
@@ -97,7 +96,7 @@ class Attention(nn.Module):
         size = config.head_size
         self.shard = shard = shard_heads(config.num_heads, config.num_kv_heads, ctx.tp.size, ctx.tp.rank)
         self._num_new = 0 if config.reads_earlier else shard.num_kv
-        """KV heads that tokens leave in the cache."""
+        """KV heads that this layer writes to the cache."""
         kv_names = () if config.reads_earlier else ("k_proj", "k_proj" if config.tied_values else "v_proj")
         self.qkv_proj = QKVParallelLinear(
             hidden_size,
@@ -115,7 +114,7 @@ class Attention(nn.Module):
         if config.qk_norm == "full":
             eps, kv = config.qk_norm_eps, (shard.kv[0] * size, shard.kv[1] * size)
             self.q_norm = ShardedRMSNorm(config.num_heads * size, columns, columns[0], eps, ctx)
-            own_kv = 0  # a KV head that several ranks hold counts once, at the first of them
+            own_kv = 0  # a KV head replicated on several ranks counts once, on the first of them
             if ctx.tp.rank > 0:
                 own_kv = shard_heads(config.num_heads, config.num_kv_heads, ctx.tp.size, ctx.tp.rank - 1).kv[1] * size
             self.k_norm = ShardedRMSNorm(config.num_kv_heads * size, kv, max(kv[0], own_kv), eps, ctx)
@@ -160,7 +159,7 @@ class Attention(nn.Module):
         angles: Angles | None,
         output_rows: OutputRows | None = None,
     ) -> torch.Tensor:
-        """(T, D) → (T, D), or (R, D); writes the new tokens' keys and values into ``cache``."""
+        """(T, D) → (T, D), or (R, D) for ``output_rows``; writes the new tokens' keys and values into ``cache``."""
         heads_TI = self.attend(x_TD, batch, cache, angles, output_rows)
         return self.o_proj(heads_TI) if len(heads_TI) else x_TD[:0]
 
@@ -172,7 +171,7 @@ class Attention(nn.Module):
         angles: Angles | None,
         output_rows: OutputRows | None = None,
     ) -> torch.Tensor:
-        """Inputs of ``o_proj``: this rank's heads, (T, H * P), or (R, H * P)."""
+        """Inputs of ``o_proj``: outputs of this rank's heads, (T, H * P), or (R, H * P) for ``output_rows``."""
         config, functions = self.config, self._functions
         windowed = batch.windowed if config.window else None
         slots_T, attention = batch.slots_T, batch.attention
@@ -218,7 +217,7 @@ class Attention(nn.Module):
         return HeadNorms(self.q_norm.weight, self.k_norm.weight, config.qk_norm_eps, after, config.value_norm)
 
     def _normalize(self, qkv_TI: torch.Tensor) -> None:
-        """The norms over the heads of all ranks, in place."""
+        """Apply the QK norm over the heads of all ranks, in place."""
         norms, width = (self.q_norm, self.k_norm), self.config.head_size
         parts = qkv_TI.split(
             [width * self.shard.num_query, width * self.shard.num_kv, width * self.shard.num_kv], dim=1
@@ -231,7 +230,7 @@ class Attention(nn.Module):
 
 
 class HeadLogits(WeightedModule):
-    """A number for each of this rank's query heads, in float32."""
+    """A float32 logit for each of this rank's query heads."""
 
     def __init__(self, num_heads: int, heads: tuple[int, int]):
         super().__init__()
@@ -243,7 +242,7 @@ class HeadLogits(WeightedModule):
 
 
 def key_value_spec(num_kv: int, head_size: int, rope: RopeConfig | None, tiled: bool = False) -> CacheSpec:
-    """Keys and values of so many KV heads for every token, in tiles if they are wanted so and can be."""
+    """Cache spec of keys and values of ``num_kv`` heads; ``tiled`` has an effect only if block and head size allow it."""
     shape = (num_kv, head_size)
     layouts = (PoolLayout.KEY_TILES, PoolLayout.VALUE_TILES) if tiled else (PoolLayout.ROWS, PoolLayout.ROWS)
     per_token = {

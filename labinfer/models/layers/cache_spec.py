@@ -1,4 +1,4 @@
-"""``CacheSpec``: what a layer keeps between steps, as the layer itself says it."""
+"""``CacheSpec``: the tensors that a layer keeps between steps, declared by the layer itself."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from labinfer.models.layers.rope import RopeConfig
 
 @dataclass(frozen=True, kw_only=True)
 class TokenTensor:
-    """A tensor of which every token leaves one entry in the layer's KV blocks."""
+    """A cached tensor with one entry per token, stored in the layer's KV blocks."""
 
     shape: tuple[int, ...]
     """Shape of a token's entry, such as (K, P)."""
     dtype: torch.dtype | None = None
-    """None for the dtype of the KV cache. In int8 every row of the last dimension then has a scale of its own."""
+    """None for the dtype of the KV cache. In int8, every row of the last dimension has a scale."""
     rope: RopeConfig | None = None
-    """The rotary table that gave the entry its position; None where it has none. A context shift turns such entries."""
+    """Rotary config of the entry; None if it is not rotated. A context shift re-rotates such entries."""
     rope_begin: int = 0
-    """First rotated index of the last dimension; the rotated part is as long as the table is wide."""
+    """First rotated index of the last dimension; ``rope.dim`` indices are rotated."""
     can_turn: bool = True
-    """Whether rotating the entry further gives that of another position; not where it was scaled after it was rotated."""
+    """Whether re-rotating the entry gives that of another position; False if it was scaled after the rotation."""
     parts: tuple[int, ...] = ()
-    """Sizes of the parts of the last dimension that have a scale each in int8; empty for one scale. The rotated part is one."""
+    """Sizes of the parts of the last dimension that have separate scales in int8; empty for one scale. The rotated part is one of them."""
     is_replicated: bool = False
-    """Whether every tensor-parallel rank keeps all of it, so that more ranks make it no smaller."""
+    """Whether every tensor-parallel rank stores the whole entry, so that more ranks do not reduce the memory."""
     layout: PoolLayout = PoolLayout.ROWS
-    """The layout of its pool, where block size and dtype allow it."""
+    """Layout of the pool; ``ROWS`` is used instead if the block size or the last dimension does not allow it."""
 
     @property
     def scale_shape(self) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ class TokenTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockPool:
-    """A pool of blocks as it is allocated."""
+    """Shape, dtype and layout of an allocated pool of blocks."""
 
     block_shape: tuple[int, ...]
     dtype: torch.dtype
@@ -54,13 +54,13 @@ class BlockPool:
         return math.prod(self.block_shape) * self.dtype.itemsize
 
     def empty(self, num_blocks: int, device: torch.device) -> torch.Tensor:
-        # Not zeroed: what is never written is never read, and on a CPU a page, large or small, is not resident before it is touched.
+        # Not zeroed: unwritten slots are never read, and on CPUs a page is not resident before it is touched.
         return empty_pool(num_blocks, self.block_shape, self.dtype, device)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateTensor:
-    """A tensor that a layer keeps once for each sequence, of a size that does not grow with the sequence."""
+    """A tensor of fixed size that a layer keeps for each sequence."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
@@ -71,15 +71,15 @@ class CacheSpec:
     """Tensors that one layer of one rank keeps between steps."""
 
     view: Callable[..., Any]
-    """Called with every pool by its name; makes of them what the layer's ``forward`` receives as its cache. Pools of token
-    tensors are (blocks, block size, …), or as their layout has it, int8's scales come as ``<name>_scale``; pools of state tensors are (slots, …)."""
+    """Builds the cache argument of the layer's ``forward``; called with every pool by its name. Pools of token tensors are (blocks, block
+    size, …) or in their layout; int8's scales are named ``<name>_scale``. Pools of state tensors are (slots, …)."""
     per_token: Mapping[str, TokenTensor] = field(default_factory=dict)
     per_sequence: Mapping[str, StateTensor] = field(default_factory=dict)
     window: int = 0
-    """Tokens that a token sees of those in KV blocks, itself included; 0 for all."""
+    """Sliding-window size in tokens, the token's own included; 0 for full attention."""
 
     def token_pools(self, kv_dtype: torch.dtype, block_size: int) -> dict[str, BlockPool]:
-        """Every pool in KV blocks by its name, scales included. All are in rows unless all can be in their layouts."""
+        """Pools in KV blocks by name, scales included. All pools use ``ROWS`` unless all can use their own layouts."""
         tiles = [tensor for tensor in self.per_token.values() if tensor.layout != PoolLayout.ROWS]
         fits = all(can_tile(block_size, tensor.shape[-1]) for tensor in tiles)
 
@@ -95,22 +95,22 @@ class CacheSpec:
         return pools
 
     def bytes_per_token(self, kv_dtype: torch.dtype) -> int:
-        """Bytes that a token takes in this layer's KV blocks, scales included."""
+        """Bytes of a token in this layer's KV blocks, scales included."""
         return sum(pool.block_bytes for pool in self.token_pools(kv_dtype, 1).values())  # blocks of one token
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every tensor-parallel rank keeps all that a token leaves."""
+        """Whether every tensor-parallel rank stores all of a token's entries."""
         return bool(self.per_token) and all(tensor.is_replicated for tensor in self.per_token.values())
 
     @property
     def can_shift(self) -> bool:
-        """Whether tokens can be taken out of the context, those after them moving down."""
+        """Whether the layer supports context shift: removing tokens and moving later ones to lower positions."""
         tensors = self.per_token.values()
         is_fixed = all(tensor.rope is None or not tensor.rope.dynamic_from for tensor in tensors)
         return not self.per_sequence and is_fixed and all(tensor.can_turn for tensor in tensors)
 
     @property
     def bytes_per_sequence(self) -> int:
-        """Bytes of this layer's state of one sequence."""
+        """Bytes of one sequence's state in this layer."""
         return sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in self.per_sequence.values())

@@ -1,4 +1,4 @@
-"""StageContext: the things that every layer of a stage is built with."""
+"""StageContext: constructor arguments that all layers of a stage share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labinfer.weights.checkpoint_names import CheckpointNames
 from labinfer.weights.codes import CodeForm
 
 ExpertCut = Literal["columns", "whole"]
-"""A tp rank's part of a mixture: some columns of every expert, or some experts whole."""
+"""Sharding of experts over TP ranks: a range of columns of every expert, or whole experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +26,10 @@ class StageContext:
     dtype: torch.dtype
     first_layer: int
     last_layer: int
-    """The end of the layers, which is not among them."""
+    """End of the stage's layers, exclusive."""
     is_first: bool
     is_last: bool
     form: Callable[[str], CodeForm | None] = lambda matrix: None
-    """The form of codes in which a matrix of the checkpoint is to be held, by its name there; None for values."""
+    """Name of a matrix in the checkpoint → the quantized form in which to hold it; None for a dequantized matrix."""
     experts: ExpertCut = "columns"
     names: CheckpointNames = CheckpointNames()  # noqa: RUF009 - it is frozen

@@ -1,4 +1,4 @@
-"""The vocabulary at both ends of the model, cut over the ranks of a stage by token id."""
+"""Vocabulary-parallel embedding and LM head, sharded over the ranks of a stage by token id."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from labinfer.weights.slices import MatrixSlice, Range, WeightSlice
 
 
 class VocabParallelEmbedding(Matrix):
-    """A matrix with a row for each token: a table at the model's beginning, a projection to logits at its end.
+    """A matrix with a row for each token id: the embedding table of the first stage, the LM head of the last.
 
     Args:
-        tied: name of the matrix in the checkpoint where that is another layer's.
+        tied: checkpoint name of another layer's matrix that this one shares (weight tying).
         columns: range of the hidden size that is held; None for all.
     """
 
@@ -38,15 +38,15 @@ class VocabParallelEmbedding(Matrix):
         self._ranges, self._begin, self._end = ranges, begin, end
 
     def forward(self, token_ids_T: torch.Tensor) -> torch.Tensor:
-        """Hidden states, (T,) → (T, D). The sum over the ranks is exact: all but the one that holds the id give 0."""
+        """Embeddings, (T,) → (T, D). The all-reduce is exact: every rank but the one that holds the id contributes 0."""
         return self._tp.all_reduce(self._functions.embedding(token_ids_T, self.packed, self._begin))
 
     def calls(self) -> Iterator[FunctionCall]:
-        """None: looking up is not timed, and the product is the call of the model that has it as its head."""
+        """No calls: embedding is not timed, and the model lists the product of its LM head."""
         return iter(())
 
     def logits(self, hidden_BD: torch.Tensor) -> torch.Tensor | None:
-        """(B, D) → (B, V) on tp rank 0, None on the others."""
+        """(B, D) → (B, V) on TP rank 0, None on the others."""
         slice_BV = self.product(hidden_BD)
         return self._tp.gather_columns(slice_BV, [end - begin for begin, end in self._ranges])
 

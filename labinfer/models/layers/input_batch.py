@@ -12,19 +12,19 @@ from labinfer.functions.attention_batch import AttentionBatch
 
 @dataclass(frozen=True)
 class PromptRow:
-    """A row whose next token is the prompt's own."""
+    """A prompt row for which the log-probability of the prompt's next token is requested."""
 
     row: int
     entry: int
-    """Index of its sequence in the plan."""
+    """Index of the row's sequence in the plan."""
     next_token: int
     top: int
-    """Number of likeliest tokens to return beside it."""
+    """Number of most likely tokens to return besides ``next_token``."""
 
 
 @dataclass(frozen=True)
 class PooledRows:
-    """Rows whose final hidden states go into the vector of their sequence."""
+    """Rows whose final hidden states are pooled into their sequence's embedding."""
 
     begin: int
     end: int
@@ -34,33 +34,33 @@ class PooledRows:
 
 @dataclass(frozen=True)
 class LongPrompts:
-    """Tokens whose rows of the rotary tables ``Decoder.place_prompts`` fills, in the order of these rows."""
+    """Tokens of long prompts with ``dynamic`` rope, in the order of the rows that ``Decoder.place_prompts`` fills."""
 
     positions: list[int]
     lengths: list[int]
-    """Tokens of the prompt that each belongs to."""
+    """Length of each token's prompt."""
 
 
 @dataclass(frozen=True)
 class OutputRows:
-    """Rows that somebody asks for at the end of the model, and their attention: its last layer computes no others."""
+    """Rows whose final hidden states are needed, and their attention: the model's last layer computes only these."""
 
     rows_R: torch.Tensor
-    """In order, those of a sequence the last of its rows; int64."""
+    """Row indices in ascending order, int64; a sequence's output rows are the last of its rows."""
     attention: AttentionBatch
-    """Attention batch of the sequences that have such rows."""
+    """Attention batch of the sequences that have output rows."""
     windowed: AttentionBatch | None = None
-    """The same in layers that ``WindowedPlaces`` are for."""
+    """Attention batch of the output rows in layers that use ``WindowedPlaces``."""
 
 
 @dataclass(frozen=True)
 class WindowedPlaces:
-    """Places of tokens in layers with a window, where these have KV blocks of their own."""
+    """Cache slots and block tables of sliding-window layers, if these have KV blocks of their own."""
 
     slots_T: torch.Tensor
-    """As ``ModelInputBatch.slots_T``."""
+    """Cache slot of each token in these layers; see ``ModelInputBatch.slots_T``."""
     attention: AttentionBatch
-    """Blocks that no query of a sequence sees a token of may be any in its tables."""
+    """Attention batch with block tables of these layers; entries before the window of all queries may name any block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,25 +69,25 @@ class ModelInputBatch:
 
     token_ids_T: torch.Tensor
     positions_T: torch.Tensor
-    """Rows of the rotary tables: positions, but for tokens of ``long_prompts``."""
+    """Rows of the rotary tables: positions, except for tokens of ``long_prompts``."""
     attention: AttentionBatch
     slots_T: torch.Tensor
-    """Slot in the cache for each token's keys and values: block × block size + offset."""
+    """Cache slot of each token's keys and values: block × block size + offset."""
     sample_rows_B: torch.Tensor
-    """The rows whose next token is sampled."""
+    """Rows whose next token is sampled."""
     prompt_rows: list[PromptRow]
-    """The prompt tokens whose log-probabilities the request asks for."""
+    """Prompt rows whose log-probabilities are requested."""
     pooled: list[PooledRows]
     long_prompts: LongPrompts | None = None
-    """Tokens of prompts that ``dynamic`` rope rotates by their prompt's length; None where there are none."""
+    """Tokens whose ``dynamic`` rope depends on the length of their prompt; None without any."""
     output_rows: OutputRows | None = None
-    """The rows that ``Decoder.forward`` gives on the last stage; None for all."""
+    """Rows that ``Decoder.forward`` returns on the last stage; None for all."""
     windowed: WindowedPlaces | None = None
-    """For layers with a window; None where they hold their tokens as all others."""
+    """Slots and block tables of sliding-window layers; None if these share the other layers' KV blocks."""
 
     @cached_property
     def places(self) -> tuple[int, ...]:
-        """Addresses of its tensors, after the numbers of sequences, of rows and of rows to sample."""
+        """Numbers of sequences, of rows and of sampled rows, then the addresses of the batch's tensors; a key for captured steps."""
         attention = self.attention
         tensors = (
             *(self.token_ids_T, self.positions_T, self.slots_T, self.sample_rows_B, attention.state_slots_B),

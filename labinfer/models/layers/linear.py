@@ -1,7 +1,7 @@
-"""Linear layers cut over the ranks of a stage (Shoeybi et al. 2019, arXiv:1909.08053).
+"""Tensor-parallel linear layers (Shoeybi et al. 2019, arXiv:1909.08053).
 
-Column-parallel layers cut the outputs, row-parallel layers the inputs; a column followed by a row needs one all-reduce.
-Slices need not be equal: see ``layers/sharding``.
+Column-parallel layers split the outputs, row-parallel layers the inputs. A column-parallel layer followed by a row-parallel one needs one
+all-reduce. Slices may be unequal: see ``layers/sharding``.
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ from labinfer.weights.slices import MatrixSlice, Range, TensorSlice, WeightSlice
 from labinfer.weights.weighted_module import empty_parameter
 
 Activation = Literal["silu", "gelu"]
-"""Activation of the gates of an MLP; the GELU is its tanh form."""
+"""Activation of a gated MLP; ``gelu`` is the tanh approximation."""
 
 
 class MergedColumnParallelLinear(Matrix):
-    """Several projections of the same input, cut by output columns and held as one matrix.
+    """Several projections of one input, split by output columns and held as one matrix.
 
-    A checkpoint may store them apart, or fused into one matrix, whose rows are those of the projections in order:
-    ``StageContext.names`` says which.
+    A checkpoint may store the projections separately, or fused into one matrix with their rows in order: see ``StageContext.names``.
 
     Args:
-        parts: for each projection its name beside the others, its full number of outputs, and this rank's range of them.
-            A projection of which this rank has several ranges is named once for each.
-        bias: whether the checkpoint has biases for them.
-        kind: decides about their quantisation.
+        parts: name, full number of outputs and this rank's range of outputs, for each projection. A projection of which this rank has
+            several ranges is listed once for each.
+        bias: whether the checkpoint has biases for the projections.
+        kind: selects the quantization.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class MergedColumnParallelLinear(Matrix):
         self.bias = empty_parameter(out_features, dtype=ctx.dtype) if bias else None
 
     def forward(self, x_TD: torch.Tensor, gate: Activation | None = None) -> torch.Tensor:
-        """(T, D) → (T, O), or with the activation of gates and ups, where ``can_gate``, (T, O / 2)."""
+        """(T, D) → (T, O), or (T, O / 2) with the fused activation ``gate``, which requires ``can_gate``."""
         if gate is not None:
             return self.gated_product(x_TD, self.bias, gelu=gate == "gelu")
         return self.product(x_TD, self.bias)
@@ -58,7 +57,7 @@ class MergedColumnParallelLinear(Matrix):
     def slices(self, prefix: str) -> Iterator[WeightSlice]:
         parent = prefix.rpartition(".")[0]
         all_outputs = sum(outputs for _, outputs, _ in self._parts)
-        row = offset = 0  # in the matrix of this rank, and in the fused one of the checkpoint
+        row = offset = 0  # row of this rank's matrix, and of the checkpoint's fused one
         for name, outputs, (begin, end) in self._parts:
             here = slice(row, row + end - begin)
             if self._fused is None:
@@ -79,11 +78,11 @@ class MergedColumnParallelLinear(Matrix):
 
 
 class QKVParallelLinear(MergedColumnParallelLinear):
-    """Queries, keys and values of this rank's heads in one product, and after them the gates of the heads if there are any.
+    """QKV projection of this rank's heads, followed by their output gates, if any.
 
     Args:
-        kv_names: projections of keys and of values in the checkpoint, which may be one; empty where there are none.
-        output_gate: each query head is followed by its gate in the checkpoint's ``q_proj``.
+        kv_names: names of the key and value projections in the checkpoint, which may be equal; empty without keys and values.
+        output_gate: whether each head's query rows in the checkpoint's ``q_proj`` are followed by its gate rows.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class QKVParallelLinear(MergedColumnParallelLinear):
 
 
 class ReplicatedLinear(Matrix):
-    """A small projection that every rank holds whole, and exact unless ``kind`` says otherwise.
+    """A small projection that is replicated on every rank, and not quantized unless ``kind`` says otherwise.
 
     Args:
         outputs: range of the outputs that are held; None for all.
@@ -150,7 +149,7 @@ class ReplicatedLinear(Matrix):
 
 
 class RowParallelLinear(Matrix):
-    """A projection cut by input columns; the partial results are summed over the ranks.
+    """A projection split by input columns; an all-reduce sums the partial results.
 
     Args:
         columns: this rank's range of the inputs.
@@ -163,10 +162,10 @@ class RowParallelLinear(Matrix):
 
     def forward(self, x_TF: torch.Tensor) -> torch.Tensor:
         out_TD = self._tp.all_reduce(self.product(x_TF))
-        return out_TD if self.bias is None else out_TD + self.bias  # after the sum, so that it counts once
+        return out_TD if self.bias is None else out_TD + self.bias  # after the all-reduce, so that it is added once
 
     def partial(self, x_TF: torch.Tensor) -> torch.Tensor:
-        """This rank's summand of ``forward``; the bias is the first rank's."""
+        """This rank's summand of ``forward``; the first rank's includes the bias."""
         return self.product(x_TF, self.bias if self._tp.rank == 0 else None)
 
     def slices(self, prefix: str) -> Iterator[WeightSlice]:

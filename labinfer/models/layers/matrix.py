@@ -1,4 +1,4 @@
-"""A module around one matrix of weights."""
+"""A module with one matrix of weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MatrixBlock:
     rows: Range
     functions: MatrixFunctions
     codes: Codes | None = None
-    """Memory for codes until they are packed; None where values are, in the matrix's ``weight``."""
+    """Memory for quantized weights until they are packed; None if the block uses the matrix's ``weight``."""
     packed: PackedWeight | None = None
 
     @property
@@ -34,12 +34,12 @@ class MatrixBlock:
 
 
 class Matrix(WeightedModule):
-    """A matrix that is a parameter ``weight``, or codes, while it is loaded, and packed by its functions afterwards.
+    """A matrix: a parameter ``weight``, or quantized ``Codes``, during loading; packed by its functions afterwards.
 
-    Where a checkpoint holds the projections that are merged here in different forms, there are several blocks.
+    If the checkpoint stores projections that are merged here in different forms, the matrix has several blocks.
 
     Args:
-        kind: decides about its quantisation; a matrix of kind ``exact`` takes no codes.
+        kind: selects the quantization; a matrix of kind ``exact`` holds no codes.
     """
 
     def __init__(self, outputs: int, inputs: int, kind: MatrixKind, ctx: StageContext):
@@ -51,13 +51,13 @@ class Matrix(WeightedModule):
 
     @property
     def _functions(self) -> MatrixFunctions:
-        """Functions of a matrix that is a single block."""
+        """Functions of a single-block matrix."""
         (block,) = self._blocks
         return block.functions
 
     @property
     def packed(self) -> PackedWeight | None:
-        """A matrix that is a single block; None before it is packed."""
+        """Packed weight of a single-block matrix; None before packing."""
         (block,) = self._blocks
         return block.packed
 
@@ -88,7 +88,7 @@ class Matrix(WeightedModule):
                 block.codes = Codes.empty(block.codes.form, block.rows[1] - block.rows[0], block.codes.columns, device)
 
     def memory(self, begin: int, end: int) -> torch.Tensor | Codes:
-        """Memory for a checkpoint's values or codes of these outputs, which are of one block."""
+        """Memory for loading the outputs ``begin`` to ``end``, which must be in one block."""
         for block in self._blocks:
             if block.rows[0] <= begin and end <= block.rows[1]:
                 if block.codes is None:
@@ -125,7 +125,7 @@ class Matrix(WeightedModule):
         super().import_packed(state)
 
     def product(self, x_TI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-        """``x @ weight.T + bias`` as its functions compute it, in the dtype of x; partial where the inputs are cut over ranks."""
+        """``x @ weight.T + bias`` in the dtype of x; a partial sum if the inputs are split over ranks."""
         if len(self._blocks) == 1:
             block = self._blocks[0]
             return block.functions.linear(x_TI, block.packed, bias_O)
@@ -137,15 +137,15 @@ class Matrix(WeightedModule):
 
     @property
     def can_gate(self) -> bool:
-        """Whether there is a product with the activation of a gated MLP in one call."""
+        """Whether the matrix has a product with a fused gated activation."""
         return len(self._blocks) == 1 and self._functions.gated_linear is not None
 
     def gated_product(self, x_TI: torch.Tensor, bias_O: torch.Tensor | None, *, gelu: bool) -> torch.Tensor:
-        """See ``GatedLinear``."""
+        """Product with a fused gated activation, see ``GatedLinear``."""
         return self._functions.gated_linear(x_TI, self.packed, bias_O, gelu=gelu)
 
     def columns(self, begin: int, end: int) -> torch.Tensor:
-        """Inputs ``begin:end`` of the matrix as products see it, (end - begin, outputs): those of unit vectors."""
+        """Columns ``begin:end`` of the matrix as ``product`` uses it, (end - begin, outputs), from products with unit vectors."""
         units = torch.zeros(end - begin, self.num_inputs)
         units[torch.arange(end - begin), torch.arange(begin, end)] = 1
         outs = (
@@ -155,7 +155,7 @@ class Matrix(WeightedModule):
         return torch.cat(list(outs), dim=1)
 
     def calls(self) -> Iterator[FunctionCall]:
-        """The products with it."""
+        """Products with this matrix."""
         yield from self.product_calls()
 
     def product_calls(self) -> Iterator[LinearCall]:

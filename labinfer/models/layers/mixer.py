@@ -1,7 +1,7 @@
-"""Protocols for the two parts of a decoder's layer: the mixer, in which tokens see each other, and the MLP.
+"""Protocols of the two parts of a decoder layer: the mixer, which exchanges information between tokens (attention), and the MLP.
 
-A config says what a part is like and builds it, so that a model's layers may be of different kinds and a new kind is one
-file. A layer answers for itself: what it keeps between steps (``cache_spec``), and which functions it calls (``calls``).
+A config describes a part and builds it, so a model may mix kinds of layers, and a new kind is one file. A layer declares itself what
+it keeps between steps (``cache_spec``) and which functions it calls (``calls``).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from labinfer.models.layers.rope import RopeConfig
 
 
 class Mixer(Protocol):
-    """This rank's share of one layer's attention, or of what stands in its place. An ``nn.Module``."""
+    """A rank's share of one layer's attention, or of another token mixer; an ``nn.Module``."""
 
     rope: RopeConfig | None
-    """The rotary table whose angles ``forward`` is given; None where it has no use for one."""
+    """Rotary config of the ``angles`` that ``forward`` takes; None if it needs none."""
 
     def cache_spec(self) -> CacheSpec:
-        """Tensors that it keeps between steps."""
+        """Tensors that the mixer keeps between steps."""
         ...
 
     def calls(self) -> Iterator[FunctionCall]:
-        """Calls of functions that it makes for every batch, but for those of its matrices and norms."""
+        """Function calls that the mixer makes for every batch, except those of its matrices and norms."""
         ...
 
     def __call__(
@@ -42,44 +42,46 @@ class Mixer(Protocol):
         angles: Angles | None,
         output_rows: OutputRows | None = None,
     ) -> torch.Tensor:
-        """(T, D) → (T, D), or (R, D) of the rows that are asked for; the sum over the ranks.
+        """(T, D) → (T, D), or (R, D) for ``output_rows``; summed over the TP ranks.
 
         Args:
-            output_rows: None for all. Whatever they are, all tokens go into the cache.
-            cache: what ``cache_spec().view`` made of its pools.
-            angles: of the table in ``rope``.
+            output_rows: rows to compute; None for all. All tokens are written to the cache in either case.
+            cache: result of ``cache_spec().view``.
+            angles: rotary angles of ``rope``.
         """
         ...
 
 
 class MixerConfig(Protocol):
-    """Shape of a mixer over the whole model."""
+    """Unsharded shape of a mixer."""
 
     def build(self, hidden_size: int, ctx: StageContext) -> nn.Module:
         """This rank's ``Mixer``."""
         ...
 
     def with_window(self, window: int) -> MixerConfig:
-        """The same, where it has one, with a sliding window of so many tokens."""
+        """The config with a sliding window of ``window`` tokens, if the mixer supports windows."""
         ...
 
     def check(self, tp_size: int) -> None:
-        """Raises:
-        UserError: it cannot be cut over so many ranks.
+        """Check that the mixer can be sharded over ``tp_size`` ranks.
+
+        Raises:
+            UserError: it cannot.
         """
         ...
 
 
 class MLPConfig(Protocol):
-    """Shape of an MLP over the whole model. A module that counts the tokens of each expert keeps the counts in ``num_tokens_E``."""
+    """Unsharded shape of an MLP. A module that counts the tokens of each expert stores the counts in ``num_tokens_E``."""
 
     has_experts: ClassVar[bool]
-    """Whether some of its weights are experts'."""
+    """Whether the MLP has routed experts."""
     reads_hidden: ClassVar[bool]
-    """Whether ``forward`` is also given the hidden states, (T, D), of which its input is a norm."""
+    """Whether ``forward`` also takes the hidden states before the norm, (T, D)."""
     num_sums: ClassVar[int]
-    """Sums over the ranks in ``forward``."""
+    """Number of all-reduces in ``forward``."""
 
     def build(self, hidden_size: int, ctx: StageContext) -> nn.Module:
-        """This rank's part: (T, D) → (T, D), the sum over the ranks."""
+        """This rank's part: (T, D) → (T, D), summed over the TP ranks."""
         ...

@@ -18,7 +18,7 @@ from labinfer.models.layers.sharding import shard_columns
 
 @dataclass(frozen=True, kw_only=True)
 class GatedMLPConfig:
-    """``down(activation(gate(x)) * up(x))`` (Shazeer 2020, arXiv:2002.05202) over the whole model."""
+    """Unsharded gated MLP, ``down(activation(gate(x)) * up(x))`` (Shazeer 2020, arXiv:2002.05202)."""
 
     intermediate_size: int
     bias: bool = False
@@ -48,7 +48,7 @@ class GatedMLP(nn.Module):
         yield GatedActivationCall(self.down_proj.num_inputs, f"{self._activation}_and_mul")
 
     def _gate(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """(T, D) → (T, F)."""
+        """Gate and up projections with the activation, (T, D) → (T, F)."""
         if not self.gate_up_proj.can_gate:
             return self._activate(self.gate_up_proj(x_TD))
         return self.gate_up_proj(x_TD, gate=self._activation)
@@ -58,5 +58,5 @@ class GatedMLP(nn.Module):
         return self.down_proj(self._gate(x_TD))
 
     def partial(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """This rank's summand of ``forward``, for one that adds other summands before the sum over the ranks."""
+        """This rank's summand of ``forward``, for callers that add other summands before the all-reduce."""
         return self.down_proj.partial(self._gate(x_TD))

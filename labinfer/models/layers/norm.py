@@ -1,4 +1,4 @@
-"""Normalisation."""
+"""RMS norms, replicated or sharded."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
 
 class NormWeight(WeightedModule):
-    """A norm's weight, whole on every rank.
+    """A norm's weight, replicated on every rank.
 
     Args:
-        offset: added to what the checkpoint has; the weight is then kept in float32, as the sum has more digits.
+        offset: added to the checkpoint's weight; the sum is kept in float32, as it needs more precision.
     """
 
     def __init__(self, size: int, ctx: StageContext, offset: float = 0.0):
@@ -33,7 +33,7 @@ class NormWeight(WeightedModule):
 
 
 class RMSNorm(NormWeight):
-    """Root-mean-square normalisation over the last dimension (Zhang & Sennrich 2019, arXiv:1910.07467)."""
+    """RMS norm over the last dimension (Zhang & Sennrich 2019, arXiv:1910.07467)."""
 
     def __init__(self, size: int, eps: float, ctx: StageContext, offset: float = 0.0):
         super().__init__(size, ctx, offset)
@@ -45,18 +45,17 @@ class RMSNorm(NormWeight):
     def forward(
         self, hidden_TD: torch.Tensor, delta_TD: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add a sublayer's output and normalise: (hidden + delta, the norm of that). May overwrite ``hidden_TD``,
-        unless ``delta_TD`` is None."""
+        """Add a sublayer's output and normalize: (hidden + delta, its norm). May overwrite ``hidden_TD`` unless ``delta_TD`` is None."""
         return self._add_rms_norm(hidden_TD, delta_TD, self.weight, self._eps)
 
 
 class ShardedRMSNorm(WeightedModule):
-    """Root-mean-square normalisation over a dimension that is cut over the ranks, who add up their sums of squares.
+    """RMS norm over a dimension that is sharded over the ranks; the caller sums their squares with an all-reduce.
 
     Args:
         full: size of the whole dimension.
         columns: this rank's (begin, end) of it.
-        counted_from: the first column that counts in this rank's sum; those before it count on another rank.
+        counted_from: first column that counts in this rank's sum; earlier ones are replicas that another rank counts.
     """
 
     def __init__(self, full: int, columns: tuple[int, int], counted_from: int, eps: float, ctx: StageContext):
@@ -70,7 +69,7 @@ class ShardedRMSNorm(WeightedModule):
         return x_TI[:, self._num_uncounted :].float().square().sum(dim=1)
 
     def forward(self, x_TI: torch.Tensor, sum_T: torch.Tensor) -> torch.Tensor:
-        """Normalise this rank's columns by the sum over all ranks."""
+        """Normalize this rank's columns with the sum of squares over all ranks."""
         scale_T1 = torch.rsqrt(sum_T / self._full + self._eps).unsqueeze(1)
         return self.weight * (x_TI.float() * scale_T1).to(x_TI.dtype)
 

@@ -1,12 +1,13 @@
-"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864) and its stretched forms.
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864) and its scaling types.
 
-``linear`` divides positions (Chen et al. 2023, arXiv:2306.15595); ``llama3`` divides only the slow frequencies, as the
-Llama 3.1 model card's reference code does; ``yarn`` blends both and sharpens attention (Peng et al. 2023, arXiv:2309.00071);
-``longrope`` has a factor for each frequency (Ding et al. 2024, arXiv:2402.13753); ``dynamic`` stretches the base by the number of
-tokens once there are more than the checkpoint was made for (dynamic NTK; Transformers 5.24, ``_compute_dynamic_ntk_parameters``), and
-with an ``alpha`` it is the fixed stretch that HunYuan's checkpoints mean by it; ``proportional`` turns only a part of the pairs, with the frequencies
-that they would have among all (Gemma 4). Where ``longrope`` has two sets of factors, the context limit of
-the run decides, so that keys of one sequence are never rotated by both.
+- ``linear`` divides positions (Chen et al. 2023, arXiv:2306.15595).
+- ``llama3`` divides only the low frequencies, as the reference code of Llama 3.1's model card does.
+- ``yarn`` blends both and sharpens attention (Peng et al. 2023, arXiv:2309.00071).
+- ``longrope`` has a factor for each frequency (Ding et al. 2024, arXiv:2402.13753). If there are two sets of factors, the run's context
+  limit selects one, so that all keys of a sequence use the same.
+- ``dynamic`` scales the base by the context length once it exceeds the checkpoint's (dynamic NTK; Transformers 5.24,
+  ``_compute_dynamic_ntk_parameters``). With an ``alpha`` it is the fixed scaling of HunYuan's checkpoints.
+- ``proportional`` rotates only a part of the pairs, with the frequencies that they have among all pairs (Gemma 4).
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ COVERED_AT_ONCE = 512
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """One rotary table: layers with equal configs share it."""
+    """Config of a rotary table, which layers with equal configs share."""
 
     dim: int
-    """Dimensions of a head that are rotated: its first ones, R."""
+    """Rotary dimensions of a head, R: its first ones."""
     parameters: Mapping[str, Any]
     """``rope_type``, ``rope_theta`` and the keys of that type, named as in Hugging Face's config."""
     max_position: int
-    """Positions that the checkpoint was made for."""
+    """Context length of the checkpoint."""
     interleaved: bool = False
-    """Pairs are dimensions (2i, 2i + 1) instead of (i, i + R/2)."""
+    """Whether rotated pairs of dimensions are (2i, 2i + 1) instead of (i, i + R/2)."""
 
     @property
     def dynamic_from(self) -> int:
-        """Tokens up to which ``dynamic`` rope is plain; 0 for other types.
+        """Context length up to which ``dynamic`` rope is not scaled; 0 for other types.
 
-        Beyond, a sequence is rotated as Transformers' ``generate`` does: all tokens of its prompt by the frequencies of the
-        prompt's length, and each later token by those of the length that it makes. Cached keys keep their rotation.
+        Longer sequences follow Transformers' ``generate``: the tokens of a prompt use the frequencies of the prompt's length, each later
+        token those of the context length up to itself. Cached keys keep their rotation.
         """
         is_dynamic = self.parameters.get("rope_type") == "dynamic" and not self.parameters.get("alpha")
         return self.max_position if is_dynamic else 0
@@ -54,15 +55,15 @@ class RopeConfig:
 def inverse_frequencies(
     head_size: int, parameters: Mapping[str, Any], max_position: int, length: int = 0
 ) -> tuple[torch.Tensor, float]:
-    """Angle per position of each pair, (R/2,) float32, and the factor on cos and sin.
+    """Frequency (angle per position) of each pair, (R/2,) float32, and the factor on cos and sin.
 
     Args:
-        head_size: dimensions that are rotated, R.
+        head_size: rotary dimensions, R.
         parameters, max_position: see ``RopeConfig``.
-        length: the longest context of the run, by which ``longrope`` takes its factors for short or for long ones.
+        length: maximum context length of the run; selects the short or the long factors of ``longrope``.
 
     Raises:
-        UserError: a type that is not in ``ROPE_TYPES``, or a parameter that is missing or no number.
+        UserError: the type is not in ``ROPE_TYPES``, or a parameter is missing or not a number.
     """
     kind = parameters.get("rope_type", "default")
     base = _number(parameters, "rope_theta")
@@ -92,10 +93,10 @@ def inverse_frequencies(
 def dynamic_frequencies(
     head_size: int, parameters: Mapping[str, Any], max_position: int, lengths_S: torch.Tensor
 ) -> torch.Tensor:
-    """Angle per position of each pair in contexts of ``lengths_S`` tokens by dynamic NTK, (S, R/2) float32.
+    """Frequencies of each pair by dynamic NTK, for contexts of ``lengths_S`` tokens, (S, R/2) float32.
 
     Raises:
-        UserError: a parameter is missing or no number.
+        UserError: a parameter is missing or not a number.
     """
     base, factor = _number(parameters, "rope_theta"), _number(parameters, "factor")
     stretch_S = factor * lengths_S.clamp(min=max_position) / max_position - (factor - 1)
@@ -104,8 +105,10 @@ def dynamic_frequencies(
 
 
 def check_rope(rope: RopeConfig) -> None:
-    """Raises:
-    UserError: its table cannot be computed.
+    """Check that the frequencies of ``rope`` are finite.
+
+    Raises:
+        UserError: they are not, or a parameter is invalid.
     """
     try:
         with torch.device("cpu"):
@@ -148,7 +151,7 @@ def _yarn(
     original = _number(parameters, "original_max_position_embeddings", max_position)
 
     def dimension_turning(times: float) -> float:
-        """The dimension whose angle turns this many times over the original context."""
+        """Index of the pair whose angle makes ``times`` turns over the original context."""
         return head_size * math.log(original / (times * 2 * math.pi)) / (2 * math.log(base))
 
     def sharpening(scale: float = 1.0) -> float:
@@ -195,12 +198,13 @@ def _longrope(
 
 
 class RotaryTable:
-    """cos and sin of every position up to the longest context. They are computed, and take memory, when a context first reaches them.
+    """cos and sin of every position up to the maximum context length. Rows are computed, and become resident, when a context first
+    reaches them.
 
     Args:
-        length: positions that the table can cover.
-        dtype: of the activations that are rotated.
-        num_placed: rows behind those of positions, for ``place``.
+        length: maximum number of positions.
+        dtype: dtype of the activations that are rotated.
+        num_placed: additional rows after those of positions, for ``place``.
     """
 
     def __init__(self, rope: RopeConfig, length: int, dtype: torch.dtype, device: torch.device, num_placed: int = 0):
@@ -216,7 +220,7 @@ class RotaryTable:
         self.cover(1)
 
     def cover(self, length: int) -> None:
-        """Extend the table to ``length`` positions or more. Its memory stays where it is."""
+        """Extend the table to at least ``length`` positions, in place."""
         while self._num_covered < length:
             begin, end = self._num_covered, min(self._num_covered + COVERED_AT_ONCE, self._length)
             assert begin < end, f"a rotary table of {end} positions is asked for {length}"
@@ -225,20 +229,20 @@ class RotaryTable:
             self._num_covered = end
 
     def place(self, positions_S: torch.Tensor, lengths_S: torch.Tensor) -> None:
-        """Fill the rows behind those of positions for tokens of long prompts; they hold until the next call.
+        """Fill the additional rows for tokens of long prompts; valid until the next call.
 
         Args:
-            positions_S: of the tokens, in the order of the rows.
-            lengths_S: tokens of the prompt that each belongs to.
+            positions_S: position of each token, in the order of the rows.
+            lengths_S: length of each token's prompt.
         """
         assert self._length + len(positions_S) <= len(self._cos_SR), f"{len(positions_S)} rows are to be placed"
         self._fill(self._length, positions_S, lengths_S)
 
     def _fill(self, begin: int, positions_S: torch.Tensor, lengths_S: torch.Tensor) -> None:
-        """Compute rows from ``begin`` on.
+        """Compute the rows from ``begin`` on.
 
         Args:
-            lengths_S: tokens of the contexts that ``dynamic`` rope takes the frequencies of.
+            lengths_S: context length of each row, which determines the frequencies of ``dynamic`` rope.
         """
         rope, rows, frequencies = self._rope, slice(begin, begin + len(positions_S)), self._frequencies_F
         if rope.dynamic_from and len(lengths_S) and int(lengths_S.max()) > rope.dynamic_from:
@@ -248,14 +252,14 @@ class RotaryTable:
         self._sin_SR[rows] = self._spread(angles_SF.sin() * self._factor)
 
     def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin for these positions, which are covered, (T, R) each."""
+        """cos and sin at ``positions_T``, which must be covered, (T, R) each."""
         return self._cos_SR[positions_T], self._sin_SR[positions_T]
 
     def turn(self, x_SKR: torch.Tensor, positions: int) -> torch.Tensor:
-        """Rotated vectors, float32, as they would be so many positions further on; a negative number moves them back."""
+        """Re-rotate float32 vectors by ``positions`` positions; a negative number moves them back."""
         angles_1R = (self._frequencies_R * positions).unsqueeze(0)
         return rotary(x_SKR, angles_1R.cos(), angles_1R.sin(), self._interleaved)
 
     def _spread(self, x_F: torch.Tensor) -> torch.Tensor:
-        """One number a pair → one a dimension: (…, R/2) → (…, R)."""
+        """Expand a value per pair to a value per dimension: (…, R/2) → (…, R)."""
         return x_F.repeat_interleave(2, dim=-1) if self._interleaved else torch.cat((x_F, x_F), dim=-1)

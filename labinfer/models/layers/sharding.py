@@ -1,4 +1,4 @@
-"""Attention heads, MLP columns and experts of each tp rank. Pure arithmetic: nothing here knows torch or a communicator."""
+"""Attention heads, MLP columns and experts of each TP rank. Pure arithmetic, without torch or a communicator."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from labinfer.base.errors import UserError
 from labinfer.comm.spmd.topology import shard_range
 
 COLUMN_UNIT = 16
-"""MLP columns are cut in runs of this many where the width allows, so that slices stay friendly to SIMD."""
+"""Granularity of MLP column ranges, if the width allows, which keeps slices SIMD-friendly."""
 
 
 @dataclass(frozen=True)
 class HeadShard:
-    """The attention heads of one tp rank.
+    """Attention heads of one TP rank.
 
-    Query heads are a contiguous range. Each KV head it reads is held whole; a KV head that serves the query heads
-    of several ranks is held by each of them.
+    Query heads are a contiguous range. Each KV head that they read is held whole; a KV head whose query heads are on several ranks is
+    replicated on each of them.
     """
 
     query: tuple[int, int]
     kv: tuple[int, int]
     kv_of_query: tuple[int, ...]
-    """For each of this rank's query heads, the index of its KV head among this rank's KV heads."""
+    """Index of the KV head of each query head; both indices are local to this rank."""
 
     @property
     def head_ptr(self) -> tuple[int, ...]:
-        """KV head k serves this rank's query heads ``head_ptr[k]:head_ptr[k + 1]``."""
+        """Query heads ``head_ptr[k]:head_ptr[k + 1]`` of this rank read its KV head k."""
         return *(self.kv_of_query.index(kv) for kv in range(self.num_kv)), self.num_query
 
     @property
@@ -39,13 +39,13 @@ class HeadShard:
 
 
 def shard_heads(num_heads: int, num_kv_heads: int, tp_size: int, tp_rank: int, kind: str = "attention") -> HeadShard:
-    """The heads of ``tp_rank``: whole KV groups while there are enough of them, query heads beyond that.
+    """Heads of ``tp_rank``: whole KV groups if there are at least ``tp_size`` KV heads, otherwise a range of query heads.
 
     Args:
-        kind: of the query heads, for the error.
+        kind: kind of the query heads, for the error.
 
     Raises:
-        UserError: there are more tp ranks than query heads.
+        UserError: there are more TP ranks than query heads.
     """
     if tp_size > num_heads:
         raise UserError(
@@ -62,10 +62,10 @@ def shard_heads(num_heads: int, num_kv_heads: int, tp_size: int, tp_rank: int, k
 
 
 def shard_columns(num_columns: int, tp_size: int, tp_rank: int) -> tuple[int, int]:
-    """The (begin, end) MLP columns of ``tp_rank``."""
+    """(begin, end) of the MLP columns of ``tp_rank``."""
     return shard_range(num_columns, tp_size, COLUMN_UNIT)[tp_rank]
 
 
 def shard_experts(num_experts: int, tp_size: int, tp_rank: int) -> tuple[int, int]:
-    """The (begin, end) experts that ``tp_rank`` holds whole; none where there are more ranks than experts."""
+    """(begin, end) of the experts that ``tp_rank`` holds whole; empty if there are more ranks than experts."""
     return shard_range(num_experts, tp_size)[tp_rank]

@@ -1,4 +1,4 @@
-"""Biases of the experts that a rank holds, and the activation that goes with them."""
+"""Biases of a rank's experts, and their clamped activation."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from labinfer.weights.slices import Range, TensorSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
 FILLED = 32
-"""Numbers that biases are filled up to a multiple of."""
+"""Zero-padding of biases: up to a multiple of this."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClampedGateConfig:
-    """Experts with biases and a bounded activation, see ``ClampedGate``; they are stored transposed, gate and up in turns."""
+    """Experts with biases and a clamped activation, see ``ClampedGate``. The checkpoint stores the experts' matrices transposed, with gate and
+    up columns interleaved."""
 
     alpha: float
     limit: float
 
 
 class ExpertBiases(WeightedModule):
-    """Biases as ``mlp.experts.gate_up_proj_bias`` and ``mlp.experts.down_proj_bias`` have them, in float32.
+    """Biases from ``mlp.experts.gate_up_proj_bias`` and ``mlp.experts.down_proj_bias``, in float32.
 
     Args:
-        sizes: experts, columns of each and outputs over the whole model.
-        experts, columns: this rank's.
-        counts: whether the biases of the outputs are added on this rank; where columns are cut only one may do so.
+        sizes: number of experts, columns of each, and outputs; unsharded.
+        experts, columns: this rank's ranges.
+        counts: whether this rank adds the output biases; if columns are sharded, only one rank does.
     """
 
     def __init__(
@@ -72,5 +73,5 @@ class ExpertBiases(WeightedModule):
 
 
 def filled_up(x_EF: torch.Tensor) -> torch.Tensor:
-    """The same with zeros up to a multiple of ``FILLED``, contiguous."""
+    """Zero-pad the last dimension to a multiple of ``FILLED``; contiguous."""
     return F.pad(x_EF, (0, -x_EF.shape[1] % FILLED)).contiguous()

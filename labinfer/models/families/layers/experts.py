@@ -1,4 +1,4 @@
-"""The experts of a mixture that a rank holds: of every expert some columns, or some experts whole."""
+"""Routed experts of a rank: a range of columns of every expert, or whole experts."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Projection = Literal["gate_proj", "up_proj", "down_proj"]
 
 
 class RoutedExperts(WeightedModule):
-    """Gated MLPs of one shape, of which each token has some; their partial sums are to be added up over the ranks.
+    """Routed gated MLPs of one shape; the caller sums their partial results over the ranks.
 
-    They are loaded and packed one by one: a layer's experts never stand in memory as the checkpoint has them. Where it has all of
-    them in codes of one form, they stay codes; otherwise each is decoded.
+    Experts are loaded and packed one by one, so a layer's unpacked experts are never in memory together. If the checkpoint stores all of
+    them quantized in one form, they stay quantized; otherwise each is dequantized.
 
     Args:
-        num_experts, columns: over the whole model.
-        gate: of experts with biases.
-        gelu: whether the activation is a GELU instead of a SiLU.
+        num_experts, columns: unsharded.
+        gate: clamped activation of experts with biases.
+        gelu: whether the activation is GELU instead of SiLU.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RoutedExperts(WeightedModule):
             self.biases = ExpertBiases(gate, sizes, *parts, counts=counts)
         self.packed: PackedExperts | None = None
         self._codes: tuple[Codes, Codes] | None = None
-        """In the place of ``gate_up`` and ``down``."""
+        """Memory for loading quantized experts; replaces ``gate_up`` and ``down``."""
         self.hold_values()
 
     def hold_values(self) -> None:
@@ -75,21 +75,21 @@ class RoutedExperts(WeightedModule):
 
     @property
     def _memory(self) -> tuple[torch.Tensor, torch.Tensor] | tuple[Codes, Codes]:
-        """For an expert of the checkpoint: gate with up, and down."""
+        """Memory for loading one expert: gate and up, and down."""
         return self._codes or (self.gate_up.detach(), self.down.detach())
 
     def forward(self, x_TD: torch.Tensor, ids_TA: torch.Tensor, weights_TA: torch.Tensor) -> torch.Tensor:
-        """(T, D) → (T, D): this rank's part of the weighted sum of each token's experts."""
+        """(T, D) → (T, D): this rank's summand of the weighted sum over each token's experts."""
         return self._functions.experts(x_TD, ids_TA, weights_TA, self._mlps)
 
     @cached_property
     def _mlps(self) -> ExpertMLPs:
-        """Built at the first step: the experts and the biases have been packed then."""
+        """Built at the first step, after the experts and the biases are packed."""
         gate = None if self.biases is None else self.biases.gate
         return ExpertMLPs(self.packed, self._range[0], gate, self._gelu)
 
     def call(self, num_chosen: int) -> ExpertsCall:
-        """The call that a batch makes, for so many experts of each token."""
+        """Function call of a batch with ``num_chosen`` experts per token."""
         return ExpertsCall(
             target=self._functions.target,
             quantization=self._functions.quantization,
@@ -117,7 +117,7 @@ class RoutedExperts(WeightedModule):
             self._codes = self._empty_codes(self._codes[0].form, device)
 
     def check_room(self) -> None:
-        self._make()  # on the meta device still
+        self._make()  # still on the meta device
 
     def _empty_codes(self, form: CodeForm, device: torch.device) -> tuple[Codes, Codes]:
         gate_up = Codes.empty(form, 2 * self._width, (0, self._hidden_size), device)
@@ -133,7 +133,7 @@ class RoutedExperts(WeightedModule):
         self._take(packed)
 
     def pack(self) -> None:
-        """Experts without weights, whose size counts."""
+        """Allocate experts without weights, to know their size."""
         self._take(self._make())
 
     @property
@@ -158,8 +158,8 @@ class RoutedExperts(WeightedModule):
         return self._functions.make_experts(shape, data_EB.device, data_EB=data_EB)
 
     def _expert_slices(self, prefix: str, expert: int) -> Iterator[MatrixSlice]:
-        """Gate, up and down of one expert: from matrices of its own, or from two tensors with all experts. None on a rank
-        without columns."""
+        """Gate, up and down slices of one expert, from matrices of its own or from stacked tensors of all experts. Empty on a rank without
+        columns."""
         hidden_size, width, full = self._hidden_size, self._width, self._all_columns
         gate_up, down = self._memory
         if not width:

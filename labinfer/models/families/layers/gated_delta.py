@@ -1,4 +1,4 @@
-"""Gated DeltaNet (Yang et al. 2024, arXiv:2412.06464): a mixer whose memory of a sequence is one matrix for each head."""
+"""Gated DeltaNet (Yang et al. 2024, arXiv:2412.06464): a linear-attention mixer with one state matrix per head."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from labinfer.weights.slices import Range, TensorSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
 Part = tuple[str, int, Range]
-"""A stored tensor, its rows, and a range of them."""
+"""Name of a stored tensor, its number of rows, and a range of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaConfig:
-    """A layer of Gated DeltaNet over the whole model."""
+    """Unsharded Gated DeltaNet layer."""
 
     num_key_heads: int
-    """Heads of queries, and as many of keys."""
+    """Query heads, and equally many key heads."""
     num_value_heads: int
-    """A multiple of the key heads, each of which serves a run of them."""
+    """Multiple of ``num_key_heads``; a key head serves consecutive value heads."""
     key_size: int
     value_size: int
     conv_width: int
-    """Tokens that the convolution in front of the heads sees, the token itself included."""
+    """Kernel size of the causal convolution: tokens that it sees, the current one included."""
     norm_eps: float
     stored_by_key_head: bool = False
-    """Whether a checkpoint has ``in_proj_qkvz`` and ``in_proj_ba``, with all rows of a key head together, instead of
-    ``in_proj_qkv``, ``in_proj_z``, ``in_proj_b`` and ``in_proj_a``."""
+    """Whether the checkpoint stores ``in_proj_qkvz`` and ``in_proj_ba``, with the rows grouped by key head, instead of ``in_proj_qkv``,
+    ``in_proj_z``, ``in_proj_b`` and ``in_proj_a``."""
 
     def build(self, hidden_size: int, ctx: StageContext) -> GatedDeltaNet:
         return GatedDeltaNet(self, hidden_size, ctx)
@@ -55,7 +55,7 @@ class GatedDeltaConfig:
 
 @dataclass(frozen=True)
 class DeltaState:
-    """A layer's pools of states; slots first."""
+    """State pools of a layer; dimension 0 indexes slots."""
 
     conv: torch.Tensor
     """(slots, W - 1, C): the last inputs of the convolution."""
@@ -102,7 +102,7 @@ class GatedDeltaNet(nn.Module):
         angles: Angles | None,
         output_rows: OutputRows | None = None,
     ) -> torch.Tensor:
-        """(T, D) → (T, D), or (R, D); brings the state of each sequence up to date."""
+        """(T, D) → (T, D), or (R, D) for ``output_rows``; updates the state of each sequence."""
         functions, attention = self._functions, batch.attention
         projected_TI = self.in_proj(x_TD)
         qkv_TC, z_TI = projected_TI[:, : -self._num_values], projected_TI[:, -self._num_values :]
@@ -128,7 +128,7 @@ class GatedDeltaNet(nn.Module):
 
 
 class ConvWeight(WeightedModule):
-    """The weight of a depthwise convolution, (W, C) float32: a row for each token that is seen, the last for the token itself.
+    """Weight of a depthwise convolution, (W, C) float32: one row per tap, the last for the current token.
 
     Args:
         parts: this rank's channels.
@@ -152,7 +152,7 @@ class ConvWeight(WeightedModule):
 
 
 class DecayWeights(WeightedModule):
-    """Rates at which the value heads forget, and biases of these, (H,) float32: see ``family_protocols.DeltaRule``."""
+    """Decay rates of the value heads, and their biases, (H,) float32: see ``family_protocols.DeltaRule``."""
 
     def __init__(self, num_heads: int, heads: Range):
         super().__init__()
@@ -167,14 +167,14 @@ class DecayWeights(WeightedModule):
             )
 
     def pack(self) -> None:
-        self.rate_H.exp_()  # it is stored as its logarithm
+        self.rate_H.exp_()  # the checkpoint stores its logarithm
 
 
 # Rows of the checkpoint's tensors for this rank's heads.
 
 
 def _channel_parts(name: str, config: GatedDeltaConfig, shard: HeadShard) -> list[Part]:
-    """Queries, keys and values in a tensor that has first all queries, then all keys, then all values."""
+    """This rank's channels in a tensor that stores all queries, then all keys, then all values."""
     keys = config.num_key_heads * config.key_size
     total = 2 * keys + config.num_value_heads * config.value_size
     queries = [key * config.key_size for key in range(*shard.kv)]
@@ -187,7 +187,7 @@ def _channel_parts(name: str, config: GatedDeltaConfig, shard: HeadShard) -> lis
 
 
 def _input_parts(config: GatedDeltaConfig, shard: HeadShard) -> list[Part]:
-    """Queries, keys, values and z."""
+    """This rank's rows of queries, keys, values and z."""
     key_size, value_size, heads = config.key_size, config.value_size, range(*shard.query)
     if not config.stored_by_key_head:
         z = _join("in_proj_z", config.num_value_heads * value_size, [head * value_size for head in heads], value_size)
@@ -206,7 +206,7 @@ def _input_parts(config: GatedDeltaConfig, shard: HeadShard) -> list[Part]:
 
 
 def _gate_parts(config: GatedDeltaConfig, shard: HeadShard) -> list[Part]:
-    """b of each value head, then a of each."""
+    """This rank's rows of b for each value head, then of a for each."""
     if not config.stored_by_key_head:
         return [(name, config.num_value_heads, shard.query) for name in ("in_proj_b", "in_proj_a")]
     group = config.num_value_heads // config.num_key_heads
@@ -216,7 +216,7 @@ def _gate_parts(config: GatedDeltaConfig, shard: HeadShard) -> list[Part]:
 
 
 def _join(name: str, total: int, begins: Iterable[int], size: int) -> list[Part]:
-    """Runs of rows, neighbours as one."""
+    """Row ranges of length ``size`` from ``begins``, with adjacent ones merged."""
     parts: list[Part] = []
     for begin in begins:
         first = parts.pop()[2][0] if parts and parts[-1][2][1] == begin else begin

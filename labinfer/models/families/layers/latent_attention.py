@@ -1,4 +1,4 @@
-"""Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434): keys and values of all heads come of one vector a token."""
+"""Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434): one latent per token holds the keys and values of all heads."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttentionConfig:
-    """A layer of latent attention over the whole model."""
+    """Unsharded latent-attention layer."""
 
     num_heads: int
     query_rank: int
-    """Size of the vector that the queries of all heads come of; 0 where they come of the hidden state."""
+    """Rank of the low-rank query projection; 0 if queries are projected from the hidden state directly."""
     rank: int
     """Size of a token's latent, L."""
     unrotated: int
-    """Dimensions of a head's queries and keys without a position, N; those with one are as many as ``rope`` rotates."""
+    """Dimensions of a head's queries and keys without position encoding, N; ``rope.dim`` more are rotated."""
     value_size: int
     rope: RopeConfig
     scale: float
-    """Factor on the scores."""
+    """Factor on the attention scores."""
     bias: bool = False
-    """Whether the products with hidden states have biases, and the one at the end."""
+    """Whether the down-projections of hidden states and ``o_proj`` have biases."""
     norm_eps: float = 1e-6
 
     def build(self, hidden_size: int, ctx: StageContext) -> MultiHeadLatentAttention:
@@ -59,7 +59,7 @@ class LatentAttentionConfig:
 
 
 class MultiHeadLatentAttention(nn.Module):
-    """This rank's heads. Every rank computes and keeps the whole latent of each token: there is one for all heads."""
+    """This rank's heads. The latent is replicated: every rank computes and caches it for each token, as all heads share it."""
 
     def __init__(self, config: LatentAttentionConfig, hidden_size: int, ctx: StageContext):
         super().__init__()
@@ -119,7 +119,7 @@ class MultiHeadLatentAttention(nn.Module):
         angles: Angles | None,
         output_rows: OutputRows | None = None,
     ) -> torch.Tensor:
-        """(T, D) → (T, D), or (R, D); writes the new tokens' latents into ``cache``."""
+        """(T, D) → (T, D), or (R, D) for ``output_rows``; writes the new tokens' latents into ``cache``."""
         config, functions = self.config, self._functions
         q_TI, kv_TC = self._project(x_TD)
         q_THQ = q_TI.view(-1, self._num_heads, config.query_size)
@@ -138,7 +138,7 @@ class MultiHeadLatentAttention(nn.Module):
         return LatentTransform(self.kv_a_layernorm.weight, self.config.norm_eps, self.config.rope.interleaved)
 
     def _project(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries of this rank's heads, and latents with what will be rotated."""
+        """Queries of this rank's heads, and each token's latent with the rotary part of its key, before the rotation."""
         if not self.config.query_rank:
             return self.q_proj(x_TD), self.kv_a_proj_with_mqa(x_TD)
         both_TI = self.a_proj(x_TD)
@@ -147,10 +147,10 @@ class MultiHeadLatentAttention(nn.Module):
 
 
 class HeadWeights(WeightedModule):
-    """For each of this rank's heads, the rows that make its keys and its values of a latent: (H, U, L), never quantised.
+    """Up-projections of this rank's heads, from a latent to keys and values: (H, U, L), never quantized.
 
     Args:
-        size: rows of a head, U: its keys', then its values'.
+        size: rows of a head, U: for its keys, then for its values.
     """
 
     def __init__(self, num_heads: int, heads: Range, size: int, rank: int, *, ctx: StageContext):
@@ -171,7 +171,7 @@ class HeadWeights(WeightedModule):
 
 
 def _whole(name: str, size: int) -> tuple[str, int, Range]:
-    """A projection that every rank has whole."""
+    """Name, size and range of a projection that is replicated on every rank."""
     return name, size, (0, size)
 
 

@@ -1,4 +1,4 @@
-"""Mixture of experts in the place of an MLP (Shazeer et al. 2017, arXiv:1701.06538)."""
+"""Mixture of experts in place of an MLP (Shazeer et al. 2017, arXiv:1701.06538)."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from labinfer.models.layers.mlp import GatedMLP, GatedMLPConfig
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureConfig:
-    """Experts of a layer over the whole model; each is a gated MLP."""
+    """Unsharded experts of a layer; each is a gated MLP."""
 
     router: RouterConfig
     intermediate_size: int
     """Columns of each expert."""
     shared: GatedMLPConfig | None = None
-    """An MLP for every token beside its experts (Dai et al. 2024, arXiv:2401.06066)."""
+    """Shared expert: an MLP for every token besides its routed experts (Dai et al. 2024, arXiv:2401.06066)."""
     shared_gate: bool = False
-    """Whether the shared MLP counts by a sigmoid of its own."""
+    """Whether the shared expert is weighted by a sigmoid gate."""
 
     gate: ClampedGateConfig | None = None
-    """Activation of experts with biases; None for SiLU without any."""
+    """Clamped activation of experts with biases; None for SiLU without biases."""
     has_experts: ClassVar[bool] = True
     reads_hidden: ClassVar[bool] = False
     num_sums: ClassVar[int] = 1
@@ -41,7 +41,7 @@ class MixtureConfig:
 
 
 class Mixture(nn.Module):
-    """This rank's part of the experts and of the shared MLP; one sum over the ranks for both."""
+    """This rank's part of the routed and the shared experts; one all-reduce for both."""
 
     def __init__(self, config: MixtureConfig, hidden_size: int, ctx: StageContext):
         super().__init__()
@@ -56,7 +56,7 @@ class Mixture(nn.Module):
                 self.shared_expert_gate = ReplicatedLinear(hidden_size, 1, ctx)
 
     def calls(self) -> Iterator[FunctionCall]:
-        """The call of the experts, where this rank has any."""
+        """Call of the experts, if this rank holds any."""
         call = self.experts.call(self.gate.config.num_chosen)
         if call.elements:
             yield call

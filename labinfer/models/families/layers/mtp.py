@@ -1,4 +1,4 @@
-"""MTPLayer: guesses the token after the next one (multi-token prediction, DeepSeek-AI 2024, arXiv:2412.19437, section 2.2)."""
+"""MTPLayer: drafts the token after the next one (multi-token prediction, DeepSeek-AI 2024, arXiv:2412.19437, section 2.2)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from labinfer.models.layers.norm import RMSNorm
 
 
 class MTPLayer(nn.Module):
-    """A decoder layer over a token's hidden state together with the embedding of the next token.
+    """A decoder layer over a token's hidden state and the embedding of the next token.
 
-    Embedding and output head are the model's. Parts are named as in Qwen's checkpoints.
+    Embedding and LM head are the model's. Modules are named as in Qwen's checkpoints.
 
     Args:
-        layer: of the kind that the model has.
-        make_norm: gives a norm of hidden states.
+        layer: decoder layer of the model's kind.
+        make_norm: creates a norm of hidden states.
     """
 
     def __init__(self, layer: nn.Module, make_norm: Callable[[], RMSNorm], hidden_size: int, ctx: StageContext):
@@ -46,11 +46,11 @@ class MTPLayer(nn.Module):
         *,
         output_rows: OutputRows,
     ) -> torch.Tensor:
-        """(T, D) and (T, D) → (R, D), which the output head is given, and the layer itself with the token that is chosen then.
+        """(T, D) and (T, D) → (R, D): input of the LM head, and ``hidden_TD`` of this layer for the next drafted token.
 
         Args:
-            embedded_TD: embeddings of the tokens behind those of the batch.
-            hidden_TD: normalised: what the output head was given.
+            embedded_TD: embeddings of the tokens that follow those of the batch.
+            hidden_TD: normalized hidden states, as the LM head takes them.
             cache: see ``Mixer``.
         """
         _, embedded_TD = self.pre_fc_norm_embedding(embedded_TD)

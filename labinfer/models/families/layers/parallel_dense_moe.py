@@ -1,4 +1,4 @@
-"""An MLP for every token and experts beside it, each with norms of its own, as Gemma 4 has them."""
+"""A dense MLP and routed experts in parallel, each with its own norms (Gemma 4)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from labinfer.weights.weighted_module import empty_parameter
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelDenseMoEConfig:
-    """``norm_1(dense(x)) + norm_2(experts(norm_3(hidden)))``; the router reads a norm of ``hidden`` of its own."""
+    """``norm_1(dense(x)) + norm_2(experts(norm_3(hidden)))``; the router has its own norm of ``hidden``."""
 
     dense: GatedMLPConfig
     router: RouterConfig
     intermediate_size: int
-    """Columns of each expert, whose activation is that of ``dense``."""
+    """Columns of each expert; the experts use the activation of ``dense``."""
     norm_eps: float
     has_experts: ClassVar[bool] = True
     reads_hidden: ClassVar[bool] = True
@@ -36,7 +36,7 @@ class ParallelDenseMoEConfig:
 
 
 class ParallelDenseMoE(nn.Module):
-    """This rank's part of both."""
+    """This rank's part of the MLP and of the experts."""
 
     def __init__(self, config: ParallelDenseMoEConfig, hidden_size: int, ctx: StageContext):
         super().__init__()
@@ -51,7 +51,7 @@ class ParallelDenseMoE(nn.Module):
         self.experts = RoutedExperts(config.router.num_experts, config.intermediate_size, hidden_size, ctx, gelu=gelu)
 
     def calls(self) -> Iterator[FunctionCall]:
-        """The call of the experts, where this rank has any."""
+        """Call of the experts, if this rank holds any."""
         call = self.experts.call(self.gate.config.num_chosen)
         if call.elements:
             yield call
@@ -60,8 +60,8 @@ class ParallelDenseMoE(nn.Module):
         """(T, D) → (T, D).
 
         Args:
-            x_TD: for the MLP, normalised.
-            hidden_TD: for the experts and their router, not normalised.
+            x_TD: input of the MLP, normalized.
+            hidden_TD: input of the experts and of the router, before their norms.
         """
         _, dense_TD = self.dense_output_norm(self.dense(x_TD))
         _, routed_TD = self.gate_norm(hidden_TD)
@@ -71,7 +71,7 @@ class ParallelDenseMoE(nn.Module):
 
 
 class RouterNorm(RMSNorm):
-    """A norm whose weight is divided by the root of the hidden size; it is in float32, as what it gives decides a choice."""
+    """RMS norm with its weight divided by the square root of the hidden size; the weight is in float32, as routing depends on it."""
 
     def __init__(self, size: int, eps: float, ctx: StageContext):
         super().__init__(size, eps, ctx)

@@ -1,4 +1,4 @@
-"""Per-layer embeddings: what every layer is told about a token beside the hidden states (model card of google/gemma-4-E2B-it)."""
+"""Per-layer embeddings: an extra input of each layer for every token (model card of google/gemma-4-E2B-it)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
 @dataclass(frozen=True, kw_only=True)
 class PerLayerEmbeddingConfig:
-    """Per-layer embeddings over the whole model."""
+    """Unsharded sizes of per-layer embeddings."""
 
     size: int
-    """Numbers for each layer, P."""
+    """Embedding size per layer, P."""
     vocab_size: int
     num_layers: int
 
 
 class PerLayerEmbedding(nn.Module):
-    """The inputs of a stage's layers: of all columns of table and projection a stage holds those of its layers."""
+    """Per-layer embeddings of a stage's layers; a stage holds the columns of table and projection for its own layers."""
 
     def __init__(self, config: PerLayerEmbeddingConfig, hidden_size: int, norm_eps: float, ctx: StageContext):
         super().__init__()
@@ -36,17 +36,17 @@ class PerLayerEmbedding(nn.Module):
         columns = (ctx.first_layer * config.size, ctx.last_layer * config.size)
         self.table = VocabParallelEmbedding(config.vocab_size, width, ctx, columns=columns)
         self.projection = ReplicatedLinear(hidden_size, width, ctx, "layer", columns)
-        # The projection is divided by the root of the hidden size before this norm, which only its epsilon can tell.
+        # The reference divides the projection by sqrt(hidden_size) before this norm: equal to a larger epsilon.
         self.norm = RMSNorm(config.size, norm_eps * hidden_size, ctx)
         self._table_scale = torch.tensor(config.size**0.5, dtype=ctx.dtype, device="cpu")
         self._mean_scale = torch.tensor(0.5**0.5, dtype=torch.float32, device="cpu")
-        """Tensors, so that compiled steps can repeat the products."""
+        """Tensors, so that captured steps can replay the products."""
 
     def forward(self, token_ids_T: torch.Tensor, embedded_TD: torch.Tensor) -> torch.Tensor:
-        """(T, layers of the stage, P).
+        """Per-layer embeddings, (T, layers of the stage, P).
 
         Args:
-            embedded_TD: the tokens' embeddings as the model's first layer has them.
+            embedded_TD: token embeddings, the input of the model's first layer.
         """
         _, projected_NP = self.norm(self.projection(embedded_TD).view(-1, self._size))
         known_NP = self.table(token_ids_T).view(-1, self._size) * self._table_scale
@@ -54,7 +54,7 @@ class PerLayerEmbedding(nn.Module):
 
 
 class PerLayerGate(nn.Module):
-    """A layer's use of its input: ``norm(project(gelu(gate(hidden)) * input))``, with the GELU's tanh form."""
+    """A layer's gate on its per-layer embedding: ``norm(project(gelu(gate(hidden)) * input))``, with the tanh approximation of GELU."""
 
     def __init__(self, config: PerLayerEmbeddingConfig, hidden_size: int, norm_eps: float, ctx: StageContext):
         super().__init__()
@@ -63,13 +63,13 @@ class PerLayerGate(nn.Module):
         self.norm = RMSNorm(hidden_size, norm_eps, ctx)
 
     def forward(self, hidden_TD: torch.Tensor, input_TP: torch.Tensor) -> torch.Tensor:
-        """(T, D), (T, P) → (T, D), to be added to the hidden states."""
+        """(T, D), (T, P) → (T, D), a delta of the hidden states."""
         gated_TP = F.gelu(self.gate(hidden_TD), approximate="tanh") * input_TP
         return self.norm(self.projection(gated_TP))[1]
 
 
 class LayerScalar(WeightedModule):
-    """A number that a layer's hidden states are multiplied with at its end."""
+    """A learned factor on a layer's output."""
 
     def __init__(self, ctx: StageContext):
         super().__init__()

@@ -1,7 +1,7 @@
-"""Router of a mixture of experts: which experts a token is sent to, and how much each counts.
+"""Router of a mixture of experts: the experts of each token, and their weights.
 
-Every tensor-parallel rank computes the same choice from the same bits, so no ids are sent. All arithmetic is in float32,
-whatever the model's dtype: two scores that round to the same number must not change places.
+Every tensor-parallel rank computes an identical choice from identical inputs, so no ids are sent. All arithmetic is in float32 for any
+model dtype: in a narrower dtype, different scores could round to equal ones.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
 @dataclass(frozen=True, kw_only=True)
 class RouterConfig(RoutingRule):
-    """A router over the whole model."""
+    """Unsharded router of a layer."""
 
     num_experts: int
     bias_dims: int = 0
-    """Dimensions of the checkpoint's bias, the last of which is the experts'; 0 for none. It is added to the scores for the
-    choice only (Wang et al. 2024, arXiv:2408.15664)."""
+    """Dimensions of the checkpoint's bias, the last of which is the experts'; 0 without a bias. The bias affects the choice only, not the
+    weights (Wang et al. 2024, arXiv:2408.15664)."""
     expert_scale: bool = False
     """Whether each expert has a learned factor on its weights."""
 
 
 def read_router(file: ConfigFile, num_experts: int, num_chosen: int, **fields: Any) -> RouterConfig:
-    """Config of a router that chooses ``num_chosen`` of ``num_experts`` experts for a token.
+    """Config of a router that chooses ``num_chosen`` of ``num_experts`` experts per token.
 
     Args:
-        fields: of ``RouterConfig``, where the family does not use their defaults.
+        fields: fields of ``RouterConfig`` that differ from their defaults.
 
     Raises:
-        UserError: more experts are to be chosen than there are, or groups that are not equal.
+        UserError: there are fewer than ``num_chosen`` experts to choose from, or the groups are unequal.
     """
     router = RouterConfig(num_experts=num_experts, num_chosen=num_chosen, **fields)
     groups, chosen_groups = router.num_groups, router.num_chosen_groups
@@ -56,7 +56,7 @@ def read_router(file: ConfigFile, num_experts: int, num_chosen: int, **fields: A
 
 
 class Router(WeightedModule):
-    """Scores and choice, whole on every rank; the first of them counts the tokens of each expert in ``num_tokens_E``."""
+    """Scores and top-k choice, replicated on every rank; the first rank counts the tokens of each expert in ``num_tokens_E``."""
 
     def __init__(self, config: RouterConfig, hidden_size: int, ctx: StageContext):
         super().__init__()
@@ -68,7 +68,7 @@ class Router(WeightedModule):
         self.register_buffer("num_tokens_E", torch.zeros(config.num_experts, dtype=torch.int64), persistent=False)
 
     def forward(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(T, D) → each token's experts, (T, A) int64, and their weights, (T, A) float32."""
+        """(T, D) → expert ids of each token, (T, A) int64, and their weights, (T, A) float32."""
         counts_E = self.num_tokens_E if self._counts else None
         return self._route(x_TD, self._weights, counts_E)
 
@@ -82,9 +82,7 @@ class Router(WeightedModule):
         if self.weight.is_meta:
             return
         narrow_ED = self.weight.bfloat16()
-        if torch.equal(
-            narrow_ED.float(), self.weight
-        ):  # the checkpoint has no more digits: half as much to read in every step
+        if torch.equal(narrow_ED.float(), self.weight):  # exact in bfloat16: half the bytes to read in every step
             self.weight = nn.Parameter(narrow_ED, requires_grad=False)
 
     def slices(self, prefix: str) -> Iterator[WeightSlice]:
