@@ -22,7 +22,7 @@ def page_query(most: int) -> tuple[tuple[str, dict[str, Any]], ...]:
 
 @dataclass(frozen=True)
 class Page:
-    """So many items behind one of an id, the newest first unless the order is ``asc``."""
+    """A page: up to ``limit`` items after the item with the id ``after``, newest first unless the order is ``asc``."""
 
     limit: int
     order: str

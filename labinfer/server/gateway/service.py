@@ -40,7 +40,7 @@ LONGEST = 1 << 17
 
 @dataclass(frozen=True)
 class Model:
-    """A model that is served."""
+    """A served model."""
 
     info: ModelInfo
     reader: InputProcessor

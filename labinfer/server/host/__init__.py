@@ -1,1 +1,1 @@
-"""Beside the engine on rank 0: the gateway's requests into the engines, tokens and stats back."""
+"""Host: runs the gateway's requests on the engines of rank 0, and sends tokens and stats back."""

@@ -1,4 +1,4 @@
-"""``AsyncLLM``: the Python API for event loops: any number of requests at the same time.
+"""``AsyncLLM``: the Python API for asyncio, with any number of concurrent requests.
 
     llm = AsyncLLM(model="path/to/checkpoint")
     async for delta in llm.stream("Hello", SamplingParams(max_tokens=16)):
@@ -40,16 +40,16 @@ MODEL = "model"
 
 
 class AsyncLLM:
-    """A loaded model on this group of ranks, for any number of event loops and tasks at once.
+    """A loaded model on this group of ranks, for any number of concurrent tasks and event loops.
 
-    Under a launcher every rank runs the same script; the constructor keeps ranks other than 0 to work until rank 0 closes it,
-    and then ends them by ``SystemExit``.
+    Under a launcher every rank runs the same script. On ranks other than 0 the constructor works for rank 0 until rank 0 closes it,
+    and then raises ``SystemExit``.
 
     Args:
-        model, options: as for ``LLM``, ``plugins`` among them; loading blocks the caller.
+        model, options: as for ``LLM``, including ``plugins``; loading blocks the caller.
 
     Raises:
-        UserError: an option, the model or the layout is wrong; on every rank.
+        UserError: an option, the model or the layout is invalid; raised on every rank.
     """
 
     def __init__(self, model: str = "demo", **options: Any):
@@ -60,21 +60,21 @@ class AsyncLLM:
             raise SystemExit
         self._link, self._keys = InProcessConnection(), itertools.count()
         self._ending, self._failure = threading.Event(), ""
-        self._prompts = ThreadPoolExecutor(1, "prompts")  # tokenizing a long prompt holds no event loop up
+        self._prompts = ThreadPoolExecutor(1, "prompts")  # tokenizing a long prompt must not block an event loop
         host = EngineHost({MODEL: llm}, self._link, self._check, drain_seconds=0.0)
         self._thread = threading.Thread(target=self._run, args=(host,), name="engine", daemon=True)
         self._thread.start()
         self._process = os.getpid()
-        atexit.register(self._close)  # a notebook may simply end
+        atexit.register(self._close)  # a notebook may end without a close
 
     async def stream(self, prompt: PromptLike, params: SamplingParams | None = None) -> AsyncIterator[Delta]:
-        """Yield what the answers to a prompt get, as they get it. Leaving the loop aborts the request.
+        """Yield the deltas of a prompt's answers as they are generated. Leaving the loop aborts the request.
 
         Args:
             prompt: text, token ids, messages of a conversation, or a dictionary; see ``PromptLike``.
 
         Raises:
-            UserError: the prompt or a parameter is wrong; or this is closed, then or meanwhile.
+            UserError: the prompt or a parameter is invalid; or the AsyncLLM is closed, before or meanwhile.
         """
         async with aclosing(self._items(prompt, params, streams=True)) as items:
             async for item in items:
@@ -82,27 +82,27 @@ class AsyncLLM:
                     yield item
 
     async def generate(self, prompt: PromptLike, params: SamplingParams | None = None) -> RequestOutput:
-        """The whole output of a prompt; a cancelled task aborts the request. For the rest see ``stream``."""
+        """Generate the whole output of a prompt. Cancelling the task aborts the request. Arguments and errors as in ``stream``."""
         async with aclosing(self._items(prompt, params)) as items:
             return await anext(items)
 
     async def chat(
         self, messages: list[dict[str, Any]], params: SamplingParams | None = None, **fields: Any
     ) -> RequestOutput:
-        """The answer to a conversation; ``fields`` go beside its messages, see ``LLM.chat``. ``stream`` takes messages, too."""
+        """Answer a conversation; ``fields`` are further fields of the prompt, see ``LLM.chat``. ``stream`` accepts messages too."""
         return await self.generate({**fields, "messages": messages}, params)
 
     async def embed(
         self, prompt: PromptLike, pooling: str | None = None, normalize: bool | None = None
     ) -> EmbeddingOutput:
-        """One vector for a prompt; see ``LLM.embed``."""
+        """Embed a prompt; see ``LLM.embed``."""
         own = self._llm.spec.pooling
         async with aclosing(self._items(prompt, None, pooling=own.resolve(pooling))) as items:
             (output,) = own.finish([await anext(items)], normalize)
         return output
 
     async def close(self) -> None:
-        """Abort what is open, end the engine's thread and leave the group; the AsyncLLM is of no use afterwards."""
+        """Abort open requests, end the engine's thread and leave the group; the AsyncLLM is unusable afterwards."""
         await asyncio.to_thread(self._close)
 
     async def __aenter__(self) -> AsyncLLM:
@@ -114,7 +114,7 @@ class AsyncLLM:
     async def _items(
         self, prompt: PromptLike, params: SamplingParams | None, *, streams: bool = False, pooling: str = ""
     ) -> AsyncIterator[Delta | RequestOutput | EmbeddingOutput]:
-        """Yield the deltas of a request, if it streams, and its output."""
+        """Yield the deltas of a request, if it streams, and then its output."""
         self._check_usable()
         loop = asyncio.get_running_loop()
         items: asyncio.Queue = asyncio.Queue()
@@ -127,7 +127,7 @@ class AsyncLLM:
         take = functools.partial(loop.call_soon_threadsafe, items.put_nowait)
         self._link.start(MODEL, DirectCall(state, streams, take))
         try:
-            self._check_usable()  # again: who closes it looks for open requests first
+            self._check_usable()  # again: ``_close`` aborts open requests first
             while True:
                 item = await items.get()
                 if isinstance(item, Exception):
@@ -163,7 +163,7 @@ class AsyncLLM:
     def _run(self, host: EngineHost) -> None:
         try:
             host.run()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, callers hear of it
+        except BaseException as error:  # noqa: BLE001 - callers receive every failure
             if self._llm.group.size > 1:
                 end_process_with(error, self._llm.group)
             self._failure = f"the engine has failed with {type(error).__name__}: {error}; make a new AsyncLLM"
@@ -171,8 +171,10 @@ class AsyncLLM:
             self._link.abort_all(RuntimeError(self._failure))
 
     def _check(self) -> None:
-        """Raises:
-        Interrupted: all is aborted, and the host is to end.
+        """Check whether the host must end.
+
+        Raises:
+            Interrupted: the AsyncLLM is closing and all requests are aborted.
         """
         if self._ending.is_set() and self._link.is_empty:
             raise Interrupted(0)

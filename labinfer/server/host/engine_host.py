@@ -1,4 +1,4 @@
-"""EngineHost: the gateway's requests through the engines of one or more models, on rank 0."""
+"""EngineHost: runs the gateway's requests on the engines of one or more models, on rank 0."""
 
 from __future__ import annotations
 
@@ -43,45 +43,47 @@ from labinfer.server.link.stats import Drift
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.25
-"""Rank 0 sleeps so long at a time when nothing runs; a frame wakes it at once, a signal at the latest after this."""
+"""Sleep of an idle rank 0; a frame wakes it at once, a signal at the latest after this time."""
 SOON_SECONDS = 0.01
-"""Rank 0 sleeps so long at a time while a request waits for its model's guides."""
+"""Sleep of rank 0 while a request waits for its model's guides."""
 STABLE_SECONDS = 30.0
-"""A better split of the layers has to be one for so long before the layout changes."""
+"""Time that a better split of the layers must persist before the layout changes."""
 
 Layouts = dict[str, EngineOptions]
-"""Options of every model, by its name."""
+"""Model name to its options."""
 
 
 def refuse_changes(change: LayoutChange) -> None:
-    """Raises:
-    UserError: always; nobody can load the models again.
+    """Refuse every layout change; used where the models cannot be reloaded.
+
+    Raises:
+        UserError: always.
     """
     raise UserError("the layout cannot be changed here")
 
 
 class EngineHost:
-    """Steps the engines as long as there is work, and sleeps when there is none.
+    """Steps the engines while there is work, and sleeps otherwise.
 
     Args:
-        models: by the names under which they are served; all of one group.
-        link: to the gateway, which has been told who comes, or to callers in this process.
-        check: raises ``Interrupted`` when a signal has asked for the end.
-        drain_seconds: limit for open requests then.
-        is_last: whether the gateway ends with this host. Not a supervisor's, which says so itself: launchers send SIGTERM to the
-            ranks that are left when one has died, too.
-        plan_change: the layouts of all models with one of them changed; None where it is so already. Raises a ``UserError`` where
-            that cannot be.
-        plan_split: the layouts of all models with the better split of the layers of one of them; None where that is not worth it.
-        outcome: the end of the change that led to this host, for the gateway.
-        on_ready: called when the gateway takes requests.
-        plan: the layout beside its alternatives, as a table; empty where nobody has planned it.
-        machine_links: links that were measured for that.
-        changed: by the name of a model, see ``ModelInfo``.
-        clock: seconds that never go back.
+        models: models of one group by their served names.
+        link: connection to a gateway that knows this host, or to callers in this process.
+        check: raises ``Interrupted`` when a signal has requested the end.
+        drain_seconds: timeout for open requests at the end.
+        is_last: whether the gateway ends with this host. False under a supervisor, which ends the gateway itself: launchers also send
+            SIGTERM to the remaining ranks when one has died.
+        plan_change: returns the layouts of all models after a change, or None if nothing changes. Raises a ``UserError`` if the
+            change is impossible.
+        plan_split: returns the layouts of all models after the better split of one model's layers, or None if it is not worth it.
+        outcome: outcome of the layout change that led to this host, for the gateway.
+        on_ready: called when the gateway accepts requests.
+        plan: table of the layout and its alternatives; empty if the layout was not planned.
+        machine_links: links measured for the plan.
+        changed: model name to its changed files; see ``ModelInfo``.
+        clock: monotonic time in seconds.
 
     Raises:
-        UserError: what a checkpoint recommends cannot be read.
+        UserError: the recommended sampling of a checkpoint cannot be read.
     """
 
     def __init__(
@@ -116,8 +118,8 @@ class EngineHost:
         }
         self._link = link
         self._check, self._drain_seconds, self._is_last, self._clock = check, drain_seconds, is_last, clock
-        self._open: dict[str, HostedModel] = {}  # by the id of a request
-        self._early: dict[str, Add] = {}  # by the same, requests that wait for their model's guides
+        self._open: dict[str, HostedModel] = {}  # by request id
+        self._early: dict[str, Add] = {}  # by request id; requests that wait for their model's guides
         health_channel = next(iter(models.values())).group.health_channel
         self._telemetry = Telemetry(list(self._models.values()), self._link.send, health_channel, clock)
         self._drain_until: float | None = None
@@ -126,15 +128,15 @@ class EngineHost:
         self._change: Layouts | None = None
 
     def run(self) -> Layouts | None:
-        """Run requests until a signal comes and those open then are done, or have had their time.
+        """Serve until a signal arrives and the open requests have finished or timed out, or until the layout changes.
 
         Returns:
-            The layouts in which another host is to go on with what is open; None at the end.
+            The layouts for the next host, which resumes the open requests; None at the end.
 
         Raises:
             BrokenConnection: the gateway is gone.
         """
-        for frame in self._link.receive(0.0):  # the gateway may have refused this host while the models were loaded
+        for frame in self._link.receive(0.0):  # the gateway may have rejected this host while the models were loading
             self._handle(frame)
         self._link.send(Attach([model.describe() for model in self._models.values()]))
         if self._outcome is not None:
@@ -158,14 +160,14 @@ class EngineHost:
         return self._change
 
     def _hand_back(self) -> None:
-        """Take in what is in flight, and have the gateway keep all that is open for the next host."""
+        """Complete the steps in flight, and make the gateway keep the open requests for the next host."""
         for model in self._models.values():
             while model.llm.engine.scheduler.in_flight:
                 self._step(model, launches=False)
         self._link.send(Rebuilding())
         has_paused = False
         while not has_paused:
-            for frame in self._link.receive(IDLE_SECONDS):  # requests will be handed to the next host once more
+            for frame in self._link.receive(IDLE_SECONDS):  # requests are resent to the next host
                 has_paused |= isinstance(frame, Paused)
                 if isinstance(frame, ChangeLayout):
                     self._link.send(LayoutAnswer(is_refused=True, is_busy=True))
@@ -177,14 +179,14 @@ class EngineHost:
             except Interrupted as error:
                 self._drain_until = self._clock() + self._drain_seconds
                 self._link.send(Draining())
-                if error.signum:  # else it is closed by a program
+                if error.signum:  # 0: closed by a program, not by a signal
                     open_requests = _describe_open(len(self._open) + len(self._early), self._drain_seconds)
                     logger.info("stopping at %s: %s", signal.Signals(error.signum).name, open_requests)
             return False
         return not (self._open or self._early) or self._clock() > self._drain_until
 
     def _watch_drift(self) -> None:
-        """Say which stage has become slower, and leave for a better split of the layers where that is wished."""
+        """Log stages that have slowed down, and change the layout if a better split persists and ``plan_split`` wants it."""
         for model in self._models.values():
             watch = model.slowdown_detector
             if watch is None or watch.drift is None or watch.drift is model.told_drift:
@@ -225,14 +227,14 @@ class EngineHost:
         except UserError as error:
             self._link.send(LayoutAnswer(str(error), is_refused=True))
             return
-        if self._change is None:  # it is so already
+        if self._change is None:  # the layout is in use already
             self._link.send(LayoutAnswer())
 
     def _add(self, frame: Add) -> None:
         model, request_id = self._models[frame.model], frame.request.key
         self._early.pop(request_id, None)
         if frame.request.sampling.structured_outputs is not None and not model.llm.guides.get_ready():
-            self._early[request_id] = frame  # others' steps do not wait for that
+            self._early[request_id] = frame  # steps of other requests do not wait for the guides
             return
         if not model.llm.engine.has_work:
             model.last_step = self._clock()
@@ -246,7 +248,7 @@ class EngineHost:
         except UserError as error:
             self._link.send(Refused(request_id, str(error), is_too_long=isinstance(error, PromptTooLong)))
             return
-        except BaseException as error:  # of a library, or of somebody's logits processor: the other requests go on
+        except BaseException as error:  # from a library or a plugin's logits processor: other requests continue
             if not is_failure(error):
                 raise
             logger.error("a request fails\n%s", traceback.format_exc().rstrip())
@@ -258,14 +260,14 @@ class EngineHost:
     def _abort(self, frame: Abort) -> None:
         self._early.pop(frame.request_id, None)
         model = self._open.get(frame.request_id)
-        if model is None:  # it has just ended by itself
+        if model is None:  # the request has just ended
             return
         model.llm.driver.abort(frame.request_id, frame.index)
         self._forget_if_done(model, frame.request_id)
 
     def _step(self, model: HostedModel, launches: bool = True) -> None:
         engine = model.llm.engine
-        if not engine.has_work:  # a frame has ended what there was
+        if not engine.has_work:  # a frame has aborted the last request
             return
         outputs = model.step(launches)
         if outputs:

@@ -1,4 +1,4 @@
-"""The ranks beside rank 0 while an EngineHost runs there."""
+"""follow_host: the work of the ranks other than 0 while an EngineHost runs on rank 0."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from labinfer.api.llm import LLM, follow_all
 
 
 def follow_host(llms: list[LLM]) -> None:
-    """Ranks other than 0: take part until the host ends, and send stats when it asks for them. Spare ranks return at once,
-    unless they draft.
+    """Run a rank other than 0 until the host ends, and send stats when rank 0 asks for them. Spare ranks return at once, unless
+    they draft.
 
     Args:
         llms: all models of the group.

@@ -18,13 +18,13 @@ from labinfer.server.link.framing import FrameReader, pack
 
 CHUNK_BYTES = 1 << 18
 MAX_CHUNKS = 16
-"""Chunks that are read between two steps, at most."""
+"""Maximum chunks read between two steps."""
 FULL_BYTES = 1 << 10
-"""So much unread, and the gateway may wait for room while models are loaded: that nothing more comes says nothing then."""
+"""Unread bytes from which the gateway may be blocked by a full socket while models are loaded, so that its silence means nothing."""
 
 
 class GatewayConnection:
-    """A connection to the gateway, as ``server/link/local_socket.py`` makes it."""
+    """A connection to the gateway, made by ``server/link/local_socket.py``."""
 
     def __init__(self, connection: socket.socket):
         self._socket, self._reader = connection, FrameReader(FromGateway)
@@ -46,7 +46,7 @@ class GatewayConnection:
             raise BrokenConnection(f"no word reaches the gateway process: {error}") from None
 
     def receive(self, seconds: float) -> list[FromGateway]:
-        """Frames that have come, after sleeping so many seconds for them if there is none yet.
+        """Return the frames that have arrived; wait up to ``seconds`` for the first.
 
         Raises:
             BrokenConnection: the gateway is gone.
@@ -59,7 +59,7 @@ class GatewayConnection:
                 data = self._socket.recv(CHUNK_BYTES)
             except OSError as error:
                 if frames:
-                    break  # its last words come first
+                    break  # return the last frames before the error
                 raise BrokenConnection(f"the gateway process is gone: {error}") from None
             if not data and frames:
                 break
@@ -71,11 +71,11 @@ class GatewayConnection:
         return frames
 
     def watch(self, timeout: float, make_heartbeat: Callable[[], Heartbeat], on_silence: Callable[[], None]) -> None:
-        """Give signs of life from now on, and expect them, in a thread: the main one may be in a long step, or loading.
+        """Send and monitor heartbeats in a thread: the main thread may be in a long step, or loading.
 
         Args:
-            timeout: seconds of silence, after which ``on_silence`` is called.
-            make_heartbeat: returns a sign of life, with this rank's step and wait.
+            timeout: seconds of silence after which ``on_silence`` is called.
+            make_heartbeat: returns a heartbeat with this rank's step and wait.
         """
         threading.Thread(
             target=self._watch, args=(timeout, make_heartbeat, on_silence), name="gateway", daemon=True
@@ -87,10 +87,10 @@ class GatewayConnection:
             time.sleep(heartbeat.interval)
             try:
                 self._beat(make_heartbeat())
-                # What has come may not have been read yet: that is for the main thread.
+                # Unread data counts as a heartbeat: the main thread reads it later.
                 unread = fcntl.ioctl(self._socket, termios.FIONREAD, bytes(4))
             except (OSError, ValueError):
-                return  # the connection is closed, of which the main thread hears
+                return  # closed; the main thread notices
             (num_unread,) = struct.unpack("i", unread)
             has_come = num_come != (num_come := self._num_read + num_unread)
             if has_come or num_unread >= FULL_BYTES:
@@ -100,11 +100,11 @@ class GatewayConnection:
                 return
 
     def _beat(self, beat: Heartbeat) -> None:
-        """Send a sign of life, unless there is something on its way that is one."""
+        """Send a heartbeat, unless a frame is being sent, which serves as one."""
         if self._sending.acquire(blocking=False):
             try:
                 self._socket.send(pack(beat), socket.MSG_DONTWAIT)
             except BlockingIOError:
-                pass  # a full socket takes none, or all of so small a frame (``unix(7)``)
+                pass  # a full socket takes none of so small a frame, or all of it (``unix(7)``)
             finally:
                 self._sending.release()

@@ -18,42 +18,42 @@ from labinfer.server.link.stats import NUM_STEP_BUCKETS, Drift, step_bucket
 
 @dataclass(kw_only=True)
 class HostedModel:
-    """A model and what runs on it."""
+    """A model, its open requests and its counters."""
 
     name: str
     llm: LLM
     recommended: dict[str, int | float]
-    """Sampling that the checkpoint recommends."""
+    """Sampling parameters recommended by the checkpoint."""
     clock: Callable[[], float] = time.monotonic
-    """Seconds that never go back."""
+    """Monotonic time in seconds."""
     slowdown_detector: StageSlowdownDetector | None = None
     """None with one stage."""
     told_drift: Drift | None = None
     """Last ``Drift`` of ``slowdown_detector`` that was logged."""
     plan: str = ""
-    """The layout beside its alternatives, as a table; empty where nobody has planned it."""
+    """Table of the layout and its alternatives; empty if the layout was not planned."""
     machine_links: Sequence[MachineLinkInfo] = ()
-    """Links that were measured for that."""
+    """Links measured for the plan."""
     changed: str = ""
-    """See ``ModelInfo``."""
+    """Changed model files; see ``ModelInfo``."""
     unread_prompts: dict[str, int] = field(default_factory=dict)
-    """Prompt tokens of open requests without any output yet, by their ids."""
+    """Request id to prompt length, of open requests without output yet."""
     prompt_tokens: int = 0
     generation_tokens: int = 0
     num_steps: int = 0
     step_tokens: int = 0
     steps_by_tokens: list[int] = field(default_factory=lambda: [0] * NUM_STEP_BUCKETS)
     last_step: float = 0.0
-    """Time at which the last step came back, or work came to the idle engine."""
+    """Time of the last completed step, or when work came to the idle engine."""
     working_seconds: float = 0.0
     bubbles: dict[int, float] = field(default_factory=dict)
-    """Seconds that each rank did not compute though there was work, as sent last."""
+    """Rank to its bubble seconds, as reported last."""
     watched: list[InFlight] = field(default_factory=list)
-    """Steps that came back since somebody watched, up to ``watched_most``."""
+    """Completed steps for the trace, at most ``watched_most``."""
     watched_most: int = 0
 
     def step(self, launches: bool = True) -> StepOutputs:
-        """Step the engine and count; returns the outputs of its requests by their ids.
+        """Step the engine and update the counters; return the outputs by request id.
 
         Args:
             launches: see ``EngineDriver.step``.
@@ -71,20 +71,20 @@ class HostedModel:
                 self.watched.append(batch)
         for request_id, update in outputs:
             self.prompt_tokens += self.unread_prompts.pop(request_id, 0)
-            self.generation_tokens += len(update.token_ids) or update.embedding is None  # of beams one a step
+            self.generation_tokens += len(update.token_ids) or update.embedding is None  # beam search: one per step
         now = self.clock()
         self.working_seconds += now - self.last_step
         self.last_step = now
         return outputs
 
     def bubble(self, rank: WorkerStats, worked: float) -> float:
-        """Seconds in which the engine had work and the rank did not compute; never less than before, as counters are not,
-        though the two are read a moment apart."""
+        """Bubble seconds: time in which the engine had work and the rank did not compute. Monotonic, as a counter must be, although its two
+        terms are read at slightly different times."""
         self.bubbles[rank.rank] = max(self.bubbles.get(rank.rank, 0.0), worked - rank.busy_time)
         return self.bubbles[rank.rank]
 
     def describe(self) -> ModelInfo:
-        """Facts for the gateway."""
+        """Describe the model for the gateway."""
         llm, options = self.llm, self.llm.options
         tokenizer = Path(
             options.model.tokenizer or llm.directory
@@ -136,6 +136,6 @@ class HostedModel:
 
 
 def _absolute(template: str) -> str:
-    """A file by its whole path, as the gateway has another working directory; a name as it is."""
+    """Absolute path of a template file, as the gateway has another working directory; a template name unchanged."""
     path = Path(template)
     return str(path.resolve()) if template and path.is_file() else template

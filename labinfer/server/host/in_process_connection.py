@@ -1,4 +1,4 @@
-"""InProcessConnection: callers in other threads of this process to an EngineHost and back, where a server has a gateway and a socket."""
+"""InProcessConnection: connects threads of this process to an EngineHost, in place of a gateway and a socket."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ from labinfer.requests.outputs import Delta, RequestOutput, RequestState
 from labinfer.server.link.frames import Abort, Add, FromGateway, FromHost, Heartbeat, Refused, Updates
 
 Item = Delta | RequestOutput | EmbeddingOutput | Exception
-"""Something that comes of a request; all but a ``Delta`` is the last."""
+"""A result of a request; every item but a ``Delta`` is the last."""
 
 
 @dataclass(frozen=True)
 class DirectCall:
-    """A request with whoever waits for it."""
+    """A request and the callback of its waiter."""
 
     state: RequestState
     streams: bool
-    """Whether deltas come before the output."""
+    """Whether deltas precede the output."""
     take: Callable[[Item], None]
-    """Called from the engine's thread; a RuntimeError means that nobody waits any more (a closed event loop)."""
+    """Called from the engine's thread; a RuntimeError means that the waiter is gone (closed event loop)."""
 
 
 class InProcessConnection:
-    """Takes the place of a ``GatewayConnection``. ``send`` and ``receive`` are for the host's thread, the others for any."""
+    """Replaces a ``GatewayConnection``. ``send`` and ``receive`` belong to the host's thread; the other methods are thread-safe."""
 
     def __init__(self) -> None:
         self._frames: queue.SimpleQueue[FromGateway] = queue.SimpleQueue()
-        self._calls: dict[str, DirectCall] = {}  # by the keys of their requests
+        self._calls: dict[str, DirectCall] = {}  # by request key
 
     def start(self, model: str, call: DirectCall) -> None:
-        """Hand a request to the engine; its key is one that no other has."""
+        """Submit a request, whose key must be unique."""
         self._calls[call.state.request.key] = call
         self._frames.put(Add(model, call.state.request))
 
     def abort(self, key: str) -> None:
-        """Forget a request, and end it where it has not ended."""
+        """Drop a request, and abort it if it has not ended."""
         if self._calls.pop(key, None) is not None:
             self._frames.put(Abort(key))
 
     def abort_all(self, error: Exception) -> None:
-        """Abort every request, with this error for whoever waits for it."""
+        """Abort every request, and pass ``error`` to its waiter."""
         for key, call in list(self._calls.items()):
             self.abort(key)
             self._give(call, error)
 
     def wake(self) -> None:
-        """End the host's sleep."""
+        """Wake the host."""
         self._frames.put(Heartbeat())
 
     @property
     def is_empty(self) -> bool:
-        """Whether the host has taken all there was."""
+        """Whether the host has received all frames."""
         return self._frames.empty()
 
     def receive(self, seconds: float) -> list[FromGateway]:
-        """Frames that have come, after sleeping so many seconds for them if there is none yet."""
+        """Return the frames that have arrived; wait up to ``seconds`` for the first."""
         frames: list[FromGateway] = []
         try:
             if seconds:
@@ -71,7 +71,7 @@ class InProcessConnection:
             return frames
 
     def send(self, frame: FromHost) -> None:
-        """Give callers the news of a step; stats and the like are for nobody here."""
+        """Pass the updates of a step to the callers; other frames, such as stats, are dropped."""
         if isinstance(frame, Updates):
             for key, update in frame.answers:
                 if (call := self._calls.get(key)) is not None:

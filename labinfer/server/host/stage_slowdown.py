@@ -1,6 +1,6 @@
-"""StageSlowdownDetector: stages that take longer than they did at the start, and what another split of layers would give.
+"""StageSlowdownDetector: finds stages that have slowed down since the start, and a better split of the layers.
 
-All stages run the same steps, so time that all of them take longer is the requests', and time that one of them takes longer its own.
+All stages run the same steps: a slowdown of all stages comes from the requests, a slowdown of one stage from its machine.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from labinfer.base.rank_stats import WorkerStats
 from labinfer.server.link.stats import Drift
 
 LEAST_STEPS = 5
-"""Steps of a sample; fewer wait for more."""
+"""Minimum steps of a sample; fewer are merged into the next."""
 LONGEST_SAMPLE = 2.0
-"""Seconds that a sample counts at most: the rest of a longer one had no work."""
+"""Maximum duration counted for a sample, in seconds: the engine was idle in the rest of a longer one."""
 BASELINE_SECONDS, BASELINE_STEPS = 10.0, 100
-"""Work at the start by which later work is judged."""
+"""Work at the start that forms the baseline."""
 WINDOW_SECONDS, LEAST_WINDOW = 10.0, 8.0
-"""Work that is judged, and the least of it."""
+"""Length of the judged window of work in seconds, and its minimum."""
 DRIFTED, RECOVERED = 1.5, 1.25
-"""A stage is named from the first of these factors on, and until it is below the second."""
+"""Hysteresis: factor from which a stage counts as slow, and below which it has recovered."""
 OWN_DRIFT = 1.1
-"""Factor against its own start from which on a stage may be named: else it is the others that have become faster."""
+"""Minimum slowdown relative to the stage's own start: otherwise the other stages have become faster."""
 BOUND = 0.7
-"""Fraction of the time in which the busiest stage computes where its time, and not the sum of all, decides."""
+"""Busy fraction of the busiest stage from which its time, rather than the sum over stages, determines the throughput."""
 LEAST_GAIN = 0.15
-"""Gain of another split from which on it is worth a word."""
+"""Minimum throughput gain of another split to be reported."""
 MOST_STEPS = 1 << 20
-"""Steps that are remembered at most until all ranks have told of them."""
+"""Maximum steps kept until all ranks have reported them."""
 
 
 @dataclass(kw_only=True)
@@ -43,7 +43,7 @@ class _Sample:
     tokens: int
     busy: float
     layers: float
-    """Part of ``busy`` inside the layers."""
+    """Part of ``busy`` spent inside the layers."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class _Baseline:
     steps: int = 0
     sums: list[float] = field(default_factory=lambda: [0.0] * 5)
     fewest: float = math.inf
-    """Tokens a step of the sample that had the fewest."""
+    """Smallest tokens per step of any sample."""
     most: float = 0.0
 
     def add(self, sample: _Sample) -> None:
@@ -69,14 +69,14 @@ class _Baseline:
         return self.seconds >= BASELINE_SECONDS and self.steps >= BASELINE_STEPS
 
     def covers(self, sample: _Sample) -> bool:
-        """Whether there were steps of about as many tokens: what others take is not known, as machines differ in that."""
+        """Whether the baseline has steps of a similar size: other sizes cannot be extrapolated, as machines differ there."""
         return self.fewest / 2 <= sample.tokens / sample.steps <= 2 * self.most
 
     def predict(self, sample: _Sample) -> float:
         nn, nt, tt, ny, ty = self.sums
         determinant = nn * tt - nt * nt
         per_step, per_token = 0.0, ty / tt
-        if determinant > 1e-6 * nn * tt:  # else all samples were alike
+        if determinant > 1e-6 * nn * tt:  # otherwise all samples had one ratio of tokens to steps
             per_step = (ny * tt - ty * nt) / determinant
             per_token = (ty * nn - ny * nt) / determinant
             if per_step < 0:
@@ -96,7 +96,7 @@ class _Rank:
     def add(self, sample: _Sample) -> None:
         self.num_samples += 1
         if self.num_samples == 1:
-            return  # what is done once is in the first steps
+            return  # the first steps include one-time work
         if not (self.baseline.is_complete and self.baseline.covers(sample)):
             self.baseline.add(sample)
             return
@@ -108,44 +108,44 @@ class _Rank:
         return sum(getattr(sample, name) for sample in self.window)
 
     def per_step(self, name: str) -> float:
-        """Median of the samples' seconds a step."""
+        """Median over the samples of the seconds per step."""
         return median(getattr(sample, name) / sample.steps for sample in self.window)
 
     @property
     def ratio(self) -> float:
-        """Time in the window against that of the start. The median: a stall of some seconds is no drift."""
+        """Busy time in the window relative to the baseline. Uses the median, so that a stall of some seconds is no drift."""
         return median(sample.busy / max(self.baseline.predict(sample), 1e-9) for sample in self.window)
 
 
 class StageSlowdownDetector:
-    """Finds stages of one model that take longer than they did at the start.
+    """Finds stages of one model that have slowed down since the start.
 
     Args:
-        layers: number of layers of each stage; there are several.
-        num_ranks: ranks that have a part.
+        layers: number of layers of each stage; at least two stages.
+        num_ranks: number of ranks that hold a part of the model.
     """
 
     def __init__(self, layers: Sequence[int], num_ranks: int):
         self._num_layers, self._num_ranks = list(layers), num_ranks
         self._ranks: dict[int, _Rank] = {}
-        self._tokens = [0]  # of all steps up to each one, from the ``_first``-th on
+        self._tokens = [0]  # cumulative tokens, from step ``_first`` on
         self._first = 0
         self.drift: Drift | None = None
-        """The latest finding; None until there has been enough work."""
+        """Latest result; None until there has been enough work."""
         self.better_since = math.inf
-        """Time since when another split has been better all along."""
+        """Time since which another split has continuously been better."""
 
     def add_step(self, num_tokens: int) -> None:
-        """Know a step that came back; all ranks run the same ones in the same order."""
+        """Record a completed step; all ranks run the same steps in the same order."""
         self._tokens.append(self._tokens[-1] + num_tokens)
         if len(self._tokens) > MOST_STEPS:
             self._forget(self._first + MOST_STEPS // 2)
 
     def add_stats(self, ranks: Sequence[WorkerStats], now: float) -> None:
-        """Take in what the ranks have told last.
+        """Add the latest stats of the ranks.
 
         Args:
-            now: seconds that never go back.
+            now: monotonic time in seconds.
         """
         changed = [self._add_rank(stats) for stats in ranks]
         if not any(changed):
@@ -158,7 +158,7 @@ class StageSlowdownDetector:
             self.better_since = min(self.better_since, now) if self.drift.layers else math.inf
 
     def _add_rank(self, stats: WorkerStats) -> bool:
-        """Whether there is enough that is new."""
+        """Add the sample of a rank; return whether it had enough new steps."""
         rank = self._ranks.setdefault(stats.rank, _Rank(stats))
         before, steps = rank.last, stats.num_steps - rank.last.num_steps
         latest = self._first + len(self._tokens) - 1
@@ -212,13 +212,14 @@ class StageSlowdownDetector:
 def better_split(
     layers: Sequence[int], per_layer: Sequence[float], fixed: Sequence[float], *, bound_by_slowest: bool
 ) -> tuple[list[int], float]:
-    """The split of as many layers with the least time of the slowest stage, and by how much more work it does than the present one.
+    """Return the split that minimizes the time of the slowest stage, and its throughput gain over ``layers``.
 
     Args:
-        layers: the present split.
-        per_layer: seconds of a layer on each stage.
-        fixed: seconds of everything else there.
-        bound_by_slowest: whether the time of the slowest stage counts; else the sum of all does, as for a single request.
+        layers: the current split.
+        per_layer: seconds per layer on each stage.
+        fixed: seconds of all other work on each stage.
+        bound_by_slowest: whether the gain compares the times of the slowest stages; otherwise the sums over stages, as for a single
+            request.
     """
 
     def seconds(split: Sequence[int]) -> float:
@@ -226,7 +227,7 @@ def better_split(
         return max(stages) if bound_by_slowest else sum(stages)
 
     best = [1] * len(layers)
-    for _ in range(sum(layers) - len(layers)):  # a layer only adds to its own stage, so one after another is exact
+    for _ in range(sum(layers) - len(layers)):  # a layer adds to its own stage only, so the greedy choice is exact
         stage = min(range(len(best)), key=lambda stage: fixed[stage] + (best[stage] + 1) * per_layer[stage])
         best[stage] += 1
     return best, seconds(layers) / max(seconds(best), 1e-9) - 1

@@ -1,4 +1,4 @@
-"""Telemetry: stats of the engines and of all ranks for the gateway, now and then, and their trace while somebody watches."""
+"""Telemetry: periodic stats of the engines and all ranks for the gateway, and traces while a client watches."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from labinfer.server.link.frames import FromHost, StatsUpdate, Trace
 from labinfer.server.link.stats import EngineStats, RankStats, TracedStep
 
 STATS_SECONDS = 1.0
-"""Between two stats while something runs."""
+"""Interval of stats while there is work."""
 WATCHED_SECONDS = 0.5
-"""Between two stats while somebody watches, and when work has ended."""
+"""Interval of stats while a client watches, and after work has ended."""
 IDLE_STATS = 2
-"""Number of stats after the last work: the last ones of the other ranks come with the second."""
+"""Stats sent after the last work: the final stats of the other ranks arrive with the second."""
 WATCHED_SLICES = 640
-"""Slices of a rank between two stats: all of some 60 steps. Later ones are left out, so that watching costs the same however
-fast steps are."""
+"""Maximum slices of a rank between two stats: all of some 60 steps. Later slices are dropped, so that the cost of watching does not
+depend on the speed of the steps."""
 ALL_SLICES = 16 * WATCHED_SLICES
-"""Slices of all ranks and models together: the gateway reads them between two pieces of its answers, and a rank's own have to
-fit into one frame of the health channel, however many models it has."""
+"""Maximum slices of all ranks and models together. The gateway decodes them between two pieces of its responses, and those of one rank
+must fit into one frame of the health channel, for any number of models."""
 WATCHED_STEPS = 64
-"""Steps of a model between two stats."""
+"""Maximum traced steps of a model between two stats."""
 SHOWN_SEQUENCES = 32
-"""Sequences of a step."""
+"""Maximum sequences listed per step."""
 
 
 class Telemetry:
-    """Sends ``StatsUpdate``, and ``Trace`` while somebody watches. The other ranks' part comes over the health channel, asked for one time
-    ahead, so that rank 0 never waits for it.
+    """Sends ``StatsUpdate``, and ``Trace`` while a client watches. Stats of other ranks come over the health channel, and are requested one
+    interval ahead, so that rank 0 never waits for them.
 
     Args:
-        models: in the order of the group's.
-        send: to the gateway.
-        health_channel: None where this rank is alone.
-        clock: seconds that never go back.
+        models: models in the order of the group.
+        send: sends a frame to the gateway.
+        health_channel: None with a single rank.
+        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -56,26 +56,29 @@ class Telemetry:
         num_ranks = len(models[0].llm.group.everyone)
         self._num_slices = min(WATCHED_SLICES, ALL_SLICES // (num_ranks * len(models)))
         self._data: dict[int, bytes] = {}  # last message of each other rank
-        self._stats: dict[int, list[WorkerStats]] = {}  # the same, decoded
+        self._stats: dict[int, list[WorkerStats]] = {}  # decoded messages, with rank 0's own stats
         self._was_working = self._is_watched = False
         self._last, self._next, self._left = 0.0, 0.0, IDLE_STATS
         self._decode = msgspec.msgpack.Decoder(list[WorkerStats]).decode
         if health_channel is not None:
-            health_channel.stats.clear()  # of ranks in another layout
-        self._own, self._worked = self._own_stats(0), self._working_seconds()  # of now, for the next time
-        self._worked_before = self._worked  # when the ranks sent ``_stats``
+            health_channel.stats.clear()  # stale stats of another layout
+        self._own, self._worked = (
+            self._own_stats(0),
+            self._working_seconds(),
+        )  # rank 0's own stats, sent one interval later
+        self._worked_before = self._worked  # working seconds when the ranks sent ``_stats``
 
     def watch(self, on: bool) -> None:
-        """Have all ranks record their steps from now on, or no longer."""
+        """Make all ranks start or stop recording their steps."""
         self._is_watched = on
         for model in self._models:
             model.watched.clear()
             model.watched_most = WATCHED_STEPS if on else 0
-        self._gather()  # what comes of it is from before
+        self._gather()  # stale reply; ignore
         self._next, self._left = self._clock() + WATCHED_SECONDS, IDLE_STATS
 
     def send_if_due(self, is_working: bool) -> None:
-        """Send what is due; called between two steps.
+        """Send stats and traces that are due; called between two steps.
 
         Args:
             is_working: whether any engine has work.
@@ -87,7 +90,7 @@ class Telemetry:
             self._next = min(self._next, self._last + WATCHED_SECONDS)
         is_due = now >= self._next and self._left > 0
         fresh = self._take_in(now) if is_due else []
-        if is_due or has_turned:  # which short requests do a hundred times a second: the ranks are not asked each time
+        if is_due or has_turned:  # short requests turn this a hundred times a second: ranks are asked only when due
             self._send_stats(now)
         if is_due and self._is_watched:
             self._send_trace(fresh)
@@ -108,16 +111,16 @@ class Telemetry:
         self._send(StatsUpdate(stats))
 
     def _send_trace(self, fresh: list[int]) -> None:
-        """Send the trace of the ranks of this list."""
+        """Send traces with the slices of the ranks in ``fresh``."""
         for number, model in enumerate(self._models):
             trace = _trace(model, [(rank, self._stats[rank][number].slices) for rank in fresh])
             if trace.steps or trace.slices:
                 self._send(trace)
 
     def _gather(self) -> list[int]:
-        """Take in what the ranks have sent, and ask for the next time. Returns the ranks whose stats are new."""
+        """Collect the stats that the ranks have sent, and request the next. Returns the ranks with new stats."""
         num_slices = self._num_slices if self._is_watched else 0
-        self._stats[0], self._own = self._own, self._own_stats(num_slices)  # all ranks' are of the same time
+        self._stats[0], self._own = self._own, self._own_stats(num_slices)  # one interval old, like the other ranks'
         self._worked_before, self._worked = self._worked, self._working_seconds()
         fresh = [0]
         if self._health_channel is not None:
@@ -129,7 +132,7 @@ class Telemetry:
         return fresh
 
     def _own_stats(self, num_slices: int) -> list[WorkerStats]:
-        """Stats of this rank, for each model."""
+        """Stats of this rank, one entry per model."""
         return [model.llm.stats.report(num_slices) for model in self._models]
 
     def _working_seconds(self) -> list[float]:
@@ -154,10 +157,10 @@ def _describe_step(batch: InFlight) -> TracedStep:
 
 
 def _describe(model: HostedModel, ranks: list[WorkerStats], worked: float, now: float) -> EngineStats:
-    """Stats of a model's engine.
+    """Build the stats of a model's engine.
 
     Args:
-        worked: seconds in which the engine had had work when the ranks sent theirs.
+        worked: the engine's working seconds at the time of the ranks' stats.
     """
     engine = model.llm.engine
     counts = engine.scheduler.counts

@@ -1,1 +1,1 @@
-"""The frames between the gateway and the engine host."""
+"""Link: the frames between the gateway and the engine host, and the socket that carries them."""

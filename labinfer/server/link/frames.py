@@ -1,4 +1,4 @@
-"""The frames that the gateway and the engine host exchange; ``framing.py`` is how they go over the socket."""
+"""Frames exchanged by the gateway and the engine host; ``framing.py`` encodes them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from labinfer.server.link.stats import EngineStats, TracedStep
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
-    """A sign of life, from either side."""
+    """A heartbeat of either side."""
 
     state: str = ""
-    """The host's step, and what it waits for, in words."""
+    """The host's step and wait, as text."""
     wait: Wait | None = None
-    """The same in numbers; None while the host works."""
+    """The host's wait as data; None while it works."""
 
 
 def host_heartbeat(progress: Progress) -> Heartbeat:
-    """Sign of life of the host, with step and wait of its rank 0."""
+    """Heartbeat of the host, with step and wait of its rank 0."""
     waiting = progress.wait()
     if waiting is None:
         return Heartbeat(progress.describe())
@@ -35,43 +35,43 @@ def host_heartbeat(progress: Progress) -> Heartbeat:
 
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
-    """Queue a request, whose key is its id; answered by ``Accepted`` or ``Refused``."""
+    """Enqueue a request, whose key is its id; answered by ``Accepted`` or ``Refused``."""
 
     model: str
     request: Request
     admitted: bool = False
-    """Whether an earlier host has taken it: then the queue cannot be too full for it."""
+    """Whether an earlier host accepted the request: then a full queue does not refuse it."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
-    """End a request, or one of its answers, at once. No word comes back."""
+    """Abort a request, or one of its answers, at once. Has no reply."""
 
     request_id: str
     index: int | None = None
 
 
 class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
-    """Record the steps of all models from now on, or no longer."""
+    """Start or stop recording the steps of all models."""
 
     on: bool
 
 
 class ChangeLayout(msgspec.Struct, frozen=True, array_like=True, tag="change_layout"):
-    """Serve a model in another layout from now on; answered by ``LayoutAnswer``."""
+    """Serve a model in another layout; answered by ``LayoutAnswer``."""
 
     change: LayoutChange
 
 
 class Paused(msgspec.Struct, frozen=True, array_like=True, tag="paused"):
-    """The answer to ``Rebuilding``: no request comes from now on until the next ``Attach``."""
+    """Reply to ``Rebuilding``: no more requests until the next ``Attach``."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """Clients' requests are taken from now on: the tokenizers of what ``Attach`` named are loaded, too."""
+    """The gateway accepts clients' requests: the tokenizers of the models in ``Attach`` are loaded."""
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
-    """The host is not taken in; the connection closes."""
+    """The host is not accepted; the connection closes."""
 
     message: str
 
@@ -83,7 +83,7 @@ FromGateway = Heartbeat | Add | Abort | Watch | ChangeLayout | Paused | Ready | 
 
 
 class RegisterHost(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """The first frame of a host. The gateway takes one of its own version, with its token, for its models, and with its plugins."""
+    """First frame of a host. The gateway accepts a host with its own version, token, models and plugins."""
 
     version: str
     token: str
@@ -93,7 +93,7 @@ class RegisterHost(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class RankShardInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Place, device and share of one rank in a model. Memory in bytes."""
+    """Placement, device and shard of one rank of a model. Memory in bytes."""
 
     rank: int
     stage: int
@@ -110,69 +110,68 @@ class RankShardInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MachineLinkInfo(msgspec.Struct, frozen=True):
-    """The way from one machine to another, as it was measured at the start."""
+    """A network link between two machines, measured at the start."""
 
     a: str
     b: str
     latency: float
-    """Seconds of a small message."""
+    """Latency of a small message, in seconds."""
     bytes_per_second: float
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as the gateway needs to know it."""
+    """Model properties that the gateway needs."""
 
     name: str
     tokenizer: str
-    """Directory."""
+    """Path of the tokenizer."""
     tokenizer_digest: str = ""
-    """``Tokenizer.digest`` on rank 0; empty where there is none."""
+    """``Tokenizer.digest`` on rank 0; empty without a tokenizer."""
     needs_tokenizer: bool
-    """Whether that directory was asked for by the user, and must have one."""
+    """Whether the user named that path, so that it must contain a tokenizer."""
     response_template: str
     """Format of chat replies; see ``choose_format``."""
     chat_template: str
-    """File with another chat template than the checkpoint's; empty for none."""
+    """File of a chat template that replaces the checkpoint's; empty for none."""
     recommended: dict[str, int | float]
-    """Sampling that the checkpoint recommends."""
+    """Sampling parameters recommended by the checkpoint."""
     vocab_size: int
     """Width of the logits."""
     hidden_size: int
     pooling: PoolingConfig = PoolingConfig()
-    """Pooling of requests that do not name one."""
+    """Default pooling."""
     max_model_len: int
     context_shift: bool
-    """Whether answers may be longer than the context."""
+    """Whether answers may exceed the context length."""
     num_layers: int
     block_size: int
-    """Tokens of a KV block."""
+    """Tokens per KV block."""
     num_blocks: int
-    """KV blocks, as many on every rank."""
+    """KV blocks per rank."""
     num_window_blocks: int = 0
-    """KV blocks of layers with a window; 0 where all layers hold the same tokens."""
+    """KV blocks of sliding-window layers; 0 if all layers keep all tokens."""
     max_num_seqs: int
-    """Sequences that run at once."""
+    """Maximum sequences per batch."""
     pipeline_schedule: str
     hop_seconds: float = 0.0
-    """Time between two stages, measured at the start; 0 where there is one stage, or nothing was measured."""
+    """Latency between two stages, measured at the start; 0 with one stage or without a measurement."""
     machine_links: list[MachineLinkInfo] = []
-    """Links that were measured at the start."""
+    """Links measured at the start."""
     plan: str = ""
-    """The layout and its alternatives, as a table; empty where the start was not planned."""
+    """Table of the planned layout and its alternatives; empty if the layout was not planned."""
     changed: str = ""
-    """The files that differ from those of the group of ranks before, in words: no answer of that group can go on. Empty where all are
-    the same."""
+    """Model files that differ from those of the previous group of ranks, as text: its open requests cannot continue. Empty if none differ."""
     ranks: list[RankShardInfo]
 
 
 class Attach(msgspec.Struct, frozen=True, array_like=True, tag="attach"):
-    """All models are loaded: requests may come."""
+    """All models are loaded; the gateway may send requests."""
 
     models: list[ModelInfo]
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
-    """The request is queued."""
+    """The request is enqueued."""
 
     request_id: str
 
@@ -183,59 +182,59 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     request_id: str
     message: str
     queue_is_full: bool = False
-    """Whether it could run later."""
+    """Whether the request may succeed later."""
     is_too_long: bool = False
-    """Whether its prompt does not fit in the context."""
+    """Whether the prompt exceeds the context length."""
 
 
 class Updates(msgspec.Struct, frozen=True, array_like=True, tag="updates"):
-    """New tokens of the requests of one step, and their ends."""
+    """New tokens and finish reasons of the requests in one step."""
 
     answers: list[tuple[str, AnswerUpdate]]
-    """Each with the id of its request."""
+    """(request id, update) pairs."""
 
 
 class StatsUpdate(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     """Counters of every engine."""
 
     engines: list[EngineStats]
-    """In the order of the models."""
+    """Stats in the order of the models."""
 
 
 class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
-    """Steps of a model and slices of its ranks, while somebody watches."""
+    """Steps of a model and trace slices of its ranks, while a client watches."""
 
     model: str
     steps: list[TracedStep]
-    """Steps that came back since the frame before."""
+    """Steps completed since the last ``Trace``."""
     slices: list[tuple[int, Slices]]
-    """By rank, of those that sent some since then; they may be of other steps as well."""
+    """(rank, slices) of ranks that have sent some since then; slices may belong to other steps."""
 
 
 class Rebuilding(msgspec.Struct, frozen=True, array_like=True, tag="rebuilding"):
-    """The models are loaded again in another layout. The news of all steps has been told: what is open goes on after the next
-    ``Attach``, for which it is to be handed over once more."""
+    """The models are reloaded in another layout. All updates have been sent; the gateway resends open requests after the next
+    ``Attach``."""
 
 
 class LayoutAnswer(msgspec.Struct, frozen=True, array_like=True, tag="layout_answer"):
-    """The end of a change of the layout, behind the ``Attach`` of the layout that is served now."""
+    """Outcome of a layout change, sent after the ``Attach`` of the layout that is served now."""
 
     problem: str = ""
-    """The reason why the layout is what it was before; empty where it has changed."""
+    """Reason why the old layout is kept; empty if the layout has changed."""
     is_refused: bool = False
-    """Whether that was found before anything was taken down."""
+    """Whether the change was refused before anything was unloaded."""
     is_busy: bool = False
-    """Whether another change was under way, so that this one was not looked at."""
+    """Whether it was refused because another change is pending."""
     seconds: float = 0.0
-    """Time in which nothing ran; 0 where nothing was taken down."""
+    """Pause in seconds; 0 if nothing was unloaded."""
 
 
 class Draining(msgspec.Struct, frozen=True, array_like=True, tag="draining"):
-    """No request is taken any more; those that run come to their ends, or their time does."""
+    """No more requests are accepted; running requests may finish within the drain timeout."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
-    """Whatever still runs is given up; the gateway is to say so to its clients and end."""
+    """The host gives up all running requests and ends; the gateway must report this to its clients, and end."""
 
 
 FromHost = (

@@ -1,6 +1,6 @@
-"""Frames on a local socket: MessagePack with its length before it.
+"""Framing on a local socket: MessagePack with a length prefix.
 
-Neither side trusts a length that it has not checked, and nothing is pickled.
+Both sides check the length before use, and nothing is pickled.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from labinfer.server.link.frames import FromGateway, FromHost
 
 LENGTH_BYTES = 4
 MAX_FRAME = 1 << 28
-"""Bytes."""
+"""Maximum frame size in bytes."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 def pack(frame: FromGateway | FromHost) -> bytes:
-    """A frame as it goes over the socket."""
+    """Encode a frame with its length prefix."""
     data = _encode(frame)
     if len(data) > MAX_FRAME:
         raise BrokenConnection(f"a frame of {len(data)} bytes is over the limit of {MAX_FRAME}")
@@ -26,7 +26,7 @@ def pack(frame: FromGateway | FromHost) -> bytes:
 
 
 class FrameReader:
-    """Takes bytes as they come, gives whole frames.
+    """Incremental decoder of frames from a byte stream.
 
     Args:
         kind: ``FromGateway`` or ``FromHost``.
@@ -37,10 +37,10 @@ class FrameReader:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list:
-        """The frames that are complete with these bytes.
+        """Append ``data``, and return the frames that are now complete.
 
         Raises:
-            BrokenConnection: they make no sense.
+            BrokenConnection: the data is not valid.
         """
         self._data += data
         frames, begin = [], 0

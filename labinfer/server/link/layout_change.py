@@ -1,4 +1,4 @@
-"""LayoutChange: a layout that is asked for while a model is served."""
+"""LayoutChange: a request for another layout of a model in service."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Quantization = Literal["auto", "none", "int8", "int4"]
 
 
 class LayoutChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The body of ``POST /v1/cluster/layout``: fields with the meanings of the flags of these names.
+    """Body of ``POST /v1/cluster/layout``; each field has the meaning of the flag with its name.
 
-    The first three together describe the stages as flags do at a start: where one of them is given, those that are not have
-    their defaults. All else that is left out stays as it is.
+    ``tensor_parallel_size``, ``layers`` and ``ranks`` together describe the stages, as the flags do at a start: if one of them is
+    given, the others default. Every other omitted field keeps its value.
     """
 
     model: str | None = None
-    """None for the first one."""
+    """None for the default model."""
     tensor_parallel_size: Counts | None = None
     layers: Counts | None = None
     ranks: (
@@ -41,9 +41,9 @@ class LayoutChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantization: (
         Quantization | Annotated[list[Quantization], msgspec.Meta(min_length=1, max_length=MAX_STAGES)] | None
     ) = None
-    """One for all stages, or a list as that of dtype."""
+    """One name for all stages, or one per stage as in ``dtype``."""
     plan: SavedPlan | None = None
-    """A layout as ``launch.py plan --auto --save`` writes it, in place of all other fields but the model."""
+    """A layout in the format of ``launch.py plan --auto --save``; replaces all other fields but ``model``."""
 
     @property
     def moves(self) -> bool:

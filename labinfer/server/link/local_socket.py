@@ -1,4 +1,4 @@
-"""The local socket on which a gateway listens for its engine host, and how a host comes to it."""
+"""Local socket between a gateway, which listens, and its engine host, which connects."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from labinfer.server.link.framing import pack
 
 NAME = "engine.socket"
 BACKLOG = 8
-"""Hosts that wait until the one before is gone."""
+"""Listen backlog: hosts that wait until the current host is gone."""
 
 
 def listen(directory: Path) -> socket.socket:
-    """A socket in ``directory``, which nobody else may enter.
+    """Open a listening socket in ``directory``, which must be private to this user.
 
     Raises:
-        UserError: the directory's name is too long for a socket in it.
+        UserError: the path is too long for a socket.
     """
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -35,14 +35,14 @@ def listen(directory: Path) -> socket.socket:
 
 
 def connect(directory: Path, token: str, model_names: list[str]) -> socket.socket:
-    """A connection to the gateway that listens in ``directory``, with the first word said.
+    """Connect to the gateway that listens in ``directory``, and send ``RegisterHost``.
 
     Args:
-        token: the secret that whoever started the gateway gave it.
-        model_names: the models that will be attached.
+        token: secret of the gateway.
+        model_names: names of the models that the host will attach.
 
     Raises:
-        BrokenConnection: nobody listens there.
+        BrokenConnection: no gateway listens there.
     """
     connection = socket.socket(socket.AF_UNIX)
     try:

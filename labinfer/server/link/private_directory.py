@@ -1,4 +1,4 @@
-"""A private directory for as long as a run lasts, and the removal of those that killed runs have left."""
+"""Private temporary directory of a run, and removal of the directories that killed runs left behind."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from labinfer.base.errors import UserError
 
 PREFIX = "labinfer-run-"
 YOUNG_SECONDS = 600.0
-"""A directory without a lock may be one that has just been made."""
+"""Minimum age of a directory to remove: a younger one without a lock may have just been created."""
 
 
 @contextmanager
 def private_directory() -> Iterator[Path]:
-    """A directory that only this user may enter. It is locked (``flock(2)``) until it is removed, or the process has ended.
+    """A temporary directory that only this user may enter. It is locked (``flock(2)``) until it is removed or the process has ended.
 
     Raises:
-        UserError: there is no place for one.
+        UserError: it cannot be created.
     """
     _remove_leftovers()
     try:
@@ -40,9 +40,9 @@ def private_directory() -> Iterator[Path]:
 
 
 def _remove_leftovers() -> None:
-    """Remove what killed runs of this user have left: nobody has the lock any more."""
+    """Remove directories of this user's killed runs, recognized by their free locks."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError):  # somebody has it, or removes it as well
+        with suppress(OSError):  # locked, or being removed by another process
             status = path.lstat()
             if status.st_uid != os.getuid() or time.time() - status.st_mtime < YOUNG_SECONDS:
                 continue
@@ -56,10 +56,10 @@ def _remove_leftovers() -> None:
 
 
 def _lock(path: str | Path) -> int:
-    """The descriptor that keeps a directory locked.
+    """Lock a directory; return the file descriptor that holds the lock.
 
     Raises:
-        OSError: another one does.
+        OSError: the directory is locked already.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

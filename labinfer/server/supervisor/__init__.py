@@ -1,1 +1,1 @@
-"""Keeping a group of ranks alive: it is started again when it dies, and the gateway outlives it."""
+"""Supervisor: restarts a group of ranks when it dies, behind a gateway that outlives it."""

@@ -1,6 +1,6 @@
-"""Become another program that gets SIGTERM when the process that started it dies, however it dies (Linux, ``prctl(2)``).
+"""child: execs a program that receives SIGTERM when its parent dies in any way (Linux, ``prctl(2)``).
 
-It runs without the package, so that it costs some milliseconds: ``python -E -S child.py PARENT PROGRAM …``, with the process id of whoever starts it.
+It does not import the package, so that it takes only milliseconds. Usage: ``python -E -S child.py PARENT PROGRAM …`` with the parent's process id.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ STANDARD_ERROR = 2
 
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(sys.argv[1]):  # it has died before
+    if os.getppid() != int(sys.argv[1]):  # the parent has died before prctl
         raise SystemExit(2)
     try:
         os.execvp(sys.argv[2], sys.argv[2:])

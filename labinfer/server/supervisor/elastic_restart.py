@@ -1,4 +1,4 @@
-"""ElasticRestart: the command that restarts a group after a death, on the hosts that are still there."""
+"""ElasticRestart: the command that restarts a group after a death, on the hosts that still answer."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from labinfer.server.supervisor.smaller_layout import smaller_layout
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
-"""A host may take so long to start something short."""
+"""Timeout for a host to answer a probe."""
 PROBE_INTERVAL_SECONDS = 1.0
-"""Between two probes of hosts that refuse at once."""
+"""Minimum interval of probes to hosts that refuse at once."""
 
 
 class ElasticRestart:
-    """Waits for hosts that do not answer, and goes on without them when they stay away. A launcher whose hosts are not known,
-    or that has only one, is started again as it was.
+    """Waits for hosts that do not answer, and continues without them after a timeout. A launcher with unknown hosts, or with a single
+    one, is restarted unchanged.
 
     Args:
         command: the command after a death, with all hosts.
-        again: the same as words.
-        options: of the ranks.
-        read_nodes: returns the machine of each rank of the last group whose ranks have met; empty before the first.
-        timeout: seconds that a host is waited for.
-        signum: the signal that has asked for the end; 0 where none has.
+        again: ``command`` as words.
+        options: options of the ranks.
+        read_nodes: returns the node of each rank of the last group that has formed; empty before the first.
+        timeout: seconds to wait for a missing host.
+        signum: returns the signal that has requested the end, or 0.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class ElasticRestart:
     ):
         self._command, self._again, self._options = command, again, options
         self._read_nodes, self._timeout, self._signum, self._clock = read_nodes, timeout, signum, clock
-        self._nodes: list[str] = []  # of each rank, when all hosts were there
-        self._given_up: list[str] = []  # hosts
+        self._nodes: list[str] = []  # node of each rank of the full group
+        self._given_up: list[str] = []  # missing hosts after the timeout
 
     @property
     def is_smaller(self) -> bool:
@@ -55,10 +55,10 @@ class ElasticRestart:
         return bool(self._given_up)
 
     def next_command(self) -> list[str]:
-        """The command that starts the group again; it may take a while to find out.
+        """Probe the hosts, and return the command that restarts the group. May wait for ``timeout``.
 
         Raises:
-            UserError: those that are left cannot go on.
+            UserError: the group cannot run on the remaining hosts.
         """
         if len(self._command.hosts) < 2:
             return self._again
@@ -74,17 +74,17 @@ class ElasticRestart:
         return self._go_on_without(answers) if self._given_up else self._again
 
     def _away(self, answers: dict[str, str]) -> list[str]:
-        """Hosts that do not answer, where the group has ranks on any of them."""
+        """Hosts that do not answer; none if every node of the group answers."""
         if self._nodes and set(self._nodes) <= set(answers.values()):
             return []
         return [host for host in self._command.hosts if host not in answers]
 
     def _awaited(self, answers: dict[str, str]) -> list[str]:
-        """Hosts that do not answer and are waited for: those that were there until now."""
+        """Hosts that do not answer and have not been given up."""
         return [host for host in self._away(answers) if host not in self._given_up]
 
     def _wait_for_others(self, answers: dict[str, str], begin: float) -> dict[str, str]:
-        """Nodes of the hosts that answer, after all do or the time that began then is up."""
+        """Probe missing hosts until all answer or ``timeout`` has passed since ``begin``; return the node of each answering host."""
         logger.warning(
             "no answer from %s; waiting up to %g s for it (--rejoin-timeout) before going on without",
             " and ".join(self._awaited(answers)),

@@ -1,4 +1,4 @@
-"""LaunchCommand: an mpirun with its hosts, to be started on some of them, or to ask one of them for a sign of life."""
+"""LaunchCommand: an mpirun command line and its hosts, for a start on some of them or a probe of one."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ HOST_LISTS, HOST_FILES = ("hosts", "host", "H"), ("hostfile", "machinefile", "de
 COUNTS = ("n", "np")
 ANSWER = re.compile(r"labinfer-node=(\S+)")
 QUESTION = 'echo "labinfer-node=${LABINFER_NODE_NAME:-$(uname -n)}"'
-"""Program that says the node's name as ranks there have it."""
+"""Shell command that prints the node name as its ranks would see it."""
 
 
 @dataclass(frozen=True)
 class LauncherOption:
-    """An option about hosts or the number of ranks, and its place in the command."""
+    """An option for hosts or for the number of ranks, and its position in the command."""
 
     index: int
-    """Word that has its value."""
+    """Index of the word that holds the value."""
     prefix: str
     """Part of that word before the value, as in ``--host=a,b``."""
     name: str
     entries: tuple[str, ...] = ()
-    """Hosts with what else is said of them: ``node-a:2``, ``node-a slots=2``."""
+    """Host entries, with slot counts if given: ``node-a:2``, ``node-a slots=2``."""
 
 
 class LaunchCommand:
-    """A command that starts ranks. It has no ``hosts`` where the launcher is no mpirun, is given none, or starts several programs.
+    """A command that starts ranks. ``hosts`` is empty if the launcher is not mpirun, has no host option, or starts several programs.
 
     Args:
         words: the whole command.
-        launch: place of ``launch.py`` in it.
-        directory: private, for host files.
+        launch: index of ``launch.py`` in ``words``.
+        directory: private directory for host files.
     """
 
     def __init__(self, words: Sequence[str], launch: int, directory: Path):
@@ -49,11 +49,11 @@ class LaunchCommand:
         self.hosts = tuple(dict.fromkeys(_host(entry) for option in self._options for entry in option.entries))
 
     def start(self, hosts: Sequence[str], num_ranks: int) -> list[str]:
-        """The command for so many ranks on these hosts only."""
+        """Return the command for ``num_ranks`` ranks on ``hosts`` only."""
         return self._launcher(hosts, num_ranks) + self._words[self._program :]
 
     def ask(self, host: str) -> list[str]:
-        """A command that says ``ANSWER`` with the name of the node, if this host can be reached."""
+        """Return a command that prints the node name of ``host``, matched by ``ANSWER``."""
         return [*self._launcher([host], 1), "sh", "-c", QUESTION]
 
     def _launcher(self, hosts: Sequence[str], num_ranks: int) -> list[str]:
@@ -89,7 +89,7 @@ def _options(words: list[str]) -> Iterator[LauncherOption]:
         elif name in HOST_LISTS:
             yield LauncherOption(index, prefix, name, tuple(value.split(",")))
         elif name in HOST_FILES:
-            with suppress(OSError, UnicodeDecodeError):  # the launcher says so
+            with suppress(OSError, UnicodeDecodeError):  # the launcher reports the error
                 lines = [line.partition("#")[0].strip() for line in Path(value).read_text().splitlines()]
                 yield LauncherOption(index, prefix, name, tuple(line for line in lines if line))
 

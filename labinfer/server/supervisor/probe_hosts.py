@@ -1,4 +1,4 @@
-"""Probes which hosts of a launcher can be reached, by starting a short command on each."""
+"""probe_hosts: finds the hosts that a launcher can reach, by starting a short command on each."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ LOOK_SECONDS = 0.05
 def probe_hosts(
     command: LaunchCommand, hosts: Sequence[str], seconds: float, is_over: Callable[[], bool]
 ) -> dict[str, str]:
-    """Names of the nodes that answer within ``seconds``, by host.
+    """Host to node name, of the hosts that answer within ``seconds``.
 
     Args:
-        is_over: whether a signal has come, after which nobody is waited for.
+        is_over: returns whether a signal has arrived; the probe then ends early.
     """
     probes = {host: _start(command.ask(host)) for host in hosts}
     until = time.monotonic() + seconds
@@ -37,14 +37,14 @@ def _start(command: list[str]) -> subprocess.Popen:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # so that Ctrl-C does not come to it
+        start_new_session=True,  # so that it does not receive Ctrl-C
     )
     os.set_blocking(process.stdout.fileno(), False)
     return process
 
 
 def _end(process: subprocess.Popen) -> str:
-    """Output of a process so far; one that still runs is killed, with what it has started."""
+    """Output of ``process`` so far; if it still runs, it is killed with its descendants."""
     with process.stdout as stdout:
         said = (stdout.read() or b"").decode(errors="replace")
     if process.poll() is None:

@@ -1,27 +1,27 @@
-"""Restarts: whether a group that died is started again, and after how long."""
+"""Restarts: limit and back-off of the restarts of a group."""
 
 from __future__ import annotations
 
 FORGOTTEN_SECONDS = 600.0
-"""A group that has run so long begins to count anew."""
+"""Run time after which the restart count is reset."""
 LONGEST_PAUSE = 30.0
-"""Seconds."""
+"""Maximum back-off in seconds."""
 
 
 class Restarts:
-    """Counts the deaths of a group. It is started again at once, then after 1, 2, 4 … seconds.
+    """Counts the restarts of a group. The first restart is immediate; then the back-off is 1, 2, 4 … seconds.
 
     Args:
-        limit: restarts at most.
+        limit: maximum number of restarts.
     """
 
     def __init__(self, limit: int):
         self._limit = limit
         self.count = 0
-        """Restarts that count."""
+        """Restarts since the last reset."""
 
     def next_pause(self, lived_seconds: float) -> float | None:
-        """Seconds until the next start of a group that has lived so long; None where it is given up."""
+        """Back-off in seconds before the next restart of a group that ran for ``lived_seconds``; None if the limit is reached."""
         if lived_seconds >= FORGOTTEN_SECONDS:
             self.count = 0
         if self.count >= self._limit:

@@ -1,4 +1,4 @@
-"""The layout of the ranks that are left when machines are gone."""
+"""smaller_layout: the layout of the remaining ranks after machines have been lost."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from labinfer.comm.spmd.topology import make_topology
 
 
 def smaller_layout(options: EngineOptions, nodes: Sequence[str], left: Sequence[int]) -> list[str]:
-    """Flags by which ranks that are left go on: with the stages that have lost no rank, and those that spare ranks can take over.
+    """Flags for the remaining ranks: keeps the stages that have lost no rank, and those that spare ranks can take over.
 
-    A spare rank that drafts goes on doing so, unless it is needed for a stage or gone: then n-grams are drafted instead.
-    Numbers of layers that were given grow in proportion. Where a flag has a value for each stage, those of these stages stay.
-    With ``--layout`` there are none: the ranks read it, or plan, again.
+    A spare rank that drafts continues to do so, unless it is lost or needed for a stage: then drafts are n-grams.
+    Given layer counts grow in proportion. Flags with one value per stage keep the values of the remaining stages.
+    With ``--layout`` the list is empty: the ranks read the file, or plan, again.
 
     Args:
-        nodes: machine of each rank, as all were there.
-        left: ranks that are still there, ascending. They are counted anew from 0, in this order.
+        nodes: node of each rank of the full group.
+        left: remaining ranks, ascending. They are renumbered from 0 in this order.
 
     Raises:
-        UserError: rank 0 is gone.
+        UserError: rank 0 is lost.
     """
     if 0 not in left:
         raise UserError(f"rank 0, which schedules, was on {nodes[0]}")
     parallel = options.parallel
-    if parallel.layout:  # a plan of before is for all machines, or names none that is gone; the ranks see to it
+    if parallel.layout:  # the ranks check whether a saved plan still fits
         return []
     topology = make_topology(
         parallel.tensor_parallel_size,
@@ -81,7 +81,7 @@ def smaller_layout(options: EngineOptions, nodes: Sequence[str], left: Sequence[
 
 
 def _stand_ins(spare: Sequence[int], nodes: Sequence[str], count: int) -> list[int]:
-    """So many spare ranks of one machine; none where no machine has as many."""
+    """``count`` spare ranks of one node; empty if no node has that many."""
     for node in dict.fromkeys(nodes[rank] for rank in spare):
         ranks = [rank for rank in spare if nodes[rank] == node]
         if len(ranks) >= count:
@@ -90,6 +90,6 @@ def _stand_ins(spare: Sequence[int], nodes: Sequence[str], count: int) -> list[i
 
 
 def _grown(counts: Sequence[int], total: int) -> list[int]:
-    """Whole numbers in about the same proportions, with this larger sum."""
+    """Scale integer counts to a larger ``total``, in about the same proportions."""
     ends = [round(total * end / sum(counts)) for end in itertools.accumulate(counts, initial=0)]
     return [end - begin for begin, end in itertools.pairwise(ends)]

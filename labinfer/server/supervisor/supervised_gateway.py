@@ -21,16 +21,16 @@ from labinfer.server.link.frames import Shutdown
 logger = logging.getLogger(__name__)
 
 MANY_BEATS = 1 << 16
-"""As much as a pipe keeps (``pipe(7)``)."""
+"""Capacity of a pipe in bytes (``pipe(7)``)."""
 
 
 class SupervisedGateway:
-    """The gateway of a supervisor, which keeps the sockets, so that another process can take the place of one that dies, or
-    that gives no more signs of life.
+    """The gateway of a supervisor. The supervisor keeps the sockets, so that a new process can replace one that dies or sends no
+    heartbeats.
 
     Args:
-        directory: for the local socket on which groups come.
-        listener: the socket on which clients come.
+        directory: private directory of the local socket for hosts.
+        listener: socket for clients.
     """
 
     def __init__(self, setup: Setup, directory: Path, listener: socket.socket):
@@ -40,7 +40,7 @@ class SupervisedGateway:
         self._beats, self._heartbeat, self._next_look = -1, HeartbeatMonitor([self], setup.fault_timeout), 0.0
 
     def keep(self) -> None:
-        """Start it, unless it is there. One that has been silent for long is ended first: that is what a group may have died of."""
+        """Start the process unless it runs. A process with overdue heartbeats is killed first: it may be what ended a group."""
         if self.is_alive():
             self._hear()
             if self._heartbeat.age(self) > self._setup.fault_timeout / 2:
@@ -53,11 +53,11 @@ class SupervisedGateway:
         return self._process is not None and self._process.poll() is None
 
     def is_at_its_end(self) -> bool:
-        """Whether the process has ended because a group said that nobody comes any more."""
+        """Whether the process has exited after a host's ``Shutdown``."""
         return self._process is not None and self._process.poll() == 0
 
     def has_failed(self) -> bool:
-        """Whether it has ended otherwise. One that gives no signs of life is ended here; to be called all the time."""
+        """Whether the process has exited otherwise. Kills a process without heartbeats; must be polled."""
         if self.is_alive() and time.monotonic() > self._next_look:
             self._next_look = time.monotonic() + self._heartbeat.interval
             self._hear()
@@ -66,13 +66,13 @@ class SupervisedGateway:
         return not self.is_alive() and not self.is_at_its_end()
 
     def end(self) -> None:
-        """Let it tell its clients that nobody comes any more, and wait for its end."""
+        """Send ``Shutdown``, and wait for the process to exit."""
         try:
             connection = local_socket.connect(self._directory, self._setup.token, self._setup.model_names)
             with connection:
                 GatewayConnection(connection).send(Shutdown())
         except BrokenConnection:
-            pass  # its socket is gone
+            pass  # its socket is closed
         if self._process is not None:
             await_end(self._process)
 
@@ -86,7 +86,7 @@ class SupervisedGateway:
         self._heartbeat = HeartbeatMonitor([self], self._setup.fault_timeout)
 
     def _hear(self) -> None:
-        with suppress(BlockingIOError):  # none has come
+        with suppress(BlockingIOError):  # no heartbeat since the last read
             if os.read(self._beats, MANY_BEATS):
                 self._heartbeat.hear(self)
 

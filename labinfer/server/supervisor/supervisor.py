@@ -1,4 +1,4 @@
-"""Supervisor: starts a group of ranks, and again when it dies, with the gateway that outlives it."""
+"""Supervisor: starts a group of ranks and restarts it when it dies, behind a gateway that outlives it."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from labinfer.server.supervisor.supervised_gateway import SupervisedGateway
 logger = logging.getLogger(__name__)
 
 REFUSED_SECONDS, REFUSALS = 20.0, 3
-"""A launcher that ends so soon, so often, always with the same status, and whose ranks never met, has refused something."""
+"""A launcher that ends this early this often, with one status and before its ranks have met, has refused its arguments: it is not restarted."""
 LOOK_SECONDS = 0.05
-"""Between looks at the group, the gateway and the signals."""
+"""Polling interval for the group, the gateway and signals."""
 LAST_WORDS_SECONDS = 1.0
-"""Longest wait for the rest of the log of a group that has ended."""
+"""Timeout for the rest of the log of a group that has ended."""
 LOG_BYTES = 1 << 16
-"""Bytes of the log that are passed on at once: as much as a pipe keeps (``pipe(7)``)."""
+"""Maximum bytes of log per read: the capacity of a pipe (``pipe(7)``)."""
 
 
 class Supervisor:
-    """One group at a time, until it ends in order, a signal comes, or it has died too often.
+    """Runs one group at a time, until it ends in order, a signal arrives, or the restart limit is reached.
 
     Args:
-        command: what starts the group.
-        next_command: returns what starts it after a death. May take its time, and raise a ``UserError``.
-        directory: private; rank 0 leaves word there of the ranks' meeting, and the status of an orderly end, which launchers
-            hide.
-        environment: of the group.
-        restarts: how often and when.
-        signum: the signal that has asked for the end; 0 where none has.
-        gateway: it ends by itself only with the group.
+        command: starts the group.
+        next_command: returns the command that restarts the group. May be slow, and raise a ``UserError``.
+        directory: private directory. Rank 0 writes two files there: one when the ranks have met, and one with its exit status,
+            which launchers hide.
+        environment: environment of the group.
+        restarts: restart limit and back-off.
+        signum: returns the signal that has requested the end, or 0.
+        gateway: ends by itself only with the group.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Supervisor:
         self._restarts, self._signum, self._gateway, self._clock = restarts, signum, gateway, clock
 
     def run(self) -> int:
-        """Returns the exit status."""
+        """Run groups until the end, and return the exit status."""
         command, status, num_refusals = self._command, None, 0
         while True:
             begin, before = self._clock(), status
@@ -76,7 +76,7 @@ class Supervisor:
                     logger.error("error: the ranks have refused what they were given; they are not started again")
                 return own
             if self._gateway is not None and self._gateway.is_at_its_end():
-                return status  # somebody has asked the ranks for an orderly end
+                return status  # an orderly end was requested from the ranks
             lived = self._clock() - begin
             num_refusals = 0 if lived >= REFUSED_SECONDS else num_refusals + 1 if status == before else 1
             if num_refusals == REFUSALS and not self._nodes_file.exists():
@@ -107,7 +107,7 @@ class Supervisor:
                 return 128 + self._signum()
 
     def _run_group(self, command: list[str]) -> int:
-        """Start the group and wait for its end; returns its launcher's status."""
+        """Start the group and wait for its end; return the launcher's exit status."""
         self._status_file.unlink(missing_ok=True)
         if self._gateway is not None:
             self._gateway.keep()
@@ -116,7 +116,7 @@ class Supervisor:
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stderr=None if is_terminal() else subprocess.PIPE,
-            start_new_session=True,  # so that Ctrl-C comes to it once, from here
+            start_new_session=True,  # so that Ctrl-C reaches it once, from here
         )
         if process.stderr is not None:
             log = threading.Thread(target=_pass_on_log, args=(process.stderr,), name="log", daemon=True)
@@ -132,11 +132,11 @@ class Supervisor:
                 process.kill()
             time.sleep(LOOK_SECONDS)
         if process.stderr is not None:
-            log.join(LAST_WORDS_SECONDS)  # not longer: what the group has left behind may keep the pipe open
+            log.join(LAST_WORDS_SECONDS)  # bounded: processes that the group left behind may keep the pipe open
         return process.returncode
 
     def _own_status(self) -> int | None:
-        """The status that rank 0 has ended with in order."""
+        """Exit status that rank 0 has written at an orderly end, or None."""
         try:
             return int(self._status_file.read_text())
         except (OSError, ValueError):
@@ -149,8 +149,8 @@ class Supervisor:
 
 
 def _pass_on_log(pipe: IO[bytes]) -> None:
-    """Write what a group logs to standard error. MPICH's mpirun ends its ranks when it cannot write their log itself; a pipe
-    that is read can always be written."""
+    """Copy the group's log to standard error. MPICH's mpirun ends its ranks if it cannot write their log; a pipe that is read can always be
+    written."""
     log = StandardError()
     with pipe:
         while data := os.read(pipe.fileno(), LOG_BYTES):

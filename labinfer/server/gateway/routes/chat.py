@@ -67,7 +67,7 @@ async def answer(context: HttpContext) -> Response | EventStream:
         )
         return context.json(answer)
 
-    return await asyncio.to_thread(whole)  # thousands of log-probabilities take a while
+    return await asyncio.to_thread(whole)  # thousands of logprobs take a while
 
 
 class ChatStream:

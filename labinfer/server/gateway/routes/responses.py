@@ -56,7 +56,7 @@ async def create(context: HttpContext) -> HttpResponse | EventStream:
 
 @dataclass(frozen=True)
 class ResponseInput:
-    """Everything that a request tells the model."""
+    """The whole conversation of a request."""
 
     before: list[Item]
     """Items of the previous responses."""
