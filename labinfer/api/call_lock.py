@@ -1,4 +1,4 @@
-"""CallLock: threads that use one thing after another."""
+"""CallLock: serializes calls from several threads, also calls that are generators."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from labinfer.base.errors import UserError
 
 LOOK_SECONDS = 0.5
-"""Between two looks at whether the thread whose turn it is has ended without giving it back."""
+"""Interval at which a waiter checks whether the holder's thread has ended without a release."""
 
 
 class CallLock:
-    """A lock whose holder may be a generator that nobody takes to its end.
+    """A lock whose holder may be a generator that is never exhausted.
 
     Args:
-        name: the thing, for errors.
+        name: name of the locked object, for error messages.
     """
 
     def __init__(self, name: str):
@@ -26,10 +26,10 @@ class CallLock:
         self._holder: tuple[threading.Thread, Generator | None] | None = None
 
     def run(self, steps: Generator) -> Iterator[Any]:
-        """Yield from a generator while it is this thread's turn.
+        """Yield from ``steps`` while this thread holds the lock.
 
         Raises:
-            UserError: a later call has ended the generator before it was taken to its end.
+            UserError: a later call has closed the generator before it was exhausted.
         """
         with self.turn(steps):
             yield from steps
@@ -38,28 +38,27 @@ class CallLock:
 
     @contextmanager
     def turn(self, steps: Generator | None = None) -> Iterator[None]:
-        """Wait for the threads that came before. A generator that this thread, or one that has ended, left unfinished is
-        closed.
+        """Hold the lock. Waits for earlier threads; closes an unfinished generator of this thread or of one that has ended.
 
         Args:
-            steps: generator that the turn is for.
+            steps: generator that runs under the lock.
 
         Raises:
-            UserError: called from within the generator whose turn it is.
+            UserError: called from within the generator that holds the lock.
         """
         mine = (threading.current_thread(), steps)
         self._enter(mine)
         try:
             yield
         finally:
-            if self._holder is mine:  # else somebody has taken over, with the lock
+            if self._holder is mine:  # otherwise another thread has taken over the lock
                 self._holder = None
                 self._lock.release()
 
     def _enter(self, mine: tuple[threading.Thread, Generator | None]) -> None:
         timeout = 0.0
         while not self._lock.acquire(timeout=timeout):
-            with self._takeover:  # by one thread only
+            with self._takeover:  # one thread at a time
                 if self._may_take_over():
                     self._holder = mine
                     return
@@ -67,13 +66,13 @@ class CallLock:
         self._holder = mine
 
     def _may_take_over(self) -> bool:
-        """Close what this thread, or one that has ended, left unfinished, if the turn is such a one's."""
+        """Close the holder's unfinished generator, if its thread is this one or has ended. Returns whether the lock is free to take."""
         holder = self._holder
         if holder is None or (holder[0] is not threading.current_thread() and holder[0].is_alive()):
             return False
         try:
             if holder[1] is not None:
                 holder[1].close()
-        except ValueError:  # it is running: this call comes from a function that it called
+        except ValueError:  # the generator is running: it has called this function
             raise UserError(f"this {self._name} is at work on the call that called this one") from None
         return True

@@ -1,4 +1,4 @@
-"""ForkGuard: the process in which something can be used, and a refusal in forks of it."""
+"""ForkGuard: refuses the use of an LLM in a fork of the process that used one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from labinfer.base.errors import UserError
 
 
 class ForkGuard:
-    """The process that was the first to use an LLM: threads of torch and of the compiled functions do not outlive a fork."""
+    """Remembers the first process that used an LLM: threads of torch and of the compiled functions do not survive a fork."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -18,10 +18,10 @@ class ForkGuard:
         return os.getpid() == self._number
 
     def enter(self) -> None:
-        """Make this process the one, if there is none yet.
+        """Register this process, if no process is registered yet.
 
         Raises:
-            UserError: it is a fork of the one.
+            UserError: this process is a fork of the registered one.
         """
         self._number = self._number or os.getpid()
         if not self.is_here:

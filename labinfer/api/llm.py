@@ -1,13 +1,13 @@
-"""``LLM``: the offline Python API, the same under any launcher.
+"""``LLM``: the offline Python API, identical under every launcher.
 
     from labinfer import LLM, SamplingParams
 
     llm = LLM(model="path/to/checkpoint", tensor_parallel_size=2)
     outputs = llm.generate(["Hello"], SamplingParams(max_tokens=16))
 
-Every rank runs the same lines; rank 0 gets the list of outputs and the others None, as in an MPI gather. ``with LLM(…)
-as llm:`` or ``llm.close()`` makes the ranks leave together. Threads may share an LLM: their calls run one after another.
-Ctrl-C aborts what runs, and the LLM can be used again. For requests at the same time there is ``AsyncLLM``.
+Every rank runs the same script; rank 0 gets the list of outputs and the other ranks None, as in an MPI gather. ``with LLM(…)
+as llm:`` or ``llm.close()`` makes the ranks leave together. Threads may share an LLM: their calls are serialized.
+Ctrl-C aborts the running call, and the LLM remains usable. For concurrent requests use ``AsyncLLM``.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ class LLM:
     """A loaded model on this group of ranks.
 
     Args:
-        model: a directory, or a name as ``--model`` takes it; ``demo`` comes with LABInfer.
-        plugins: as the values of ``--plugin``: files and modules that register code of your own; see docs/extending.md.
+        model: a directory, or a name as in ``--model``; ``demo`` comes with LABInfer.
+        plugins: values of ``--plugin``: files and modules that register your own code; see docs/extending.md.
         options: any option of ``launch.py --help`` with underscores, such as ``tensor_parallel_size=2``.
 
     Raises:
-        UserError: an option, a plugin, the model or the layout is wrong; on every rank.
+        UserError: an option, a plugin, the model or the layout is invalid; raised on every rank.
     """
 
     _fork_guard: ClassVar[ForkGuard] = ForkGuard()
-    """The same for all."""
+    """One guard for all LLMs of the process."""
 
     def __init__(self, model: str = "demo", *, plugins: Sequence[str] = (), **options: Any):
         LLM._fork_guard.enter()
@@ -81,7 +81,7 @@ class LLM:
                 raise UserError(
                     f"--plugin must be a list of files and modules, not {plugins!r:.60}; give [{plugins!r:.60}]"
                 )
-            if plugins:  # which may add values of options, so the ranks meet before all of these are checked
+            if plugins:  # plugins may add option values, so the ranks load them before all options are checked
                 group = join_group(environment, EngineOptions.group_options(values), plugins)
                 end_group_on_uncaught(group)
                 group.load_plugins(plugins)
@@ -95,7 +95,7 @@ class LLM:
                 group = join_group(environment, checked)
                 end_group_on_uncaught(group)
             self._build(group, choose_layout(group, checked), lambda done, total: None)
-        except UserError as error:  # its place in this package tells the caller nothing
+        except UserError as error:  # hide the internal traceback from the caller
             raise type(error)(as_keywords(str(error))) from None
 
     @classmethod
@@ -106,11 +106,11 @@ class LLM:
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         others: tuple[LLM, ...] = (),
     ) -> LLM:
-        """An LLM over a group that was joined before.
+        """Load an LLM on a group that was joined before.
 
         Args:
             on_progress: ``on_progress(done, total)`` counts loaded tensors.
-            others: the group's models so far, if it is to be run beside them by ``follow_all``.
+            others: models of the group loaded so far, if ``follow_all`` runs them together.
         """
         LLM._fork_guard.enter()
         llm = cls.__new__(cls)
@@ -130,7 +130,7 @@ class LLM:
         speculation = options.scheduler.speculative_config
         channel = others[0]._parts.channel if others and not others[0].is_spare else None
         with self.group.raise_on_all_ranks():
-            if self.is_rank0:  # refuses a file that cannot be used before anything is loaded
+            if self.is_rank0:  # reject unusable files before anything is loaded
                 choose_format(options.model.response_template, None, "")
                 make_proposer = find_proposer(speculation) if speculation and not speculation.model else None
         self._call_lock, self._closed = CallLock("LLM"), False
@@ -183,12 +183,12 @@ class LLM:
 
     @property
     def is_spare(self) -> bool:
-        """Whether this rank has no part of the model (``--ranks``): its calls return at once, but ``close``, unless it drafts."""
+        """Whether this rank holds no part of the model (``--ranks``): all calls but ``close`` return at once, unless it drafts."""
         return self._parts is None
 
     @property
     def directory(self) -> Path:
-        """The checkpoint's."""
+        """Directory of the checkpoint."""
         return self._parts.directory
 
     @property
@@ -198,17 +198,17 @@ class LLM:
 
     @property
     def place(self) -> Place:
-        """This rank's part of the layout."""
+        """This rank's place in the layout."""
         return self._parts.place
 
     @property
     def capacity(self) -> KVCapacity:
-        """KV blocks, as all ranks have agreed on them."""
+        """Number of KV blocks, agreed on by all ranks."""
         return self._parts.capacity
 
     @property
     def draft_model(self) -> LoadedDraftModel | None:
-        """On rank 0, where one drafts there."""
+        """Draft model on rank 0, if there is one."""
         return self._parts.draft_model
 
     @property
@@ -218,14 +218,14 @@ class LLM:
 
     @property
     def report(self) -> RunReport:
-        """Figures of the last run (rank 0)."""
+        """Statistics of the last run (rank 0)."""
         return self._runner.report
 
     def record_steps(self, num_slices: int) -> None:
-        """Have this rank record where the time of its steps goes, from now to the end of the run; on every rank.
+        """Record the time slices of this rank's steps until the end of the run; to be called on every rank.
 
         Args:
-            num_slices: at most; what comes after them is dropped.
+            num_slices: maximum number of slices; later ones are dropped.
         """
         if not self.is_spare:
             self._parts.recorder.capacity = num_slices
@@ -240,14 +240,14 @@ class LLM:
 
         Args:
             prompts: one prompt or a list of them, see ``PromptLike``.
-            params: one for all or one for each prompt.
-            on_delta: called with what each answer gets, as it gets it; a ``Delta.key`` is the prompt's index.
+            params: one for all prompts or one for each.
+            on_delta: called with each ``Delta`` as it is generated; ``Delta.key`` is the prompt's index.
 
         Returns:
-            Outputs in the order of the prompts on rank 0, None on the others.
+            Outputs in the order of the prompts on rank 0, None on the other ranks.
 
         Raises:
-            UserError: a prompt or a parameter is wrong; on rank 0, before anything has run.
+            UserError: a prompt or a parameter is invalid; raised on rank 0 before anything has run.
         """
         return self._generate(lambda: prompts, params, on_delta)
 
@@ -256,13 +256,12 @@ class LLM:
         prompts: PromptLike | list[PromptLike] | None,
         params: SamplingParams | list[SamplingParams] | None = None,
     ) -> Iterator[Delta]:
-        """Generate, as an iterator over what the answers get, as they get it. Collective: every rank iterates; on ranks other
-        than 0 nothing comes.
+        """Generate as an iterator over deltas. Collective: every rank iterates; on ranks other than 0 the iterator is empty.
 
-        Leaving the loop, or closing the iterator, aborts what is left. For the arguments see ``generate``.
+        Leaving the loop, or closing the iterator, aborts the unfinished requests. Arguments as in ``generate``.
 
         Raises:
-            UserError: as ``generate``, with the first item.
+            UserError: as in ``generate``, at the first item.
         """
         self.check_usable()
         steps = self._call(
@@ -277,11 +276,11 @@ class LLM:
         on_delta: Callable[[Delta], None] | None = None,
         **fields: Any,
     ) -> list[RequestOutput] | None:
-        """Answer a conversation, or each of a list of them; otherwise as ``generate``.
+        """Answer one conversation or a list of them; otherwise like ``generate``.
 
         Args:
-            messages: as in OpenAI's API; the checkpoint's chat template makes a prompt of them.
-            fields: fields that go beside messages, such as ``tools`` and ``chat_template_kwargs``; see ``PromptLike``.
+            messages: as in OpenAI's API; formatted by the checkpoint's chat template.
+            fields: further fields of a chat prompt, such as ``tools`` and ``chat_template_kwargs``; see ``PromptLike``.
         """
         return self._generate(lambda: conversations(messages, fields), params, on_delta)
 
@@ -291,19 +290,19 @@ class LLM:
         pooling: str | None = None,
         normalize: bool | None = None,
     ) -> list[EmbeddingOutput] | None:
-        """One vector for every prompt, of its final hidden states. Collective as ``generate`` is.
+        """Embed every prompt: one vector from its final hidden states. Collective, like ``generate``.
 
         Args:
             prompts: one prompt or a list of them, see ``PromptLike``.
             pooling: "last" takes the last token's hidden state, "mean" the mean over all tokens, "cls" the first token's; by default
                 the model's own, see ``PoolingConfig``.
-            normalize: whether the vectors are divided by their length; by default as the model's files say.
+            normalize: whether to scale the vectors to unit length; by default as the model's files say.
 
         Returns:
-            Outputs in the order of the prompts on rank 0, None on the others.
+            Outputs in the order of the prompts on rank 0, None on the other ranks.
 
         Raises:
-            UserError: a prompt or the pooling is wrong; on rank 0, before anything has run.
+            UserError: a prompt or the pooling is invalid; raised on rank 0 before anything has run.
         """
         outputs = self._gather(
             lambda: self._make_requests(prompts, None, pooling=self.spec.pooling.resolve(pooling)),
@@ -315,11 +314,11 @@ class LLM:
         """Tokenize and check a prompt (rank 0).
 
         Args:
-            fields: further ones of the ``Request``, such as ``cache_salt``, ``priority`` and ``user``; a dictionary's own take
+            fields: further fields of the ``Request``, such as ``cache_salt``, ``priority`` and ``user``; those of a dictionary prompt take
                 precedence.
 
         Raises:
-            UserError: the prompt or a parameter is wrong.
+            UserError: the prompt or a parameter is invalid.
         """
         request = self.inputs.read(key, prompt, sampling, **fields)
         self.check_processors(request)
@@ -327,8 +326,10 @@ class LLM:
         return request
 
     def check_processors(self, request: Request) -> None:
-        """Raises:
-        UserError: one of the request's own logits processors does not exist, or refuses its value.
+        """Check the logits processors of a request.
+
+        Raises:
+            UserError: a logits processor does not exist, or rejects its value.
         """
         check_logits_processors(request.sampling.logits_processors, request.prompt_token_ids, self.spec.vocab_size)
 
@@ -338,34 +339,34 @@ class LLM:
         check: Callable[[], None] = lambda: None,
         on_delta: Callable[[Delta], None] | None = None,
     ) -> Iterator[RequestOutput | EmbeddingOutput]:
-        """Rank 0: yield outputs as they finish, while the other ranks ``follow``.
+        """Run requests on rank 0, and yield outputs as they finish; the other ranks must ``follow``.
 
         Args:
-            requests: taken one by one, as the engine has room to look at them; None where there is none yet.
+            requests: consumed as the engine has room in its queue; None means that no request is available yet.
             check: called every step; may raise ``Interrupted``.
-            on_delta: called with what each answer gets, as it gets it.
+            on_delta: called with each ``Delta`` as it is generated.
         """
         self.check_usable()
         return self._call_lock.run(self._runner.outputs(requests, check, on_delta))
 
     def end_run(self) -> list[WorkerStats]:
-        """Rank 0: end a run, on the other ranks, too. Returns what each of them did, and writes the trace if wanted."""
+        """End a run on all ranks (rank 0). Returns the stats of each rank, and writes the trace if requested."""
         return self._runner.end()
 
     def follow(self) -> None:
-        """Ranks other than 0: take part until rank 0's run ends."""
+        """Take part in rank 0's run until it ends (other ranks)."""
         self.check_usable()
         with self._call_lock.turn():
             follow_all([self])
 
     def close(self) -> None:
-        """Leave the group in an orderly way, and free weights and KV cache; collective. The LLM is of no use afterwards."""
+        """Leave the group in order, and free weights and KV cache; collective. The LLM is unusable afterwards."""
         if not self._closed and LLM._fork_guard.is_here:
             self.unload()
             self.group.close(patient=self.is_spare)
 
     def unload(self) -> None:
-        """Free weights and KV cache, but stay in the group, whose ``end_splits`` is to follow; collective."""
+        """Free weights and KV cache, but stay in the group, whose ``end_splits`` must follow; collective."""
         with self._call_lock.turn():
             self._closed = True
             if self.is_rank0:
@@ -376,8 +377,10 @@ class LLM:
                 parts.close()
 
     def check_usable(self) -> None:
-        """Raises:
-        UserError: the LLM is closed, or this process is a fork of the one that made it.
+        """Check that the LLM can be used.
+
+        Raises:
+            UserError: the LLM is closed, or this process is a fork of the one that made it.
         """
         LLM._fork_guard.enter()
         if self._closed:
@@ -387,7 +390,7 @@ class LLM:
         return self
 
     def __exit__(self, kind, error, traceback) -> None:
-        if kind is None:  # after a failure the others are not where a collective could meet them
+        if kind is None:  # after a failure, the other ranks do not reach the collective close
             self.close()
 
     def _generate(
@@ -399,7 +402,7 @@ class LLM:
         )
 
     def _make_requests(self, prompts: Any, params: Any, *, pooling: str = "", streams: bool = False) -> list[Request]:
-        """Requests with the numbers of their prompts as keys; the error of a wrong one says which it is."""
+        """Make requests whose keys are the prompt indices; an error message names the index."""
         requests = []
         for index, (prompt, sampling) in enumerate(pair_prompts(prompts, params)):
             try:
@@ -411,26 +414,26 @@ class LLM:
         return requests
 
     def _gather(self, make: Callable[[], list[Request]], run: Callable[[list[Request]], Iterator]) -> list | None:
-        """All that ``_call`` yields, in the order of the requests; None on ranks other than 0."""
+        """Collect the outputs of ``_call`` in request order; None on ranks other than 0."""
         self.check_usable()
         outputs = list(self._call_lock.run(self._call(make, run)))
         return sorted(outputs, key=lambda output: output.key) if self.is_rank0 else None
 
     def _call(self, make: Callable[[], list[Request]], run: Callable[[list[Request]], Iterator]) -> Iterator[Any]:
-        """Rank 0: make the requests of a call and yield from their run; the other ranks follow."""
+        """On rank 0, make the requests of a call and yield from their run; on other ranks, follow."""
         if not self.is_rank0:
             follow_all([self])
             return
         try:
             requests = make()
         except BaseException:
-            self._executor.end_run([])  # the others are in this call too
+            self._executor.end_run([])  # the other ranks are in this call too
             raise
         yield from run(requests)
 
 
 def follow_all(llms: list[LLM]) -> None:
-    """Ranks other than 0: take part until rank 0's runs of all these models of the group have ended."""
+    """Take part in rank 0's runs of all models in ``llms`` until they end (other ranks)."""
     for llm in llms:
         if llm._draft_rank is not None:
             llm._draft_rank.follow(llm._drafter.answer)

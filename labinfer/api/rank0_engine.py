@@ -1,4 +1,4 @@
-"""The engine of rank 0: it decides by the numbers of a loaded model, and its executor commands all ranks of the group."""
+"""make_rank0_engine: the engine of rank 0 and its executor, which commands all ranks of the group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labinfer.worker.spmd import SpmdExecutor
 
 
 def engine_spec(parts: RankRuntime) -> EngineSpec:
-    """Numbers from the layout of a model and the room for its KV cache, the same on every rank."""
+    """Engine parameters from a model's layout and KV capacity; identical on every rank."""
     layout = parts.layout
     return EngineSpec(
         **asdict(parts.capacity.sizes),
@@ -44,12 +44,12 @@ def make_rank0_engine(
     guides: GrammarGuideMaker,
     proposer: Proposer | None,
 ) -> tuple[LLMEngine, SpmdExecutor]:
-    """An engine and its executor.
+    """Make an engine and its executor.
 
     Args:
-        parts: of rank 0.
-        model: number of the model among those of the group.
-        proposer: drafts tokens where neither a draft model on rank 0 nor one on a spare rank does.
+        parts: runtime of rank 0.
+        model: index of the model in the group.
+        proposer: drafts tokens if no draft model on rank 0 or on a spare rank does.
     """
     executor = SpmdExecutor(
         parts.channel,

@@ -1,4 +1,4 @@
-"""GenerationInput: what an HTTP body or a JSONL line asks for, checked; and the readers of OpenAI's bodies."""
+"""GenerationInput: the validated content of an HTTP body or a JSONL line; and the readers of OpenAI's bodies."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class GenerationInput:
     model: str | None = None
     echo: bool = False
     prompt_alone: bool = False
-    """Whether the answers are to have no tokens. One is generated all the same, as in vLLM."""
+    """Whether to drop the generated token (``max_tokens=0`` with ``echo``). One token is generated all the same, as in vLLM."""
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
     tool_use: ToolUse = ToolUse()
     include_reasoning: bool = True
-    """Whether the answer has the thoughts."""
+    """Whether the answer includes the reasoning."""
     return_drafted: bool = False
-    """Whether the answer lists its tokens, each with whether it came from a draft."""
+    """Whether the answer lists its tokens, each with whether it was drafted."""
     warnings: tuple[str, ...] = ()
-    """Parts of it that were left out, in words."""
+    """Descriptions of the parts of the input that were ignored."""
     priority: int = 0
     user: str = ""
     cache_salt: str = ""
@@ -53,33 +53,33 @@ class GenerationInput:
 
     @property
     def prompt(self) -> Prompt:
-        """The only prompt."""
+        """The prompt of an input with exactly one."""
         (prompt,) = self.prompts
         return prompt
 
     @property
     def request_fields(self) -> dict[str, Any]:
-        """Fields of the ``Request`` of each prompt under the same names."""
+        """Fields that are passed on to the ``Request`` of each prompt."""
         return {name: getattr(self, name) for name in REQUEST_FIELDS}
 
 
 def read_completion(body: CompletionBody, defaults: SamplingParams) -> GenerationInput:
-    """Read a completion's body; fields that it leaves out have these defaults.
+    """Read a completion's body; omitted sampling fields come from ``defaults``.
 
     Raises:
-        UserError: a field is out of bounds, or asks for what is not offered.
+        UserError: a field is out of bounds, or its value is not supported.
     """
     logprobs = None if body.logprobs is False else body.logprobs
     if body.echo and logprobs is not None and body.prompt_logprobs is None:
-        body = msgspec.structs.replace(body, prompt_logprobs=logprobs)  # OpenAI's echo brings the prompt's too
+        body = msgspec.structs.replace(body, prompt_logprobs=logprobs)  # OpenAI's echo includes the prompt's logprobs
     return _read(body, typed_prompts("prompt", body.prompt), logprobs, ToolUse(), defaults)
 
 
 def read_chat(body: ChatBody, defaults: SamplingParams) -> GenerationInput:
-    """Read a chat request's body; fields that it leaves out have these defaults.
+    """Read a chat request's body; omitted sampling fields come from ``defaults``.
 
     Raises:
-        UserError: a field is out of bounds, or asks for what is not offered.
+        UserError: a field is out of bounds, or its value is not supported.
     """
     if body.echo:
         raise UserError("echo is for completions; a chat answer has no prompt text")
@@ -90,8 +90,10 @@ def read_chat(body: ChatBody, defaults: SamplingParams) -> GenerationInput:
 
 
 def _check_neutral(body: OpenAIBody) -> None:
-    """Raises:
-    UserError: a field of ``NEUTRAL_VALUES`` that the body does not support has a value that would change something.
+    """Check the fields of ``NEUTRAL_VALUES``.
+
+    Raises:
+        UserError: a field that the body does not support has a value other than its neutral ones.
     """
     for name in body.__struct_fields__:
         if name not in NEUTRAL_VALUES or name in body.supported:
@@ -99,7 +101,7 @@ def _check_neutral(body: OpenAIBody) -> None:
         value = getattr(body, name)
         is_neutral = any(
             value == neutral and type(value) is type(neutral) for neutral in NEUTRAL_VALUES[name]
-        )  # 1 is not True here
+        )  # 1 must not pass as True
         if value is not None and not is_neutral:
             raise UserError(f"{name}={value!r:.60} is not supported; leave it out")
 
@@ -116,7 +118,7 @@ def _read(
     if max_tokens is None:
         max_tokens, max_tokens_field = body.max_tokens, "max_tokens" if body.max_tokens is not None else ""
     elif body.max_tokens is not None:
-        SamplingParams(max_tokens=body.max_tokens)  # must be in bounds, although the other goes before it
+        SamplingParams(max_tokens=body.max_tokens)  # must be in bounds, although max_completion_tokens takes precedence
     prompt_alone, has_format = bool(body.echo) and max_tokens == 0, body.structured_outputs is None
     body = msgspec.structs.replace(
         body,

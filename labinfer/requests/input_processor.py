@@ -1,4 +1,4 @@
-"""InputProcessor: requests made of prompts; text and conversations become token ids."""
+"""InputProcessor: builds requests from prompts; tokenizes text and conversations."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from labinfer.text.tokenizing import PromptText, TokenizingProcess
 from labinfer.text.tools import ToolUse
 
 EFFORT, VERBOSITY = "reasoning_effort", "verbosity"
-"""Variables that say how long thoughts and answers are to be."""
+"""Chat template variables for the lengths of the reasoning and of the answer."""
 
 
 class InputProcessor:
-    """Makes requests of prompts, with the tokenizer of one checkpoint.
+    """Builds requests from prompts, with the tokenizer of one checkpoint.
 
     Args:
-        directory: of the tokenizer.
-        required: whether to refuse a directory without one; otherwise only prompts that need it are refused.
-        response_template: how chat replies are read; see ``choose_format``.
-        max_prompt_tokens: the longest prompt that can be used; what is far longer is refused before it is tokenized.
-        chat_template: file that takes the place of the checkpoint's chat templates; empty for none.
+        directory: directory of the tokenizer.
+        required: whether to refuse a directory without a tokenizer; otherwise only prompts that need one are refused.
+        response_template: format of chat replies; see ``choose_format``.
+        max_prompt_tokens: maximum prompt length; much longer prompts are refused before they are tokenized.
+        chat_template: file that replaces the checkpoint's chat templates; empty for none.
 
     Raises:
-        UserError: there is no tokenizer, or it is broken; one of the templates cannot be used.
+        UserError: the tokenizer is missing or invalid, or one of the templates is unusable.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class InputProcessor:
         self.tokenizing = TokenizingProcess(
             directory, response_template, max_prompt_tokens, chat_template, self.tokenizer_digest
         )
-        """A process for long prompts, where others must not wait for them."""
+        """Worker process for long prompts, which would block other requests."""
 
     def process(
         self,
@@ -78,14 +78,14 @@ class InputProcessor:
         token_ids: list[int] | None = None,
         **fields: Any,
     ) -> Request:
-        """Make the request of a prompt.
+        """Build the request of a prompt.
 
         Args:
-            token_ids: those of the prompt, where they are known.
-            fields: further ones of the ``Request``, such as ``cache_salt``, ``priority`` and ``user``.
+            token_ids: the tokenized prompt, if known.
+            fields: further fields of the ``Request``, such as ``cache_salt``, ``priority`` and ``user``.
 
         Raises:
-            UserError: the prompt does not become tokens.
+            UserError: the prompt cannot be tokenized.
         """
         if token_ids is None:
             token_ids = self.encode(prompt)
@@ -112,13 +112,13 @@ class InputProcessor:
         )
 
     def read(self, key: Any, given: PromptLike, sampling: SamplingParams, **fields: Any) -> Request:
-        """Make the request of a prompt as Python callers give it, and try the form of its answers; one call at a time.
+        """Build the request of a prompt as Python callers give it, and check its structured-output grammar. Not thread-safe.
 
         Args:
-            fields: as for ``process``; a dictionary's own take precedence.
+            fields: as in ``process``; those of a dictionary prompt take precedence.
 
         Raises:
-            UserError: the prompt, or the form, is wrong.
+            UserError: the prompt or the grammar is invalid.
         """
         prompt, extras = parse_prompt(given)
         request = self.process(key, prompt, sampling, **fields | extras)
@@ -126,30 +126,30 @@ class InputProcessor:
         return request
 
     def check_form(self, request: Request) -> None:
-        """Try the form of a request's answers, where they must have one; this may take a second.
+        """Check the structured-output grammar of a request, if it has one; this may take a second.
 
         Raises:
-            UserError: it is broken, or costs too much.
+            UserError: the grammar is invalid or too costly.
         """
         if request.sampling.structured_outputs is not None:
             self._trial.check(request.sampling.structured_outputs, request.before_form, request.form_field)
 
     def knows_form(self, request: Request) -> bool:
-        """Whether ``check_form`` takes no time.
+        """Whether ``check_form`` returns at once (no grammar, or a cached verdict).
 
         Raises:
-            UserError: this checkpoint has no tokenizer for forms.
+            UserError: this checkpoint has no tokenizer, which a grammar needs.
         """
         form = request.sampling.structured_outputs
         return form is None or self._trial.is_known(form, request.before_form)
 
     def close(self) -> None:
-        """End the processes, if they run."""
+        """End the worker processes, if they run."""
         self._trial.close()
         self.tokenizing.close()
 
     def _force_call(self, tool_use: ToolUse, sampling: SamplingParams) -> SamplingParams:
-        """Give answers the form of a call, which ``tool_choice`` demands."""
+        """Constrain answers to the tool call that ``tool_choice`` demands."""
         if sampling.structured_outputs is not None:
             raise UserError(
                 "tool_choice demands a call, and structured_outputs or response_format another form; leave one out"
@@ -165,7 +165,7 @@ class InputProcessor:
         return msgspec.structs.replace(sampling, structured_outputs=StructuredOutputs(grammar=grammar))
 
     def _bound_thoughts(self, token_ids: list[int], prompt: ChatPrompt, sampling: SamplingParams) -> SamplingParams:
-        """Have thoughts closed, where tokens of their own are the marks of that."""
+        """Limit the reasoning to ``thinking_budget`` tokens, if the model closes it with a special token."""
         tokenizer = self.need_tokenizer()
         form, parser = tokenizer.reply_format and tokenizer.reply_format.thought, tokenizer.reply_parser(token_ids, [])
         if form is None or parser is None or (parser.has_reasoned and not parser.is_reasoning):
@@ -182,11 +182,11 @@ class InputProcessor:
         own = [prompt.thinking_budget, [] if parser.is_reasoning else opening, closing, calls]
         budget = {
             THINKING_BUDGET: own
-        }  # before processors that keep likely tokens only, which would forbid the closing mark
+        }  # both before and after other processors: one that keeps only likely tokens would forbid the closing mark
         return msgspec.structs.replace(sampling, logits_processors=budget | sampling.logits_processors | budget)
 
     def _before_form(self, prompt_token_ids: list[int], tool_use: ToolUse) -> str:
-        """Rules of what stands before the form of a chat reply."""
+        """Grammar rules of the text before the structured output of a chat reply (reasoning, tool-call marks)."""
         tokenizer = self.need_tokenizer()
         parser = tokenizer.reply_parser(prompt_token_ids, tool_use.offered)
         if parser is None:
@@ -196,7 +196,7 @@ class InputProcessor:
         )
 
     def _template_kwargs(self, prompt: ChatPrompt) -> dict[str, Any]:
-        """Variables for the chat template; see ``TemplateUse``."""
+        """Variables of the chat template; see ``TemplateUse``."""
         variables = dict(prompt.template_use.chat_template_kwargs or {})
         effort, verbosity = prompt.template_use.reasoning_effort, prompt.template_use.verbosity
         if effort is None and verbosity is None and not variables:
@@ -205,7 +205,7 @@ class InputProcessor:
         if verbosity is not None and tokenizer.template_reads(VERBOSITY, tools):
             variables.setdefault(VERBOSITY, verbosity)
         unread = [name for name in (EFFORT, *THINKING_SWITCHES) if not tokenizer.template_reads(name, tools)]
-        for name in unread:  # clients send them to models without thoughts, too
+        for name in unread:  # clients send them to models without reasoning, too
             variables.pop(name, None)
         if effort is None:
             return variables
@@ -217,20 +217,20 @@ class InputProcessor:
         return known | variables
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt; see ``process``."""
+        """Tokenize a prompt; see ``process``."""
         if isinstance(prompt, TokensPrompt):
             return prompt.token_ids
         return self.encode_text(self.prompt_text(prompt))
 
     def encode_text(self, text: PromptText) -> list[int]:
-        """Token ids of a prompt from ``prompt_text``."""
+        """Tokenize a prompt from ``prompt_text``."""
         return text.encode(self.need_tokenizer(), self._max_prompt_tokens)
 
     def prompt_text(self, prompt: TextPrompt | ChatPrompt) -> PromptText:
-        """A prompt as it goes to the tokenizer.
+        """Prepare a prompt for the tokenizer.
 
         Raises:
-            UserError: it is empty, or its chat template does not read what it says.
+            UserError: the prompt is empty, or the chat template does not support its content.
         """
         if isinstance(prompt, ChatPrompt):
             variables = self._template_kwargs(prompt)
@@ -246,7 +246,7 @@ class InputProcessor:
         return PromptText(text=prompt.text)
 
     def _encode_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """Each word as it is spelled in the middle of a text and at its beginning: after a space and without one."""
+        """Token ids of each word, with and without a leading space: in the middle and at the beginning of a text."""
         if not words:
             return ()
         encode = self.need_tokenizer().encode
@@ -257,12 +257,14 @@ class InputProcessor:
 
     @property
     def tokenizer_digest(self) -> str:
-        """Digest of the contents of the tokenizer's files; empty where there is no tokenizer."""
+        """Digest of the tokenizer's files; empty without a tokenizer."""
         return self.tokenizer.digest if self.tokenizer is not None else ""
 
     def need_tokenizer(self) -> Tokenizer:
-        """Raises:
-        UserError: there is none.
+        """Return the tokenizer.
+
+        Raises:
+            UserError: the checkpoint has none.
         """
         if self.tokenizer is None:
             raise self._error
@@ -270,10 +272,10 @@ class InputProcessor:
 
 
 def pair_prompts(prompts: Any, params: Any) -> list[tuple[PromptLike, SamplingParams]]:
-    """Prompts with their sampling parameters, as ``LLM.generate`` takes both: one or a list.
+    """Pair prompts with sampling parameters; each may be one or a list, as in ``LLM.generate``.
 
     Raises:
-        UserError: something else was given, or lists of different lengths.
+        UserError: a value has a wrong type, or the lists differ in length.
     """
     if prompts is None:
         raise UserError("rank 0 must be given prompts; only the other ranks may pass None")
@@ -291,13 +293,13 @@ def pair_prompts(prompts: Any, params: Any) -> list[tuple[PromptLike, SamplingPa
 
 
 def conversations(messages: Any, fields: dict[str, Any]) -> list[dict[str, Any]]:
-    """Prompts of one conversation or of a list of them.
+    """Dictionary prompts of one conversation or of a list of them.
 
     Args:
-        fields: fields beside the messages of each.
+        fields: further fields of every prompt.
 
     Raises:
-        UserError: they are none.
+        UserError: ``messages`` has a wrong type.
     """
     is_one = not isinstance(messages, list) or any(isinstance(each, dict) for each in messages)
     several = [messages] if is_one else messages
@@ -307,6 +309,6 @@ def conversations(messages: Any, fields: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def _is_one_prompt(prompts: list | tuple) -> bool:
-    """Whether a list is itself a prompt: of token ids, or the messages of one conversation."""
+    """Whether a list is itself one prompt: token ids, or the messages of one conversation."""
     first = prompts[0] if prompts else None
     return isinstance(first, int) or (isinstance(first, dict) and "role" in first)

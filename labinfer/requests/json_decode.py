@@ -1,4 +1,4 @@
-"""decode_json: JSON decoded into the struct of a request, with errors that name the field and its value."""
+"""decode_json: decodes JSON into a request struct, with errors that name the field and its value."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from labinfer.base.errors import UserError
 from labinfer.base.sampling_params import sampling_parameters
 
 FIELD = re.compile(r"(?:at|in) `\$\.([A-Za-z_][A-Za-z0-9_]*)")
-"""Place of a wrong field in msgspec's texts."""
+"""Path of an invalid field in msgspec's messages."""
 UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`(?: - at `\$([^`]*)`)?")
 WRONG_VALUE = re.compile(r"Invalid (?:enum )?value .* - at `\$([^`]*)`$")
-"""Text about a value that is none of those that may stand in its place."""
+"""Message about a value outside an enumeration."""
 WRONG_ENTRY = re.compile(r"(?:at `key` in `\$\.([A-Za-z_][A-Za-z0-9_]*)`|at `\$\.([A-Za-z_][A-Za-z0-9_]*)\[\.\.\.\]`)$")
-"""Place of a wrong key, or of a wrong value, of a field that maps keys to values."""
+"""Path of an invalid key, or of an invalid value, in a field that is a map."""
 STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]+)\]")
-"""Step of a place in them."""
+"""Step of a path in these messages."""
 PROCESSORS = "logits_processors"
 MAX_TEXT = 300
-"""Characters of msgspec's texts that are told."""
+"""Maximum length of msgspec's messages in an error."""
 MAX_IGNORED = 16
-"""Unknown fields of a body that are left out; the body is decoded again for each."""
+"""Maximum ignored unknown fields of a body, which is decoded again for each."""
 SMALL_BYTES = 1 << 16
-"""Length of a body that is decoded within milliseconds, whatever it contains."""
+"""Length up to which any body is decoded within milliseconds."""
 MAX_PARTS = 1 << 18
-"""Objects, arrays and keys of a body. They take the most time to decode, some 0.5 µs each."""
+"""Maximum objects, arrays and keys of a body: the most expensive parts, some 0.5 µs each."""
 MAX_ITEMS = 1 << 20
-"""Commas of a body, and so nearly its items and keys: a context of a million token ids."""
+"""Maximum commas of a body, which is nearly its number of items and keys; allows a prompt of a million token ids."""
 COUNTED = b"{[:,"
 """Bytes outside strings that begin an object or an array, or follow a key or an item."""
 UNCOUNTED = bytes(set(range(256)) - {*COUNTED, *b'"'})
 SCAN_BYTES = 1 << 20
-"""Bytes that are scanned at once, which bounds the memory of a scan."""
+"""Bytes scanned at once, to bound the memory of a scan."""
 Body = TypeVar("Body")
 
 
 class WrongBody(UserError):
-    """A body that is not the request's.
+    """An invalid request body.
 
     Args:
-        field: the one that is wrong, if one is.
+        field: name of the invalid field, if known.
     """
 
     def __init__(self, message: str, field: str | None = None):
@@ -55,14 +55,14 @@ class WrongBody(UserError):
 
 
 def decode_json(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored: list[str] | None = None) -> Body:
-    """A struct from JSON. Where it has whole numbers, 5.0 is one, as in JSON Schema. Fields of ``sampling_parameters`` are moved to
-    ``logits_processors``, if the struct has that.
+    """Decode JSON as ``kind``. An integer field accepts 5.0, as in JSON Schema. Fields of ``sampling_parameters`` are moved to
+    ``logits_processors``, if ``kind`` has that field.
 
     Args:
-        ignored: if given, unknown fields are left out, and their names put here; else they are refused.
+        ignored: list that receives the names of ignored unknown fields; without it, unknown fields are refused.
 
     Raises:
-        WrongBody: it is no JSON, has more than ``MAX_PARTS`` or ``MAX_ITEMS``, or a field that is unknown or of another type.
+        WrongBody: the data is not JSON, exceeds ``MAX_PARTS`` or ``MAX_ITEMS``, or has a field that is unknown or of a wrong type.
     """
     if memoryview(data).nbytes > SMALL_BYTES:
         check_num_values(data)
@@ -86,24 +86,29 @@ def decode_json(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored
             else:
                 raise _describe(text + _wrong_entry(text, kind, value), kind)
             data = msgspec.json.encode(value)
-        except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError):  # behind the first mistake
+        except (
+            msgspec.DecodeError,
+            UnicodeDecodeError,
+            OverflowError,
+            RecursionError,
+        ):  # a syntax error after the first invalid field
             raise _describe(text, kind) from None
 
 
 def check_num_values(data: bytes | bytearray | msgspec.Raw) -> None:
-    """Refuse JSON whose number of values would make decoding slow; counting takes 10 ms for each MiB of `data`.
+    """Refuse JSON whose number of values would make decoding slow; counting takes 10 ms for each MiB of ``data``.
 
     Raises:
-        WrongBody: it has more than ``MAX_PARTS`` or ``MAX_ITEMS``.
+        WrongBody: the data exceeds ``MAX_PARTS`` or ``MAX_ITEMS``.
     """
     data = bytes(data)
     if _fits(*_count_values(data)):
-        return  # also those that stand in strings
-    data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # each quote begins or ends a string now
+        return  # upper bound: includes bytes in strings
+    data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # now each quote begins or ends a string
     num_parts, num_items, in_string = 0, 0, False
     for begin in range(0, len(data), SCAN_BYTES):
         part = data[begin : begin + SCAN_BYTES].translate(None, UNCOUNTED)
-        # JSON strings are never adjacent, so that two quotes are one string, whose bytes were not counted ones.
+        # JSON strings are never adjacent, so two adjacent quotes are one string without counted bytes.
         pieces = part.replace(b'""', b"").split(b'"')
         parts, items = _count_values(b"".join(pieces[in_string::2]))
         num_parts, num_items = num_parts + parts, num_items + items
@@ -116,7 +121,7 @@ def check_num_values(data: bytes | bytearray | msgspec.Raw) -> None:
 
 
 def _count_values(data: bytes) -> tuple[int, int]:
-    """Objects, arrays and keys, and commas, of JSON without strings."""
+    """Number of objects, arrays and keys, and number of commas, of JSON without strings."""
     return sum(map(data.count, (b"{", b"[", b":"))), data.count(b",")
 
 
@@ -125,7 +130,7 @@ def _fits(num_parts: int, num_items: int) -> bool:
 
 
 def _describe(text: str, kind: type) -> WrongBody:
-    """The error of a text of msgspec's, in which names may be anything, and of any length."""
+    """Convert a message of msgspec to an error; escapes and shortens names from the body."""
     text = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text[:MAX_TEXT]
     )
@@ -141,14 +146,14 @@ def _describe(text: str, kind: type) -> WrongBody:
 
 
 def _wrong_entry(text: str, kind: type, value: Any) -> str:
-    """Words that name the key at fault, where a text is about one entry of a field that maps keys to values."""
+    """Suffix that names the invalid key, if the message concerns an entry of a map field; else ""."""
     place = WRONG_ENTRY.search(text)
     name = place and (place[1] or place[2])
     types = {field.name: field.type for field in msgspec.structs.fields(kind)}
     if not isinstance(value, dict) or not isinstance(value.get(name), dict) or name not in types:
         return ""
     entries = list(value[name].items())
-    while len(entries) > 1:  # the first half that is wrong has the first wrong entry
+    while len(entries) > 1:  # bisect: the first invalid half has the first invalid entry
         half = entries[: len(entries) // 2]
         entries = half if _is_wrong(dict(half), types[name]) else entries[len(half) :]
     return f": {entries[0][0]!r:.60} is at fault" if entries and _is_wrong(dict(entries), types[name]) else ""
@@ -163,7 +168,7 @@ def _is_wrong(value: Any, kind: Any) -> bool:
 
 
 def _listed_values(kind: type, place: str) -> list[str]:
-    """The values that may stand in a place of a request, as JSON, if its schema lists them."""
+    """Allowed values at a path of a request, as JSON, if its schema enumerates them."""
     schema = _schema(kind)
 
     def forms(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -193,9 +198,7 @@ def _move_parameters(value: Any, kind: type) -> bool:
     if not isinstance(value, dict) or PROCESSORS not in kind.__struct_fields__:
         return False
     own = {name: value.pop(name) for name in sampling_parameters() if name in value}
-    if own and isinstance(
-        given := value.get(PROCESSORS) or {}, dict
-    ):  # another type is refused when it is decoded again
+    if own and isinstance(given := value.get(PROCESSORS) or {}, dict):  # the next decode refuses another type
         value[PROCESSORS] = given | {name: number for name, number in own.items() if number is not None}
     return bool(own)
 
@@ -212,7 +215,7 @@ def _leave_out(value: Any, unknown: re.Match) -> bool:
 
 
 def _whole_numbers(value: Any) -> Any:
-    """The same with 5 for 5.0 everywhere."""
+    """Replace every integral float, such as 5.0, by an int."""
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) <= 2**53 else value
     if isinstance(value, list):

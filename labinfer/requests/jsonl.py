@@ -1,5 +1,6 @@
-"""JSONL lines. Simple ones carry a prompt and sampling fields beside each other; batch lines follow OpenAI's batch input
-format (API reference, "Batch": ``custom_id``, ``method``, ``url``, ``body``).
+"""JSONL lines: simple lines, with a prompt and sampling fields side by side, and lines of OpenAI's batch input format.
+
+See "Batch" in OpenAI's API reference: ``custom_id``, ``method``, ``url``, ``body``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from labinfer.text.messages import MAX_MESSAGES, Message
 
 
 class SimpleLine(RequestFields, kw_only=True, forbid_unknown_fields=True):
-    """``{"prompt": …}``, ``{"prompt_token_ids": […]}`` or ``{"messages": […]}``, with an ``id`` if you like."""
+    """A line with ``prompt``, ``prompt_token_ids`` or ``messages``, and optionally an ``id``."""
 
     id: str | int | None = None
     prompt: str | None = None
@@ -47,7 +48,7 @@ class SimpleLine(RequestFields, kw_only=True, forbid_unknown_fields=True):
     messages: Annotated[list[Message], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     reasoning_effort: ReasoningEffort | None = None
-    """Both beside messages, as in a chat request."""
+    """Template options of ``messages``, as in a chat request."""
 
 
 class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,7 +61,7 @@ class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchProbe(msgspec.Struct):
-    """Enough of a line to tell which kind it is."""
+    """Partial schema of a line: enough to detect a batch line."""
 
     custom_id: msgspec.Raw = msgspec.Raw()
     body: msgspec.Raw = msgspec.Raw()
@@ -73,10 +74,10 @@ class _Ids(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedLine(GenerationInput):
-    """Request of a line. ``prompts`` is empty if ``embedding`` has the inputs."""
+    """Request of a line. ``prompts`` is empty if ``embedding`` holds the inputs."""
 
     id: str | int | None = None
-    """A simple line's own id."""
+    """Optional id of a simple line."""
     custom_id: str | None = None
     url: str | None = None
     embedding: EmbeddingBody | None = None
@@ -87,10 +88,10 @@ class ParsedLine(GenerationInput):
 
 
 def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
-    """Read one JSONL line.
+    """Parse one JSONL line.
 
     Raises:
-        UserError: it is no JSON object, has a field that is unknown or out of bounds, or asks for what is not offered.
+        UserError: the line is not a JSON object, or has a field that is unknown, out of bounds or not supported.
     """
     kind = BatchLine if _is_batch(line) else SimpleLine
     parsed = decode_json(line, kind)
@@ -117,8 +118,8 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
 
 
 def read_ids(line: bytes) -> tuple[str | None, str | int | None]:
-    """The ``custom_id`` of a batch line and the ``id`` of a simple one, so that even a refused one can be answered by it;
-    None for those that are not there. Nothing else of the line is made objects of."""
+    """``custom_id`` of a batch line and ``id`` of a simple line, each None if missing, so that an invalid line can be answered by id.
+    The other fields are not decoded."""
     try:
         probe = msgspec.json.decode(line, type=_Ids)
         return _convert(probe.custom_id, str), _convert(probe.id, str | int)
@@ -162,5 +163,5 @@ def _is_batch(line: bytes) -> bool:
     try:
         probe = msgspec.json.decode(line, type=BatchProbe)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False  # the full reading says what is wrong
+        return False  # the full decode reports the error
     return bool(bytes(probe.custom_id) or bytes(probe.body))

@@ -1,4 +1,4 @@
-"""OfflineRunner: rank 0's runs of an engine, one after another: requests in, deltas and outputs out."""
+"""OfflineRunner: runs requests on rank 0's engine, and yields their deltas and outputs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ Outputs = list[RequestOutput | EmbeddingOutput]
 class OfflineRunner:
     """Rank 0's side of a run, while the other ranks follow.
 
-    A run that is broken off, by an error of its caller or by Ctrl-C, aborts its requests; the next one finds the engine empty.
+    A run that is interrupted, by an error of its caller or by Ctrl-C, aborts its requests, so that the next run begins with an empty
+    engine.
 
     Args:
-        spec: the numbers that the engine decides by.
-        tokenizer: None where the checkpoint has none.
-        trace: file for the trace at the end of a run, if one is to be written.
+        spec: parameters of the engine.
+        tokenizer: None if the checkpoint has none.
+        trace: file for the trace of a run, if requested.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class OfflineRunner:
         self._driver, self._engine, self._clock, self._recorder = driver, driver.engine, clock, recorder
         self._spec, self._tokenizer, self._trace = spec, tokenizer, trace
         self.report = RunReport()
-        """Figures of the last run, or of the one that is on."""
+        """Statistics of the current or last run."""
 
     def outputs(
         self,
@@ -65,20 +66,20 @@ class OfflineRunner:
                 yield from outputs
 
     def deltas(self, requests: Iterable[Request]) -> Iterator[Delta]:
-        """Yield what the answers get, as they get it."""
+        """Yield deltas as they are generated."""
         with contextlib.closing(self._run(requests, lambda: None, streams=True)) as steps:
             for deltas, _ in steps:
                 yield from deltas
 
     def end(self) -> list[WorkerStats]:
-        """End a run, on the other ranks, too. Returns what each of them did, and writes the trace if there is to be one."""
+        """End a run on all ranks. Returns the stats of each rank, and writes the trace if requested."""
         workers = self._engine.end_run()
         if self._trace is not None:
             write_trace(self._trace, workers, msgspec.to_builtins(self._spec))
         return workers
 
     def close(self) -> None:
-        """Close the trace's file."""
+        """Close the trace file."""
         if self._trace is not None:
             self._trace.close()
 
@@ -118,7 +119,7 @@ class OfflineRunner:
                     report.workers = self.end()
 
     def _open(self, requests: Iterable[Request | None], streams: bool) -> Iterator[tuple[RequestState, Request] | None]:
-        """Each request with its state."""
+        """(state, request) of each request; None if no request is available yet."""
         for request in requests:
             if request is None:
                 yield None
@@ -128,7 +129,7 @@ class OfflineRunner:
             yield RequestState(request, self._tokenizer, streams, self._clock), request
 
     def _advance(self, step: StepOutputs, streams: bool) -> tuple[list[Delta], Outputs]:
-        """Turn the outputs of a step into text: the deltas, and the outputs of the requests that are done with it."""
+        """Detokenize the outputs of a step: returns the deltas, and the outputs of the requests that it has finished."""
         deltas, outputs = [], []
         for state, update in step:
             self.report.generated_tokens += len(update.token_ids)
@@ -142,8 +143,10 @@ class OfflineRunner:
 
 
 def check_can_stream(request: Request) -> None:
-    """Raises:
-    UserError: the answers are chosen at the end.
+    """Check that the answers of a request can stream.
+
+    Raises:
+        UserError: the best answers are chosen at the end (``best_of``, ``num_beams``).
     """
     if not request.sampling.can_stream:
         raise UserError(

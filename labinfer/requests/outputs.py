@@ -1,4 +1,4 @@
-"""A request from its prompt to its answers: what the engine says of it, what streams out, what comes of it."""
+"""RequestState: from engine updates to deltas and outputs of a request."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from labinfer.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Delta:
-    """The growth of one answer since its last delta; the texts of an answer joined are its whole text."""
+    """Growth of one answer since its last delta; the concatenated texts of all deltas are its whole text."""
 
     key: Any
     index: int
-    """Which of the request's answers."""
+    """Index of the answer in the request."""
     text: str | None
-    """None where the checkpoint has no tokenizer. Never half a character, nor the beginning of a stop string."""
+    """New text; None without a tokenizer. Never contains a partial character or the beginning of a stop string."""
     token_ids: list[int]
     finish_reason: str | None
-    """Set with the last one."""
+    """Set in the last delta only."""
     logprobs: list[TokenLogprobs] | None = None
-    """Log-probabilities of these tokens, where the request asks for them."""
+    """Logprobs of ``token_ids``, if requested."""
     stop_reason: str | int | None = None
     """See ``Completion``."""
     drafted: list[bool] = field(default_factory=list)
-    """Likewise, for these tokens."""
+    """Whether each of ``token_ids`` is an accepted draft token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,19 +43,19 @@ class Completion:
 
     index: int
     text: str | None
-    """None where the checkpoint has no tokenizer."""
+    """None without a tokenizer."""
     token_ids: list[int]
     finish_reason: str
     stop_reason: str | int | None
-    """The stop string or stop token id that ended it; None if something else did."""
+    """Stop string or stop token id that ended the answer, if any."""
     logprobs: list[TokenLogprobs] | None
-    """Log-probabilities of each token, where the request asks for them."""
+    """Logprobs of each token, if requested."""
     score: float | None = None
-    """With beam search; see ``SamplingParams.length_penalty``."""
+    """Beam search score; see ``SamplingParams.length_penalty``."""
     drafted: list[bool] = field(default_factory=list)
-    """For each token whether it came from a draft that was right; see ``--speculative-config``."""
+    """Whether each token is an accepted draft token; see ``--speculative-config``."""
     error: str = ""
-    """Why the engine broke the answer off, where ``finish_reason`` is "abort"."""
+    """Reason of an abort by the engine, if ``finish_reason`` is "abort"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,48 +65,48 @@ class RequestOutput:
     key: Any
     prompt_token_ids: list[int]
     completions: list[Completion]
-    """As many as ``n`` says; with ``best_of`` and beam search the best first."""
+    """``n`` answers; with ``best_of`` and beam search, best first."""
     prompt_logprobs: list[TokenLogprobs] | None
-    """Log-probabilities of each prompt token but the first, where the request asks for them."""
+    """Logprobs of each prompt token but the first, if requested."""
     num_cached_tokens: int
-    """Prompt tokens that were found in the KV cache; of the first answer."""
+    """Prompt tokens with a prefix-cache hit, for the first answer."""
     num_output_tokens: int
-    """Tokens of all answers, those that ``best_of`` drops included."""
+    """Tokens of all answers, including those that ``best_of`` drops."""
     time_to_first_token: float
     time_per_output_token: float
-    """Mean over the tokens after the first, of the slowest answer; 0 for a single token."""
+    """Mean over the tokens after the first (TPOT), of the slowest answer; 0 for a single token."""
     total_time: float
     num_drafted_tokens: int = 0
-    """Tokens that were drafted for the answers; see ``--speculative-config``."""
+    """Tokens drafted for all answers; see ``--speculative-config``."""
     num_accepted_tokens: int = 0
-    """Number of these that were right."""
+    """Accepted draft tokens."""
     num_steps: int = 0
-    """Steps of the model that the tokens came with, those of all answers added up."""
+    """Engine steps that produced tokens, summed over all answers."""
 
     @property
     def text(self) -> str | None:
-        """The first answer's."""
+        """Text of the first answer."""
         return self.completions[0].text
 
     @property
     def token_ids(self) -> list[int]:
-        """The first answer's."""
+        """Token ids of the first answer."""
         return self.completions[0].token_ids
 
     @property
     def finish_reason(self) -> str:
-        """The first answer's."""
+        """Finish reason of the first answer."""
         return self.completions[0].finish_reason
 
     @property
     def error(self) -> str:
-        """Why the engine broke one of the answers off; empty where all are complete."""
+        """Reason why the engine aborted an answer; empty if all are complete."""
         return next((completion.error for completion in self.completions if completion.error), "")
 
 
 @dataclass(eq=False, kw_only=True)
 class CompletionState:
-    """One answer as it grows."""
+    """State of one answer during generation."""
 
     index: int
     detokenizer: Detokenizer | None
@@ -116,28 +116,28 @@ class CompletionState:
     error: str = ""
     """See ``Completion``."""
     num_taken: int = 0
-    """Tokens that were handed out."""
+    """Tokens already returned in deltas."""
     num_dropped: int = 0
-    """Tokens at the beginning whose log-probabilities are not kept."""
+    """Number of leading tokens whose logprobs were dropped."""
     drafted: list[bool] = field(default_factory=list)
-    """For each token whether it came from a draft that was right."""
+    """Whether each token is an accepted draft token."""
     num_drafted: int = 0
     num_accepted: int = 0
     num_steps: int = 0
-    """Steps that brought tokens."""
+    """Steps that produced tokens."""
     first_token_time: float = 0.0
     end_time: float = 0.0
     queue_seconds: float | None = None
-    """From its arrival at the engine until it was first run."""
+    """Time in the engine's waiting queue."""
 
 
 class RequestState:
-    """A request whose answers are being generated.
+    """A request in generation: its answers so far.
 
     Args:
-        tokenizer: None where the checkpoint has none; there are no stop strings then.
+        tokenizer: None if the checkpoint has none; stop strings are impossible then.
         streams: whether ``take_delta`` will be called.
-        clock: seconds that never go back.
+        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class RequestState:
         self.prompt_logprobs: list[TokenLogprobs] | None = None
         self.num_cached_tokens = 0
         self.embedding: list[float] | None = None
-        """The vector of a pooled request, once it has come."""
+        """Embedding of a pooling request; None until it is computed."""
         self._arrival_time = clock()
 
     @property
@@ -183,7 +183,7 @@ class RequestState:
 
     @property
     def first_token_time(self) -> float:
-        """When the first token of any answer came; 0 before."""
+        """Time of the first token of any answer; 0 before."""
         return min((answer.first_token_time for answer in self.answers if answer.first_token_time), default=0.0)
 
     @property
@@ -194,28 +194,28 @@ class RequestState:
 
     @property
     def num_drafted_tokens(self) -> int:
-        """Tokens that were drafted for all answers so far."""
+        """Tokens drafted for all answers so far."""
         return sum(answer.num_drafted for answer in self.answers)
 
     @property
     def num_accepted_tokens(self) -> int:
-        """Number of these that were right."""
+        """Accepted draft tokens of all answers so far."""
         return sum(answer.num_accepted for answer in self.answers)
 
     @property
     def num_steps(self) -> int:
-        """Steps of the model that the tokens came with, those of all answers added up."""
+        """Engine steps that produced tokens, summed over all answers."""
         return sum(answer.num_steps for answer in self.answers)
 
     def add(self, update: AnswerUpdate) -> bool:
-        """Take in what the engine says of an answer.
+        """Apply an engine update to an answer.
 
-        Returns whether a stop string has ended the answer, which the engine does not know.
+        Returns whether a stop string has ended the answer; the engine does not know about stop strings.
         """
         answer, now = self.answers[update.index], self._clock()
         if not self.request.pooling:
             answer.first_token_time = answer.first_token_time or now
-        if update.index == 0 and not answer.token_ids:  # one that goes on finds its own tokens in the cache as well
+        if update.index == 0 and not answer.token_ids:  # a resumed answer finds its own tokens in the cache too
             self.num_cached_tokens = update.num_cached_tokens
         answer.num_drafted += update.num_drafted
         answer.num_accepted += update.num_accepted
@@ -231,16 +231,16 @@ class RequestState:
         self._beams, self.embedding = update.beams, update.embedding
         stopped = self._read(answer, update.token_ids)
         if stopped:
-            answer.finish_reason = FinishReason.STOP  # also where the length would have ended it
+            answer.finish_reason = FinishReason.STOP  # overrides a finish by length
         if answer.finish_reason is not None:
             answer.end_time = now
         return stopped
 
     def take_delta(self, index: int, drops_logprobs: bool = False) -> Delta:
-        """The growth of one answer since the last call.
+        """Return the growth of one answer since the last call.
 
         Args:
-            drops_logprobs: whether the log-probabilities are needed in this delta only, and not by ``output``.
+            drops_logprobs: free the logprobs after this delta; ``output`` does not need them.
         """
         answer = self.answers[index]
         begin, answer.num_taken = answer.num_taken, len(answer.token_ids)
@@ -264,7 +264,7 @@ class RequestState:
         )
 
     def output(self) -> RequestOutput | EmbeddingOutput:
-        """All answers, once all are done, or the vector of a request that is pooled."""
+        """Return all answers, once all are done, or the embedding of a pooling request."""
         sampling = self.request.sampling
         if self.request.pooling:
             return EmbeddingOutput(self.request.key, self.prompt_token_ids, self.embedding, self.num_cached_tokens)
@@ -292,7 +292,7 @@ class RequestState:
         )
 
     def _read(self, answer: CompletionState, token_ids: list[int]) -> bool:
-        """New tokens as text. Returns whether they complete a stop string; those behind it are dropped."""
+        """Detokenize new tokens. Returns whether they complete a stop string; tokens after it are dropped."""
         if answer.detokenizer is None:
             return False
         before = len(answer.token_ids) - len(token_ids)
@@ -345,13 +345,13 @@ class RequestState:
         return answer.token_ids[-1] if self._ended_by_token(answer) else None
 
     def _time_per_token(self, answer: CompletionState) -> float:
-        """Mean over the tokens after the first, 0 if there is none."""
+        """Mean time per token after the first (TPOT); 0 for a single token."""
         answers = [beam.token_ids for beam in self._beams] or [answer.token_ids]
         after_first = max(map(len, answers)) - 1
         return (answer.end_time - answer.first_token_time) / after_first if after_first > 0 else 0.0
 
     def _num_text_tokens(self, answer: CompletionState) -> int:
-        """Output tokens that belong to the text: all but the one that ended it, if it would show and is not to be included."""
+        """Number of tokens that belong to the text: all but a stop token that is visible and not to be included."""
         sampling = self.request.sampling
         shows = self._ended_by_token(answer) or (
             not sampling.skip_special_tokens and answer.finish_reason is FinishReason.STOP
@@ -359,7 +359,7 @@ class RequestState:
         return len(answer.token_ids) - (shows and not sampling.include_stop_str_in_output)
 
     def _ended_by_token(self, answer: CompletionState) -> bool:
-        """Whether one of the request's own stop tokens ended it."""
+        """Whether one of the request's own stop tokens ended the answer."""
         stops = self.request.sampling.stop_token_ids
         return answer.finish_reason is FinishReason.STOP and bool(stops) and answer.token_ids[-1] in stops
 

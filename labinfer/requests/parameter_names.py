@@ -1,4 +1,4 @@
-"""check_registration: logits processors of plugins, whose names may be fields of requests."""
+"""check_registration: checks names of plugins' logits processors, which become fields of requests."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from labinfer.requests.openai.response_body import ResponseBody
 from labinfer.requests.protocol import ChatBody, CompletionBody
 
 BODIES = (SimpleLine, CompletionBody, ChatBody, ResponseBody, MessageBody)
-"""Bodies and lines that may have the parameters of logits processors as fields."""
+"""Bodies and lines that may contain parameters of logits processors as fields."""
 
 
 def check_registration(name: str, part: Any, details: dict[str, Any]) -> None:
-    """Refuse a logits processor whose name means something else in requests, or whose ``parameter`` is no ``SamplingParameter``.
+    """Refuse a logits processor whose name is a request field already, or whose ``parameter`` is not a ``SamplingParameter``.
 
     Raises:
-        UserError: the name or the parameter cannot be used.
+        UserError: the name or the parameter is unusable.
     """
     taken = (
         {field for body in BODIES for field in body.__struct_fields__} if details else SamplingParams.__struct_fields__

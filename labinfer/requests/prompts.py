@@ -1,4 +1,4 @@
-"""Prompts by their kinds: text, token ids, or a conversation with its tools. Made once, where input enters."""
+"""Typed prompts: text, token ids, or a conversation with its tools. Converted once, where input enters."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 Verbosity = Literal["low", "medium", "high"]
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""Variables with which chat templates switch thoughts on and off."""
+"""Chat template variables that switch reasoning on and off."""
 
 
 class TemplateUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Fields of a request for the chat template, beside messages and tools. Names and meanings are vLLM's and OpenAI's."""
+    """Fields of a request for the chat template, besides messages and tools. Names and meanings are vLLM's and OpenAI's."""
 
     chat_template_kwargs: TemplateKwargs | None = None
-    """Variables, such as ``enable_thinking``."""
+    """Template variables, such as ``enable_thinking``."""
     reasoning_effort: ReasoningEffort | None = None
-    """Length of the thoughts, ``none`` for none at all. It becomes the variables that the template has for it."""
+    """Length of the reasoning; ``none`` disables it. Mapped to the corresponding variables of the template."""
     verbosity: Verbosity | None = None
-    """Length of the answer, for templates that have a variable for it."""
+    """Length of the answer, if the template has a variable for it."""
     add_generation_prompt: bool | None = None
-    """False to end the text behind the last message."""
+    """False to end the prompt after the last message."""
     continue_final_message: bool | None = None
-    """True to go on in the last message, as if it were the beginning of the answer."""
+    """True to continue the last message, as if it were the beginning of the answer."""
 
     def __post_init__(self) -> None:
         if self.continue_final_message and self.add_generation_prompt:
@@ -47,17 +47,17 @@ class TemplateUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def ending(self) -> Ending:
-        """End of the conversation's text."""
+        """How the conversation's text ends."""
         if self.continue_final_message:
             return "in message"
         return "behind message" if self.add_generation_prompt is False else "before answer"
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> TemplateUse:
-        """Read the fields of these names; others are passed over.
+        """Read the template fields of ``fields``; other fields are ignored.
 
         Raises:
-            UserError: a field is out of its bounds.
+            UserError: a field is out of bounds.
         """
         given = {name: fields[name] for name in TEMPLATE_KEYS if fields.get(name) is not None}
         try:
@@ -67,7 +67,7 @@ class TemplateUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def thinking_switches(is_on: bool) -> dict[str, bool]:
-    """Variables of a chat template that switch thoughts on or off; those that a template does not read are passed over."""
+    """Template variables that switch reasoning on or off; a template ignores those that it does not use."""
     return dict.fromkeys(THINKING_SWITCHES, is_on)
 
 
@@ -75,7 +75,7 @@ TEMPLATE_KEYS = TemplateUse.__struct_fields__
 
 
 class TextPrompt(msgspec.Struct, frozen=True):
-    """A text, given to the model as it is."""
+    """A text, passed to the model unchanged."""
 
     text: str
 
@@ -87,14 +87,14 @@ class TokensPrompt(msgspec.Struct, frozen=True):
 
 
 class ChatPrompt(msgspec.Struct, frozen=True):
-    """A conversation, which the checkpoint's template makes a text of."""
+    """A conversation, formatted by the checkpoint's chat template."""
 
     messages: list[dict[str, Any]]
-    """Messages as chat templates take them."""
+    """Messages in the format of chat templates."""
     tool_use: ToolUse = ToolUse()
     template_use: TemplateUse = TemplateUse()
     thinking_budget: int | None = None
-    """Tokens of a thought at most, where it is a token that ends the model's thoughts; None for any number."""
+    """Maximum tokens of reasoning, if a special token closes the model's reasoning; None for no limit."""
 
 
 Prompt = TextPrompt | TokensPrompt | ChatPrompt
@@ -102,16 +102,16 @@ PromptLike = Prompt | str | list[int] | dict[str, Any] | list[dict[str, Any]]
 """A prompt as Python callers may give it: one of these types; text, token ids or a list of chat messages; or a dictionary
 with one of ``PROMPT_KEYS``.
 
-A dictionary may also have ``cache_salt``, ``priority`` and ``user``; see ``Request``. Beside messages it may have
-the fields of ``ToolUse``, such as ``tools``, and of ``TemplateUse``, such as ``chat_template_kwargs``.
+A dictionary may also have ``cache_salt``, ``priority`` and ``user``; see ``Request``. With ``messages`` it may have the
+fields of ``ToolUse``, such as ``tools``, and of ``TemplateUse``, such as ``chat_template_kwargs``.
 """
 
 
 def parse_prompt(given: PromptLike) -> tuple[Prompt, dict[str, Any]]:
-    """A typed prompt, and those of ``EXTRA_KEYS`` that a dictionary has.
+    """Convert to a typed prompt, and return it with the ``EXTRA_KEYS`` of a dictionary.
 
     Raises:
-        UserError: the prompt is of no known kind, or a key is unknown, or its value has another type.
+        UserError: the prompt has an unknown type, or a key is unknown or has a value of a wrong type.
     """
     if not isinstance(given, dict):
         return _convert(given, ToolUse(), TemplateUse()), {}
@@ -125,8 +125,10 @@ def parse_prompt(given: PromptLike) -> tuple[Prompt, dict[str, Any]]:
 
 
 def check_template_use(template_use: TemplateUse, key: str) -> None:
-    """Raises:
-    UserError: there is something for the chat template, but the prompt, the one of ``PROMPT_KEYS``, is no conversation.
+    """Check that template options come with messages.
+
+    Raises:
+        UserError: there are template options, but ``key``, the one of ``PROMPT_KEYS`` in use, is not ``messages``.
     """
     if key != "messages" and (names := list(msgspec.to_builtins(template_use))):
         raise UserError(f"{names[0]} goes with messages, not with {key}")
@@ -136,7 +138,7 @@ def only_key(given: dict[str, Any]) -> str:
     """The one of ``PROMPT_KEYS`` that has a value.
 
     Raises:
-        UserError: none has, or several have.
+        UserError: none of them has a value, or several have.
     """
     keys = [key for key in PROMPT_KEYS if given.get(key) is not None]
     if len(keys) != 1:

@@ -1,6 +1,6 @@
-"""Schema of requests, with all its bounds, for HTTP bodies and JSONL lines.
+"""Request schema with all its bounds, for HTTP bodies and JSONL lines.
 
-Names and meanings are OpenAI's (API reference) and, for what it does not have, vLLM's.
+Names and meanings are those of OpenAI's API reference, or else vLLM's.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
 EMBEDDINGS_URL = "/v1/embeddings"
 MAX_INPUTS = 2048
-"""Texts or prompts of one request, and answers to them together; OpenAI's bound for embeddings."""
+"""Maximum inputs of one request, and maximum answers to all of them together; OpenAI's limit for embeddings."""
 SAMPLING_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
 
 TOKEN_ID = "token id"
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT, title=TOKEN_ID)]
-"""The model's vocabulary bounds it further."""
+"""Token id; the model's vocabulary is a further bound."""
 
 MAX_TOKEN_IDS = 1 << 20
-"""Token ids of a prompt; as many items as a body may have."""
+"""Maximum token ids of a prompt: the maximum items of a body."""
 MAX_CHOSEN_IDS = 1 << 18
-"""Token ids in a list or map that says which may come; the largest vocabularies have as many."""
+"""Maximum entries of a list or map of token ids that controls sampling: the size of the largest vocabularies."""
 
 Metadata = Annotated[
     dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
     msgspec.Meta(max_length=16),
 ]
-"""A caller's own notes on what is kept here, with OpenAI's bounds."""
+"""Metadata of a stored object, with OpenAI's bounds."""
 
 NEUTRAL_VALUES: dict[str, list[Any]] = {
     "suffix": [""],
@@ -64,29 +64,28 @@ NEUTRAL_VALUES: dict[str, list[Any]] = {
     "chat_template": [],
     "documents": [[]],
 }
-"""Fields of OpenAI's bodies, then of vLLM's, that are accepted only with the values that change nothing; null is one
-for all of them."""
+"""Fields of OpenAI's bodies, then of vLLM's, that are accepted only with a neutral value; null is neutral for all of them."""
 
 
 def _bounded(kind: Any, **keywords: Any) -> Any:
-    """A type, or None, whose JSON schema has further keywords; ``SamplingParams`` refuses what breaks them, by name."""
+    """Optional type with further keywords in its JSON schema; ``SamplingParams`` checks them, and names the field in errors."""
     return Annotated[kind | None, msgspec.Meta(extra_json_schema=keywords)]
 
 
 def _number(name: str) -> Any:
-    """The type of a number of ``SamplingParams``, or None, with its bounds as keywords of its JSON schema."""
+    """Optional type of a numeric field of ``SamplingParams``, with its bounds in the JSON schema."""
     kind, bounds = NUMBERS[name]
     return _bounded(kind, minimum=bounds.least, maximum=bounds.most)
 
 
 def _texts(name: str) -> Any:
-    """A string or a list of strings, or None, with the bounds of this field of ``SamplingParams``."""
+    """Optional string or list of strings, with the bounds of the ``SamplingParams`` field ``name``."""
     short = {"minLength": 1, "maxLength": TEXTS[name].longest}
     return _bounded(str | list[str], **short, maxItems=TEXTS[name].most, items={"type": "string"} | short)
 
 
 JSON_TYPES: dict[str, Any] = {name: _number(name) for name in NUMBERS} | {
-    "seed": int | None,  # any: those out of bounds are taken modulo 2**63
+    "seed": int | None,  # any integer: reduced modulo 2**63
     "stop": _texts("stop"),
     "bad_words": _texts("bad_words"),
     "logit_bias": _bounded(
@@ -97,38 +96,38 @@ JSON_TYPES: dict[str, Any] = {name: _number(name) for name in NUMBERS} | {
     "allowed_token_ids": Annotated[list[TokenId], msgspec.Meta(max_length=MAX_CHOSEN_IDS)] | None,
     "stop_token_ids": Annotated[list[TokenId], msgspec.Meta(max_length=MAX_CHOSEN_IDS)] | None,
     "early_stopping": _bounded(bool | str, enum=[True, False, "never", None]),
-    "logprobs": bool | int | None,  # a count; in OpenAI's chat bodies true, beside top_logprobs
+    "logprobs": bool | int | None,  # a count; true or false in OpenAI's chat bodies, with top_logprobs
 }
-"""Sampling fields that JSON has in other types than ``SamplingParams``, or in bounds."""
+"""Sampling fields whose JSON type differs from ``SamplingParams``, or has bounds."""
 
 
 def sampled(base: type[msgspec.Struct], *left_out: str) -> type[msgspec.Struct]:
-    """A struct with the fields of ``base`` and those of ``SamplingParams`` except ``left_out``, which are None by default."""
+    """Make a struct with the fields of ``base`` and those of ``SamplingParams`` except ``left_out``, which default to None."""
     kinds = get_type_hints(SamplingParams).items()
     fields = [(name, JSON_TYPES.get(name, kind | None), None) for name, kind in kinds if name not in left_out]
     return msgspec.defstruct("Sampled", fields, bases=(base,), kw_only=True)
 
 
 def given_sampling(body: msgspec.Struct) -> dict[str, Any]:
-    """The fields of ``SamplingParams`` that have a value in a body."""
+    """Fields of ``SamplingParams`` that have a value in ``body``."""
     names = (name for name in SAMPLING_FIELDS if name in body.__struct_fields__)
     return {name: value for name in names if (value := getattr(body, name)) is not None}
 
 
 class RequestFields(sampled(msgspec.Struct), kw_only=True):
-    """The fields that every kind of request may have beside its prompt; for ``seed`` see ``SamplingParams.updated``."""
+    """Fields of every kind of request besides its prompt; for ``seed`` see ``SamplingParams.updated``."""
 
     priority: Annotated[int, msgspec.Meta(ge=-MAX_COUNT, le=MAX_COUNT)] | None = None
-    """With ``--scheduling-policy priority`` the lowest goes first."""
+    """With ``--scheduling-policy priority``, the lowest value runs first."""
     user: str | None = None
-    """With ``--scheduling-policy fair`` users take turns."""
+    """With ``--scheduling-policy fair``, the scheduler alternates between users."""
     cache_salt: str | None = None
-    """Only requests with the same salt find each other's tokens in the KV cache."""
+    """Prefix-cache salt: only requests with equal salts share cached tokens."""
     echo: bool | None = None
-    """The answer's text begins with the prompt's."""
+    """Whether the answer's text begins with the prompt."""
 
     def params(self, defaults: SamplingParams) -> SamplingParams:
-        """The sampling fields over ``defaults``, checked.
+        """Merge the sampling fields into ``defaults``.
 
         Raises:
             UserError: a field is out of bounds.
@@ -145,7 +144,7 @@ _INPUT_KINDS = [
     _TOKEN_IDS,
     _SEVERAL | {"items": _TOKEN_IDS},
 ]
-"""Inputs of an embeddings request as JSON schemas: msgspec's types have one list at most to choose from."""
+"""JSON schemas of the inputs of an embeddings request: a msgspec union may contain only one list type."""
 Inputs = Annotated[
     str | Annotated[list[str | TokenId | TokenIds], msgspec.Meta(max_length=MAX_TOKEN_IDS)],
     msgspec.Meta(extra_json_schema={"oneOf": _INPUT_KINDS}),
@@ -154,15 +153,15 @@ Inputs = Annotated[
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
-    """Whether a last chunk has the numbers of tokens; by default only with ``continuous_usage_stats``."""
+    """Whether a last chunk has the usage; by default only with ``continuous_usage_stats``."""
     continuous_usage_stats: bool | None = None
-    """Whether every chunk has the numbers of tokens so far, unless ``include_usage`` is false."""
+    """Whether every chunk has the usage so far, unless ``include_usage`` is false."""
     include_obfuscation: bool | None = None
-    """Accepted; nothing is added to hide the lengths of tokens."""
+    """Accepted and ignored: nothing hides the lengths of tokens."""
 
     @property
     def wants_usage(self) -> bool:
-        """Whether the numbers of tokens are told at all."""
+        """Whether to send usage at all."""
         return bool(self.continuous_usage_stats if self.include_usage is None else self.include_usage)
 
 
@@ -174,26 +173,26 @@ class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", forb
     """A JSON object."""
 
     schema: dict[str, Any] | None = None
-    """JSON schema of the answer, as llama.cpp and Together have it; None for any object."""
+    """JSON schema of the answer, as in llama.cpp and Together; None for any object."""
 
 
 class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """A JSON schema in OpenAI's wrapping; name and description are for people. Answers keep to it, strict or not; if it is not,
-    what no grammar holds is left out."""
+    """A JSON schema in OpenAI's wrapper. Answers follow the schema whether it is strict or not; without ``strict``, keywords that no
+    grammar can express are ignored."""
 
     name: FunctionName
     description: str | None = None
     schema: dict[str, Any] | None = None
-    """None: any JSON object."""
+    """None for any JSON object."""
     strict: bool | None = None
 
 
 class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
-    """JSON by a schema: exactly one of these fields is given."""
+    """JSON by a schema: exactly one of the fields is given."""
 
     json_schema: NamedSchema | None = None
     schema: dict[str, Any] | None = None
-    """The schema alone, as llama.cpp and Together have it."""
+    """Schema without a wrapper, as in llama.cpp and Together."""
 
     def __post_init__(self) -> None:
         if (self.json_schema is None) == (self.schema is None):
@@ -201,17 +200,17 @@ class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forb
 
 
 def json_form(schema: dict[str, Any] | None, field: str, is_strict: bool, left_out: list[str]) -> StructuredOutputs:
-    """Structured output for the JSON ``schema`` of a ``field``, or for any JSON object if it is None; see ``fit_schema``."""
+    """Structured output for the JSON ``schema`` of ``field``, or for any JSON object if it is None; see ``fit_schema``."""
     if schema is None:
         return StructuredOutputs(json_object=True)
     return StructuredOutputs(json=fit_schema(schema, field, is_strict, left_out))
 
 
 class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
-    """The fields of OpenAI's bodies. The second group changes nothing here; for the third see ``NEUTRAL_VALUES``."""
+    """Fields of OpenAI's bodies. The second group is ignored; for the third see ``NEUTRAL_VALUES``."""
 
     model: str | None = None
-    """The first one that is served where it is left out."""
+    """None for the default model."""
     max_completion_tokens: _number("max_tokens") = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -234,13 +233,13 @@ class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
 
     def answer_form(self, left_out: list[str]) -> StructuredOutputs | None:
-        """``response_format`` and ``structured_outputs`` as one.
+        """Combine ``response_format`` and ``structured_outputs``.
 
         Args:
-            left_out: is given a sentence where something of a schema is left out.
+            left_out: list that receives a sentence per ignored schema keyword.
 
         Raises:
-            UserError: both are given, or a schema is out of its bounds.
+            UserError: both are given, or a schema is out of bounds.
         """
         form = self.response_format
         if form is None or isinstance(form, TextFormat):
@@ -252,14 +251,14 @@ class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
         return json_form(schema, "response_format", named is not None and bool(named.strict), left_out)
 
     supported: ClassVar[tuple[str, ...]] = ()
-    """Names in ``NEUTRAL_VALUES`` that may have other values in this kind of body."""
+    """Names in ``NEUTRAL_VALUES`` that this kind of body supports with any value."""
 
 
 class CompletionBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     prompt: Inputs
     """A text, token ids, or a list of texts or of lists of token ids."""
     max_tokens: _bounded(int, minimum=0, maximum=MAX_COUNT) = None
-    """0, with ``echo``, for the prompt alone and its log-probabilities."""
+    """0, with ``echo``, for the prompt's logprobs only."""
 
 
 class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
@@ -269,26 +268,26 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
-    """Length of the thoughts, where the chat template knows of that."""
+    """Length of the reasoning, if the chat template supports it."""
     verbosity: Verbosity | None = None
-    """Length of the answer, where the chat template knows of that."""
+    """Length of the answer, if the chat template supports it."""
     chat_template_kwargs: TemplateKwargs | None = None
     """Variables of the chat template, such as ``enable_thinking``."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    """Both see ``TemplateUse``."""
+    """For both fields see ``TemplateUse``."""
     thinking_token_budget: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)] | None = None
-    """Tokens of a thought at most; see ``ChatPrompt``."""
+    """Maximum tokens of reasoning; see ``ChatPrompt``."""
     include_reasoning: bool | None = None
-    """Whether the answer has the thoughts; true by default. The model thinks all the same."""
+    """Whether the answer includes the reasoning; true by default. Does not switch reasoning off."""
     return_drafted: bool | None = None
-    """The answer lists its tokens, each with whether it came from a draft."""
+    """Whether the answer lists its tokens, each with whether it was drafted."""
     functions: FunctionList | None = None
     function_call: FunctionChoice | None = None
-    """Both as ``tools`` and ``tool_choice``, see ``ToolUse``."""
+    """Deprecated names of ``tools`` and ``tool_choice``, see ``ToolUse``."""
 
     prediction: dict | None = None
-    """Accepted; nothing is faster for it."""
+    """Accepted and ignored."""
     modalities: Any = None
     web_search_options: Any = None
     audio: Any = None
@@ -298,7 +297,7 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     supported: ClassVar[tuple[str, ...]] = ("tools", "tool_choice")
 
     def prompt(self) -> ChatPrompt:
-        """The conversation, with its tools where any are offered.
+        """The conversation, with its tools if any are offered.
 
         Raises:
             UserError: ``tools`` and ``tool_choice`` do not go together.
@@ -311,16 +310,18 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
         return ChatPrompt(messages, tool_use, template_use, self.thinking_token_budget)
 
     def tool_use(self) -> ToolUse:
-        """Raises:
-        UserError: ``tools`` and ``tool_choice`` do not go together.
+        """Combine the tool fields.
+
+        Raises:
+            UserError: ``tools`` and ``tool_choice`` do not go together.
         """
         return ToolUse(**{name: getattr(self, name) for name in TOOL_KEYS})
 
     def count_logprobs(self) -> int | None:
-        """``logprobs`` and ``top_logprobs`` as the one count that ``SamplingParams`` has.
+        """``logprobs`` and ``top_logprobs`` as the one count of ``SamplingParams``.
 
         Raises:
-            UserError: ``logprobs`` is neither true nor false, or ``top_logprobs`` stands alone or is out of bounds.
+            UserError: ``logprobs`` is not a boolean, or ``top_logprobs`` is given without it or is out of bounds.
         """
         if type(self.logprobs) is int:
             raise UserError(f"logprobs must be true or false in a chat request, not {self.logprobs!r:.60}")
@@ -333,22 +334,22 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
 
 
 Pooling = Literal["last", "mean", "cls"]
-"""See ``plan.POOLINGS``; by default a model's own. A model that is no embedder by its files needs one for scores."""
+"""Pooling method, see ``plan.POOLINGS``; by default the model's own. Scores need one if the model's files do not make it an embedder."""
 
 
 class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's body of an embeddings request (API reference, "Create embeddings"), and ``pooling``."""
+    """OpenAI's body of an embeddings request (API reference, "Create embeddings"), with ``pooling``."""
 
     input: Inputs
     """A text, token ids, or a list of texts or of lists of token ids."""
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Only as many as the model has."""
+    """Must equal the model's hidden size, if given."""
     user: str | None = None
     pooling: Pooling | None = None
     normalize: bool | None = None
-    """Whether vectors are divided by their length; by default as the model's files say."""
+    """Whether to scale vectors to unit length; by default as the model's files say."""
     use_activation: bool | None = None
     """vLLM's newer name of ``normalize``."""
 
@@ -357,16 +358,18 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         self.encoding_format = self.encoding_format or "float"
 
     def prompts(self) -> list[Prompt]:
-        """A prompt of each input, in order.
+        """Typed prompts of the inputs, in order.
 
         Raises:
-            UserError: there is none or too many, one is empty, or they are of several kinds.
+            UserError: there are no or too many inputs, one is empty, or they are of several kinds.
         """
         return typed_prompts("input", self.input)
 
     def check_dimensions(self, hidden_size: int) -> None:
-        """Raises:
-        UserError: other dimensions are wanted than the model has.
+        """Check ``dimensions``.
+
+        Raises:
+            UserError: ``dimensions`` differs from ``hidden_size``.
         """
         if self.dimensions not in (None, hidden_size):
             raise UserError(
@@ -375,10 +378,10 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def typed_prompts(field: str, inputs: Any) -> list[Prompt]:
-    """A prompt of each of the ``Inputs`` of a field, in order.
+    """Typed prompts of the inputs of ``field``, in order.
 
     Raises:
-        UserError: there is none or too many, one is empty, or they are of several kinds.
+        UserError: there are no or too many inputs, one is empty, or they are of several kinds.
     """
     if isinstance(inputs, str) or (inputs and all(isinstance(item, int) for item in inputs)):
         inputs = [inputs]

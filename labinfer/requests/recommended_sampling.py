@@ -1,4 +1,4 @@
-"""Sampling that a checkpoint recommends (Hugging Face's ``GenerationConfig``)."""
+"""Sampling parameters recommended by a checkpoint (Hugging Face's ``GenerationConfig``)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def recommended_sampling(checkpoint: Path) -> dict[str, int | float] | None:
-    """Fields of ``SamplingParams``, and parameters of plugins; None where answers are not to be sampled: its numbers, if any, are meant for when
-    sampling is asked for.
+    """Recommended fields of ``SamplingParams``, and parameters of plugins. None if the checkpoint recommends greedy decoding
+    (``do_sample`` false): its numbers apply only when sampling is requested.
 
     Raises:
         UserError: a number is out of bounds.

@@ -1,4 +1,4 @@
-"""Fingerprints of what a job's answers depend on, which a later run compares with its own."""
+"""Fingerprints of a job's options and input, compared when a job is resumed."""
 
 from __future__ import annotations
 
@@ -25,25 +25,24 @@ ANSWERING = {
     "cache": ("kv_cache_dtype",),
     "scheduler": ("context_shift", "keep"),
 }
-"""Options of an engine that answers depend on, by section. The layout is none of them: a job may go on on other ranks."""
+"""Engine options that affect answers, by section. The layout is not among them: a job may resume on other ranks."""
 CHUNK_BYTES = 1 << 22
 
 
 def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dict[str, Any]:
-    """The options that answers depend on, by flag, as JSON has them; of a file its digest. The model's ``Identity`` has the
-    tokenizer."""
+    """Options that affect answers, as JSON by flag; files by digest. The tokenizer is part of the model's ``Identity``."""
     chosen = {name: getattr(getattr(options, section), name) for section, names in ANSWERING.items() for name in names}
     files = {name: getattr(options.model, name) for name in ("response_template", "chat_template")}
     for name, path in files.items():
         if os.path.isfile(path):
             files[name] = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
-    chosen["quantization"] = join(chosen["quantization"])  # as earlier runs wrote it
+    chosen["quantization"] = join(chosen["quantization"])  # format of earlier runs
     if PLUGINS.loaded:
         chosen["plugin"] = ", ".join(PLUGINS.identities())
     values = chosen | files | msgspec.to_builtins(sampling)
     processors = values["logits_processors"]
     values |= {name: processors.pop(name) for name in sampling_parameters().keys() & processors.keys()}
-    del values["speculate"]  # changes no answer
+    del values["speculate"]  # does not affect answers
     return {
         f"--{name.replace('_', '-')}": list(value) if isinstance(value, tuple) else value
         for name, value in values.items()
@@ -51,10 +50,10 @@ def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dic
 
 
 def input_fingerprint(path: str) -> tuple[dict[str, Any], int | None]:
-    """Size and digest of a file of input lines, and how many there are that are not blank; nothing of what is no regular file.
+    """Size, digest and number of non-blank lines of an input file; ({}, None) if it is not a regular file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     if not os.path.isfile(path):
         return {}, None

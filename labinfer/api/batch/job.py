@@ -1,4 +1,4 @@
-"""A batch job: lines in, requests through the engine, lines out. Runs on rank 0."""
+"""BatchJob: input lines to engine requests to output lines. Runs on rank 0."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from labinfer.requests.outputs import RequestOutput
 logger = logging.getLogger(__name__)
 
 MAX_REASON = 200
-"""Characters of what a library says of its own failure."""
+"""Maximum length of an exception's text in an error record."""
 MAX_WARNINGS = 20
-"""Warnings of a job; those that follow are not given."""
+"""Maximum warnings of a job; further ones are suppressed."""
 MAX_IDS = 1 << 20
-"""Ids of simple lines that are kept, to find one that comes twice."""
+"""Maximum ids of simple lines kept to detect duplicates."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ class JobLine:
     """See ``line_digest``."""
     parsed: ParsedLine
     outputs: dict[int, RequestOutput | EmbeddingOutput] = field(default_factory=dict)
-    """Outputs of finished requests, by their place in the line."""
+    """Outputs of finished requests, by the index of the prompt in the line."""
 
 
 class BatchJob:
-    """Exactly one output line for every input line, in the order in which they finish.
+    """Writes exactly one output line per input line, in completion order.
 
     Args:
-        defaults: sampling of lines that do not say otherwise.
-        model_name: for the ``model`` field of batch results; the model that answers, whichever a line asks for.
-        as_text: show questions and answers for people instead of output lines.
+        defaults: default sampling parameters.
+        model_name: ``model`` field of batch results: the model that runs, whatever a line requests.
+        as_text: write prompts and answers as readable text instead of JSONL.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class BatchJob:
         self._reader, self._output, self._progress = reader, output, progress
         self._defaults, self._model_name = defaults, model_name
         self._base_name = os.path.basename(os.path.abspath(model_name))
-        self._custom_ids: dict[str, int] = {}  # lines by them
-        self._ids: set[str | int] = set()  # of simple lines
-        self._warnings: set[str] = set()  # kinds of those that were given
-        self.num_answered = self.num_failed = 0  # lines
+        self._custom_ids: dict[str, int] = {}  # custom_id to line number
+        self._ids: set[str | int] = set()  # ids of simple lines
+        self._warnings: set[str] = set()  # kinds of warnings given
+        self.num_answered = self.num_failed = 0  # counts of lines
 
     def run(self, llm: LLM, check: Callable[[], None]) -> None:
-        """Run to the end of the input. ``check`` may raise ``Interrupted``; what has finished is written by then."""
+        """Run to the end of the input. ``check`` may raise ``Interrupted``; finished lines are written by then."""
 
         def each_step() -> None:
             check()
@@ -95,7 +95,7 @@ class BatchJob:
                         self.num_answered += 1
         finally:
             if self._progress.is_for_machines:
-                self._show_progress(llm)  # the last word
+                self._show_progress(llm)  # final record
             self._progress.close()
             llm.report.num_failed = self.num_failed
 
@@ -113,7 +113,7 @@ class BatchJob:
             if line is None:
                 yield None
                 continue
-            each_line()  # a job may have nothing but bad lines for a long time
+            each_line()  # many consecutive lines may be invalid
             number, text = line
             digest = line_digest(b"%d" % text.num_bytes if isinstance(text, LongLine) else text)
             ids = (None, None) if isinstance(text, LongLine) else read_ids(text)
@@ -147,12 +147,12 @@ class BatchJob:
                 yield from requests
 
     def _check_model(self, number: int, asked: str | None) -> None:
-        """Say so where a line asks for another model than the one that runs."""
+        """Warn if a line requests another model than the one that runs."""
         if asked not in (None, self._model_name) and os.path.basename(asked) != self._base_name:
             self._warn(number, f"it asks for the model {asked!r:.80}, and {self._model_name!r} answers", "model")
 
     def _comes_again(self, own_id: str | int | None) -> bool:
-        """Whether an earlier line had the ``id`` of a simple line; of the first ``MAX_IDS``."""
+        """Whether an earlier line has the ``id`` of this simple line; only the first ``MAX_IDS`` ids are checked."""
         if own_id in self._ids:
             return True
         if own_id is not None and len(self._ids) < MAX_IDS:
@@ -160,25 +160,25 @@ class BatchJob:
         return False
 
     def _warn(self, number: int, text: str, kind: str) -> None:
-        """Say what may not be as it was meant in a line, once for all lines of which the same kind of thing is true."""
+        """Log a warning about a line, once per ``kind``."""
         if kind not in self._warnings and len(self._warnings) < MAX_WARNINGS:
             self._warnings.add(kind)
             self._progress.close()
             logger.warning("line %d: %s; other lines of which this is true are not named", number, text)
 
     def _refuse(self, number: int, digest: bytes, ids: tuple[str | None, str | int | None], message: str) -> None:
-        """Answer a line with an error; for the ids see ``read_ids``."""
+        """Write an error record for a line; ``ids`` come from ``read_ids``."""
         self._write(error_record(number, *ids, message), number, digest)
         self.num_failed += 1
 
     def _write(self, record: dict[str, Any], number: int, digest: bytes, parsed: ParsedLine | None = None) -> None:
-        """Write what came of a line.
+        """Write the record of a line.
 
         Args:
-            parsed: None for a line that was refused.
+            parsed: None for a refused line.
         """
         if self._output.is_terminal:
-            self._progress.close()  # it comes again below
+            self._progress.close()  # shown again after the record
         if self._as_text:
             self._output.write_text(describe_record(record, number, parsed))
         else:
@@ -188,7 +188,7 @@ class BatchJob:
         """Whether an earlier run has answered the line.
 
         Raises:
-            UserError: it answered another line of this number.
+            UserError: line ``number`` had another digest in that run.
         """
         before = self._output.digests.get(number)
         if before not in (None, digest):
@@ -196,13 +196,15 @@ class BatchJob:
         return before is not None
 
     def _first_line(self, number: int, custom_id: str | None) -> int:
-        """The first line with this ``custom_id``, which is line ``number`` itself where there is none."""
+        """Number of the first line with this ``custom_id``; ``number`` itself for a new or missing one."""
         return number if custom_id is None else self._custom_ids.setdefault(custom_id, number)
 
     @staticmethod
     def _make_requests(llm: LLM, number: int, digest: bytes, parsed: ParsedLine) -> list[Request]:
-        """Raises:
-        UserError: one of the line's requests can never run; then none of them is.
+        """Make the requests of a line.
+
+        Raises:
+            UserError: one of the line's requests can never run; then none of them runs.
         """
         if (body := parsed.embedding) is not None:
             body.check_dimensions(llm.spec.hidden_size)

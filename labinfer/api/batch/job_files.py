@@ -1,4 +1,4 @@
-"""JobFiles: the files that rank 0 reads and writes, opened before anything heavy is imported or loaded."""
+"""JobFiles: the files that rank 0 reads and writes, opened before the heavy imports and the model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from labinfer.base.sampling_params import SamplingParams
 from labinfer.observe.output_file import OutputFile
 
 QUICK_BYTES = 256 << 20
-"""Size of a file whose digest takes less time on any disk than ranks wait for each other."""
+"""Maximum size of a file that is hashed within the time that ranks wait for each other, on any disk."""
 
 
 def open_quickly(job: JobOptions) -> bool:
-    """Whether a job's files are open at once: a pipe waits for whoever writes to it, and long files take long to read."""
+    """Whether a job's files open at once: a pipe blocks until its writer comes, and hashing a long file takes time."""
     for path in filter(None, (job.input, job.output)):
-        with contextlib.suppress(OSError):  # what is wrong with it is said at once
+        with contextlib.suppress(OSError):  # opening the file reports the error
             status = os.stat(path)
             if stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode) or status.st_size > QUICK_BYTES:
                 return False
@@ -38,12 +38,14 @@ class JobFiles:
     output: JobOutput
     report: OutputFile | None
     num_lines: int | None
-    """Lines of the input; None of a pipe, which has no end yet."""
+    """Number of input lines; None for a pipe."""
 
     @classmethod
     def open(cls, job: JobOptions, options: EngineOptions, sampling: SamplingParams) -> JobFiles:
-        """Raises:
-        UserError: a file cannot be read or written, is given twice, or has what the job would destroy.
+        """Open the files of a job.
+
+        Raises:
+            UserError: a file cannot be read or written, is given twice, or has content that the job would overwrite.
         """
         reader = JsonlReader(job.input, job.max_line_size << 20) if job.input else None
         others = {"--input": job.input, "--trace": options.observe.trace}

@@ -1,4 +1,4 @@
-"""JobOutput: the output lines of a job, journaled where they go to a file, so that a later run can go on."""
+"""JobOutput: the output lines of a job, journaled if they go to a file, so that the job can be resumed."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ logger = logging.getLogger(__name__)
 
 
 class JobOutput:
-    """The file of ``--output``, or standard output, and the journal of a job.
+    """The output file of a job, or standard output, and its journal.
 
     Args:
-        others: other files of the run, by the option that named them.
-        given: what the answers depend on beside the model, by kind and name; ``--resume`` refuses to go on with another.
+        others: other files of the run, by option.
+        given: inputs that the answers depend on besides the model, by kind and name; ``--resume`` refuses a difference.
 
     Raises:
-        UserError: the output cannot be written, has an earlier run's answers that the job would destroy, or cannot be resumed.
+        UserError: the output cannot be written, has answers of an earlier run that would be overwritten, or cannot be resumed.
     """
 
     def __init__(self, job: JobOptions, others: dict[str, str], given: dict[str, dict[str, Any]]):
         self._path, self._others, self._given = job.output, others, given
         self._retry_errors = job.retry_errors
         self.digests: dict[int, bytes] = {}
-        """Digests of the input lines that have their output line already, by number."""
+        """Line number to digest, of the input lines that have an output line."""
         self.num_failed = 0
-        """Lines among them whose output line is an error."""
+        """Number of ``digests`` whose output line is an error."""
         is_file = job.output not in ("", STANDARD) and (not os.path.exists(job.output) or os.path.isfile(job.output))
         wants_more = job.resume or job.retry_errors
         if wants_more and not (is_file and job.input):
@@ -57,7 +57,7 @@ class JobOutput:
             on_error.pop_all()
 
     def begin(self, model: Identity) -> None:
-        """Begin to write: after the answers that are there, or in an empty file.
+        """Begin to write: append when resuming, otherwise to an empty file.
 
         Raises:
             UserError: the job was begun with another model.
@@ -84,21 +84,21 @@ class JobOutput:
         return self._file.is_terminal
 
     def write_text(self, text: str) -> None:
-        """Write an answer that is no output line."""
+        """Write text that is not an output line."""
         self._file.write(text)
 
     def write(self, record: dict[str, Any], number: int, digest: bytes = b"", failed: bool = False) -> None:
-        """Write the output line of an input line, of this number and ``line_digest``.
+        """Write the output line of input line ``number`` with its ``line_digest``.
 
         Raises:
-            UserError: it could not be written; what was written before is complete.
+            UserError: writing failed; the lines written before are complete.
         """
         self._file.write_json(record)
         if self._journal is not None:
             self._journal.add(JournalEntry(number=number, end=self._file.num_bytes(), digest=digest, failed=failed))
 
     def close(self) -> None:
-        """Let another job have the journal, and close the file."""
+        """Close the file, and unlock the journal."""
         self._file.close()
         if self._journal is not None:
             self._journal.close()
@@ -107,8 +107,10 @@ class JobOutput:
         return OutputFile(self._path or STANDARD, "--output", self._others)
 
     def _check_empty(self, wants_more: bool) -> None:
-        """Raises:
-        UserError: the output has an earlier run's answers.
+        """Check that the output is empty.
+
+        Raises:
+            UserError: the output has answers of an earlier run.
         """
         if size := self._file.num_bytes():
             can_resume = self._journal is not None and self._journal.header is not None
@@ -123,14 +125,14 @@ class JobOutput:
         for kind, values in self._given.items():
             _refuse_change(self._path, kind, header[kind], values)
         size, entries = self._file.num_bytes(), self._journal.entries
-        while (
-            entries and entries[-1].end > size
-        ):  # a loss of power may have left less of the output than of its journal
+        while entries and entries[-1].end > size:  # after a power loss, the output may be shorter than the journal says
             entries.pop()
 
     def _check_model(self, model: Identity) -> None:
-        """Raises:
-        UserError: the job was begun with another model.
+        """Compare ``model`` with the model of the earlier run.
+
+        Raises:
+            UserError: the job was begun with another model.
         """
         changes = compare(msgspec.convert(self._journal.header["model"], Identity), model)
         if changes.changed:
@@ -147,11 +149,11 @@ class JobOutput:
 
     @property
     def _end(self) -> int:
-        """Bytes of the output that the journal knows of."""
+        """Length of the journaled part of the output, in bytes."""
         return self._journal.entries[-1].end if self._journal.entries else 0
 
     def _cut(self) -> None:
-        """Cut off what was written at the moment the earlier run died."""
+        """Truncate output and journal to their last complete entry."""
         self._journal.cut()
         self._file.cut(self._end)
 
@@ -159,9 +161,8 @@ class JobOutput:
         return Path(f"{os.path.realpath(self._path)}.rewritten-{number}")
 
     def _leave_out_failed(self) -> None:
-        """Rewrite output and journal without the lines that failed. The journal is replaced first, and names the file that
-        becomes the output; whoever dies between the two leaves it to the next run.
-        """
+        """Rewrite output and journal without the failed lines. The journal is replaced first, and names the file that becomes the output;
+        if the process dies in between, the next run completes the replacement."""
         if not any(entry.failed for entry in self._journal.entries):
             return
         header, begin, end = dict(self._journal.header), 0, 0
@@ -190,8 +191,10 @@ class JobOutput:
 
 
 def _refuse_change(output: str, kind: str, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raises:
-    UserError: the values differ; the text names the first that does.
+    """Compare options or input with those of the earlier run.
+
+    Raises:
+        UserError: a value differs; the message names the first one.
     """
     another = "other" if kind.endswith("s") else "another"
     for name in before.keys() | now.keys():

@@ -1,9 +1,9 @@
-"""The journal of a job: a file beside its output that says which input lines have their output line, and where that ends.
+"""Journal of a job: a file next to its output that records which input lines have an output line, and where each output line ends.
 
-It begins with a header, a line of JSON, and has a record of 32 bytes for each output line, written after it. So whenever the
-process dies, the output up to the end in the last whole record has exactly the lines that the records name; the next run cuts
-off what follows and does it again. Both are in the system's page cache once written: a killed process loses neither, a machine
-that loses its power may lose the last seconds of both.
+It has a header (a line of JSON) and a record of 32 bytes per output line, written after the line. Whenever the process dies,
+the output up to the end given by the last complete record holds exactly the recorded lines; the next run truncates the rest
+and computes it again. Both files are in the page cache once written: a killed process loses nothing, a power loss may cost
+the last seconds of both.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any
 from labinfer.base.errors import UserError
 
 FORMAT = 2
-"""Version of the header and the records."""
+"""Version of the header and record format."""
 SUFFIX = ".journal"
 MAKE_ROOM = "what was written before is complete: make room, then --resume"
 DIGEST_BYTES = 8
 FIELDS = struct.Struct(f"<QQ{DIGEST_BYTES}sI")
-"""Number of the input line, bytes of the output up to the end of its output line, digest of the input line, whether it failed."""
+"""Number of the input line, end of its output line in bytes, digest of the input line, whether it failed."""
 CHECKSUM = struct.Struct("<I")
-"""CRC-32 of the fields, which follows them."""
+"""CRC-32 of the fields, stored after them."""
 RECORD_BYTES = FIELDS.size + CHECKSUM.size
 
 
@@ -40,26 +40,26 @@ def line_digest(line: bytes) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class JournalEntry:
-    """An input line that has its output line."""
+    """Record of an input line that has an output line."""
 
     number: int
     """Number of the input line, from 1."""
     end: int
-    """Bytes of the output up to the end of the output line."""
+    """End of the output line, in bytes of the output."""
     digest: bytes
     """See ``line_digest``."""
     failed: bool
-    """Whether the output line says why there is no answer."""
+    """Whether the output line is an error."""
 
 
 class Journal:
-    """The journal of an output file, open and locked: no other run can have it at the same time.
+    """The open and locked journal of an output file.
 
     Args:
-        reads: whether an earlier run's records are read; else they are as good as not there.
+        reads: whether to read an earlier run's records; otherwise they are ignored.
 
     Raises:
-        UserError: it cannot be opened, another run has it, or it is not a journal.
+        UserError: the journal cannot be opened, is locked by another run, or is not a journal.
     """
 
     def __init__(self, output: str, reads: bool = True):
@@ -76,12 +76,12 @@ class Journal:
             ) from None
         except OSError:
             pass  # a file system without locks
-        if os.fstat(self._fd).st_nlink == 0:  # opened at the moment when the run before took its empty one away
+        if os.fstat(self._fd).st_nlink == 0:  # unlinked by another run between open and lock
             raise UserError(f"--output {output}: another job has just been refused; try again")
         self.header: dict[str, Any] | None
-        """Options, input and model of the run that began the journal; None where there is none yet."""
+        """Options, input and model of the run that began the journal; None if it is empty."""
         self.entries: list[JournalEntry]
-        """In the order of the output."""
+        """Entries in output order."""
         self._header_bytes = 0
         try:
             self.header, self.entries = self._read() if reads else (None, [])
@@ -90,7 +90,7 @@ class Journal:
             raise
 
     def begin(self, header: dict[str, Any]) -> None:
-        """Empty it of an earlier run's records."""
+        """Replace the content with a header and no records."""
         self.header, self.entries = header, []
         os.ftruncate(self._fd, 0)
         line = _header_line(header)
@@ -98,7 +98,7 @@ class Journal:
         self._write(line)
 
     def add(self, entry: JournalEntry) -> None:
-        """Record a line whose output line has been written.
+        """Append the record of a written output line.
 
         Raises:
             UserError: the record could not be written.
@@ -106,13 +106,13 @@ class Journal:
         self._write(_record(entry))
 
     def replace(self, header: dict[str, Any], entries: list[JournalEntry]) -> None:
-        """Put others in the place of all records, at once.
+        """Atomically replace header and records.
 
         Raises:
-            OSError: they cannot be written; those that are there stay.
+            OSError: writing failed; the old content remains.
         """
         new = Path(self.path + ".new")
-        new.unlink(missing_ok=True)  # of a run that died here
+        new.unlink(missing_ok=True)  # left by a run that died at this point
         line = _header_line(header)
         new.write_bytes(line + b"".join(map(_record, entries)))
         fd = os.open(new, os.O_RDWR | os.O_APPEND)
@@ -123,11 +123,11 @@ class Journal:
         self._fd, self._header_bytes, self.header, self.entries = fd, len(line), header, entries
 
     def cut(self) -> None:
-        """Cut off what follows the last whole record."""
+        """Truncate the file after the last complete record."""
         os.ftruncate(self._fd, self._header_bytes + RECORD_BYTES * len(self.entries))
 
     def close(self) -> None:
-        """Let another job have it; one that was never begun is taken away."""
+        """Unlock and close the journal; remove it if it is empty."""
         if os.fstat(self._fd).st_size == 0:
             Path(self.path).unlink(missing_ok=True)
         os.close(self._fd)
@@ -143,7 +143,7 @@ class Journal:
     def _read(self) -> tuple[dict[str, Any] | None, list[JournalEntry]]:
         with open(self.path, "rb") as file:
             first = file.readline()
-            if not first.endswith(b"\n"):  # empty, or broken off before anything was done
+            if not first.endswith(b"\n"):  # empty, or truncated before any line was answered
                 return None, []
             try:
                 header = json.loads(first)

@@ -1,4 +1,4 @@
-"""JobProgress: how far a job is, as a line for people or as JSON lines for machines."""
+"""JobProgress: progress of a job, as a live line for people or as JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from labinfer.engine.llm_engine import EngineLoad
 from labinfer.observe.progress_line import ProgressLine
 
 JSONL_SECONDS = 1.0
-"""Least time between two JSON lines."""
+"""Minimum interval of JSON lines."""
 
 
 class JobProgress:
-    """Words on standard error while a job runs.
+    """Progress on standard error while a job runs.
 
     Args:
-        form: of ``--progress``.
-        num_lines: of the input; None where it is not known.
-        num_done_before: lines that an earlier run has done.
+        form: value of ``--progress``.
+        num_lines: number of input lines; None if unknown.
+        num_done_before: lines answered by an earlier run.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class JobProgress:
 
     @property
     def is_for_machines(self) -> bool:
-        """Whether it is JSON lines, of which the last says how the job ended."""
+        """Whether the progress is JSON lines, the last of which is the final count."""
         return self._form == "jsonl"
 
     def due(self) -> bool:
-        """Whether it is time to ``show``."""
+        """Whether it is time to call ``show``."""
         if self.is_for_machines:
             return self._clock() - self._last >= JSONL_SECONDS
         return self._form == "auto" and self._line.due()
@@ -51,20 +51,22 @@ class JobProgress:
     def show(
         self, *, num_done: int, num_failed: int, output_tokens: int, generated_tokens: int, load: EngineLoad
     ) -> None:
-        """Say how far the job is; the counts are those of this run, ``num_failed`` among ``num_done``.
+        """Show the progress. Counts are those of this run; ``num_done`` includes ``num_failed``.
 
         Args:
-            output_tokens: of lines that are done.
-            generated_tokens: of those that run, too: long answers may run for minutes before the first is done.
+            output_tokens: tokens of finished lines.
+            generated_tokens: tokens of finished and running lines: long answers may run for minutes before the first finishes.
         """
         self._last = self._clock()
         seconds = max(self._last - self._begin, 1e-9)
         rate, total = generated_tokens / seconds, self._num_done_before + num_done
         seconds_left = None
         if self._num_lines is not None and num_done:
-            # Lines that run count by their tokens: many of like length end at once, and then none for long.
+            # Running lines count by their tokens: lines of similar length finish together, with long gaps in between.
             begun = (num_done - num_failed) * (generated_tokens / output_tokens - 1) if output_tokens else 0.0
-            lines = num_done + min(max(0.0, begun), load.num_running)  # sequences: with n a line has several
+            lines = num_done + min(
+                max(0.0, begun), load.num_running
+            )  # upper bound: with n > 1 a line has several sequences
             seconds_left = max(0.0, (self._num_lines - self._num_done_before) / lines - 1) * seconds
         if self.is_for_machines:
             record = {
@@ -89,5 +91,5 @@ class JobProgress:
         )
 
     def close(self) -> None:
-        """Clear a live line."""
+        """Clear the live line."""
         self._line.close()

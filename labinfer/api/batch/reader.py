@@ -1,4 +1,4 @@
-"""Input lines of a job."""
+"""JsonlReader: numbered input lines of a job."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from labinfer.observe.output_file import STANDARD
 STANDARD_INPUT = 0
 MAX_LINES_AHEAD = 1024
 MAX_BYTES_AHEAD = 1 << 26
-"""Bounds of what is read ahead of the job; one line is always."""
+"""Limits of the read-ahead; one line is always read."""
 CHUNK_BYTES = 1 << 16
 LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class LongLine(NamedTuple):
-    """A line that is longer than may be; its text is not kept."""
+    """A line above the maximum length; its text is dropped."""
 
     num_bytes: int
 
 
 class JsonlReader:
-    """The numbered lines of a file, or of standard input for ``-``. Empty lines are passed over.
+    """Numbered lines of a file, or of standard input for ``-``. Empty lines are skipped.
 
-    A pipe may come slowly, from a program that waits for our answers before it asks on. So what is no regular file is
-    read by a thread, and the iterator yields None where there is no line yet.
+    A pipe may be fed by a program that waits for answers before it sends more. Therefore a thread reads any input that is not a
+    regular file, and the iterator yields None if no line is available yet.
 
     Args:
-        max_line_bytes: longest line that is kept, with its line feed.
+        max_line_bytes: maximum length of a line, including its line feed.
 
     Raises:
-        UserError: the file cannot be opened; while iterating, that it cannot be read.
+        UserError: the file cannot be opened; raised while iterating if it cannot be read.
     """
 
     def __init__(self, path: str, max_line_bytes: int):
@@ -75,13 +75,13 @@ class JsonlReader:
             raise self._refusal(error) from None
 
     def close(self) -> None:
-        """Close a regular file, whose lines are not needed any more."""
+        """Close a regular file. A pipe stays open for its thread."""
         if self._arrived is None and self._fd != STANDARD_INPUT:
             os.close(self._fd)
 
     def _lines(self) -> Iterator[bytes | LongLine]:
-        """Lines with their line feed; by ``os.read``, whose thread may be left waiting when the process ends."""
-        line, length = bytearray(), 0  # of the line that has begun; nothing of it is kept where it is too long
+        """Lines with their line feed. Reads with ``os.read``, so that a blocked thread does not prevent the exit."""
+        line, length = bytearray(), 0  # the incomplete line; its text is dropped once it is too long
         while chunk := os.read(self._fd, CHUNK_BYTES):
             for piece in LINE.findall(chunk):
                 length += len(piece)
@@ -96,7 +96,7 @@ class JsonlReader:
             yield bytes(line) or LongLine(length)
 
     def _read_ahead(self) -> None:
-        end: bytes | OSError = b""  # a line has at least its line feed
+        end: bytes | OSError = b""  # empty marks the end: a line has at least its line feed
         try:
             for line in self._lines():
                 with self._has_room:

@@ -1,4 +1,4 @@
-"""Output lines of a job: simple ones of our own, and OpenAI's batch output format for batch lines."""
+"""Output lines of a job: our simple format, and OpenAI's batch output format for batch lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from labinfer.text.tokenizer import Tokenizer
 def result_record(
     number: int, line: ParsedLine, output: RequestOutput, model: str, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
-    """The output line of a request that finished. ``number`` is its input line's."""
+    """Output record of a finished request; ``number`` is its input line's."""
     if line.prompt_alone:
         output = without_tokens(output)
     echoed = _prompt_text(line, output, tokenizer) if line.echo else ""
@@ -69,17 +69,17 @@ def result_record(
 
 
 def embedding_record(number: int, line: ParsedLine, outputs: list[EmbeddingOutput], model: str) -> dict[str, Any]:
-    """The output line of a line with inputs to embed, of which these came, in order."""
+    """Output record of an embeddings line, with ``outputs`` in input order."""
     body = embedding_list(outputs, model, line.embedding.encoding_format)
     return _batch_record(number, line.custom_id, 200, body)
 
 
 def describe_record(record: dict[str, Any], number: int, line: ParsedLine | None) -> str:
-    """An output line for people: the question and its answers.
+    """Readable form of an output record: the prompt and its answers.
 
     Args:
-        number: that of its input line.
-        line: None for one that was refused.
+        number: number of the input line.
+        line: None for a refused line.
     """
     body = record["response"]["body"] if "response" in record else record
     if line is None:
@@ -92,14 +92,14 @@ def describe_record(record: dict[str, Any], number: int, line: ParsedLine | None
 
 
 def _question(line: ParsedLine) -> str:
-    """A prompt for people: of a conversation its last message."""
+    """Readable form of a prompt: of a conversation, its last message."""
     if isinstance(line.prompt, ChatPrompt):
         return str(line.prompt.messages[-1].get("content", "")) if line.prompt.messages else ""
     return line.prompt.text if isinstance(line.prompt, TextPrompt) else f"{len(line.prompt.token_ids)} token ids"
 
 
 def _prompt_text(line: ParsedLine, output: RequestOutput, tokenizer: Tokenizer | None) -> str:
-    """As it was given, or, if it was given as messages or ids, as its tokens read."""
+    """Prompt text as given, or decoded if it was given as messages or token ids."""
     if isinstance(line.prompt, TextPrompt):
         return line.prompt.text
     return tokenizer.decode(output.prompt_token_ids) if tokenizer else ""
@@ -125,7 +125,7 @@ def _simple_answer(completion: Completion, message: ChatMessage | None, echoed: 
 
 
 def error_record(number: int, custom_id: str | None, own_id: str | int | None, message: str) -> dict[str, Any]:
-    """The output line of an input line that was refused."""
+    """Output record of a refused input line."""
     text = f"line {number}: {message}"
     if custom_id is None:
         return {

@@ -1,1 +1,1 @@
-"""Objects of Anthropic's Messages API."""
+"""Anthropic's Messages API: request and response schemas."""

@@ -1,4 +1,4 @@
-"""Anthropic's error object (API reference, "Errors"), made of the errors of this server."""
+"""Anthropic's error object (API reference, "Errors"), converted from ``ApiError``."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""Types of errors by the status of the answer; ``api_error`` from 500 on, else that of 400."""
+"""Error type by HTTP status; otherwise ``api_error`` from 500 on, and the type of 400 below."""
 TOO_LONG = "prompt is too long: "
-"""Beginning of the message by which clients know that they have to shorten the conversation."""
+"""Message prefix by which clients recognize that the conversation must be shortened."""
 
 
 THREADS_REFUSED = "thread_unsupported_request"
-"""Code by which clients know that they have to send whole conversations; tool runners of the SDK then do so by themselves."""
+"""Error code by which clients recognize that they must send whole conversations; the SDK's tool runners then do so."""
 
 
 class ErrorFacts(ApiObject):
-    """A failure for programs."""
+    """Machine-readable details of an error."""
 
     error_code: str
     unsupported: list[str]
-    """Fields that are not offered."""
+    """Names of unsupported fields."""
 
 
 class ErrorKind(ApiObject):
-    """A failure by its class, in words and, where clients act on it, for programs."""
+    """Type and message of an error, with details if clients act on them."""
 
     type: str
     message: str
@@ -44,14 +44,14 @@ class ErrorKind(ApiObject):
 
 
 class AnthropicError(ApiObject, kw_only=True, tag_field="type", tag="error"):
-    """The body of every answer of this API that is an error, and the event of a failure in mid-stream."""
+    """Body of every error response of this API, and the event of a failure in mid-stream."""
 
     error: ErrorKind
     request_id: str | None
 
 
 def anthropic_error(error: ApiError, request_id: str | None) -> AnthropicError:
-    """An error in the form of this API."""
+    """Convert an ``ApiError`` to Anthropic's format."""
     kind = KINDS.get(error.status, "api_error" if error.status >= 500 else KINDS[400])
     prefix = TOO_LONG if error.code == "context_length_exceeded" else ""
     details = ErrorFacts(THREADS_REFUSED, ["thread"]) if error.code == THREADS_REFUSED else UNSET
@@ -59,5 +59,5 @@ def anthropic_error(error: ApiError, request_id: str | None) -> AnthropicError:
 
 
 def no_threads() -> ApiError:
-    """Conversations are not kept between requests."""
+    """Error for the field ``thread``: the server stores no conversations."""
     return bad_request("thread: conversations are not kept here; send all messages", "thread", THREADS_REFUSED)

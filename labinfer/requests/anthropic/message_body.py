@@ -1,4 +1,4 @@
-"""MessageBody: the body of ``POST /v1/messages`` (Anthropic's API reference, "Messages"), and conversations as it tells them."""
+"""MessageBody: the body of ``POST /v1/messages`` (Anthropic's API reference, "Messages"), and its conversion to a prompt."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ BLOCK_FIELDS = {
     "tool_use": ("id", "name", "input"),
     "tool_result": ("tool_use_id",),
 }
-"""Kinds of blocks, and the fields that they need."""
+"""Block type to its required fields."""
 ROLES = {"thinking": "assistant", "redacted_thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
-"""Roles whose messages may have blocks of these kinds."""
+"""Block type to the only role whose messages may contain it."""
 
 
 class ContentBlock(msgspec.Struct, kw_only=True):
-    """A part of a message; other keys are dropped."""
+    """A content block of a message; unknown keys are ignored."""
 
     type: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(BLOCK_FIELDS)})]
     text: str | None = None
@@ -49,7 +49,7 @@ class ContentBlock(msgspec.Struct, kw_only=True):
     tool_use_id: str | None = None
     content: str | Blocks | None = None
     cache_control: Any = None
-    """Accepted; the prefix cache needs no hints."""
+    """Accepted and ignored: the prefix cache needs no hints."""
 
     def __post_init__(self) -> None:
         if self.type not in BLOCK_FIELDS:
@@ -63,16 +63,16 @@ Blocks = Annotated[list[ContentBlock], msgspec.Meta(max_length=MAX_MESSAGES)]
 
 
 class Turn(msgspec.Struct):
-    """A message; other keys are dropped."""
+    """A message; unknown keys are ignored."""
 
     role: Literal["user", "assistant", "system"]
     content: str | Blocks
 
     def blocks(self) -> list[ContentBlock]:
-        """The content in blocks.
+        """The content as blocks.
 
         Raises:
-            UserError: a block belongs in the messages of another role.
+            UserError: a block type is not allowed in this role.
         """
         if isinstance(self.content, str):
             return [ContentBlock(type="text", text=self.content)]
@@ -86,7 +86,7 @@ class Turn(msgspec.Struct):
 
 
 class MessageTool(msgspec.Struct, kw_only=True):
-    """A function that the model may call; other keys are dropped."""
+    """A function that the model may call; unknown keys are ignored."""
 
     name: FunctionName
     type: Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": ["custom", None]})] = None
@@ -102,17 +102,17 @@ class MessageTool(msgspec.Struct, kw_only=True):
 
 
 class MessageToolChoice(msgspec.Struct, kw_only=True):
-    """Whether tools may or must be called."""
+    """Whether the model may or must call tools."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
     def choice(self) -> str | NamedTool:
-        """The same in the form of chat requests.
+        """The choice in the format of OpenAI's chat requests.
 
         Raises:
-            UserError: no name says which tool.
+            UserError: the type is "tool", and no name is given.
         """
         if self.type != "tool":
             return {"any": "required"}.get(self.type, self.type)
@@ -122,13 +122,13 @@ class MessageToolChoice(msgspec.Struct, kw_only=True):
 
 
 class Thinking(msgspec.Struct, kw_only=True):
-    """Whether the model thinks first; other keys are dropped."""
+    """Whether to enable reasoning; unknown keys are ignored."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)] | None = None
-    """Tokens of a thought at most; see ``ChatPrompt``."""
+    """Maximum tokens of reasoning; see ``ChatPrompt``."""
     display: Literal["summarized", "omitted"] | None = None
-    """Thoughts are told in full, or left out."""
+    """Whether to omit the reasoning; both other values return it in full."""
 
 
 class JsonFormat(msgspec.Struct):
@@ -139,14 +139,14 @@ class JsonFormat(msgspec.Struct):
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
-    """Length of the thoughts, and the form of the answer; other keys are dropped."""
+    """Reasoning effort and output format; unknown keys are ignored."""
 
     effort: ReasoningEffort | None = None
     format: JsonFormat | None = None
 
 
 class PromptBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The fields that make a prompt: the body of ``POST /v1/messages/count_tokens``. The last group changes nothing here."""
+    """Fields that make a prompt: the body of ``POST /v1/messages/count_tokens``. The last group is ignored."""
 
     messages: Annotated[list[Turn], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = None
@@ -156,7 +156,7 @@ class PromptBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None
-    """The older place of ``output_config.format``."""
+    """Older name of ``output_config.format``."""
 
     cache_control: Any = None
     context_management: Any = None
@@ -164,7 +164,7 @@ class PromptBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     supported: ClassVar[tuple[str, ...]] = ("tools", "tool_choice")
 
     def prompt(self) -> ChatPrompt:
-        """The conversation, with its tools where any are offered.
+        """The conversation, with its tools if any are offered.
 
         Raises:
             UserError: the messages, or ``tools`` and ``tool_choice``, do not go together.
@@ -198,14 +198,14 @@ class PromptBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class MessageMetadata(msgspec.Struct):
-    """Whom the request is for; other keys are dropped."""
+    """Metadata of a request; unknown keys are ignored."""
 
     user_id: str | None = None
-    """Accepted: clients put session and device there, so it does not part callers."""
+    """Accepted and ignored: clients put session and device there, so it does not identify an end user."""
 
 
 class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
-    """The fields of ``POST /v1/messages``. The last group changes nothing here."""
+    """Fields of ``POST /v1/messages``. The last group is ignored."""
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1)]
     temperature: Temperature = None
@@ -213,10 +213,10 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
     top_k: TopK = None
     stop_sequences: Stop = None
     logits_processors: dict[str, Any] | None = None
-    """Not Anthropic's; as in ``SamplingParams``."""
+    """LABInfer's extension; as in ``SamplingParams``."""
     stream: bool | None = None
     thread: Any = None
-    """Refused with a code that clients know."""
+    """Refused with an error code that clients know."""
 
     diagnostics: Any = None
     metadata: MessageMetadata | None = None
@@ -227,15 +227,15 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def shows_thoughts(self) -> bool:
-        """Whether thoughts are told: who does not ask for them expects the text first."""
+        """Whether the response includes the reasoning: clients that do not request it expect text first."""
         thinking = self.thinking
         return thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"
 
     def parse(self, defaults: SamplingParams) -> GenerationInput:
-        """The request; fields that it leaves out have these defaults.
+        """Convert the body to a ``GenerationInput``; omitted sampling fields come from ``defaults``.
 
         Raises:
-            UserError: a field is out of bounds, or asks for what is not offered.
+            UserError: a field is out of bounds, or its value is not supported.
         """
         given = given_sampling(self)
         if self.stop_sequences is not None:
@@ -257,7 +257,7 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
 
 
 def _add_turn(messages: list[MessageBuilder], turn: Turn) -> None:
-    """Add a turn as messages of a chat template: results of tools stand alone, and what a user says in a row together."""
+    """Append a turn as chat template messages: each tool result is a message, and consecutive user texts are merged."""
     blocks = turn.blocks()
     if turn.role == "assistant":
         message = MessageBuilder("assistant", _joined(blocks))
@@ -279,7 +279,7 @@ def _add_turn(messages: list[MessageBuilder], turn: Turn) -> None:
 
 
 def _joined(content: str | list[ContentBlock] | None) -> str:
-    """The texts among the blocks, as one."""
+    """Join the texts of all text blocks."""
     if content is None or isinstance(content, str):
         return content or ""
     return PARAGRAPHS.join(block.text for block in content if block.type == "text")

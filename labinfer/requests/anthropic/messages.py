@@ -1,4 +1,4 @@
-"""Anthropic's message objects and the events of their streams (API reference, "Messages", "Streaming messages")."""
+"""Anthropic's message objects and stream events (API reference, "Messages", "Streaming messages")."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from labinfer.requests.openai.api_object import ApiObject, Count, Usage
 from labinfer.text.reply_parts import Content, Event, Reasoning, ToolCall
 
 MESSAGE_PREFIX = "msg_"
-"""Ids of these objects begin with it."""
+"""Id prefix of messages."""
 SIGNATURE = "unsigned"
-"""Signature of every thought: clients drop thoughts without one. It is not checked when it comes back."""
+"""Signature of every thinking block: clients drop unsigned ones. Not checked when it comes back."""
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class TextBlock(ApiObject, tag_field="type", tag="text"):
-    """Text."""
+    """Text block."""
 
     text: str
 
 
 class ThinkingBlock(ApiObject, tag_field="type", tag="thinking"):
-    """A thought, told in full."""
+    """Reasoning, in full."""
 
     thinking: str
     signature: str
 
 
 class ToolUseBlock(ApiObject, tag_field="type", tag="tool_use"):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     name: str
@@ -42,13 +42,13 @@ AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class ThinkingTokens(ApiObject):
-    """Tokens of thoughts, their marks included."""
+    """Reasoning tokens, including their delimiters."""
 
     thinking_tokens: Count
 
 
 class MessageUsage(ApiObject, kw_only=True):
-    """Numbers of tokens. The prompt's are ``input_tokens`` and those that were in the KV cache together."""
+    """Token counts. The prompt has ``input_tokens`` plus ``cache_read_input_tokens`` tokens."""
 
     input_tokens: Count
     cache_creation_input_tokens: Count = 0
@@ -58,7 +58,7 @@ class MessageUsage(ApiObject, kw_only=True):
 
 
 class AnthropicMessage(ApiObject, kw_only=True, tag_field="type", tag="message"):
-    """A whole answer of ``/v1/messages``."""
+    """Complete response of ``/v1/messages``."""
 
     id: str
     role: Literal["assistant"] = "assistant"
@@ -70,108 +70,108 @@ class AnthropicMessage(ApiObject, kw_only=True, tag_field="type", tag="message")
 
 
 class TokenCount(ApiObject):
-    """Length of a prompt."""
+    """Length of a prompt in tokens."""
 
     input_tokens: Count
 
 
 class MessageStart(ApiObject, tag_field="type", tag="message_start"):
-    """The first event."""
+    """First event of a stream."""
 
     message: AnthropicMessage
 
 
 class BlockStart(ApiObject, tag_field="type", tag="content_block_start"):
-    """A block begins."""
+    """Begin of a content block."""
 
     index: Count
     content_block: AnswerBlock
 
 
 class TextDelta(ApiObject, tag_field="type", tag="text_delta"):
-    """A piece of text."""
+    """Piece of text."""
 
     text: str
 
 
 class ThinkingDelta(ApiObject, tag_field="type", tag="thinking_delta"):
-    """A piece of a thought."""
+    """Piece of reasoning."""
 
     thinking: str
 
 
 class SignatureDelta(ApiObject, tag_field="type", tag="signature_delta"):
-    """The end of a thought."""
+    """Signature at the end of a thinking block."""
 
     signature: str
 
 
 class InputDelta(ApiObject, tag_field="type", tag="input_json_delta"):
-    """The input of a call, which comes as a whole."""
+    """Input of a tool call, sent as a whole."""
 
     partial_json: str
 
 
 class BlockDelta(ApiObject, tag_field="type", tag="content_block_delta"):
-    """A block grows."""
+    """Growth of a content block."""
 
     index: Count
     delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta
 
 
 class BlockStop(ApiObject, tag_field="type", tag="content_block_stop"):
-    """A block is whole."""
+    """End of a content block."""
 
     index: Count
 
 
 class Ending(ApiObject):
-    """Why the answer has ended."""
+    """Reason why the answer has ended."""
 
     stop_reason: StopReason
     stop_sequence: str | None
 
 
 class MessageDelta(ApiObject, tag_field="type", tag="message_delta"):
-    """The answer has ended."""
+    """End of the answer."""
 
     delta: Ending
     usage: MessageUsage
 
 
 class MessageStop(ApiObject, tag_field="type", tag="message_stop"):
-    """The last event."""
+    """Last event of a stream."""
 
 
 class Ping(ApiObject, tag_field="type", tag="ping"):
-    """A sign of life."""
+    """Keep-alive event."""
 
 
 STREAM_EVENTS = (MessageStart, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop, Ping)
 
 
 class MessageWriter:
-    """Makes the content of a message of a reply's events, and the stream's events on the way. Whoever wants the message alone
-    passes them over.
+    """Converts reply events to the content of a message, and yields the stream events on the way. To get the message alone, discard
+    the events.
 
     Args:
-        shows_thoughts: False leaves them out.
+        shows_thoughts: whether to include the reasoning.
     """
 
     def __init__(self, id: str, model: str, usage: Usage, shows_thoughts: bool):
         self.message = AnthropicMessage(id=id, model=model, usage=message_usage(usage))
-        """The message as far as it has come."""
+        """The message so far."""
         self._shows_thoughts = shows_thoughts
-        self._blocks: list[AnswerBlock] = []  # that are whole
+        self._blocks: list[AnswerBlock] = []  # complete blocks
         self._open: type[Reasoning] | type[Content] | None = None
-        self._pieces: list[str] = []  # of the open block
+        self._pieces: list[str] = []  # texts of the open block
 
     def begin(self) -> Iterator[ApiObject]:
-        """The events before the first token."""
+        """Events before the first token."""
         yield MessageStart(self.message)
 
     def add(self, events: list[Event]) -> Iterator[ApiObject]:
-        """Take in what a reply has come to."""
+        """Convert reply events to stream events."""
         for event in events:
             if isinstance(event, ToolCall):
                 yield from self._call(event)
@@ -179,10 +179,10 @@ class MessageWriter:
                 yield from self._write(event)
 
     def end(self, stop_reason: StopReason, stop_sequence: str | None, usage: Usage) -> Iterator[ApiObject]:
-        """The events after the last token."""
+        """Events after the last token."""
         yield from self._close()
         if all(isinstance(block, ThinkingBlock) for block in self._blocks):
-            yield from self._begin(Content)  # whoever waits for text is to get one
+            yield from self._begin(Content)  # clients expect at least one text block
             yield from self._close()
         self.message = msgspec.structs.replace(
             self.message,
@@ -207,7 +207,7 @@ class MessageWriter:
         yield BlockStart(len(self._blocks), ThinkingBlock("", "") if kind is Reasoning else TextBlock(""))
 
     def _close(self) -> Iterator[ApiObject]:
-        """End the block that is open, if one is."""
+        """End the open block, if any."""
         if self._open is None:
             return
         index, text = len(self._blocks), "".join(self._pieces)
@@ -220,7 +220,7 @@ class MessageWriter:
     def _call(self, call: ToolCall) -> Iterator[ApiObject]:
         yield from self._close()
         index = len(self._blocks)
-        arguments = call.arguments + call.closing  # a whole JSON object, also where the reply was cut off
+        arguments = call.arguments + call.closing  # always a complete JSON object, even if the reply was truncated
         yield BlockStart(index, ToolUseBlock(call.id, call.name, {}))
         yield BlockDelta(index, InputDelta(arguments))
         yield BlockStop(index)
@@ -228,10 +228,10 @@ class MessageWriter:
 
 
 def stop_reason(finish_reason: str, stopped_by: str | int | None) -> tuple[StopReason, str | None]:
-    """Why an answer has ended, in the words of this API, and the stop sequence that ended it.
+    """Stop reason in Anthropic's terms, and the stop sequence that ended the answer.
 
     Args:
-        finish_reason: that of OpenAI's API.
+        finish_reason: OpenAI's finish reason.
         stopped_by: the stop string, or the id of the stop token.
     """
     if finish_reason == "stop" and isinstance(stopped_by, str):
@@ -240,7 +240,7 @@ def stop_reason(finish_reason: str, stopped_by: str | int | None) -> tuple[StopR
 
 
 def message_usage(usage: Usage) -> MessageUsage:
-    """The same numbers under the names of this API."""
+    """Convert token counts to Anthropic's fields."""
     cached = usage.prompt_tokens_details.cached_tokens
     return MessageUsage(
         input_tokens=usage.prompt_tokens - cached,

@@ -15,11 +15,11 @@ class AnthropicModel(ApiObject, kw_only=True, tag_field="type", tag="model"):
     id: str
     display_name: str
     created_at: str
-    """RFC 3339."""
+    """RFC 3339 time."""
     lifecycle: Literal["active"] = "active"
     max_input_tokens: Count | None = None
     max_tokens: Count | None = None
-    """Tokens of a prompt, and of an answer, at most; null until the model is loaded."""
+    """Maximum tokens of a prompt (``max_input_tokens``) and of an answer (``max_tokens``); null until the model is loaded."""
 
 
 class AnthropicModelList(ApiObject, kw_only=True):
@@ -32,7 +32,7 @@ class AnthropicModelList(ApiObject, kw_only=True):
 
 
 def anthropic_model(entry: ModelEntry) -> AnthropicModel:
-    """An entry of OpenAI's list in Anthropic's form."""
+    """Convert an entry of OpenAI's list to Anthropic's format."""
     created_at = datetime.fromtimestamp(entry.created, timezone.utc).isoformat().replace("+00:00", "Z")
     length = entry.max_model_len if isinstance(entry.max_model_len, int) else None
     return AnthropicModel(
@@ -43,9 +43,9 @@ def anthropic_model(entry: ModelEntry) -> AnthropicModel:
 def anthropic_model_list(
     models: list[AnthropicModel], limit: int, after_id: str | None, before_id: str | None
 ) -> AnthropicModelList:
-    """The ``limit`` models behind ``after_id``, or those right before ``before_id``; from the first on where neither is given.
+    """Page of ``limit`` models: after ``after_id``, or right before ``before_id``, or from the beginning.
 
-    An id that is none of the models' counts as not given.
+    An unknown id counts as not given.
     """
     ids = [model.id for model in models]
     begin, end = ids.index(after_id) + 1 if after_id in ids else 0, len(models)

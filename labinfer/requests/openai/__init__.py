@@ -1,1 +1,1 @@
-"""OpenAI's objects: answers and errors as its API has them."""
+"""OpenAI's API: request and response schemas, and errors."""

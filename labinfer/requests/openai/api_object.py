@@ -1,4 +1,4 @@
-"""ApiObject: the base of every JSON object that the API answers with, and the parts that several kinds of answers share."""
+"""ApiObject: the base of all JSON objects in responses, and parts shared by several kinds of responses."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Value = TypeVar("Value")
 
 
 class ApiObject(msgspec.Struct, frozen=True, gc=False):
-    """A JSON object in an answer. Every field is there, null where it is None, but for those that are ``UNSET``.
+    """A JSON object in a response. None is encoded as null; only ``UNSET`` fields are omitted.
 
-    ``/openapi.json`` is made of these structs: see ``server/gateway/openapi.py``.
+    ``/openapi.json`` is generated from these structs: see ``server/gateway/openapi.py``.
     """
 
 
 class ListPage(ApiObject, kw_only=True):
-    """A part of a list, beside its items; see ``server/gateway/page.py``."""
+    """Fields of a page of a list, besides its items; see ``server/gateway/page.py``."""
 
     object: Literal["list"] = "list"
     first_id: str | None
@@ -34,26 +34,26 @@ class ListPage(ApiObject, kw_only=True):
 
 
 class CachedTokens(ApiObject):
-    """Prompt tokens that were in the KV cache."""
+    """Prompt tokens with a prefix-cache hit."""
 
     cached_tokens: Count
 
 
 class CompletionDetails(ApiObject):
-    """Numbers of particular tokens."""
+    """Breakdown of the completion tokens."""
 
     reasoning_tokens: Count | UnsetType = UNSET
-    """Tokens of thoughts, their marks included; told of conversations only, as in other calls thoughts are not read apart."""
+    """Reasoning tokens, including their delimiters; set for chat only, as other endpoints do not parse reasoning."""
     accepted_prediction_tokens: Count | UnsetType = UNSET
-    """Tokens that were drafted, and right; there where tokens were drafted."""
+    """Accepted draft tokens; set if tokens were drafted."""
     rejected_prediction_tokens: Count | UnsetType = UNSET
-    """Tokens that were drafted and wrong: they are not in the answer, and not among ``completion_tokens``."""
+    """Rejected draft tokens, which are not in the answer and not counted in ``completion_tokens``; set if tokens were drafted."""
     steps: Count | UnsetType = UNSET
-    """Steps of the model that ``completion_tokens`` came with; there where tokens were drafted. Not OpenAI's."""
+    """Engine steps that produced ``completion_tokens``; set if tokens were drafted. LABInfer's extension."""
 
 
 class Usage(ApiObject):
-    """Numbers of tokens of a whole call."""
+    """Token counts of a call."""
 
     prompt_tokens: Count
     completion_tokens: Count
@@ -63,21 +63,21 @@ class Usage(ApiObject):
 
 
 class PromptLogprob(ApiObject):
-    """Log-probability of a prompt token, or of one that might have stood in its place."""
+    """Logprob of a prompt token, or of an alternative at its position."""
 
     logprob: float
     rank: Annotated[int, msgspec.Meta(ge=1)]
-    """Place of the token among all by log-probability."""
+    """Rank of the token by logprob, from 1."""
     decoded_token: str
 
 
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
-"""Log-probabilities of a prompt in vLLM's form. One entry for each token: its log-probability and those of the likeliest tokens, by token
-id; null for the first token, which follows nothing."""
+"""Prompt logprobs in vLLM's format: one entry per token with its logprob and those of the most likely tokens, by token id; null for
+the first token, which has no context."""
 
 
 class PlainLogprob(ApiObject):
-    """Log-probability of one token and of the likeliest ones, by their ids."""
+    """Logprobs of one token and of the most likely tokens, by token id."""
 
     token_id: Count
     logprob: float
@@ -85,7 +85,7 @@ class PlainLogprob(ApiObject):
 
 
 def or_unset(value: Value | None) -> Value | UnsetType:
-    """``value``, and a field that is not there for None."""
+    """Return ``value``, or ``UNSET`` for None."""
     return UNSET if value is None else value
 
 
@@ -99,7 +99,7 @@ def count_usage(
     accepted: int = 0,
     steps: int = 0,
 ) -> Usage:
-    """Token counts of a call. ``reasoning`` is None if reasoning content is not told apart; ``steps`` are the steps that verified drafts."""
+    """Token counts of a call. ``reasoning`` is None if reasoning is not parsed; ``steps`` are the engine steps of a call with drafts."""
     details = UNSET
     if reasoning is not None or drafted:
         predictions = (accepted, drafted - accepted, steps) if drafted else ()
@@ -108,7 +108,7 @@ def count_usage(
 
 
 def total_usage(outputs: list[RequestOutput] | list[RequestState], reasoning: int | None = None) -> Usage:
-    """The usage of a call with these outputs or states, one for each of its prompts."""
+    """Usage of a call with these outputs or states, one per prompt."""
     return count_usage(
         sum(len(output.prompt_token_ids) for output in outputs),
         sum(output.num_output_tokens for output in outputs),
@@ -121,19 +121,19 @@ def total_usage(outputs: list[RequestOutput] | list[RequestState], reasoning: in
 
 
 def plain_logprobs(measured: list[TokenLogprobs]) -> list[PlainLogprob]:
-    """Log-probabilities of tokens by their ids."""
+    """Logprobs of tokens by token id."""
     return [PlainLogprob(token.token_id, token.logprob, token.top) for token in measured]
 
 
 def prompt_logprobs(measured: list[TokenLogprobs] | None, tokenizer: Tokenizer | None) -> PromptLogprobs | UnsetType:
-    """The field ``prompt_logprobs`` of an answer, which is there where a request asks for it."""
+    """Value of the field ``prompt_logprobs``; unset unless the request asks for it."""
     if measured is None:
         return UNSET
     entries: PromptLogprobs = [None]
     for token in measured:
         logprobs = {token.token_id: (token.logprob, token.rank)}
         logprobs |= {token_id: (logprob, rank) for rank, (token_id, logprob) in enumerate(token.top.items(), 1)}
-        logprobs[token.token_id] = token.logprob, token.rank  # also where likely tokens are equally likely
+        logprobs[token.token_id] = token.logprob, token.rank  # overrides its rank among the top tokens in case of a tie
         entries.append(
             {
                 token_id: PromptLogprob(logprob, rank, spell(token_id, tokenizer).token)
@@ -144,5 +144,5 @@ def prompt_logprobs(measured: list[TokenLogprobs] | None, tokenizer: Tokenizer |
 
 
 def spell(token_id: int, tokenizer: Tokenizer | None) -> Spelling:
-    """Text, length and bytes of a token alone; its id in words where the checkpoint has no tokenizer."""
+    """Text, length and bytes of a single token; a placeholder with its id if the checkpoint has no tokenizer."""
     return tokenizer.spell(token_id) if tokenizer else unnamed(token_id)

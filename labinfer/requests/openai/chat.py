@@ -1,4 +1,4 @@
-"""OpenAI's chat completion objects and their chunks (API reference, "Chat"), made of what the engine gives."""
+"""OpenAI's chat completion objects and chunks (API reference, "Chat"), built from engine outputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.tools import ToolUse
 
 CHAT_PREFIX = "chatcmpl-"
-"""Ids of these objects begin with it."""
+"""Id prefix of chat completions."""
 Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
 
 
@@ -37,7 +37,7 @@ class FunctionCallAnswer(ApiObject):
 
 
 class ToolCallAnswer(ApiObject):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     type: Literal["function"]
@@ -45,23 +45,23 @@ class ToolCallAnswer(ApiObject):
 
 
 class ChatMessage(ApiObject):
-    """The message that answers a conversation."""
+    """The assistant message of an answer."""
 
     role: Literal["assistant"]
     content: str | None
     tool_calls: Annotated[list[ToolCallAnswer], msgspec.Meta(min_length=1)] | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    """The model's thoughts; not OpenAI's."""
+    """Reasoning of the model; not in OpenAI's API."""
     reasoning_content: str | UnsetType = UNSET
-    """The same under its older name."""
+    """Older name of ``reasoning``."""
     function_call: FunctionCallAnswer | UnsetType = UNSET
-    """The call, for a request with ``functions``."""
+    """Function call, for a request with ``functions``."""
     refusal: None = None
-    """Always null: where the model refuses, its words are the content."""
+    """Always null: a refusal of the model is ordinary content."""
 
 
 class SpelledLogprob(ApiObject):
-    """Log-probability of a token that might have come."""
+    """Logprob of an alternative token."""
 
     token: str
     logprob: float
@@ -69,30 +69,30 @@ class SpelledLogprob(ApiObject):
 
 
 class ChosenLogprob(SpelledLogprob):
-    """Log-probability of a token that came, and of the likeliest ones."""
+    """Logprob of a generated token, and of the most likely alternatives."""
 
     top_logprobs: list[SpelledLogprob]
 
 
 class ChatLogprobs(ApiObject):
-    """Log-probabilities of the tokens of an answer."""
+    """Logprobs of the tokens of an answer."""
 
     content: list[ChosenLogprob]
     refusal: None = None
 
 
 class AnswerToken(ApiObject):
-    """A token of an answer; not OpenAI's."""
+    """A token of an answer; not in OpenAI's API."""
 
     token: str
     bytes: list[Byte] | None
-    """Both as those of log-probabilities."""
+    """``token`` and ``bytes`` are as in logprobs."""
     drafted: bool
-    """Whether it came from a draft, which was right."""
+    """Whether it is an accepted draft token."""
 
 
 class ChatChoice(ApiObject, kw_only=True):
-    """An answer. The fields after ``finish_reason`` are not OpenAI's."""
+    """An answer. The fields after ``finish_reason`` are not in OpenAI's API."""
 
     index: Count
     message: ChatMessage
@@ -104,7 +104,7 @@ class ChatChoice(ApiObject, kw_only=True):
 
 
 class ChatCompletion(ApiObject, kw_only=True):
-    """A whole answer of ``/v1/chat/completions``."""
+    """Complete response of ``/v1/chat/completions``."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -113,11 +113,11 @@ class ChatCompletion(ApiObject, kw_only=True):
     choices: Annotated[list[ChatChoice], msgspec.Meta(min_length=1)]
     usage: Usage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    """Not OpenAI's."""
+    """Not in OpenAI's API."""
 
 
 class ToolCallDelta(ApiObject, kw_only=True):
-    """The ``index``-th call of an answer, which comes as a whole."""
+    """The ``index``-th tool call of an answer, sent as a whole."""
 
     index: Count
     id: str
@@ -126,7 +126,7 @@ class ToolCallDelta(ApiObject, kw_only=True):
 
 
 class ChatDelta(ApiObject):
-    """The fields of a message that grow."""
+    """Growth of a message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -135,11 +135,11 @@ class ChatDelta(ApiObject):
     reasoning_content: str | UnsetType = UNSET
     function_call: FunctionCallAnswer | UnsetType = UNSET
     refusal: None | UnsetType = UNSET
-    """Null in an answer's first delta."""
+    """Null in the first delta of an answer."""
 
 
 class ChatChunkChoice(ApiObject, kw_only=True):
-    """A piece of one answer. The fields after ``finish_reason`` are not OpenAI's."""
+    """Delta of one answer. The fields after ``finish_reason`` are not in OpenAI's API."""
 
     index: Count
     delta: ChatDelta
@@ -150,7 +150,7 @@ class ChatChunkChoice(ApiObject, kw_only=True):
 
 
 class ChatCompletionChunk(ApiObject, kw_only=True):
-    """An event of a streamed answer. Usage is null or there with ``stream_options`` only."""
+    """Event of a streamed response. ``usage`` is present with ``stream_options`` only, and null unless it is due."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -159,11 +159,11 @@ class ChatCompletionChunk(ApiObject, kw_only=True):
     usage: Usage | None | UnsetType = UNSET
     choices: list[ChatChunkChoice]
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    """In one of the first chunks. Not OpenAI's."""
+    """Sent in one of the first chunks. Not in OpenAI's API."""
 
 
 def first_delta(delta: ChatDelta) -> ChatDelta:
-    """``delta`` as the first one of an answer, which has the role, and content where it has nothing else."""
+    """Turn ``delta`` into the first one of an answer, with the role, and with empty content if it has no other field."""
     is_empty = delta == ChatDelta()
     content = "" if is_empty else delta.content
     return msgspec.structs.replace(delta, role="assistant", content=content, refusal=None)
@@ -172,10 +172,10 @@ def first_delta(delta: ChatDelta) -> ChatDelta:
 def chat_messages(
     output: RequestOutput, tokenizer: Tokenizer | None, tool_use: ToolUse, include_reasoning: bool = True
 ) -> tuple[list[ChatMessage], Usage]:
-    """The messages of a request's answers, their texts parted into thoughts, calls and content; and its usage.
+    """Parse the answers of a request into reasoning, tool calls and content. Returns the messages and the usage.
 
     Args:
-        include_reasoning: whether messages have the thoughts.
+        include_reasoning: whether messages include the reasoning.
     """
     messages, num_reasoning_tokens = [], 0
     for completion in output.completions:
@@ -192,7 +192,7 @@ def chat_choice(
     tokenizer: Tokenizer | None,
     lists_tokens: bool = False,
 ) -> ChatChoice:
-    """An answer of ``output``, as a choice with this message."""
+    """Make the choice of an answer of ``output``, with its parsed ``message``."""
     finish_reason = completion.finish_reason
     if finish_reason == "stop" and message.tool_calls is not UNSET:
         finish_reason = "tool_calls"
@@ -226,12 +226,12 @@ def _read_message(completion: Completion, reader: ReplyReader, include_reasoning
 
 
 def tool_call(call: ToolCall) -> ToolCallAnswer:
-    """A whole call of an answer."""
+    """Convert a complete tool call."""
     return ToolCallAnswer(call.id, "function", FunctionCallAnswer(call.name, call.arguments))
 
 
 def chat_logprobs(measured: list[TokenLogprobs], tokenizer: Tokenizer | None) -> ChatLogprobs:
-    """Log-probabilities of some tokens, with what each token reads as."""
+    """Logprobs of tokens, with the text of each token."""
     content = []
     for token in measured:
         top = [SpelledLogprob(*_spell(token_id, logprob, tokenizer)) for token_id, logprob in token.top.items()]
@@ -240,7 +240,7 @@ def chat_logprobs(measured: list[TokenLogprobs], tokenizer: Tokenizer | None) ->
 
 
 def answer_tokens(token_ids: list[int], drafted: list[bool], tokenizer: Tokenizer | None) -> list[AnswerToken]:
-    """Some tokens of an answer, each with whether it was drafted."""
+    """Tokens of an answer, each with whether it was drafted."""
     spellings = [spell(token_id, tokenizer) for token_id in token_ids]
     return [
         AnswerToken(spelling.token, spelling.bytes and list(spelling.bytes), is_drafted)
@@ -249,10 +249,10 @@ def answer_tokens(token_ids: list[int], drafted: list[bool], tokenizer: Tokenize
 
 
 def reply_delta(event: Event, num_calls: int, has_functions: bool = False) -> ChatDelta:
-    """The delta for an event of a reply that has had so many calls before.
+    """Make the delta of a reply event; ``num_calls`` is the number of tool calls before it.
 
     Args:
-        has_functions: whether its request has ``functions`` instead of ``tools``.
+        has_functions: whether the request has ``functions`` instead of ``tools``.
     """
     if isinstance(event, ToolCall):
         function = FunctionCallAnswer(event.name, event.arguments)

@@ -1,4 +1,4 @@
-"""OpenAI's completion objects and their chunks (API reference, "Completions"), made of what the engine gives."""
+"""OpenAI's completion objects and chunks (API reference, "Completions"), built from engine outputs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from labinfer.text.token_offsets import TokenOffsets
 from labinfer.text.tokenizer import Tokenizer
 
 COMPLETION_PREFIX = "cmpl-"
-"""Ids of these objects begin with it."""
+"""Id prefix of completions."""
 
 
 class TextLogprobs(ApiObject):
-    """Log-probabilities of the tokens of an answer; null for the first token of a prompt, which follows nothing."""
+    """Logprobs of the tokens of an answer; null for the first token of a prompt, which has no context."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -37,7 +37,7 @@ class TextLogprobs(ApiObject):
 
 
 class TextChoice(ApiObject, kw_only=True):
-    """An answer. The fields after ``finish_reason`` are not OpenAI's."""
+    """An answer. The fields after ``finish_reason`` are not in OpenAI's API."""
 
     index: Count
     text: str | None
@@ -49,7 +49,7 @@ class TextChoice(ApiObject, kw_only=True):
 
 
 class TextCompletion(ApiObject, kw_only=True):
-    """A whole answer of ``/v1/completions``."""
+    """Complete response of ``/v1/completions``."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -60,7 +60,7 @@ class TextCompletion(ApiObject, kw_only=True):
 
 
 class TextChunkChoice(ApiObject, kw_only=True):
-    """A piece of one answer. The fields after ``finish_reason`` are not OpenAI's; ``token_ids`` stand in for the text where
+    """Delta of one answer. The fields after ``finish_reason`` are not in OpenAI's API; ``token_ids`` replace the text if
     the checkpoint has no tokenizer."""
 
     index: Count
@@ -73,7 +73,7 @@ class TextChunkChoice(ApiObject, kw_only=True):
 
 
 class TextCompletionChunk(ApiObject, kw_only=True):
-    """An event of a streamed answer. Usage is null or there with ``stream_options`` only."""
+    """Event of a streamed response. ``usage`` is present with ``stream_options`` only, and null unless it is due."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -85,7 +85,7 @@ class TextCompletionChunk(ApiObject, kw_only=True):
 
 @dataclass(frozen=True)
 class Echo:
-    """The prompt, where it comes back before the answer."""
+    """The prompt of a request with ``echo``."""
 
     text: str
     token_ids: list[int]
@@ -96,12 +96,12 @@ Answered = TypeVar("Answered", Completion, Delta)
 
 
 def without_tokens(output: RequestOutput) -> RequestOutput:
-    """``output`` with empty answers, for a request that wants its prompt back and nothing else."""
+    """Copy of ``output`` with empty answers, for a request with ``echo`` and ``max_tokens=0``."""
     return replace(output, completions=list(map(emptied, output.completions)), num_output_tokens=0)
 
 
 def emptied(answer: Answered) -> Answered:
-    """An answer, or a piece of one, without its tokens."""
+    """Copy of an answer or a delta without its tokens."""
     return replace(
         answer,
         text=answer.text and "",
@@ -116,7 +116,7 @@ def emptied(answer: Answered) -> Answered:
 def text_choice(
     completion: Completion, output: RequestOutput, tokenizer: Tokenizer | None, echo: Echo | None, index: int
 ) -> TextChoice:
-    """An answer of ``output`` as the ``index``-th; with ``echo``, the prompt and its log-probabilities come first."""
+    """Make the choice of an answer of ``output``; with ``echo``, the prompt and its logprobs come first."""
     text, logprobs = completion.text, None
     if echo is not None and text is not None:
         text = echo.text + text
@@ -140,17 +140,17 @@ def text_logprobs(
     echo: Echo | None = None,
     offsets: TokenOffsets | None = None,
 ) -> TextLogprobs:
-    """Log-probabilities of some tokens, with what each token reads as.
+    """Logprobs of tokens, with the text and the text offset of each token.
 
     Args:
-        echo: the prompt before them, if they are the first ones and it comes back.
-        offsets: has read all tokens before these; None where they are the first.
+        echo: the prompt, if these are the first tokens of an answer with ``echo``.
+        offsets: state after all tokens before these; None for the first tokens.
     """
     offsets = offsets or TokenOffsets(tokenizer)
     logprobs: list[TokenLogprobs | None] = list(measured)
     tokens, begins = [], []
     if echo is not None:
-        logprobs = [None, *(echo.logprobs or []), *logprobs]  # the first token follows nothing
+        logprobs = [None, *(echo.logprobs or []), *logprobs]  # the first token has no context
         tokens, begins = offsets.read_prompt(echo.token_ids, echo.text)
     more_tokens, more_begins = offsets.read(token_ids)
     return TextLogprobs(
@@ -162,8 +162,8 @@ def text_logprobs(
 
 
 def _top_by_text(token: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[str, float]:
-    """The likeliest tokens and the chosen one; of those that read alike, the likelier."""
+    """Text to logprob, of the most likely tokens and the chosen one; of tokens with equal text, the likelier one."""
     by_text: dict[str, float] = {}
-    for token_id, logprob in [*token.top.items(), (token.token_id, token.logprob)]:  # in falling order
+    for token_id, logprob in [*token.top.items(), (token.token_id, token.logprob)]:  # by falling logprob
         by_text.setdefault(spell(token_id, tokenizer).token, logprob)
     return by_text

@@ -1,4 +1,4 @@
-"""OpenAI's answer to an embeddings request (API reference, "Embeddings")."""
+"""OpenAI's response of an embeddings request (API reference, "Embeddings")."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labinfer.requests.openai.api_object import ApiObject, Count
 
 
 class EmbeddingObject(ApiObject):
-    """The vector of one input: numbers, or base64 of little-endian float32 ones."""
+    """Embedding of one input: numbers, or base64 of little-endian float32."""
 
     object: Literal["embedding"]
     index: Count
@@ -21,14 +21,14 @@ class EmbeddingObject(ApiObject):
 
 
 class EmbeddingUsage(ApiObject):
-    """Numbers of tokens of all inputs."""
+    """Token counts of all inputs together."""
 
     prompt_tokens: Count
     total_tokens: Count
 
 
 class EmbeddingList(ApiObject):
-    """A whole answer of ``/v1/embeddings``."""
+    """Complete response of ``/v1/embeddings``."""
 
     object: Literal["list"]
     data: list[EmbeddingObject]
@@ -37,11 +37,11 @@ class EmbeddingList(ApiObject):
 
 
 def embedding_list(outputs: list[EmbeddingOutput], model: str, encoding_format: str) -> EmbeddingList:
-    """The answer with these outputs.
+    """Build the response of an embeddings request.
 
     Args:
-        outputs: of all inputs, in their order.
-        model: the name to answer with.
+        outputs: embeddings in the order of the inputs.
+        model: value of the response's ``model`` field.
         encoding_format: "float", or "base64" of little-endian float32 numbers.
     """
     data = []
@@ -54,6 +54,6 @@ def embedding_list(outputs: list[EmbeddingOutput], model: str, encoding_format: 
 
 
 def count_tokens(outputs: list[EmbeddingOutput]) -> EmbeddingUsage:
-    """Tokens of all these prompts."""
+    """Token counts of all prompts of ``outputs``."""
     num_tokens = sum(len(output.prompt_token_ids) for output in outputs)
     return EmbeddingUsage(num_tokens, num_tokens)

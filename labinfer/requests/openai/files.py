@@ -11,7 +11,7 @@ from labinfer.requests.protocol import Metadata
 
 BATCH_WINDOW = "24h"
 BatchUrl = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
-"""Routes that lines of a batch may be for."""
+"""Endpoints that a batch supports."""
 
 
 class FileObject(ApiObject, kw_only=True):
@@ -27,11 +27,11 @@ class FileObject(ApiObject, kw_only=True):
 
 
 class FileForm(msgspec.Struct, forbid_unknown_fields=True):
-    """The form of ``POST /v1/files``."""
+    """Form fields of ``POST /v1/files``."""
 
     purpose: Literal["batch"]
     file: str
-    """Lines of JSON."""
+    """Content in JSONL."""
 
 
 class FileList(ListPage, kw_only=True):
@@ -41,7 +41,7 @@ class FileList(ListPage, kw_only=True):
 
 
 class FileDeleted(ApiObject):
-    """A file that is no longer there."""
+    """Confirmation of a deleted file."""
 
     id: str
     object: Literal["file"] = "file"
@@ -49,17 +49,17 @@ class FileDeleted(ApiObject):
 
 
 class BatchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The body of ``POST /v1/batches``."""
+    """Body of ``POST /v1/batches``."""
 
     input_file_id: str
     endpoint: BatchUrl
     completion_window: Literal["24h"]
-    """Accepted: a batch goes on until it is done."""
+    """Accepted and ignored: a batch runs until it is done."""
     metadata: Metadata | None = None
 
 
 class BatchError(ApiObject, kw_only=True):
-    """A reason why a batch was not begun, or was broken off."""
+    """A reason why a batch was not started, or failed."""
 
     code: str
     message: str
@@ -68,14 +68,14 @@ class BatchError(ApiObject, kw_only=True):
 
 
 class BatchErrors(ApiObject):
-    """All of them."""
+    """All errors of a batch."""
 
     data: list[BatchError]
     object: Literal["list"] = "list"
 
 
 class RequestCounts(ApiObject):
-    """Lines of a batch."""
+    """Line counts of a batch."""
 
     total: Count = 0
     completed: Count = 0
@@ -108,7 +108,7 @@ class Batch(ApiObject, kw_only=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether it is not over."""
+        """Whether the batch has not ended."""
         return self.status in ("validating", "in_progress", "finalizing", "cancelling")
 
 

@@ -10,16 +10,16 @@ from labinfer.requests.openai.api_object import ApiObject, Count
 
 
 class ModelEntry(ApiObject, kw_only=True):
-    """A model. The last two fields are not OpenAI's, and there once the model is loaded."""
+    """A model. The last two fields are not in OpenAI's API, and are set once the model is loaded."""
 
     id: str
     object: Literal["model"] = "model"
     created: Count
     owned_by: str = "labinfer"
     max_model_len: Count | UnsetType = UNSET
-    """Tokens."""
+    """Maximum context length, in tokens."""
     default_sampling: dict[str, float] | UnsetType = UNSET
-    """Sampling of a chat request that says nothing of it."""
+    """Default sampling parameters of chat requests."""
 
 
 class ModelList(ApiObject):

@@ -25,7 +25,7 @@ from labinfer.text.messages import MAX_MESSAGES
 from labinfer.text.tools import MAX_TOOLS, Function, FunctionName, NamedFunction, NamedTool, Tool, ToolUse
 
 LOGPROBS = "message.output_text.logprobs"
-"""Name of log-probabilities in ``include``."""
+"""Value of ``include`` that requests logprobs."""
 MAX_INCLUDES = 64
 
 
@@ -45,36 +45,36 @@ class ResponseTool(msgspec.Struct, kw_only=True, omit_defaults=True):
             raise UserError("a tool of the type 'function' needs a name")
 
     def as_tool(self) -> Tool:
-        """The tool in the form of chat requests."""
+        """The tool in the format of chat requests."""
         return Tool("function", Function(self.name, self.description, self.parameters, self.strict))
 
     def as_answer(self) -> dict[str, Any]:
-        """The tool as a response shows it."""
+        """The tool in the format of a response."""
         return {name: getattr(self, name) for name in self.__struct_fields__}
 
 
 class NamedChoice(msgspec.Struct, tag_field="type", tag="function"):
-    """A function that must be called."""
+    """A function that the model must call."""
 
     name: str
 
 
 class AllowedTool(msgspec.Struct):
-    """A function that may be called."""
+    """A function that the model may call."""
 
     type: Literal["function"]
     name: str
 
 
 class ToolChoiceAllowed(msgspec.Struct, tag_field="type", tag="allowed_tools"):
-    """Some of the tools, of which one may or must be called."""
+    """A subset of the tools that the model may or must call."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[AllowedTool], msgspec.Meta(max_length=MAX_TOOLS)]
 
 
 class JsonSchemaText(msgspec.Struct, tag_field="type", tag="json_schema", kw_only=True, forbid_unknown_fields=True):
-    """JSON by a schema; name and description are for people."""
+    """Output format: JSON by a schema. Name and description do not affect the answer."""
 
     name: FunctionName
     schema: dict[str, Any]
@@ -83,14 +83,14 @@ class JsonSchemaText(msgspec.Struct, tag_field="type", tag="json_schema", kw_onl
 
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Form of the text, and its length, where the chat template knows of that."""
+    """Output format, and length of the answer if the chat template supports it."""
 
     format: TextFormat | JsonObjectFormat | JsonSchemaText | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ReasoningOptions(msgspec.Struct):
-    """Length of the thoughts. They are told in full, so ``summary`` changes nothing; other keys are dropped."""
+    """Length of the reasoning. It is returned in full, so ``summary`` has no effect; unknown keys are ignored."""
 
     effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
@@ -98,10 +98,10 @@ class ReasoningOptions(msgspec.Struct):
 
 
 class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The fields that make a prompt: the body of ``POST /v1/responses/input_tokens``."""
+    """Fields that make a prompt: the body of ``POST /v1/responses/input_tokens``."""
 
     input: str | Annotated[list[Item], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
-    """A text, or the items of a conversation; behind those of ``previous_response_id``."""
+    """A text, or the items of a conversation; appended to those of ``previous_response_id``."""
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -111,7 +111,7 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     truncation: Literal["disabled"] | None = None
-    """Too long a conversation is refused, not cut."""
+    """A conversation that exceeds the context length is refused, not truncated."""
     chat_template_kwargs: TemplateKwargs | None = None
 
     supported: ClassVar[tuple[str, ...]] = ("tools", "tool_choice")
@@ -123,7 +123,7 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return self.input or []
 
     def prompt(self, items: list[Item]) -> ChatPrompt:
-        """The conversation of these items, with its tools where any are offered.
+        """The conversation of ``items``, with its tools if any are offered.
 
         Raises:
             UserError: there are no items, or ``tools`` and ``tool_choice`` do not go together.
@@ -141,7 +141,7 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         )
 
     def tool_use(self) -> ToolUse:
-        """The tools, without those that ``allowed_tools`` leaves out.
+        """The tools, restricted to those of ``allowed_tools`` if given.
 
         Raises:
             UserError: ``tools`` and ``tool_choice`` do not go together.
@@ -170,20 +170,20 @@ NOT_OFFERED = (
     "logprobs",
     "prompt_logprobs",
 )
-"""Fields of ``SamplingParams`` that a response does not have, or has under other names."""
+"""Fields of ``SamplingParams`` that the Responses API lacks or names differently."""
 
 
 class ResponseBody(sampled(CountBody, *NOT_OFFERED), kw_only=True, forbid_unknown_fields=True):
-    """The fields of ``POST /v1/responses``. The last group changes nothing here."""
+    """Fields of ``POST /v1/responses``. The last group is ignored."""
 
     max_output_tokens: MaxTokens = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     include: Annotated[list[str], msgspec.Meta(max_length=MAX_INCLUDES)] | None = None
-    """``message.output_text.logprobs``; nothing else that it may name is ever there."""
+    """Only ``message.output_text.logprobs`` has an effect."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     store: bool | None = None
-    """Whether the response can be looked up and gone on from later; true where it is left out."""
+    """Whether to store the response for lookup and continuation; true by default."""
     priority: Annotated[int, msgspec.Meta(ge=-MAX_COUNT, le=MAX_COUNT)] | None = None
     cache_salt: str | None = None
     user: str | None = None
@@ -199,10 +199,10 @@ class ResponseBody(sampled(CountBody, *NOT_OFFERED), kw_only=True, forbid_unknow
     max_tool_calls: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     def parse(self, items: list[Item], defaults: SamplingParams) -> GenerationInput:
-        """The request over these items; fields that it leaves out have these defaults.
+        """Convert the body to a ``GenerationInput`` over ``items``; omitted sampling fields come from ``defaults``.
 
         Raises:
-            UserError: a field is out of bounds, or asks for what is not offered.
+            UserError: a field is out of bounds, or its value is not supported.
         """
         if self.background:
             raise UserError("background=True is not offered: a response ends with its connection; leave it out")

@@ -1,4 +1,4 @@
-"""Events of a streamed response (OpenAI's API reference, "Streaming events"), in the order in which a reply makes them."""
+"""Stream events of the Responses API (OpenAI's API reference, "Streaming events"), and their construction from a reply."""
 
 from __future__ import annotations
 
@@ -29,76 +29,76 @@ from labinfer.text.tokenizer import Tokenizer
 
 
 class StreamEvent(ApiObject, tag_field="type", kw_only=True):
-    """An event, with its place in the stream."""
+    """An event and its sequence number."""
 
     sequence_number: Count
 
 
 class ResponseEvent(StreamEvent):
-    """The response as a whole."""
+    """Event with the whole response."""
 
     response: Response
 
 
 class ResponseCreated(ResponseEvent, tag="response.created"):
-    """The first event."""
+    """First event of a stream."""
 
 
 class ResponseInProgress(ResponseEvent, tag="response.in_progress"):
-    """The second."""
+    """Second event of a stream."""
 
 
 class ResponseCompleted(ResponseEvent, tag="response.completed"):
-    """The last event of a whole response."""
+    """Last event of a complete response."""
 
 
 class ResponseIncomplete(ResponseEvent, tag="response.incomplete"):
-    """The last event of one that was cut off."""
+    """Last event of a truncated response."""
 
 
 class ResponseFailed(ResponseEvent, tag="response.failed"):
-    """The last event of one that failed."""
+    """Last event of a failed response."""
 
 
 class ItemEvent(StreamEvent, kw_only=True):
-    """An item of the output."""
+    """Event with an output item."""
 
     output_index: Count
     item: OutputItem
 
 
 class OutputItemAdded(ItemEvent, tag="response.output_item.added"):
-    """An item begins."""
+    """Begin of an output item."""
 
 
 class OutputItemDone(ItemEvent, tag="response.output_item.done"):
-    """An item is whole."""
+    """End of an output item."""
 
 
 class InItemEvent(StreamEvent, kw_only=True):
-    """A change inside an item."""
+    """Event inside an output item."""
 
     item_id: str
     output_index: Count
 
 
 class PartEvent(InItemEvent, kw_only=True):
-    """A part of an item's content."""
+    """Event with a content part of an item."""
 
     content_index: Count = 0
     part: OutputText | ReasoningText
 
 
 class ContentPartAdded(PartEvent, tag="response.content_part.added"):
-    """A part begins."""
+    """Begin of a content part."""
 
 
 class ContentPartDone(PartEvent, tag="response.content_part.done"):
-    """A part is whole."""
+    """End of a content part."""
 
 
 class OutputTextDelta(InItemEvent, tag="response.output_text.delta", kw_only=True):
-    """A piece of a message."""
+    """Piece of a message's text."""
 
     content_index: Count = 0
     delta: str
@@ -106,7 +106,7 @@ class OutputTextDelta(InItemEvent, tag="response.output_text.delta", kw_only=Tru
 
 
 class OutputTextDone(InItemEvent, tag="response.output_text.done", kw_only=True):
-    """The whole text of a message."""
+    """Whole text of a message."""
 
     content_index: Count = 0
     text: str
@@ -114,27 +114,27 @@ class OutputTextDone(InItemEvent, tag="response.output_text.done", kw_only=True)
 
 
 class ReasoningTextDelta(InItemEvent, tag="response.reasoning_text.delta", kw_only=True):
-    """A piece of a thought."""
+    """Piece of reasoning."""
 
     content_index: Count = 0
     delta: str
 
 
 class ReasoningTextDone(InItemEvent, tag="response.reasoning_text.done", kw_only=True):
-    """The whole text of a thought."""
+    """Whole text of a reasoning item."""
 
     content_index: Count = 0
     text: str
 
 
 class ArgumentsDelta(InItemEvent, tag="response.function_call_arguments.delta", kw_only=True):
-    """The arguments of a call, which come as a whole."""
+    """Arguments of a function call, sent as a whole."""
 
     delta: str
 
 
 class ArgumentsDone(InItemEvent, tag="response.function_call_arguments.done", kw_only=True):
-    """The whole arguments of a call."""
+    """Whole arguments of a function call."""
 
     name: str
     arguments: str
@@ -160,29 +160,28 @@ STREAM_EVENTS = (
 
 
 class ResponseWriter:
-    """Makes the output of a response of a reply's events, and the stream's events on the way. Whoever wants the response
-    alone passes them over.
-    """
+    """Converts reply events to the output of a response, and yields the stream events on the way. To get the response alone, discard
+    the events."""
 
     def __init__(self, response: Response, tokenizer: Tokenizer | None):
         self.response, self._tokenizer = response, tokenizer
-        """The response as far as it has come."""
-        self._number = -1  # of the last event
+        """The response so far."""
+        self._number = -1  # sequence number of the last event
         self._output: list[OutputItem] = []
-        self._text: list[str] | None = None  # of the message or thought that is open
+        self._text: list[str] | None = None  # texts of the open message or reasoning item
         self._is_thought = False
         self._id = ""
         self._logprobs: list[ResponseLogprob] = []
-        """Log-probabilities of the message that is open."""
+        """Logprobs of the open message."""
         self._new_logprobs: list[ResponseLogprob] = []
 
     def begin(self) -> Iterator[StreamEvent]:
-        """The events before the first token."""
+        """Events before the first token."""
         yield ResponseCreated(sequence_number=self._next(), response=self.response)
         yield ResponseInProgress(sequence_number=self._next(), response=self.response)
 
     def add(self, events: list[Event], measured: list[TokenLogprobs] | None) -> Iterator[StreamEvent]:
-        """Take in what a reply has come to, and the log-probabilities of its tokens where they are asked for."""
+        """Convert reply events to stream events; ``measured`` has the logprobs of their tokens, if requested."""
         self._new_logprobs += [self._logprob(token) for token in measured or ()]
         for event in events:
             if isinstance(event, ToolCall):
@@ -191,12 +190,12 @@ class ResponseWriter:
                 yield from self._write(event)
 
     def end(self, finish_reason: FinishReason, usage: Usage, now: int) -> Iterator[StreamEvent]:
-        """The events after the last token, which came at ``now``, in seconds since 1970."""
+        """Events after the last token; ``now`` is in seconds since 1970."""
         is_cut = finish_reason == "length"
         status: ItemStatus = "incomplete" if is_cut else "completed"
         yield from self._close(status)
         if not is_cut and all(isinstance(item, OutputReasoning) for item in self._output):
-            yield from self._open(Content)  # whoever waits for a message is to get one
+            yield from self._open(Content)  # clients expect at least one message
             yield from self._close(status)
         self.response = msgspec.structs.replace(
             self.response,
@@ -210,7 +209,7 @@ class ResponseWriter:
         yield kind(sequence_number=self._next(), response=self.response)
 
     def fail(self, message: str) -> ResponseFailed:
-        """The last event where the rest will not come."""
+        """Last event of a response that fails with ``message``."""
         failure = ResponseFailure("server_error", message)
         self.response = msgspec.structs.replace(
             self.response, status="failed", error=failure, output=list(self._output)
@@ -222,7 +221,7 @@ class ResponseWriter:
         return self._number
 
     def _write(self, event: Reasoning | Content) -> Iterator[StreamEvent]:
-        """A piece of a thought or of a message."""
+        """Convert a piece of reasoning or of a message."""
         if self._text is None or self._is_thought != isinstance(event, Reasoning):
             yield from self._close("completed")
             yield from self._open(type(event))
@@ -243,7 +242,7 @@ class ResponseWriter:
         yield ContentPartAdded(sequence_number=self._next(), item_id=self._id, output_index=index, part=self._part())
 
     def _close(self, status: ItemStatus) -> Iterator[StreamEvent]:
-        """End the message or thought that is open, if one is."""
+        """End the open message or reasoning item, if any."""
         if self._text is None:
             return
         place = {"item_id": self._id, "output_index": len(self._output)}
@@ -276,7 +275,7 @@ class ResponseWriter:
         self._new_logprobs = []
 
     def _part(self) -> OutputText | ReasoningText:
-        """The content that is open, as far as it has come."""
+        """Content part of the open item so far."""
         text = "".join(self._text)
         return ReasoningText(text) if self._is_thought else OutputText(text, logprobs=self._logprobs)
 

@@ -1,4 +1,4 @@
-"""Items of OpenAI's Responses API (API reference, "Responses"): a conversation as its requests tell it, and as messages."""
+"""Items of OpenAI's Responses API (API reference, "Responses"), and their conversion to chat template messages."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from labinfer.text.tools import CalledFunction, PastCall
 
 TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
 ITEM_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-"""Kinds of items that are taken beside ``item_reference``, and how their ids begin."""
+"""Id prefix of each supported kind of item; ``item_reference`` is supported too."""
 REFERENCE = "item_reference"
 
 
 def _kinds(*names: str) -> Any:
-    """A string whose JSON schema has these values only; the struct around it refuses others, with what to do."""
+    """String type whose JSON schema enumerates ``names``; the struct refuses other values, with a hint."""
     return Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(names)})]
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of an item's content; other keys are dropped."""
+    """Content part of an item; unknown keys are ignored."""
 
     type: _kinds(*TEXT_PARTS)
     text: str | None = None
@@ -42,12 +42,11 @@ Content = str | Parts
 
 
 class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A message, a call of a function, its output, a thought, or a reference to an item of a stored response. Other keys are
-    dropped.
-    """
+    """A message, a function call, its output, reasoning, or a reference to an item of a stored response. Unknown keys are
+    ignored."""
 
     type: _kinds(*ITEM_PREFIXES, REFERENCE) | None = None
-    """None for a message, and for a reference, which has nothing but an id."""
+    """None for a message, and for a reference, which has an id only."""
     id: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: Content | None = None
@@ -74,16 +73,16 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def is_reference(self) -> bool:
-        """Whether it stands for an item of a response that is stored."""
+        """Whether it refers to an item of a stored response."""
         return self.type == REFERENCE
 
     @property
     def thought(self) -> str:
-        """Text of a thought."""
+        """Reasoning text."""
         return _text(self.content or self.summary or "")
 
     def as_stored(self) -> dict[str, Any]:
-        """The item with an id and its content in parts, as ``input_items`` shows it."""
+        """The item with an id and content parts, in the format of ``input_items``."""
         fields: dict[str, Any] = {"id": self.id or new_id(self.type), "type": self.type}
         if self.type == "reasoning":
             parts = {name: getattr(self, name) or [] for name in ("summary", "content")}
@@ -102,16 +101,16 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def new_id(kind: str) -> str:
-    """A new id of an item of this kind, as OpenAI's begin."""
+    """Make an id for an item of ``kind``, with OpenAI's prefix."""
     return f"{ITEM_PREFIXES[kind]}_{secrets.token_hex(16)}"
 
 
 def as_messages(items: Iterable[Item], instructions: str | None) -> list[dict[str, Any]]:
-    """Items as messages in the form of chat templates. What an assistant thought, said and called in a row becomes one
-    message; ``instructions`` and the system's messages at the beginning become one, too, as many templates take no second.
+    """Convert items to chat template messages. Consecutive reasoning, text and calls of the assistant become one message. So do
+    ``instructions`` and leading system messages, as many templates accept only one.
 
     Args:
-        items: without references.
+        items: items without references.
     """
     messages = [MessageBuilder("system", instructions)] if instructions else []
     for item in items:
@@ -119,7 +118,7 @@ def as_messages(items: Iterable[Item], instructions: str | None) -> list[dict[st
         if item.type == "function_call_output":
             messages.append(MessageBuilder("tool", _text(item.output), item.call_id))
         elif item.type == "reasoning" and not item.thought:
-            continue  # clients leave the text out
+            continue  # clients omit the text
         elif item.type != "message" or item.role == "assistant":
             _add_to_turn(messages, item)
         elif item.role in ("system", "developer") and len(messages) == 1 and last.role == "system":
@@ -131,7 +130,7 @@ def as_messages(items: Iterable[Item], instructions: str | None) -> list[dict[st
 
 
 def _add_to_turn(messages: list[MessageBuilder], item: Item) -> None:
-    """Add a thought, a call or an assistant's message to the last message, or begin one: thoughts come first, calls last."""
+    """Add reasoning, a call or assistant text to the last message, or begin a new one: reasoning comes first, calls last."""
     turn = messages[-1] if messages and messages[-1].role == "assistant" else None
     has_more = turn is not None and (turn.calls or (item.type == "reasoning" and turn.has_text))
     if turn is None or (item.type != "function_call" and has_more):

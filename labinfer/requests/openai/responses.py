@@ -1,4 +1,4 @@
-"""OpenAI's response objects (API reference, "Responses"): what ``/v1/responses`` answers with."""
+"""OpenAI's response objects (API reference, "Responses"), returned by ``/v1/responses``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from labinfer.requests.openai.api_object import ApiObject, Count, ListPage, Usag
 from labinfer.requests.openai.response_body import ResponseBody
 
 RESPONSE_PREFIX = "resp_"
-"""Ids of these objects begin with it."""
+"""Id prefix of responses."""
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class ResponseLogprobTop(ApiObject):
-    """Log-probability of a token that might have come."""
+    """Logprob of an alternative token."""
 
     token: str
     logprob: float
@@ -25,7 +25,7 @@ class ResponseLogprobTop(ApiObject):
 
 
 class ResponseLogprob(ApiObject):
-    """Log-probability of a token that came, and of the likeliest ones."""
+    """Logprob of a generated token, and of the most likely alternatives."""
 
     token: str
     logprob: float
@@ -34,7 +34,7 @@ class ResponseLogprob(ApiObject):
 
 
 class OutputText(ApiObject, tag_field="type", tag="output_text"):
-    """The text of a message; nothing is ever annotated."""
+    """Text of a message; ``annotations`` is always empty."""
 
     text: str
     annotations: list[dict[str, Any]] = []
@@ -42,7 +42,7 @@ class OutputText(ApiObject, tag_field="type", tag="output_text"):
 
 
 class ReasoningText(ApiObject, tag_field="type", tag="reasoning_text"):
-    """The text of a thought."""
+    """Text of a reasoning item."""
 
     text: str
 
@@ -57,7 +57,7 @@ class OutputMessage(ApiObject, tag_field="type", tag="message"):
 
 
 class OutputReasoning(ApiObject, tag_field="type", tag="reasoning"):
-    """A thought, which is told in full and never summarised."""
+    """Reasoning, in full and without a summary."""
 
     id: str
     status: ItemStatus
@@ -66,7 +66,7 @@ class OutputReasoning(ApiObject, tag_field="type", tag="reasoning"):
 
 
 class OutputCall(ApiObject, tag_field="type", tag="function_call", kw_only=True):
-    """A call of a function; the arguments are JSON in a string."""
+    """A function call; the arguments are JSON in a string."""
 
     id: str
     call_id: str
@@ -79,20 +79,20 @@ OutputItem = OutputMessage | OutputReasoning | OutputCall
 
 
 class InputDetails(ApiObject):
-    """Prompt tokens that were in the KV cache; writing to it is not counted."""
+    """Prompt tokens with a prefix-cache hit; cache writes are not counted."""
 
     cached_tokens: Count
     cache_write_tokens: Count = 0
 
 
 class OutputDetails(ApiObject):
-    """Tokens of thoughts, their marks included."""
+    """Reasoning tokens, including their delimiters."""
 
     reasoning_tokens: Count
 
 
 class ResponseUsage(ApiObject):
-    """Numbers of tokens."""
+    """Token counts."""
 
     input_tokens: Count
     input_tokens_details: InputDetails
@@ -102,20 +102,20 @@ class ResponseUsage(ApiObject):
 
 
 class IncompleteDetails(ApiObject):
-    """Why a response is cut off."""
+    """Reason why a response is incomplete."""
 
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
 
 class ResponseFailure(ApiObject):
-    """Why a response failed in mid-stream."""
+    """Reason why a response failed in mid-stream."""
 
     code: Literal["server_error"]
     message: str
 
 
 class Response(ApiObject, kw_only=True):
-    """A response: what the request said, and what came of it."""
+    """A response: the fields of its request, and its output."""
 
     id: str
     object: Literal["response"] = "response"
@@ -150,7 +150,7 @@ class Response(ApiObject, kw_only=True):
 
 
 class ResponseDeleted(ApiObject):
-    """A response that is no longer stored."""
+    """Confirmation of a deleted response."""
 
     id: str
     object: Literal["response"] = "response"
@@ -158,20 +158,20 @@ class ResponseDeleted(ApiObject):
 
 
 class ItemList(ListPage, kw_only=True):
-    """A page of the input of a response."""
+    """A page of the input items of a response."""
 
     data: list[dict[str, Any]]
 
 
 class InputTokens(ApiObject):
-    """Length of a prompt."""
+    """Length of a prompt in tokens."""
 
     input_tokens: Count
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
 def new_response(id: str, created: int, model: str, body: ResponseBody, sampling: SamplingParams) -> Response:
-    """The response to a body, of which nothing has come yet."""
+    """Make the response to ``body``, without output."""
     reasoning, text = body.reasoning, body.text
     form = msgspec.to_builtins(text.format) if text and text.format else {"type": "text"}
     return Response(
@@ -199,7 +199,7 @@ def new_response(id: str, created: int, model: str, body: ResponseBody, sampling
 
 
 def response_usage(usage: Usage) -> ResponseUsage:
-    """The same numbers under the names of this API."""
+    """Convert token counts to the fields of the Responses API."""
     reasoning = usage.completion_tokens_details.reasoning_tokens
     return ResponseUsage(
         usage.prompt_tokens,

@@ -1,4 +1,4 @@
-"""vLLM's answers of its pooling, score and rerank routes (its documentation, "OpenAI-Compatible Server")."""
+"""vLLM's responses of its pooling, score and rerank routes (its documentation, "OpenAI-Compatible Server")."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labinfer.requests.openai.embeddings import EmbeddingUsage, embedding_list
 
 
 class Pooled(ApiObject):
-    """The vector of one input: numbers, or base64 of little-endian float32 ones."""
+    """Embedding of one input: numbers, or base64 of little-endian float32."""
 
     object: Literal["pooling"]
     index: Count
@@ -21,7 +21,7 @@ class Pooled(ApiObject):
 
 
 class PooledList(ApiObject, kw_only=True):
-    """A whole answer of ``/pooling``."""
+    """Complete response of ``/pooling``."""
 
     id: str
     object: Literal["list"] = "list"
@@ -40,7 +40,7 @@ class Score(ApiObject):
 
 
 class ScoreList(ApiObject, kw_only=True):
-    """A whole answer of ``/score``."""
+    """Complete response of ``/score``."""
 
     id: str
     object: Literal["list"] = "list"
@@ -51,7 +51,7 @@ class ScoreList(ApiObject, kw_only=True):
 
 
 class DocumentText(ApiObject):
-    """A document that was ranked."""
+    """A ranked document."""
 
     text: str
 
@@ -65,7 +65,7 @@ class RankedDocument(ApiObject):
 
 
 class Ranking(ApiObject, kw_only=True):
-    """A whole answer of ``/rerank``, the likest first."""
+    """Complete response of ``/rerank``, by falling similarity."""
 
     id: str
     model: str
@@ -74,14 +74,14 @@ class Ranking(ApiObject, kw_only=True):
 
 
 def pooled_list(outputs: list[EmbeddingOutput], encoding_format: str, **fields: str | int) -> PooledList:
-    """The answer with these outputs; see ``embedding_list``. ``fields`` are its id, time and model."""
+    """Build the response of ``/pooling``; see ``embedding_list``. ``fields`` are its id, creation time and model."""
     whole = embedding_list(outputs, "", encoding_format)
     data = [Pooled("pooling", item.index, item.embedding) for item in whole.data]
     return PooledList(data=data, usage=whole.usage, **fields)
 
 
 def cosine_scores(first: list[EmbeddingOutput], second: list[EmbeddingOutput]) -> list[float]:
-    """Cosines of the angles between pairs of vectors; a single first one is paired with every second one."""
+    """Cosine similarities of pairs of embeddings; a single ``first`` is paired with every ``second``."""
     if len(first) == 1:
         first = first * len(second)
     pairs = zip(first, second, strict=True)

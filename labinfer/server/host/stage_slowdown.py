@@ -48,7 +48,7 @@ class _Sample:
 
 @dataclass
 class _Baseline:
-    """Seconds of a rank's steps as so much for each step and so much for each token, by least squares."""
+    """Least-squares fit of a rank's busy time: seconds per step plus seconds per token."""
 
     seconds: float = 0.0
     steps: int = 0

@@ -51,7 +51,7 @@ class ElasticRestart:
 
     @property
     def is_smaller(self) -> bool:
-        """Whether the group goes on without some of its hosts."""
+        """Whether the group runs without some of its hosts."""
         return bool(self._given_up)
 
     def next_command(self) -> list[str]:
