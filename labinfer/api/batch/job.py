@@ -35,7 +35,7 @@ MAX_IDS = 1 << 20
 
 @dataclass(frozen=True)
 class JobLine:
-    """An input line that became a request, or one for each of its inputs."""
+    """An input line and the outputs of its requests: one, or one per input of an embeddings line."""
 
     number: int
     digest: bytes

@@ -76,7 +76,7 @@ class JobOutput:
 
     @property
     def is_journaled(self) -> bool:
-        """Whether a later run can go on with this one."""
+        """Whether the job can be resumed."""
         return self._journal is not None
 
     @property

@@ -30,7 +30,7 @@ MAX_INCLUDES = 64
 
 
 class ResponseTool(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A function that the model may call; other keys are dropped."""
+    """A function that the model may call; unknown keys are ignored."""
 
     type: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["function"]})]
     name: FunctionName | None = None

@@ -73,7 +73,7 @@ async def show(context: HttpContext) -> Response:
     errors=LOOKING,
 )
 async def events(context: HttpContext) -> EventStream:
-    """Stats and steps of a model as they come; for so many seconds, or until the client goes."""
+    """Stream stats and steps of a model, for ``seconds`` or until the client disconnects."""
     info, seconds = _read_query(context, MAX_EVENTS_SECONDS)
     watching = context.service.history.watching(info.name)
     watcher = watching.__enter__()  # until the response ends, after this function has returned
@@ -96,7 +96,7 @@ async def events(context: HttpContext) -> EventStream:
     errors=LOOKING,
 )
 async def trace(context: HttpContext) -> Response:
-    """A model's steps while somebody watched, or in so many seconds from now, for Perfetto."""
+    """Trace of a model's steps, for the next ``seconds`` or as recorded while a client watched, for Perfetto."""
     info, seconds = _read_query(context, MAX_TRACE_SECONDS)
     history, span = context.service.history, {}
     if seconds:

@@ -22,7 +22,7 @@ from labinfer.server.gateway.service import Model
 
 @endpoint("POST", "/v1/embeddings", body=EmbeddingBody, answer=EmbeddingList, errors=GENERATING)
 async def answer(context: HttpContext) -> Response:
-    """Texts as vectors."""
+    """Compute embeddings of texts."""
     body = await context.read(EmbeddingBody)
     model = context.service.model(body.model)
 

@@ -29,9 +29,9 @@ ONE_RANGE = re.compile(rb"bytes=(?:(\d{1,18})-(\d{1,18})?|-\d{1,18})")
 
 @endpoint("POST", "/v1/files", form=FileForm, answer=FileObject, errors=READING)
 async def upload(context: HttpContext) -> Response:
-    """Keep a file with the lines of a batch.
+    """Upload a file with the lines of a batch.
 
-    The form has ``purpose`` and ``file``.
+    The form has the fields ``purpose`` and ``file``.
     """
     store = file_store(context)
     try:

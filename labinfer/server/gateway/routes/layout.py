@@ -17,10 +17,10 @@ from labinfer.server.link.layout_change import LayoutChange
 
 @endpoint("POST", "/v1/cluster/layout", body=LayoutChange, answer=LayoutChanged, errors=(*READING, 409))
 async def change(context: HttpContext) -> Response:
-    """Serve a model in another layout, or with other precision; what is open pauses, and goes on.
+    """Serve a model in another layout or precision; open requests pause, and then resume.
 
-    Answered when the layout runs, or the one before again. What is open goes on with the same tokens as far as the numbers
-    are as precise.
+    Responds once the new layout runs, or the old one again after a failure. Open requests resume with the same tokens as far as
+    the numerical precision allows.
     """
     body = await context.read(LayoutChange)
     name = context.service.model(body.model).info.name

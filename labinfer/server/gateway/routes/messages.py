@@ -93,7 +93,7 @@ class MessageAnswer:
     "POST", "/v1/messages/count_tokens", body=PromptBody, answer=TokenCount, errors=READING, error_form=ANTHROPIC_ERRORS
 )
 async def count(context: HttpContext) -> Response:
-    """The length of a message's prompt."""
+    """Count the tokens of a message's prompt."""
     body = await context.read(PromptBody)
     model = context.service.model(body.model)
     return context.json(TokenCount(await count_prompt_tokens(context, model, body.prompt)))

@@ -85,8 +85,8 @@ async def cluster(context: HttpContext) -> Response:
 async def file(context: HttpContext) -> Response:
     """A file of the pages, under ``v-{version}/`` or without a version.
 
-    Under another version than this one, a file is as it is now, for a page that was opened before the server was changed; what
-    is kept is then asked for again.
+    Under an outdated version, the current file is served, for a page that was opened before an update of the server; browsers
+    must then revalidate it.
     """
     return await asyncio.to_thread(_file, context, context.http.path_params["path"])
 

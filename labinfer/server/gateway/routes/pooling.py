@@ -86,7 +86,7 @@ class RerankBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 @endpoint("POST", "/pooling", body=EmbeddingBody, answer=PooledList, errors=GENERATING)
 async def pool(context: HttpContext) -> Response:
-    """Texts as vectors, with vLLM's fields."""
+    """Compute embeddings of texts, with vLLM's fields."""
     body = await context.read(EmbeddingBody)
     model = context.service.model(body.model)
     checked(lambda: body.check_dimensions(model.info.hidden_size))
@@ -97,7 +97,7 @@ async def pool(context: HttpContext) -> Response:
 
 @endpoint("POST", "/score", aliases=("/v1/score",), body=ScoreBody, answer=ScoreList, errors=GENERATING)
 async def score(context: HttpContext) -> Response:
-    """Similarity scores of pairs of texts: cosines of their vectors."""
+    """Compute similarity scores of pairs of texts: cosine similarities of their embeddings."""
     body = await context.read(ScoreBody)
     model = context.service.model(body.model)
     first, second = checked(body.pairs)

@@ -61,9 +61,9 @@ class Cancelled(ApiObject, kw_only=True):
 
 @endpoint("POST", "/v1/requests/{id}/cancel", answer=Cancelled, errors=STORED)
 async def cancel(context: HttpContext) -> Response:
-    """End an open request of the same caller; its id is that of the answer, or of the header x-request-id.
+    """Cancel an open request of the same caller, by the id of its answer or of the header x-request-id.
 
-    Its KV blocks are free at once. The id may have the prefix of the answer or not.
+    Its KV blocks are freed at once. The id may be given with or without the prefix of the answer.
     """
     given = context.http.path_params["id"]
     ids = (given, *(given.removeprefix(prefix) for prefix in PREFIXES))
@@ -74,9 +74,9 @@ async def cancel(context: HttpContext) -> Response:
 
 @endpoint("GET", "/v1/requests", logged=False, answer=RequestList, query=(("model", STRING),), errors=LOOKING)
 async def list_open(context: HttpContext) -> Response:
-    """Open requests to a model, their ages and how far they are.
+    """List open requests to a model, with their ages and progress.
 
-    The requests are everybody's, as their steps under ``/v1/cluster`` are.
+    Requests of all callers are listed, as are their steps under ``/v1/cluster``.
     """
     model = context.service.loaded_model(context.query("model").get("model")).info
     tasks, now = context.service.engine.tasks(model.name), asyncio.get_running_loop().time()

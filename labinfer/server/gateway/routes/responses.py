@@ -40,7 +40,7 @@ MAX_PAGE = 100
 
 @endpoint("POST", "/v1/responses", body=ResponseBody, answer=Response, events=STREAM_EVENTS, errors=GENERATING)
 async def create(context: HttpContext) -> HttpResponse | EventStream:
-    """Answer a conversation, also one that goes on from a stored response."""
+    """Answer a conversation, which may continue a stored response."""
     body = await context.read(ResponseBody)
     conversation = await _response_input(context, body)
     model = context.service.model(body.model)  # after every await: the model may have been replaced meanwhile
@@ -168,7 +168,7 @@ class ResponseAnswer:
 
 @endpoint("POST", "/v1/responses/input_tokens", body=CountBody, answer=InputTokens, errors=READING)
 async def count(context: HttpContext) -> HttpResponse:
-    """The length of a response's prompt."""
+    """Count the tokens of a response's prompt."""
     body = await context.read(CountBody)
     conversation = await _response_input(context, body)
     model = context.service.model(body.model)  # after every await: the model may have been replaced meanwhile
@@ -185,7 +185,7 @@ async def show(context: HttpContext) -> HttpResponse:
 
 @endpoint("DELETE", "/v1/responses/{id}", answer=ResponseDeleted, errors=STORED)
 async def delete(context: HttpContext) -> HttpResponse:
-    """Forget a stored response of the same caller."""
+    """Delete a stored response of the same caller."""
     stored = _stored(context)
     context.service.stored_responses.delete(context.caller.name, stored.id)
     return context.json(ResponseDeleted(stored.id))
@@ -200,7 +200,7 @@ async def cancel(context: HttpContext) -> HttpResponse:
 
 @endpoint("GET", "/v1/responses/{id}/input_items", answer=ItemList, query=page_query(MAX_PAGE), errors=STORED)
 async def input_items(context: HttpContext) -> HttpResponse:
-    """The conversation that a stored response answers."""
+    """List the conversation that a stored response answers."""
     stored = _stored(context)
     page = checked(lambda: Page.read(context.http.query_params, MAX_PAGE))
     chain = context.service.stored_responses.chain(context.caller.name, stored.id)

@@ -65,7 +65,7 @@ class Text(ApiObject):
 
 @endpoint("POST", "/tokenize", body=TokenizeBody, answer=Tokens, errors=READING)
 async def tokenize(context: HttpContext) -> Response:
-    """A text or a conversation as token ids."""
+    """Tokenize a text or a conversation."""
     body = await context.read(TokenizeBody)
     model = context.service.model(body.model)
     text = await context.compute(lambda: checked(lambda: _prompt_text(body, model)))
@@ -109,7 +109,7 @@ def _prompt_text(body: TokenizeBody, model: Model) -> PromptText:
 
 @endpoint("POST", "/detokenize", body=DetokenizeBody, answer=Text, errors=READING)
 async def detokenize(context: HttpContext) -> Response:
-    """Token ids as text."""
+    """Convert token ids to text."""
     body = await context.read(DetokenizeBody)
     model = context.service.model(body.model)
 
