@@ -47,7 +47,7 @@ class TemplateUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def ending(self) -> Ending:
-        """How the conversation's text ends."""
+        """Position at which the conversation's text ends."""
         if self.continue_final_message:
             return "in message"
         return "behind message" if self.add_generation_prompt is False else "before answer"

@@ -79,7 +79,7 @@ class HostConnection:
 
     @property
     def is_silent(self) -> bool:
-        """Whether heartbeats are overdue by half of the fault timeout."""
+        """Whether the last frame is older than half of the fault timeout."""
         return self._heartbeat.age(self) > self._fault_timeout / 2
 
     @property
