@@ -1,1 +1,1 @@
-"""Decides which sequence runs when, and on which blocks. Never imports torch: everything here is plain Python."""
+"""Engine: scheduling, KV-block allocation and speculative decoding on rank 0; plain Python, no torch."""

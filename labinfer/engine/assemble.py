@@ -1,4 +1,4 @@
-"""The assembly of an engine: from options, the numbers of a model, an executor and a clock, wherever it is to run."""
+"""Engine assembly: builds an ``LLMEngine`` from options, an ``EngineSpec``, an executor and a clock (real or simulated)."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def make_engine(
     """Assemble an engine.
 
     Args:
-        executor: runs the plans: the ranks of a group, or a simulator.
-        clock: seconds that never go back.
-        recorder: keeps where the time goes; None keeps nothing.
-        guides: for answers that must have a form; None where there is no such request.
-        proposer: drafts tokens; None drafts none.
-        draft_model: drafts them instead.
-        draft_channel: to another rank, which drafts them instead.
+        executor: runs the plans, on the ranks of a group or in a simulator.
+        clock: monotonic seconds.
+        recorder: traces the engine's time; None traces nothing.
+        guides: makes guides for structured outputs; None if no request has any.
+        proposer: drafts tokens; None for no speculative decoding.
+        draft_model: replaces ``proposer`` by a draft model on this rank.
+        draft_channel: replaces ``proposer`` by a draft model on another rank.
     """
     if draft_model is not None:
         proposer = make_draft_proposer(draft_model, cache, scheduling.max_num_batched_tokens, spec.eos_token_ids)
@@ -66,7 +66,7 @@ def make_engine(
 
 
 def make_drafter(draft_model: DraftModel, *, cache: CacheOptions, scheduling: SchedulerOptions) -> Drafter:
-    """Assemble what drafts on a rank of its own. Requests say what ends each sequence."""
+    """Assemble the ``Drafter`` of a dedicated draft-model rank. Each ``DraftStart`` brings the sequence's stop tokens."""
     return Drafter(make_draft_proposer(draft_model, cache, scheduling.max_num_batched_tokens, eos_token_ids=()))
 
 
@@ -76,7 +76,7 @@ def make_draft_proposer(
     """Assemble the proposer of a draft model, over empty pools of that model's KV blocks and states.
 
     Args:
-        cache: options of the KV cache, which hold for that of the draft model, too.
+        cache: KV-cache options, which also apply to the draft model's cache.
         max_tokens, eos_token_ids: see ``DraftModelProposer``.
     """
     sizes = draft_model.sizes
@@ -88,10 +88,10 @@ def make_draft_proposer(
 def make_pools(
     num_blocks: int, num_host_blocks: int, cache: CacheOptions, *, can_share: bool = True
 ) -> tuple[BlockManager, BlockManager]:
-    """An empty pool of KV blocks, and one in host memory.
+    """Make an empty pool of KV blocks, and one in host memory for swapped-out blocks.
 
     Args:
-        can_share: whether a sequence can go on from blocks that another one filled.
+        can_share: whether sequences can reuse the blocks of others (prefix cache).
     """
     eviction = REGISTRY.find("prefix_cache_eviction", cache.prefix_cache_eviction)
     return (
@@ -147,7 +147,7 @@ def make_drafts(
     micro_batches: MicroBatchCount,
     clock: Callable[[], float],
 ) -> Drafts:
-    """Assemble the drafts of a scheduler."""
+    """Assemble the ``Drafts`` (speculative decoding) of a scheduler."""
     speculation = scheduling.speculative_config
     max_chunk = min(scheduling.chunked_prefill_size, scheduling.max_num_batched_tokens)
     room = max(0, max_chunk - 1)

@@ -1,4 +1,4 @@
-"""Beam search: the few continuations with the most probability, by the rules of Transformers' ``generate``."""
+"""Beam search: keeps the ``num_beams`` most probable continuations, by the rules of Transformers' ``generate``."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from labinfer.engine.sequence import Sequence, token_sampling
 
 
 class Child(NamedTuple):
-    """A beam one token longer."""
+    """Candidate beam: a parent beam with one more token."""
 
     score: float
-    """Sum of its tokens' log-probabilities."""
+    """Sum of the log-probabilities of its tokens."""
     parent: int
     token: int
 
 
 @dataclass(eq=False, kw_only=True)
 class BeamGroup:
-    """The beams of one request, and the answers they have come to. It is advanced when every beam has its next token.
+    """Beams of one request, and its finished answers. ``advance`` is called once every active beam has its next tokens.
 
     Args:
-        members: as many as beams; the first one runs the prompt.
-        ends: tokens that end an answer.
-        max_tokens: length at which every answer ends.
-        forks: blocks of the members.
+        members: one sequence per beam; the first one runs the prompt.
+        ends: stop token ids.
+        max_tokens: maximum number of output tokens.
+        forks: forks and releases the members' blocks and queue slots.
     """
 
     members: list[Sequence]
@@ -46,27 +46,28 @@ class BeamGroup:
     max_tokens: int
     forks: BeamForks | None = None
     scores: dict[int, float] = field(default_factory=lambda: {0: 0.0})
-    """Sums of log-probabilities, by the index of each member that is a beam now."""
+    """Sum of log-probabilities of each active beam, by its index in ``members``."""
     finished: list[FinishedBeam] = field(default_factory=list)
-    """Answers so far, the best first."""
+    """Finished answers, best first."""
     _tops: dict[int, dict[int, float]] = field(default_factory=dict)
 
     @staticmethod
     def num_candidates(sampling: SamplingParams, ends: Collection[int]) -> int:
-        """Tokens that are looked at, over all beams: enough to go on with where each one's likeliest ones end it."""
+        """Number of candidate tokens per beam and over all beams. Enough to continue even if each beam's likeliest
+        tokens are stop tokens."""
         return max(2, 1 + len(ends)) * sampling.num_beams
 
     def take(self, member: Sequence, result: EntryResult) -> bool:
-        """Take a beam's likeliest next tokens with their log-probabilities. Returns whether all beams have theirs."""
+        """Store the likeliest next tokens of a beam. Returns whether every active beam has its own."""
         self._tops[self.members.index(member)] = result.logprobs[0].top
         return len(self._tops) == len(self.scores)
 
     def has_token(self, member: Sequence) -> bool:
-        """Whether this beam waits for the others."""
+        """Whether ``member`` has its next tokens and waits for the other beams."""
         return self.members.index(member) in self._tops
 
     def advance(self) -> FinishReason | None:
-        """Go on with the best beams. Returns why the search ends, if it does."""
+        """Continue with the best beams. Returns the finish reason once the search ends."""
         if self.forks.advance(self):
             return None
         first = self.members[0]
@@ -77,7 +78,8 @@ class BeamGroup:
         )
 
     def next_beams(self) -> list[Child]:
-        """The next beams, the best first; none when the search is over. Their scores are set by the caller."""
+        """Choose the next beams, best first, and finish candidates that end; empty when the search is over. The caller
+        updates ``scores``."""
         sampling, num_beams = self.sampling, self.sampling.num_beams
         every = (
             (self.scores[index] + logprob, index, token)
@@ -93,7 +95,7 @@ class BeamGroup:
         running: list[Child] = []
         for place, child in enumerate(candidates):
             if child.token in self.ends or length == self.max_tokens:
-                if place < num_beams:  # those behind are there to go on with
+                if place < num_beams:  # a finished candidate counts only among the best ``num_beams``
                     self._finish(child, length)
             elif len(running) < num_beams:
                 running.append(child)
@@ -107,7 +109,7 @@ class BeamGroup:
         del self.finished[self.sampling.num_beams :]
 
     def _may_improve(self, best_score: float, length: int) -> bool:
-        """Whether the best running beam could still come to a better answer than the worst there is."""
+        """Whether the best active beam could still beat the worst finished answer."""
         if len(self.finished) < self.sampling.num_beams:
             return True
         if self.sampling.early_stopping is True:
@@ -118,14 +120,14 @@ class BeamGroup:
 
 
 class BeamForks:
-    """Blocks and places in the queues of beams, as some go on in several children and others in none."""
+    """Forks KV blocks and queue slots for beams with several children, and releases those of beams without children."""
 
     def __init__(self, scheduler: Scheduler):
         self._tables, self._queues, self._withdraw = scheduler.tables, scheduler.queues, scheduler.withdraw
 
     def advance(self, group: BeamGroup) -> bool:
-        """Each beam goes on with its best child; its others take the place of beams without any, sharing its blocks. Returns
-        whether there are any children."""
+        """Continue each beam with its best child. Its other children replace beams without children, and share its
+        blocks. Returns whether there are any children."""
         children = group.next_beams()
         if not children:
             return False
@@ -148,7 +150,7 @@ class BeamForks:
         return True
 
     def _fork(self, parent: Sequence, member: Sequence, token: int) -> None:
-        """``member`` becomes what ``parent`` is, with another next token."""
+        """Make ``member`` a copy of ``parent`` with ``token`` appended."""
         member.token_ids = [*parent.token_ids, token]
         has_blocks = parent in self._queues.running  # it may have been preempted meanwhile
         shared = parent.cache.num_tokens if has_blocks and self._tables.can_share() else 0
@@ -160,10 +162,10 @@ class BeamForks:
 
 
 class BeamSearch:
-    """Beam searches of an engine's requests, see ``GroupMaker``.
+    """Makes beam groups for requests; implements ``GroupMaker``.
 
     Args:
-        vocab_size: ids that a token may have.
+        vocab_size: number of token ids.
     """
 
     def __init__(self, scheduler: Scheduler, options: SchedulerOptions, vocab_size: int):
@@ -176,7 +178,7 @@ class BeamSearch:
         ends: list[int],
         make_sequence: Callable[[int, TokenSampling], Sequence],
     ) -> BeamGroup:
-        """The beams of a request."""
+        """Make the beam group of a request."""
         tops = {"logprobs": BeamGroup.num_candidates(request.sampling, ends), "after_processors": True}
         beams = [
             make_sequence(number, msgspec.structs.replace(token_sampling(request, number, ends), **tops))
@@ -188,7 +190,7 @@ class BeamSearch:
 
     def check(self, request: Request, max_context: int) -> None:
         """Raises:
-        UserError: there is no room for so many beams of this length.
+        UserError: the beams exceed the sequence slots, the KV cache or the vocabulary.
         """
         sampling, tables = request.sampling, self._scheduler.tables
         if sampling.num_beams > self._options.max_num_seqs:

@@ -1,4 +1,4 @@
-"""BlockManager: reference counts of KV blocks, and the prefix cache of full blocks. The blocks' contents are the workers'."""
+"""BlockManager: reference counts of KV blocks, and the prefix cache of full blocks. Workers hold the contents."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hashlib import blake2b
 from labinfer.engine.eviction import LRU, Eviction
 
 DIGEST_BYTES = 16
-"""Among four thousand million blocks two have the same digest with probability 2**-65."""
+"""Size of a block's digest: among 2**32 blocks, two collide with probability 2**-65."""
 
 
 class BlockManager:
-    """A pool of equal blocks with reference counts. Full blocks can be found by the digest of their tokens.
+    """Pool of equal-sized blocks with reference counts. Full blocks can be looked up by the digest of their tokens.
 
     A block is free, in use (referenced by sequences) or evictable (cached, and referenced by none).
 
     Args:
         num_blocks: blocks on every rank.
         block_size: tokens in a block.
-        prefix_caching: whether blocks are found again at all.
+        prefix_caching: whether full blocks are registered and looked up.
         eviction: makes the object that chooses which evictable block is evicted next.
     """
 
@@ -30,7 +30,7 @@ class BlockManager:
     ):
         self.num_blocks, self.block_size = num_blocks, block_size
         self.prefix_caching = prefix_caching
-        # A stack: what was used last is used next, so that memory the run does not need is never touched.
+        # A stack: the block freed last is reused first, so that unneeded memory is never touched.
         self._free = list(reversed(range(num_blocks)))
         self._ref_counts: dict[int, int] = {}  # of the blocks in use
         self._eviction = eviction()
@@ -55,23 +55,23 @@ class BlockManager:
     # Tokens of a sequence, counted in blocks.
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold this many tokens."""
+        """Number of blocks that hold ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)
 
     def full_blocks(self, num_tokens: int) -> int:
-        """Blocks that this many tokens fill to the end."""
+        """Number of full blocks among the first ``num_tokens`` tokens."""
         return num_tokens // self.block_size
 
     def tokens_in(self, num_blocks: int) -> int:
-        """Tokens that this many blocks hold."""
+        """Capacity of ``num_blocks`` blocks, in tokens."""
         return num_blocks * self.block_size
 
     def partial_block(self, num_tokens: int) -> int | None:
-        """Index of the last block of this many tokens if they do not fill it; None if they fill all their blocks."""
+        """Index of the last block of ``num_tokens`` tokens if it is partially filled; None if it is full."""
         index, num_inside = divmod(num_tokens, self.block_size)
         return index if num_inside else None
 
-    # Which blocks are free, and who holds the others.
+    # Allocation and reference counts.
 
     def allocate(self, count: int) -> list[int] | None:
         """Allocate ``count`` blocks, evicting as many as needed. Returns None if fewer are free and evictable."""
@@ -95,7 +95,7 @@ class BlockManager:
         return [*cached, *self.allocate(count)]
 
     def fork(self, blocks: Iterable[int]) -> None:
-        """Add a reference to blocks in use, cached or not: a sequence goes on as two."""
+        """Add a reference to each of ``blocks``, which are in use: a sequence is forked."""
         for block in blocks:
             self._ref_counts[block] += 1
 
@@ -119,13 +119,13 @@ class BlockManager:
         if evictable:
             self._eviction.add(evictable)
 
-    # Finding blocks by what they hold.
+    # The prefix cache.
 
     def extend_chain(self, chain: list[bytes], token_ids: Sequence[int], salt: str, num_blocks: int) -> None:
         """Append digests until ``chain`` covers the first ``num_blocks`` full blocks of ``token_ids``.
 
-        The digest of a block is BLAKE2b (RFC 7693) over its parent's digest and its token ids, so that it stands for the
-        whole prefix; the first parent is that of the salt, so that requests with different salts share nothing.
+        The digest of a block is BLAKE2b (RFC 7693) over its parent's digest and its token ids, so it identifies the
+        whole prefix. The first parent is the digest of ``salt``: requests with different salts share no blocks.
         """
         size = self.block_size
         for index in range(len(chain), num_blocks):
@@ -133,20 +133,20 @@ class BlockManager:
             chain.append(_digest(parent + array("q", token_ids[index * size : (index + 1) * size]).tobytes()))
 
     def register(self, block: int, digest: bytes) -> None:
-        """The block is full with the tokens of this digest; if another one is too, that one stays the known one."""
+        """Add a full block to the prefix cache. If a block with this digest is cached already, that one stays."""
         if digest not in self._block_of:
             self._block_of[digest] = block
             self._digest_of[block] = digest
 
     def unregister(self, block: int) -> None:
-        """A block in use is about to hold other tokens."""
+        """Remove a block in use from the prefix cache, before its tokens are overwritten."""
         digest = self._digest_of.pop(block, None)
         if digest is not None:
             del self._block_of[digest]
             self._eviction.forget(block)
 
     def find(self, digests: Sequence[bytes]) -> list[int]:
-        """The known blocks of the longest prefix of this chain; to be shared by ``acquire``."""
+        """Look up the cached blocks of the longest prefix of ``digests``, for ``acquire``."""
         blocks = []
         for digest in digests:
             block = self._block_of.get(digest)
@@ -165,7 +165,7 @@ class BlockManager:
         return block
 
     def check_integrity(self) -> None:
-        """Assert that every block is free, evictable or in use, and only one of these; that digests lead to their blocks and back."""
+        """Assert that every block is in exactly one state (free, evictable or in use), and that both digest maps agree."""
         free, used = set(self._free), self._ref_counts.keys()
         assert len(free) == len(self._free), "a block is free twice"
         assert not free & used, "a block is in two states"
@@ -175,7 +175,7 @@ class BlockManager:
         assert not free & self._digest_of.keys(), "a free block can be found"
 
     def check_ref_counts(self, blocks: Iterable[int]) -> None:
-        """Assert that the blocks in use are ``blocks``, where each is named once for every reference."""
+        """Assert the reference counts: ``blocks`` lists each block in use once per reference."""
         assert Counter(blocks) == self._ref_counts, "reference counts disagree"
 
 

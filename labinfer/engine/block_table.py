@@ -1,4 +1,4 @@
-"""``BlockTable``: a sequence's blocks of one group of layers; ``SequenceCache``: all that it has in the cache."""
+"""``BlockTable``: a sequence's blocks in a group of layers; ``SequenceCache``: its block tables, state slots and digests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from labinfer.engine.block_manager import BlockManager
 
 
 class BlockGroup(NamedTuple):
-    """Pools of blocks for layers that hold the same tokens, and the kinds of moves in and between these pools."""
+    """Device and host pool of the layers that keep the same tokens (such as all sliding-window layers), and their move kinds."""
 
     blocks: BlockManager
     """The pool that attention reads."""
     host: BlockManager
-    """The pool in host memory that sequences are swapped out to."""
+    """Host-memory pool for swapped-out sequences."""
     copy: MoveKind = "copy"
     swap_out: MoveKind = "swap_out"
     swap_in: MoveKind = "swap_in"
@@ -27,25 +27,25 @@ class BlockTable:
 
     blocks: list[int] = field(default_factory=list)
     num_freed: int = 0
-    """Number of ``blocks``, the first ones, that are not the sequence's any more: nothing reads them."""
+    """Number of leading ``blocks`` that were freed (out of the window). Attention does not read these entries."""
     num_known: int = 0
-    """Number of ``blocks`` that the workers know."""
+    """Number of leading ``blocks`` that plans have sent to the workers."""
     host_blocks: list[int] = field(default_factory=list)
-    """Blocks of the host pool, while the sequence is swapped out."""
+    """Blocks in the host pool, while the sequence is swapped out."""
 
     @property
     def in_use(self) -> list[int]:
-        """Blocks that the sequence holds."""
+        """Blocks that the sequence references."""
         return self.blocks[self.num_freed :] if self.num_freed else self.blocks
 
     def num_missing(self, pool: BlockManager, num_tokens: int, count: int) -> int:
-        """Blocks to be allocated before ``count`` tokens are written behind the first ``num_tokens``: new ones, and one for a copy
-        of the last one if it has begun and is shared."""
+        """Number of blocks to allocate before ``count`` tokens are written after the first ``num_tokens``. Includes one
+        for copy-on-write if the last block is partial and shared."""
         missing, partial = pool.blocks_for(num_tokens + count) - len(self.blocks), pool.partial_block(num_tokens)
         return max(0, missing) + (partial is not None and pool.is_shared(self.blocks[partial]))
 
     def reserve(self, pool: BlockManager, num_tokens: int, num_missing: int) -> tuple[int, int] | None:
-        """Allocate what ``num_missing`` has counted, which must be free; returns a block to copy and its copy, if one is shared."""
+        """Allocate ``num_missing`` blocks, which must be free. Returns the source and destination of a copy-on-write, if one is needed."""
         partial = pool.partial_block(num_tokens)
         copied = partial is not None and num_missing > 0 and pool.is_shared(self.blocks[partial])
         if partial is not None and not copied:
@@ -61,29 +61,31 @@ class BlockTable:
         return (source, self.blocks[partial]) if copied else None
 
     def truncate(self, pool: BlockManager, num_tokens: int) -> None:
-        """Free what is behind the first ``num_tokens`` tokens."""
+        """Free the blocks after the first ``num_tokens`` tokens."""
         kept = pool.blocks_for(num_tokens)
         pool.free(self.blocks[kept:])
         del self.blocks[kept:]
         self.num_known = min(self.num_known, kept)
 
     def release(self, group: BlockGroup) -> None:
-        """Free all blocks, in both pools."""
+        """Free all blocks, in the device and host pool."""
         group.blocks.free(self.in_use)
         group.host.free(self.host_blocks)
         self.blocks, self.host_blocks = [], []
         self.num_freed = self.num_known = 0
 
     def copies_for_shift(self, pool: BlockManager, begin: int, end: int, num_tokens: int) -> int:
-        """Blocks that must be free for ``shift`` beside those that it frees, with the same arguments."""
+        """Number of free blocks that ``shift`` needs with these arguments, net of the blocks that it frees."""
         first, last, filled = pool.full_blocks(begin), pool.full_blocks(end), pool.blocks_for(num_tokens)
         freed = sum(not pool.is_shared(block) for block in self.blocks[max(first, self.num_freed) : last])
         return sum(map(pool.is_shared, self.blocks[max(last, self.num_freed) : filled])) - freed
 
     def shift(self, pool: BlockManager, begin: int, end: int, num_tokens: int) -> tuple[list[int], list[int]]:
-        """Take the blocks of tokens at positions ``begin`` up to ``end`` out of those of ``num_tokens``.
+        """Remove the blocks of the tokens at positions ``begin`` to ``end`` (exclusive) from a table of ``num_tokens``
+        tokens.
 
-        Returns the blocks behind them, and as many in their places: the same, but for a copy of each that is shared.
+        Returns the blocks after ``end``, and their destinations: each block itself, or a new block for its copy if it
+        is shared.
         """
         first, last, filled = pool.full_blocks(begin), pool.full_blocks(end), pool.blocks_for(num_tokens)
         behind = max(last, self.num_freed)
@@ -105,32 +107,32 @@ class BlockTable:
 
 @dataclass(eq=False, kw_only=True)
 class SequenceCache(BlockTable):
-    """Places of the keys and values of one sequence. It is itself the table of the layers that see all tokens, and of all layers
-    where those with a window have no blocks of their own."""
+    """Block tables and cache bookkeeping of one sequence. The object itself is the table of the full-attention layers,
+    or of all layers if sliding-window layers have no separate blocks."""
 
     salt: str = ""
-    """Only sequences with the same salt find each other's blocks."""
+    """Only sequences with equal salts share cached blocks."""
     num_tokens: int = 0
-    """Tokens whose keys and values are there or on their way; also the position of the next one."""
+    """Tokens in the KV cache or scheduled to be written there; also the position of the next token."""
     num_dropped: int = 0
-    """Tokens that were shifted out of the context."""
+    """Tokens that context shifts have removed."""
     windowed: BlockTable = field(default_factory=BlockTable)
-    """Table of the windowed layers, where they have blocks of their own; see ``WindowedBlocks``."""
+    """Block table of the sliding-window layers, if they have separate blocks; see ``WindowedBlocks``."""
     keeps_windows: bool = False
-    """Whether no block of that table is freed before the sequence is done."""
+    """Whether ``windowed`` keeps all its blocks until the sequence ends."""
     digests: list[bytes] = field(default_factory=list)
-    """Digests of its first full blocks, as far as they were needed; see ``BlockManager.extend_chain``."""
+    """Digests of its leading full blocks, computed on demand; see ``BlockManager.extend_chain``."""
     num_registered: int = 0
-    """Blocks that others can find."""
+    """Number of leading blocks that are registered in the prefix cache."""
     state_slot: int | None = None
-    """Slot of its state, with layers that keep one; see ``state_slots.StateSlots``."""
+    """Slot of its recurrent state, if layers keep one; see ``state_slots.StateSlots``."""
     host_state_slot: int | None = None
     """Slot of its state in the host pool, while it is swapped out."""
     last_snapshot: int = 0
-    """Tokens before the last block end of those it was admitted with: a snapshot is taken there."""
+    """Length in tokens of the full blocks it was admitted with, its last token not counted. A snapshot of the state is taken there."""
     saved_slot: int | None = None
-    """Slot with a copy of its state, to which it can go back."""
+    """Slot with a saved copy of its state, to roll back to if drafted tokens are rejected."""
     num_saved: int = 0
-    """Tokens that are in that state."""
+    """Number of tokens in the saved state."""
     num_again: int = 0
-    """Tokens that it went back by and that are right: they are run again."""
+    """Number of valid tokens that a rollback to the saved state lost; they are run again."""

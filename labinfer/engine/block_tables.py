@@ -1,7 +1,7 @@
-"""Blocks of the keys and values of sequences: operations on sequences, over pools of blocks.
+"""BlockTables: admits, extends, forks, shifts, swaps and releases sequences over pools of KV blocks and states.
 
-The blocks live on the workers. What is to happen to their contents is noted as ``CacheMove`` and goes out with the next
-plan. Where there is no room an operation returns False and has changed nothing: whom to preempt is for the caller to say.
+Workers hold the contents. Copies and swaps are recorded as ``CacheMove`` and sent with the next plan. Without room an
+operation returns False and changes nothing; the caller decides what to preempt.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from labinfer.engine.windowed_blocks import WindowedBlocks
 
 
 class BlockTables:
-    """Shares, copies, cuts, shifts and swaps the blocks of sequences.
+    """Allocates, shares, truncates, shifts and swaps the blocks of sequences.
 
     Args:
         blocks: the pool that attention reads.
-        host: the pool in host memory that sequences are swapped out to.
-        states: slots for the states of sequences; None where no layer keeps any.
-        windows: the pools of the windowed layers; None where all layers hold the same tokens.
+        host: the host-memory pool for swapped-out sequences.
+        states: slots for recurrent states; None if no layer keeps any.
+        windows: pools of the sliding-window layers; None if all layers keep the same tokens.
     """
 
     def __init__(
@@ -38,12 +38,13 @@ class BlockTables:
         self._snapshots: list[tuple[int, bytes]] = []
 
     def _tables(self, cache: SequenceCache) -> Iterator[tuple[BlockGroup, BlockTable]]:
-        """The tables of a sequence with their groups."""
+        """Block tables of a sequence, each with its group of layers."""
         return zip(self._groups, (cache, cache.windowed), strict=False)
 
     def take_moves(self) -> list[CacheMove]:
-        """Moves noted since the last call, in order: the step that they are for is composed. Snapshots of what it leaves are noted
-        for the one after; what no token behind it sees is freed."""
+        """Return the moves recorded since the last call, in order; called once a step is composed. Also records
+        snapshots of that step's states as moves of the next step, and frees window blocks that no later token attends
+        to."""
         moves, self._moves = self._moves, []
         if self.windows is not None:
             self.windows.free_unseen()
@@ -56,34 +57,34 @@ class BlockTables:
 
     @property
     def free_fraction(self) -> float:
-        """Part of the KV blocks that is free, in the group that has the least."""
+        """Fraction of free or evictable blocks, in the group of layers where it is smallest."""
         return min(group.blocks.num_free / max(1, group.blocks.num_blocks) for group in self._groups)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no sequence holds anything, in any pool."""
+        """Whether no sequence holds a block or a slot in any pool."""
         pools = [pool for group in self._groups for pool in (group.blocks, group.host)]
         pools += [self.states.slots, self.states.host] if self.states else []
         return all(pool.num_free == pool.num_blocks for pool in pools)
 
     def has_room(self, cache: SequenceCache, num_tokens: int) -> bool:
-        """Whether ``admit`` finds room for so many tokens, also where it finds none of them."""
+        """Whether ``num_tokens`` tokens fit without any prefix-cache hit."""
         if not self.can_share() or self.blocks.blocks_for(num_tokens) > self.blocks.num_free:
             return False
         return self.windows is None or self.windows.has_room(cache, [], num_tokens)
 
     def admit(self, cache: SequenceCache, token_ids: Sequence[int], num_tokens: int, find: bool = True) -> bool:
-        """Blocks for its first ``num_tokens`` tokens. What other sequences have computed is shared, or, if it was swapped
-        out, that comes back; ``cache.num_tokens`` says how many tokens that makes.
+        """Allocate blocks for the first ``num_tokens`` tokens of a sequence. Shares cached blocks of other sequences,
+        or swaps the sequence in. ``cache.num_tokens`` is then the number of its tokens in the cache.
 
         Args:
-            find: whether to look for blocks of others.
+            find: whether to look up the prefix cache.
         """
         if not self.can_share():
             return False
         swapped, shared, digests = cache.host_blocks, [], []
-        num_findable = self.blocks.full_blocks(num_tokens - 1)  # one token is run
-        if find and not swapped:  # what is found may be written in this very step, too late for a move
+        num_findable = self.blocks.full_blocks(num_tokens - 1)  # the last token is always run, for its logits
+        if find and not swapped:  # a cached block may be written by this very step, after its moves
             digests = self._digests(cache, token_ids, num_findable)
             shared = self._find(cache, digests)
         if self.windows is not None and not self.windows.has_room(cache, digests[: len(shared)], num_tokens):
@@ -111,7 +112,8 @@ class BlockTables:
         return True
 
     def _find(self, cache: SequenceCache, digests: Sequence[bytes]) -> list[int]:
-        """The known blocks of the longest prefix of this chain behind which all layers can go on."""
+        """Cached blocks of the longest prefix of ``digests`` from which all layers can continue: it ends at a state
+        snapshot and has the blocks of the window, where layers need these."""
         shared, length = self.blocks.find(digests), None
         while length != len(shared):
             length = len(shared)
@@ -122,7 +124,7 @@ class BlockTables:
         return shared
 
     def reserve(self, cache: SequenceCache, count: int) -> bool:
-        """Room to write ``count`` more tokens: new blocks, and an own copy of the last one if it is shared."""
+        """Allocate blocks for ``count`` more tokens, with copy-on-write of a shared last block."""
         missing = cache.num_missing(self.blocks, cache.num_tokens, count)
         if missing and missing > self.blocks.num_free:
             return False
@@ -138,10 +140,11 @@ class BlockTables:
         return True
 
     def reuse_newly_cached(self, cache: SequenceCache, token_ids: Sequence[int], num_tokens: int) -> int:
-        """Share what others have computed since it was admitted; returns how many tokens need not be run.
+        """Share blocks that other sequences have cached since this one was admitted. Returns the number of tokens that
+        need not be run.
 
         Args:
-            num_tokens: tokens it has blocks for; the last one is always run.
+            num_tokens: number of its tokens that have blocks; the last one is always run.
         """
         first = self.blocks.full_blocks(cache.num_tokens)
         if self.states is not None or cache.num_dropped or first != cache.num_registered:
@@ -162,11 +165,12 @@ class BlockTables:
         return cache.num_tokens - num_before
 
     def advance(self, cache: SequenceCache, token_ids: Sequence[int], count: int) -> None:
-        """The next ``count`` tokens are written by the step that is being composed; others can find the full blocks.
+        """Count ``count`` more tokens as written by the step that is being composed, and register full blocks in the
+        prefix cache.
 
-        Tokens beyond ``token_ids`` are drafted: their blocks are not found before the tokens have been verified. The others
-        are at once: whoever finds them runs in this step or a later one, and every stage runs steps in order, in each layer
-        writing keys and values before it reads any.
+        Tokens beyond ``token_ids`` are drafted; their blocks are registered once the tokens are verified. All other
+        full blocks can be shared at once: a sequence that shares them runs in this step or a later one. Every stage
+        runs steps in order, and each layer writes keys and values before it reads any.
         """
         cache.num_tokens += count
         full = self.blocks.full_blocks(min(cache.num_tokens, len(token_ids)))
@@ -180,7 +184,7 @@ class BlockTables:
             self._snapshots.append((cache.state_slot, cache.digests[self.blocks.full_blocks(cache.num_tokens) - 1]))
 
     def chunk_limit(self, cache: SequenceCache) -> int | None:
-        """Tokens up to the next snapshot, where a chunk has to end; None for any number."""
+        """Number of tokens up to the next state snapshot, where a chunk must end; None for no limit."""
         if self.states is None or not self.blocks.prefix_caching:
             return None
         interval = self._interval
@@ -194,11 +198,11 @@ class BlockTables:
 
     @property
     def _interval(self) -> int:
-        """Tokens from one snapshot to the next, in whole blocks."""
+        """Tokens between two snapshots, rounded up to whole blocks."""
         return self.blocks.tokens_in(self.blocks.blocks_for(self.states.interval))
 
     def _take_state(self, cache: SequenceCache, digest: bytes | None) -> None:
-        """A slot for its state: what was swapped out, or the snapshot of ``digest``, or whatever is in it."""
+        """Allocate a state slot, and restore the swapped-out state or the snapshot of ``digest`` into it, if there is one."""
         taken = self.states.take(digest)
         assert taken is not None, "there is no slot"
         cache.state_slot, snapshot = taken
@@ -218,9 +222,10 @@ class BlockTables:
         cache.state_slot = cache.host_state_slot = None
 
     def share(self, source: SequenceCache, dest: SequenceCache, num_tokens: int) -> None:
-        """``dest``, which holds nothing, gets the first ``num_tokens`` tokens of ``source``; no block is copied yet.
+        """Let ``dest``, which is empty, share the blocks of the first ``num_tokens`` tokens of ``source``; no block is
+        copied yet.
 
-        With states all tokens or none, and ``can_share`` before.
+        If layers keep states, ``num_tokens`` is 0 or all tokens of ``source``, and ``can_share`` must be true.
         """
         assert not (dest.blocks or dest.host_blocks) and num_tokens <= self.blocks.tokens_in(len(source.blocks))
         if self.windows is not None and num_tokens:
@@ -241,11 +246,12 @@ class BlockTables:
         dest.keeps_windows, dest.last_snapshot = source.keeps_windows, source.last_snapshot
 
     def can_share(self) -> bool:
-        """Whether there is a slot for the state of another sequence, if it needs one."""
+        """Whether a state slot is free for another sequence; True if no layer keeps states."""
         return self.states is None or self.states.slots.num_free > 0
 
     def truncate(self, cache: SequenceCache, num_tokens: int) -> None:
-        """Only the first ``num_tokens`` tokens stay; with states those that are in the saved one, and the others are run again."""
+        """Keep only the first ``num_tokens`` tokens. With states, roll back to the saved state; ``cache.num_again``
+        tokens must be run again."""
         assert num_tokens <= cache.num_tokens and not cache.host_blocks
         if self.states is not None:
             assert cache.saved_slot is not None and cache.num_saved <= num_tokens, "a state cannot go back"
@@ -255,11 +261,12 @@ class BlockTables:
         full = self.blocks.full_blocks(num_tokens)
         for group, table in self._tables(cache):
             table.truncate(group.blocks, num_tokens)
-        del cache.digests[full:]  # what comes next may be other tokens
+        del cache.digests[full:]  # the next tokens may differ
         cache.num_tokens, cache.num_registered = num_tokens, min(cache.num_registered, full)
 
     def draft_limit(self, cache: SequenceCache) -> int | None:
-        """Tokens that may be drafted behind those that are to be run: none that a snapshot would hold; None for any number."""
+        """Maximum number of drafted tokens after the scheduled ones, so that no snapshot contains any; None for no
+        limit, 0 without a slot to save the state."""
         if self.states is None:
             return None
         if not self.states.slots.num_free or self._is_snapshot(cache):
@@ -268,7 +275,7 @@ class BlockTables:
         return None if limit is None else limit - 1
 
     def save_state(self, cache: SequenceCache, num_tokens: int) -> None:
-        """Before a step that runs drafted tokens: keep the state, which has ``num_tokens`` tokens in it, to go back to."""
+        """Save the state, which covers ``num_tokens`` tokens, before a step that runs drafted tokens."""
         if self.states is None:
             return
         [cache.saved_slot] = self.states.slots.allocate(1)
@@ -276,31 +283,32 @@ class BlockTables:
         self._moves.append(CacheMove("copy_state", [cache.state_slot], [cache.saved_slot]))
 
     def drop_saved(self, cache: SequenceCache) -> None:
-        """Free the copy of its state, if there is one."""
+        """Free the saved copy of its state, if there is one."""
         if cache.saved_slot is not None:
             self.states.slots.free([cache.saved_slot])
             cache.saved_slot = None
 
     def release(self, cache: SequenceCache) -> None:
-        """Free all blocks of a sequence, in all pools; the digests of its tokens stay."""
+        """Free all blocks and slots of a sequence, in all pools; its digests stay."""
         for group, table in self._tables(cache):
             table.release(group)
         self._free_state(cache)
         cache.num_tokens = cache.num_dropped = cache.num_registered = cache.num_again = 0
 
     def keep(self, kept: Collection[SequenceCache], among: Iterable[SequenceCache]) -> None:
-        """Release all others."""
+        """Release each cache of ``among`` that is not in ``kept``."""
         for cache in among:
             if cache not in kept:
                 self.release(cache)
 
     def reserve_for_shift(self, cache: SequenceCache, num_behind: int) -> None:
-        """Prepare a sequence for shifts that leave ``num_behind`` tokens behind those taken out. If a window reaches further back than
-        these, blocks of the tokens in front are kept."""
+        """Prepare a sequence for context shifts that keep ``num_behind`` tokens after the removed ones. If a window is
+        longer than that, none of its window blocks are freed."""
         cache.keeps_windows = self.windows is not None and not self.windows.fits_in(num_behind)
 
     def shift(self, cache: SequenceCache, begin: int, end: int) -> bool:
-        """Take the tokens at positions ``begin`` up to ``end`` out; those after them move down, their keys rotated.
+        """Remove the tokens at positions ``begin`` to ``end`` (exclusive). Later tokens move down, and their keys are
+        re-rotated.
 
         Args:
             begin, end: multiples of the block size.
@@ -327,7 +335,7 @@ class BlockTables:
         return True
 
     def swap_out(self, cache: SequenceCache) -> bool:
-        """Move the blocks of a sequence, and its state if it has one, to the host pools."""
+        """Swap the blocks of a sequence, and its state if it has one, out to the host pools."""
         used = self.blocks.blocks_for(cache.num_tokens)
         if self.states is not None and not self.states.host.num_free:
             return False
@@ -349,7 +357,7 @@ class BlockTables:
         return True
 
     def check_integrity(self, caches: Iterable[SequenceCache]) -> None:
-        """Assert that every block in use is held by these sequences, by as many as its count says."""
+        """Assert that the blocks in use are exactly those of ``caches``, with matching reference counts."""
         caches = list(caches)
         pools = []
         for number, group in enumerate(self._groups):
@@ -366,7 +374,7 @@ class BlockTables:
             pool.check_ref_counts(block for table in tables for block in table)
 
     def _copy(self, kind: MoveKind, source: int, dest: int) -> None:
-        """Note the copy of a block, together with those before it where the order does not matter."""
+        """Record the copy of a block; merge it into the last move if their order does not matter."""
         last = self._moves[-1] if self._moves else None
         if (
             last
@@ -380,7 +388,7 @@ class BlockTables:
             self._moves.append(CacheMove(kind, [source], [dest]))
 
     def _digests(self, cache: SequenceCache, token_ids: Sequence[int], num_blocks: int) -> list[bytes]:
-        """Digests of its first full blocks; none where nothing is to be found."""
+        """Digests of the first ``num_blocks`` full blocks; empty without prefix caching."""
         if not self.blocks.prefix_caching:
             return []
         self.blocks.extend_chain(cache.digests, token_ids, cache.salt, num_blocks)

@@ -1,4 +1,4 @@
-"""Capacity of a rank's cache: how many KV blocks and slots for states so many bytes hold. Ranks and simulations count alike."""
+"""Cache capacity: number of KV blocks and state slots that fit in a rank's memory; ranks and the simulator use it."""
 
 from __future__ import annotations
 
@@ -7,52 +7,51 @@ from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 STATES_EACH = 2
-"""Slots for each sequence that may run at once: its own, and one for snapshots that are shared."""
+"""State slots per running sequence: one for its own state, and one for a shared snapshot."""
 STATE_FRACTION = 0.5
-"""Part of the cache's memory that states may take at most."""
+"""Maximum fraction of the cache memory for states."""
 WINDOWS_EACH = 2
-"""Windows for each sequence that may run at once: its own, and one whose tokens others may go on from."""
+"""Windows of blocks per running sequence: its own, and one that stays cached for other sequences."""
 BLOCKS_TO_WINDOW_BLOCK = 4
-"""Blocks of the layers that see all tokens to one of those with a window, where memory is short: with sequences of four windows
-both are used up together."""
+"""Full-attention blocks per window block, if memory is short. Sequences of four window lengths exhaust both pools together."""
 DRAFT_STATE_SHARE = 0.2
-"""Part of the memory for caches that states of a draft model may have room in; they take at most half of it."""
+"""Fraction of the cache memory considered for a draft model's states; they take at most ``STATE_FRACTION`` of it."""
 
 Summed = TypeVar("Summed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowNeeds:
-    """Blocks of windowed layers that are of use."""
+    """Number of window blocks (KV blocks of sliding-window layers) that are needed, and that are useful."""
 
     window: int
-    """Tokens that a token sees at most."""
+    """Window size in tokens."""
     least: int
-    """Without these a sequence may not be able to go on."""
+    """Minimum number of blocks for a sequence to advance."""
     useful: int
-    """Blocks that all sequences need, and again as many in which tokens of others are found."""
+    """Upper limit: the blocks of all running sequences, and as many again for cached tokens of others."""
 
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """A sliding window of attention, and the KV blocks that sequences need in the layers that have it."""
+    """Sliding-window attention: the window size, and the KV blocks that a sequence needs in such layers."""
 
     num_tokens: int
-    """Tokens that a token sees, itself included; 0 for a model without windows."""
+    """Window size in tokens, the query's own token included; 0 for a model without windows."""
     block_size: int
 
     @property
     def blocks_between_steps(self) -> int:
-        """Blocks that a sequence holds between two steps: those of the tokens before the next one that it sees."""
+        """Maximum number of blocks that a sequence holds between two steps, for the tokens that its next token attends to."""
         return self._spanned_blocks(max(1, self.num_tokens - 1))
 
     def least_blocks(self, chunk: int, kept: int | None = None) -> int:
-        """Blocks without which a sequence may not be able to go on.
+        """Minimum number of blocks for a sequence to advance.
 
         Args:
-            chunk: tokens of a sequence in a step, at most.
-            kept: tokens that a context shift keeps; None without any. A context so short that half of it is in the window keeps
-                all its blocks.
+            chunk: maximum number of tokens of a sequence in a step.
+            kept: tokens that a context shift keeps; None without context shifts. If half of the context fits in the
+                window, all its blocks are kept.
         """
         between_steps = self.blocks_between_steps
         if kept is not None:
@@ -69,7 +68,8 @@ class SlidingWindow:
         max_model_len: int,
         kept: int | None,
     ) -> WindowNeeds | None:
-        """The needs of a model with this window; None if the window saves no blocks: a sequence needs as many as without it.
+        """Window blocks needed for this window; None if it saves no blocks, as a sequence needs as many as with full
+        attention.
 
         Args:
             kept: see ``least_blocks``.
@@ -83,7 +83,7 @@ class SlidingWindow:
         return WindowNeeds(window=self.num_tokens, least=least, useful=max(least, useful))
 
     def _spanned_blocks(self, num_tokens: int) -> int:
-        """Blocks that ``num_tokens`` in a row (at least one) are in at most, wherever the first one is in its block."""
+        """Maximum number of blocks that ``num_tokens`` consecutive tokens (at least one) span, at any alignment."""
         return (num_tokens + self.block_size - 2) // self.block_size + 1
 
 
@@ -93,59 +93,59 @@ class BlockRoom:
 
     num_bytes: int
     block_bytes: int
-    """Bytes of a block of all layers that see all tokens."""
+    """Bytes of a block over all full-attention layers."""
     window_block_bytes: int = 0
-    """Bytes of a block of all layers with a window."""
+    """Bytes of a window block over all sliding-window layers."""
 
     def blocks(self, num_window_blocks: int, useful: int) -> int:
-        """Blocks of the first kind beside so many of the second.
+        """Number of full-attention blocks that fit beside ``num_window_blocks`` window blocks.
 
         Args:
-            useful: more than this many can never be filled.
+            useful: upper limit; more blocks could never be filled.
         """
         left = self.num_bytes - num_window_blocks * self.window_block_bytes
         return max(0, min(useful, left // max(1, self.block_bytes)))
 
     def whole_blocks(self, useful: int) -> int:
-        """Blocks where all layers hold all tokens."""
+        """Number of blocks that fit if all layers keep all tokens, without separate window blocks."""
         return max(0, min(useful, self.num_bytes // max(1, self.block_bytes + self.window_block_bytes)))
 
     def window_blocks(self, needs: WindowNeeds) -> int:
-        """Blocks of windowed layers: all that are of use, or their share of what there is."""
+        """Number of window blocks: ``needs.useful``, or their share of a short memory (at least ``needs.least``)."""
         share = self.num_bytes // max(1, BLOCKS_TO_WINDOW_BLOCK * self.block_bytes + self.window_block_bytes)
         return min(needs.useful, max(needs.least, share))
 
 
 def sum_fields(kind: type[Summed], items: Iterable[Summed]) -> Summed:
-    """A dataclass whose fields are the sums of those of ``items``."""
+    """Sum dataclasses of one ``kind`` field by field."""
     items = list(items)
     return kind(**{f.name: sum(getattr(item, f.name) for item in items) for f in fields(kind)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheRoom:
-    """Memory for a cache, and what a block and a sequence take of it: of a rank, or the sums of ranks that share a memory."""
+    """Cache memory of a rank, with the bytes of a block and of a sequence's state; or the sums over ranks that share a memory."""
 
     num_bytes: int
-    """For blocks and states; negative where weights alone are too large."""
+    """Bytes for blocks and states; negative if the weights alone exceed the memory."""
     block_bytes: int
-    """Bytes of a block of all layers that see all tokens."""
+    """Bytes of a block over all full-attention layers."""
     window_block_bytes: int = 0
-    """Bytes of a block of all layers with a window."""
+    """Bytes of a window block over all sliding-window layers."""
     state_bytes: int = 0
     """Bytes of a sequence's state."""
 
     @classmethod
     def sum(cls, rooms: Iterable[CacheRoom]) -> CacheRoom:
-        """The room of ranks that share a memory."""
+        """Sum the memory of ranks that share it."""
         return sum_fields(cls, rooms)
 
     def num_states(self, max_num_seqs: int) -> int:
-        """Slots for states."""
+        """Number of state slots for ``max_num_seqs`` running sequences."""
         return states_that_fit(max(0, self.num_bytes), self.state_bytes, max_num_seqs)
 
     def for_blocks(self, max_num_seqs: int) -> BlockRoom:
-        """Room beside the states."""
+        """Memory that the states leave for KV blocks."""
         return BlockRoom(
             num_bytes=self.num_bytes - self.num_states(max_num_seqs) * self.state_bytes,
             block_bytes=self.block_bytes,
@@ -153,17 +153,19 @@ class CacheRoom:
         )
 
     def used_bytes(self, blocks: BlockCounts) -> int:
-        """Bytes that so many blocks take of it."""
+        """Bytes that ``blocks`` take."""
         num_windowed = blocks.num_window_blocks or blocks.num_blocks
         return blocks.num_blocks * self.block_bytes + num_windowed * self.window_block_bytes
 
 
 def pool_rooms(rooms: Sequence[CacheRoom], memories: Sequence[Hashable]) -> list[CacheRoom]:
-    """The room that each has together with all others in the same memory: how they share it out is left to them, as all have the
-    same number of blocks, and some take more for a block than others.
+    """Pool the memory of ranks that share it: each of them gets the sum.
+
+    The memory is not split among them beforehand, because all ranks have the same number of blocks but different bytes
+    per block.
 
     Args:
-        memories: name of the memory of each.
+        memories: identifier of each rank's memory.
     """
     sums = {
         name: CacheRoom.sum(room for room, own in zip(rooms, memories, strict=True) if own == name)
@@ -174,28 +176,28 @@ def pool_rooms(rooms: Sequence[CacheRoom], memories: Sequence[Hashable]) -> list
 
 @dataclass(frozen=True, kw_only=True)
 class BlockCounts:
-    """KV blocks of all ranks."""
+    """Number of KV blocks that fit on the ranks, and that every rank uses."""
 
     of_rank: tuple[int, ...]
-    """Blocks that each has room for."""
+    """Number of blocks that fit on each rank."""
     num_window_blocks: int = 0
-    """Blocks of windowed layers on each; 0 where they hold all tokens as the others do."""
+    """Window blocks on every rank; 0 if sliding-window layers keep all tokens."""
     whole: int
-    """Blocks that all would have room for if all layers held all tokens."""
+    """Blocks that would fit on every rank if all layers kept all tokens."""
 
     @property
     def num_blocks(self) -> int:
-        """The least of what each has room for."""
+        """Number of blocks on every rank: the minimum over ``of_rank``."""
         return min(self.of_rank)
 
     @property
     def gain(self) -> float:
-        """Tokens that fit, by those that would if all layers held all tokens."""
+        """Ratio of the tokens that fit to those that would fit if all layers kept all tokens."""
         return self.num_blocks / max(1, self.whole)
 
     def capped(self, planned: int) -> BlockCounts:
-        """The counts with no more than the blocks of a plan; 0 for no plan. Windowed layers need none of their own where all layers
-        have room for so many."""
+        """Limit the counts to ``planned`` blocks of a layout plan; 0 for no plan. Window blocks are dropped if
+        ``planned`` blocks fit without them."""
         if not planned or planned >= self.num_blocks:
             return self
         return replace(
@@ -206,11 +208,11 @@ class BlockCounts:
 
 
 def count_blocks(rooms: Sequence[BlockRoom], useful: int, needs: WindowNeeds | None, fixed: int = 0) -> BlockCounts:
-    """KV blocks of ranks, of which all have as many. Layers with a window have blocks of their own where more tokens fit then.
+    """Count the KV blocks of every rank. Sliding-window layers get separate window blocks if more tokens fit then.
 
     Args:
-        useful: more than this many can never be filled.
-        fixed: blocks that the user asks for; 0 for as many as there is room for.
+        useful: upper limit; more blocks could never be filled.
+        fixed: number of blocks that the user asks for; 0 for as many as fit.
     """
     whole = [fixed or room.whole_blocks(useful) for room in rooms]
     if needs is not None:
@@ -223,11 +225,12 @@ def count_blocks(rooms: Sequence[BlockRoom], useful: int, needs: WindowNeeds | N
 
 
 def states_that_fit(room: int, bytes_per_state: int, max_num_seqs: int, each: int = STATES_EACH) -> int:
-    """Slots for states in so many bytes, which KV blocks share; as many as are useful where a state takes nothing."""
+    """Number of state slots in a ``STATE_FRACTION`` of ``room`` bytes, at most ``each`` per sequence; all of these if a
+    state takes no bytes."""
     useful = each * max_num_seqs
     return min(useful, int(room * STATE_FRACTION) // bytes_per_state) if bytes_per_state else useful
 
 
 def draft_states_that_fit(room: int, bytes_per_state: int, max_num_seqs: int) -> int:
-    """Slots for states of a draft model in so many bytes; none where a state takes nothing."""
+    """Number of state slots of a draft model in ``room`` bytes of cache memory; 0 if a state takes no bytes."""
     return states_that_fit(int(room * DRAFT_STATE_SHARE), bytes_per_state, max_num_seqs) if bytes_per_state else 0

@@ -1,4 +1,4 @@
-"""Constraints on the tokens of an answer: which of a request's contradict each other, and how it is told."""
+"""Constraints on output tokens: rejects requests whose constraints contradict each other, and words the errors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from labinfer.base.sampling_params import sampling_parameters
 from labinfer.engine.request import Request
 
 THINKING_BUDGET = "thinking_budget"
-"""The logits processor that closes thoughts."""
+"""Logits processor that closes the reasoning after a number of tokens."""
 
 
 def check_constraints(request: Request, ends: Collection[int], vocab_size: int, mask: bytes = b"") -> None:
-    """Refuse constraints that leave no first token. Those that leave none later break the answer off, see ``no_token_left``.
+    """Reject constraints that allow no first token. Constraints that allow no later token abort the answer, see
+    ``no_token_left``.
 
     Args:
-        ends: token ids that end the answer.
-        mask: tokens that the request's form allows first, as ``Guide.mask`` has them; empty without a form.
+        ends: stop token ids.
+        mask: ``Guide.mask`` for the first token; empty without structured outputs.
 
     Raises:
         UserError: the text names the constraints.
@@ -49,7 +50,7 @@ def check_constraints(request: Request, ends: Collection[int], vocab_size: int, 
 
 
 def no_token_left(request: Request, num_output_tokens: int) -> str:
-    """Text of the error of an answer of ``num_output_tokens`` tokens behind which the request's constraints allow no token."""
+    """Error text for an answer aborted after ``num_output_tokens`` tokens, as the request's constraints allow no next token."""
     sampling = request.sampling
     parameters = [name for name in sampling.logits_processors if name in sampling_parameters()]
     given = {
@@ -66,7 +67,7 @@ def no_token_left(request: Request, num_output_tokens: int) -> str:
 
 
 def _bits(token_ids: Collection[int]) -> int:
-    """A set of token ids as the bits of a number."""
+    """Encode a set of token ids as a bit mask in an integer."""
     bits = bytearray(1 + max(token_ids, default=0) // 8)
     for token in token_ids:
         bits[token >> 3] |= 1 << (token & 7)

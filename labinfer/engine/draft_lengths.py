@@ -1,4 +1,4 @@
-"""DraftLengths: how many tokens to draft for each sequence, from measured acceptance and measured times of steps."""
+"""DraftLengths: how many tokens to draft for each sequence, from measured acceptance rates and step times."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from dataclasses import dataclass, field
 from labinfer.engine.sequence import Sequence
 
 PRIOR = 0.6
-"""Part of the drafted tokens that is taken to be right before any was verified."""
+"""Assumed acceptance rate before any drafted token is verified."""
 PLACES_WEIGHT = 4.0
-"""Drafted tokens of a sequence that count as much as what is known of their places."""
+"""Weight of a position's acceptance rate against the sequence's own rate, in drafted tokens."""
 KEPT = 0.98
-"""Weight of what a place was known for, at each token that is verified there: some 50 of them count."""
+"""Decay of a position's acceptance rate per verified token: about the last 50 count."""
 KEPT_OF_SEQUENCE = 0.9
-"""The same for each draft of a sequence."""
+"""Decay of a sequence's acceptance rate per verified draft."""
 PROBE_STEPS = 32
-"""Steps without a draft after which one sequence gets a short one, to see whether drafts have become better."""
+"""Steps without drafts after which one sequence gets a short probe draft, in case acceptance has improved."""
 MAX_PROBE_STEPS = 512
-"""The same where one short draft after the other was wrong: the steps are twice as many each time."""
+"""Upper bound of the probe interval, which doubles after each failed probe."""
 PROBE_TOKENS = 2
 MAX_DRAFTED = 64
-"""Tokens drafted in a step at most: more rows are never free, and looking for the best number costs time."""
+"""Maximum number of drafted tokens in a step: more rows always cost time, and so does the search for the best number."""
 HOPELESS = 0.02
-"""Chance of being right under which no token is drafted."""
+"""Acceptance probability below which no token is drafted."""
 
 LEAST_GAIN = 1.1
-"""Tokens a second that drafts have to promise, as a multiple of those without: times and chances are never quite as measured."""
+"""Minimum predicted speed-up of drafting (tokens per second, relative to no drafts): times and rates are inexact."""
 
 ShapeSeconds = Callable[[int, int], float]
-"""Seconds for a round of so many micro-batches, with so many more drafted tokens than are on their way."""
+"""``(num_micro_batches, num_drafted)`` → seconds of a round with ``num_drafted`` drafted tokens beyond those in flight."""
 StepSeconds = Callable[[int], float]
-"""Seconds until a step that runs so many rows has brought its tokens."""
+"""``rows`` → seconds until the result of a step with ``rows`` rows returns."""
 
 
 @dataclass
@@ -47,36 +47,37 @@ class DecayedRate:
         self.right, self.tried = self.right * kept + right, self.tried * kept + tried
 
     def estimate(self, prior: float, weight: float = 1.0) -> float:
-        """The rate, near ``prior`` as long as little is known.
+        """Acceptance rate; close to ``prior`` while there is little data.
 
         Args:
-            weight: tokens that count as much as the prior.
+            weight: weight of ``prior``, in tokens.
         """
         return (self.right + weight * prior) / (self.tried + weight)
 
 
 @dataclass(kw_only=True)
 class DraftLengths:
-    """Lengths that promise the most tokens a second.
+    """Chooses draft lengths that maximize the expected tokens per second.
 
-    A token is worth its chance to be right, which takes those before it to be right: chances of the places, measured over all
-    sequences, drawn towards what the sequence itself has shown. Tokens are added, the likeliest first, and as many are taken as
-    make the expected tokens of the step, over its seconds with the drafter's, the most. So nothing is drafted where rows cost
-    time, as with many sequences, or where the drafts are bad.
+    A drafted token counts with the probability that it and all tokens before it in its draft are accepted. The
+    probability combines the acceptance rate of its position, over all sequences, with that of its sequence. Tokens are
+    added in order of falling probability, up to the number that maximizes the expected tokens of the step over the
+    seconds of step and drafter. So nothing is drafted if rows are expensive, as with many sequences, or if acceptance
+    is low.
     """
 
     num_places: int
-    """Tokens of a draft at most."""
+    """Maximum draft length."""
     places: list[DecayedRate] = field(init=False)
-    """For each place of a draft, its tokens that were verified with all before them right."""
+    """Acceptance rate of each draft position, given that all tokens before it were accepted."""
     _sequences: dict[Sequence, DecayedRate] = field(default_factory=dict)
     _steps_without: int = 0
     _probe_steps: int = PROBE_STEPS
     _num_probes: int = 0
     _probed: Sequence | None = None
-    _draft_seconds: float = 0.0  # of a token in the longest draft of a step
+    _draft_seconds: float = 0.0  # drafter's time for a step, per token of its longest draft
     _declined: tuple[frozenset[Sequence], int, int] | None = None
-    """A step for which no draft was worth it: for its like none is until something has been learnt."""
+    """Arguments of the last ``choose`` that found no draft worthwhile; skipped until there are new measurements."""
 
     def __post_init__(self) -> None:
         self.places = [DecayedRate() for _ in range(self.num_places)]
@@ -84,11 +85,11 @@ class DraftLengths:
     def choose(
         self, limits: dict[Sequence, int], num_others: int, seconds: StepSeconds, num_micro_batches: int = 1
     ) -> dict[Sequence, int]:
-        """Lengths of the sequences that are to have a draft, at most those of ``limits``.
+        """Choose the draft length of each sequence, at most that of ``limits``. Sequences without a draft are left out.
 
         Args:
-            num_others: rows of the step beside one for each of these sequences.
-            num_micro_batches: steps whose drafts are made while ``seconds`` pass.
+            num_others: rows of the step beside one for each sequence of ``limits``.
+            num_micro_batches: number of steps that the drafter drafts for within ``seconds``.
         """
         asked = frozenset(limits), num_others, num_micro_batches
         chosen = {} if asked == self._declined else self._best(limits, num_others, seconds, num_micro_batches)
@@ -101,10 +102,10 @@ class DraftLengths:
             return {}
         self._steps_without = 0
         self._declined = None
-        self._draft_seconds *= KEPT  # a drafter that was too slow is measured again some day
+        self._draft_seconds *= KEPT  # so that a drafter that was too slow is measured again eventually
         self._probed = list(limits)[
             self._num_probes % len(limits)
-        ]  # in turn: one may never have a draft to be verified
+        ]  # round-robin: some sequences never have a draft to verify
         self._num_probes += 1
         return {self._probed: min(PROBE_TOKENS, limits[self._probed])}
 
@@ -128,19 +129,20 @@ class DraftLengths:
         drafting_step_seconds: ShapeSeconds,
         count: int,
     ) -> dict[Sequence, int]:
-        """Lengths of chunks of drafted tokens alone, behind the chunks that are on their way.
+        """Choose lengths of further draft chunks, behind the chunks that are in flight.
 
-        They come to something if all that is on its way is right. A round brings the tokens that are expected of these chunks, too.
-        On the rank that drafts, drafts and steps take turns, so that a round lasts at least as long as all of both.
+        A further chunk counts only if all tokens in flight before it are accepted. The expected tokens of a round
+        include those of the chunks in flight. The rank that drafts alternates between drafting and its steps, so a
+        round takes at least the sum of both.
 
         Args:
-            limits: sequences that may have one, and its longest.
-            others: sequences whose tokens are on their way, too.
-            seconds: of the whole round.
-            drafting_step_seconds: of one of its steps on the rank that drafts.
-            count: micro-batches on their way.
+            limits: maximum length of a chunk for each sequence that may get one.
+            others: other sequences with tokens in flight.
+            seconds: seconds of the whole round.
+            drafting_step_seconds: seconds of one of its steps on the rank that drafts.
+            count: number of micro-batches in flight.
         """
-        # Tokens of the drafts on their way, each of which is taken to be as long as the longest: the drafter runs once for each.
+        # Length of each draft in flight, assumed to be that of the longest: the drafter runs once per token of it.
         longest_before = 1 + max((max(s.draft_positions, default=-1) for s in [*limits, *others]), default=-1)
         chances, expected = {}, 0.0
         for sequence in [*limits, *others]:
@@ -157,7 +159,7 @@ class DraftLengths:
         )
 
     def _expect(self, sequence: Sequence) -> tuple[float, float]:
-        """The chance that all tokens of a sequence that are on their way are right, and how many tokens they bring."""
+        """Probability that all tokens in flight of a sequence are accepted, and the expected number of tokens that they yield."""
         rate, chance, expected = self._rate(sequence), 1.0, 1.0
         for place in sequence.draft_positions:
             chance *= rate.estimate(self.places[place].estimate(PRIOR), PLACES_WEIGHT)
@@ -172,14 +174,14 @@ class DraftLengths:
         seconds_without: float,
         seconds: Callable[[int, int], float],
     ) -> dict[Sequence, int]:
-        """Lengths with which a round brings the most tokens a second.
+        """Choose the draft lengths that maximize a round's expected tokens per second.
 
         Args:
-            chances: that all before a sequence's draft is right.
-            limits: sequences that may have a draft, and its longest.
-            expected: tokens that a round brings without.
-            seconds_without: of this round.
-            seconds: of one with so many drafted tokens, and so many of them in the longest draft.
+            chances: probability for each sequence that all tokens before its draft are accepted.
+            limits: maximum draft length for each sequence that may have a draft.
+            expected: expected tokens of the round without drafts.
+            seconds_without: seconds of the round without drafts.
+            seconds: seconds of the round with a number of drafted tokens and a longest draft.
         """
         priors = [place.estimate(PRIOR) for place in self.places]
         order = list(limits)
@@ -189,7 +191,7 @@ class DraftLengths:
         ]
         heapq.heapify(likeliest)
         best_rate = LEAST_GAIN * expected / seconds_without
-        taken: list[int] = []  # places in ``order``, as tokens were added
+        taken: list[int] = []  # indices into ``order``, one per added token
         num_best = longest = 0
         while likeliest and len(taken) < MAX_DRAFTED and -likeliest[0][0] >= HOPELESS:
             chance, index, place = heapq.heappop(likeliest)
@@ -214,12 +216,12 @@ class DraftLengths:
         return rate
 
     def add_draft_time(self, seconds: float, longest: int) -> None:
-        """Time that the drafter took for a step, for drafts of up to so many tokens."""
+        """Record the drafter's ``seconds`` for a step whose longest draft has ``longest`` tokens."""
         self._declined = None
         self._draft_seconds += (seconds / longest - self._draft_seconds) * (0.1 if self._draft_seconds else 1.0)
 
     def add_verified(self, sequence: Sequence, places: Series[int], num_right: int) -> None:
-        """Drafted tokens at these places in their drafts, of which the first ``num_right`` were right."""
+        """Record verified tokens at positions ``places`` of their drafts, of which the first ``num_right`` were accepted."""
         self._declined = None
         if num_right:
             self._probe_steps = PROBE_STEPS

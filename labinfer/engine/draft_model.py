@@ -1,4 +1,4 @@
-"""DraftModelProposer: tokens of a smaller model, drawn with the noise of the sequence that they are for."""
+"""DraftModelProposer: drafts of a smaller model, sampled with the random numbers of the sequence that they are for."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from labinfer.engine.sequence import Sequence
 
 
 class DraftModel(Protocol):
-    """A model that drafts, with KV blocks of its own."""
+    """Draft model with KV blocks of its own."""
 
     sizes: CacheSizes
-    """Sizes of its own caches."""
+    """Sizes of its KV cache and state slots."""
 
     def run(self, plan: BatchPlan) -> BatchResult:
         """Run a plan's tokens and sample."""
@@ -30,16 +30,16 @@ class DraftModel(Protocol):
 
 @dataclass(eq=False, kw_only=True)
 class DraftedSequence:
-    """A sequence as the draft model has it."""
+    """A sequence in the draft model's cache."""
 
     cache: SequenceCache
     tail: list[int] = field(default_factory=list)
-    """The last tokens in its cache: those that were drafted, by whomever."""
+    """Last tokens in the cache, which were unverified when they were run (drafted by this or another proposer)."""
     started: bool = False
-    """Whether the runner knows the sequence."""
+    """Whether the draft model's runner knows the sequence."""
 
     def num_right(self, token_ids: list[int]) -> int:
-        """Tokens in its cache that are the sequence's, at most all but the last one, which leads to the next."""
+        """Number of cached tokens that equal ``token_ids``. The last token is never counted: it is run to sample the next."""
         num_right = min(self.cache.num_tokens - len(self.tail), len(token_ids) - 1)
         for drafted, token in zip(self.tail, token_ids[num_right:-1], strict=False):
             if drafted != token:
@@ -50,7 +50,7 @@ class DraftedSequence:
 
 @dataclass(eq=False, kw_only=True)
 class Draft:
-    """The tokens that are being drafted for a sequence."""
+    """Draft of a sequence in progress."""
 
     sequence: Sequence
     drafted: DraftedSequence
@@ -58,10 +58,10 @@ class Draft:
     tokens: list[int] = field(default_factory=list)
     is_complete: bool = False
     num_accepted: int = 0
-    """Tokens that its guide has to be rolled back by."""
+    """Number of tokens that the guide has accepted, to be rolled back at the end."""
 
     def take(self, token: int, ends: frozenset[int]) -> None:
-        """Add what was sampled, as far as the answer can go on behind it."""
+        """Append a sampled token, or complete the draft if the answer ends with that token."""
         if token == NO_TOKEN:
             self.is_complete = True
             return
@@ -78,41 +78,42 @@ class Draft:
 
 
 class DraftModelProposer:
-    """Drafts with another model of the same vocabulary, all sequences in one batch for each drafted position.
+    """Drafts with another model of the same vocabulary, in one batched step over all sequences per drafted token.
 
-    A draft is what the engine would sample if the draft model were the model: by the same processors and mask, at the same
-    temperature, with the noise of the sequence's seed at that position. Where the two models predict alike, the same noise
-    makes them choose alike (Daliri, Musco & Suresh 2024, arXiv:2408.07978).
+    A token is drafted as the engine would sample it from the target model: with the request's logits processors, mask
+    and temperature, and the random numbers of its seed at that position. If both models predict similar distributions,
+    equal random numbers make them choose equal tokens (Daliri, Musco & Suresh 2024, arXiv:2408.07978).
 
-    The draft model has a KV cache of its own. Going back is a matter of positions there: tokens that proved wrong are
-    overwritten, and those that it has not seen are run in one chunk, together with the one that leads to the next. A state
-    goes back to where it was before the first drafted token.
+    The draft model has its own KV cache. Rejected tokens are overwritten there. Tokens that it has not seen are run in
+    one chunk, with the last token, from which the first drafted one is sampled. A recurrent state is rolled back to
+    before the first drafted token.
 
     Args:
-        model: nothing is drafted beyond its context.
-        tables: the pools of the draft model's own KV blocks and states.
-        max_tokens: tokens of one of its steps at most. Longer prompts take several, one at each ``propose``.
-        eos_token_ids: tokens that end an answer unless its request ignores them.
+        model: the draft model; no token is drafted beyond its context length.
+        tables: pools of the draft model's own KV blocks and states.
+        max_tokens: maximum number of tokens in one of its steps. Longer prompts take several steps, one per
+            ``propose``.
+        eos_token_ids: ids that end an answer unless its request ignores them.
     """
 
     def __init__(self, model: DraftModel, tables: BlockTables, max_tokens: int, eos_token_ids: Iterable[int]):
         self._model, self.tables = model, tables
         self._max_tokens, self._eos_token_ids = max_tokens, frozenset(eos_token_ids)
-        self._drafted: dict[int, DraftedSequence] = {}  # by sequence, the least recently used first
+        self._drafted: dict[int, DraftedSequence] = {}  # by ``seq_id``, least recently used first
         self._finished: list[int] = []
         self._next_step_id = 0
         self.counts: Counter[str] = Counter()
-        """Since the start: steps, evicted (sequences whose blocks went to others), crowded_out (times that a sequence found no
-        room, and nothing was drafted for it)."""
+        """Counters since the start: steps, evicted (sequences whose blocks were freed for others), crowded_out (drafts
+        skipped for lack of blocks or state slots)."""
 
     def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
-        """Tokens that may follow each sequence's, at most so many."""
+        """Draft at most ``limits[i]`` tokens for ``sequences[i]``."""
         drafts: dict[int, Draft] = {}
         asking = {sequence.seq_id for sequence in sequences}
         for sequence, limit in zip(sequences, limits, strict=True):
             limit = min(limit, self._model.sizes.max_model_len + 1 - len(sequence.token_ids))
             if sequence.num_unverified and self.tables.states is not None:
-                continue  # a state goes back to the last of the sequence's own tokens, and to no other
+                continue  # a state can be rolled back to the last verified token only
             if limit > 0 and (drafted := self._make_room(sequence, limit, asking)) is not None:
                 drafts[sequence.seq_id] = Draft(sequence=sequence, drafted=drafted, limit=limit)
         try:
@@ -132,7 +133,7 @@ class DraftModelProposer:
                 self._release(sequence.seq_id)
 
     def _make_room(self, sequence: Sequence, limit: int, asking: set[int]) -> DraftedSequence | None:
-        """The sequence with blocks for all its tokens and drafts; None where there is no room beside those that ask, too."""
+        """Allocate blocks for a sequence's tokens and its draft. Evicts sequences outside of ``asking``; returns None without room."""
         drafted = self._drafted.pop(sequence.seq_id, None) or DraftedSequence(
             cache=SequenceCache(salt=sequence.cache.salt)
         )
@@ -152,7 +153,7 @@ class DraftModelProposer:
                 self.counts["crowded_out"] += 1
                 return None
             self.counts["evicted"] += 1
-        drafted.tail = tokens[len(tokens) - sequence.num_unverified : cache.num_tokens]  # found in the cache, too
+        drafted.tail = tokens[len(tokens) - sequence.num_unverified : cache.num_tokens]  # prefix-cache hits included
         return drafted
 
     def _release(self, seq_id: int) -> None:
@@ -162,7 +163,7 @@ class DraftModelProposer:
             self._finished.append(seq_id)
 
     def _save_state(self, draft: Draft) -> bool:
-        """Keep the state that all of the sequence's tokens are in, before drafted ones are. Returns whether there is room."""
+        """Save the state after the sequence's own tokens, before drafted tokens change it. Returns whether a slot is free."""
         if self.tables.draft_limit(cache := draft.drafted.cache) == 0:
             self.counts["crowded_out"] += 1
             return False
@@ -170,7 +171,7 @@ class DraftModelProposer:
         return True
 
     def _catch_up(self, drafts: list[Draft]) -> list[Draft]:
-        """Run the tokens that the draft model has not seen; returns the drafts that go on."""
+        """Run the tokens that the draft model has not seen, up to ``max_tokens``. Returns the drafts to continue."""
         chunks, left = [], self._max_tokens
         for draft in drafts:
             missing = draft.sequence.token_ids[draft.drafted.cache.num_tokens :][:left]
@@ -180,7 +181,8 @@ class DraftModelProposer:
         return self._step(chunks) if chunks else []
 
     def _step(self, chunks: list[tuple[Draft, list[int]]]) -> list[Draft]:
-        """Run tokens, and sample the next ones of sequences that are complete with them; returns those that go on."""
+        """Run the tokens of ``chunks``, and sample the next token of each sequence that is complete with them. Returns
+        the drafts to continue."""
         starts, entries = [], []
         for draft, tokens in chunks:
             sequence, drafted = draft.sequence, draft.drafted
@@ -229,7 +231,7 @@ class DraftModelProposer:
 
 
 def _make_start(sequence: Sequence, cache: SequenceCache) -> SequenceStart:
-    """Tell the runner of a sequence: it is sampled from as the model samples from it, and nothing is measured."""
+    """Make the start entry of a sequence for the draft model: the request's sampling parameters, without logprobs."""
     sampling = msgspec.structs.replace(sequence.token_sampling, logprobs=None, prompt_logprobs=None)
     slot = NO_SLOT if cache.state_slot is None else cache.state_slot
     return SequenceStart(sequence.seq_id, sequence.token_ids[: cache.num_tokens], sampling, slot)

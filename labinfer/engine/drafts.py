@@ -1,4 +1,4 @@
-"""Drafts: drafted tokens in the micro-batches of a scheduler, and their acceptance."""
+"""Drafts: adds drafted tokens to a scheduler's micro-batches, and records their acceptance (speculative decoding)."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from labinfer.engine.speculation import Speculation
 logger = logging.getLogger(__name__)
 
 MIN_TIME_RATIO = 0.1
-"""Part of the time by a start that a round takes at least, however short those before it were."""
+"""Lower bound of a round's predicted time, as a fraction of the time measured at startup."""
 
 
 class Drafts(Speculation):
-    """Drafts of a proposer in the micro-batches of a scheduler.
+    """Adds a proposer's drafts to the micro-batches of a scheduler.
 
-    A proposer that fails is named in the log, and not called again.
+    A proposer that fails is logged and not called again.
 
     Args:
-        proposer: None drafts nothing.
-        max_tokens: of a draft.
-        max_chunk: tokens of a sequence in a step, drafted or not.
-        vocab_size: ids that a token may have.
-        clock: seconds that never go back.
-        draft_times: seconds of rounds with drafts; None where nothing was measured.
-        chooses_lengths: whether lengths are chosen by these times, where there are any; otherwise all drafts are as long as can be.
-        continuous: whether sequences whose tokens are on their way may be sent more drafted ones behind these.
+        proposer: drafts the tokens; None for no drafts.
+        max_tokens: maximum draft length.
+        max_chunk: maximum number of tokens of a sequence in a step, drafted ones included.
+        vocab_size: number of token ids.
+        clock: monotonic seconds.
+        draft_times: predicted seconds of rounds with drafts; None without measurements.
+        chooses_lengths: whether draft lengths are chosen by ``draft_times``, if given; otherwise each draft is as long
+            as possible.
+        continuous: whether sequences with tokens in flight may get further draft chunks.
     """
 
     def __init__(
@@ -60,21 +61,21 @@ class Drafts(Speculation):
         self._max_tokens, self._max_chunk = max_tokens, max_chunk
         self._clock = clock
         self._draft_time = self._drafting_step_time = None
-        if draft_times is not None:  # asked up to 64 times a step
+        if draft_times is not None:  # called up to 64 times per step
             self._draft_time = lru_cache(1 << 14)(draft_times.draft_time)
             self._drafting_step_time = lru_cache(1 << 14)(draft_times.drafting_step_time)
         self.continuous = continuous
-        # Counts: drafts (of a sequence in a step), continued (drafts behind others in flight), drafted (their tokens), accepted (tokens),
-        # both also by the token's position in its draft (accepted_0 for the first one), draft_seconds (time of the proposer),
-        # saved_seconds (time of the steps that accepted tokens made needless, less what all drafts cost), drafter_failures.
+        # Counts: drafts (one per sequence and step), continued (drafts behind others in flight), drafted and accepted (tokens, also
+        # by position in the draft, such as accepted_0), draft_seconds (time of the proposer), saved_seconds (time of the steps that
+        # accepted tokens saved, minus the cost of all drafts), drafter_failures.
         self._lengths = DraftLengths(num_places=max_tokens)
         self._chooses_lengths = chooses_lengths and draft_times is not None
-        self._asked_before: set[Sequence] = set()  # those that the proposer knows
-        self._token_seconds = 0.0  # of the last step with drafts, if it had had none
+        self._asked_before: set[Sequence] = set()  # sequences that the proposer knows
+        self._token_seconds = 0.0  # predicted for the last step with drafts, had it had none
         self._overheads = RoundOverheads(num_plain=2 if self._uses_mtp else 1)
-        self._last_result: float | None = None  # when a step came back; None where there was nothing to do since
-        self._seconds_since = 0.0  # of the proposer since then
-        self._is_plain = False  # whether the last round is to have no drafts
+        self._last_result: float | None = None  # time of the last step's result; None after idling
+        self._seconds_since = 0.0  # time of the proposer since the last result
+        self._is_plain = False  # whether the current round is a baseline without drafts
 
     def propose(
         self,
@@ -110,16 +111,16 @@ class Drafts(Speculation):
         eos_token_ids: frozenset[int],
         num_micro_batches: int,
     ) -> None:
-        """Add drafted tokens to decodes that were chosen.
+        """Add drafted tokens to the chosen decodes.
 
-        A draft takes free blocks only, nobody is preempted for it; and it stays in front of where the context is shifted,
-        which so happens between the same tokens as without drafts.
+        A draft uses free blocks only and preempts no sequence. It ends before the next context shift, so that shifts
+        occur between the same tokens as without drafts.
 
         Args:
-            chosen: tokens to run by sequence; counted up.
-            decodes: those of them that may.
-            room: tokens that the step has room for beside what was chosen.
-            num_micro_batches: so many like this one are in flight at once.
+            chosen: number of tokens to run by sequence; is increased.
+            decodes: sequences of ``chosen`` that may have a draft.
+            room: tokens left in the step's token budget.
+            num_micro_batches: number of micro-batches like this one in flight at once.
         """
         num_decodes = len(decodes)
         limits = {seq: limit for seq in decodes if (limit := self._limit(seq, room, self._max_chunk - chosen[seq])) > 0}
@@ -147,21 +148,22 @@ class Drafts(Speculation):
         eos_token_ids: frozenset[int],
         count: int,
     ) -> None:
-        """Choose drafted tokens alone, of sequences whose tokens are all on their way: what follows if these are right.
+        """Choose draft-only chunks for sequences whose tokens are all in flight, to run if all of these are accepted.
 
-        What proves stale of it takes nothing from anybody but the stages' time, which nobody else wants now. Layers with a state have one
-        chunk, as the copy to go back to is that of the oldest; and an MTP layer guesses behind sampled tokens only.
+        Discarded chunks cost only time of stages that would otherwise be idle. Models with recurrent states get no such
+        chunks, as only the state before the oldest chunk is saved. An MTP layer makes none either, as it drafts after
+        sampled tokens only.
 
         Args:
-            chosen: nothing yet.
-            on_their_way: these sequences.
-            num_sequences: of which so many may be chosen, those with the fewest chunks on their way.
-            room: tokens that the step has room for.
-            count: micro-batches on their way.
+            chosen: number of tokens to run by sequence; empty at the call.
+            on_their_way: sequences whose tokens are all in flight.
+            num_sequences: maximum number of sequences to choose, of those with the fewest chunks in flight.
+            room: tokens left in the step's token budget.
+            count: number of micro-batches in flight.
         """
         if self.proposer is None or not self.continuous or self._uses_mtp or self._tables.states is not None:
             return
-        if self._is_plain:  # it has nothing behind it either
+        if self._is_plain:  # a baseline round gets no draft chunks behind it either
             return
         limits = {
             sequence: limit
@@ -202,12 +204,12 @@ class Drafts(Speculation):
         room: int,
         eos_token_ids: frozenset[int],
     ) -> tuple[int, float]:
-        """Draft for sequences, and choose the tokens. Returns how many there are, and the proposer's seconds."""
+        """Call the proposer, and add its drafts to ``chosen``. Returns the number of drafted tokens, and the proposer's seconds."""
         begin = self._clock()
         proposals = self._propose(limits)
         draft_seconds = self._clock() - begin
         self._seconds_since += draft_seconds
-        if self._asked_before.issuperset(limits):  # others take longer the first time, for all that is before
+        if self._asked_before.issuperset(limits):  # the first draft of a sequence takes longer, for its prompt
             self._lengths.add_draft_time(draft_seconds, max(limits.values()))
         self._asked_before |= limits.keys()
         num_drafted = 0
@@ -226,12 +228,13 @@ class Drafts(Speculation):
         return num_drafted, draft_seconds
 
     def _plan_mtp(self, chosen: MutableMapping[Sequence, int], num_micro_batches: int) -> None:
-        """Have the MTP layer draft, where there is one, what follows the tokens that this step brings.
+        """Set the number of tokens that the MTP layer, if there is one, drafts after the tokens that this step samples.
 
-        It keeps keys and values of its own guesses but the last: for them blocks are taken, as far as there are free ones.
+        The layer caches keys and values of its drafted tokens except the last. Drafts are cut to the blocks that are
+        free for these.
 
         Args:
-            chosen: tokens to run by sequence.
+            chosen: number of tokens to run by sequence.
             num_micro_batches: see ``propose``.
         """
         if not self._uses_mtp:
@@ -247,11 +250,11 @@ class Drafts(Speculation):
 
     @property
     def _uses_mtp(self) -> bool:
-        """Whether drafts come with the tokens of the step before the one that verifies them."""
+        """Whether an MTP layer drafts: its drafts arrive with the samples of the step before the one that verifies them."""
         return getattr(self.proposer, "drafts_with_samples", False)
 
     def _limit_mtp(self, sequence: Sequence) -> int:
-        """Tokens that may be drafted for a sequence in the next step, if all of this one are right."""
+        """Maximum MTP draft length of a sequence, if all drafted tokens of this step are accepted."""
         if not sequence.may_draft:
             return 0
         num_output_tokens = sequence.num_output_tokens + len(sequence.draft) + 1
@@ -262,7 +265,7 @@ class Drafts(Speculation):
         )
 
     def _choose(self, limits: dict[Sequence, int], num_decodes: int, num_micro_batches: int) -> dict[Sequence, int]:
-        """Lengths of drafts in a step of so many decodes, where they are chosen; otherwise all are as long as can be."""
+        """Choose the draft lengths in a step of ``num_decodes`` decodes; returns ``limits`` if lengths are not chosen."""
         if not (limits and self._chooses_lengths):
             return limits
         in_round = num_micro_batches * num_decodes
@@ -277,13 +280,12 @@ class Drafts(Speculation):
         )
 
     def _round_seconds(self, num_micro_batches: int, num_decodes: int, num_drafted: int) -> float:
-        """Seconds of a round in which each micro-batch runs so many drafted tokens: by the times of a start, and by what rounds took
-        beyond these."""
+        """Predicted seconds of a round with ``num_drafted`` drafted tokens per micro-batch: startup measurements plus learned overhead."""
         seconds = self._draft_time(num_micro_batches, num_decodes, num_drafted)
         return max(MIN_TIME_RATIO * seconds, seconds + self._overheads.seconds(num_decodes, num_drafted))
 
     def record_round(self, plan: BatchPlan, sequences: list[Sequence], num_in_flight: int) -> None:
-        """Learn how long a round takes: the time since the step before came back, for each step in flight."""
+        """Learn the overhead of a round, whose time is the time since the previous result for each step in flight."""
         if not self._chooses_lengths or self.proposer is None:
             return
         now = self._clock()
@@ -291,23 +293,23 @@ class Drafts(Speculation):
         drafting, self._seconds_since = self._seconds_since, 0.0
         if begin is None or plan.num_decodes < len(plan.entries):
             return
-        if any(sequence.num_in_flight > 1 for sequence in sequences):  # chunks behind others make no rounds
+        if any(sequence.num_in_flight > 1 for sequence in sequences):  # draft-only chunks do not form rounds
             return
         num_drafted = plan.num_samples - len(plan.entries)
         if self._uses_mtp and bool(num_drafted) != any(entry.num_drafts for entry in plan.entries):
-            return  # the times of a start are those of rounds that verify drafts and make the next ones
+            return  # rounds measured at startup both verify drafts and make the next ones
         num_decodes = num_in_flight * len(plan.entries)
         seconds = num_in_flight * (now - begin - drafting)
         expected = self._draft_time(num_in_flight, num_decodes, num_drafted)
         self._overheads.add(num_decodes, num_drafted, seconds - expected)
 
     def on_idle(self) -> None:
-        """Forget when the last step came back: idle time is no round's."""
+        """Forget the time of the last result: idle time belongs to no round."""
         self._last_result = None
 
     def _take_blocks(self, sequence: Sequence, count: int, num_chosen: int) -> bool:
-        """Take room for ``count`` drafted tokens behind the ``num_chosen`` that are run without, and for a state to go back to.
-        Returns whether there is any."""
+        """Allocate blocks for ``count`` drafted tokens after the ``num_chosen`` scheduled ones, and save the state.
+        Returns whether there is room."""
         cache = sequence.cache
         if not count or self._tables.draft_limit(cache) == 0 or not self._tables.reserve(cache, count):
             return False
@@ -316,7 +318,7 @@ class Drafts(Speculation):
         return True
 
     def _limit(self, sequence: Sequence, *limits: int) -> int:
-        """Tokens that may be drafted for a sequence, not more than these limits; none if some are still to be sent."""
+        """Maximum draft length of a sequence, at most ``limits``; 0 if tokens of it are unscheduled."""
         if not sequence.may_draft or sequence.num_unscheduled:
             return 0
         limit = self._tables.draft_limit(sequence.cache)
@@ -329,7 +331,7 @@ class Drafts(Speculation):
         )
 
     def _propose(self, limits: dict[Sequence, int]) -> list[list[int]]:
-        """Drafts of the proposer; empty ones once it has failed."""
+        """Call the proposer; drafts are empty if it fails."""
         try:
             with ExitStack() as stack:
                 for sequence in limits:
@@ -343,7 +345,7 @@ class Drafts(Speculation):
                 if type(token) is not int or not 0 <= token < self._vocab_size:
                     raise ValueError(f"{token!r:.60} is no id of a vocabulary of {self._vocab_size}")
         except (PeerLost, WaitTimeout):
-            raise  # of a drafter on another rank: the group has lost it
+            raise  # the rank of a remote drafter is lost
         except Exception as error:  # noqa: BLE001 - it may be anybody's code, and no answer needs it
             self._switch_off(error)
             return [[] for _ in limits]
@@ -364,7 +366,7 @@ class Drafts(Speculation):
         self.proposer = None
 
     def record_verified(self, sequence: Sequence, positions: tuple[int, ...], num_accepted: int) -> None:
-        """Count accepted tokens; keep keys, values and states of these alone."""
+        """Count accepted tokens, and remove rejected ones from the KV cache and the state."""
         num_drafted = len(positions) - len(sequence.draft)
         if not num_drafted:
             return
