@@ -1,4 +1,4 @@
-"""EngineDriver: rank 0's loop over an engine. It knows token ids only; text is for its callers."""
+"""EngineDriver: rank 0's loop over an engine. It handles token ids only; its callers handle text."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from labinfer.engine.request import AnswerUpdate, FinishReason, Request
 from labinfer.engine.sequence import Sequence
 
 IDLE_SECONDS = 0.01
-"""Between looks at a source that has no request yet, while nothing runs."""
+"""Polling interval for new requests while the engine is idle."""
 
 Owner = Hashable
-"""Whatever a caller knows an open request by; no two open ones have equal owners."""
+"""A caller's key of an open request; unique among open requests."""
 StepOutputs = list[tuple[Owner, AnswerUpdate]]
 """The updates of one step, each with the owner of its request."""
 
@@ -24,14 +24,14 @@ class EngineDriver:
 
     Args:
         clock: sleeps while there is no request.
-        recorder: keeps where the time goes.
+        recorder: traces the engine's time.
     """
 
     def __init__(self, engine: LLMEngine, clock: Clock, recorder: Tracer):
         self.engine, self._clock, self._recorder = engine, clock, recorder
         self._sequences: dict[Owner, list[Sequence]] = {}
-        self._owners: dict[int, Owner] = {}  # by the ids of their sequences
-        self._overflow: tuple[Owner, Request] | None = None  # it found the queue full, and is next
+        self._owners: dict[int, Owner] = {}  # by ``seq_id``
+        self._overflow: tuple[Owner, Request] | None = None  # refused by a full queue, and retried next
 
     @property
     def has_work(self) -> bool:
@@ -50,29 +50,29 @@ class EngineDriver:
         """Queue a request; never blocks.
 
         Args:
-            admitted: it has been in a queue before, and is not to be refused where this one is full.
+            admitted: whether the request was queued before, so that a full queue does not refuse it.
 
         Raises:
-            QueueFull: too many are waiting; try again when some have been admitted.
-            UserError: it can never run.
+            QueueFull: the waiting queue is full; try again when requests have been admitted.
+            UserError: the request can never run.
         """
         sequences = self.engine.add_request(request, admitted)
         self._sequences[owner] = sequences
         self._owners |= {sequence.seq_id: owner for sequence in sequences}
 
     def abort(self, owner: Owner, index: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
-        """End a request, or one of its answers, at once; its blocks are free when this returns. Once it has ended, nothing
-        happens."""
+        """End a request, or its answer ``index``, at once and free its blocks. Does nothing if the request has ended."""
         for sequence in self._sequences.get(owner, ()):
             if index in (None, sequence.choice):
                 self.engine.abort(sequence, reason)
         self._forget_if_done(owner)
 
     def step(self, launches: bool = True) -> StepOutputs:
-        """Launch what may be launched, and wait for the oldest micro-batch; empty when none is in flight.
+        """Launch all micro-batches that may start, and wait for the oldest one. Returns an empty list if none is in
+        flight.
 
         Args:
-            launches: whether to launch any; without it this only takes in what is in flight.
+            launches: whether to launch any; False only collects the oldest result.
         """
         with self._recorder.slice("engine"):
             advanced = self.engine.step() if launches else self.engine.poll_result()
@@ -85,11 +85,11 @@ class EngineDriver:
     def run(
         self, source: Iterable[tuple[Owner, Request] | None], check: Callable[[], None] = lambda: None
     ) -> Iterator[StepOutputs]:
-        """Yield the outputs of each step until the source has ended and nothing runs any more.
+        """Yield the outputs of each step until ``source`` has ended and no request is open.
 
         Args:
-            source: requests with their owners, taken one by one as the engine has room to look at them; None where there
-                is none yet.
+            source: requests with their owners, taken one by one as the waiting queue has room; it yields None if there
+                is no request yet.
             check: called before every step; may raise ``Interrupted``.
         """
         requests, more = iter(source), True
@@ -105,13 +105,13 @@ class EngineDriver:
                 return
 
     def drain(self) -> None:
-        """Abort every request and take back what is in flight."""
+        """Abort every request, and wait for all micro-batches in flight."""
         self.engine.drain()
         self._sequences.clear()
         self._owners.clear()
 
     def _feed(self, requests: Iterator[tuple[Owner, Request] | None]) -> bool:
-        """Keep the waiting queue as long as what could run beside it, and no longer: a job may have millions of lines.
+        """Fill the waiting queue up to the number of sequences that may run at once; a job may have millions of lines.
 
         Returns whether the source may have more.
         """

@@ -18,13 +18,13 @@ class Eviction:
     """
 
     def add(self, blocks: Sequence[int]) -> None:
-        """Note that ``blocks`` are evictable from now on. Those of one sequence come last one first: a policy that keeps this order lets
-        a prefix outlive its continuation."""
+        """Note that ``blocks`` are evictable from now on. Blocks of one sequence come in reverse order: a policy that
+        keeps this order evicts a continuation before its prefix."""
         raise NotImplementedError
 
     def use(self, blocks: Sequence[int]) -> None:
-        """Note a cache hit: a sequence shares ``blocks``, which are not evictable from now on, if they were. A preempted sequence that finds
-        its own blocks again counts, too."""
+        """Note a cache hit: a sequence references ``blocks``, which are no longer evictable. Also called if a preempted
+        sequence reuses its own blocks."""
         raise NotImplementedError
 
     def evict(self) -> int:

@@ -1,4 +1,4 @@
-"""Executor: runs the engine's plans."""
+"""Executor: interface through which the engine runs plans on workers or in a simulator."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from labinfer.base.rank_stats import WorkerStats
 
 
 class Executor(Protocol):
-    """Runs plans in the order they are launched and gives their results back in the same order."""
+    """Runs plans in the order in which they are launched, and returns their results in that order."""
 
     def launch(self, plan: BatchPlan) -> None:
-        """Begin a micro-batch. May compute this rank's part of it, but does not wait for other stages."""
+        """Launch a micro-batch. May compute this rank's part of it, but does not wait for other stages."""
 
     def wait_result(self) -> BatchResult:
-        """The result of the oldest micro-batch that was launched and not yet returned."""
+        """Wait for the result of the oldest launched micro-batch that has not been returned."""
 
     def end_run(self, finished: list[int]) -> list[WorkerStats]:
-        """End a run: the workers forget ``finished`` and report, in rank order."""
+        """End a run: the workers forget the sequences ``finished``. Returns their statistics in rank order."""

@@ -1,4 +1,4 @@
-"""Guide: which tokens may come next in an answer that must have a form. The engine only asks; it knows no text."""
+"""Guide: the token mask of a structured output, advanced token by token. The engine knows neither grammar nor text."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from labinfer.base.structured_outputs import StructuredOutputs
 
 
 class Guide(Protocol):
-    """Follows one answer. What it says is a function of the answer's tokens."""
+    """Grammar matcher of one answer. Its state is a function of the answer's tokens alone."""
 
     mask: bytes
-    """Tokens that may come next: token i is allowed where bit ``i % 8`` of byte ``i // 8`` is set; bits beyond its end are 0.
-    Tokens that end an answer are allowed where it is complete. Empty: no token may come any more."""
+    """Bit mask of the allowed next tokens: token i is allowed if bit ``i % 8`` of byte ``i // 8`` is set; bits beyond
+    its end are 0. Stop tokens are allowed if the answer is complete. Empty: no further token is allowed."""
     error: str
-    """Why no token may come although the answer is not complete; empty otherwise."""
+    """Reason why an incomplete answer has no allowed token; empty otherwise."""
 
     def accept(self, token: int) -> None:
-        """Go on behind this token, one of the allowed."""
+        """Advance by ``token``, which the mask allows."""
         ...
 
     def rollback(self, num_tokens: int) -> None:
-        """Go back by so many tokens, an error that came with them included."""
+        """Undo the last ``num_tokens`` tokens, and an error that they caused."""
         ...
 
 
 class GuideMaker(Protocol):
-    """Makes guides for one checkpoint's tokens."""
+    """Makes guides for the vocabulary of one checkpoint."""
 
     def make(self, form: StructuredOutputs, before: str = "") -> Guide:
-        """A guide at the beginning of an answer, with at least one token allowed.
+        """Make a guide at the beginning of an answer, with at least one token allowed.
 
         Args:
             before: ``Request.before_form``.
 
         Raises:
-            UserError: the form cannot be followed; the text says why.
+            UserError: ``form`` is invalid or unsupported; the text says why.
         """
         ...
 
 
 def allows(mask: bytes, token: int) -> bool:
-    """Whether a mask has this token."""
+    """Whether ``mask`` allows ``token``."""
     return token >> 3 < len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)

@@ -1,4 +1,4 @@
-"""The engine: requests in, tokens out. It lives on rank 0 and knows token ids only."""
+"""LLMEngine: requests in, tokens out. Runs on rank 0 and handles token ids only."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ class EngineState(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLoad:
-    """An engine's present load."""
+    """Current load of an engine."""
 
     num_running: int
     num_waiting: int
     kv_usage: float
-    """Part of the KV blocks that is in use."""
+    """Fraction of the KV blocks that are in use."""
 
 
 class QueueFull(UserError):
-    """No room in the waiting queue now."""
+    """The waiting queue is full; retry later."""
 
 
 class GroupMaker(Protocol):
-    """Makes the groups of an engine's requests."""
+    """Makes the sequence groups of requests, such as beams."""
 
     def check(self, request: Request, max_context: int) -> None:
-        """Check a request whose sequences are a group.
+        """Check a request that needs a group.
 
         Raises:
             UserError: the group can never run.
@@ -65,11 +65,11 @@ class GroupMaker(Protocol):
         ends: list[int],
         make_sequence: Callable[[int, TokenSampling], Sequence],
     ) -> SequenceGroup:
-        """The group of a request.
+        """Make the group of a request.
 
         Args:
-            ends: tokens that end an answer.
-            make_sequence: makes the member with a number.
+            ends: stop token ids.
+            make_sequence: makes the member of a given index.
         """
 
 
@@ -81,10 +81,10 @@ class LLMEngine:
     Args:
         scheduler: composes micro-batches.
         executor: runs the plans.
-        options: the scheduler's.
-        recorder: keeps where the time goes.
-        groups: for beam searches.
-        guides: for answers that must have a form; None where there is no such request.
+        options: scheduler options.
+        recorder: traces the engine's time.
+        groups: makes the groups of beam searches.
+        guides: makes guides for structured outputs; None if no request has any.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class LLMEngine:
         self._no_generation, self._dynamic_rope_from = spec.no_generation, spec.dynamic_rope_from
         self._next_seq_id = 0
         self.last_batch: InFlight | None = None
-        """The one that came back last; None where there was none in flight."""
+        """Micro-batch of the last ``poll_result``; None if none was in flight."""
 
     @property
     def has_work(self) -> bool:
@@ -116,18 +116,18 @@ class LLMEngine:
 
     @property
     def wants_requests(self) -> bool:
-        """Whether fewer requests wait than could run beside each other."""
+        """Whether fewer than ``max_num_seqs`` sequences wait."""
         return len(self.scheduler.waiting) < self._options.max_num_seqs
 
     def add_request(self, request: Request, admitted: bool = False) -> list[Sequence]:
-        """Queue a request; never blocks. The tokens of its answers appear in these sequences as ``step`` is called.
+        """Queue a request; never blocks. Returns its sequences, to which ``step`` appends tokens.
 
         Args:
             admitted: see ``EngineDriver.add``.
 
         Raises:
-            QueueFull: too many are waiting; try again when some have been admitted.
-            UserError: the prompt is empty, too long, or holds an id outside the vocabulary.
+            QueueFull: the waiting queue is full; try again when requests have been admitted.
+            UserError: the request can never run, such as with an empty or too long prompt.
         """
         sampling = request.sampling
         self._check_choices(sampling)
@@ -165,7 +165,7 @@ class LLMEngine:
         )
 
     def _cache_salt(self, request: Request) -> str:
-        """The salt of a request's KV blocks, with the prompt's length where the blocks depend on it."""
+        """Salt of a request's KV blocks, with the prompt length if keys depend on it (dynamic RoPE)."""
         if not self._dynamic_rope_from:
             return request.cache_salt
         length = len(request.prompt_token_ids)
@@ -190,18 +190,18 @@ class LLMEngine:
         return guide
 
     def _context_size(self, request: Request) -> int:
-        """Tokens of a request's sequences that may be in the context at once."""
+        """Maximum number of tokens of a request's sequences in the context at once."""
         return min(self.max_model_len, request.sampling.max_context_len or self.max_model_len)
 
     def _max_tokens(self, request: Request) -> int:
-        """Tokens that an answer may have: the request's limit, cut to the context where that is not shifted."""
+        """Maximum number of output tokens: the request's limit, cut to the context unless contexts are shifted."""
         if self._options.context_shift:
             return request.sampling.max_tokens
         return min(request.sampling.max_tokens, self._context_size(request) - len(request.prompt_token_ids))
 
     def check_request(self, request: Request) -> None:
         """Raises:
-        UserError: it can never run.
+        UserError: the request can never run.
         """
         prompt_ids, sampling = request.prompt_token_ids, request.sampling
         if not prompt_ids:
@@ -280,11 +280,11 @@ class LLMEngine:
             raise UserError(f"{what} {low if low < 0 else high} is outside the vocabulary of {self._vocab_size} ids")
 
     def abort(self, sequence: Sequence, reason: FinishReason = FinishReason.ABORT) -> None:
-        """End a request at once; its blocks are free when this returns."""
+        """End a sequence (with all beams of its request) at once, and free its blocks."""
         self.scheduler.finish(sequence, reason)
 
     def step(self) -> list[Sequence]:
-        """Launch what may be launched, wait for the oldest micro-batch, return the sequences that got a token or vector."""
+        """Launch all micro-batches that may start, and wait for the oldest one. Returns the sequences that got a token or vector."""
         self.state = EngineState.SCHEDULING
         try:
             while (plan := self._schedule()) is not None:
@@ -301,7 +301,7 @@ class LLMEngine:
             return self.scheduler.schedule()
 
     def poll_result(self) -> list[Sequence]:
-        """Take in the oldest micro-batch in flight; empty when there is none."""
+        """Wait for the oldest micro-batch in flight and process its result. Returns the sequences that got a token or vector."""
         advanced, self.last_batch = [], None
         if self.scheduler.in_flight:
             self.state = EngineState.WAITING_WORKER
@@ -314,7 +314,7 @@ class LLMEngine:
         return advanced
 
     def load(self) -> EngineLoad:
-        """The present load."""
+        """Current load."""
         return EngineLoad(
             num_running=len(self.scheduler.running),
             num_waiting=len(self.scheduler.waiting),
@@ -322,14 +322,14 @@ class LLMEngine:
         )
 
     def drain(self) -> None:
-        """Abort every request and take back what is in flight."""
+        """Abort every request, and wait for all micro-batches in flight."""
         for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
             self.abort(sequence)
         while self.scheduler.in_flight:
             self.poll_result()
 
     def end_run(self) -> list[WorkerStats]:
-        """End a run whose requests are all done: the workers report what they did."""
+        """End a run whose requests are all done. Returns the workers' statistics."""
         assert not self.has_work, "a run is ended with requests running"
         assert self._tables.is_idle, "a finished run left blocks behind"
         return self._executor.end_run(self.scheduler.take_finished_ids())

@@ -1,4 +1,4 @@
-"""MicroBatchCount: how many are in flight at once, from measured step times."""
+"""MicroBatchCount: number of micro-batches in flight, chosen by measured step times."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from functools import cache
 from labinfer.base.rank_stats import StepTimes
 
 WORTH_IT = 0.95
-"""Another number than that of the stages must promise a round at least this much shorter: measured times scatter."""
+"""Maximum ratio of round times for which a count other than the number of stages is chosen: measurements are noisy."""
 
 
 class MicroBatchCount:
-    """The number of micro-batches with which a round, one token for every sequence, is shortest.
+    """Chooses the number of micro-batches that minimizes the time of a round (one token for every sequence).
 
-    With m micro-batches of n/m sequences a round takes as long as one of them needs through all stages and hops, and at
-    least as long as the slowest stage needs for all m. More micro-batches hide hops and other stages' work; but where a
-    step takes nearly as long for a few sequences as for many, the slowest stage pays for each. One stage has one: there is
-    nothing to hide, and a time that was measured too long would split its batches.
+    With m micro-batches of n/m sequences, a round takes as long as one micro-batch through all stages and links, and at
+    least as long as the slowest stage takes for all m. More micro-batches hide link latency and the work of other
+    stages. But if a step takes nearly as long for few sequences as for many, the slowest stage pays for each
+    micro-batch. A single stage always has one: it has nothing to hide, and an overestimated step time would split its
+    batches.
 
     Args:
-        times: None where nothing was measured: it is always as many as there are stages.
-        fixed: always this many, if not 0.
-        drafting_stage: the stage of the rank that drafts; None where that is a spare rank.
+        times: measured step times; None without measurements, which makes the count the number of stages.
+        fixed: fixed count; 0 to choose it.
+        drafting_stage: stage of the rank that drafts; None if that is a spare rank.
     """
 
     def __init__(self, num_stages: int, times: StepTimes | None = None, fixed: int = 0, drafting_stage: int | None = 0):
@@ -30,25 +31,25 @@ class MicroBatchCount:
         self._shortest = cache(self._find_shortest)
 
     def best(self, num_decoding: int, has_prompts: bool) -> int:
-        """Number of micro-batches for so many decoding sequences, with or without prompts beside them."""
+        """Number of micro-batches for ``num_decoding`` decoding sequences, with or without prompts beside them."""
         if self._fixed or self._times is None or num_decoding == 0 or self._num_stages == 1:
             return self._fixed or self._num_stages
         count = self._shortest(num_decoding)
-        # A prompt's chunks cost by their tokens and are one behind the other: every stage can have one.
+        # The time of a prompt's chunks is proportional to their tokens, and they can be pipelined: every stage can run one.
         return max(count, self._num_stages) if has_prompts else count
 
     def round_time(self, count: int, num_decoding: int) -> float:
-        """Seconds of a round."""
+        """Predicted seconds of a round of ``count`` micro-batches."""
         return self.draft_time(count, num_decoding, 0)
 
     def draft_time(self, count: int, num_decoding: int, num_drafted: float) -> float:
-        """Seconds of a round in which each of the micro-batches runs so many drafted tokens, too."""
+        """Predicted seconds of a round in which each micro-batch also runs ``num_drafted`` drafted tokens."""
         steps = [self._step_time(stage, count, num_decoding, num_drafted) for stage in range(self._num_stages)]
         through = sum(steps) + self._num_stages * self._times.hop
         return through if count == 1 else max(through, count * max(steps))
 
     def drafting_step_time(self, count: int, num_decoding: int, num_drafted: float) -> float:
-        """Seconds of one of this round's steps on the rank that drafts, which does so before the step; 0 on a spare rank."""
+        """Predicted seconds of a step of such a round on the rank that drafts, which drafts before its step; 0 on a spare rank."""
         if self._drafting_stage is None:
             return 0.0
         return self._step_time(self._drafting_stage, count, num_decoding, num_drafted)

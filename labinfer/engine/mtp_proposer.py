@@ -8,19 +8,19 @@ from labinfer.engine.spec import EngineSpec
 
 
 def make_proposer(options: SpeculativeOptions, spec: EngineSpec) -> MTPProposer:
-    """The proposer of the method ``mtp``."""
+    """Make the proposer of the method ``mtp``."""
     return MTPProposer()
 
 
 class MTPProposer:
-    """Hands on what the last stage drafted with each sequence's last token; ``Drafts.propose`` chooses how many tokens it drafts."""
+    """Returns the draft that the last stage sent with each sequence's last token. ``Drafts.propose`` chooses its length."""
 
     drafts_with_samples = True
-    """Drafts are made in the step before the one that verifies them."""
+    """Whether drafts are made in the step before the one that verifies them."""
 
     def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
-        """The first ``limits`` tokens of each sequence's draft."""
+        """The first ``limits[i]`` tokens of the draft of ``sequences[i]``."""
         return [list(sequence.mtp_draft[:limit]) for sequence, limit in zip(sequences, limits, strict=True)]
 
     def forget(self, sequences: list[Sequence]) -> None:
-        """Keeps nothing of sequences."""
+        """Do nothing: no state is kept."""

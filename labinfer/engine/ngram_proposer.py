@@ -7,11 +7,11 @@ from labinfer.engine.sequence import Sequence
 from labinfer.engine.spec import EngineSpec
 
 MAX_MATCHES = 16
-"""Earlier occurrences that are compared, the latest first."""
+"""Maximum number of earlier occurrences to compare, latest first."""
 
 
 def make_proposer(options: SpeculativeOptions, spec: EngineSpec) -> NgramProposer:
-    """The proposer of the method ``ngram``."""
+    """Make the proposer of the method ``ngram``."""
     return NgramProposer(options.prompt_lookup_min, options.prompt_lookup_max)
 
 
@@ -19,7 +19,7 @@ class NgramProposer:
     """Looks up the last tokens of a sequence in its earlier tokens, prompt and answer, and drafts what followed them there.
 
     Args:
-        least, most: length of the n-gram that is looked up; longer matches are preferred.
+        least, most: minimum and maximum length of the n-gram; longer matches are preferred.
     """
 
     def __init__(self, least: int, most: int):
@@ -42,9 +42,10 @@ class NgramProposer:
 
 
 class IndexedText:
-    """Tokens with an index of their n-grams of length ``least``: the end of the latest occurrence, and from each end the one before.
+    """Tokens with an index of their n-grams of length ``least``: the end of the latest occurrence, linked to the
+    earlier ones.
 
-    A token costs one entry of a dictionary and one of a list, once. A look-up costs at most ``MAX_MATCHES`` comparisons.
+    Each token adds one dictionary entry and one list entry. A look-up takes at most ``MAX_MATCHES`` comparisons.
     """
 
     def __init__(self, least: int, most: int):
@@ -54,9 +55,9 @@ class IndexedText:
         self._before: list[int] = []  # by end of an n-gram, the end of its previous occurrence; 0 for none
 
     def extend(self, token_ids: list[int], num_certain: int) -> None:
-        """Take ``token_ids``, which begin with the known tokens, and index the first ``num_certain`` of them."""
+        """Set the tokens to ``token_ids``, which begin with the indexed tokens, and index the first ``num_certain`` of them."""
         tokens, last, before, least = token_ids, self._last, self._before, self._least
-        for end in range(len(before), num_certain):  # what ends with the last token has nothing behind it
+        for end in range(len(before), num_certain):  # the n-gram that ends with the last token has no continuation yet
             ngram = tuple(tokens[end - least : end]) if end >= least else ()
             before.append(last.get(ngram, 0))
             if ngram:
@@ -64,9 +65,10 @@ class IndexedText:
         self._tokens = tokens
 
     def continuation(self, limit: int) -> list[int]:
-        """The ``limit`` tokens that followed the longest earlier match of the last tokens; of equally long ones the latest.
+        """Return ``limit`` tokens that followed the longest earlier match of the last tokens; the latest match among
+        equals. Empty without a match.
 
-        Where fewer tokens follow the match, they are repeated.
+        If fewer than ``limit`` tokens follow the match, they are repeated.
         """
         tokens, length = self._tokens, len(self._tokens)
         end = self._last.get(tuple(tokens[length - self._least :]), 0) if length >= self._least else 0

@@ -1,10 +1,10 @@
-"""Pipeline schedules: when the next micro-batch may start. Three ship, to be measured against each other."""
+"""Pipeline schedules: when the next micro-batch may start. 1F1B, GPipe and lock-step ship."""
 
 from __future__ import annotations
 
 
 class PipelineSchedule:
-    """When the next micro-batch may start. One object for each engine, on rank 0; the simulator makes its own.
+    """Decides when the next micro-batch may start. Each engine has one object, on rank 0; the simulator makes its own.
 
     ``in_flight`` counts micro-batches that were launched and have not returned. ``target`` is the number of micro-batches
     that the running sequences are best divided into: by default the number of stages, at most ``--max-inflight``.
@@ -18,12 +18,12 @@ class PipelineSchedule:
         return target
 
     def may_launch(self, in_flight: int, target: int) -> bool:
-        """Whether another micro-batch may start now. True whenever none is in flight, or the engine would stand still."""
+        """Whether another micro-batch may start now. Must be True if none is in flight, or the engine would stall."""
         raise NotImplementedError
 
 
 class Lockstep(PipelineSchedule):
-    """Run one batch of everything all the way through before the next: every stage but one is idle."""
+    """Run one batch through all stages before the next one starts: all stages but one are idle."""
 
     has_steady_state = False
 
@@ -48,7 +48,7 @@ class GPipe(PipelineSchedule):
 
 
 class OneForwardOneBack(PipelineSchedule):
-    """Launch one micro-batch for each that came back, so that no stage waits (after 1F1B, Narayanan et al. 2019, SOSP PipeDream)."""
+    """Launch one micro-batch for each one that returns, so that no stage waits (after 1F1B, Narayanan et al. 2019, SOSP PipeDream)."""
 
     def may_launch(self, in_flight: int, target: int) -> bool:
         return in_flight < target

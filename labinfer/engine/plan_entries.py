@@ -1,4 +1,4 @@
-"""Sequences as a plan has them. What a plan says is known to the workers, and is not said again."""
+"""Plan entries of sequences. Plans are deltas: what a plan has sent to the workers is not sent again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from labinfer.engine.sequence import Sequence
 
 
 def make_start(sequence: Sequence) -> SequenceStart:
-    """Tell the workers of a sequence, with all its tokens."""
+    """Make the start entry of a sequence, which sends all its tokens to the workers."""
     sampling = sequence.token_sampling
     if not sequence.needs_all_prompt_outputs:
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
@@ -19,7 +19,7 @@ def make_start(sequence: Sequence) -> SequenceStart:
 
 
 def make_entry(sequence: Sequence, count: int) -> BatchEntry:
-    """Part of a sequence in a step: the last ``count`` of the tokens that it has blocks for."""
+    """Make the entry for the last ``count`` scheduled tokens of a sequence, and mark them and its blocks as sent."""
     cache, begin = sequence.cache, sequence.num_scheduled - count
     num_tokens = len(sequence.token_ids)
     num_tokens_sent = max(sequence.num_tokens_sent, min(num_tokens, sequence.num_scheduled))
@@ -53,7 +53,7 @@ def make_entry(sequence: Sequence, count: int) -> BatchEntry:
 
 
 def max_result_bytes(sequence: Sequence, entry: BatchEntry) -> int:
-    """Bytes of the entry's result at most."""
+    """Maximum size of the entry's encoded result, in bytes."""
     if entry.is_decode and entry.num_tokens == 1 and not entry.num_drafts:
         return sequence.decode_bytes
     return sequence.result_bytes(entry.begin, entry.num_samples, entry.num_drafts)

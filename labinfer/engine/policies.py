@@ -24,15 +24,15 @@ is preempted. Rank 0 calls the function several times for every micro-batch. Con
   depend on the request (priority, prompt length, ``max_tokens``), but not on how many of its tokens were generated or scheduled.
   ``RequestQueues`` asserts this. Reason: the running sequence with the smallest key is never preempted, so it always advances,
   ends and makes room for the next one. With a key that changes, two running sequences could each wait for the other one's blocks.
-- With users in ``running_of_user`` the key may depend on their counts, which changes only who is admitted next. Of two sequences
-  of one user the same one is first for all counts.
+- With users in ``running_of_user`` the key may depend on their counts, which affects only admission. Two sequences of one user
+  keep their order for all counts.
 
 A policy whose order of prompts changes over time adds a second function with the same arguments:
 
     @register("scheduling_policy", "shortest_prefill", prefill_key=fewest_tokens_left)
     def by_arrival(sequence, running_of_user): ...
 
-``prefill_key`` orders the prompts of a micro-batch, waiting and running ones together: a waiting sequence is admitted in its turn,
+``prefill_key`` orders the prompts of a micro-batch, waiting and running ones together: a waiting sequence is admitted,
 a running one gets its next chunk. This key may change between micro-batches, for example with ``sequence.num_unscheduled``. It cannot
 cause a deadlock, because the constant key still decides alone who is preempted. It can starve a prompt that others overtake forever.
 Without it, chunks of running prompts come first, by the constant key, then waiting sequences are admitted.
@@ -43,7 +43,7 @@ def check_prefill_key(name: str, policy: SchedulingPolicy, details: Mapping[str,
     """Refuse a ``prefill_key`` that cannot be called.
 
     Raises:
-        UserError: it is no function.
+        UserError: it is not callable.
     """
     if not callable(details.get("prefill_key", policy)):
         raise UserError(
@@ -57,12 +57,12 @@ def fcfs(sequence: Sequence, running_of_user: Mapping[str, int]) -> SortKey:
 
 
 def priority(sequence: Sequence, running_of_user: Mapping[str, int]) -> SortKey:
-    """The lowest ``priority`` first, as vLLM has it; first come, first served among equals."""
+    """Lowest ``priority`` first, as in vLLM; first come, first served among equals."""
     return (sequence.request.priority, sequence.order)
 
 
 def fair(sequence: Sequence, running_of_user: Mapping[str, int]) -> SortKey:
-    """The users in turn: the next is the one with the fewest running; first come, first served among equals."""
+    """User with the fewest running sequences first; first come, first served among equals."""
     return (running_of_user.get(sequence.request.user, 0), sequence.order)
 
 
@@ -143,9 +143,9 @@ def throttle(state: SchedulerState) -> Budget:
 
 
 def phases(state: SchedulerState) -> Budget:
-    """Prompts until the KV cache is full, then answers until half of it is free (after TD-Pipe, arXiv:2506.10470).
+    """Prefill until the KV cache is full, then decode until half of it is free (after TD-Pipe, arXiv:2506.10470).
 
-    For offline jobs: stages that run the same kind of work all the time wait less for each other.
+    For offline jobs: stages wait less for each other if all of them run the same kind of work for a long time.
     """
     more = state.prefill_tokens > 0
     room = state.free_fraction > (LOW_WATERMARK if state.was_prefilling else HIGH_WATERMARK)
@@ -155,10 +155,10 @@ def phases(state: SchedulerState) -> Budget:
 
 
 def resolve_batch_policy(name: str, num_stages: int, has_steady_state: bool = True) -> BatchPolicy:
-    """The batch policy of this name; ``auto`` is ``throttle`` for several stages in a steady state, else ``balanced``.
+    """Look up a batch policy; ``auto`` is ``throttle`` for several stages in a steady state, else ``balanced``.
 
     Args:
-        has_steady_state: that of the ``PipelineSchedule``.
+        has_steady_state: ``PipelineSchedule.has_steady_state``.
     """
     if name == "auto":
         name = "throttle" if num_stages > 1 and has_steady_state else "balanced"

@@ -1,4 +1,4 @@
-"""Proposer: drafts the next tokens of sequences, which the model then verifies several at once."""
+"""Proposer: interface of speculative decoding's drafters, whose tokens the model verifies."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ from labinfer.engine.spec import EngineSpec
 class Proposer(Protocol):
     """Drafts tokens of sequences that decode (speculative decoding, Leviathan et al. 2023, arXiv:2211.17192).
 
-    ``@register("proposer", NAME)`` decorates a function or class that is called as ``make(options, spec)`` and gives a proposer, once
-    for each model, on rank 0, after the ranks have loaded it: ``options`` is the ``SpeculativeOptions``, ``spec`` has the numbers of the
-    model, such as ``spec.vocab_size``. ``--speculative-config '{"method": NAME}'`` chooses it.
+    ``@register("proposer", NAME)`` decorates a function or class that is called as ``make(options, spec)`` and returns
+    a proposer. Rank 0 calls it once for each model, after the ranks have loaded the model. ``options`` is the
+    ``SpeculativeOptions``; ``spec`` describes the model, such as ``spec.vocab_size``. ``--speculative-config
+    '{"method": NAME}'`` chooses it.
 
-    Only rank 0 calls a proposer, between steps, so its time is added to that of a step. A draft costs time if it is rejected, and never
-    changes an answer: a drafted token counts only where the same one is sampled. So a proposer may keep what it likes, and draw random
-    numbers. It imports no torch unless it needs it. One that raises, or gives something that is no list of token ids for each sequence, is
-    named in the log and not called again; requests go on without drafts.
+    Only rank 0 calls a proposer, between steps, so its time adds to the step time. A rejected draft costs time but
+    never changes an answer: a drafted token is accepted only if the model samples that token. So a proposer may keep
+    state and use random numbers. It imports no torch unless it needs it. A proposer that raises, or returns anything
+    but a list of token ids for each sequence, is logged and not called again; requests continue without drafts.
 
-    A proposer that only hands on what came with the sampled tokens has ``drafts_with_samples = True``.
+    A proposer whose drafts arrive with the sampled tokens has ``drafts_with_samples = True``.
     """
 
     def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
-        """For each sequence, tokens that may follow ``sequence.token_ids`` (the prompt and the answer so far), likeliest first in time;
-        ``[]`` for no draft.
+        """Draft the tokens that may follow ``sequence.token_ids`` (prompt and answer so far), in order, for each
+        sequence; ``[]`` for no draft.
 
-        Called before each step that runs sequences which may have drafts. The last ``sequence.num_unverified`` tokens of a sequence are
-        drafted ones on their way through the stages, as if they were accepted: at the next call other ones may be there. Sequences are
-        not to be changed, which is asserted of their length, and may serve as keys until ``forget``.
+        Called before each step that runs sequences which may have drafts. The last ``sequence.num_unverified`` tokens
+        of a sequence are drafted tokens in flight, treated as accepted; at the next call other tokens may have replaced
+        them. A proposer must not change sequences (their length is asserted), but may use them as dictionary keys until
+        ``forget``.
 
         Args:
-            limits: the most tokens that are of use, for each sequence; at least 1. Longer drafts are cut.
+            limits: maximum useful draft length for each sequence; at least 1. Longer drafts are cut.
         """
         ...
 
     def forget(self, sequences: list[Sequence]) -> None:
-        """Drop what is kept of sequences that have ended. Called once for each sequence, also for those that were never drafted for."""
+        """Drop the state kept for ended sequences. Called once for each sequence, even if it never had a draft."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""find_proposer: the proposer of a method, shipped, of a plugin, or in a file that is named by its path."""
+"""find_proposer: looks up the proposer of a method, which is shipped, from a plugin, or in a Python file of the user."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from labinfer.engine.proposer import MakeProposer, Proposer
 from labinfer.engine.spec import EngineSpec
 
 OWN_FUNCTION = "make_proposer"
-"""Name of a ``MakeProposer`` in a file that ``--speculative-config`` names by its path."""
+"""Name of the ``MakeProposer`` in a Python file that ``--speculative-config`` gives as its method."""
 
 
 def find_proposer(options: SpeculativeOptions) -> MakeProposer:
-    """Find the maker of a method's proposer, on rank 0.
+    """Find the factory of a method's proposer, on rank 0.
 
     Raises:
-        UserError: it is in a file that cannot be used; the text says why. The maker itself raises it where it fails.
+        UserError: the method is unknown, or its file cannot be used; the text says why. The factory raises it, too, if
+            it fails.
     """
     is_file = options.method.endswith(OWN_METHOD)
     make = _read_maker(options.method) if is_file else REGISTRY.find("proposer", options.method)
@@ -44,7 +45,7 @@ def source_path(part: Any) -> str:
 
 
 def _read_maker(path: str) -> MakeProposer:
-    """The function ``OWN_FUNCTION`` of a file."""
+    """Load the function ``OWN_FUNCTION`` from a file."""
     if not Path(path).is_file():
         raise UserError(f"{FLAG}: there is no file {path}; give the path of a drafter of your own, or another method")
     source = read_file(FLAG, Path(path))

@@ -1,4 +1,4 @@
-"""RequestQueues: waiting and running sequences in the order of the scheduling policy; slots for beams that are still to come."""
+"""RequestQueues: waiting and running sequences in the order of the scheduling policy, with slots reserved for beams."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from labinfer.engine.sequence import Sequence, SequenceGroup
 
 
 class RequestQueues:
-    """Sequences that wait, and those that run.
+    """Waiting and running sequences.
 
     Args:
         policy: sorts both queues.
-        num_slots: sequences that may run at once.
-        clock: seconds that never go back.
-        prefill_key: orders prompts for the next micro-batch, see ``SchedulingPolicy``; None for the order of ``policy``.
+        num_slots: maximum number of running sequences.
+        clock: monotonic seconds.
+        prefill_key: orders prompts for the next micro-batch, see ``SchedulingPolicy``; None for the order of
+            ``policy``.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class RequestQueues:
 
     def admit(self, sequence: Sequence) -> None:
         """Move a waiting sequence, or a new member of a group, to the running queue."""
-        if sequence.queue_seconds is None and sequence.arrival is not None:  # a beam's copy never came
+        if sequence.queue_seconds is None and sequence.arrival is not None:  # a forked beam has no arrival
             sequence.queue_seconds = self._clock() - sequence.arrival
         if sequence in self.waiting:
             self.waiting.remove(sequence)
@@ -61,7 +62,7 @@ class RequestQueues:
             self._groups.remove(group)
 
     def has_slot(self, sequence: Sequence) -> bool:
-        """Whether a slot is free for it, and for all of its group if it is the first."""
+        """Whether a slot is free for ``sequence``, or slots for all members of its group if the group is new."""
         if not self._groups and sequence.group is None:
             return len(self.running) < self._num_slots
         taken = sum(s.group is None for s in self.running) + sum(len(group.members) for group in self._groups)
@@ -140,7 +141,7 @@ class RequestQueues:
         return Counter(sequence.request.user for sequence in self.running)
 
     def _sort_key(self, sequence: Sequence) -> SortKey:
-        """Sort key in both queues; asserts that it is the one that the sequence came with."""
+        """Sort key in both queues; asserts that it has not changed since the sequence arrived."""
         key = self._policy(sequence, {})
         if sequence.sort_key is None:
             sequence.sort_key = key
