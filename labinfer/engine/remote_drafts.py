@@ -1,4 +1,4 @@
-"""Drafts of a model on a rank of its own: ``RemoteProposer`` asks for them on rank 0, ``Drafter`` answers there."""
+"""Drafting on another rank: ``RemoteProposer`` on rank 0 requests drafts, ``Drafter`` on that rank answers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ logger = logging.getLogger(__name__)
 
 
 class DraftChannel(Protocol):
-    """Requests to the rank that drafts and its answers. At most one request is in flight."""
+    """Channel to the rank that drafts, with at most one request in flight."""
 
     def ask(self, request: DraftRequest) -> None:
         """Send a request; does not wait."""
         ...
 
     def take(self) -> DraftAnswer | None:
-        """Wait for the answer to the last request; None where it was taken before, or nothing was asked."""
+        """Wait for the answer to the last request; None if no request is in flight."""
         ...
 
 
@@ -36,38 +36,39 @@ class AskedSequence:
 
     sequence: Sequence
     num_certain: int = 0
-    """Tokens of it that could not prove wrong any more when drafts were last asked for."""
+    """Number of its verified tokens at the last request."""
     ahead: list[int] = field(default_factory=list)
-    """Tokens that were taken to follow these, and those that were drafted behind them."""
+    """Assumed continuation of the verified tokens: unverified tokens, the draft in use, and newly drafted tokens."""
 
     def draft(self) -> list[int]:
-        """The drafted tokens behind the present ones, if all that were taken to come have come."""
+        """Drafted tokens after the sequence's present tokens; empty if these differ from the assumed continuation."""
         since = self.sequence.token_ids[self.num_certain :]
         return self.ahead[len(since) :] if self.ahead[: len(since)] == since else []
 
 
 class RemoteProposer:
-    """Gives what another rank has drafted while the stages ran the step before, and asks it to go on.
+    """Returns drafts that another rank made during the last step, and requests the next ones.
 
-    With every draft that it gives, it asks for the tokens behind it, the one that the model will sample last among them: if
-    that draft proves right, the next one is there. If not, new tokens are asked for and used a step later; where
-    no sequence that it has asked for is on its way, they are waited for at once, although a step of others may be: a prefill, or
-    sequences without speculation.
+    Each request asks for the tokens after the draft just returned, beginning with the one that the model samples after
+    it. If the whole draft is accepted, the next draft is ready. If not, new tokens are requested and used a step later.
+    They are awaited at once if no sequence known to the drafter is in flight, though a step of others may be: a
+    prefill, or sequences without speculation.
 
-    The mask of a form is not known there. What the form forbids is cut off here, as with MTP layers.
+    The drafting rank does not know the masks of structured outputs. Tokens that a mask forbids are cut off here, as
+    with MTP layers.
 
     Args:
-        eos_token_ids: tokens that end an answer unless its request ignores them.
+        eos_token_ids: ids that end an answer unless its request ignores them.
     """
 
     def __init__(self, channel: DraftChannel, eos_token_ids: Iterable[int]):
         self._channel, self._eos_token_ids = channel, frozenset(eos_token_ids)
         self._known: dict[int, AskedSequence] = {}
-        self._asked: list[AskedSequence] = []  # by the entries of the last request
+        self._asked: list[AskedSequence] = []  # in the order of the last request's entries
         self._finished: list[int] = []
 
     def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
-        """Tokens that may follow each sequence's, at most so many."""
+        """Return drafts of at most ``limits[i]`` tokens for ``sequences[i]``, and request the next ones."""
         self._take()
         drafts = self._drafts(sequences, limits)
         if not all(drafts) and not any(known.sequence.num_in_flight for known in self._known.values()):
@@ -79,7 +80,7 @@ class RemoteProposer:
         return drafts
 
     def forget(self, sequences: list[Sequence]) -> None:
-        """Have the drafter forget sequences that have ended, with the next request."""
+        """Tell the drafter with the next request to forget ended sequences."""
         for sequence in sequences:
             if self._known.pop(sequence.seq_id, None) is not None:
                 self._finished.append(sequence.seq_id)
@@ -89,7 +90,7 @@ class RemoteProposer:
         return [known.draft()[:limit] if known else [] for known, limit in zip(asked, limits, strict=True)]
 
     def _ask(self, asking: list[tuple[Sequence, int, list[int]]]) -> None:
-        """Request drafted tokens: at most ``limit`` for each sequence, behind its draft."""
+        """Request up to ``limit`` drafted tokens for each sequence, after its draft."""
         starts, entries, self._asked = [], [], []
         for sequence, limit, draft in asking:
             seq_id, token_ids = sequence.seq_id, sequence.token_ids + draft
@@ -114,7 +115,7 @@ class RemoteProposer:
         self._finished = []
 
     def _take(self) -> None:
-        """Take in the answer to the last request, if it was not yet.
+        """Receive the answer to the request in flight, if there is one.
 
         Raises:
             RuntimeError: the drafter has failed.
@@ -136,7 +137,7 @@ class Drafter:
         self._sequences: dict[int, Sequence] = {}
 
     def answer(self, request: DraftRequest) -> DraftAnswer:
-        """Draft what is asked for; never raises, as no answer of the model needs a draft."""
+        """Draft for the entries of a request. Never raises, as no answer of the model depends on a draft."""
         try:
             return DraftAnswer(self._draft(request))
         except Exception as error:  # noqa: BLE001 - rank 0 tells of it, and asks no more

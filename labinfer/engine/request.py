@@ -1,4 +1,4 @@
-"""Request, and the engine's news of its answers."""
+"""Request, and AnswerUpdate: the engine's incremental output of an answer."""
 
 from __future__ import annotations
 
@@ -22,39 +22,40 @@ class FinishReason(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A prompt and how to answer it."""
+    """A tokenized prompt with its sampling parameters."""
 
     key: Any
-    """The caller's own name for it."""
+    """The caller's identifier of the request."""
     prompt_token_ids: list[int]
     sampling: SamplingParams
     output_token_ids: tuple[int, ...] = ()
-    """Tokens of the answer that were generated before: it goes on behind them as if it had never stopped."""
+    """Output tokens of an interrupted answer; generation resumes after them as if never interrupted."""
     cache_salt: str = ""
     """Only requests with the same salt share KV blocks."""
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
-    """The sampling's bad words as token ids."""
+    """``SamplingParams.bad_words`` as token ids."""
     priority: int = 0
-    """With ``--scheduling-policy priority`` the lowest goes first."""
+    """Priority for ``--scheduling-policy priority``; the lowest is first."""
     user: str = ""
-    """With ``--scheduling-policy fair`` users take turns."""
+    """User for ``--scheduling-policy fair``, which takes the users in turn."""
     is_chat: bool = False
-    """Whether its answers are replies in a conversation, whose parts are told apart by marks in their text."""
+    """Whether its answers are chat replies, which are parsed into reasoning, content and tool calls by delimiters in the text."""
     goes_on: bool = False
-    """Whether these replies go on in a message that has begun, so that a space at their beginning is theirs."""
+    """Whether chat replies continue a message that has begun, so that leading whitespace is kept."""
     before_form: str = ""
-    """With structured outputs: rules of what stands before the form, such as a thought; see ``text/reply_grammar.py``."""
+    """With structured outputs: grammar rules of the text before the constrained part, such as reasoning; see ``text/reply_grammar.py``."""
     pooling: str = ""
-    """Pooling, of ``plan.POOLINGS``: the prompt is run and comes to one vector. Nothing is sampled, and ``sampling`` is neutral."""
+    """Pooling of the prompt's hidden states into a vector, one of ``plan.POOLINGS``. Nothing is sampled, and
+    ``sampling`` has its defaults. Empty for generation."""
 
     form_field: str = "structured_outputs"
-    """Field by which the client asked for the form of the answers, for errors."""
+    """Request field that asks for structured outputs, for error texts."""
     max_tokens_field: str = ""
-    """Field by which the client asked for ``max_tokens``, which then must fit in the context beside the prompt. Empty: the answer is
-    cut where the context ends."""
+    """Request field that sets ``max_tokens``, which must then fit in the context beside the prompt. Empty: the answer
+    is cut at the end of the context."""
 
     def ends(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
-        """Tokens that end an answer: the request's own, and those of the checkpoint unless it ignores them."""
+        """Stop token ids: those of the request, and the checkpoint's unless the request ignores them."""
         stops = self.sampling.stop_token_ids
         if self.sampling.ignore_eos:
             return frozenset(stops)
@@ -62,38 +63,38 @@ class Request:
 
 
 class FinishedBeam(msgspec.Struct, frozen=True, array_like=True):
-    """An answer of a beam search."""
+    """Finished answer of a beam search."""
 
     score: float
-    """Sum of its tokens' log-probabilities over its length to the power of the length penalty."""
+    """Sum of its tokens' log-probabilities, divided by its length to the power of the length penalty."""
     token_ids: list[int]
     finish_reason: FinishReason
 
 
 class AnswerUpdate(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """News of one answer of a request."""
+    """Update of one answer of a request, with what is new since the last one."""
 
     index: int
-    """Number of the answer among the request's."""
+    """Index of the answer within the request."""
     token_ids: list[int] = []
-    """New tokens; none with beam search, whose answers are known at the end."""
+    """New tokens; empty with beam search, see ``beams``."""
     logprobs: list[TokenLogprobs] = []
-    """For the new tokens, where the request asks for them."""
+    """Log-probabilities of the new tokens, if requested."""
     finish_reason: FinishReason | None = None
-    """Set with the last token."""
+    """Set in the last update."""
     num_cached_tokens: int = 0
-    """Prompt tokens that were found in the KV cache."""
+    """Prompt tokens that were found in the prefix cache."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """With the first answer's first token, where the request asks for them."""
+    """Log-probabilities of the prompt, if requested; sent with the first answer's first token."""
     beams: list[FinishedBeam] = []
-    """At the end of a beam search, the best first."""
+    """Answers of a beam search, best first; sent at its end."""
     embedding: list[float] | None = None
-    """At the end of a request that is pooled."""
+    """Vector of a pooled request; sent at its end."""
     num_drafted: int = 0
-    """Tokens that were drafted for the answer since the last update."""
+    """Drafted tokens that were verified since the last update."""
     num_accepted: int = 0
-    """Number of these that were right: the first ones of ``token_ids``."""
+    """Drafted tokens accepted since the last update: the first ones of ``token_ids``."""
     queue_seconds: float | None = None
-    """From the answer's arrival at the engine until it was first run; with its first token, beams or vector."""
+    """Seconds from arrival until first admitted; sent with the first token, the beams or the vector."""
     error: str = ""
-    """Why the engine broke the answer off, where ``finish_reason`` is ``ABORT``."""
+    """Reason why the engine aborted the answer, if ``finish_reason`` is ``ABORT``."""

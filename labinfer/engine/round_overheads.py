@@ -1,31 +1,31 @@
-"""RoundOverheads: what rounds really take beyond the times of a start."""
+"""RoundOverheads: learned overhead of rounds beyond the step times measured at startup."""
 
 from __future__ import annotations
 
 from collections import deque
 
 NUM_KEPT_ROUNDS = 15
-"""Rounds of like sizes of which the lower quartile counts: the first of a size may be captured, and others run on the machine, too."""
+"""Recent rounds kept per size class, whose lower quartile is the estimate: step capture and other processes cause outliers."""
 MIN_ROUNDS = 3
-"""Rounds before which nothing is said of their size."""
+"""Minimum number of rounds of a size class before it has an estimate."""
 PLAIN_EVERY = 64
-"""One in so many rounds with drafts has none, to be compared with, if none came about by itself …"""
+"""Interval, in rounds, of baseline rounds without drafts; no round is forced if one occurred by itself."""
 FIRST_PLAIN_EVERY = 4
-"""… or in so many, as long as there is nothing to compare with."""
+"""Baseline interval before the first baseline exists."""
 FORGET_AFTER = 1024
-"""Rounds after which drafts of a length that was not tried since may be worth trying again."""
+"""Rounds after which the estimate of an untried draft length is dropped, so that it is tried again."""
 
 
 class RoundOverheads:
-    """Seconds of rounds beyond those of the workers' steps, as a start has timed them.
+    """Learns the overhead of rounds: their time beyond the workers' step times, which were measured at startup.
 
-    A round also takes scheduling, messages, whatever is done with its tokens, and what a draft model costs the model beside its own
-    time: some of it for each step, some for each drafted token, and as much as a step where steps are short. It is learnt from rounds
-    with about as many sequences and drafted tokens, up to a factor of 2. Longer drafts than were seen are taken to cost what
-    shorter ones do, until they are seen.
+    A round also includes scheduling, messages, the handling of its tokens, and the slowdown by a draft model beside
+    that model's own time. Part of this is per step and part per drafted token; with short steps it can equal the step
+    time. Rounds whose numbers of sequences and of drafted tokens agree within a factor of 2 form a size class and share
+    an estimate. A number of drafted tokens that was not seen yet has the estimate of the next smaller one.
 
     Args:
-        num_plain: rounds without drafts, one after the other, of which the last is a fair one.
+        num_plain: number of consecutive rounds without drafts in a baseline; only the last one is representative.
     """
 
     def __init__(self, num_plain: int = 1):
@@ -36,7 +36,7 @@ class RoundOverheads:
         self._last_seen: dict[tuple[int, int], int] = {}
 
     def add(self, num_decodes: int, num_drafted: int, seconds: float) -> None:
-        """A round of so many sequences, of whose micro-batches this one had so many drafted tokens, took so much longer."""
+        """Record the overhead of a round of ``num_decodes`` sequences whose micro-batch had ``num_drafted`` drafted tokens."""
         size = num_decodes.bit_length(), num_drafted.bit_length()
         seen = self._seconds.setdefault(size, deque(maxlen=NUM_KEPT_ROUNDS))
         seen.append(seconds)
@@ -45,7 +45,7 @@ class RoundOverheads:
             self._quartiles[size] = sorted(seen)[(len(seen) - 1) // 4]
 
     def seconds(self, num_decodes: int, num_drafted: int) -> float:
-        """Seconds that such a round takes longer; 0 as long as there is nothing to compare it with."""
+        """Estimated overhead of such a round in seconds; 0 without a baseline."""
         decodes, drafted = num_decodes.bit_length(), num_drafted.bit_length()
         if (decodes, 0) not in self._quartiles:
             return 0.0
@@ -54,7 +54,7 @@ class RoundOverheads:
         return self._quartiles[decodes, drafted]
 
     def needs_baseline_round(self, num_decodes: int) -> bool:
-        """Whether a round is to have no drafts, so that others can be compared with it; to be asked once for each that may have some."""
+        """Whether the next round should have no drafts, as a baseline. Call it once for each round that may have drafts."""
         decodes = num_decodes.bit_length()
         asked = self._num_asked[decodes] = self._num_asked.get(decodes, 0) + 1
         if asked % FORGET_AFTER == 0:
@@ -65,7 +65,7 @@ class RoundOverheads:
         return any(size[0] == decodes and size[1] for size in self._last_seen)
 
     def _forget(self, decodes: int) -> None:
-        """Forget drafts of lengths that were not tried for long."""
+        """Drop estimates of draft lengths that were not tried for ``FORGET_AFTER`` rounds."""
         for size, asked in [*self._last_seen.items()]:
             if size[0] == decodes and size[1] and self._num_asked[decodes] - asked >= FORGET_AFTER:
                 del self._last_seen[size], self._seconds[size]

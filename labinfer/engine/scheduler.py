@@ -1,9 +1,9 @@
-"""The scheduler: continuous batching over micro-batches in flight.
+"""Scheduler: continuous batching over micro-batches in flight.
 
-``schedule`` composes the next micro-batch or returns None; ``update`` takes the tokens of one that came back. Neither
-blocks. Decodes go first; what is left of the token budget goes to prompts, in chunks (Agrawal et al. 2023,
-arXiv:2308.16369). A prompt may have several chunks in flight. Who comes first, and how much of each kind of work a
-micro-batch gets, is for ``policies`` to say.
+``schedule`` composes the next micro-batch or returns None; ``update`` processes the result of one. Neither blocks.
+Decodes are scheduled first; the rest of the token budget goes to prompts, in chunks (Agrawal et al. 2023,
+arXiv:2308.16369). A prompt may have several chunks in flight. ``policies`` decide the order of sequences, and how much
+of each kind of work a micro-batch gets.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from labinfer.engine.speculation import Speculation
 
 @dataclass(frozen=True)
 class InFlight:
-    """A micro-batch on its way: its plan, and the sequence of each entry."""
+    """Micro-batch in flight: its plan, and the sequence of each entry."""
 
     plan: BatchPlan
     sequences: list[Sequence]
 
 
 class Scheduler:
-    """Sequences wait, run and finish here.
+    """Schedules sequences from arrival to end: admits, composes micro-batches, preempts and finishes.
 
     Args:
-        options: the budgets.
-        tables: the KV blocks, the same number on every rank, and who holds them.
+        options: scheduler options, with the token budgets.
+        tables: block tables over the KV blocks, of which every rank has the same number.
         num_stages: pipeline stages.
-        micro_batches: how many are best.
-        drafts: drafted tokens, to be verified.
-        eos_token_ids: tokens that end a sequence unless it ignores them.
-        times: what steps cost, where it was measured.
+        micro_batches: chooses the number of micro-batches.
+        drafts: adds drafted tokens and records their acceptance.
+        eos_token_ids: ids that end a sequence unless its request ignores them.
+        times: measured step times; None without measurements.
         whole_prompts: schedule each prompt in one step, ignoring ``chunked_prefill_size`` (bidirectional attention).
-        clock: seconds that never go back.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class Scheduler:
         self.in_flight: deque[InFlight] = deque()
         self._finished_ids: list[int] = []
         self.next_step_id = 0
-        """Id of the next micro-batch; ids count through all runs."""
+        """Id of the next micro-batch; ids continue across runs."""
         self.drafts = drafts
         self.counts = drafts.counts
-        """Since the start: preemptions, swaps (preemptions by swapping), looked_up (tokens of admitted sequences), found
-        (how many of them were in the cache), and those of ``drafts``."""
+        """Counters since the start: preemptions, swaps (preemptions by swapping), looked_up (tokens of admitted
+        sequences), found (those of them in the prefix cache), and those of ``drafts``."""
 
     @property
     def tables(self) -> BlockTables:
-        """The KV blocks that sequences hold."""
+        """Block tables over all KV blocks."""
         return self._tables
 
     @property
@@ -99,21 +99,21 @@ class Scheduler:
 
     @property
     def waiting(self) -> list[Sequence]:
-        """By sort key of the scheduling policy."""
+        """Waiting sequences, by sort key of the scheduling policy."""
         return self.queues.waiting
 
     @property
     def running(self) -> list[Sequence]:
-        """By sort key of the scheduling policy."""
+        """Running sequences, by sort key of the scheduling policy."""
         return self.queues.running
 
     @property
     def max_queued(self) -> int:
-        """Sequences that may wait, 0 for any number."""
+        """Maximum length of the waiting queue; 0 for no limit."""
         return self._options.max_queued_requests
 
     def has_room(self, count: int) -> bool:
-        """Whether so many more may wait."""
+        """Whether ``count`` more sequences fit in the waiting queue."""
         return not self.max_queued or len(self.waiting) + count <= self.max_queued
 
     def add(self, sequence: Sequence) -> None:
@@ -122,7 +122,7 @@ class Scheduler:
         self.queues.enqueue(sequence)
 
     def schedule(self) -> BatchPlan | None:
-        """The next micro-batch, or None when nothing can start now. Never blocks."""
+        """Compose the next micro-batch; None if nothing can start now. Never blocks."""
         if not self._schedule.may_launch(len(self.in_flight), self._micro_batches_now()):
             assert self.in_flight, (
                 f"the pipeline schedule {type(self._schedule).__name__} starts nothing although nothing is in flight "
@@ -131,7 +131,7 @@ class Scheduler:
             return None
         chosen = self._compose(self._batch_policy)
         while not chosen and not self.in_flight:
-            # The policy would wait for what will not come, or beams that wait for each other hold all blocks.
+            # The policy waits though no result is due, or beams that wait for each other hold all blocks.
             chosen = self._compose(balanced)
             stuck = next(self.queues.candidates(), None)
             if not chosen and not (stuck and self._preempt_for(stuck)):
@@ -146,9 +146,9 @@ class Scheduler:
         return self._make_plan(chosen)
 
     def update(self, result: BatchResult) -> list[Sequence]:
-        """Take the tokens of the oldest micro-batch in flight.
+        """Process the result of the oldest micro-batch in flight.
 
-        Returns the sequences that got some, or their vector; of beams the first one, when all of them have theirs.
+        Returns the sequences that got tokens or a vector; for beams the first member, once all beams have their tokens.
         """
         batch = self.in_flight.popleft()
         assert batch.plan.step_id == result.step_id, (
@@ -189,8 +189,8 @@ class Scheduler:
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence now, with all beams of its request, and free its blocks.
 
-        A micro-batch in flight may still write to them; that does no harm, as every stage runs plans in order and a
-        later owner's writes come after.
+        A micro-batch in flight may still write to these blocks. That is safe: every stage runs plans in order, so a
+        later owner writes after it.
         """
         if sequence.finish_reason is not None:
             return
@@ -204,22 +204,22 @@ class Scheduler:
         self.drafts.forget(members)
 
     def shifted(self, max_context: int) -> tuple[int, int]:
-        """The positions that a shift takes out of a full context, in whole blocks: the first, and the one behind the last."""
+        """Range (begin, end) of positions that a context shift removes from a full context, in whole blocks."""
         blocks = self._blocks
         kept = blocks.tokens_in(blocks.blocks_for(self._options.keep))
         return kept, kept + blocks.tokens_in(max(1, blocks.full_blocks((max_context - kept) // 2)))
 
     def take_finished_ids(self) -> list[int]:
-        """Sequences that the workers have not been told to forget yet."""
+        """Take the ids of sequences that the workers must still be told to forget."""
         finished, self._finished_ids = self._finished_ids, []
         return finished
 
     def check_integrity(self) -> None:
-        """Assert that every block is held by sequences that run or are swapped out, and by nobody else."""
+        """Assert that the blocks in use are exactly those of running and of swapped-out sequences."""
         self._tables.check_integrity(sequence.cache for sequence in [*self.running, *self.waiting])
 
     def describe(self, plan: BatchPlan) -> str:
-        """A step in one line, for the log."""
+        """Describe a step in one line, for the log."""
         decodes = plan.num_decodes
         return (
             f"step {plan.step_id}: {plan.num_tokens} tokens ({decodes} decodes, {len(plan.entries) - decodes} chunks), "
@@ -227,7 +227,7 @@ class Scheduler:
             f"{self.counts['preemptions']} preempted"
         )
 
-    # How a micro-batch is composed: the sequences chosen, and how many of their tokens to run.
+    # Composition of a micro-batch: ``chosen`` maps sequences to the number of their tokens to run.
 
     def _compose(self, policy: BatchPolicy) -> dict[Sequence, int]:
         chosen: dict[Sequence, int] = {}
@@ -238,7 +238,7 @@ class Scheduler:
                 decoding.append(sequence)
             elif sequence.num_unscheduled:
                 prefilling.append(sequence)
-            elif not sequence.request.pooling:  # no token is to come of a pooled one
+            elif not sequence.request.pooling:  # a pooled sequence samples no token
                 on_their_way.append(sequence)
         budget = policy(self._state(len(decoding) + len(on_their_way), prefilling))
         assert isinstance(budget, Budget), (
@@ -248,13 +248,13 @@ class Scheduler:
         left -= self._choose_from(decoding, chosen, left, budget.num_decodes)
         decodes = list(chosen)
         room = min(budget.num_prefill_tokens, left)
-        if self._whole_prompts and room > 0:  # a smaller budget would hold back the longest prompt
+        if self._whole_prompts and room > 0:  # a smaller budget would starve the longest prompt
             room = left
         used = 0
         for sequence in self.queues.prompts(prefilling):
             if used == room:
                 break
-            # No room for those who run is no room for others.
+            # After a preemption there is no room for waiting sequences.
             if sequence.cache.blocks or (self.counts["preemptions"] == preemptions_before and self._admit(sequence)):
                 used += self._choose(chosen, sequence, room - used)
         self._is_prefilling = len(chosen) > len(decodes)
@@ -292,18 +292,18 @@ class Scheduler:
     def _choose_from(
         self, sequences: list[Sequence], chosen: dict[Sequence, int], budget: int, most: int | None = None
     ) -> int:
-        """Choose of these, until ``most`` are chosen. Returns how many tokens are run."""
+        """Schedule tokens of ``sequences`` until ``most`` sequences are chosen or ``budget`` tokens are used. Returns
+        the number of tokens."""
         used = 0
         for sequence in sequences:
             if used == budget or len(chosen) == most:
                 break
-            if sequence.cache.blocks:  # it may have been preempted a moment ago
+            if sequence.cache.blocks:  # it may have just been preempted
                 used += self._choose(chosen, sequence, budget - used)
         return used
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Let a waiting sequence run if a slot and blocks for all its tokens are free. Cached blocks are shared, and their tokens count
-        as run."""
+        """Admit a waiting sequence if a slot and blocks for all its tokens are free. Tokens found in the prefix cache count as run."""
         if not self.queues.has_slot(sequence):
             return False
         was_swapped = bool(sequence.cache.host_blocks)
@@ -323,10 +323,11 @@ class Scheduler:
             sequence.num_cached_tokens += min(num_tokens, in_prompt)
 
     def _choose(self, chosen: dict[Sequence, int], sequence: Sequence, count: int) -> int:
-        """Run up to ``count`` more tokens of a sequence in this step: a chunk, as far as its context has room.
+        """Schedule up to ``count`` more tokens of a sequence in this step, within the chunk size and its context.
 
-        Where no block is free, the idle sequence with the largest sort key is preempted, if that is larger than this one's; so the
-        first always goes on: with nobody to take from, waiting is enough. Returns how many tokens are run.
+        If no block is free, the idle sequence with the largest sort key is preempted, if that key is larger than the
+        key of ``sequence``. So the sequence with the smallest key always advances. Returns the number of scheduled
+        tokens; 0 if the sequence must wait.
         """
         cache = sequence.cache
         while cache.num_tokens == sequence.max_context and not self._shift_context(sequence):
@@ -349,33 +350,33 @@ class Scheduler:
         return count
 
     def _shift_context(self, sequence: Sequence) -> bool:
-        """Half of what need not be kept leaves the context."""
+        """Remove half of the tokens that need not be kept from the context. Returns whether there was room for it."""
         return self._tables.shift(sequence.cache, *self.shifted(sequence.max_context))
 
     def _preempt_for(self, sequence: Sequence, chosen: Collection[Sequence] = ()) -> bool:
-        """Preempt the idle sequence with the largest sort key above that of `sequence`. Returns whether there was one."""
+        """Preempt the idle sequence with the largest sort key above that of ``sequence``. Returns whether there was one."""
         victim = self.queues.victim(sequence, chosen)
         if victim is not None:
             self._preempt(victim)
         return victim is not None
 
     def _preempt(self, victim: Sequence) -> None:
-        """Back to waiting: swapped to host memory, or to be computed again from its token ids."""
+        """Move a running sequence back to the waiting queue, swapped to host memory or to be recomputed from its token ids."""
         self.withdraw(victim)
         if self._prefers_swap(victim) and self._tables.swap_out(victim.cache):
             self.counts["swaps"] += 1
         else:
             self._tables.release(victim.cache)
             if victim.needs_all_prompt_outputs:
-                victim.prompt_logprobs = []  # they come again
+                victim.prompt_logprobs = []  # they are computed again
         victim.num_preemptions += 1
         self.counts["preemptions"] += 1
         self.queues.enqueue(victim)
 
     def _prefers_swap(self, victim: Sequence) -> bool:
-        """By the mode, or by what would take less time."""
+        """Whether to swap rather than recompute: by ``preemption_mode``, or by the estimated times for ``auto``."""
         if victim.request.pooling in WHOLE_PROMPT_POOLINGS:
-            return False  # the sum over its tokens is with the workers, who are to forget it
+            return False  # its partial sum of hidden states is on the workers, which forget it
         mode, num_tokens = self._options.preemption_mode, victim.cache.num_tokens
         if mode != "auto" or self._times is None:
             return mode == "swap"
@@ -400,7 +401,7 @@ class Scheduler:
         return plan
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Take a sequence out of the queues, and have the workers forget it."""
+        """Remove a sequence from the queues, and have the workers forget it."""
         self.queues.withdraw(sequence)
         if sequence.started:
             self._finished_ids.append(sequence.seq_id)

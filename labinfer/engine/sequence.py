@@ -1,4 +1,4 @@
-"""Sequence: one answer as the engine sees it, its token ids and how far they have been run through the model."""
+"""Sequence: one answer of a request, with its token ids and how many of them are scheduled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class Sequence:
-    """Token ids and positions are the whole state; everything else can be computed again."""
+    """One answer of a request. Token ids and positions are its whole state; everything else can be recomputed."""
 
     seq_id: int
     request: Request
@@ -35,24 +35,24 @@ class Sequence:
     """Prompt and answer so far."""
     token_sampling: TokenSampling
     max_tokens: int
-    """Tokens that may be generated: the request's limit, cut to the context."""
+    """Maximum number of output tokens: the request's limit, cut to the context."""
     max_context: int
-    """Tokens of it that may be in the KV cache at once."""
+    """Maximum number of its tokens in the KV cache at once."""
     choice: int = 0
-    """Which of the request's answers this is."""
+    """Index of the answer within the request."""
     cache: SequenceCache = field(default_factory=SequenceCache)
     group: SequenceGroup | None = None
-    """Sequences of the request that this one advances with, such as the beams of a search."""
+    """Sequences of the request that advance together with this one, such as beams."""
     guide: Guide | None = None
-    """Follows an answer that must have a form."""
+    """Grammar matcher of a structured output."""
     num_in_flight: int = 0
-    """Micro-batches on their way that contain this sequence."""
+    """Micro-batches in flight that contain this sequence."""
     started: bool = False
     """Whether the workers know this sequence."""
     num_tokens_sent: int = 0
     """Tokens that plans have sent to the workers, without drafted ones."""
     draft: tuple[int, ...] = ()
-    """Drafted tokens on their way through the stages, in one chunk or several."""
+    """Drafted tokens in flight, in one chunk or several."""
     draft_positions: tuple[int, ...] = ()
     """Position of each drafted token in the draft of its chunk."""
     num_unverified: int = 0
@@ -60,37 +60,37 @@ class Sequence:
     num_results_to_discard: int = 0
     """Oldest micro-batches in flight whose results are discarded: they run a rejected token."""
     num_mtp_drafts: int = 0
-    """Tokens that an MTP layer is to draft with the step that is being composed."""
+    """Number of tokens that the MTP layer drafts in the step that is being composed."""
     mtp_draft: tuple[int, ...] = ()
-    """Tokens that it drafted to come behind ``token_ids``."""
+    """Tokens that the MTP layer drafted to follow ``token_ids``."""
     num_drafted: int = 0
-    """Tokens that were drafted since the last update, and verified."""
+    """Drafted tokens verified since the last update."""
     num_accepted: int = 0
-    """Number of these that were right."""
+    """Drafted tokens accepted since the last update."""
     finish_reason: FinishReason | None = None
     error: str = ""
-    """Why the answer was broken off, where ``finish_reason`` is ``ABORT`` and nobody asked for it."""
+    """Reason why the engine aborted the answer; empty if it did not."""
     num_cached_tokens: int = 0
-    """Prompt tokens found in the cache before it was first preempted, if it was."""
+    """Prompt tokens found in the prefix cache, hits after a preemption not counted."""
     num_preemptions: int = 0
     sort_key: tuple[int, ...] | None = None
-    """Sort key of the scheduling policy, from the arrival on; constant."""
+    """Sort key of the scheduling policy, set on arrival; constant."""
     arrival: float | None = None
-    """Time at which it began to wait."""
+    """Time at which it was first enqueued."""
     queue_seconds: float | None = None
-    """Time from its arrival until it first ran."""
+    """Seconds from its arrival until it was first admitted."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """For the answer's tokens since the last update, where the request asks for them."""
+    """Log-probabilities of its output tokens since the last update, if requested."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """For the prompt's tokens but the first, where the request asks for them."""
+    """Log-probabilities of the prompt's tokens except the first, if requested."""
     vector_size: int = 0
-    """Numbers of the vector that a prompt to be pooled comes to."""
+    """Length of the vector of a pooled prompt; 0 for generation."""
     embedding: list[float] | None = None
-    """The vector of a pooled prompt, once it has come."""
-    _draft_masks: tuple[bytes, ...] = ()  # the mask of the next token first
-    _num_reported: int = field(init=False)  # tokens of the answer that ``update`` has told of
+    """Vector of a pooled prompt, once it is computed."""
+    _draft_masks: tuple[bytes, ...] = ()  # mask of the next token, then of those after each drafted token
+    _num_reported: int = field(init=False)  # output tokens that ``update`` has returned
     decode_bytes: int = field(init=False)
-    """Bytes of an ``EntryResult`` at most for a decode without draft."""
+    """Maximum bytes of an ``EntryResult`` for a decode without draft."""
 
     def __post_init__(self) -> None:
         self._num_reported = len(self.request.output_token_ids)
@@ -106,22 +106,22 @@ class Sequence:
 
     @property
     def num_scheduled(self) -> int:
-        """Tokens sent through the model so far, those in flight included."""
+        """Tokens scheduled so far, including those in flight."""
         return self.cache.num_tokens + self.cache.num_dropped
 
     @property
     def num_unscheduled(self) -> int:
-        """Tokens that are known or drafted but not sent through the model."""
+        """Known or drafted tokens that are not scheduled yet."""
         return len(self.token_ids) + len(self.draft) - self.num_scheduled
 
     @property
     def num_positions(self) -> int:
-        """Tokens it has in the KV cache when all it knows has run, as long as none is shifted out."""
+        """Tokens in the KV cache once all known tokens have run, without context shifts."""
         return min(len(self.token_ids), self.max_context)
 
     @property
     def order(self) -> int:
-        """Smaller for those who came earlier; the same for all beams of a request."""
+        """Order of arrival; equal for all beams of a request."""
         return self.group.members[0].seq_id if self.group else self.seq_id
 
     @property
@@ -134,14 +134,14 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether one token is to be run, with all before it in the cache or on their way there, or to be run again with it."""
+        """Whether its next step is a decode: only the last token is unscheduled, apart from tokens to run again after a state rollback."""
         num_again = len(self.token_ids) - 1 - self.num_scheduled
         return 0 <= num_again <= self.cache.num_again and self.num_scheduled >= len(self.request.prompt_token_ids)
 
     @property
     def needs_all_prompt_outputs(self) -> bool:
-        """Whether something of all its prompt is still to come, which takes running it: log-probabilities, or a vector of tokens
-        before the last."""
+        """Whether every prompt token must be run, cached or not: for prompt log-probabilities that are missing, or for
+        pooling over tokens before the last."""
         if self.request.pooling in WHOLE_PROMPT_POOLINGS:
             return True
         asks = self.token_sampling.prompt_logprobs is not None
@@ -149,15 +149,15 @@ class Sequence:
 
     @property
     def masks(self) -> tuple[bytes, ...]:
-        """Tokens that may come next, and behind each drafted token, as ``BatchEntry`` has them."""
+        """Token masks of the next token and of those after each drafted token, as in ``BatchEntry``."""
         if self.guide is None:
             return ()
         return self._draft_masks or (self.guide.mask,)
 
     @property
     def may_draft(self) -> bool:
-        """Whether tokens may be drafted for it: not where beams, a vector or measures of its prompt are to come, or its request
-        says no."""
+        """Whether tokens may be drafted for it: not for beams, pooling or missing prompt log-probabilities, or if its
+        request forbids it."""
         return (
             self.sampling.speculate
             and self.group is None
@@ -167,7 +167,7 @@ class Sequence:
 
     @contextmanager
     def with_draft_applied(self) -> Iterator[None]:
-        """Append the drafted tokens to ``token_ids`` and to the guide, as if all were accepted; they are taken back at the end."""
+        """Append the drafted tokens to ``token_ids`` and to the guide, as if all were accepted; remove them at the end."""
         draft, guide = self.draft, self.guide
         for token in draft if guide is not None else ():
             guide.accept(token)
@@ -182,8 +182,8 @@ class Sequence:
                 guide.rollback(len(draft))
 
     def add_draft(self, token_ids: Iterable[int], eos_token_ids: frozenset[int]) -> int:
-        """Add tokens to the draft, up to the first that ends the answer or breaks its form. Called within ``with_draft_applied``. Returns the
-        number of tokens added."""
+        """Add tokens to the draft, up to the first that ends the answer or that the guide forbids. Called within
+        ``with_draft_applied``. Returns the number of tokens added."""
         ends, guide, draft, num_accepted = self.request.ends(eos_token_ids), self.guide, [], 0
         masks = [guide.mask] if guide is not None else []
         for token in token_ids:
@@ -204,7 +204,7 @@ class Sequence:
         return len(draft)
 
     def drop_draft(self, count: int) -> None:
-        """Drop the last ``count`` tokens of a draft that is not run."""
+        """Drop the last ``count`` drafted tokens, which will not be run."""
         num_kept = len(self.draft) - count
         self.draft, self.draft_positions, self._draft_masks = self.draft[:num_kept], self.draft_positions[:num_kept], ()
 
@@ -251,13 +251,13 @@ class Sequence:
         return FinishReason.LENGTH if self.num_output_tokens >= self.max_tokens else None
 
     def break_off(self, error: str) -> FinishReason:
-        """Note why the answer cannot go on; returns the reason of its end."""
+        """Record why the answer cannot continue. Returns ``FinishReason.ABORT``."""
         logger.warning("sequence %d is broken off: %s", self.seq_id, error)
         self.error = error
         return FinishReason.ABORT
 
     def update(self) -> AnswerUpdate:
-        """Tell what came since the last call."""
+        """Return the update since the last call."""
         if self.request.pooling:
             return AnswerUpdate(
                 index=0,
@@ -300,7 +300,7 @@ class Sequence:
         )
 
     def result_bytes(self, begin: int, num_samples: int, num_drafts: int = 0) -> int:
-        """Bytes of an ``EntryResult`` at most, when its scheduled tokens from ``begin`` on have run."""
+        """Maximum bytes of the ``EntryResult`` of its scheduled tokens from ``begin`` on."""
         num_numbers = self.vector_size if self.num_unscheduled == 0 else 0
         num_prompt = (
             max(0, min(self.num_scheduled, self.num_prompt_tokens - 1) - begin) if self.needs_all_prompt_outputs else 0
@@ -325,21 +325,21 @@ class SequenceGroup(Protocol):
     """Answers so far, the best first."""
 
     def has_token(self, member: Sequence) -> bool:
-        """Whether a member waits for the others."""
+        """Whether ``member`` has its next token and waits for the others."""
 
     def take(self, member: Sequence, result: EntryResult) -> bool:
-        """Take a member's result. Returns whether all members have theirs."""
+        """Store a member's result. Returns whether all members have theirs."""
 
     def advance(self) -> FinishReason | None:
-        """Append a token to the members, of which some may take the place of others. Returns why the group ends, if it does."""
+        """Append a token to each member, where some may become copies of others. Returns the finish reason once the group ends."""
 
 
 def token_sampling(request: Request, choice: int, ends: list[int]) -> TokenSampling:
-    """Parameters of a request for the last stage.
+    """Sampling parameters of a request's answer for the last stage.
 
     Args:
-        choice: which of the request's answers this is.
-        ends: tokens that end them.
+        choice: index of the answer within the request.
+        ends: stop token ids.
     """
     sampling = request.sampling
     processors = [
@@ -353,7 +353,7 @@ def token_sampling(request: Request, choice: int, ends: list[int]) -> TokenSampl
     ]
     logprobs = sampling.logprobs
     if sampling.num_choices > sampling.n and logprobs is None:
-        logprobs = 0  # the best are chosen by their log-probabilities
+        logprobs = 0  # ``best_of`` chooses by log-probabilities
     return TokenSampling(
         num_prompt_tokens=len(request.prompt_token_ids),
         temperature=sampling.temperature,

@@ -10,11 +10,11 @@ from labinfer.engine.sequence import Sequence
 
 
 class Speculation:
-    """Drafted tokens in the micro-batches of a scheduler. This class drafts none, and is what a scheduler without speculation has."""
+    """Drafted tokens in the micro-batches of a scheduler. This base class drafts none; a scheduler without speculation uses it."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        """Counters since the start, to which the scheduler adds its own."""
+        """Counters since the start; the scheduler adds its own."""
 
     def propose(
         self,
@@ -34,7 +34,7 @@ class Speculation:
             chosen: number of tokens to run by sequence; is increased.
             decodes: sequences among them that may run drafted tokens, too.
             waiting: sequences that wait for the result of another micro-batch, if the stages are idle otherwise.
-            room: tokens that the micro-batch has room for.
+            room: tokens left in the micro-batch's token budget.
             num_waiting: number of the waiting sequences that may be chosen.
             num_micro_batches: number of micro-batches like this one that are in flight at once.
             num_in_flight: number of micro-batches in flight now.
@@ -44,16 +44,17 @@ class Speculation:
         """Note that a micro-batch came back.
 
         Args:
-            sequences: of the plan's entries.
+            sequences: sequences of the plan's entries.
             num_in_flight: number of micro-batches that were in flight, this one included.
         """
 
     def record_verified(self, sequence: Sequence, positions: tuple[int, ...], num_accepted: int) -> None:
-        """Free what rejected tokens have left in the cache. Called once a chunk's tokens are the sequence's.
+        """Count accepted tokens and free the cache of rejected ones. Called once ``sequence`` has the tokens of a
+        chunk.
 
         Args:
-            positions: of all drafted tokens in flight, the first ``num_accepted`` of which are accepted, and those that
-                ``sequence.draft`` lacks rejected.
+            positions: draft positions of the drafted tokens in flight before: ``num_accepted`` accepted ones, then
+                rejected ones, then as many unverified ones as ``sequence.draft`` has.
         """
 
     def on_idle(self) -> None:

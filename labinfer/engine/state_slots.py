@@ -1,4 +1,4 @@
-"""Slots for what some layers keep once for each sequence, and the snapshots among them. The states live on the workers."""
+"""StateSlots: slots for the recurrent states of sequences, and cached snapshots of states. Workers hold the contents."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from labinfer.engine.eviction import LRU, Eviction
 
 
 class StateSlots:
-    """A pool of slots, each with room for the state of one sequence.
+    """Pool of slots, each for the recurrent state of one sequence.
 
-    A running sequence holds one. A *snapshot* is a copy of it in another slot, taken where a block ends and known by that
-    block's digest: a sequence that begins with the same tokens goes on from there, with the KV blocks before it. No sequence
-    references a snapshot, so it can be evicted when a sequence needs a slot.
+    A running sequence holds one slot. A *snapshot* is a copy of its state in another slot, taken at a block boundary
+    and registered under that block's digest. A sequence with the same prefix starts from the snapshot and the KV blocks
+    before it. No sequence references a snapshot, so it can be evicted when a sequence needs a slot.
 
     Args:
         num_slots: slots on every rank.
         num_host_slots: slots in host memory, for sequences that are swapped out.
-        interval: tokens from one snapshot of a sequence to the next, beside the one at the end of its prompt.
+        interval: tokens between two snapshots of a sequence; one more is taken at the end of its prompt.
         eviction: makes the object that chooses which snapshot is evicted next.
     """
 
@@ -30,16 +30,17 @@ class StateSlots:
         self.interval = interval
 
     def deepest(self, digests: Sequence[bytes]) -> int:
-        """Count a sequence's first blocks up to its deepest snapshot, given the blocks' digests; 0 without any."""
+        """Number of leading blocks up to the last one of ``digests`` that has a snapshot; 0 without any."""
         for count in range(len(digests), 0, -1):
             if self.slots.find(digests[count - 1 : count]):
                 return count
         return 0
 
     def take(self, digest: bytes | None) -> tuple[int, int | None] | None:
-        """A slot for a sequence, and the snapshot of ``digest`` to copy into it, if one is wanted; None without room.
+        """Allocate a slot for a sequence. Returns it with the snapshot of ``digest`` to copy into it, if there is one;
+        None without room.
 
-        Where no other slot is free, the sequence has that of the snapshot itself.
+        If no other slot is free, the sequence takes over the slot of the snapshot itself.
         """
         snapshot = self.slots.find([digest]) if digest is not None else []
         if snapshot and self.slots.num_free == 1:
@@ -53,7 +54,7 @@ class StateSlots:
         return taken[-1], snapshot[0] if snapshot else None
 
     def snapshot(self, digest: bytes) -> int | None:
-        """A slot for a snapshot of this digest; None where there is one already, or no room but that of sequences."""
+        """Allocate a slot for a snapshot of ``digest``. Returns None if there is one already, or if no slot is free or evictable."""
         if self.slots.find([digest]):
             return None
         slots = self.slots.allocate(1)
