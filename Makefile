@@ -27,7 +27,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Many containers set it; each of the hundreds of launches in the tests would compile what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-all test-core test-core-engine test-core-others test-unit test-functions test-features test-online test-server test-browser test-dist test-cluster test-failures test-timing test-clients fuzz lint format tree size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-hosts bench-growth bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheel wheels clean
+.PHONY: help setup run test test-all test-core test-core-engine test-core-others test-unit test-functions test-features test-online test-server test-browser test-dist test-cluster test-plugins test-failures test-timing test-clients fuzz lint format tree size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-hosts bench-growth bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheel wheels clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -52,7 +52,7 @@ $(VENV)/.setup-test: $(VENV)/.setup
 run: $(VENV)/.setup ## answer examples/prompts.jsonl (MODEL=DIR takes another model)
 	$(BIN)/python launch.py --model $(MODEL) --input examples/prompts.jsonl --output-format text --log-level warning $(ARGS)
 
-LAUNCHED := test-cluster test-failures
+LAUNCHED := test-cluster test-plugins test-failures
 PAIRED := test-features test-unit test-server test-functions test-browser test-online
 FUNCTIONS := tests/unit/functions tests/unit/weights
 LAUNCHING := tests/test_chat.py tests/test_chat_other_servers.py tests/test_offline.py tests/test_signals.py
@@ -66,7 +66,7 @@ test: lint ## everything a change must pass: lint, the parts, and alone what mea
 	@$(MAKE) --no-print-directory test-timing
 
 test-all: SAMPLE =
-test-all: lint test-unit test-functions test-features test-online test-server test-browser test-dist test-mpi-4 test-mpi-5 test-torchrun-3 test-cluster test-failures ## the whole matrices as well (over an hour)
+test-all: lint test-unit test-functions test-features test-online test-server test-browser test-dist test-mpi-4 test-mpi-5 test-torchrun-3 test-cluster test-plugins test-failures ## the whole matrices as well (over an hour)
 
 CORE_ENGINE := tests/unit/engine
 CORE_OTHERS := tests/unit/base tests/unit/worker tests/unit/models tests/unit/test_imports.py
@@ -106,7 +106,10 @@ test-torchrun-%: $(VENV)/.setup-test ## tests/dist under torchrun with that many
 	$(LIMIT) 600 torchrun --nproc-per-node $* -m pytest tests/dist $(SAMPLE)
 
 test-cluster: $(VENV)/.setup-test ## real launches, a sample of the matrices
-	$(LIMIT) 3600 $(BIN)/python -m pytest tests/cluster tests/plugins $(addprefix --ignore=,$(FAILURES)) $(SAMPLE)
+	$(LIMIT) 3600 $(BIN)/python -m pytest tests/cluster $(addprefix --ignore=,$(FAILURES)) $(SAMPLE)
+
+test-plugins: $(VENV)/.setup-test ## real launches with plugins
+	$(LIMIT) 1800 $(BIN)/python -m pytest tests/plugins $(SAMPLE)
 
 test-failures: $(VENV)/.setup-test ## real launches that fail, or change while they serve
 	$(LIMIT) 3600 $(BIN)/python -m pytest $(FAILURES) $(SAMPLE)
