@@ -141,9 +141,9 @@ KNOWN = {
 }
 OPENAI_DOCUMENT, OPENAI_KNOWN = OpenAIDocument("demo").build(), OpenAIDocument("demo", KNOWN).build()
 WITH_STREAMS = with_streams(DOCUMENT)
-few, many = make_schema(WITH_STREAMS, 12), make_schema(WITH_STREAMS, 500)
-openai_few, openai_many = make_schema(OPENAI_DOCUMENT, 12, coverage=""), make_schema(OPENAI_DOCUMENT, 500)
-known_few, known_many = make_schema(OPENAI_KNOWN, 12, coverage=""), make_schema(OPENAI_KNOWN, 500)
+few, many = make_schema(WITH_STREAMS, 6), make_schema(WITH_STREAMS, 500)
+openai_few, openai_many = make_schema(OPENAI_DOCUMENT, 6, coverage=""), make_schema(OPENAI_DOCUMENT, 500)
+known_few, known_many = make_schema(OPENAI_KNOWN, 6, coverage=""), make_schema(OPENAI_KNOWN, 500)
 
 
 @pytest.fixture(scope="module")
