@@ -53,7 +53,7 @@ class Timing(msgspec.Struct, frozen=True):
     name: str
     layout: str
     seconds: list[float]
-    """Minimum times."""
+    """Minimum time in seconds for each bucket."""
     medians: list[float]
     """Median times in seconds: larger than the minimum if other processes took cores or memory bandwidth."""
     starts: int = 1
@@ -217,7 +217,7 @@ def _fastest(seconds: Mapping[str, float]) -> str:
     return name if seconds[name] < (1 - ROWS_MARGIN) * seconds[preferred] else preferred
 
 
-# Cache files of times, one per machine, model slice and thread count.
+# Cache files of times: one for each combination of machine, library, model and thread count.
 
 
 def file_name(*circumstances: object) -> str:

@@ -1,7 +1,8 @@
 """Function calls of a step at the sizes of one rank, so that implementations can be timed.
 
 A layer's ``calls()`` lists its calls; calls of mixtures of experts are in ``expert_calls``, of layers with a state in ``delta_calls``.
-Functions without a class here (packing, embedding, sampling, routing) are not autotuned: the preferred implementation is always used.
+Functions without a class here (packing, embedding, sampling, routing) are not autotuned: the reference has only one alternative, and the
+preferred implementation is always used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draw: the random choice of one token."""
+"""``Draw``: one random draw of a token."""
 
 from __future__ import annotations
 

@@ -153,8 +153,7 @@ class MakeExperts(Protocol):
 
 
 class Experts(Protocol):
-    """The chosen experts of a mixture, each a gated MLP (Shazeer et al. 2017, arXiv:1701.06538; Fedus et al. 2021,
-    arXiv:2101.03961)."""
+    """Routed experts of a mixture, each a gated MLP (Shazeer et al. 2017, arXiv:1701.06538; Fedus et al. 2021, arXiv:2101.03961)."""
 
     def __call__(
         self, x_TD: torch.Tensor, expert_ids_TA: torch.Tensor, weights_TA: torch.Tensor, mlps: ExpertMLPs

@@ -74,7 +74,7 @@ class PackedExperts(Protocol):
         """Pack the quantized matrices of one expert; for experts made with an ``ExpertShape.form``, which the codes have."""
 
     def clone(self) -> PackedExperts:
-        """A deep copy."""
+        """A copy with memory of its own for the weights."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class PackedWeight(Protocol):
         """Size in bytes, scales included."""
 
     def clone(self) -> PackedWeight:
-        """A deep copy."""
+        """A copy with memory of its own for the weights."""
 
 
 @dataclass(frozen=True, slots=True)

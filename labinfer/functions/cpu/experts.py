@@ -132,7 +132,7 @@ class CpuPackedExperts:
 
 
 class CpuExperts:
-    """Each method implements the function of its name; ``protocols`` documents the arguments.
+    """Each method implements the function of its name; ``family_protocols`` documents the arguments.
 
     float16 activations are converted to float32; float16 and float32 weights keep their dtype.
 

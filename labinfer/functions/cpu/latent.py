@@ -17,7 +17,7 @@ CACHES = (torch.bfloat16, torch.int8)
 
 
 class CpuLatent:
-    """Each method implements the function of its name; ``protocols`` documents the arguments.
+    """Each method implements the function of its name; ``family_protocols`` documents the arguments.
 
     Args:
         library: see ``library.load``.

@@ -74,7 +74,7 @@ class PerLayerEmbeddingDecoder(Decoder):
             # Slices, not torch.split: a captured step may have views, but no operation with several results.
             hidden_TD, embedded_TD = hidden_TD[:, :width].contiguous(), hidden_TD[:, width:].contiguous()
         elif not self._ctx.is_last:
-            embedded_TD = hidden_TD.clone()  # a norm may overwrite the other
+            embedded_TD = hidden_TD.clone()  # a norm may overwrite hidden_TD
         inputs_TLP = self.model.layer_inputs(batch.token_ids_T, embedded_TD)
         hidden_TD = super().run_layers(batch, hidden_TD, caches, inputs_TLP)
         return hidden_TD if self._ctx.is_last else torch.cat((hidden_TD, embedded_TD), dim=1)
