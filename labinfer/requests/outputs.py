@@ -32,7 +32,7 @@ class Delta:
     logprobs: list[TokenLogprobs] | None = None
     """Logprobs of ``token_ids``, if requested."""
     stop_reason: str | int | None = None
-    """See ``Completion``."""
+    """Stop string or stop token id that ended the answer; see ``Completion``."""
     drafted: list[bool] = field(default_factory=list)
     """Whether each of ``token_ids`` is an accepted draft token."""
 
@@ -114,7 +114,7 @@ class CompletionState:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str = ""
-    """See ``Completion``."""
+    """Reason of an abort by the engine; see ``Completion``."""
     num_taken: int = 0
     """Tokens already returned in deltas."""
     num_dropped: int = 0

@@ -166,11 +166,11 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TextFormat(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """Any text."""
+    """Response format: any text."""
 
 
 class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
-    """A JSON object."""
+    """Response format: a JSON object."""
 
     schema: dict[str, Any] | None = None
     """JSON schema of the answer, as in llama.cpp and Together; None for any object."""

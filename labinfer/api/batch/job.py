@@ -39,7 +39,7 @@ class JobLine:
 
     number: int
     digest: bytes
-    """See ``line_digest``."""
+    """``line_digest`` of the line."""
     parsed: ParsedLine
     outputs: dict[int, RequestOutput | EmbeddingOutput] = field(default_factory=dict)
     """Outputs of finished requests, by the index of the prompt in the line."""

@@ -47,7 +47,7 @@ class JournalEntry:
     end: int
     """End of the output line, in bytes of the output."""
     digest: bytes
-    """See ``line_digest``."""
+    """``line_digest`` of the input line."""
     failed: bool
     """Whether the output line is an error."""
 

@@ -132,7 +132,7 @@ class Thinking(msgspec.Struct, kw_only=True):
 
 
 class JsonFormat(msgspec.Struct):
-    """JSON by a schema."""
+    """Output format: JSON by a schema."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]

@@ -69,7 +69,7 @@ class Watcher:
         """The next event, encoded; None after the last one, or after a timeout of ``seconds``."""
         try:
             return await asyncio.wait_for(self._events.get(), seconds)
-        except asyncio.TimeoutError:  # the built-in one from Python 3.11 on
+        except asyncio.TimeoutError:  # an alias of TimeoutError from Python 3.11 on
             return None
 
 

@@ -73,7 +73,7 @@ def main(hosts: int, listener: int, beats: int | None = None) -> None:
     _return_large_blocks()
     gc.freeze()  # imported modules are no garbage, and scanning them would pause requests
     log = LineWriter(STANDARD_ERROR)
-    logging.basicConfig(stream=log, format="labinfer: %(message)s", level=logging.ERROR)  # libraries
+    logging.basicConfig(stream=log, format="labinfer: %(message)s", level=logging.ERROR)  # level of libraries
     logging.getLogger("labinfer").setLevel(setup.log_level.upper())
     PLUGINS.adopt(setup.plugins)
     try:

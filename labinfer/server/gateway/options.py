@@ -154,7 +154,7 @@ class ServerOptions:
                 ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
                     self.ssl_certfile, self.ssl_keyfile or None
                 )
-            except OSError as error:  # as SSLError is one, too
+            except OSError as error:  # SSLError is an OSError too
                 raise UserError(
                     f"--ssl-certfile {self.ssl_certfile} and --ssl-keyfile {self.ssl_keyfile or '(not given)'} cannot be "
                     f"used: {error.strerror or error}"

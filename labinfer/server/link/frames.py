@@ -177,7 +177,7 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """The request cannot run."""
+    """The host refuses a request, which cannot run."""
 
     request_id: str
     message: str

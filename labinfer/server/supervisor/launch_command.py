@@ -25,7 +25,7 @@ class LauncherOption:
     index: int
     """Index of the word that holds the value."""
     prefix: str
-    """Part of that word before the value, as in ``--host=a,b``."""
+    """Part of the word at ``index`` before the value, as in ``--host=a,b``."""
     name: str
     entries: tuple[str, ...] = ()
     """Host entries, with slot counts if given: ``node-a:2``, ``node-a slots=2``."""

@@ -1,4 +1,4 @@
-"""The flags of ``launch.py supervise``."""
+"""Options of ``launch.py supervise``."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def _end(process: subprocess.Popen) -> str:
         said = (stdout.read() or b"").decode(errors="replace")
     if process.poll() is None:
         for pid in [process.pid, *descendants(process.pid)]:
-            with suppress(OSError):  # it has just ended
+            with suppress(OSError):  # the process has just ended
                 os.kill(pid, signal.SIGKILL)
         process.wait()
     return said

@@ -121,7 +121,7 @@ async def trace(context: HttpContext) -> Response:
     errors=LOOKING,
 )
 async def workload(context: HttpContext) -> Response:
-    """Arrivals and lengths of the last 4096 requests of a model that ran to their ends, one JSON object in each line.
+    """Arrival times and lengths of the last 4096 complete requests of a model, as JSONL.
 
     For ``launch.py plan`` and ``simulate``.
     """
