@@ -1,4 +1,4 @@
-"""CacheSizes: KV blocks and slots for states, one number for all ranks."""
+"""CacheSizes: numbers of KV blocks and state slots, equal on every rank."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSizes:
-    """Sizes of the caches of a model, the same on every rank. Tokens of a block are ``CacheOptions.block_size``."""
+    """Sizes of a model's caches, equal on every rank. A block holds ``CacheOptions.block_size`` tokens."""
 
     num_blocks: int
     """KV blocks."""
     num_host_blocks: int = 0
     """KV blocks in host memory, for sequences that are swapped out."""
     window: int = 0
-    """Tokens that a token sees at most in layers with a window, where these have KV blocks of their own; 0 where they have none."""
+    """Window size, in tokens, of sliding-window layers with separate KV blocks (window blocks); 0 without any."""
     num_window_blocks: int = 0
-    """KV blocks of those layers."""
+    """Window blocks."""
     num_host_window_blocks: int = 0
-    """KV blocks of those layers in host memory."""
+    """Window blocks in host memory, for sequences that are swapped out."""
     num_states: int = 0
-    """Slots for states of sequences; 0 where no layer keeps any."""
+    """Slots for recurrent states of sequences; 0 if no layer keeps any."""
     num_host_states: int = 0
-    """Slots for states in host memory, of sequences that are swapped out."""
+    """Slots for states in host memory, for sequences that are swapped out."""
     max_model_len: int
-    """Tokens of a sequence that may be in the context at once."""
+    """Maximum number of tokens of a sequence in the context at once."""

@@ -1,4 +1,4 @@
-"""Clock: the one source of time that is handed to whoever needs it, so that a simulator or a test can put in its own."""
+"""Clock: source of time that is passed to its users, so that a simulator or a test can replace it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds that never go back. Whoever only reads them may be handed any ``Callable[[], float]``."""
+    """Monotonic seconds. Code that only reads the time takes any ``Callable[[], float]``."""
 
     def __call__(self) -> float:
         """Seconds since some moment in the past."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Return when these seconds have passed."""
+        """Sleep for ``seconds``."""
         ...
 
 

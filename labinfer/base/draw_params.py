@@ -1,4 +1,4 @@
-"""DrawParams: the numbers of a request that choose its tokens, from the plan to the functions that draw."""
+"""DrawParams: numeric sampling parameters of a request, from the plan to the sampling functions."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import msgspec
 
 
 class DrawParams(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """With the logits and the token's position they determine the token.
+    """Numeric sampling parameters. With the logits and the token's position they determine the token.
 
-    Each set of candidates is taken from what the set before left: top-k, top-p, min-p, typical-p.
+    Candidate filters apply in this order, each to what the one before kept: top-k, top-p, min-p, typical-p.
     """
 
     seed: int = 0
     temperature: float = 0.0
-    """Logits are divided by it; 0 is greedy."""
+    """Divisor of the logits; 0 is greedy."""
     top_k: int = 0
-    """Only the k largest logits; 0 or less for all, as is the vocabulary's size or more."""
+    """Keep the k largest logits; 0 or less keeps all, as does the vocabulary size or more."""
     top_p: float = 1.0
-    """Only the largest, for as long as those before have less than this probability; 1 for all."""
+    """Keep the likeliest tokens, each as long as those before it have a total probability below this; 1 keeps all."""
     min_p: float = 0.0
-    """Only tokens with at least this fraction of the largest probability; 0 for all."""
+    """Keep tokens with at least this fraction of the largest probability; 0 keeps all."""
     typical_p: float = 1.0
-    """Only the most typical, for as long as those before have less than this probability; 1 for all."""
+    """Keep the most typical tokens, each as long as those before it have a total probability below this; 1 keeps all."""

@@ -1,4 +1,4 @@
-"""Exceptions, by who can act on them, and the exit statuses, which are part of the interface."""
+"""Errors: exceptions by who can act on them, and exit statuses, which are part of the interface."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class PromptTooLong(UserError):
 
     @classmethod
     def for_context(cls, num_tokens: int, problem: str) -> PromptTooLong:
-        """The error in OpenAI's sentence and in Anthropic's words, by which clients know it.
+        """Make the error in the wording of OpenAI's and Anthropic's APIs, which clients recognize.
 
         Args:
-            num_tokens: size of the context.
-            problem: what is too long, in words.
+            num_tokens: context length.
+            problem: description of what is too long.
         """
         return cls(
             f"This model's maximum context length is {num_tokens} tokens. However, {problem}: the prompt is too long. "
@@ -55,11 +55,11 @@ class BrokenConnection(RuntimeError):
 
 
 class FilesChanged(RuntimeError):
-    """A file of the model was written to while it was loaded. The next start reads it anew."""
+    """A model file changed while it was loaded. The next start reads it again."""
 
 
 class Interrupted(Exception):
-    """SIGINT or SIGTERM, whichever ``signum`` is, asked this run to end."""
+    """A request by SIGINT or SIGTERM (``signum``) to end this run."""
 
     def __init__(self, signum: int):
         super().__init__(f"interrupted by signal {signum}")
@@ -67,11 +67,11 @@ class Interrupted(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's text; its class where it has none."""
+    """First line of an exception's text; the name of its class if the text is empty."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether an exception is the failure of some work, and not the end of this process. A panic of a library in Rust is a
-    failure, too, though its class, which cannot be imported, says otherwise."""
+    """Whether an exception is a failure of some work rather than the end of this process. A panic in a Rust library is
+    a failure, although its class is no ``Exception``; the class cannot be imported."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"

@@ -1,15 +1,15 @@
-"""The maximum depth of JSON values in requests; libraries that read deeper ones fail."""
+"""JSON depth: limit on the nesting of JSON values in requests; libraries fail on deeper ones."""
 
 from __future__ import annotations
 
 from typing import Any
 
 MAX_DEPTH = 64
-"""Objects and arrays inside each other in a JSON value of a request that is handed on to a library."""
+"""Maximum nesting of objects and arrays in a JSON value that a request passes to a library."""
 
 
 def exceeds_max_depth(value: Any) -> bool:
-    """Whether more than ``MAX_DEPTH`` objects and arrays are inside each other, ``value`` itself counted."""
+    """Whether objects and arrays are nested deeper than ``MAX_DEPTH``, ``value`` itself included."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [child for parent in level for child in _children(parent)]

@@ -1,4 +1,4 @@
-"""The kinds of parts that are chosen by name, where the contract of each is written, and what ships of each."""
+"""Kinds: the kinds of parts that are chosen by name, with the contract and the shipped parts of each."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of parts.
+    """A kind of parts that are chosen by name.
 
     Args:
         contract: ``module:attribute`` of the class or type whose docstring says what a part must do.
         shipped: the parts that come with LABInfer: ``module:attribute`` by name.
         is_class: whether a part is a subclass of the contract; else it is any callable.
-        details: names that ``register`` takes beside kind and name.
+        details: keyword arguments that ``register`` takes beside kind and name.
         check: ``module:attribute`` of a function that refuses a registration: ``check(name, part, details)`` raises ``UserError``.
-        computes: whether parts decide what a model's layers compute. Packed weights and measured times are kept for each version of a
-            plugin that adds such a part.
+        computes: whether parts decide what a model's layers compute. Packed weights and measured times are then cached for each
+            version of a plugin that adds such a part.
     """
 
     contract: str
@@ -68,7 +68,7 @@ MODEL_FAMILIES = {
     "MiniCPM3ForCausalLM": "families.minicpm3",
     "GptOssForCausalLM": "families.gpt_oss",
 }
-"""Modules of ``labinfer.models`` by family: the name of its class, as ``architectures`` of ``config.json`` has it."""
+"""Module in ``labinfer.models`` by family: the class name, as in ``architectures`` of ``config.json``."""
 
 KINDS: dict[str, Kind] = {
     "scheduling_policy": Kind(

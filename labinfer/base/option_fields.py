@@ -1,4 +1,4 @@
-"""option: fields of dataclasses that are also flags of the command line, and their values read and checked."""
+"""option: dataclass fields that are also command-line flags, with conversion and checks of their values."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def option(
     Args:
         help: text for ``--help``.
         other_name: a second, shorter flag.
-        choices: the values that a text may have; one that may be on and off also takes True and False, and its flag is also
+        choices: allowed strings. An option with ``on`` and ``off`` among them also takes True and False, and its flag can be
             given alone and with ``--no-``.
         metavar: name of the value in ``--help``.
-        least: smallest value of a number.
-        secret: leave the value out where options are printed.
+        least: minimum of a number.
+        secret: whether to omit the value where options are printed.
     """
     metadata = {"help": help, "other_name": other_name, "choices": choices, "metavar": metavar, "least": least}
     return dataclasses.field(default=default, repr=not secret, metadata=metadata)
 
 
 def convert_section(section: type[Section], values: dict[str, Any]) -> Section:
-    """A section of options from values in the form of flags.
+    """Make a section of options from flag values.
 
     Raises:
-        UserError: a value does not read as its option's type.
+        UserError: a value cannot be converted to its option's type.
     """
     hints, switches = typing.get_type_hints(section), {f.name for f in dataclasses.fields(section) if is_switch(f)}
     texts = {
@@ -52,13 +52,13 @@ def convert_section(section: type[Section], values: dict[str, Any]) -> Section:
 
 
 def is_switch(field: dataclasses.Field) -> bool:
-    """Whether an option may be on, off, and something else."""
+    """Whether an option has the choices on, off and others."""
     return {"on", "off"} <= set(field.metadata["choices"] or ())
 
 
 def check_bounds(section: Any) -> None:
-    """Check the values of a section against their options' ``choices`` and ``least``. Only an option that is infinite by default
-    may be.
+    """Check the values of a section against ``choices`` and ``least`` of its options. A number may be infinite only if
+    that is its default.
 
     Raises:
         UserError: a value is out of bounds.
@@ -86,8 +86,8 @@ def join(values: tuple) -> str:
 
 
 def convert(name: str, value: Any, hint: Any) -> Any:
-    """Convert ``value`` to type ``hint``: a number, a string, or a tuple of them written ``2,1``, ``[2, 1]`` or ``2``; or a class with
-    a ``parse`` of its own, or None.
+    """Convert ``value`` to type ``hint``: a number, a string, or a tuple of them written ``2,1``, ``[2, 1]`` or ``2``; or a class
+    with a ``parse`` method, or None.
 
     Raises:
         UserError: the value does not read as that type.
@@ -95,7 +95,9 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     if typing.get_origin(hint) is tuple:
         item = typing.get_args(hint)[0]
         if isinstance(value, str):
-            parts = [part.strip() for part in value.replace("，", ",").split(",")]  # as Chinese keyboards have it
+            parts = [
+                part.strip() for part in value.replace("，", ",").split(",")
+            ]  # full-width commas of Chinese keyboards
         else:
             parts = list(value) if isinstance(value, (list, tuple)) else [value]
         if not parts and name != "layers":
@@ -105,7 +107,7 @@ def convert(name: str, value: Any, hint: Any) -> Any:
         if hasattr(kind, "parse"):
             return kind.parse(value)
     if hint is str:
-        value = str(value).removeprefix("torch.")  # torch.bfloat16 is a dtype of Python callers
+        value = str(value).removeprefix("torch.")  # Python callers may pass torch.bfloat16
         if not value and name not in ("tokenizer", "response_template", "chat_template"):
             raise UserError(f"{flag_name(name)} is empty; give a value or leave the option out")
         return value

@@ -14,14 +14,14 @@ import msgspec
 from labinfer.base.draw_params import DrawParams
 
 TOKEN_BYTES, FLOAT_BYTES, STEP_ID_BYTES = 5, 9, 9
-"""Bytes in msgpack at most; token ids have 32 bits."""
+"""Maximum bytes of each in msgpack; token ids have 32 bits."""
 POOLINGS = ("last", "mean", "cls")
-"""Vectors of a prompt's final hidden states: the last token's, the mean over all tokens, or the first token's."""
+"""Poolings of a prompt's final hidden states: the last token's, the mean over all tokens, or the first token's."""
 WHOLE_PROMPT_POOLINGS = ("mean", "cls")
 """Poolings of hidden states before the last token's: no part of the prompt may come from the prefix cache."""
 NO_SLOT = -1
 NO_TOKEN = -1
-"""Sampled in place of a token id where a request's constraints together forbid every token."""
+"""Sampled in place of a token id if a request's constraints together forbid every token."""
 MoveKind = Literal[
     "copy",
     "swap_out",
@@ -33,59 +33,59 @@ MoveKind = Literal[
     "swap_out_state",
     "swap_in_state",
 ]
-"""Moves of blocks, of blocks of windowed layers where these have their own, and of states."""
+"""Moves of KV blocks, of window blocks (separate KV blocks of sliding-window layers), and of recurrent states."""
 
 
 class TokenSampling(DrawParams, frozen=True, array_like=True, kw_only=True):
-    """The part of ``SamplingParams`` that the last stage needs, in token ids."""
+    """Part of ``SamplingParams`` that the last stage needs, in token ids."""
 
     num_prompt_tokens: int
     logprobs: int | None = None
     after_processors: bool = False
-    """Whether ``logprobs`` are measured after the processors (beam search) instead of before them."""
+    """Whether ``logprobs`` are computed after the processors (beam search) instead of before them."""
     prompt_logprobs: int | None = None
     processors: list[tuple[str, Any]] = []
     """Name and argument of each logits processor, in order."""
     pooling: str = ""
-    """Pooling, of ``POOLINGS``: nothing is sampled, and the prompt comes to a vector instead. Empty where tokens are sampled."""
+    """Pooling, one of ``POOLINGS``: the prompt gives a vector, and nothing is sampled. Empty for generation."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probability (natural) of a token, and of the likeliest ones in its place."""
+    """Natural log-probability of a token, and of the likeliest tokens at its position."""
 
     token_id: int
     logprob: float
     top: dict[int, float]
-    """The likeliest tokens, in falling order."""
+    """Log-probabilities of the likeliest tokens, in descending order."""
     rank: int = 0
-    """Place of the token among all by log-probability, from 1 on; 0 where it was not counted, as for sampled tokens."""
+    """Rank of the token by log-probability, from 1 on; 0 if it is not computed, as for sampled tokens."""
 
     @staticmethod
     def max_bytes(top: int | None) -> int:
-        """Bytes of one on the wire at most, with so many of the likeliest tokens; 0 where none is measured."""
+        """Maximum encoded size in bytes with ``top`` likeliest tokens; 0 if ``top`` is None."""
         pair = TOKEN_BYTES + FLOAT_BYTES
         return 0 if top is None else 1 + pair + length_bytes(top) + top * pair + TOKEN_BYTES
 
 
 class SequenceStart(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence the workers have not seen yet (or have forgotten, when it was preempted)."""
+    """A sequence that the workers do not know: it is new, or was preempted and forgotten."""
 
     seq_id: int
     token_ids: list[int]
     sampling: TokenSampling
     state_slot: int = NO_SLOT
-    """Slot of its state in layers that keep one for each sequence."""
+    """Slot of its recurrent state; ``NO_SLOT`` if no layer keeps one."""
 
 
 class CacheMove(msgspec.Struct, frozen=True, array_like=True):
-    """Move of whole KV blocks, or of states, before a step runs; a list of moves is carried out in order."""
+    """Move of whole KV blocks, or of states, before a step runs. The moves of a plan are carried out in order."""
 
     kind: MoveKind
     source: list[int]
     dest: list[int]
-    """Blocks or slots that are written, as many as ``source``; those of the host pool on the far side of a swap."""
+    """Blocks or slots to write, one for each of ``source``. One side of a swap is in the host pool."""
     shift: int = 0
-    """Positions that copied keys move by: they are rotated by so much."""
+    """Number of positions by which copied keys move, and are re-rotated; 0 for none."""
 
 
 class BatchEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -94,30 +94,28 @@ class BatchEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     seq_id: int
     num_tokens: int
     begin: int
-    """Index of the first of them in the sequence; those before it are in the KV cache, or have left the context."""
+    """Index in the sequence of the first token to run. Tokens before it are in the KV cache or have left the context."""
     position: int
-    """Position of the first of them: its index less the tokens that have left the context."""
+    """Position of the first token to run: ``begin`` minus the number of tokens that have left the context."""
     first_block: int
-    """The sequence's block table is cut to this many blocks …"""
+    """Length to which the sequence's block table is truncated before ``new_blocks`` are appended."""
     new_blocks: list[int]
-    """… and goes on with these."""
+    """Blocks appended after ``first_block``."""
     new_tokens: tuple[int, ...] = ()
-    """The last of the tokens to run, as far as the workers do not know them. They take the place of tokens that were
-    drafted before and proved wrong."""
+    """Last of the tokens to run, as far as the workers do not know them. They replace rejected drafted tokens."""
     num_samples: int = 0
-    """A next token is sampled for each of the sequence's last so many prefixes: 0 before the prompt's end, then 1, and one
-    more for each drafted token; one for each token of a chunk of drafted ones behind another chunk."""
+    """Number of the last tokens to run after each of which a token is sampled: 0 before the prompt's end, then 1, plus
+    one for each drafted token. A draft-only chunk has one for each of its tokens."""
     masks: tuple[bytes, ...] = ()
-    """For each sample the only tokens that may come, see ``engine/guide.py``; none for any."""
+    """Mask of the allowed tokens for each sample, see ``engine/guide.py``; empty for no constraint."""
     first_window_block: int = 0
-    """The same two of the table of windowed layers, where these have blocks of their own. A table's first entries may be stale: no
-    token sees what was there."""
+    """``first_block`` and ``new_blocks`` of the sliding-window layers, if they have separate blocks. Leading entries of
+    their table may be stale, as no token attends to them."""
     new_window_blocks: list[int] = []
     is_decode: bool = False
-    """Whether each token leads to the next; otherwise these are of a prompt, or several that are computed again."""
+    """Whether the entry is a decode: a token is sampled after each of its tokens, and none of these is of the prompt."""
     num_drafts: int = 0
-    """Tokens that the last stage's MTP layer is to guess behind those that are sampled. There are blocks for what they leave in its
-    cache."""
+    """Number of tokens that the last stage's MTP layer drafts after the sampled ones. Blocks for its keys and values are allocated."""
 
 
 class BatchPlan(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="plan"):
@@ -128,12 +126,12 @@ class BatchPlan(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=
     finished: list[int]
     """Sequences to forget; applied before ``starts``."""
     moves: list[CacheMove]
-    """Done before anything is run."""
+    """Moves to carry out before the step runs."""
     entries: list[BatchEntry]
     result_bytes: int = 0
-    """The result's encoding has so many bytes at most: its sender and its receiver both make room for them."""
+    """Maximum encoded size of the result, for which sender and receiver allocate buffers."""
     model: int = 0
-    """Which of the group's models it is for."""
+    """Index of the model in the group that the plan is for."""
 
     @property
     def num_tokens(self) -> int:
@@ -165,15 +163,15 @@ class EntryResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Result of one entry of a plan."""
 
     token_ids: tuple[int, ...] = ()
-    """Sampled: one for each of the entry's ``num_samples``."""
+    """Sampled tokens, ``num_samples`` of the entry."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """For these tokens, where the request asks for them."""
+    """Log-probabilities of the sampled tokens, if requested."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """For the prompt's tokens that follow those that were run, where the request asks for them."""
+    """Log-probabilities of the prompt's tokens that follow those that were run, if requested."""
     vector: tuple[float, ...] = ()
-    """With the end of a prompt that is pooled."""
+    """Vector of a pooled prompt, with its last token."""
     draft: tuple[int, ...] = ()
-    """Guessed tokens behind the last one that counts: the entry's ``num_drafts``."""
+    """Tokens that the MTP layer drafted after the last valid token, ``num_drafts`` of the entry."""
 
     @staticmethod
     def max_bytes(
@@ -185,13 +183,13 @@ class EntryResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
         num_numbers: int = 0,
         num_drafts: int = 0,
     ) -> int:
-        """Bytes of one on the wire at most.
+        """Maximum encoded size in bytes.
 
         Args:
             top: see ``TokenSampling.logprobs``.
-            num_prompt: log-probabilities of prompt tokens.
+            num_prompt: number of prompt log-probabilities.
             prompt_top: see ``TokenSampling.prompt_logprobs``.
-            num_numbers: numbers of the vector.
+            num_numbers: length of the vector.
             num_drafts: see ``BatchEntry.num_drafts``.
         """
         return (
@@ -217,7 +215,7 @@ class BatchResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @staticmethod
     def max_bytes(num_entries: int) -> int:
-        """Bytes on the wire at most, beside those of the entries."""
+        """Maximum encoded size in bytes, without the entries."""
         return 1 + STEP_ID_BYTES + length_bytes(num_entries)
 
     def encode(self) -> bytes:
@@ -226,7 +224,7 @@ class BatchResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @staticmethod
     def decode(data: bytes | memoryview) -> BatchResult:
         """Raises:
-        msgspec.DecodeError: it is no result.
+        msgspec.DecodeError: ``data`` is no encoded result.
         """
         return _decode_result(data)
 
@@ -241,7 +239,7 @@ _decode_result = msgspec.msgpack.Decoder(BatchResult).decode
 
 
 class EndRun(msgspec.Struct, frozen=True, array_like=True, tag="end_run"):
-    """The end of a model's run: followers forget ``finished`` and report their ``WorkerStats``."""
+    """End of a model's run: followers forget the sequences ``finished`` and report their ``WorkerStats``."""
 
     finished: list[int]
     model: int = 0
@@ -252,18 +250,18 @@ Command = BatchPlan | EndRun
 
 
 class DraftStart(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence that the rank with the draft model has not seen yet."""
+    """A sequence that the rank with the draft model does not know yet."""
 
     seq_id: int
     sampling: TokenSampling
     ends: list[int]
-    """Tokens that end it."""
+    """Stop token ids."""
     salt: str
-    """Only sequences with the same one find each other's tokens in the cache."""
+    """Only sequences with equal salts share cached blocks."""
 
 
 class DraftEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A sequence that tokens are to be drafted for."""
+    """A sequence to draft for."""
 
     seq_id: int
     begin: int
@@ -273,11 +271,11 @@ class DraftEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     num_unverified: int
     """Drafted tokens at the end of ``token_ids``, which may be rejected."""
     limit: int
-    """Tokens to draft at most."""
+    """Maximum draft length."""
 
 
 class DraftRequest(msgspec.Struct, frozen=True, array_like=True, tag="draft_request"):
-    """Rank 0 asks for drafts."""
+    """Rank 0's request for drafts."""
 
     starts: list[DraftStart]
     finished: list[int]
@@ -290,7 +288,7 @@ class DraftAnswer(msgspec.Struct, frozen=True, array_like=True):
 
     drafts: list[list[int]]
     error: str = ""
-    """The reason why there are none, and will be none."""
+    """Reason why drafting has failed; no more drafts will come. Empty for success."""
 
 
 DraftCommand = DraftRequest | EndRun

@@ -1,4 +1,4 @@
-"""PoolingConfig: how a model's hidden states are pooled; EmbeddingOutput: the vector that a request comes to."""
+"""PoolingConfig: how a model's hidden states are pooled; EmbeddingOutput: the pooled vector of a request."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from labinfer.base.plan import POOLINGS
 
 
 class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Pooling of requests that do not name one, as the checkpoint's files say."""
+    """Default pooling of a checkpoint, for requests that name none."""
 
     pooling: str = "last"
     """One of ``plan.POOLINGS``."""
     normalize: bool = True
-    """Whether vectors are divided by their length."""
+    """Whether vectors are scaled to Euclidean length 1."""
     is_embedder: bool = False
-    """Whether the files say that the model gives embeddings: cosines of other models' hidden states mean nothing."""
+    """Whether the checkpoint is an embedding model. Cosines of other models' hidden states are meaningless."""
     refusal: str = ""
-    """A reason why the vectors that the files ask for cannot be computed; empty where they can."""
+    """Reason why the checkpoint's pooling cannot be computed; empty if it can."""
 
     default_prompt: str = ""
-    """Name of the prompt that sentence-transformers would put before every text; it is not put there here."""
+    """Name of the prompt that sentence-transformers would prepend to every text; LABInfer does not prepend it."""
 
     @property
     def warning(self) -> str:
-        """A line for the log of a start; empty where there is nothing to say."""
+        """Warning for the startup log; empty for none."""
         if self.refusal:
             return f"embeddings: {self.refusal}"
         if self.default_prompt:
@@ -40,13 +40,13 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
     def resolve(self, pooling: str | None) -> str:
-        """The pooling of a request.
+        """Resolve the pooling of a request.
 
         Args:
-            pooling: as the request has it; None for the model's own.
+            pooling: pooling of the request; None for the model's default.
 
         Raises:
-            UserError: there is no such pooling, or the request names none and the model's own cannot be computed.
+            UserError: the pooling is unknown, or the request names none and the model's default cannot be computed.
         """
         if pooling is None:
             if self.refusal:
@@ -57,22 +57,22 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
         return pooling
 
     def finish(self, outputs: list[EmbeddingOutput], normalize: bool | None) -> list[EmbeddingOutput]:
-        """Outputs with vectors of length 1, where those are wanted.
+        """Scale the vectors of outputs to length 1, if that is wanted.
 
         Args:
-            normalize: as the request has it; None for the model's own.
+            normalize: choice of the request; None for the model's default.
         """
         normalizes = self.normalize if normalize is None else normalize
         return [output.normalized() for output in outputs] if normalizes else outputs
 
     def check_scores(self, pooling: str | None) -> None:
-        """Refuse cosines of vectors that are no embeddings.
+        """Reject cosine scores of vectors that are no embeddings.
 
         Args:
-            pooling: as the request has it. Who names one knows what is compared.
+            pooling: pooling of the request; naming any pooling permits the scores.
 
         Raises:
-            UserError: the model is no embedder.
+            UserError: the request names no pooling, and the model is no embedding model.
         """
         if self.resolve(pooling) and pooling is None and not self.is_embedder:
             raise UserError(
@@ -89,11 +89,11 @@ class EmbeddingOutput:
     key: Any
     prompt_token_ids: list[int]
     embedding: list[float]
-    """Numbers of the vector, one for each dimension of the hidden size; unscaled until ``normalized``."""
+    """Vector with one number per hidden dimension; not normalized until ``normalized``."""
     num_cached_tokens: int
-    """Prompt tokens that were found in the KV cache."""
+    """Prompt tokens that were found in the prefix cache."""
 
     def normalized(self) -> EmbeddingOutput:
-        """The same, of Euclidean length 1; zeros stay zeros."""
+        """Copy with a vector of Euclidean length 1; a zero vector stays zero."""
         length = math.hypot(*self.embedding)
         return replace(self, embedding=[number / length for number in self.embedding]) if length else self

@@ -1,4 +1,4 @@
-"""Plain data that ranks measure: StepTimes before the first request, Slices and WorkerStats while requests run."""
+"""Measurements of ranks: StepTimes before the first request, Slices and WorkerStats while requests run."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that steps take on the slowest rank of each stage, measured before the first request."""
 
     sizes: list[int]
-    """Decoding sequences of the steps that were timed, ascending."""
+    """Numbers of decoding sequences in the timed steps, ascending."""
     by_stage: list[list[float]]
     """Seconds of a step, for each stage and each of ``sizes``."""
     hop: float = 0.0
     """Seconds from the end of a stage's step to the beginning of the next stage's; 0 with one stage."""
     swapped_block: float = 0.0
-    """Seconds to move a KV block to the host pool and back; 0 without a host pool."""
+    """Seconds to swap a KV block out to the host pool and back; 0 without a host pool."""
     swapped_window_block: float = 0.0
-    """The same for one of the layers with a window; 0 where all blocks are alike."""
+    """Seconds to swap a window block out and back; 0 without separate blocks of sliding-window layers."""
     swapped_state: float = 0.0
-    """The same for the state of a sequence; 0 where there is none."""
+    """Seconds to swap the recurrent state of a sequence out and back; 0 without states."""
     alone: list[list[float]] = []
-    """Seconds of the same steps while all other stages wait, where those of ``by_stage`` are timed with all at work: memory is then
-    this stage's alone, and so may be others' cores. Empty where it is no different."""
+    """Times as in ``by_stage``, but measured while all other stages are idle; those of ``by_stage`` are measured while
+    all are busy. An idle stage leaves memory bandwidth, and possibly cores, to the others. Empty if there is no
+    difference."""
 
     draft_rows: list[int] = []
-    """Tokens of one sequence in steps that were timed, ascending from 1, where drafted tokens are verified."""
+    """Numbers of tokens in timed verification steps of one sequence, ascending from 1."""
     drafts_by_stage: list[list[float]] = []
-    """Seconds of these steps, for each stage."""
+    """Seconds of a verification step, for each stage and each of ``draft_rows``."""
 
     def drafted(self, stage: int, size: float, count: float) -> float:
-        """Seconds that a stage's step of ``size`` decoding sequences takes longer for so many drafted tokens.
+        """Additional seconds of a stage's step of ``size`` decoding sequences for ``count`` drafted tokens.
 
-        With several sequences it is not less than for so many more of these.
+        With several sequences, at least the additional seconds for ``count`` more sequences.
         """
         of_one = of_others = 0.0
         if has_drafts := len(self.draft_rows) > 1:
@@ -43,16 +44,16 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
         return max(of_one, of_others)
 
     def at(self, stage: int, size: float, alone: bool = False) -> float:
-        """Seconds of a stage's step of ``size`` decoding sequences, by straight lines through the measured times.
+        """Seconds of a stage's step of ``size`` decoding sequences, by linear interpolation of the measured times.
 
         Args:
-            alone: whether the other stages wait meanwhile.
+            alone: whether the other stages are idle meanwhile.
         """
         sizes, times = self.sizes, (self.alone if alone and self.alone else self.by_stage)[stage]
         return _interpolate(sizes, times, size)
 
     def describe(self) -> str:
-        """One line for the log of a start."""
+        """Describe the times in one line, for the startup log."""
         text = f"a step of the slowest stage takes {self._slowest(self.by_stage)} decoding sequences"
         text += f" ({self._slowest(self.alone)} while the others wait)" if self.alone else ""
         text += f", a hop {self.hop * 1e3:.2f} ms" if self.hop else ""
@@ -69,7 +70,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _interpolate(sizes: list[int], times: list[float], size: float) -> float:
-    """The time of a size, by straight lines that never fall."""
+    """Interpolate the time of ``size`` linearly, with slopes of at least 0."""
     if len(sizes) == 1 or size <= sizes[0]:
         return times[0]
     right = next((index for index in range(1, len(sizes)) if size <= sizes[index]), len(sizes) - 1)
@@ -85,20 +86,20 @@ class Slices(msgspec.Struct, frozen=True, array_like=True):
     """Six 64-bit integers for each slice: index of its name, begin and end in nanoseconds, and its step's id (-1 without a
     step), tokens, and decoding tokens."""
     clock: int
-    """Nanoseconds to add to ``begin`` and ``end`` for times since 1970."""
+    """Nanoseconds to add to ``begin`` and ``end`` for Unix time."""
     num_dropped: int
-    """Slices for which there was no room."""
+    """Slices that were dropped for lack of room."""
 
 
 class ExpertReads(msgspec.Struct, frozen=True, kw_only=True):
-    """Experts that steps of a rank needed, where all are in a file and some in memory."""
+    """Expert accesses of a rank's steps with expert offload: all experts are in a file, some in memory."""
 
     hits: int
-    """Experts that were in memory."""
+    """Accesses to experts in memory."""
     misses: int
     bytes_read: int
     stall_time: float
-    """Seconds in which nothing could be computed for want of an expert."""
+    """Seconds in which computation waited for an expert."""
 
 
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,9 +110,9 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     tp_rank: int
     num_steps: int
     busy_time: float
-    """Time inside the model, sampling included, waiting for other stages excluded."""
+    """Time in the model, with sampling, without waits for other stages."""
     layer_time: float = 0.0
-    """Part of it in the layers; all of it on accelerators, which are not waited for behind each part."""
+    """Part of ``busy_time`` in the layers. On accelerators all of it, as they are not synchronized after each part."""
     peak_memory: int
     """Highest resident memory, pages of mapped files and an accelerator's memory included."""
     private_memory: int
@@ -119,21 +120,21 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes_read: int
     num_threads: int
     cpus: str
-    """The CPUs this rank may run on, as ``taskset`` writes them."""
+    """CPUs that this rank may run on, in the notation of ``taskset``."""
     slices: Slices | None = None
-    """None where nothing was recorded."""
+    """Recorded slices; None if nothing was recorded."""
     bytes_sent: dict[int, int] = {}
-    """Activations and tokens, by the rank they were sent to."""
+    """Bytes of activations and tokens sent, by destination rank."""
     expert_tokens: dict[int, list[int]] = {}
-    """Tokens that each expert of a layer was given, by layer; on the first tensor-parallel rank of a stage."""
+    """Tokens routed to each expert, by layer; on the first tensor-parallel rank of a stage."""
     expert_reads: ExpertReads | None = None
-    """None where all experts are in memory."""
+    """Expert accesses; None if all experts are in memory."""
     when: float = 0.0
-    """Seconds of the rank's ``time.monotonic`` at which the counters were read."""
+    """Time at which the counters were read, in seconds of the rank's ``time.monotonic``."""
     memory_total: int = 0
-    """All that its device has; see ``spmd.machine.total_memory``."""
+    """Total memory of its device; see ``spmd.machine.total_memory``."""
     memory_used: int = 0
-    """The part of it that is in use; see ``spmd.machine.used_memory``."""
+    """Used memory of its device; see ``spmd.machine.used_memory``."""
     waits: dict[str, float] = {}
-    """Seconds that this rank waited, by what for: ``plans`` of rank 0, ``activations`` of the stage before, or, on rank 0,
-    ``tokens`` of the last stage."""
+    """Seconds that this rank waited, by cause: ``plans`` of rank 0, ``activations`` of the previous stage, or, on rank
+    0, ``tokens`` of the last stage."""
