@@ -140,8 +140,8 @@ class ExpertArena:
             yield [self._address(position) for position in group], begin == len(groups) - 1
 
     def _split(self, positions: Sequence[int]) -> list[list[int]]:
-        """Split ``positions`` into parts, two of which fit into memory at once. Cached experts before the first missing one form a part of their
-        own. Every other part begins with a missing expert, and the missing ones are spread about evenly."""
+        """Split ``positions`` into parts, two of which fit into memory at once. Cached experts before the first missing one form parts of their own.
+        Later parts begin with a missing expert, unless the part before is full. The missing experts are spread about evenly."""
         missing = {position for position in positions if position not in self._used}
         most, size = self._slots_SB.shape
         most, at_once = most // 2, max(1, NUM_THREADS * PIECE_BYTES // max(size, PIECE_BYTES))

@@ -90,7 +90,8 @@ class StepMemory:
         return numbers.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Take the block of this step's tensor out of the pool and return its memory; None if an earlier step used the block."""
+        """Take the block of this step's tensor out of the pool and return its memory (``tensor`` itself if it has no block); None if an earlier step
+        allocated the block."""
         block = self._find_block(tensor)
         if block is None:
             return tensor
