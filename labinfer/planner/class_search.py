@@ -1,9 +1,9 @@
 """ClassSearch: exact search for the layout with the least value of a criterion, over classes of equal units.
 
-Layers of a kind are alike, so for a set of machines, the first of them, the last, and a bound on the time of a stage, the least
-sum is that where each has a layer and the cheapest have all others, as far as the bound and their memory allow. Hops do not
-depend on the layers: the cheapest order of a set is the shortest path through it (Held and Karp, 1962; ``routes.py``). The
-bound falls from one solution to the next until the sum alone is too much. Sets that cannot beat the best so far are left out.
+Layers of one kind cost the same. Given a set of units, its first and last stage, and an upper bound on the stage time, the sum of
+stage times is least if each unit has one layer and the cheapest units have all others, up to the bound and their memory. Hops do
+not depend on the layers: the cheapest order of a set is its shortest path (Held and Karp, 1962; ``routes.py``). Each solution
+lowers the bound, until the sum alone exceeds the best value. Sets that cannot beat the best layout so far are skipped.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from labinfer.planner.segments import cut_layers
 from labinfer.planner.units import UnitClass
 
 NEAR = 1.1
-"""Orders are tried whose value with mean layers is at most so many times the least, where layers are of several kinds …"""
+"""With several kinds of layers: real layers are cut for orders whose value with mean layers is within this factor of the best."""
 MAX_ORDERS = 24
-"""… and at most so many."""
+"""Maximum number of orders for which real layers are cut."""
 
 
 @dataclass(frozen=True)
 class _Line:
-    """Seconds of a stage by its layers: fixed + layers * per_layer, and more at the ends of the model; less at the last one, where its
-    layer saves more than the head takes."""
+    """Stage time as a linear function: fixed + layers * per_layer, plus ``first`` or ``last`` on the stages at the ends of the model.
+    ``last`` is negative if the last layer saves more time than the head takes."""
 
     fixed: float
     per_layer: float
@@ -51,11 +51,11 @@ class _Line:
 
     @property
     def least_fixed(self) -> float:
-        """Seconds beside its layers, wherever it stands."""
+        """Least seconds beside the layers, at any position in the pipeline."""
         return self.fixed + min(0.0, self.last)
 
     def layers_below(self, bound: float, cap: int) -> int:
-        """Most layers of a stage, wherever it stands, such that its time stays below the bound."""
+        """Most layers such that the stage's time is below ``bound`` at its best position; at most ``cap``."""
         return _layers_below(bound, self.least_fixed, self.per_layer, cap)
 
 
@@ -82,16 +82,16 @@ class _UnitGroup:
     most_fixed: float
     most_layer: float
     cap: int
-    """Layers that each has room for."""
+    """Layers that fit in the memory of each unit."""
 
     def layers_below(self, bound: float) -> int:
-        """Layers of each such that its time stays below the bound."""
+        """Most layers per unit such that its stage time is below ``bound``."""
         return _layers_below(bound, self.most_fixed, self.most_layer, self.cap)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _CriterionLines:
-    """Lines and room of every class for one criterion."""
+    """Stage times and layer capacities of every class for one criterion."""
 
     criterion: Criterion
     path: list[_Line]
@@ -99,7 +99,7 @@ class _CriterionLines:
     caps: dict[tuple[int, bool, bool], int]
     routes: Routes
     least_value: float
-    """No layout has less."""
+    """Lower bound on the value of any layout."""
 
 
 @dataclass(kw_only=True)
@@ -109,14 +109,14 @@ class ClassSearch:
     problem: Problem
     classes: list[UnitClass]
     known: Solution | None
-    """The best of other searches, which is to be beaten."""
+    """Best layout of earlier searches; only better layouts count."""
     layer_room: LayerRoom
     best: Solution | None = None
     near: dict[tuple[Criterion, tuple[str, ...]], Solution] = field(default_factory=dict)
-    """By criterion and order of machines, where layers are of several kinds: layouts of mean layers."""
+    """With several kinds of layers: the best layout of mean layers, by criterion and order of machines."""
 
     def run(self) -> Solution | None:
-        """A solution that is better than the known one, if there is any."""
+        """A better solution than ``known``; None if there is none."""
         problem, classes = self.problem, self.classes
         self.num_layers = len(classes[0].costs.layers)
         self.is_alike = len(set(classes[0].costs.layers)) == 1
@@ -140,12 +140,12 @@ class ClassSearch:
         return 1.0 if self.is_alike else NEAR
 
     def _is_allowed(self, state: State) -> bool:
-        """Whether the required machines can be among these units, and the first one."""
+        """Whether ``state`` has enough units for the required machines and the first machine."""
         needed = {*self.problem.required, self.problem.first}
         return all(count >= len({*each.machines} & needed) for count, each in zip(state, self.classes, strict=True))
 
     def _prepare(self, criterion: Criterion) -> _CriterionLines | None:
-        """Lines and room of the classes for a criterion; None where the model does not fit."""
+        """Stage times and layer capacities for ``criterion``; None if the model does not fit."""
         room = self.problem.least_room(criterion.num_seqs)
         caps = {
             (number, first, last): self.layer_room.count(each.costs, room, is_first=first, is_last=last)
@@ -172,7 +172,7 @@ class ClassSearch:
         )
 
     def _least_most(self, most: list[_Line], caps: list[int]) -> float:
-        """A time that the slowest stage exceeds in every layout, by bisection."""
+        """Lower bound on the time of the slowest stage in any layout, by bisection."""
         low, high = 0.0, max(line.fixed + self.num_layers * line.per_layer for line in most)
         for _ in range(30):
             middle = (low + high) / 2
@@ -186,7 +186,7 @@ class ClassSearch:
         return low
 
     def _search(self, lines: _CriterionLines) -> None:
-        """Look through all states for layouts below the target."""
+        """Search all states for layouts below the target."""
         criterion, path = lines.criterion, lines.path
         fewest, most_stages = criterion.num_stages
         numbers = range(len(self.classes))
@@ -216,7 +216,7 @@ class ClassSearch:
                 self._improve(lines, state, first, last)
 
     def _ends(self, state: State, used: list[int]) -> Iterator[tuple[int, int]]:
-        """Classes of the first and last stage."""
+        """Possible classes of the first and last stage of ``state``."""
         for first in used:
             if self.problem.first and self.problem.first not in self.classes[first].machines:
                 continue
@@ -225,7 +225,7 @@ class ClassSearch:
                     yield first, last
 
     def _groups(self, lines: _CriterionLines, state: State, first: int, last: int) -> list[_UnitGroup]:
-        """Units by class and role, cheapest layers first."""
+        """Units grouped by class and role, cheapest layers first."""
         roles: dict[tuple[int, bool, bool], int] = {(n, False, False): count for n, count in enumerate(state)}
         ends = [(first, True, True)] if sum(state) == 1 else [(first, True, False), (last, False, True)]
         for number, is_first, is_last in ends:
@@ -249,7 +249,7 @@ class ClassSearch:
         return sorted(groups, key=lambda group: group.path_layer)
 
     def _improve(self, lines: _CriterionLines, state: State, first: int, last: int) -> None:
-        """Find the best layout of a state with such ends, if it is below the target."""
+        """Find the best layout of ``state`` with classes ``first`` and ``last`` at its ends, if it is below the target."""
         criterion = lines.criterion
         groups = self._groups(lines, state, first, last)
         size = sum(state)
@@ -286,7 +286,7 @@ class ClassSearch:
     def _keep(
         self, value: float, criterion: Criterion, order: tuple[int, ...], groups: list[_UnitGroup], layers: list[int]
     ) -> None:
-        """Remember a layout, which is below the target."""
+        """Record a layout below the target."""
         stages = self._make_stages(order, groups, layers)
         solution = Solution(value, criterion, stages)
         if not self.is_alike:
@@ -297,7 +297,7 @@ class ClassSearch:
             self.target, self.best = value, solution
 
     def _make_stages(self, order: Sequence[int], groups: list[_UnitGroup], layers: list[int]) -> tuple[Stage, ...]:
-        """Stages in the order of the classes of their units."""
+        """Stages whose units have the classes of ``order``."""
         shares: dict[tuple[int, bool, bool], list[int]] = {}
         for group, total in zip(groups, layers, strict=True):
             even, rest = divmod(total, group.count)
@@ -310,7 +310,7 @@ class ClassSearch:
         return tuple(stages)
 
     def _names(self, order: Sequence[int]) -> list[str]:
-        """Machines for the classes of an order: rank 0's first, then those that are required."""
+        """A machine for each class in ``order``: rank 0's machine before required machines, these before others."""
         problem = self.problem
         left = [
             sorted(each.machines, key=lambda name: (name != problem.first, name not in problem.required))
@@ -319,9 +319,9 @@ class ClassSearch:
         return [left[unit].pop(0) for unit in order]
 
     def _cut_unlike_layers(self) -> Solution | None:
-        """The best cuts of the real layers, for the orders that are nearly the best with mean layers.
+        """The best cut of the real layers over the orders that are nearly best with mean layers.
 
-        Where none of these fits, and nothing else is known, for orders that do.
+        If none of them fits and ``known`` is None, tries orders in which the layers fit.
         """
         target = self.known.value if self.known else float("inf")
         best = None
@@ -335,7 +335,7 @@ class ClassSearch:
         return best if best or self.known else self._cut_fitting_orders()
 
     def _cut_fitting_orders(self) -> Solution | None:
-        """The best cuts of the real layers for orders in which they fit; None where they fit in none."""
+        """The best cut of the real layers over orders in which they fit; None if there is no such order."""
         problem, best = self.problem, None
         firsts = [n for n, each in enumerate(self.classes) if problem.first in ("", *each.machines)]
         orders: dict[Room, list[tuple[int, ...]]] = {}
@@ -359,10 +359,10 @@ class ClassSearch:
 
 
 def _share_layers(groups: list[_UnitGroup], num_layers: int, bound: float) -> list[int] | None:
-    """Layers of each group with the least sum, where every stage stays below a bound; None where they do not suffice.
+    """Layers of each group with the least sum of times, every stage below ``bound``; None if the groups cannot hold ``num_layers``.
 
     Args:
-        groups: the cheapest layers first.
+        groups: sorted by time per layer, cheapest first.
     """
     below = [group.layers_below(bound) for group in groups]
     left = num_layers - sum(group.count for group in groups)

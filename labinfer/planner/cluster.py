@@ -1,4 +1,4 @@
-"""Cluster: machines, what was measured on them, and the links between them; read from files and flags."""
+"""Cluster: machines, their measured costs, and the links between them; read from files and flags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labinfer.base.errors import UserError
 from labinfer.planner.costs import HostCosts
 
 UNITS = {"bit": 1 / 8, "kbit": 125, "mbit": 125e3, "gbit": 125e6}
-"""Bytes a second of each unit that --link takes."""
+"""Bytes per second of each rate unit of --link."""
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 RATE = re.compile(rf"([0-9.]+)({'|'.join(UNITS)})", re.IGNORECASE)
 LATENCY = re.compile(rf"([0-9.]+)({'|'.join(SECONDS)})", re.IGNORECASE)
@@ -21,14 +21,14 @@ HINT = "give --link a:b=1gbit,0.3ms, or --link 1gbit,0.3ms for all pairs"
 
 
 class NetworkLink(msgspec.Struct, frozen=True):
-    """Network between two machines, the same in both directions."""
+    """Symmetric network link between two machines."""
 
     latency: float
-    """Seconds of a message of no size, one way."""
+    """One-way seconds of an empty message."""
     bytes_per_second: float
 
     def seconds(self, num_bytes: float) -> float:
-        """Seconds until a message has arrived."""
+        """One-way seconds of a message of ``num_bytes``."""
         return self.latency + num_bytes / self.bytes_per_second
 
 
@@ -41,19 +41,19 @@ class MachinePairLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OWN_LINK = NetworkLink(0.0, float("inf"))
-"""Link of a machine to itself where none was measured: transfers between its own stages take no time."""
+"""Default link of a machine to itself: transfers between its own stages take no time."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine, or several equal ones."""
+    """One machine, or ``count`` equal ones."""
 
     name: str
     costs: list[HostCosts]
-    """Measurements on it: one for each tp_size, dtype and quantization."""
+    """One measurement for each tp_size, dtype and quantization."""
     num_ranks: int = 0
-    """Ranks that it runs; 0 for as many as its largest tp_size."""
+    """Ranks on the machine; 0 for its largest tp_size."""
     count: int = 1
-    """Number of such machines: with more than one their names are ``name-0``, ``name-1``, …"""
+    """Number of equal machines; above 1 their names are ``name-0``, ``name-1``, …"""
 
     @property
     def ranks(self) -> int:
@@ -65,17 +65,17 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     machines: list[Machine]
     links: list[MachinePairLink] = []
-    """A later link of the same two machines takes the place of an earlier one."""
+    """Links of pairs; a later link of a pair overrides an earlier one."""
     default_link: NetworkLink | None = None
-    """Link of all pairs that ``links`` leaves out."""
+    """Link of all pairs that are not in ``links``."""
 
     @classmethod
     def read(cls, paths: Sequence[str], links: Sequence[str] = ()) -> Cluster:
-        """A cluster from files of ``launch.py probe --save``, and links in the form of ``--link``. Several files may have the same
-        machine, probed with several options.
+        """A cluster from files of ``launch.py probe --save`` and values of ``--link``. Several files may describe one machine, probed
+        with different options.
 
         Raises:
-            UserError: a file cannot be read or does not hold a cluster, or a link is not understood.
+            UserError: a file cannot be read or does not hold a cluster, or a link is malformed.
         """
         parts = [_read_file(path) for path in paths]
         default = next((part.default_link for part in reversed(parts) if part.default_link), None)
@@ -92,10 +92,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return cluster
 
     def expand(self) -> Cluster:
-        """The same with one entry for each machine.
+        """This cluster with one entry for each machine.
 
         Raises:
-            UserError: there are fewer than one of a machine.
+            UserError: a ``count`` is below 1.
         """
         machines = []
         for machine in self.machines:
@@ -114,7 +114,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         """The link of two machines.
 
         Raises:
-            UserError: there is none.
+            UserError: they have no link.
         """
         for pair in reversed(self.links):
             if {pair.a, pair.b} == {a, b}:
@@ -129,17 +129,17 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         """Links of all pairs of machines, in both directions.
 
         Raises:
-            UserError: two machines have none.
+            UserError: two machines have no link.
         """
         given = {frozenset((pair.a, pair.b)): pair.link for pair in self.links}
         names = [machine.name for machine in self.machines]
         return {(a, b): given.get(frozenset((a, b))) or self.link(a, b) for a in names for b in names}
 
     def check(self) -> None:
-        """Check what came from files and flags, with one entry for each machine.
+        """Check an expanded cluster that was read from files and flags.
 
         Raises:
-            UserError: there is no machine, one has no name or that of another, a cost or link is wrong, absent or of an unknown machine, or
+            UserError: there is no machine, a name is empty or not unique, a cost or link is invalid, missing or of an unknown machine, or
                 the machines were measured with different models.
         """
         if not self.machines:
@@ -181,10 +181,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_link(text: str) -> tuple[tuple[str, str] | None, NetworkLink]:
-    """Machines and link of ``a:b=1gbit,0.3ms``; no machines for ``1gbit,0.3ms``, which is for all pairs.
+    """Pair of machines and link of a --link value such as ``a:b=1gbit,0.3ms``; the pair is None for ``1gbit,0.3ms`` (all pairs).
 
     Raises:
-        UserError: it is neither.
+        UserError: ``text`` is malformed.
     """
     names, _, values = text.rpartition("=")
     rate, _, latency = values.partition(",")
@@ -203,7 +203,7 @@ def parse_link(text: str) -> tuple[tuple[str, str] | None, NetworkLink]:
 
 def check_link(link: NetworkLink, name: str) -> None:
     """Raises:
-    UserError: the link has no rate or an endless one, or a negative or endless latency.
+    UserError: the rate is not positive or is infinite, or the latency is negative or infinite.
     """
     if not 0 <= link.latency < math.inf or not 0 < link.bytes_per_second < math.inf:
         raise UserError(
@@ -213,10 +213,10 @@ def check_link(link: NetworkLink, name: str) -> None:
 
 
 def _merge(machines: Sequence[Machine]) -> list[Machine]:
-    """Each machine once, with the costs of all probes of it: of several dtypes, quantizations and tensor-parallel degrees.
+    """Each machine once, with the costs of all its probes in different dtypes, quantizations and tensor-parallel degrees.
 
     Raises:
-        UserError: two probes have the same, or differ in the number of ranks.
+        UserError: two probes have equal dtype, quantization and degree, or different numbers of ranks.
     """
     by_name: dict[str, Machine] = {}
     for machine in machines:
@@ -238,7 +238,7 @@ def _merge(machines: Sequence[Machine]) -> list[Machine]:
 
 
 def _forms(machine: Machine) -> set[tuple[str, str, int]]:
-    """Dtype, quantization and tensor-parallel degree of each of its costs."""
+    """Dtype, quantization and tensor-parallel degree of each cost of ``machine``."""
     return {(costs.dtype, costs.quantization, costs.tp_size) for costs in machine.costs}
 
 

@@ -1,4 +1,4 @@
-"""HostCosts: seconds and bytes that a model takes on one kind of host, as they were measured there."""
+"""HostCosts: measured times and memory of a model on one kind of host."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from labinfer.planner.overheads import Overheads
 from labinfer.planner.step_shape import StepShape, tokens_seen
 
 LEAST_FRACTION = 0.01
-"""Part of the seconds of fewer rows that more rows take at least. On machines with ten times as much work as cores, a step of a
-small model was seen to take a fiftieth of the time of a smaller one."""
+"""Smallest plausible time, as a fraction of the longest time at a smaller size. It is this low because measurements on heavily
+oversubscribed CPUs are noisy: larger steps have measured 50 times faster than smaller ones."""
 MIXER_SUMS = 1
-"""Sums over the tensor-parallel ranks in a layer's mixer; those of its MLP differ."""
+"""All-reduces over the tensor-parallel ranks in a layer's token mixer; the number in the MLP varies."""
 
 
 class Points(msgspec.Struct, frozen=True):
-    """Seconds measured at some sizes, with straight lines between.
+    """Measured seconds by size, with linear interpolation.
 
-    Where another implementation takes over there is a point on either side, so that the line between them is the jump.
+    Where the implementation changes, there is a point on either side; the line between the two is the jump.
     """
 
     sizes: list[float]
@@ -30,7 +30,7 @@ class Points(msgspec.Struct, frozen=True):
     seconds: list[float]
 
     def at(self, size: float) -> float:
-        """Seconds at a size: those of the first point below it, the last slope beyond the last one; 0 without points."""
+        """Seconds at ``size``: constant below the first point, the last slope (not negative) beyond the last point, 0 without points."""
         sizes, seconds = self.sizes, self.seconds
         if not sizes:
             return 0.0
@@ -45,10 +45,10 @@ class Points(msgspec.Struct, frozen=True):
         return seconds[right - 1] + slope * (size - sizes[right - 1])
 
     def check_possible(self, name: str) -> None:
-        """Check seconds of a computation, which takes some time at every size, and hardly less at larger ones.
+        """Check that every time is positive and not far below the times at smaller sizes.
 
         Raises:
-            UserError: no machine takes these times.
+            UserError: a time is implausible.
         """
         most = 0.0
         for size, seconds in zip(self.sizes, self.seconds, strict=True):
@@ -71,23 +71,23 @@ class Points(msgspec.Struct, frozen=True):
 
 
 class LayerCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of one layer of a kind; see ``HostCosts.layer_kinds``."""
+    """Seconds of one layer of a kind, a key of ``HostCosts.layer_kinds``."""
 
     linear: Points
-    """Products with its matrices, experts included, by rows."""
+    """Matrix products, experts included, by rows (tokens)."""
     small: Points
     """Everything else that depends on rows alone: norms, activation, rotation."""
     decode: tuple[float, float, float]
-    """Attention of decodes: a0 + a1 * sequences + a2 * tokens that they see."""
+    """Attention of decodes: a0 + a1 * sequences + a2 * context tokens of all of them."""
     chunk: tuple[float, float, float]
-    """Attention of a chunk of q tokens with some before it: b0 + b1 * q + b2 * q * (before + q / 2)."""
+    """Attention of a prefill chunk of q tokens after ``before`` cached tokens: b0 + b1 * q + b2 * q * (before + q / 2)."""
     window: int = 0
-    """Tokens that a token sees at most, itself included; 0 for all."""
+    """Sliding window in tokens, the token itself included; 0 for full attention."""
     num_sums: int = MIXER_SUMS + 1
-    """Sums over tensor-parallel ranks."""
+    """All-reduces over tensor-parallel ranks."""
 
     def seconds(self, shape: StepShape) -> float:
-        """Seconds of a step, without sums over tensor-parallel ranks."""
+        """Seconds of this layer in a step, without all-reduces."""
         rows = shape.rows
         total = self.linear.at(rows) + self.small.at(rows) if rows else 0.0
         if shape.num_decodes:
@@ -99,7 +99,7 @@ class LayerCosts(msgspec.Struct, frozen=True, kw_only=True):
         return total
 
     def context_seconds(self, shape: StepShape) -> float:
-        """The part of them in which chunks see what is before them."""
+        """Part of ``seconds`` in which prefill chunks attend to the tokens before the chunk."""
         window = self.window
         pairs = [
             tokens_seen(tokens, before, window) - tokens_seen(tokens, 0, window) for tokens, before in shape.chunks
@@ -123,22 +123,22 @@ class LayerCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes on a rank of what drafts with weights, beside its share of the model; none of a draft model that is not there."""
+    """Bytes per rank of drafters with weights, beside the target model; 0 for drafters not in use."""
 
     first: int = 0
-    """Weights and captured steps of a draft model, which rank 0 holds on the first stage."""
+    """Weights and captured steps of the draft model, on rank 0 (in the first stage)."""
     first_kv: int = 0
-    """KV cache of a token in it."""
+    """KV cache of the draft model per token."""
     first_state: int = 0
-    """State of a sequence in it."""
+    """Recurrent state of the draft model per sequence."""
     last: int = 0
-    """Weights of an MTP layer, on the last stage, without the embedding."""
+    """Weights of the MTP layer, on the last stage, without the embedding."""
     last_kv: int = 0
-    """KV cache of a token in it."""
+    """KV cache of the MTP layer per token."""
 
 
 class MeanBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of tensor-parallel ranks on average, rounded up, which in one memory count together; for the fields see ``HostCosts``."""
+    """Mean bytes per tensor-parallel rank, rounded up, for ranks that share a memory; for the fields see ``HostCosts``."""
 
     layer_bytes: dict[str, int]
     kv_bytes: dict[str, int]
@@ -149,76 +149,75 @@ class MeanBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Costs of one stage of a model on one kind of host: tp_size ranks, in one dtype and quantization.
+    """Costs of one stage of a model on one kind of host: ``tp_size`` ranks, in one dtype and quantization.
 
-    Seconds are those of the slowest of these ranks, with all ranks of the machine at work; bytes are those of the rank that
-    has the most.
+    Seconds are those of the slowest rank, with all ranks of the machine busy. Bytes are those of the rank with the most.
     """
 
     name: str
-    """Name of the kind of host, for people."""
+    """Display name of the kind of host."""
     hardware: str = ""
-    """Description of processor or device and threads, for people."""
+    """Display text: processor or device, and threads."""
     model: str
-    """Digest of the model's shapes; hosts can only work together on the same."""
+    """Digest of the model's shapes; equal for all hosts of a cluster."""
     dtype: str
     quantization: str = "none"
     tp_size: int = 1
     memory: int
-    """Bytes that are free for each rank before it loads anything, less what it takes beside weights and cache: for captured steps, for
-    sequences that are swapped out, and to start."""
+    """Free bytes per rank before loading, less what the rank needs beside weights and cache: captured steps, swap space, and memory of
+    the start itself."""
     sharing: int = 1
-    """Ranks of the machine whose ``memory`` are parts of the same; 1 where each has its own."""
+    """Ranks of the machine that divide one memory, ``memory`` bytes each; 1 if each rank has its own."""
     layers: list[str]
     """Kind of each layer of the whole model, in order."""
     last_cut: int | None = None
-    """The last layer with which a stage may begin; None for any."""
+    """Last layer at which a stage may begin; None for no limit."""
     layer_kinds: dict[str, LayerCosts]
     layer_bytes: dict[str, int]
-    """Weights of a layer of each kind."""
+    """Weights of a layer, by kind."""
     kv_bytes: dict[str, int]
-    """KV cache of a token in a layer of each kind."""
+    """KV cache of a layer per token, by kind."""
     state_bytes: dict[str, int] = {}
-    """State of a sequence in a layer of each kind; nothing for those that are left out."""
+    """Recurrent state of a layer per sequence, by kind; 0 for missing kinds."""
     hidden_bytes: int
-    """Activations of a token, as they travel between stages and are summed over tensor-parallel ranks."""
+    """Hidden state of a token, as sent between stages and all-reduced over tensor-parallel ranks."""
     embedded_bytes: int = 0
-    """Bytes of a token that travel between stages beside these."""
+    """Bytes per token sent between stages beside ``hidden_bytes``."""
     embedding_bytes: int
     head_bytes: int
-    """Weights of the head, on the last stage."""
+    """Weights of the LM head, on the last stage."""
     shared_bytes: int = 0
-    """Part of them that a rank with both ends of the model holds as its embedding."""
+    """Part of ``head_bytes`` tied to the embedding: stored once on a rank with both ends of the model."""
     head: Points
     """Logits and sampling, by sampled rows."""
     embed: Points
     """The embedding, by rows."""
     fixed: float
-    """Seconds of every step, however small, on any stage."""
+    """Constant seconds of every step on any stage."""
     all_reduce: Points = Points([], [])
-    """A sum over the tensor-parallel ranks, by bytes; no points where ``linear`` has it."""
+    """All-reduce over the tensor-parallel ranks, by bytes; no points if ``linear`` includes it."""
     skipped: Points = Points([], [])
-    """Seconds that the model's last layer saves in a step with chunks, by rows of which no token is sampled: it computes them no
-    further than their keys and values."""
+    """Seconds that the model's last layer saves in a step with prefill chunks, by rows that are not sampled: for these it computes only
+    keys and values."""
     mean: MeanBytes | None = None
-    """None where ranks have equal parts, or theirs are not known."""
+    """Mean bytes over the ranks; None if all have equal shards or their bytes are unknown."""
     overheads: Overheads = Overheads()
     drafting: DraftBytes = DraftBytes()
     measured: bool = True
-    """Whether all of this was measured, not estimated; of the overheads it says nothing."""
+    """Whether all costs but ``overheads`` were measured rather than estimated."""
 
     @property
     def on_average(self) -> HostCosts:
-        """The same with the bytes of a rank on average."""
+        """These costs with mean bytes per rank in place of the maximum."""
         return (
             self if self.mean is None else msgspec.structs.replace(self, mean=None, **msgspec.structs.asdict(self.mean))
         )
 
     def step_seconds(self, shape: StepShape, layers: Mapping[str, int], *, is_first: bool, is_last: bool) -> float:
-        """Seconds of a step.
+        """Seconds of a step on this stage.
 
         Args:
-            layers: number of layers of each kind; see ``count_layers``.
+            layers: number of layers by kind; see ``count_layers``.
         """
         total = self.fixed + sum(count * self.layer_seconds(kind, shape) for kind, count in layers.items())
         if is_first:
@@ -226,21 +225,21 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         return total + self.last_seconds(shape) if is_last else total
 
     def stage_seconds(self, shape: StepShape, layers: Mapping[str, int], *, is_first: bool, is_last: bool) -> float:
-        """Seconds for which a step keeps a stage: the step, and what lies between steps; on the first stage, where rank 0 is, also its
+        """Seconds for which a step occupies a stage: the step itself, the gap between steps, and on the first stage (with rank 0) the
         scheduling. For the arguments see ``step_seconds``."""
         total = self.step_seconds(shape, layers, is_first=is_first, is_last=is_last) + self.between_seconds(shape)
         return total + self.overheads.plan_seconds(shape.num_sequences) if is_first else total
 
     def between_seconds(self, shape: StepShape) -> float:
-        """Seconds from one step to the next, and of inputs beyond those of one sequence."""
+        """Seconds from one step to the next, plus preparing inputs of all sequences but the first."""
         return self.overheads.lead + self.overheads.prepare_seconds(shape.num_sequences)
 
     def head_seconds(self, shape: StepShape) -> float:
-        """Seconds of logits and sampling."""
+        """Seconds of LM head and sampling."""
         return self.head.at(shape.num_samples) if shape.num_samples else 0.0
 
     def last_seconds(self, shape: StepShape) -> float:
-        """Seconds by which a step takes longer on the last stage: its head, less what its last layer need not compute."""
+        """Extra seconds of a step on the last stage: the LM head, less what the last layer skips (see ``skipped``)."""
         rows = shape.rows - shape.num_samples
         if not (self.skipped.sizes and shape.chunks and rows > 0):
             return self.head_seconds(shape)
@@ -248,36 +247,38 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         return self.head_seconds(shape) - skipped
 
     def layer_seconds(self, kind: str, shape: StepShape) -> float:
-        """Seconds of one layer, sums over tensor-parallel ranks included."""
+        """Seconds of one layer, all-reduces included."""
         costs = self.layer_kinds[kind]
         sums = costs.num_sums * self.all_reduce.at(shape.rows * self.hidden_bytes) if self.tp_size > 1 else 0.0
         return costs.seconds(shape) + sums
 
     def count_layers(self, begin: int, end: int) -> dict[str, int]:
-        """Layers of each kind among those from ``begin`` up to before ``end``."""
+        """Number of layers by kind, from ``begin`` to ``end`` (exclusive)."""
         counts: dict[str, int] = {}
         for kind in self.layers[begin:end]:
             counts[kind] = counts.get(kind, 0) + 1
         return counts
 
     def sent_bytes(self, rows: float, receiver: HostCosts) -> float:
-        """Bytes of so many tokens' activations on their way to the next stage, each of whose ranks is sent all of them."""
+        """Activation bytes of ``rows`` tokens sent to the next stage, each of whose ranks receives all of them."""
         return rows * (self.hidden_bytes + self.embedded_bytes) * receiver.tp_size
 
     def weight_bytes(self, layers: Mapping[str, float], *, is_first: bool, is_last: bool) -> float:
-        """Bytes of a stage's weights on a rank; for ``layers`` see ``step_seconds``."""
+        """Weight bytes of a stage per rank; for ``layers`` see ``step_seconds``."""
         total = sum(count * self.layer_bytes[kind] for kind, count in layers.items())
         total += (self.embedding_bytes + self.drafting.first) * is_first
         total += (self.head_bytes + self.drafting.last) * is_last
         if self.drafting.last and is_last and not (is_first or self.shared_bytes):
-            total += self.embedding_bytes  # of the tokens that the MTP layer goes on from, which no head of its own has
+            total += (
+                self.embedding_bytes
+            )  # the MTP layer embeds tokens; neither the first stage nor a tied head provides the table
         return total - self.shared_bytes * (is_first and is_last)
 
     def check_measured(self) -> None:
-        """Check what was measured, or comes from a file of an earlier measurement.
+        """Check measured costs, also those from the file of an earlier measurement.
 
         Raises:
-            UserError: a cost cannot be.
+            UserError: a cost is missing or implausible.
         """
         self.check()
         owner = f"costs of {self.name or 'this host'}"
@@ -287,10 +288,10 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         self.embed.check_possible(f"embed in the {owner}")
 
     def check(self) -> None:
-        """Check what came from a file.
+        """Check costs read from a file.
 
         Raises:
-            UserError: a cost is negative, absent, or no number.
+            UserError: a cost is negative, missing, or not finite.
         """
         owner = f"costs of {self.name or 'a host'}"
         if not self.layers:

@@ -1,4 +1,4 @@
-"""FittingOrders: orders of units on whose memory the layers of a model fit, also where layers are not alike."""
+"""FittingOrders: orders of units in whose memory a model fits, also with several kinds of layers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from labinfer.planner.units import UnitClass
 
 
 class FittingOrders:
-    """By sets of units, the small ones first: the layers up to which some order of a set can hold the model's first ones.
+    """For each set of units (smallest first): how many leading layers the set can hold, over all orders.
 
     Args:
-        room: that each stage must have.
-        firsts: classes that may have the first stage.
+        room: minimum room of each stage.
+        firsts: classes that may run the first stage.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class FittingOrders:
             for is_last in (False, True)
         }
         self._reached: dict[State, set[int]] = {}
-        """Numbers of layers that all stages of a set may hold, none of them the last stage."""
+        """Numbers of leading layers that each set can hold, none of its units as the last stage."""
 
     def orders(self, states: Collection[State]) -> Iterator[tuple[int, ...]]:
-        """Classes of the stages of layouts that fit: one layout for each set and class of its last stage.
+        """Unit classes, in stage order, of layouts that fit: one layout for each set and class of its last stage.
 
         Args:
-            states: sets that may be a layout.
+            states: sets allowed as layouts.
         """
         for state in self._graph.states:
             self._reached[state] = {
@@ -60,7 +60,7 @@ class FittingOrders:
                     yield (*self._trace(_without(state, number), begin), number)
 
     def _last_steps(self, state: State) -> Iterator[tuple[int, int, list[int]]]:
-        """Classes that may come last in a set, each with the layers that all others may hold, and how far it goes itself."""
+        """Each class that may come last in ``state``, with the number of layers before it and, by first layer, the end that it can reach."""
         is_first = sum(state) == 1
         for number, count in enumerate(state):
             if count and (not is_first or number in self._firsts):
@@ -69,7 +69,7 @@ class FittingOrders:
                     yield number, begin, spans
 
     def _trace(self, state: State, end: int) -> tuple[int, ...]:
-        """An order in which a set holds so many layers."""
+        """An order in which ``state`` holds the first ``end`` layers."""
         if not any(state):
             return ()
         number, begin = next((n, b) for n, b, spans in self._last_steps(state) if b < end <= spans[b])
@@ -77,5 +77,5 @@ class FittingOrders:
 
 
 def _without(state: State, number: int) -> State:
-    """The set with a unit of a class less."""
+    """``state`` with one unit of class ``number`` less."""
     return (*state[:number], state[number] - 1, *state[number + 1 :])

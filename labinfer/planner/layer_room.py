@@ -1,4 +1,4 @@
-"""LayerRoom: how many layers a unit has room for, kept over all searches for a problem."""
+"""LayerRoom: how many layers fit in a unit's memory, cached over all searches for a problem."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from labinfer.planner.segments import most_layers
 
 
 class LayerRoom:
-    """Layers for which units have room.
+    """Cached numbers of layers that fit in the memory of units.
 
     Args:
-        limits: of the problem, whose costs must live as long as this.
+        limits: engine limits of the problem. Its costs must outlive this object, as they are cached by ``id``.
     """
 
     def __init__(self, limits: EngineLimits):
@@ -19,10 +19,10 @@ class LayerRoom:
         self._counts: dict[tuple[int, Room, bool, bool], int] = {}
 
     def count(self, costs: HostCosts, room: Room, *, is_first: bool = False, is_last: bool = False) -> int:
-        """Layers for which a unit has room, in the best place for it where they are unlike.
+        """Most layers that fit in a unit's memory, at its best position if there are several kinds of layers.
 
         Args:
-            room: what must be left beside them.
+            room: KV tokens and sequences that must fit beside the layers.
         """
         key = (id(costs), room, is_first, is_last)
         if key not in self._counts:

@@ -1,4 +1,4 @@
-"""make_problem: the question to the search that the options of a start or of a command stand for."""
+"""make_problem: the layout search problem for the options of a start or a command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from labinfer.planner.workload import (
 )
 
 DEFAULT_LENGTH = 4096
-"""Tokens of a context where neither --max-model-len nor the workload says more."""
+"""Context length, in tokens, if neither --max-model-len nor the workload gives another."""
 
 
 def make_problem(
@@ -34,16 +34,16 @@ def make_problem(
     max_position: int = 0,
     count_tokens: CountTokens | None = None,
 ) -> Problem:
-    """The question for the best layout of these machines.
+    """The problem of the best layout on the machines of ``cluster``.
 
     Args:
-        workload: file of ``read_workload``; empty for requests of the usual lengths, as far as the context goes.
+        workload: file for ``read_workload``; empty for requests of default lengths, shortened to the context.
         first: machine of rank 0; empty for any.
-        max_position: longest context of the model; 0 where it is not known.
+        max_position: longest context of the model; 0 if unknown.
         count_tokens: see ``read_workload``.
 
     Raises:
-        UserError: the file is no workload or has requests that are too long, or no machine was probed as the options say.
+        UserError: the file is no workload or has requests that are too long, or no machine was probed with matching options.
     """
     requests = read_workload(workload, count_tokens=count_tokens) if workload else None
     longest = max((request.prompt + request.output for request in requests.requests), default=0) if requests else 0
@@ -75,10 +75,10 @@ def make_problem(
 
 
 def refuse_drafters(options: EngineOptions) -> None:
-    """Refuse what drafts with weights, whose bytes are not in files of costs.
+    """Refuse drafters with weights, whose memory files of costs do not include.
 
     Raises:
-        UserError: a draft model or the model's MTP layer is to draft.
+        UserError: ``options`` use a draft model or the MTP layer.
     """
     speculation = options.scheduler.speculative_config
     if speculation is not None and (speculation.model or options.scheduler.has_mtp):
@@ -90,10 +90,10 @@ def refuse_drafters(options: EngineOptions) -> None:
 
 
 def refuse_draft_rank(options: EngineOptions, flag: str) -> None:
-    """Refuse a draft model on a spare rank, which only a layout that is given leaves free.
+    """Refuse a ``draft_rank``: only an explicit layout (--ranks) says which ranks are spare.
 
     Raises:
-        UserError: there is to be one; it names ``flag``.
+        UserError: ``options`` have a ``draft_rank``; the message names ``flag``.
     """
     speculation = options.scheduler.speculative_config
     if speculation is not None and speculation.draft_rank:
@@ -104,7 +104,7 @@ def refuse_draft_rank(options: EngineOptions, flag: str) -> None:
 
 
 def no_room(problem: Problem) -> UserError:
-    """The error of a question that has no answer."""
+    """The error for a problem without a solution."""
     return UserError(
         f"the model fits on no layout of {', '.join(machine.name for machine in problem.cluster.machines)} with room for a "
         f"request of {problem.limits.max_model_len} tokens; add machines, or give a smaller --max-model-len, --dtype or --quantization"
@@ -112,11 +112,11 @@ def no_room(problem: Problem) -> UserError:
 
 
 def allowed_dtypes(cluster: Cluster, model: ModelOptions) -> tuple[tuple[str, str], ...]:
-    """Pairs of dtype and quantization that --dtype and --quantization allow, the first ones preferred; empty for any. The order of
-    --quantization counts before that of --dtype.
+    """Pairs of dtype and quantization that --dtype and --quantization allow, in order of preference; empty for any. The order of
+    --quantization takes precedence over that of --dtype.
 
     Raises:
-        UserError: no machine was probed with one, or --quantization has to decide.
+        UserError: no machine was probed with an allowed pair, or machines were probed in several quantizations and -q is not given.
     """
     probed = dict.fromkeys((costs.dtype, costs.quantization) for machine in cluster.machines for costs in machine.costs)
     if model.quantization == ModelOptions.quantization:
@@ -143,8 +143,8 @@ def allowed_dtypes(cluster: Cluster, model: ModelOptions) -> tuple[tuple[str, st
 
 
 def _is_asked_for(name: str, quantization: str, is_only: bool) -> bool:
-    """Whether a value of --quantization stands for a name of ``HostCosts.quantization``: auto on its own for any, beside others for
-    what is not rounded."""
+    """Whether ``quantization``, a value of --quantization, selects ``name``, a value of ``HostCosts.quantization``. ``auto`` as the only
+    value selects all; beside other values it selects weights that are not quantized on load."""
     if quantization == "auto":
         return is_only or rounding(name) not in ROUNDINGS
     return rounding(name) == quantization
@@ -155,7 +155,7 @@ def _name_forms(forms: Iterable[tuple[str, str]]) -> str:
 
 
 def _usual_requests(length: int) -> Workload:
-    """Requests of the default lengths, or of as much as a short context holds of them."""
+    """Requests of the default lengths, scaled down to a context of ``length`` tokens."""
     share = min(1.0, length / (DEFAULT_PROMPT + DEFAULT_OUTPUT))
     prompt = max(1, int(DEFAULT_PROMPT * share))
     return Workload((RequestLengths(prompt=prompt, output=max(1, min(DEFAULT_OUTPUT, length - prompt))),))

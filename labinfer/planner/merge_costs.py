@@ -1,4 +1,4 @@
-"""merge_ranks: the costs of a machine from what its ranks have measured."""
+"""merge_ranks: the costs of a machine from the measurements of its ranks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ BYTES_BY_KIND = ("layer_bytes", "kv_bytes", "state_bytes")
 
 
 def merge_ranks(ranks: Sequence[HostCosts]) -> HostCosts:
-    """The most seconds and bytes of any rank, beside the bytes on average, the least memory and savings; all else is the first one's.
+    """Costs of a machine: maximum seconds and bytes of its ranks, mean bytes, minimum memory and savings; the rest is from ``ranks[0]``.
 
     Args:
-        ranks: of one machine, all with the same layers.
+        ranks: costs of the ranks of one machine, all with equal layers.
     """
 
     def most_by_kind(name: str) -> dict[str, int]:
@@ -54,7 +54,7 @@ def merge_ranks(ranks: Sequence[HostCosts]) -> HostCosts:
 
 
 def merge_points(points: Sequence[Points], choose: Callable[..., float] = max) -> Points:
-    """The most seconds, or what else is chosen, at every size that any of them has."""
+    """Points at every size of any of ``points``, with their seconds combined by ``choose``."""
     sizes = sorted({size for each in points for size in each.sizes})
     return Points(sizes, [choose([each.at(size) for each in points]) for size in sizes])
 

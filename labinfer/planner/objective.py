@@ -1,4 +1,4 @@
-"""Criterion: what a layout is judged by, in seconds, from the steps that a workload makes of it."""
+"""Criterion: the cost of a layout, in seconds per request, from the steps that a workload needs."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from labinfer.planner.step_shape import StepShape
 from labinfer.planner.workload import MeanRequest
 
 SEQUENCE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Numbers of sequences at once that are tried, beside ``max_num_seqs`` itself."""
+"""Numbers of concurrent sequences to try, beside ``max_num_seqs`` itself."""
 
 RESERVE = 0.015
-"""Part of the room for a cache on which a plan does not count, so that a start can keep what it tells: other programs take memory until
-then, and weights whose implementation is chosen anew may take more."""
+"""Fraction of the cache memory that a plan leaves unused, so that a start has at least the planned KV tokens: other programs may take
+memory meanwhile, and newly chosen implementations may pack weights larger."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLimits:
-    """Options of the engine that a plan depends on; see ``config``."""
+    """Engine options that affect a plan; see ``base/config.py``."""
 
     max_model_len: int
     max_num_seqs: int = 64
@@ -44,22 +44,22 @@ class EngineLimits:
     chunked_prefill_size: int = 512
     block_size: int = 16
     memory_utilization: float = 1.0
-    """Fraction of what is free beside the weights that the cache may take."""
+    """Fraction of the memory left by the weights that the cache may take."""
     kept: int | None = None
-    """Tokens that a context shift keeps; None without any."""
+    """Leading tokens that a context shift keeps; None without context shift."""
     max_context: int = 0
-    """Longest context of a start, where that is more than the ``max_model_len`` for which there must be room."""
+    """Longest context of a start, if longer than ``max_model_len``, for which there must be room."""
     num_kv_blocks: int = 0
-    """KV blocks that the user asks for; 0 for as many as there is room for."""
+    """KV blocks that the user asks for; 0 for as many as fit."""
 
     @property
     def context(self) -> int:
-        """Tokens of a sequence that may be in the cache at once."""
+        """Maximum tokens of one sequence in the cache."""
         return max(self.max_context, self.max_model_len)
 
     @property
     def useful_blocks(self) -> int:
-        """KV blocks of as many of the longest sequences as may run at once; more can never be filled."""
+        """KV blocks of ``max_num_seqs`` sequences of maximum length; more can never be filled."""
         return self.max_num_seqs * -(-self.context // self.block_size)
 
     @property
@@ -69,7 +69,7 @@ class EngineLimits:
 
 @dataclass(frozen=True)
 class Room:
-    """Least room that every stage must have."""
+    """Minimum cache capacity of every stage."""
 
     kv_tokens: float
     num_seqs: int
@@ -84,7 +84,7 @@ class Stage:
     begin: int
     """First layer."""
     end: int
-    """Layer after the last one."""
+    """One past the last layer."""
 
     @property
     def layers(self) -> dict[str, int]:
@@ -94,7 +94,7 @@ class Stage:
 def cache_room(
     costs: HostCosts, layers: Mapping[str, float], limits: EngineLimits, *, is_first: bool, is_last: bool
 ) -> CacheRoom:
-    """Memory of each rank of a stage for its cache."""
+    """Cache memory of each rank of a stage."""
     free = costs.memory - costs.weight_bytes(layers, is_first=is_first, is_last=is_last)
     if is_first and (draft_state := costs.drafting.first_state):
         free -= draft_state * draft_states_that_fit(
@@ -117,8 +117,8 @@ def cache_room(
 
 
 def stage_rooms(stages: Sequence[Stage], limits: EngineLimits) -> list[CacheRoom]:
-    """Memory for the cache of each stage of a layout, as a start has it: together with all others in the same memory, of which ranks
-    without a stage take nothing."""
+    """Cache memory of each stage of a layout, as at a start: stages on one shared memory pool it, and ranks without a stage take none
+    of it."""
     used, last = Counter[str](), len(stages) - 1
     for stage in stages:
         used[stage.machine] += stage.costs.tp_size
@@ -135,10 +135,10 @@ def stage_rooms(stages: Sequence[Stage], limits: EngineLimits) -> list[CacheRoom
 
 
 def kv_blocks(stages: Sequence[Stage], limits: EngineLimits) -> BlockCounts:
-    """KV blocks of a layout, with the room of each stage for them, as a start of it has them.
+    """KV blocks of a layout, and the capacity of each stage, as a start computes them.
 
     Raises:
-        UserError: a stage has no room for the blocks that the user asks for.
+        UserError: a stage has no room for ``limits.num_kv_blocks``.
     """
     rooms, needs = stage_rooms(stages, limits), window_needs(stages[0].costs, limits)
     blocks = count_blocks(
@@ -148,7 +148,9 @@ def kv_blocks(stages: Sequence[Stage], limits: EngineLimits) -> BlockCounts:
         fixed=limits.num_kv_blocks,
     )
     if limits.num_kv_blocks:
-        in_all_memory = stage_rooms(stages, replace(limits, memory_utilization=1.0))  # which they may take in a start
+        in_all_memory = stage_rooms(
+            stages, replace(limits, memory_utilization=1.0)
+        )  # requested blocks may take all memory at a start
         for stage, room, most in zip(stages, rooms, in_all_memory, strict=True):
             needed = room.used_bytes(blocks)
             left = most.num_bytes - room.num_states(limits.max_num_seqs) * room.state_bytes
@@ -161,7 +163,7 @@ def kv_blocks(stages: Sequence[Stage], limits: EngineLimits) -> BlockCounts:
 
 
 def window_needs(costs: HostCosts, limits: EngineLimits) -> WindowNeeds | None:
-    """Blocks that layers with a window have use for; see ``SlidingWindow.needs``."""
+    """Blocks that sliding-window layers need; see ``SlidingWindow.needs``."""
     window = SlidingWindow(max(kind.window for kind in costs.layer_kinds.values()), limits.block_size)
     return window.needs(
         max_num_seqs=limits.max_num_seqs,
@@ -175,8 +177,7 @@ def window_needs(costs: HostCosts, limits: EngineLimits) -> WindowNeeds | None:
 def kv_room(
     costs: HostCosts, layers: Mapping[str, float], limits: EngineLimits, *, is_first: bool, is_last: bool
 ) -> tuple[int, int]:
-    """KV blocks and states of sequences that a stage has room for in its share of its machine's memory; both at most what can be of
-    use."""
+    """KV blocks and sequence states that fit on a stage in its share of the machine's memory; both at most as many as can be used."""
     room = cache_room(costs, layers, limits, is_first=is_first, is_last=is_last)
     if room.num_bytes < 0:
         return 0, 0
@@ -189,13 +190,13 @@ def kv_room(
 def has_room(
     costs: HostCosts, layers: Mapping[str, float], limits: EngineLimits, least: Room, *, is_first: bool, is_last: bool
 ) -> bool:
-    """Whether a stage has the room that is asked for."""
+    """Whether a stage has the room ``least``."""
     blocks, states = kv_room(costs, layers, limits, is_first=is_first, is_last=is_last)
     return blocks * limits.block_size >= least.kv_tokens and states >= least.num_seqs
 
 
 def fits(stages: Sequence[Stage], limits: EngineLimits, least: Room) -> bool:
-    """Whether every stage of a layout has the room that is asked for."""
+    """Whether every stage of a layout has the room ``least``."""
     last = len(stages) - 1
     return all(
         has_room(stage.costs, stage.layers, limits, least, is_first=number == 0, is_last=number == last)
@@ -204,7 +205,7 @@ def fits(stages: Sequence[Stage], limits: EngineLimits, least: Room) -> bool:
 
 
 def kv_tokens(stages: Sequence[Stage], limits: EngineLimits) -> int:
-    """KV tokens for which every stage of a layout has room in its share of its machine's memory, as the search counts them."""
+    """KV tokens that fit on every stage of a layout in its share of the machine's memory, as the search counts them."""
     last = len(stages) - 1
     return limits.block_size * min(
         kv_room(stage.costs, stage.layers, limits, is_first=number == 0, is_last=number == last)[0]
@@ -213,67 +214,67 @@ def kv_tokens(stages: Sequence[Stage], limits: EngineLimits) -> int:
 
 
 Parts = tuple[tuple[float, StepShape], ...]
-"""Steps, each with how often it is made."""
+"""Steps, each with a weight: how often it runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
-    """A cost of layouts, in seconds a request: the less the better.
+    """Cost of a layout, in seconds per request; lower is better.
 
-    It is a sum over the stages and hops, and the most of any stage or hop; either the larger of the two, or both together.
+    The value combines a sum over all stages and hops with the maximum over stages and links: the larger of the two, or their sum.
     """
 
     path: Parts
-    """Steps whose time is summed over the stages; their activations make the hops."""
+    """Steps whose times are summed over stages, and over the hops of their activations."""
     bottleneck: Parts
-    """Steps of which the slowest stage counts."""
+    """Steps whose time counts on the slowest stage or link."""
     adds: bool
-    """Whether sum and most are added; otherwise the larger is taken."""
+    """Whether sum and maximum are added; otherwise the larger counts."""
     scale: float = 1.0
-    """Requests' seconds in each second of the sum."""
+    """Factor from the combined time to seconds per request."""
     num_seqs: int = 1
-    """Sequences at once."""
+    """Concurrent sequences."""
     num_batches: int = 1
     """Micro-batches in flight."""
     num_stages: tuple[int, int] = (1, 1 << 30)
-    """Least and most stages of the layouts that it is for."""
+    """Minimum and maximum number of stages of the layouts to which it applies."""
     tokens_per_round: float = 0.0
-    """Generated in a round, for throughput."""
+    """Tokens generated in a round of all micro-batches, for throughput."""
 
     def value(self, total: float, most: float) -> float:
         return self.scale * (total + most if self.adds else max(total, most))
 
     def largest_bound(self, target: float, least_total: float) -> float:
-        """The most of any stage must be below this for a value below ``target``."""
+        """Upper bound on the time of every stage and link for a value below ``target``."""
         return target / self.scale - (least_total if self.adds else 0.0)
 
     def hop_seconds(self, sender: HostCosts, receiver: HostCosts, link: NetworkLink) -> float:
-        """Seconds of a hop between two stages."""
+        """Seconds of a hop between two stages, for the sum."""
         return sum(weight * link.seconds(sender.sent_bytes(shape.rows, receiver)) for weight, shape in self.path)
 
     def transfer_seconds(self, sender: HostCosts, receiver: HostCosts, link: NetworkLink) -> float:
-        """Seconds for which the link is busy, as the most of any stage or hop counts them."""
+        """Seconds for which the link is busy, for the maximum."""
         rows = sum(weight * shape.rows for weight, shape in self.bottleneck)
         return sender.sent_bytes(rows, receiver) / link.bytes_per_second
 
     def return_seconds(self, link: NetworkLink) -> float:
-        """Seconds that sampled tokens take from the last stage to the first."""
+        """Seconds for which sampled tokens travel from the last stage to the first."""
         return sum(weight for weight, _ in self.path) * link.latency
 
     def busy_share(self, stages: Sequence[Stage], number: int, value: float) -> float:
-        """Part of the time in which a stage of a layout with this value computes."""
+        """Fraction of the time in which stage ``number`` computes, in a layout of value ``value``."""
         parts = (*self.path, *self.bottleneck) if self.adds else self.bottleneck
         return self.scale * stage_seconds(parts, stages, number) / value
 
     def evaluate(self, stages: Sequence[Stage], cluster: Cluster) -> float:
-        """Value of a layout, in which rank 0 is on the first stage."""
+        """Value of a layout with rank 0 on the first stage."""
         paths = [stage_seconds(self.path, stages, number) for number in range(len(stages))]
         most = max(stage_seconds(self.bottleneck, stages, number) for number in range(len(stages)))
         hops, transfer = self.route_seconds(stages, cluster)
         return self.value(sum(paths) + hops, max(most, transfer))
 
     def route_seconds(self, stages: Sequence[Stage], cluster: Cluster) -> tuple[float, float]:
-        """Seconds of all hops, that of the tokens back to the first stage included, and the most for which a link is busy."""
+        """Seconds of all hops, including the return of tokens to the first stage, and the longest time for which a link is busy."""
         hops = transfer = 0.0
         for sender, receiver in itertools.pairwise(stages):
             link = cluster.link(sender.machine, receiver.machine)
@@ -285,15 +286,15 @@ class Criterion:
 
 
 def stage_seconds(parts: Parts, stages: Sequence[Stage], number: int) -> float:
-    """Seconds that a stage of a layout takes for steps."""
+    """Weighted seconds of stage ``number`` for the steps in ``parts``."""
     stage = stages[number]
     ends = {"is_first": number == 0, "is_last": number == len(stages) - 1}
     return sum(weight * stage.costs.stage_seconds(shape, stage.layers, **ends) for weight, shape in parts)
 
 
 def make_criteria(objective: str, request: MeanRequest, limits: EngineLimits, num_stages: int) -> Iterator[Criterion]:
-    """Criteria by which a layout of at most so many stages may be judged: it has the least value of those for its number of
-    stages and for no more sequences than it has room for.
+    """Criteria for layouts of at most ``num_stages`` stages. The value of a layout is the least over the criteria that apply to its
+    number of stages and whose ``num_seqs`` it has room for.
 
     Args:
         objective: ``throughput`` or ``latency``.
@@ -313,10 +314,10 @@ def make_criteria(objective: str, request: MeanRequest, limits: EngineLimits, nu
 def _throughput(
     request: MeanRequest, limits: EngineLimits, num_seqs: int, num_batches: int, num_stages: tuple[int, int]
 ) -> Criterion:
-    """Seconds a request where there are always more waiting: a round of all micro-batches, of which some have a chunk of a
-    prompt beside their decodes, so often that prompts come in as fast as answers end."""
+    """Seconds per request with requests always waiting, from a round of all micro-batches. Some carry prefill chunks beside their
+    decodes, as often as needed for prompts to enter as fast as answers finish."""
     share = num_seqs / num_batches
-    # A sequence whose prompt is being run does not generate; prompts count as one step.
+    # A sequence in prefill does not decode; its prefill counts as one step.
     generating = share * request.output / (request.output + 1)
     budget, ratio = limits.max_num_batched_tokens, request.prompt / request.output
     decodes = min(generating, budget / (1 + ratio))
@@ -340,10 +341,10 @@ def _throughput(
 def _chunk_steps(
     request: MeanRequest, limits: EngineLimits, decodes: float, num_batches: int, num_stages: int
 ) -> Iterator[tuple[float, tuple[tuple[float, float], ...], float]]:
-    """Parts of all steps: how often, with which chunks, and how many of these are sampled.
+    """Kinds of steps: weight, prefill chunks, and how many of the chunks sample a token.
 
     Args:
-        decodes: generated tokens of each step.
+        decodes: decode tokens of each step.
     """
     chunks = prompt_chunks(
         request.prompt,
@@ -353,8 +354,8 @@ def _chunk_steps(
         num_decodes=decodes,
         others_wait=True,
     )
-    prompts = decodes / request.output  # that come in with each step
-    longer = max(0.0, request.prompt_context - request.prompt / 2)  # tokens before a chunk where prompts are unlike
+    prompts = decodes / request.output  # new prompts per step
+    longer = max(0.0, request.prompt_context - request.prompt / 2)  # extra tokens before a chunk if prompt lengths vary
     if prompts * len(chunks) >= 1:
         pieces = math.ceil(prompts)
         size = prompts * request.prompt / pieces
@@ -369,8 +370,8 @@ def _chunk_steps(
 
 
 def _latency(request: MeanRequest, limits: EngineLimits, num_stages: int) -> Criterion:
-    """Seconds of one answer, with nothing else to do: its chunks follow each other through the stages, then its tokens go
-    round one by one."""
+    """Seconds of one answer on an idle engine: its prefill chunks are pipelined through the stages, then its tokens pass through them
+    one by one."""
     count = len(
         prompt_chunks(
             request.prompt, limits, num_stages=num_stages, num_batches=num_stages, num_decodes=0, others_wait=False

@@ -1,4 +1,4 @@
-"""Options of ``launch.py probe`` and ``launch.py plan --auto``, and of machines that need not be there."""
+"""Options of ``launch.py probe`` and ``launch.py plan --auto``, and of probed machines (``--cluster``)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ OBJECTIVES = ("throughput", "latency", "memory")
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOptions:
-    """The place where costs go."""
+    """Output of the measured costs."""
 
     save: str = option("", "also write the costs to this file, for launch.py plan --cluster", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """Machines that were probed, and their links."""
+    """Probed machines and the links between them."""
 
     cluster: tuple[str, ...] = option(
         (), "costs of machines: files that launch.py probe --save wrote", metavar="FILE[,FILE…]"
@@ -32,7 +32,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(ClusterOptions):
-    """Choice of a layout by measured costs."""
+    """Choice of a layout from measured costs."""
 
     auto: bool = option(
         False,

@@ -1,4 +1,4 @@
-"""Overheads: seconds of a step outside the model."""
+"""Overheads: seconds of a step spent outside the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from labinfer.base.plan import BatchPlan
 
 PLAN_BYTES, ENTRY_BYTES, TOKEN_BYTES = 32, 24, 3
-"""Bytes of a plan, of an entry, and of a prompt's token in it, as they usually are."""
+"""Typical encoded bytes of a plan, of an entry, and of a prompt token."""
 
 
 class Overheads(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,41 +15,41 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     two to seventeen ranks on one machine of 2.1 GHz, see decision 0045."""
 
     schedule: float = 300e-6
-    """Scheduling on rank 0, and taking a result back, however many sequences there are."""
+    """Scheduling a step and processing its result on rank 0: constant part."""
     schedule_sequence: float = 20e-6
-    """The same for each sequence of a micro-batch, with what becomes of its token."""
+    """Scheduling and result processing per sequence of a micro-batch, detokenization and output included."""
     schedule_token: float = 0.5e-6
-    """The same for each token of a new prompt."""
+    """Scheduling per token of a new prompt."""
     broadcast: float = 60e-6
     """Encoding a plan on rank 0."""
     send_plan: float = 20e-6
-    """Sending it to one rank."""
+    """Sending a plan to one rank."""
     delivery: float = 60e-6
-    """From the end of a plan's sending within one machine until it has arrived."""
+    """From the end of sending a plan to its arrival, within one machine."""
     decode: float = 40e-6
-    """Decoding it there."""
+    """Decoding a plan on the receiving rank."""
     lead: float = 60e-6
-    """From one step of a stage to the next."""
+    """Gap between two steps of a stage."""
     prepare_sequence: float = 3e-6
-    """Building a step's inputs for each sequence but the first, which ``HostCosts.fixed`` has."""
+    """Building a step's inputs, per sequence but the first, which ``HostCosts.fixed`` includes."""
     send: float = 200e-6
-    """Sending activations or tokens, on a stage of several."""
+    """Sending activations or tokens, if there are several stages."""
 
     def plan_seconds(self, num_sequences: float, num_started: int = 0) -> float:
-        """Seconds of rank 0 until it can send a plan.
+        """Seconds of scheduling on rank 0 until it can send a plan.
 
         Args:
-            num_started: tokens of the new prompts in it.
+            num_started: tokens of new prompts in the plan.
         """
         return self.schedule + self.schedule_sequence * num_sequences + self.schedule_token * num_started
 
     @property
     def arrival_seconds(self) -> float:
-        """Seconds from the end of a plan's sending within one machine until it is decoded."""
+        """Seconds from the end of sending a plan until it is decoded, within one machine."""
         return self.delivery + self.decode
 
     def prepare_seconds(self, num_sequences: float) -> float:
-        """Seconds in which inputs of a step take longer than those of a step of one sequence."""
+        """Extra seconds to build the inputs of ``num_sequences`` sequences rather than one."""
         return self.prepare_sequence * max(0, num_sequences - 1)
 
 
@@ -59,5 +59,5 @@ def count_started(plan: BatchPlan) -> int:
 
 
 def plan_bytes(plan: BatchPlan) -> int:
-    """Bytes of a plan on its way, approximately."""
+    """Approximate encoded bytes of a plan."""
     return PLAN_BYTES + ENTRY_BYTES * len(plan.entries) + TOKEN_BYTES * count_started(plan)

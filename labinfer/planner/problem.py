@@ -1,4 +1,4 @@
-"""Problem and Solution: a question to the search, and its answer."""
+"""Problem and Solution: input and output of the layout search."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from labinfer.planner.workload import MeanRequest
 
 @dataclass(frozen=True)
 class Solution:
-    """A layout, the criterion for which it is best, and its value."""
+    """A layout, its value, and the criterion under which it has that value."""
 
     value: float
     criterion: Criterion
     stages: tuple[Stage, ...]
     level: FormLevel = FIRST_FORMS
-    """Level of the forms among which it is the best."""
+    """Form level at which the layout was found."""
 
     @property
     def machines(self) -> list[str]:
@@ -27,26 +27,26 @@ class Solution:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A question to the search."""
+    """Input of the layout search."""
 
     cluster: Cluster
     request: MeanRequest
     limits: EngineLimits
     objective: str = "throughput"
     first: str = ""
-    """Machine of the first stage, where rank 0 is; empty for any."""
+    """Machine of the first stage, which has rank 0; empty for any."""
     required: frozenset[str] = frozenset()
     """Machines that must have a stage."""
     excluded: frozenset[str] = frozenset()
-    """Machines that must have none."""
+    """Machines that must not have a stage."""
     dtypes: tuple[tuple[str, str], ...] = ()
     """See ``choose_units``."""
     kv_tokens: float = 0
-    """Least room for KV tokens, beside that of the longest request and of the sequences at once."""
+    """Minimum KV tokens; the longest request and the concurrent sequences may require more."""
     options: tuple[tuple[str, str], ...] = ()
-    """Options on which the room for a cache depends; see ``room_options``."""
+    """Options that determine the KV cache capacity; see ``room_options``."""
 
     def least_room(self, num_seqs: int) -> Room:
-        """Room that every stage must have for so many sequences at once: also for one as long as requests may be."""
+        """Room that every stage needs for ``num_seqs`` concurrent sequences, and for one request of ``max_model_len`` tokens."""
         tokens = max(self.limits.max_model_len, num_seqs * self.request.decode_context, self.kv_tokens)
         return Room(tokens, num_seqs)

@@ -1,4 +1,4 @@
-"""prompt_chunks: the pieces in which the scheduler runs a prompt, by its own policy."""
+"""prompt_chunks: the chunk sizes in which the scheduler prefills a prompt, by its own batch policy."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Protocol
 from labinfer.engine.policies import MIN_PREFILL_TOKENS, SchedulerState, resolve_batch_policy
 
 QUEUE = 1 << 30
-"""Prompt tokens that wait where requests always do."""
+"""Queued prompt tokens to assume if requests are always waiting."""
 LEAST = 1e-6
-"""Tokens; less is the rest of a rounded sum."""
+"""Tokens below which a remainder is rounding error."""
 
 
 class ChunkLimits(Protocol):
-    """Options of the scheduler on which chunks depend."""
+    """Scheduler options that determine chunk sizes."""
 
     max_num_batched_tokens: int
     chunked_prefill_size: int
@@ -23,16 +23,16 @@ class ChunkLimits(Protocol):
 def prompt_chunks(
     prompt: float, limits: ChunkLimits, *, num_stages: int, num_batches: int, num_decodes: float, others_wait: bool
 ) -> list[float]:
-    """Tokens of each chunk.
+    """Tokens of each prefill chunk of a prompt.
 
     Args:
         num_batches: micro-batches in flight.
-        num_decodes: generated tokens of each of them.
-        others_wait: whether more prompts wait when this one is admitted, and none can be until it is answered.
+        num_decodes: decode tokens in each micro-batch.
+        others_wait: whether more prompts are queued when this one is admitted; counts for its first chunk only.
     """
     policy = resolve_batch_policy("auto", num_stages)
     most = max(1.0, min(limits.chunked_prefill_size, limits.max_num_batched_tokens - num_decodes))
-    if most <= MIN_PREFILL_TOKENS:  # no policy makes smaller ones
+    if most <= MIN_PREFILL_TOKENS:  # no batch policy makes smaller chunks
         count = math.ceil(prompt / most)
         return [prompt / count] * count
     chunks: list[float] = []

@@ -1,4 +1,4 @@
-"""PlanReport: a layout beside its alternatives, for people and as a file."""
+"""PlanReport: the best layout and its alternatives, as text and as a file."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ HEADER = ("machine", "memory", "layers", "tp", "dtype", "quantization", "KV toke
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
-    """A layout, and what other layouts would give."""
+    """The best layout, compared with other layouts."""
 
     problem: Problem
     best: Solution
     even: Solution | None
-    """Layout of a start without flags: a stage for each rank, with as many layers each; None where they do not fit, or costs of
-    single ranks are not known."""
+    """Default layout of a start without flags: one stage per rank with equal layer counts. None if it does not fit, or single-rank costs
+    are unknown."""
     alone: Mapping[str, Solution]
-    """Each machine on its own, where the model fits."""
+    """The best layout on each single machine on which the model fits."""
     without: Mapping[str, Solution | None]
-    """The best layouts without each of the machines in use."""
+    """The best layout without each machine in use."""
     left_out: Mapping[str, Solution | None]
-    """The best layouts in which each of the other machines has a stage."""
+    """The best layout that includes each unused machine."""
     num_unseen: int = 0
-    """See ``UnitChoices.num_left_out``; of all that were searched."""
+    """Sum of ``UnitChoices.num_left_out`` over the searched form levels."""
 
     @classmethod
     def make(cls, problem: Problem) -> PlanReport:
@@ -115,12 +115,12 @@ class PlanReport:
         return msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n"
 
     def _describe_value(self, solution: Solution) -> str:
-        others = _forms(solution) - _forms(self.best)  # of other precision than what it is compared with
+        others = _forms(solution) - _forms(self.best)  # precisions that the best layout does not use
         form = f", in {' and '.join(sorted(others))}" if others else ""
         return f"{_describe_value(self.problem, solution)}{form}"
 
     def describe_losses(self) -> dict[str, str]:
-        """Change of the rate, or of the time of an answer, without each machine in use."""
+        """Change of throughput, or of the time per answer, without each machine in use."""
         return {name: self._describe_loss(name) for name in self.best.machines}
 
     def _describe_loss(self, machine: str) -> str:
@@ -134,7 +134,7 @@ class PlanReport:
         return f"{100 * (self.best.value / other.value - 1):+.0f} %"
 
     def _describe_replicas(self) -> list[str]:
-        """A line where machines that each hold the whole model would do more than this layout."""
+        """A line if separate servers, each with the whole model, have more throughput than this layout."""
         if self.best.criterion.adds or len(self.alone) < 2:
             return []
         rate = sum(self.problem.request.output / solution.value for solution in self.alone.values())
@@ -181,12 +181,12 @@ def _describe_value(problem: Problem, solution: Solution) -> str:
 
 
 def _forms(solution: Solution) -> set[str]:
-    """Names of dtype and quantization of its stages."""
+    """``dtype (quantization)`` of the stages of ``solution``."""
     return {f"{stage.costs.dtype} ({stage.costs.quantization})" for stage in solution.stages}
 
 
 def _split_evenly(problem: Problem) -> Solution | None:
-    """Layout of a start without flags on all ranks, which count up from machine to machine."""
+    """Default layout of a start without flags on all ranks, which are numbered machine by machine; None if there is none."""
     machines = sorted(problem.cluster.machines, key=lambda machine: machine.name != problem.first)
     ranks: list[tuple[str, HostCosts]] = []
     for machine in machines:

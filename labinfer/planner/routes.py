@@ -1,4 +1,4 @@
-"""Routes: the cheapest order of the stages of a layout, by the hops between them."""
+"""Routes: the order of a layout's stages with the cheapest hops between them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class StageRoute:
     """An order of stages."""
 
     seconds: float
-    """Hops from the first to the last stage, and of the sampled tokens back."""
+    """Sum of the hops from the first to the last stage, and of the return of the sampled tokens."""
     transfer: float
-    """Most seconds for which a link is busy."""
+    """Longest time for which any link is busy, in seconds."""
     order: tuple[int, ...]
     """Class of each stage."""
 
 
 class StateGraph:
-    """All states of some classes, the smallest first, and those that have one unit more."""
+    """All states of ``classes``, the smallest first, and for each state those with one unit more."""
 
     def __init__(self, classes: Sequence[UnitClass]):
         ranges = [range(each.count + 1) for each in classes]
@@ -60,7 +60,7 @@ class Routes:
 
     @cached_property
     def _pairs(self) -> list[tuple[int, int]]:
-        """Classes between whose units a hop can be."""
+        """Pairs of classes that can have a hop between their units."""
         numbers = range(len(self._classes))
         return [(a, b) for a in numbers for b in numbers if a != b or self._classes[a].count > 1]
 
@@ -74,20 +74,20 @@ class Routes:
 
     @cached_property
     def _is_even(self) -> bool:
-        """Whether all hops are equal, so that any order is as good."""
+        """Whether all hops cost the same, so that the order does not matter."""
         return len(set(self._hops.values())) <= 1 and len(set(self._transfers.values())) <= 1
 
     @cached_property
     def least_hops(self) -> list[float]:
-        """Seconds of the shortest hop from each class."""
+        """Seconds of the cheapest hop from each class."""
         return [
             min((seconds for (a, _), seconds in self._hops.items() if a == number), default=0.0)
             for number in range(len(self._classes))
         ]
 
     def shortest(self, state: State, first: int, last: int, bound: float) -> StageRoute | None:
-        """The cheapest order of a state's units with such ends whose links are all busy for less than a bound; None if there
-        is none."""
+        """The cheapest order of the units of ``state`` from class ``first`` to class ``last`` with every link busy for less than
+        ``bound``; None if there is none."""
         if sum(state) == 1:
             return StageRoute(0.0, 0.0, (first,))
         back = self._criterion.return_seconds(self._link(last, first))
@@ -113,8 +113,8 @@ class Routes:
         return self._classes[a].link(self._classes[b], self._links)
 
     def _table(self, first: int, num_links: int) -> dict[State, list[tuple[float, int]]]:
-        """Seconds of the shortest path from the first class to each last one, through each state, and the class before the
-        last; over so many of the pairs only, those whose links are least busy."""
+        """Shortest paths from class ``first`` that use only the ``num_links`` pairs with the least busy links. For each state and last
+        class: the seconds, and the class before the last."""
         if (first, num_links) in self._tables:
             return self._tables[first, num_links]
         count = len(self._classes)
@@ -145,7 +145,7 @@ class Routes:
 
     @staticmethod
     def _trace(table: dict[State, list[tuple[float, int]]], state: State, last: int) -> tuple[int, ...]:
-        """The path that a table's entry stands for."""
+        """The path of an entry of ``table``."""
         order = [last]
         while sum(state) > 1:
             before = table[state][last][1]

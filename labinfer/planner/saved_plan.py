@@ -1,4 +1,4 @@
-"""SavedPlan: the file of a plan, and the options with which a group of ranks runs it."""
+"""SavedPlan: the file format of a plan, and the engine options that run it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_STAGES = 4096
 MAX_OPTIONS = 256
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 ROUNDINGS = ("int8", "int4")
-"""Values of --quantization that round weights; see ``HostCosts.quantization``, which also names a checkpoint's own."""
+"""Values of --quantization that quantize weights on load. ``HostCosts.quantization`` also names formats of quantized checkpoints."""
 ROOM_OPTIONS = (
     *("functions", "autotune", "weights", "quantization_group_size", "sliding_window"),
     *("experts", "device"),
@@ -29,7 +29,7 @@ ROOM_OPTIONS = (
     *("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size", "preemption_mode", "context_shift", "keep"),
     "speculative_config",
 )
-"""Options on which the room for a cache depends, beside those that a plan has itself and ``max_model_len``."""
+"""Options that determine the KV cache capacity, beside the plan's own options and ``max_model_len``."""
 
 
 class SavedStage(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,24 +46,24 @@ class SavedPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The file of ``launch.py plan --auto --save``, which ``--layout`` reads."""
 
     model: str
-    """Digest of the model's shapes; see ``HostCosts``."""
+    """Digest of the model's shapes; see ``HostCosts.model``."""
     stages: Annotated[list[SavedStage], msgspec.Meta(min_length=1, max_length=MAX_STAGES)]
-    """In order; rank 0 is on the machine of the first one."""
+    """Stages in pipeline order; rank 0 is on the machine of the first stage."""
     block_size: int = 0
     """Tokens of a KV block."""
     num_blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """KV blocks that a start with ``options`` has; 0 where a file does not say."""
+    """KV blocks of a start with ``options``; 0 if the file does not say."""
     options: Annotated[dict[str, str], msgspec.Meta(max_length=MAX_OPTIONS)] = {}
     """See ``room_options``."""
 
     @property
     def num_tokens(self) -> int:
-        """KV tokens of such a start."""
+        """KV tokens of a start with ``options``."""
         return self.num_blocks * self.block_size
 
     @classmethod
     def make(cls, stages: Sequence[Stage], problem: Problem) -> SavedPlan:
-        """The plan of a layout that was found for a problem."""
+        """The plan of a layout found for ``problem``."""
         saved = [
             SavedStage(
                 machine=stage.machine,
@@ -83,7 +83,7 @@ class SavedPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def stages_on(self, cluster: Cluster) -> list[Stage] | None:
-        """The stages with the costs of a cluster; None where it does not have them."""
+        """The stages with the costs of ``cluster``; None if it lacks these costs or has another number of layers."""
         costs = {
             (machine.name, each.tp_size, each.dtype, each.quantization): each
             for machine in cluster.machines
@@ -103,7 +103,7 @@ class SavedPlan(msgspec.Struct, frozen=True, kw_only=True):
         """The plan in a file.
 
         Raises:
-            UserError: it cannot be read, or holds no plan.
+            UserError: the file cannot be read, or holds no plan.
         """
         hint = "launch.py plan --auto --save writes such a file"
         try:
@@ -115,14 +115,14 @@ class SavedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_options(plan: SavedPlan, options: EngineOptions, nodes: Sequence[str]) -> EngineOptions:
-    """Options with the layout, the dtypes and the quantizations of a plan; the same on every rank.
+    """Engine options with the layout, dtypes and quantizations of ``plan``; equal on all ranks.
 
     Args:
-        options: everything else.
-        nodes: machine of each rank of the group.
+        options: source of all other options.
+        nodes: machine of each rank.
 
     Raises:
-        UserError: the plan is not for these machines, or not for one start.
+        UserError: the plan does not match these machines, or the resulting options are invalid.
     """
     ranks, dtypes = place_stages(plan, nodes), tuple(stage.dtype for stage in plan.stages)
     quantizations = tuple(rounding(stage.quantization) for stage in plan.stages)
@@ -143,10 +143,10 @@ def plan_options(plan: SavedPlan, options: EngineOptions, nodes: Sequence[str]) 
 
 
 def room_options(options: EngineOptions, context: int) -> dict[str, str]:
-    """Values of ``ROOM_OPTIONS``, and the context.
+    """Values of ``ROOM_OPTIONS`` and ``max_model_len``.
 
     Args:
-        context: longest one of a start.
+        context: longest context of a start, in tokens.
     """
     values = {"max_model_len": str(context)}
     for section in (*options.weight_options, options.cache, options.scheduler):
@@ -155,10 +155,10 @@ def room_options(options: EngineOptions, context: int) -> dict[str, str]:
 
 
 def describe_difference(plan: SavedPlan, options: Mapping[str, str]) -> str:
-    """The options with which a start differs from those that a plan's KV blocks are for; empty where it has the same.
+    """The options of a start that differ from those for which ``plan.num_blocks`` holds; empty if there are none.
 
     Args:
-        options: those of the start; see ``room_options``.
+        options: options of the start; see ``room_options``.
     """
     names = [name for name in {**plan.options, **options} if plan.options.get(name) != options.get(name)]
     return "; ".join(
@@ -168,10 +168,10 @@ def describe_difference(plan: SavedPlan, options: Mapping[str, str]) -> str:
 
 
 def place_stages(plan: SavedPlan, nodes: Sequence[str]) -> tuple[int, ...]:
-    """The ranks of each stage in turn: the lowest of its machine that no stage before has. For arguments see ``plan_options``.
+    """The ranks of all stages in turn: each stage takes the lowest free ranks of its machine. For arguments see ``plan_options``.
 
     Raises:
-        UserError: a machine is not there or has too few ranks, or rank 0 is on another one than the first stage.
+        UserError: a machine is missing or has too few ranks, or rank 0 is not on the machine of the first stage.
     """
     free: dict[str, list[int]] = {}
     for rank, node in enumerate(nodes):
@@ -208,7 +208,7 @@ def describe_plan(plan: SavedPlan, nodes: Sequence[str]) -> str:
 
 
 def rounding(name: str) -> str:
-    """The --quantization that leads to a name of ``HostCosts.quantization``."""
+    """The --quantization value that gives ``name``, a value of ``HostCosts.quantization``."""
     if name == "none":
         return name
     last = name.rpartition(" + ")[2]
@@ -216,7 +216,7 @@ def rounding(name: str) -> str:
 
 
 def merge_equal(values: tuple[str, ...]) -> tuple[str, ...]:
-    """One value in place of a value for each stage where all have the same."""
+    """A single value if all stages have equal values; else ``values``."""
     return values[:1] if len(set(values)) == 1 else values
 
 

@@ -13,12 +13,12 @@ from labinfer.planner.problem import Problem, Solution
 from labinfer.planner.units import FormLevel, choose_units, form_levels
 
 MEMORY_SHARE = 0.9
-"""Part of the best throughput that a layout with the most KV tokens must keep."""
+"""Fraction of the best throughput that a layout for the objective ``memory`` must keep."""
 
 
 def find_layout(problem: Problem) -> Solution | None:
-    """The best layout; None where the model does not fit. Each machine has the first form of ``problem.dtypes`` that it was probed
-    in; only where the model fits on no layout of these, as few kinds of machines as possible have the next one."""
+    """The best layout; None if the model does not fit. Each machine uses the first form of ``problem.dtypes`` in which it was probed.
+    Only if no such layout fits, as few kinds of machines as possible use their next form."""
     problem = replace(problem, cluster=_without(problem.cluster, problem.excluded), excluded=frozenset())
     wants_room = problem.objective == "memory"
     if wants_room:
@@ -38,7 +38,7 @@ def _find_best(problem: Problem, level: FormLevel, layer_room: LayerRoom) -> Sol
         num_layers = len(classes[0].costs.layers)
         most = [max(layer_room.count(each.costs, least, is_last=last) for last in (False, True)) for each in classes]
         if sum(count * each.count for count, each in zip(most, classes, strict=True)) < num_layers:
-            continue  # there are hundreds of choices, and a search takes seconds
+            continue  # cheap check: there may be hundreds of choices, and a search takes seconds
         best = ClassSearch(problem=problem, classes=classes, known=best, layer_room=layer_room).run() or best
     return best
 
@@ -50,7 +50,7 @@ def _without(cluster: Cluster, excluded: Collection[str]) -> Cluster:
 
 
 def _find_roomiest(problem: Problem, fastest: Solution, level: FormLevel, layer_room: LayerRoom) -> Solution:
-    """The layout with the most KV tokens among those with nearly the best throughput, by bisection over its tokens."""
+    """The layout with the most KV tokens among those with ``MEMORY_SHARE`` of the best throughput, by bisection over KV tokens."""
     best, most = fastest, fastest.value / MEMORY_SHARE
     size = problem.limits.block_size
     low = kv_tokens(fastest.stages, problem.limits) // size
@@ -66,7 +66,7 @@ def _find_roomiest(problem: Problem, fastest: Solution, level: FormLevel, layer_
 
 
 def judge(problem: Problem, stages: Sequence[Stage]) -> Solution | None:
-    """The value of a given layout, with as many sequences and micro-batches as suit it; None where the model does not fit."""
+    """The value of a given layout with its best numbers of sequences and micro-batches; None if the model does not fit."""
     objective = "throughput" if problem.objective == "memory" else problem.objective
     best = None
     for criterion in make_criteria(objective, problem.request, problem.limits, len(stages)):

@@ -1,4 +1,4 @@
-"""cut_layers: the best contiguous parts of layers that are not alike, for machines in a given order."""
+"""cut_layers: the best contiguous split of unequal layers over machines in a given order."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ FAR = float("inf")
 def cut_layers(
     order: Sequence[Stage], criterion: Criterion, cluster: Cluster, limits: EngineLimits, *, room: Room, target: float
 ) -> tuple[Stage, ...] | None:
-    """The layout with the least value among those of some stages in this order; None where none is below the target.
+    """The layout with the least value that has the machines and costs of ``order``; None if none is below ``target``.
 
-    A dynamic program over stages and layers finds the least sum below a bound on the time of a stage; the bound falls from one
-    solution to the next until the sum alone is too much.
+    A dynamic program over stages and layers finds the least sum of times with every stage below a bound. Each solution lowers the
+    bound, until the sum alone is too large.
 
     Args:
-        order: stages, whose layers do not count.
-        room: least room that each must have.
+        order: stages in pipeline order; their layers are ignored.
+        room: minimum room of each stage.
     """
     count = len(order[0].costs.layers)
     last = len(order) - 1
@@ -57,7 +57,7 @@ def cut_layers(
 
 
 class _Spans:
-    """Seconds of a stage for any of its contiguous layers."""
+    """Seconds of a stage for any contiguous span of layers."""
 
     def __init__(self, costs: HostCosts, parts: Parts, is_first: bool, is_last: bool):
         self.fixed = sum(
@@ -74,7 +74,7 @@ class _Spans:
 
 
 def last_ends(costs: HostCosts, limits: EngineLimits, room: Room, *, is_first: bool, is_last: bool) -> list[int]:
-    """By its first layer, the layer up to before which a stage has room; if not the last, it ends where another may begin."""
+    """For each first layer, the exclusive end of the largest stage that fits. Stages but the last end at ``costs.last_cut`` at most."""
     count, end, ends = len(costs.layers), 0, []
     most = count if is_last or costs.last_cut is None else costs.last_cut
     for begin in range(count):
@@ -88,7 +88,7 @@ def last_ends(costs: HostCosts, limits: EngineLimits, room: Room, *, is_first: b
 
 
 def most_layers(costs: HostCosts, limits: EngineLimits, room: Room, *, is_first: bool, is_last: bool) -> int:
-    """Layers of a stage at most, wherever in the model it may stand."""
+    """Most layers of a stage, over all positions in the model."""
     count = len(costs.layers)
     ends = last_ends(costs, limits, room, is_first=is_first, is_last=is_last)
     begins = range(1) if is_first else range(count)
@@ -98,7 +98,7 @@ def most_layers(costs: HostCosts, limits: EngineLimits, room: Room, *, is_first:
 def _cut_below(
     paths: list[_Spans], slowest: list[_Spans], ends: list[list[int]], count: int, bound: float
 ) -> list[int] | None:
-    """First layers of all stages, and the number of layers, with the least sum where every stage stays below a bound."""
+    """First layer of each stage, then ``count``, for the least sum with every stage below ``bound``; None if there is no such cut."""
     least = [FAR] * (count + 1)
     least[0] = 0.0
     choices: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""StepShape: the sizes on which the time of a step depends."""
+"""StepShape: the sizes that determine the time of a step."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from labinfer.base.plan import BatchPlan
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """Work of a micro-batch on each stage. Numbers are whole for a plan; a forecast's are means."""
+    """Work of a micro-batch on each stage. Numbers are integers for a plan, means for a forecast."""
 
     num_decodes: float = 0
-    """Sequences that run one generated token each."""
+    """Sequences that decode one token each."""
     decode_context: float = 0
-    """Tokens that these see, themselves included, summed over them."""
+    """Context tokens of all decodes together, the new tokens included."""
     chunks: tuple[tuple[float, float], ...] = ()
-    """Parts of prompts, and generated tokens that run several at once: tokens, and tokens of the sequence before them."""
+    """Prefill chunks, and decodes of several tokens at once: number of tokens, and of earlier tokens of the sequence."""
     num_samples: float = 0
-    """Rows for which the last stage computes logits and samples."""
+    """Rows for which the last stage computes logits and samples a token."""
 
     @property
     def rows(self) -> float:
@@ -30,7 +30,7 @@ class StepShape:
         return self.num_decodes + len(self.chunks)
 
     def seen_by_decodes(self, window: int = 0) -> float:
-        """Tokens that the decodes see, summed over them, each a window at most; 0 for none."""
+        """Context tokens of all decodes together, at most ``window`` each; 0 for no window."""
         return min(self.decode_context, self.num_decodes * window) if window else self.decode_context
 
     @classmethod
@@ -47,10 +47,10 @@ class StepShape:
 
 
 def tokens_seen(tokens: float, before: float, window: int = 0) -> float:
-    """Tokens that those of a chunk see, summed over them: each what is before the chunk and half of it, and at most a window.
+    """Tokens that a chunk attends to, summed over its tokens: on average ``before`` plus half the chunk, at most ``window`` each.
 
     Args:
-        window: 0 for none.
+        window: sliding window in tokens; 0 for none.
     """
     inside = min(tokens, max(0.0, window - before)) if window else tokens
     return inside * (before + inside / 2) + (tokens - inside) * window

@@ -1,4 +1,4 @@
-"""Unit: one of the equal places where a stage may run; how the machines of a cluster make up such classes."""
+"""UnitClass: equal units, each a group of ``tp_size`` ranks that can run one stage; how to divide a cluster into such classes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from labinfer.planner.cluster import Cluster, Machine, NetworkLink
 from labinfer.planner.costs import HostCosts
 
 MAX_STATES = 20_000
-"""Sets of units that are looked through for each choice of tp_sizes."""
+"""Maximum sets of units to search for each choice of tp_sizes."""
 MAX_CHOICES = 256
-"""Ways to choose a tp_size for each kind of machine that are looked through."""
+"""Maximum choices of a tp_size for each kind of machine, per form level."""
 
 
 @dataclass(frozen=True)
 class UnitClass:
-    """Units with the same costs and the same links to all others."""
+    """Units with equal costs and equal links to all other units."""
 
     machines: tuple[str, ...]
     """Machine of each unit."""
@@ -39,20 +39,20 @@ class UnitClass:
 
 @dataclass(frozen=True)
 class UnitChoices:
-    """The ways to make units of a cluster's machines: one for each choice of a form and a tp_size on each kind of machine."""
+    """Ways to divide a cluster into units: one for each choice of a form (dtype and quantization) and a tp_size per kind of machine."""
 
     choices: list[list[UnitClass]]
     num_left_out: int = 0
-    """Choices that are not among them: they are more than ``MAX_CHOICES``, or make more than ``MAX_STATES`` sets."""
+    """Choices dropped because of ``MAX_CHOICES`` or ``MAX_STATES``."""
 
 
 class FormLevel(NamedTuple):
-    """Places by which machines are behind their first form."""
+    """Positions of the machines' forms (dtype and quantization) in their lists of preference; 0 is the preferred form."""
 
     worst: int
-    """Places of the one that is the furthest behind."""
+    """Highest position of any kind of machine."""
     total: int
-    """Places of all kinds of machines together."""
+    """Sum of positions over all kinds of machines."""
 
 
 FIRST_FORMS = FormLevel(0, 0)
@@ -61,14 +61,14 @@ FIRST_FORMS = FormLevel(0, 0)
 def choose_units(
     cluster: Cluster, dtypes: Sequence[tuple[str, str]] = (), level: FormLevel = FIRST_FORMS
 ) -> UnitChoices:
-    """All choices, or as many as are looked through; those with the largest tp_sizes, and so the fewest units, first.
+    """The choices of units at ``level``, up to the limits; the largest tp_sizes, and so the fewest units, come first.
 
     Args:
-        dtypes: forms, which are pairs of dtype and quantization, that are allowed, the preferred ones first; empty for any.
-        level: of the forms that are chosen.
+        dtypes: allowed forms, pairs of dtype and quantization in order of preference; empty for any.
+        level: positions of the chosen forms in the lists of preference.
 
     Raises:
-        UserError: even the fewest units are too many, and too unlike, to look through all sets of them.
+        UserError: every choice has more than ``MAX_STATES`` sets of units.
     """
     groups = _group_machines(cluster)
     forms = [allowed_forms(machines[0], dtypes) or [[None]] for machines in groups]
@@ -87,7 +87,7 @@ def choose_units(
             units = machines[0].ranks // costs.tp_size
             if units == 1:
                 classes.append(UnitClass(tuple(machine.name for machine in machines), costs))
-            else:  # units of a machine are nearer to each other than to those of the next
+            else:  # a machine's units are closer to each other than to those of other machines
                 classes += [UnitClass((machine.name,) * units, costs) for machine in machines]
         if not classes:  # no machine has a dtype that is allowed
             return UnitChoices([])
@@ -103,7 +103,7 @@ def choose_units(
 
 
 def allowed_forms(machine: Machine, dtypes: Sequence[tuple[str, str]] = ()) -> list[list[HostCosts]]:
-    """The costs of a machine among which a plan may choose: those of each form that it has, the largest tp_size first.
+    """Costs of a machine that a plan may use, one list per form in order of preference, the largest tp_size first.
 
     Args:
         dtypes: see ``choose_units``.
@@ -116,7 +116,7 @@ def allowed_forms(machine: Machine, dtypes: Sequence[tuple[str, str]] = ()) -> l
 
 
 def form_levels(cluster: Cluster, dtypes: Sequence[tuple[str, str]] = ()) -> Iterator[FormLevel]:
-    """The levels at which there may be choices, the nearest to the first forms first. For arguments see ``choose_units``."""
+    """The form levels that may have choices, the closest to the preferred forms first. For arguments see ``choose_units``."""
     most = [max(0, len(allowed_forms(machines[0], dtypes)) - 1) for machines in _group_machines(cluster)]
     for worst in range(max(most, default=0) + 1):
         for total in range(worst, sum(min(own, worst) for own in most) + 1):
@@ -124,7 +124,7 @@ def form_levels(cluster: Cluster, dtypes: Sequence[tuple[str, str]] = ()) -> Ite
 
 
 def _share_places(most: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
-    """All ways to share so many places out, with at most so many for each."""
+    """All tuples with sum ``total`` and entries between 0 and the entries of ``most``."""
     if not most:
         if total == 0:
             yield ()
@@ -135,10 +135,10 @@ def _share_places(most: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
 
 
 def _count_choices(forms: Sequence[Sequence[Sequence[HostCosts | None]]], level: FormLevel) -> int:
-    """Number of choices in ``choose_units``."""
+    """Number of choices in ``choose_units``, without limits."""
 
     def count(worst: int) -> int:
-        """Choices of this total in which no machine is further behind."""
+        """Choices with sum ``level.total`` and positions up to ``worst``."""
         by_total = {0: 1}
         for costs in forms:
             more: dict[int, int] = {}
@@ -151,7 +151,7 @@ def _count_choices(forms: Sequence[Sequence[Sequence[HostCosts | None]]], level:
 
 
 def _group_machines(cluster: Cluster) -> list[list[Machine]]:
-    """Machines that are equal in costs and links."""
+    """Machines grouped by equal costs and links."""
     groups: list[list[Machine]] = []
     digests: list[bytes] = []
     names = [machine.name for machine in cluster.machines]
@@ -169,13 +169,13 @@ def _group_machines(cluster: Cluster) -> list[list[Machine]]:
 
 
 def _digest(machine: Machine) -> bytes:
-    """Everything but names."""
+    """Ranks and costs of a machine, without names."""
     costs = [msgspec.structs.replace(costs, name="", hardware="") for costs in machine.costs]
     return msgspec.json.encode((machine.ranks, costs))
 
 
 def _is_alike(name: str, group: list[str], names: list[str], links: dict[tuple[str, str], NetworkLink]) -> bool:
-    """Whether a machine has the links of a group's members, to all others and to each other."""
+    """Whether machine ``name`` has the links of the members of ``group``, both to other machines and within the group."""
     others = [other for other in names if other != name and other not in group]
     between = [links[a, b] for a, b in itertools.combinations([*group, name], 2)]
     inside = [links[member, member] for member in (*group, name)]

@@ -1,4 +1,4 @@
-"""Workload: lengths and arrivals of requests, from traces, from JSONL jobs, or made up."""
+"""Workload: prompt lengths, output lengths and arrival times of requests, from traces or JSONL jobs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any
 from labinfer.base.errors import UserError
 
 DEFAULT_PROMPT, DEFAULT_OUTPUT = 512, 128
-"""Tokens of a request where nothing is known."""
+"""Default tokens of a request."""
 AZURE = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
 """Columns of the traces of Azure's inference service of 2023 and 2024."""
 BURST_GPT = {"Timestamp", "Request tokens", "Response tokens"}
 """Columns of BurstGPT that are read."""
 FORMS = "Azure's or BurstGPT's CSV, Mooncake's JSONL, or JSONL with prompts or with prompt_tokens and output_tokens in each line"
 CountTokens = Callable[[str], int]
-"""Tokens of the prompt of a job's line, of which it is given the text."""
+"""Counts the prompt tokens of a job line, given as text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,26 +32,26 @@ class RequestLengths:
     prompt: int
     """Tokens."""
     output: int
-    """Tokens that are generated, at least 1."""
+    """Generated tokens, at least 1."""
     arrival: float | None = None
-    """Seconds since the first request; None where all are there from the beginning."""
+    """Seconds since the first request; None if all requests arrive at the start."""
     cached: int = 0
-    """Tokens of the prompt that were found in the KV cache, of which the model computes nothing."""
+    """Prompt tokens found in the prefix cache, which the model does not compute."""
     hash_ids: tuple[int, ...] = ()
-    """Blocks of 512 prompt tokens as Mooncake's traces name them: equal ids stand for equal tokens."""
+    """Ids of blocks of 512 prompt tokens in Mooncake's traces: equal ids mean equal tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeanRequest:
-    """Means over the requests of a workload, as far as the time of steps depends on them."""
+    """Means over the requests of a workload that determine step times."""
 
     prompt: float
-    """Tokens of the prompt that are computed."""
+    """Prompt tokens that are computed, not cached."""
     output: float
     decode_context: float
-    """Tokens that a generated token sees, which are those that a request has in the KV cache meanwhile."""
+    """Context length of a generated token, which is also a request's mean KV tokens while it decodes."""
     prompt_context: float
-    """Tokens that stand before a token of a prompt that is computed."""
+    """Tokens before a computed prompt token."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Workload:
 
     @cached_property
     def mean(self) -> MeanRequest:
-        """Means in which long requests count by the tokens that they bring."""
+        """Means over the requests; contexts are weighted by tokens."""
         count = len(self.requests)
         prompts = sum(request.prompt - request.cached for request in self.requests)
         outputs = sum(request.output for request in self.requests)
@@ -78,7 +78,7 @@ class Workload:
         """Check that every request fits in the context.
 
         Raises:
-            UserError: one does not.
+            UserError: a request is too long.
         """
         longest = max(self.requests, key=lambda request: request.prompt + request.output)
         if longest.prompt + longest.output > max_model_len:
@@ -92,11 +92,11 @@ def read_workload(path: str, default_output: int = DEFAULT_OUTPUT, count_tokens:
     """A workload from a file in one of ``FORMS``.
 
     Args:
-        default_output: tokens that a request generates where its line does not say.
-        count_tokens: prompt tokens of a line that has text.
+        default_output: generated tokens of a request whose line does not say.
+        count_tokens: counts prompt tokens of a line with text.
 
     Raises:
-        UserError: the file cannot be read, or is in no such form.
+        UserError: the file cannot be read, or has an unknown format.
     """
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
@@ -133,7 +133,7 @@ def _read_csv(file: Iterator[str], path: str) -> Iterator[RequestLengths]:
                 raise ValueError
         except (TypeError, ValueError):
             raise UserError(f"{path}:{rows.line_num} is no row of such a trace; give {FORMS}") from None
-        if prompt < 1 or output < 1:  # BurstGPT keeps failed requests as those without a response
+        if prompt < 1 or output < 1:  # failed requests of BurstGPT have no response
             continue
         first = when if first is None else first
         yield RequestLengths(prompt=prompt, output=output, arrival=when - first)
@@ -191,7 +191,7 @@ def _first(values: dict[str, Any], *names: str) -> Any:
 
 def _count(number: Any) -> int:
     """Raises:
-    ValueError: it is not a whole number of at least 1.
+    ValueError: ``number`` is not an integer of at least 1.
     """
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError

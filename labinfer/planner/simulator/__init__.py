@@ -1,1 +1,1 @@
-"""The engine on a virtual clock: for clusters that nobody here has, and for traces of real runs; no torch."""
+"""Simulator: the engine on a virtual clock, for clusters that are not at hand and traces of real runs; no torch."""

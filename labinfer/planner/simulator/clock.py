@@ -1,22 +1,22 @@
-"""VirtualClock: time that passes where somebody says that work or a wait takes it."""
+"""VirtualClock: simulated time, which advances only by explicit calls."""
 
 from __future__ import annotations
 
 
 class VirtualClock:
-    """Stands in for ``labinfer.base.clock.Clock``; sleeping takes no real time. Seconds since the beginning of a simulation."""
+    """Simulated ``labinfer.base.clock.Clock``: sleeping takes no real time. Counts seconds from the start of a simulation."""
 
     def __init__(self) -> None:
         self._now = 0.0
 
     def __call__(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start."""
         return self._now
 
     def sleep(self, seconds: float) -> None:
-        """Let these seconds pass."""
+        """Advance the clock by ``seconds``."""
         self._now += seconds
 
     def advance_to(self, when: float) -> None:
-        """Let time pass until ``when``, unless it is later already."""
+        """Advance the clock to ``when``, unless it is later already."""
         self._now = max(self._now, when)

@@ -1,4 +1,4 @@
-"""ClusterTimes: the times of micro-batches by the costs of hosts and the links between them."""
+"""ClusterTimes: times of micro-batches from the costs of hosts and the links between them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from labinfer.planner.simulator.plan_times import Forward, Hop, PlanTimes, Stage
 from labinfer.planner.step_shape import StepShape
 
 MEASURED_SIZES = (1, 8, 64)
-"""Decoding sequences of the steps that a start times; see ``launch/measure/startup_profiler.py``."""
+"""Batch sizes (decoding sequences) of the steps timed at a start; see ``launch/measure/startup_profiler.py``."""
 
 
 class ClusterTimes:
-    """Times by costs; see ``TimeSource``.
+    """Times computed from costs; see ``TimeSource``.
 
-    ``HostCosts.fixed`` counts as the part of a step that needs no activations, so that a stage that waits does it meanwhile.
-    Plans go from rank 0 and those that forward them to one rank after another. Activations go to each tensor-parallel rank of the
-    next stage over the same link.
+    ``HostCosts.fixed`` counts as preparation: it needs no activations, so a stage does it while it waits for them. Rank 0 and the
+    forwarding ranks send a plan to one rank after another. Activations go to all tensor-parallel ranks of the next stage over one
+    link.
 
     Args:
-        stages: of the topology, in order.
+        stages: stages of ``topology``, in order.
     """
 
     def __init__(self, topology: Topology, stages: Sequence[Stage], cluster: Cluster):
@@ -84,7 +84,7 @@ class ClusterTimes:
         )
 
     def step_times(self, max_num_seqs: int) -> StepTimes:
-        """The times that a start of this layout would measure."""
+        """Step times that a start of this layout would measure."""
         sizes = [size for size in MEASURED_SIZES if size <= max_num_seqs]
         shapes = [StepShape(num_decodes=size, decode_context=size, num_samples=size) for size in sizes]
         by_stage = [
@@ -99,7 +99,7 @@ class ClusterTimes:
         return StepTimes(sizes=sizes, by_stage=by_stage, hop=sum(one_row) / len(one_row) if len(one_row) > 1 else 0.0)
 
     def _kind(self, stage: int) -> tuple:
-        """Equal for stages of equal times; costs are compared by identity, as they are large."""
+        """A key that is equal for stages with equal times. Costs are compared by identity, as they are large."""
         part, topology = self._stages[stage], self._topology
         first = next(number for number, other in enumerate(self._stages) if other.costs is part.costs)
         ends = topology.is_first(stage), topology.is_last(stage)

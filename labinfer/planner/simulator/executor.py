@@ -1,8 +1,8 @@
-"""SimulatedExecutor: computes when each stage would be done with a plan, instead of running it.
+"""SimulatedExecutor: computes when each stage would finish a plan, instead of running it.
 
-Stages run plans one at a time and in order, links carry messages in order, and rank 0 is one thread. All that happens to a
-micro-batch is therefore a recurrence of sums and maxima over what happened to the one before (max-plus algebra: Baccelli et
-al. 1992, "Synchronization and Linearity"), and needs no queue of events.
+Stages run plans one at a time and in order, links carry messages in order, and rank 0 is one thread. The times of a micro-batch
+are therefore sums and maxima of the times of the previous one (max-plus algebra: Baccelli et al. 1992, "Synchronization and
+Linearity"), and no event queue is needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from labinfer.planner.simulator.clock import VirtualClock
 from labinfer.planner.simulator.plan_times import PlanTimes, TimeSource
 
 NANOSECONDS = 1e9
-"""In a second."""
+"""Nanoseconds per second."""
 
 
 @dataclass(slots=True)
@@ -28,24 +28,24 @@ class _MicroBatch:
     plan: BatchPlan
     times: PlanTimes
     sent: float
-    """When its broadcast began."""
+    """Time at which the broadcast began."""
     arrival: float = 0.0
-    """When its activations reach the next stage, or its tokens rank 0."""
+    """Time at which its activations reach the next stage, or its tokens reach rank 0."""
     taken: dict[int, float] = field(default_factory=dict)
-    """When each stage took the plan, and began to forward it."""
+    """Time at which each stage took the plan and began to forward it, by stage."""
 
 
 class SimulatedExecutor:
-    """Stands in for ``worker/spmd.py``, step by step; see ``labinfer.engine.executor.Executor``.
+    """Simulated ``worker/spmd.py``; see ``labinfer.engine.executor.Executor``.
 
-    Every token that is sampled is the number of its sequence. Rank 0 may be in any stage: a first stage runs when a plan is
-    launched, another one when a result is waited for.
+    Every sampled token is its sequence's id modulo ``vocab_size``. Rank 0 may be in any stage: a first stage runs at the launch of a
+    plan, a later one during the wait for a result.
 
     Args:
-        source: what micro-batches cost.
-        clock: advanced by all that rank 0 does and waits for.
-        vocab_size: ids are below it.
-        capacity: slices that are kept of every rank; see ``Recorder``.
+        source: times of micro-batches.
+        clock: advances by rank 0's work and waits.
+        vocab_size: upper bound of token ids.
+        capacity: trace slices kept per rank; see ``Recorder``.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class SimulatedExecutor:
         self._results_travel = topology.sampling_rank != 0
         self._stage_free, self._link_free = [0.0] * num_stages, [0.0] * num_stages
         self._launched: deque[_MicroBatch] = deque()
-        """Micro-batches that the stage of rank 0 has not run yet."""
+        """Micro-batches that rank 0's stage has not run yet."""
         self._results: deque[_MicroBatch] = deque()
         self._in_flight: deque[_MicroBatch] = deque()
         self._num_steps = 0
         self._busy = [0.0] * num_stages
         self._rank0 = Recorder(capacity)
         self._followers = [Recorder(capacity) for _ in range(num_stages)]
-        """One for all ranks of a stage but rank 0, as their times are the same."""
+        """One recorder per stage for all its ranks but rank 0, as their times are equal."""
 
     def launch(self, plan: BatchPlan) -> None:
         times, clock = self._source.times(plan), self._clock
@@ -115,12 +115,12 @@ class SimulatedExecutor:
         return workers
 
     def record_steps(self, num_slices: int) -> None:
-        """Keep so many slices of every rank."""
+        """Keep up to ``num_slices`` trace slices per rank."""
         for recorder in (self._rank0, *self._followers):
             recorder.capacity = num_slices
 
     def _progress(self) -> None:
-        """Run the oldest plan on rank 0's stage, which takes rank 0's time, and on all stages behind it."""
+        """Run the oldest launched plan on rank 0's stage, which takes rank 0's time, and on all later stages."""
         micro_batch, number = self._launched.popleft(), self._rank0_stage
         self._take_plan(micro_batch, number)
         self._run_stage(micro_batch, number, self._clock())
@@ -138,7 +138,7 @@ class SimulatedExecutor:
         self._run_stage(micro_batch, stage, ready)
 
     def _take_plan(self, micro_batch: _MicroBatch, stage: int) -> float:
-        """When all ranks of a stage but rank 0 have the plan, and nothing else to do."""
+        """Time at which all ranks of ``stage`` but rank 0 have the plan and are idle."""
         times, taken = micro_batch.times, micro_batch.taken
         ready = max(self._stage_free[stage], micro_batch.sent + times.deliveries[stage])
         for forward in times.forwards[stage] if times.forwards else ():
@@ -147,9 +147,10 @@ class SimulatedExecutor:
         return ready
 
     def _run_stage(self, micro_batch: _MicroBatch, stage: int, ready: float) -> None:
-        """
+        """Run a micro-batch on a stage.
+
         Args:
-            ready: when the stage has the plan, and nothing else to do.
+            ready: time at which the stage has the plan and is idle.
         """
         times = micro_batch.times.stages[stage]
         begin = ready + times.lead
@@ -191,6 +192,6 @@ class SimulatedExecutor:
 
 
 def _take(recorder: Recorder) -> Slices | None:
-    """The recorded slices, whose time 0 is the beginning of the simulation."""
+    """The recorded slices, with time 0 at the start of the simulation."""
     slices = recorder.take()
     return slices and msgspec.structs.replace(slices, clock=0)

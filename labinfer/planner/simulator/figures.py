@@ -1,4 +1,4 @@
-"""Figures of a simulated run that benchmarks of real ones do not have: its stages, and its likeness to a recorded run."""
+"""Figures of a simulated run: load of the stages, and how closely a replay matches the recorded run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labinfer.planner.simulator.simulation import Simulation
 
 
 def stage_figures(simulation: Simulation, report: RunReport) -> tuple[str, dict[str, Any]]:
-    """A table with a row for each stage, and the same for machines."""
+    """Load of each stage, as a text table and as values for JSON."""
     topology = simulation.topology
     workers = {worker.stage: worker for worker in reversed(report.workers)}
     stages = [
@@ -58,7 +58,7 @@ def stage_figures(simulation: Simulation, report: RunReport) -> tuple[str, dict[
 
 
 def replay_figures(simulation: Simulation, report: RunReport) -> tuple[str, dict[str, Any]]:
-    """A recorded run beside its replay: the time from its first step to its last token, and each rank's bubble in it."""
+    """Recorded run and replay compared, as text and as values: time from first step to last token, and the bubble of each rank."""
     recorded, simulated = simulation.recorded, make_tracks(report.workers)
     (was, bubbles_were), (seconds, bubbles) = (_time_and_bubbles(tracks) for tracks in (recorded, simulated))
     same = step_shapes(recorded[0]) & step_shapes(simulated[0])

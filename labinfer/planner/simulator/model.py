@@ -1,4 +1,4 @@
-"""SimulatedModel: the real engine over a simulated executor, with the calls of an ``LLM`` that benchmarks make."""
+"""SimulatedModel: the real engine over a simulated executor, with the part of the ``LLM`` interface that benchmarks use."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from labinfer.requests.prompts import PromptLike, TokensPrompt, parse_prompt
 
 
 class SimulatedModel:
-    """A model that nobody has loaded; see ``labinfer.cli.bench.model.BenchModel``.
+    """A model without weights on a virtual clock; see ``labinfer.cli.bench.model.BenchModel``.
 
     Args:
-        source: what micro-batches cost.
-        trace: file for the trace at the end of a run, if one is to be written.
-        num_slices: slices to record of every rank.
+        source: times of micro-batches.
+        trace: file for the trace at the end of a run; None for no trace.
+        num_slices: trace slices to record per rank.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class SimulatedModel:
 
     @property
     def report(self) -> RunReport:
-        """Figures of the last run, or of the one that is on."""
+        """Report of the current or last run."""
         return self._runner.report
 
     def make_request(self, key: Any, prompt: PromptLike, sampling: SamplingParams) -> Request:
-        """A checked request of token ids.
+        """A checked request for a prompt of token ids.
 
         Raises:
-            UserError: it can never run, or not without a model.
+            UserError: the request can never run, or needs a real model.
         """
         typed, extras = parse_prompt(prompt)
         if not isinstance(typed, TokensPrompt):

@@ -10,8 +10,8 @@ from labinfer.planner.options import ClusterOptions
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateOptions(ClusterOptions):
-    """Times of the micro-batches, and what is looked for. On machines of --cluster the layout is that of -tp, -pp, --layers and
-    --ranks, with ranks counting up from machine to machine."""
+    """Source of the simulated times, and the goal of the search. On machines of --cluster, -tp, -pp, --layers and --ranks give the
+    layout; ranks are numbered machine by machine."""
 
     replay: str = option(
         "",

@@ -1,4 +1,4 @@
-"""PlanSends: who sends a plan to the ranks of each stage, and how many sends that takes."""
+"""PlanSends: which ranks send a plan to the ranks of each stage, and in how many sends."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from labinfer.comm.spmd.topology import Topology
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSends:
-    """Sends of a plan, stage by stage. Those to a stage count all that the sender does before and for the last of its ranks."""
+    """Sends of a plan by stage. The count for a stage includes all sends of the sender up to the last rank of that stage."""
 
     broadcast: int
-    """Sends of rank 0."""
+    """All sends of rank 0."""
     direct: list[int]
-    """Sends of rank 0 to each stage; 0 where others send to all its ranks."""
+    """Sends of rank 0 up to the last rank that it serves in each stage; 0 if other ranks send to the whole stage."""
     forwards: list[list[tuple[int, int]]]
-    """Stages whose ranks send to each stage, ascending, and the sends of such a rank."""
+    """For each stage, the stages whose ranks forward the plan to it, ascending, with the sends of such a rank."""
     forwarded: list[int]
-    """Sends of a rank of each stage, at most; rank 0 does not count."""
+    """Most sends of any rank of each stage but rank 0."""
 
     @classmethod
     def from_topology(cls, topology: Topology) -> PlanSends:
-        """The sends of a layout's ranks."""
+        """The sends of the ranks of ``topology``."""
         stages = {rank: stage for stage in range(topology.num_stages) for rank in topology.stage_ranks(stage)}
         direct, forwarded = [0] * topology.num_stages, [0] * topology.num_stages
         forwards: list[dict[int, int]] = [{} for _ in direct]

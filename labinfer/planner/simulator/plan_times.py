@@ -1,4 +1,4 @@
-"""PlanTimes: seconds that the parts of a micro-batch take, on rank 0, in every stage and between stages."""
+"""PlanTimes: seconds of each phase of a micro-batch, on rank 0, in every stage and between stages."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ class StageTimes(NamedTuple):
     run: float
     """The layers."""
     sample: float = 0.0
-    """Choosing tokens, on the last stage."""
+    """LM head and sampling, on the last stage."""
     send: float = 0.0
-    """From the moment at which its output leaves to the end of the step."""
+    """From the departure of the output to the end of the step."""
     lead: float = 0.0
-    """From the end of the step before, or the plan's arrival, to the begin of the step."""
+    """From the end of the previous step, or the plan's arrival, to the start of the step."""
 
 
 class Hop(NamedTuple):
-    """The way of a message to another rank, in seconds."""
+    """Seconds of a message from one rank to another."""
 
     transfer: float
-    """Time in which the link carries nothing else."""
+    """Time for which the message occupies the link."""
     latency: float
     """From the end of the transfer to its arrival."""
 
 
 class Forward(NamedTuple):
-    """The way of a plan from ranks of a stage to those of the same or a later one."""
+    """Forwarding of a plan by the ranks of a stage to ranks of the same or a later stage."""
 
     stage: int
-    """Number of the first. Rank 0 is no part of it: what it sends are deliveries."""
+    """Number of the sending stage, without rank 0, whose own sends are deliveries."""
     seconds: float
-    """From when that stage takes the plan until the last of these ranks has it."""
+    """From when the sending stage takes the plan until the last receiving rank has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,21 +47,21 @@ class PlanTimes:
     """Seconds of one micro-batch."""
 
     schedule: float
-    """Rank 0's own work since the step or the result before, until the plan is sent."""
+    """Rank 0's own work from the previous step or result until it sends the plan."""
     broadcast: float
-    """Sending it, on rank 0."""
+    """Sending the plan, on rank 0."""
     deliveries: Sequence[float]
-    """From the begin of the broadcast until the last rank of each stage that rank 0 sends the plan to has it."""
+    """From the start of the broadcast until the last rank to which rank 0 sends in each stage has the plan."""
     stages: Sequence[StageTimes]
     hops: Sequence[Hop]
-    """From each stage to the next one; the last is the way of the tokens to rank 0."""
+    """From each stage to the next; the last hop carries the tokens to rank 0."""
     forwards: Sequence[Sequence[Forward]] = ()
-    """Ways of the plan to ranks of each stage that others send it to; none where rank 0 sends it to all."""
+    """Forwards of the plan to ranks of each stage; empty if rank 0 sends it to all ranks."""
     collect: float = 0.0
-    """Rank 0's own work since the launch or the result before, until it waits for this result."""
+    """Rank 0's own work from the previous launch or result until it waits for this result."""
 
 
 class TimeSource(Protocol):
-    """A model of what micro-batches cost, or times that were recorded."""
+    """Times of micro-batches, from a cost model or a recorded run."""
 
     def times(self, plan: BatchPlan) -> PlanTimes: ...

@@ -1,4 +1,4 @@
-"""The highest rate of requests at which goals are kept, by bisection."""
+"""highest_rate: the highest request rate that meets the latency goals, by bisection."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import math
 from collections.abc import Callable
 
 LOWEST, HIGHEST = 2.0**-6, 2.0**20
-"""Requests a second; outside of these nothing is tried."""
+"""Bounds of the search, in requests per second."""
 PRECISION = 1.02
-"""Factor between the highest rate that was kept and the lowest that was not."""
+"""Ratio of the lowest failing rate to the highest passing rate at which the search ends."""
 
 
 def highest_rate(is_kept: Callable[[float], bool]) -> float:
-    """The highest rate, to within ``PRECISION``; 0 where not even ``LOWEST`` is kept, infinite where ``HIGHEST`` is.
+    """The highest rate that meets the goals, within ``PRECISION``; 0 if ``LOWEST`` fails, infinite if ``HIGHEST`` passes.
 
     Args:
-        is_kept: whether a rate is, which below any that is kept others are.
+        is_kept: whether a rate meets the goals; must be monotonic.
     """
     low = high = 1.0
     if is_kept(low):

@@ -1,4 +1,4 @@
-"""RecordedTimes: the times of a real run's micro-batches, read from its trace."""
+"""RecordedTimes: times of a real run's micro-batches, read from its trace."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from labinfer.observe.trace import Slice, Track
 from labinfer.planner.simulator.plan_times import Hop, PlanTimes, StageTimes
 
 SECOND = 1e9
-"""Nanoseconds."""
+"""Nanoseconds per second."""
 MOST_BETWEEN = 2_000_000
-"""Nanoseconds between two steps of an engine with nothing in flight; more than that, and it waited for requests."""
+"""Longest gap, in nanoseconds, between two engine slices with nothing in flight; after a longer one the engine waited for requests."""
 
 LATEST = 3
-"""A wait that began later than so many usual times of a message's way after it was sent was not for its arrival."""
+"""Multiple of the usual transfer time: a wait that begins later than this after the send does not time the arrival."""
 
 
 @dataclass(kw_only=True)
 class _Step:
-    """A step of a rank, in nanoseconds."""
+    """A step of a rank; times in nanoseconds."""
 
     step: Slice
     plan_wait: Slice | None
-    """The wait for its plan; None on rank 0, which makes it."""
+    """Wait for the plan; None on rank 0, which makes it."""
     before: int
-    """End of the step before; of the first one its plan's arrival."""
+    """End of the previous step; for the first step, arrival of its plan."""
     parts: dict[str, Slice] = field(default_factory=dict)
 
     @property
     def left(self) -> int:
-        """When its output left."""
+        """Time at which the output left."""
         return self.parts["send"].begin if "send" in self.parts else self.step.end
 
 
 class RecordedTimes:
-    """The times of a trace; see ``TimeSource``.
+    """Times from a trace; see ``TimeSource``.
 
-    A plan has the times of the step with its id. Where that had other tokens, or there is none, it has those of the recorded
-    step whose tokens and decodes are nearest. A way that nobody waited for, as its end came before it was needed, took the
-    median of the others' time at most.
+    A plan gets the times of the recorded step with its id. If that step has other numbers of tokens or decodes, or is missing, the plan
+    gets those of the step with the nearest numbers. A message that arrived before its receiver waited for it has no exact time; it
+    counts with at most the median time of the other messages.
 
     Args:
-        tracks: of all ranks; see ``read_trace``.
+        tracks: tracks of all ranks; see ``read_trace``.
 
     Raises:
-        UserError: they hold no step that all stages ran.
+        UserError: rank 0 or a stage is missing, or no step ran on all stages.
     """
 
     def __init__(self, tracks: Sequence[Track]):
@@ -93,7 +93,7 @@ class RecordedTimes:
         return self._times[members[min(bisect_left(members, plan.step_id), len(members) - 1)]]
 
     def _find_nearest(self, shape: tuple[int, int]) -> list[int]:
-        """Ids of the recorded steps of the nearest shape."""
+        """Ids of the recorded steps whose numbers of tokens and decodes are nearest to ``shape``."""
         tokens, decodes = shape
         return self._shapes[min(self._shapes, key=lambda other: abs(other[0] - tokens) + abs(other[1] - decodes))]
 
@@ -118,23 +118,23 @@ class RecordedTimes:
         )
 
     def _deliveries(self, stage: int, broadcasts: dict[int, Slice], ids: Iterable[int]) -> dict[int, int]:
-        """Nanoseconds from the begin of each broadcast until the stage had the plan."""
+        """Nanoseconds from the start of each broadcast until ``stage`` had the plan, by step id."""
         if stage == self._rank0_stage:
             return dict.fromkeys(ids, 0)
         waits = {i: self._steps[stage][i].plan_wait for i in ids}
         return _clip({i: (wait.begin, wait.end, broadcasts[i].begin) for i, wait in waits.items()})
 
     def _hops(self, stage: int, ids: Iterable[int]) -> dict[int, int]:
-        """Nanoseconds from when each step's output left a stage until the next one had it."""
+        """Nanoseconds from the departure of each step's output from ``stage`` to its arrival at the next stage, by step id."""
         waits = {i: self._steps[stage + 1][i].parts["wait for activations"] for i in ids}
         return _clip({i: (wait.begin, wait.end, self._steps[stage][i].left) for i, wait in waits.items()})
 
 
 def _clip(waits: dict[int, tuple[int, int, int]]) -> dict[int, int]:
-    """Nanoseconds that each message was on its way.
+    """Transfer time of each message, in nanoseconds.
 
     Args:
-        waits: begin and end of the wait for each message, and when it was sent.
+        waits: begin and end of the wait, and time of the send, by message.
     """
     ways = {i: max(0, end - sent) for i, (_, end, sent) in waits.items()}
     late = [ways[i] for i, (begin, _, sent) in waits.items() if sent >= begin]
@@ -145,11 +145,11 @@ def _clip(waits: dict[int, tuple[int, int, int]]) -> dict[int, int]:
 
 
 def _read_steps(track: Track) -> dict[int, _Step]:
-    """Steps by their ids, complete ones only."""
+    """Complete steps, by id."""
     steps: dict[int, _Step] = {}
     plan_wait, before = None, None
     outer = [slice for slice in track.slices if slice.name in ("wait for a plan", "step")]
-    for slice in sorted(outer, key=lambda slice: (slice.begin, slice.end)):  # a wait may be of no length
+    for slice in sorted(outer, key=lambda slice: (slice.begin, slice.end)):  # a wait may have length 0
         if slice.name == "wait for a plan":
             plan_wait = slice
             continue
@@ -168,7 +168,7 @@ def _read_steps(track: Track) -> dict[int, _Step]:
 
 
 def _read_rank0(track: Track) -> tuple[dict[int, int], dict[int, int], dict[int, Slice], dict[int, Slice]]:
-    """Rank 0's own nanoseconds before each broadcast and before each wait for a result, by step; then these slices."""
+    """Rank 0's own work (in nanoseconds) before each broadcast and each wait for a result, by step id; then the slices of both."""
     schedules: dict[int, int] = {}
     collects: dict[int, int] = {}
     broadcasts: dict[int, Slice] = {}
@@ -177,7 +177,12 @@ def _read_rank0(track: Track) -> tuple[dict[int, int], dict[int, int], dict[int,
     between = [after.begin - before.end for before, after in zip(engines, engines[1:], strict=False)]
     usual = round(statistics.median(between)) if between else 0
     engine, before, idle = None, None, 0
-    names = ("engine", "broadcast", "wait for tokens", *["step"] * (track.stage == 0))  # other steps lie in waits
+    names = (
+        "engine",
+        "broadcast",
+        "wait for tokens",
+        *["step"] * (track.stage == 0),
+    )  # rank 0's steps in a later stage lie within its waits for tokens
     events = [slice for slice in track.slices if slice.name in names]
     for slice in sorted(events, key=lambda slice: (slice.begin, slice.name != "engine", slice.end)):
         if slice.name == "engine":
@@ -197,18 +202,18 @@ def _read_rank0(track: Track) -> tuple[dict[int, int], dict[int, int], dict[int,
 
 
 def step_shapes(track: Track) -> set[tuple[int, int, int]]:
-    """Id, tokens and decodes of each step that a rank ran."""
+    """Step id, tokens and decodes of each step in ``track``."""
     return {(slice.step_id, slice.num_tokens, slice.num_decodes) for slice in track.slices if slice.name == "run"}
 
 
 def busy_fraction(track: Track, begin: int, end: int) -> float:
-    """Part of a time in which a rank computes, as ``WorkerStats.busy_time`` counts it."""
+    """Fraction of the time from ``begin`` to ``end`` in which the rank computes, as counted by ``WorkerStats.busy_time``."""
     busy = sum(slice.end - slice.begin for slice in track.slices if slice.name in BUSY_SLICES)
     return busy / (end - begin)
 
 
 def working_time(tracks: Iterable[Track]) -> tuple[int, int]:
-    """Begin of the first step, and end of the last wait for tokens."""
+    """Start of the first step, and end of the last wait for tokens."""
     bounds = [
         (slice.begin, slice.end)
         for track in tracks

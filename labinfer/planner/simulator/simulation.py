@@ -1,4 +1,4 @@
-"""Simulation: everything that a run on a virtual clock is made of, but its requests."""
+"""Simulation: engine spec, topology and times of a run on a virtual clock."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from labinfer.planner.simulator.plan_times import TimeSource
 from labinfer.planner.simulator.recorded_times import RecordedTimes
 
 VOCAB_SIZE = 1 << 31
-"""Token ids of a simulated model: costs do not tell the width of its vocabulary."""
+"""Vocabulary size of a simulated model, as costs do not include the real one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """An engine's surroundings."""
+    """Inputs of a simulated engine, without its requests."""
 
     spec: EngineSpec
     topology: Topology
     source: TimeSource
     hosts: tuple[str, ...] = ()
-    """Name of each stage's machine; empty where it is not known."""
+    """Machine name of each stage; empty if unknown."""
     is_measured: bool = True
-    """Whether all times were measured, not estimated."""
+    """Whether all times were measured rather than estimated."""
     recorded: tuple[Track, ...] = ()
-    """Tracks of the run that is replayed."""
+    """Tracks of the recorded run in a replay."""
 
     def make_model(
         self,
@@ -49,7 +49,7 @@ class Simulation:
         trace: OutputFile | None = None,
         num_slices: int = 0,
     ) -> SimulatedModel:
-        """A model at the beginning of its time; for the arguments see there."""
+        """A new simulated model at time 0; for the arguments see ``SimulatedModel``."""
         return SimulatedModel(
             self.spec,
             self.topology,
@@ -62,10 +62,10 @@ class Simulation:
 
 
 def replay_simulation(path: str) -> Simulation:
-    """The surroundings of the run whose trace this file has.
+    """A simulation of the run whose trace is in the file ``path``.
 
     Raises:
-        UserError: it is no trace, or one that lacks what is needed.
+        UserError: the file is no trace, or lacks the engine's spec or steps of all stages.
     """
     tracks, fields = read_trace(path)
     try:
@@ -74,7 +74,9 @@ def replay_simulation(path: str) -> Simulation:
         raise UserError(f"{path} lacks the engine's spec ({error}); record it once more with --trace") from None
     places = sorted(tracks, key=lambda track: (track.stage, track.tp_rank))
     tp_sizes = tuple(sum(track.stage == stage for track in tracks) for stage in range(spec.num_stages))
-    layers = tuple((stage, stage + 1) for stage in range(spec.num_stages))  # which nobody asks for
+    layers = tuple(
+        (stage, stage + 1) for stage in range(spec.num_stages)
+    )  # placeholders: a trace does not record the layers
     if sum(tp_sizes) != len(tracks) or not all(tp_sizes):
         raise UserError(f"{path} has tracks of {len(tracks)} ranks that are not those of {spec.num_stages} stages")
     try:
@@ -90,13 +92,13 @@ def replay_simulation(path: str) -> Simulation:
 
 
 def cluster_simulation(cluster: Cluster, options: EngineOptions) -> Simulation:
-    """The surroundings that a layout on a cluster would have. Ranks count up from machine to machine.
+    """A simulation of a layout on a cluster. Ranks are numbered machine by machine.
 
     Args:
-        options: the layout (``-tp``, ``-pp``, ``--layers``, ``--ranks``, ``--dtype``, ``--quantization``) and the cache.
+        options: the layout (``-tp``, ``-pp``, ``--layers``, ``--ranks``, ``--dtype``, ``--quantization``) and the cache options.
 
     Raises:
-        UserError: the layout does not go with the cluster, or a stage has no room for its part of the model.
+        UserError: the layout does not match the cluster, or a stage's part of the model does not fit.
     """
     parallel, scheduler, size = options.parallel, options.scheduler, options.cache.block_size
     nodes = [machine.name for machine in cluster.machines for _ in range(machine.ranks)]
@@ -162,10 +164,10 @@ def cluster_simulation(cluster: Cluster, options: EngineOptions) -> Simulation:
 
 
 def _choose_costs(machine: Machine, tp_size: int, dtype: str, quantization: str) -> HostCosts:
-    """The first measurement that fits.
+    """The first costs of ``machine`` that match the other arguments.
 
     Raises:
-        UserError: none does.
+        UserError: none match.
     """
     for costs in machine.costs:
         if (
