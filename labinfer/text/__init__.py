@@ -1,1 +1,1 @@
-"""Text in and out: tokenizer, chat template, incremental detokenisation, tools, guides. Only rank 0 and the gateway use it."""
+"""Text: tokenizer, chat template, detokenization, tool calls, structured output. Only rank 0 and the gateway use it."""

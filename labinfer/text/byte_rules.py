@@ -1,4 +1,4 @@
-"""ByteRules: the bytes that tokens stand for, and what a text drops at its beginning."""
+"""ByteRules: the bytes of tokens, and the leading characters that a text drops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FALLBACK = re.compile("<0x([0-9A-Fa-f]{2})>")
 """Vocabulary entry of one byte, in vocabularies with byte fallback."""
 
 Step = Callable[[str, bool], str | bytes]
-"""A step of a decoder on a vocabulary entry; the flag says whether the token is the first one of a text. Bytes are final."""
+"""A decoder step: takes a vocabulary entry, and whether its token is the first of a text. A result in bytes is final."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class ByteRules:
 
 
 def read_byte_rules(decoder: dict[str, Any], name: Callable[[int], str | None]) -> ByteRules | None:
-    """The rules of the decoder of a ``tokenizer.json``; None where a token's text depends on the tokens beside it, as with WordPiece
-    or where a ``Replace`` stands behind the step that reads bytes.
+    """The byte rules of the decoder of a ``tokenizer.json``; None if a token's text depends on its neighbours, as with WordPiece, or
+    if a ``Replace`` follows the step that reads bytes.
 
     Args:
         decoder: JSON of the decoder (Hugging Face tokenizers, ``decoders``).

@@ -1,4 +1,4 @@
-"""A checkpoint's chat template, rendered in a sandbox: templates are programs that come with the weights."""
+"""ChatTemplate: a checkpoint's chat template, rendered in a sandbox, as templates are programs that come with the weights."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from labinfer.text.limited_rendering import LimitedEnvironment, limited, within_
 from labinfer.text.messages import Ending
 
 GOES_ON = "<goes on here>"
-"""Mark behind a message that is to be continued; it does not remain in the text."""
+"""Marker appended to a message that is to be continued; it is removed from the rendered text."""
 MAX_TEMPLATE = 1 << 20
-"""Characters of a template."""
+"""Maximum characters of a template."""
 
 RESERVED = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "unk_token")
 )
-"""Variables that every template is given."""
+"""Variables that every template receives."""
 
 
 class ChatTemplate:
@@ -53,7 +53,7 @@ class ChatTemplate:
         self.source = source
         """Text of the template."""
         self.variables = meta.find_undeclared_variables(parsed).difference(RESERVED, environment.globals)
-        """Names of the variables that it reads, beside those it is always given."""
+        """Names of the variables that the template reads, beside ``RESERVED`` and Jinja's globals."""
 
     def render(
         self,
@@ -67,12 +67,12 @@ class ChatTemplate:
         Args:
             messages: in the form of Transformers' ``apply_chat_template``: ``arguments`` of a call are an object, not text.
             tools: JSON schemas of functions, each as ``{"type": "function", "function": …}``.
-            variables: further ones, such as ``enable_thinking``.
-            ending: end of the text.
+            variables: further template variables, such as ``enable_thinking``.
+            ending: where the text ends.
 
         Raises:
-            UserError: the template refuses the messages, has no place for tools, does not read a variable, or does not write
-                the last message as it is.
+            UserError: the template refuses the messages, does not support tools, does not read a variable, or does not reproduce
+                the last message verbatim (for the ending ``in message``).
         """
         goes_on = ending == "in message"
         if goes_on:
@@ -109,7 +109,7 @@ class ChatTemplate:
 
 
 class GenerationTag(Extension):
-    """``{% generation %}…{% endgeneration %}``, which marks the assistant's words for training and changes nothing here."""
+    """``{% generation %}…{% endgeneration %}``, which marks the assistant's text for training and has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's interface
 

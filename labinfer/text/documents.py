@@ -1,4 +1,4 @@
-"""Texts on which a model is measured: plain text, or JSONL lines of texts or conversations."""
+"""Document: evaluation texts, from plain text or from JSONL lines of texts or conversations."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class Document:
 
     token_ids: list[int]
     answer: int
-    """Index of the first token of a conversation's last answer; the number of tokens in a plain text."""
+    """Index of the first token of a conversation's last message; the number of tokens for a plain text."""
 
 
 def read_documents(path: Path, flag: str, tokenizer: Tokenizer) -> list[Document]:
-    """The documents of a file: one for each line of a ``.jsonl`` file, else the whole file.
+    """The documents of a file: one per line of a ``.jsonl`` file; otherwise the whole file is one.
 
     A line is ``{"text": …}`` or ``{"messages": […]}``, whose last message is the answer.
 
     Args:
-        flag: the option that named the file, for errors.
+        flag: option that named the file, for errors.
 
     Raises:
-        UserError: the file cannot be read, a line is none of these, or the file has no token to predict.
+        UserError: the file cannot be read, a line has neither form, or the file has no token to predict.
     """
     try:
         content = path.read_text(encoding="utf-8")

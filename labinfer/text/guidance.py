@@ -1,7 +1,7 @@
-"""GrammarGuideMaker: the tokens that may come next in an answer that must have a form, by llguidance.
+"""GrammarGuideMaker: token masks for structured output, computed by llguidance.
 
 llguidance (https://github.com/guidance-ai/llguidance) compiles regular expressions, JSON schemas and Lark grammars, and
-computes masks of tokens. Its limits bound the cost of a grammar: a request that exceeds them fails, nothing else.
+computes token masks. Its limits bound the cost of a grammar: only the request that exceeds them fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 MAX_CACHED = 16
-"""Compiled grammars that are kept: the requests of a job mostly share a few."""
+"""Compiled grammars to cache: the requests of a job mostly share a few."""
 LIMITS = {
     "max_items_in_row": 1000,
     "initial_lexer_fuel": 1_000_000,
@@ -34,18 +34,19 @@ LIMITS = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
-"""``LLParserLimits``. A mask of an ambiguous grammar takes time by the third power of the items in a row, which are half of
-the default: 250 optional properties of an object."""
+"""``LLParserLimits``. The mask of an ambiguous grammar takes time cubic in the items of a row. Their limit is half of the default,
+enough for 250 optional properties of an object."""
 WHITESPACE = r" |\n[ \t]{0,20}"
-"""White space between the parts of JSON: a space, or a new line. Without a bound an unsure model writes blanks for ever."""
+"""White space allowed between JSON tokens: a space, or a line break with indentation. It is bounded, as an unsure model could
+write white space forever."""
 
 
 class GuidanceError(Exception):
-    """An answer is not complete and no token may follow."""
+    """An answer is incomplete, and no token may follow."""
 
 
 class GrammarGuideMaker:
-    """Guides for the tokens of a checkpoint. llguidance is imported with the first guide.
+    """Makes guides for the tokens of a checkpoint. llguidance is imported with the first guide.
 
     Args:
         need_tokenizer: returns the checkpoint's tokenizer, or raises the ``UserError`` that says why there is none.
@@ -61,8 +62,8 @@ class GrammarGuideMaker:
         self._grammars: dict[str, Grammar] = {}  # by source, the latest used last
 
     def get_ready(self) -> bool:
-        """Whether ``make`` need not read the tokenizer first, which takes a second or two where the vocabulary is large. If it
-        would, a thread begins to: llguidance lets others run meanwhile.
+        """Whether ``make`` can start without first reading the tokenizer, which takes a second or two for a large vocabulary. If not,
+        starts a thread that reads it; llguidance releases the GIL meanwhile.
         """
         if self._vocabulary is None and self._preparing is None:
             self._preparing = threading.Thread(target=self._prepare, name="guides", daemon=True)
@@ -70,17 +71,17 @@ class GrammarGuideMaker:
         return self._vocabulary is not None or not self._preparing.is_alive()
 
     def _prepare(self) -> None:
-        with contextlib.suppress(UserError):  # which ``make`` meets again, for its caller
+        with contextlib.suppress(UserError):  # ``make`` raises it again for its caller
             self._vocabulary = GuidanceVocabulary(self._need_tokenizer(), self._vocab_size, self._ends)
 
     def make(self, form: StructuredOutputs, before: str = "") -> GrammarGuide:
-        """A guide at the beginning of an answer.
+        """A guide at the start of an answer.
 
         Args:
-            before: rules of what stands before the form; see ``reply_grammar.before_form``.
+            before: grammar rules of the text before the form; see ``reply_grammar.before_form``.
 
         Raises:
-            UserError: llguidance does not read this kind of tokenizer; the form is broken, too large, or has no answer.
+            UserError: llguidance does not read this kind of tokenizer; the form is invalid, too large, or allows no answer.
         """
         if self._vocabulary is None:
             self._vocabulary = GuidanceVocabulary(self._need_tokenizer(), self._vocab_size, self._ends)
@@ -95,10 +96,10 @@ class GrammarGuideMaker:
 
 
 def grammar_source(form: StructuredOutputs, before: str = "") -> str:
-    """A form in llguidance's notation: a list of one grammar, as JSON, or of two where something stands before the form.
+    """A form in llguidance's JSON notation: a list of one grammar, or of two if text precedes the form.
 
     Raises:
-        UserError: no grammar holds the form.
+        UserError: no grammar can enforce the form.
     """
     grammar: dict[str, Any]
     if form.regex is not None:
@@ -138,11 +139,11 @@ def need_json_file(tokenizer: Tokenizer) -> Path:
 
 
 class GuidanceVocabulary:
-    """A checkpoint's tokens in llguidance's form, and masks in the engine's form.
+    """A checkpoint's tokens in llguidance's format; makes masks in the engine's format.
 
     Args:
         vocab_size: width of the logits; ids beyond it are never allowed.
-        ends: tokens that end an answer; never a part of its text.
+        ends: tokens that end an answer; never part of its text.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: list[int]):
@@ -164,10 +165,10 @@ class GuidanceVocabulary:
         self._text = ((1 << vocab_size) - 1) & ~self._ends
 
     def next_mask(self, matcher: LLMatcher) -> bytes:
-        """The present mask of a guide (see ``engine/guide.py``), empty where only an end may follow.
+        """The current mask of a guide (see ``engine/guide.py``), empty if only an end token may follow.
 
         Raises:
-            GuidanceError: a limit is exceeded, or the text that would have to follow has no tokens.
+            GuidanceError: a limit is exceeded, or the vocabulary cannot spell the required text.
         """
         allowed = int.from_bytes(matcher.compute_bitmask(), "little") & self._text
         if matcher.is_error():
@@ -190,7 +191,7 @@ class Grammar:
         kind: the field of ``StructuredOutputs`` that the grammar comes from, for errors.
 
     Raises:
-        UserError: the source is no grammar, too large, or has no answer.
+        UserError: ``source`` is no grammar, too large, or allows no answer.
     """
 
     def __init__(self, source: str, vocabulary: GuidanceVocabulary, kind: str):
@@ -205,10 +206,10 @@ class Grammar:
         if not self.mask:
             raise UserError(f"structured_outputs.{kind} is refused: it leaves no answer but the empty one")
         self.has_failed = False
-        """Whether an answer has exceeded the limits, some of which all answers of a grammar share."""
+        """Whether an answer has exceeded the limits; all answers of a grammar share some of them."""
 
     def start(self) -> LLMatcher:
-        """A matcher at the beginning of an answer."""
+        """A matcher at the start of an answer."""
         return self._matcher.deep_copy()
 
 
@@ -218,7 +219,7 @@ class GrammarGuide:
     def __init__(self, grammar: Grammar):
         self._grammar, self._matcher = grammar, grammar.start()
         self._tokens: list[int] = []
-        self._mask: bytes | None = grammar.mask  # None where it is not computed yet
+        self._mask: bytes | None = grammar.mask  # None until computed
         self.error = ""
 
     @property
@@ -228,15 +229,15 @@ class GrammarGuide:
         return self._mask
 
     def accept(self, token: int) -> None:
-        """Take the answer's next token."""
+        """Advance by the answer's next token."""
         self._tokens.append(token)
         self._matcher.consume_token(token)
         self._mask = self._next_mask()
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last ``num_tokens`` tokens; the mask is computed when it is next asked for."""
+        """Remove the last ``num_tokens`` tokens; the mask is recomputed on demand."""
         del self._tokens[len(self._tokens) - num_tokens :]
-        if self._matcher.is_error() or not self._matcher.rollback(num_tokens):  # there is no way back from an error
+        if self._matcher.is_error() or not self._matcher.rollback(num_tokens):  # a matcher in error cannot roll back
             self._matcher = self._grammar.start()
             self._matcher.consume_tokens(self._tokens)
         self._mask, self.error = None, ""
@@ -250,5 +251,5 @@ class GrammarGuide:
 
 
 def first_line(text: str) -> str:
-    """The first line of an error message, cut where it is long."""
+    """The first line of an error message, at most 200 characters."""
     return f"{text.strip().partition(chr(10))[0]:.200}"

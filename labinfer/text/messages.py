@@ -10,24 +10,24 @@ from labinfer.base.errors import UserError
 from labinfer.text.tools import CalledFunction, PastCall
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-"""Roles of messages; ``function`` is OpenAI's deprecated one of a result, which goes with ``functions``."""
+"""Roles of messages; ``function`` is OpenAI's deprecated role of a result, used with ``functions``."""
 Ending = Literal["before answer", "behind message", "in message"]
-"""End of a conversation's text: where the assistant's answer begins, behind the last message, or within it."""
+"""Where a conversation's text ends: at the start of the assistant's answer, after the last message, or inside that message."""
 TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
-"""Roles that chat templates know by another name."""
+"""Roles with another name in chat templates."""
 
 PARAGRAPHS = "\n\n"
-"""Joins texts that come apart in a request, and stand in one message of a chat template."""
+"""Separator of several texts of a request in one message of a chat template."""
 MAX_MESSAGES = 1 << 14
-"""Messages of a conversation, parts of one message, and calls in one."""
+"""Maximum messages of a conversation, parts of a message, and tool calls of a message."""
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """A part of a message that is text."""
+    """Text part of a message."""
 
     text: str
     cache_control: Any = None
-    """Accepted; the prefix cache needs no hints."""
+    """Accepted and ignored: the prefix cache needs no hints."""
 
 
 class _UnreadPart(msgspec.Struct, tag_field="type"):
@@ -53,20 +53,20 @@ Part = TextPart | ImagePart | AudioPart | FilePart
 
 
 class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A chat message; other keys are dropped."""
+    """A chat message; unknown keys are dropped."""
 
     role: Role
     content: str | Annotated[list[Part], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[PastCall], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
-    """Calls in an assistant's message, whose content may then be null."""
+    """Tool calls of an assistant's message, whose content may then be null."""
     reasoning: str | None = None
     reasoning_content: str | None = None
-    """Thoughts of an assistant's message, under its newer and its older name."""
+    """Older name of ``reasoning``, the reasoning of an assistant's message."""
     tool_call_id: str | None = None
-    """Id of the call that a message of the role ``tool`` answers."""
+    """Id of the tool call that a message of role ``tool`` answers."""
     function_call: CalledFunction | None = None
-    """Call in an assistant's message, in OpenAI's deprecated form."""
+    """Function call of an assistant's message, in OpenAI's deprecated form."""
 
     def as_dict(self) -> dict[str, Any]:
         """The message in the form of chat templates."""
@@ -89,12 +89,12 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class MessageBuilder:
-    """A message of which a request has the parts one by one. Text behind an empty text stands alone.
+    """Builds a message from its parts. Text added to an empty text replaces it.
 
     Args:
-        role: as chat templates know it.
-        text: the first part of the content, if there is one.
-        tool_call_id: of the call that a message of the role ``tool`` answers.
+        role: role in chat templates.
+        text: first part of the content; None for none.
+        tool_call_id: id of the call that a message of role ``tool`` answers.
     """
 
     def __init__(self, role: str, text: str | None = None, tool_call_id: str | None = None):

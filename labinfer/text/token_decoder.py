@@ -1,4 +1,4 @@
-"""TokenDecoder: the text of tokens while they come in."""
+"""TokenDecoder: incremental detokenization."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from labinfer.text.byte_rules import ByteRules
 from labinfer.text.utf8_decoder import REPLACEMENT, Utf8Decoder
 
 MAX_BROKEN = 3
-"""Characters U+FFFD at the end of a text that its next byte may still complete: a UTF-8 character has at most four bytes."""
+"""U+FFFD characters at the end of a text that further bytes may complete: a UTF-8 character has at most four bytes."""
 MAX_UNREAD_TOKENS = 64
-"""Tokens that are decoded again and again while the text ends in U+FFFD; after more the text is taken as it is."""
+"""Tokens that are decoded repeatedly while the text ends in U+FFFD; after more tokens the text is final."""
 CONTEXT_TOKENS = 6
 """Earlier tokens that ``ContextDecoder`` decodes with a new one, as its text can depend on its neighbours."""
 
 
 class TokenDecoder(Protocol):
-    """The text of one sequence of tokens. The joined texts of ``add`` and ``finish`` are what ``decode`` gives."""
+    """The text of one sequence of tokens. The texts of ``add`` and ``finish``, joined, equal the text of ``decode``."""
 
     def add(self, token_id: int) -> str:
-        """Text that a further token makes certain; never a part of a character."""
+        """Text that becomes final with ``token_id``; whole characters only."""
 
     def finish(self) -> str:
-        """The rest of the text: a U+FFFD for each byte of an incomplete character."""
+        """The rest of the text, with one U+FFFD per byte of an incomplete character."""
 
     def decode(self, token_ids: list[int]) -> str:
-        """Whole text of a sequence of which no token was added before."""
+        """Text of a whole sequence, if no token was added before."""
 
 
 class ByteDecoder:
-    """Text as a function of the bytes of the tokens.
+    """Decoder whose text depends only on the bytes of the tokens.
 
     Args:
         hidden: tokens that add no text.
-        inside: whether other text stands before the tokens; else the beginning is stripped as ``rules`` say.
+        inside: whether the tokens continue a text; if not, ``rules`` strip its beginning.
     """
 
     def __init__(self, rules: ByteRules, hidden: Collection[int], inside: bool):
@@ -70,7 +70,7 @@ class ByteDecoder:
 
 
 class ContextDecoder:
-    """Text of tokens that a library decodes, and whose bytes are not known one by one (WordPiece, suffixes of BPE).
+    """Decoder over a library that does not give the bytes of single tokens (WordPiece, BPE with suffixes).
 
     Args:
         decode: text of token ids.

@@ -1,4 +1,4 @@
-"""TokenOffsets: where tokens begin in the text that they make."""
+"""TokenOffsets: character offsets of tokens in their text."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from labinfer.text.utf8_decoder import REPLACEMENT, Utf8Decoder
 
 
 class TokenOffsets:
-    """Positions of tokens in a text, as they come.
+    """Incremental character offsets of tokens.
 
-    A token begins behind the last character that ends before it. All bytes of a character begin where the character does, and
-    a byte that cannot be decoded is a character (U+FFFD).
+    A token begins after the last character that is complete before it. All bytes of a character have the character's offset. An
+    undecodable byte counts as a character (U+FFFD).
 
     Args:
-        tokenizer: None where the checkpoint has none, and tokens add no text.
+        tokenizer: None if the checkpoint has none; tokens then add no text.
     """
 
     def __init__(self, tokenizer: Tokenizer | None):
@@ -23,10 +23,10 @@ class TokenOffsets:
         self._offset = 0
 
     def read_prompt(self, token_ids: list[int], text: str) -> tuple[list[str], list[int]]:
-        """Texts and positions of the tokens of a prompt, with which the text begins.
+        """Texts and offsets of the tokens of a prompt, at the start of the text.
 
         Args:
-            text: the prompt. Special tokens that are written in it take their place, others take none.
+            text: the prompt. Special tokens advance the offset only if they are written in it.
         """
         tokens, offsets, is_first = [], [], True
         for token_id in token_ids:
@@ -41,12 +41,12 @@ class TokenOffsets:
         return tokens, offsets
 
     def read(self, token_ids: list[int]) -> tuple[list[str], list[int]]:
-        """Texts and positions of further tokens."""
+        """Texts and offsets of further tokens."""
         offsets: list[int] = []
         return [self._add(token_id, offsets) for token_id in token_ids], offsets
 
     def _add(self, token_id: int, offsets: list[int]) -> str:
-        """The text of the next token, whose position is appended."""
+        """The text of the next token; appends its offset to ``offsets``."""
         spelling = self._tokenizer.spell(token_id) if self._tokenizer else unnamed(token_id)
         if not spelling.num_characters or spelling.bytes is None:
             offsets.append(self._offset)

@@ -1,5 +1,4 @@
-"""Tokenizer: a checkpoint's ``tokenizer.json``, read by tokenizers, or ``tokenizer.model``, read by SentencePiece; a GGUF file has
-what corresponds to one of them."""
+"""Tokenizer: text ↔ token ids, by ``tokenizer.json`` (tokenizers library), ``tokenizer.model`` (SentencePiece) or a GGUF file."""
 
 from __future__ import annotations
 
@@ -24,43 +23,43 @@ if TYPE_CHECKING:
     from labinfer.text.chat_template import ChatTemplate
 
 MAX_SPELLINGS = 1 << 16
-"""Tokens whose spelling is cached: log-probabilities spell the same few thousand again and again."""
+"""Tokens whose spelling is cached: log-probabilities mostly need the same few thousand tokens."""
 
 FIRST_PART = 8
-"""Characters for each token of the limit in the first part of a long text that is tried; each further one is twice as long."""
+"""Characters per token of the limit in the first part of a long text that is tokenized; each further part is twice as long."""
 MARGIN = 2
-"""Parts with more tokens than so many times the limit refuse a text. A cut may change the tokens beside it, and no others
-of a common tokenizer."""
+"""Multiple of the token limit above which a part refuses the text. Cutting a text changes only the tokens beside the cut, for common
+tokenizers."""
 
 UNKNOWN = "\U0010ffff"
-"""Character that no vocabulary has, but perhaps its bytes."""
+"""Character that no vocabulary has, except perhaps as bytes."""
 
 MAX_PROMPT_PART = 256
-"""Tokens at the end of a prompt in which a reply may have begun."""
+"""Tokens at the end of a prompt that are searched for the start of a reply."""
 
 
 class Tokenizer:
     """Text ↔ token ids of a checkpoint.
 
     Args:
-        directory: or a GGUF file.
-        response_template: how replies are read; see ``choose_format``.
-        chat_template: file that takes the place of the checkpoint's chat templates; empty for none.
+        directory: of the checkpoint, or a GGUF file.
+        response_template: how to parse replies; see ``choose_format``.
+        chat_template: file that replaces the checkpoint's chat templates; empty for none.
 
     Raises:
-        UserError: the directory has no tokenizer, or a broken one; one of the templates cannot be used.
+        UserError: the directory has no tokenizer, or an invalid one; or a template cannot be used.
     """
 
     def __init__(self, directory: Path, response_template: str = "", chat_template: str = ""):
         self._directory = directory
         self._find_files = lambda: setting_files(directory) | template_files(chat_template, response_template)
         self.identity = identify(self._find_files())
-        """Identity of the files that it is read from."""
+        """Identity of the files from which the tokenizer is read."""
         self._backend, config = self._open(directory)
         self._template, self._tool_template, self.reply_format = _load_templates(
             directory, config, response_template, chat_template, named_tokens=self._backend.named_tokens
         )
-        """Format by which replies are read; None where they are content and nothing else."""
+        """Format for parsing replies; None if replies are plain content."""
         self._special_ids = frozenset(self._backend.special_tokens.values())
         self._anchors = frozenset(
             token_id
@@ -72,14 +71,14 @@ class Tokenizer:
 
     @property
     def digest(self) -> str:
-        """Digest of the contents of its files."""
+        """Digest of the contents of the tokenizer's files."""
         return combined_digest(self.identity)
 
     def check_unchanged(self) -> None:
-        """Check that its files are those that it was read from. For whoever reads one of them again.
+        """Check that the tokenizer's files have not changed since they were read, before one is read again.
 
         Raises:
-            UserError: one has other contents, is new, or is gone.
+            UserError: a file has changed, is new, or is gone.
         """
         if path := changed_path(self.identity, self._find_files()):
             raise UserError(f"{path} has changed since it was read first; put the old files back, or start again")
@@ -119,13 +118,13 @@ class Tokenizer:
 
     @property
     def added_tokens(self) -> dict[str, int]:
-        """Ids of the tokens that were added to the learned vocabulary, special ones included, by their text."""
+        """Ids of the tokens added to the learned vocabulary, by text; includes special tokens."""
         return self._backend.added_tokens
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token, bytes of UTF-8 counted as such; no bound where the tokenizer makes one token of any
-        number of unknown characters, or drops some."""
+        """Characters of the longest vocabulary entry (byte-level entries count bytes); ``sys.maxsize`` if the tokenizer maps any number
+        of unknown characters to one token, or drops some."""
         longest = max((len(self._backend.name(token_id) or "") for token_id in range(self.vocab_size)), default=1)
         count = 4 * longest
         for character in (UNKNOWN, " "):
@@ -146,17 +145,17 @@ class Tokenizer:
 
     def check_length(self, text: str, max_tokens: int) -> None:
         """Raises:
-        PromptTooLong: the text has more characters than so many tokens can have.
+        PromptTooLong: the text has more characters than ``max_tokens`` tokens can have.
         """
         if FIRST_PART * max_tokens < len(text) > self.longest_token * max_tokens:
             problem = f"{len(text)} characters, and the model's tokens have at most {self.longest_token} each"
             raise PromptTooLong.for_context(max_tokens, f"your prompt has {problem}")
 
     def encode_within(self, text: str, max_tokens: int, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, of which at most ``max_tokens`` can be used. The work is bounded by those, and not by the text.
+        """Token ids of a text, of which at most ``max_tokens`` can be used. The work is bounded by ``max_tokens``, not by the text.
 
         Raises:
-            PromptTooLong: the text has far more tokens. One that has a few more passes.
+            PromptTooLong: the text has far more tokens. A text with a few more passes.
             UserError: see ``encode``.
         """
         self.check_length(text, max_tokens)
@@ -171,32 +170,32 @@ class Tokenizer:
         return self.encode(text, add_special_tokens)
 
     def decode(self, token_ids: list[int]) -> str:
-        """Text of the ids without special tokens; each byte that cannot be decoded is one U+FFFD, see ``Utf8Decoder``."""
+        """Text of ``token_ids`` without special tokens; each undecodable byte becomes one U+FFFD, see ``Utf8Decoder``."""
         return self._backend.decoder().decode(token_ids)
 
     def further_decoder(self, with_special: bool = False) -> TokenDecoder:
-        """A decoder of tokens that add to a text before them. At the beginning of a text ``decode`` drops SentencePiece's own space.
+        """A decoder of tokens that continue a text: unlike ``decode`` it keeps a leading space of SentencePiece.
 
         Args:
-            with_special: whether special tokens show.
+            with_special: whether to show special tokens.
         """
         return self._backend.decoder(self._special_ids if with_special else (), inside=True)
 
     def reply_decoder(self, with_special: bool = False, inside: bool = False) -> TokenDecoder:
-        """A decoder of a chat reply: special tokens by which its parts are told apart are a part of its text.
+        """A decoder of a chat reply. It shows the special tokens that delimit the reply's parts.
 
         Args:
-            with_special: whether the others show, too.
-            inside: whether the reply adds to a message that has begun; see ``further_decoder``.
+            with_special: whether to show all other special tokens, too.
+            inside: whether the reply continues a message; see ``further_decoder``.
         """
         return self._backend.decoder(self._special_ids if with_special else self._anchors, inside)
 
     def reply_parser(self, prompt_token_ids: list[int], tools: list[dict], parallel: bool = True) -> ReplyParser | None:
-        """A parser of a reply to this prompt; None where replies are content and nothing else.
+        """A parser of the reply to a prompt; None if replies are plain content.
 
         Args:
-            tools: those that were offered, in the form of chat templates.
-            parallel: whether a reply may have several calls.
+            tools: offered tools, in the form of chat templates.
+            parallel: whether a reply may have several tool calls.
         """
         if self.reply_format is None:
             return None
@@ -217,7 +216,7 @@ class Tokenizer:
         tools: list[dict] | None = None,
         template_kwargs: dict[str, Any] | None = None,
     ) -> list[int]:
-        """Ids of a conversation up to the beginning of the assistant's answer; see ``render_chat``."""
+        """Token ids of a conversation up to the start of the assistant's answer; see ``render_chat``."""
         return self.encode(self.render_chat(messages, tools, template_kwargs), add_special_tokens=False)
 
     def render_chat(
@@ -250,7 +249,7 @@ class Tokenizer:
 
     @property
     def may_think(self) -> bool:
-        """Whether the chat template knows the thoughts of the reply format: the model was taught to think."""
+        """Whether the chat template contains the reply format's reasoning delimiters, so the model was trained to reason."""
         if self.reply_format is None or self.reply_format.thought is None or self._template is None:
             return False
         thought = self.reply_format.thought
@@ -269,11 +268,11 @@ class Tokenizer:
 def _load_templates(
     directory: Path, config: dict[str, Any], response_template: str, chat_template: str, *, named_tokens: dict[str, str]
 ) -> tuple[ChatTemplate | None, ChatTemplate | None, ReplyFormat | None]:
-    """The chat template, another for conversations with tools where the checkpoint has one, and the format of replies.
+    """The chat template, the template for conversations with tools if the checkpoint has one, and the reply format.
 
     Args:
         config: the values of ``tokenizer_config.json``.
-        named_tokens: texts of ``bos_token`` and the like, where the checkpoint's files do not say them.
+        named_tokens: texts of ``bos_token`` and the like, overridden by the checkpoint's files.
     """
     source = config.get("chat_template")
     if chat_template:
@@ -289,9 +288,9 @@ def _load_templates(
         named = {str(entry.get("name")): entry.get("template") for entry in entries}
     sources = [named.get(name) for name in ("default", "tool_use")]
     if not isinstance(sources[0], str):
-        choose_format(response_template, None, "")  # refuses one that cannot be
+        choose_format(response_template, None, "")  # raises if invalid
         return None, None, None
-    from labinfer.text.chat_template import ChatTemplate  # here, so that Jinja is imported only where it is needed
+    from labinfer.text.chat_template import ChatTemplate  # here, so that Jinja is imported only if needed
 
     special = named_tokens | read_optional(directory / "special_tokens_map.json") | config
     tokens = {

@@ -1,9 +1,8 @@
-"""Regular expressions of tokenizers: those of which no match takes for ever.
+"""check_patterns: refuses regular expressions of tokenizers that may backtrack catastrophically.
 
-The tokenizers library matches by backtracking, without a limit, in a call that nobody can break off. A group of several forms
-that is repeated, as in ``(a+)+``, has so many ways through a text that a short one takes longer than anybody lives. No known
-tokenizer has one. Forms of one length each, of which no two begin with the same letter, are harmless: ``(?:\\r\\n|\\n)+`` has one
-way through a text.
+The tokenizers library matches by backtracking, without a limit, in a call that cannot be interrupted. A repeated group that matches
+a text in several ways, as in ``(a+)+``, takes exponential time. No known tokenizer has one. Repeated alternatives of fixed length
+that begin with different letters are harmless: ``(?:\\r\\n|\\n)+`` matches a text in one way only.
 """
 
 from __future__ import annotations
@@ -14,24 +13,24 @@ from collections.abc import Iterator
 from typing import Any
 
 MAX_PATTERN = 1 << 14
-"""Characters of a pattern."""
+"""Maximum characters of a pattern."""
 MAX_REPEATS = 3
-"""Unbounded repetitions in a sequence: with each, the time for a long text may grow by the power of one."""
+"""Maximum unbounded repetitions in a sequence: each may add a factor of the text length to the matching time."""
 _PART = re.compile(
     r"""(?P<escape>\\(?:[pPuxgkN]\{[^}]*\}|.))|(?P<open>\((?:\?(?:[a-zA-Z-]*:|[=!>]|<[=!]|<\w+>|[a-zA-Z-]+\)))?)|(?P<close>\))"""
     r"""|(?P<or>\|)|(?P<class>\[)|(?P<repeat>(?:[*+?]|\{\d*,?\d*\})[?+]?)|(?P<letter>.)""",
     re.DOTALL,
 )
 _NO_LETTERS = ".^$# \t\r\n\v\f"
-"""Characters that may mean something else, where spaces are ignored, too."""
+"""Characters that may have a special meaning, including white space, which a flag may make patterns ignore."""
 _ESCAPED = {r"\r": "\r", r"\n": "\n", r"\t": "\t"}
 
 
 def check_patterns(component: Any) -> None:
-    """Refuse a normalizer or pre-tokenizer with a pattern that may take for ever.
+    """Refuse a normalizer or pre-tokenizer with a pattern that may backtrack catastrophically.
 
     Raises:
-        ValueError: names the pattern.
+        ValueError: the message names the pattern.
     """
     if component is None:
         return
@@ -45,7 +44,7 @@ def check_patterns(component: Any) -> None:
 
 
 def _patterns(node: Any) -> Iterator[str]:
-    """All expressions in a component's JSON."""
+    """All regular expressions in a component's JSON."""
     if isinstance(node, dict):
         if isinstance(pattern := node.get("Regex"), str):
             yield pattern
@@ -56,14 +55,14 @@ def _patterns(node: Any) -> Iterator[str]:
 
 
 def _may_explode(pattern: str) -> bool:
-    """Whether a group that varies is repeated, or too many repetitions follow one another."""
+    """Whether ``pattern`` repeats a group that varies, or has too many repetitions in sequence."""
     position, groups = 0, [_PatternGroup()]
-    inner: _PatternGroup | None = None  # the group that ended just before, to which a repetition would belong
+    inner: _PatternGroup | None = None  # the group just closed, to which a quantifier would apply
     while (part := _PART.match(pattern, position)) is not None:
         position, closed, inner = part.end(), inner, None
         groups[-1].begin(part)
         if part["open"]:
-            if not part[0].endswith(")"):  # but for flags alone
+            if not part[0].endswith(")"):  # not for flags alone
                 groups.append(_PatternGroup(is_apart=part[0] in ("(?=", "(?!", "(?<=", "(?<!", "(?>")))
         elif part["close"] and len(groups) > 1:
             inner = groups.pop()
@@ -91,21 +90,21 @@ def _may_explode(pattern: str) -> bool:
 
 
 class _PatternGroup:
-    """State of a group that is being read."""
+    """State of a group while the pattern is parsed."""
 
     def __init__(self, is_apart: bool = False):
         self.is_apart = is_apart
-        """Whether nothing behind it makes it match in another way."""
+        """Whether the group is atomic or a lookaround: the pattern after it cannot make it match in another way."""
         self.repeats = 0
-        """Unbounded repetitions in the present alternative."""
+        """Unbounded repetitions in the current alternative."""
         self.varies = False
-        """Whether it may match a text in several ways, or several texts of which one begins with another."""
+        """Whether the group may match a text in several ways, or match both a text and a prefix of it."""
         self.has_begun = False
-        """Whether the present alternative has a first part."""
-        self._letters: list[str] = []  # that alternatives begin with, each folded; empty for any other beginning
+        """Whether the current alternative has a first part."""
+        self._letters: list[str] = []  # first letter of each alternative, case-folded; empty for any other beginning
 
     def begin(self, part: re.Match[str]) -> None:
-        """Take the next part, which may be the first one of an alternative."""
+        """Take the next part, which may start an alternative."""
         if self.has_begun or part["close"]:
             self.varies |= not self.has_begun and bool(self._letters)  # ``(a|)``
             return
@@ -117,7 +116,7 @@ class _PatternGroup:
 
 
 def _class_end(pattern: str, position: int) -> int:
-    """Position behind a class of characters that has begun; classes may be inside each other."""
+    """Position after a character class that has begun; classes may be nested."""
     depth = 1
     if pattern.startswith("^", position):
         position += 1
