@@ -1,4 +1,4 @@
-"""CutValue: what can be read of a region's text that was cut off, as by ``max_tokens``."""
+"""CutValue: parses the text of a region that was truncated, as by ``max_tokens``."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _CLOSING = {"{": "}", "[": "]"}
 
 
 class OpenText(str):
-    """A string whose end was cut off."""
+    """A string that was truncated."""
 
 
 @dataclass(frozen=True)
 class CutValue:
-    """A value up to where its text was cut off. Numbers, names and keys that were cut off themselves are left out."""
+    """A value parsed from truncated text. Numbers, literals such as ``true``, and keys that are truncated themselves are left out."""
 
     value: Any
     closing: str = ""
-    """JSON text that closes what is open, the innermost first, such as ``"]}``; empty where the value is whole."""
+    """JSON text that closes all open strings, arrays and objects, the innermost first, such as ``"]}``; empty if the value is complete."""
 
     def part_closing(self, part: Any) -> str:
-        """The beginning of ``closing`` that closes this part of the value, which is an object or an array."""
+        """The beginning of ``closing`` that closes ``part``, an object or array within the value."""
         if self.closing == "{}":
             return self.closing
         inner = self.value
@@ -47,10 +47,10 @@ class CutValue:
 
 
 def read_cut_value(text: str, content: str, arguments: Arguments) -> CutValue:
-    """The value of a region's text that was cut off; see ``read_value``.
+    """The value of a region's truncated text; see ``read_value``.
 
     Raises:
-        ValueError: the text does not begin as one of this kind.
+        ValueError: the text is not the beginning of a value of kind ``content``.
     """
     if content == "xml-inline":
         return _read_tags(text, arguments)
@@ -62,10 +62,10 @@ def read_cut_value(text: str, content: str, arguments: Arguments) -> CutValue:
 
 
 def read_cut_json(text: str) -> CutValue:
-    """The object or array with which a text begins, up to where it was cut off; an empty object for a blank text.
+    """The object or array at the beginning of a truncated text; an empty object for a blank text.
 
     Raises:
-        ValueError: the text does not begin as one.
+        ValueError: the text begins with neither.
     """
     if not text.strip():
         return CutValue({}, "{}")
@@ -109,15 +109,15 @@ def _load(text: str) -> Any:
 
 
 def _open_string(symbol: str) -> str:
-    """A string without its closing quote, and without an escape that was cut off."""
+    """A string without its closing quote, and without a truncated escape."""
     whole = _OPEN_STRING.match(symbol)[0]
     if not _OPEN_ESCAPE.fullmatch(symbol, len(whole)):
         raise ValueError("no JSON string")
-    return re.sub(r"(?<!\\)((?:\\\\)*)\\u[dD][89abAB][0-9a-fA-F]{2}\Z", r"\1", whole)  # the first half of a character
+    return re.sub(r"(?<!\\)((?:\\\\)*)\\u[dD][89abAB][0-9a-fA-F]{2}\Z", r"\1", whole)  # a high surrogate alone
 
 
 def _mark_open(value: Any, depth: int) -> None:
-    """Make the last string of a value an ``OpenText``. It stands in ``depth`` objects and arrays."""
+    """Turn the last string of a value, nested in ``depth`` objects and arrays, into an ``OpenText``."""
     for _ in range(depth - 1):
         value = _last(value)
     if not isinstance(_last(value), str):
@@ -132,7 +132,7 @@ def _last(value: Any) -> Any:
 
 
 def _quote_strings(text: str, begin: str, end: str) -> str:
-    """The text with its strings between JSON's quotes; of one that is open the closing quote is missing."""
+    """``text`` with its strings between ``begin`` and ``end`` as JSON strings; a truncated string has no closing quote."""
     parts, position = [], 0
     while (opening := text.find(begin, position)) >= 0:
         parts.append(text[position:opening])
@@ -148,7 +148,7 @@ def _quote_strings(text: str, begin: str, end: str) -> str:
 
 
 def _read_tags(text: str, arguments: Arguments) -> CutValue:
-    """Tags, of which the last one may be open. Its value is a string, or is left out."""
+    """Tags, the last of which may be truncated. Its value is kept if it is a string, otherwise left out."""
     pattern = arguments["tag_pattern"]
     beginning, ending = tag_marks(pattern)
     end = text.rfind(ending) + len(ending) if ending and ending in text else 0
@@ -168,7 +168,7 @@ def _read_tags(text: str, arguments: Arguments) -> CutValue:
 
 
 def _open_tag(pattern: str, text: str) -> regex.Match[str] | None:
-    """The beginning of a tag up to its value; None where the text has no whole one."""
+    """Match of a tag's beginning, up to its value; None if ``text`` has no complete one."""
     try:
         opening = compile_pattern(pattern.partition("(?P<value>")[0])
         return within_time(lambda seconds: opening.match(text, timeout=seconds))

@@ -1,8 +1,8 @@
-"""lark_grammar: grammars in llama.cpp's GBNF and in the EBNF of xgrammar and vLLM (``root ::= …``), in Lark's notation.
+"""lark_grammar: converts llama.cpp's GBNF and the EBNF of xgrammar and vLLM (``root ::= …``) to Lark's notation.
 
 Both dialects are alike: https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md and
 https://xgrammar.mlc.ai/docs/tutorials/ebnf_guided_generation.html. The converter that llguidance ships takes quadratic time, folds the
-case of rule names, and has other rules for ``.``, ``&&`` in character classes and ``\\u`` escapes.
+case of rule names, and differs in ``.``, ``&&`` in character classes and ``\\u`` escapes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from labinfer.base.errors import UserError
 
 ROOT = "root"
 FIRST_RULE = re.compile(r"(?:\s+|#[^\n]*(?:\n|$))*[A-Za-z0-9_-]+\s*::=")
-"""Beginning of a grammar in one of these dialects. None of Lark's begins so."""
+"""Beginning of a GBNF or EBNF grammar; no Lark grammar begins like this."""
 TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)
     | (?P<rule>[A-Za-z0-9_-]+)\s*::=
@@ -36,10 +36,10 @@ ANY = "/(?s:.)/"
 
 
 def lark_grammar(text: str) -> str:
-    """A grammar in Lark's notation, which may be in that of GBNF or EBNF.
+    """``text``, a grammar in Lark, GBNF or EBNF, in Lark's notation.
 
     Raises:
-        UserError: it is GBNF or EBNF, and broken.
+        UserError: the grammar is invalid GBNF or EBNF.
     """
     return _convert(text) if FIRST_RULE.match(text) else text
 
@@ -47,9 +47,9 @@ def lark_grammar(text: str) -> str:
 @lru_cache(16)
 def _convert(text: str) -> str:
     defined: dict[str, str] = {}  # name in Lark by rule
-    used: dict[str, int] = {}  # place of the first use by rule
+    used: dict[str, int] = {}  # position of the first use by rule
     parts: list[str] = []
-    is_empty, depth = True, 0  # whether the present alternative has nothing; parentheses that are open
+    is_empty, depth = True, 0  # whether the current alternative is empty; number of open parentheses
     for token, position in _tokens(text):
         kind, value = token.lastgroup, token.group()
         if kind == "rule":
@@ -112,13 +112,13 @@ def _rule_end(is_empty: bool, depth: int, text: str, position: int) -> str:
 
 
 def _literal(characters: str) -> str:
-    """A text as a sequence of its characters: llguidance's lexer would take a longer literal wherever it matches."""
+    """A literal as a sequence of single characters: llguidance's lexer would prefer a longer literal wherever it matches."""
     spelled = " ".join(json.dumps(character).replace("\x7f", "\\u007f") for character in characters)
     return f"({spelled})" if len(characters) > 1 else spelled or '""'
 
 
 def _characters(written: str, text: str, position: int) -> Iterator[str]:
-    """Characters of a literal or of a character set, whose escapes are read."""
+    """Characters of a literal or of a character set, with escapes resolved."""
     for match in CHARACTER.finditer(written):
         if digits := match["x"] or match["u"] or match["U"]:
             code = int(digits, 16)
@@ -134,7 +134,7 @@ def _characters(written: str, text: str, position: int) -> Iterator[str]:
 
 
 def _character_set(written: str, text: str, position: int) -> str:
-    """``[a-z\\n]`` as a regular expression in which every character is written by its number."""
+    """A character set such as ``[a-z\\n]`` as a regular expression that writes every character as its code point."""
     is_negated = written.startswith("^")
     raw = [match[0] for match in CHARACTER.finditer(written[is_negated:])]
     read = list(_characters(written[is_negated:], text, position))

@@ -1,7 +1,7 @@
-"""Tokenizers in GGUF files, brought into the form in which the tokenizers library or SentencePiece reads them.
+"""read_gguf_tokenizer: converts tokenizers in GGUF files for the tokenizers library or SentencePiece.
 
-``tokenizer.ggml.model`` says which of the two: ``gpt2`` is BPE over bytes, with the way in which a text is split before
-(``tokenizer.ggml.pre``) given by a name alone; ``llama`` is SentencePiece's BPE, whose scores are the order of merges.
+``tokenizer.ggml.model`` says which of the two. ``gpt2`` is byte-level BPE; the file has only the name of its pre-tokenizer
+(``tokenizer.ggml.pre``). ``llama`` is SentencePiece's BPE, whose scores give the order of merges.
 
 Source: ggml-org/llama.cpp, src/llama-vocab.cpp and convert_hf_to_gguf.py; google/sentencepiece, src/sentencepiece_model.proto.
 """
@@ -20,28 +20,28 @@ from labinfer.text.tokenizer_backends import FastBackend, SentencePieceBackend, 
 from labinfer.weights.gguf.file import GgufFile
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""Kinds of tokens in ``tokenizer.ggml.token_type``, which are SentencePiece's."""
+"""Token types in ``tokenizer.ggml.token_type``, as in SentencePiece."""
 NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-"""Tokens that chat templates may name, and what they are called in the metadata."""
+"""Tokens that chat templates may name, with their names in the metadata."""
 WAY_OUT = "give --tokenizer DIR with the tokenizer of the model that the file was made of"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreTokenizer:
-    """A way to split a text before merges."""
+    """Rules that split a text before BPE merges."""
 
     pattern: str = ""
     """Regular expression of the parts; empty for GPT-2's."""
     first: tuple[str, ...] = ()
-    """Regular expressions by which a text is split before, one after another."""
+    """Regular expressions that split the text before ``pattern``, one after another."""
     single_digits: bool = False
-    """Whether each digit is a part, whatever else it stands with."""
+    """Whether each digit is a part of its own."""
     composes: bool = False
-    """Whether characters are composed first (Unicode's normal form C)."""
+    """Whether the text is normalized first (Unicode NFC)."""
     whole_words: bool = False
-    """Whether a part that is a token becomes that token, whatever its merges are."""
+    """Whether a part that is a token becomes that token without merges (``ignore_merges``)."""
     begins: bool = False
-    """Whether a text begins with a token of its own, where the file does not say it."""
+    """Whether a text begins with the BOS token, if the file does not say."""
 
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -69,7 +69,7 @@ CASED_LETTERS = (
     "\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
     "\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
-"""Letters of scripts with two cases, as DeepSeek's first tokenizer lists them; some are not what they look like."""
+"""Letters of scripts with upper and lower case, as listed by DeepSeek's first tokenizer; some are look-alikes of common letters."""
 EAST_ASIAN = "[一-龥ࠀ-一가-퟿]+"
 DEEPSEEK_LLM = PreTokenizer(
     first=("[\r\n]", rf"\s?[{CASED_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", EAST_ASIAN),
@@ -102,14 +102,14 @@ SPLITS = {
     "deepseek-v3": DEEPSEEK_V3,
     "smollm": PreTokenizer(single_digits=True),
 }
-"""By ``tokenizer.ggml.pre``."""
+"""Pre-tokenizers by ``tokenizer.ggml.pre``."""
 
 
 def read_gguf_tokenizer(path: Path) -> tuple[TokenizerBackend, dict[str, Any]]:
-    """The tokenizer of a file, and the values that ``tokenizer_config.json`` would have.
+    """The tokenizer of a GGUF file, and the values that ``tokenizer_config.json`` would have.
 
     Raises:
-        UserError: there is none, or it is not supported; the text names it, and the way out.
+        UserError: the file has no tokenizer, or an unsupported one; the message names it and a workaround.
     """
     file = GgufFile(path)
     kind = file.get("tokenizer.ggml.model", str, "none")
@@ -131,7 +131,7 @@ def fast_tokenizer_source(path: Path) -> str:
 
 
 def _config(file: GgufFile) -> dict[str, Any]:
-    """Chat templates and texts of named tokens."""
+    """Chat templates and texts of named tokens, as in ``tokenizer_config.json``."""
     templates = {"default": file.get("tokenizer.chat_template", str, "")}
     for name in file.texts("tokenizer.chat_templates"):
         templates[name] = file.get(f"tokenizer.chat_template.{name}", str, "")
@@ -154,10 +154,10 @@ def _named_id(file: GgufFile, name: str, count: int) -> int | None:
 
 
 def _vocabulary(file: GgufFile) -> list[tuple[str, int]]:
-    """Text and kind of each token.
+    """Text and type of each token.
 
     Raises:
-        UserError: there are none, or not as many kinds.
+        UserError: there are no tokens, or another number of types.
     """
     texts = file.texts("tokenizer.ggml.tokens")
     kinds = file.numbers("tokenizer.ggml.token_type") or [NORMAL] * len(texts)
@@ -166,11 +166,11 @@ def _vocabulary(file: GgufFile) -> list[tuple[str, int]]:
     return list(zip(texts, kinds, strict=True))
 
 
-# BPE over bytes, as tokenizer.json.
+# Byte-level BPE, as tokenizer.json.
 
 
 def _byte_level(file: GgufFile) -> dict[str, Any]:
-    """The contents of a ``tokenizer.json``."""
+    """The contents of a ``tokenizer.json`` for byte-level BPE."""
     name = file.get("tokenizer.ggml.pre", str, "none")
     if name not in SPLITS:
         raise UserError(
@@ -213,7 +213,7 @@ def _byte_level(file: GgufFile) -> dict[str, Any]:
 
 
 def _ends(file: GgufFile, split: PreTokenizer, texts: list[str]) -> dict[str, Any]:
-    """Tokens before and behind a text."""
+    """Post-processor that adds the BOS and EOS tokens."""
     sequence, special = [{"Sequence": {"id": "A", "type_id": 0}}], {}
     wishes = (("bos", "add_bos_token", split.begins, 0), ("eos", "add_eos_token", False, 2))
     for name, key, default, place in wishes:
@@ -226,11 +226,11 @@ def _ends(file: GgufFile, split: PreTokenizer, texts: list[str]) -> dict[str, An
     return {"type": "TemplateProcessing", "single": sequence, "pair": pair, "special_tokens": special}
 
 
-# SentencePiece, as its model file, which is a message of protocol buffers.
+# SentencePiece, as its model file, a protobuf message.
 
 
 def _sentencepiece_config(file: GgufFile) -> dict[str, Any]:
-    """Keys of ``tokenizer_config.json`` that ``SentencePieceBackend`` asks for. Tokens that are no text are found in a text as a whole."""
+    """Keys of ``tokenizer_config.json`` that ``SentencePieceBackend`` reads. Control and user-defined tokens match as a whole in a text."""
     added = {
         str(number): {"content": _as_written(text, kind), "special": kind == CONTROL}
         for number, (text, kind) in enumerate(_vocabulary(file))
@@ -245,12 +245,12 @@ def _sentencepiece_config(file: GgufFile) -> dict[str, Any]:
 
 
 def _as_written(text: str, kind: int) -> str:
-    """A token as it stands in texts: some converters leave the marks that SentencePiece has for the spaces of Gemma's tokens."""
+    """Text of a token. Some converters keep SentencePiece's ``▁`` for spaces in Gemma's user-defined tokens."""
     return text.replace("▁", " ") if kind == USER_DEFINED else text
 
 
 def _sentencepiece_model(file: GgufFile) -> bytes:
-    """The contents of a ``tokenizer.model``: pieces, and how they were trained and texts are normalised."""
+    """The contents of a ``tokenizer.model``: pieces, trainer options and normalizer options."""
     tokens = _vocabulary(file)
     scores = file.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
@@ -274,7 +274,7 @@ def _sentencepiece_model(file: GgufFile) -> bytes:
 
 
 def _message(fields: list[tuple[int, int | float | bytes]]) -> bytes:
-    """A message with these fields: whole numbers, float32 numbers and bytes."""
+    """A protobuf message of numbered ``fields``: integers, float32 numbers and bytes."""
     return b"".join(part for number, value in fields for part in _field(number, value))
 
 
@@ -288,7 +288,7 @@ def _field(number: int, value: int | float | bytes) -> Iterator[bytes]:
 
 
 def _varint(value: int) -> bytes:
-    """A whole number of 7 bits a byte, the lowest first."""
+    """A protobuf varint: 7 bits per byte, the lowest first."""
     data = bytearray()
     while value > 0x7F:
         data.append(value & 0x7F | 0x80)

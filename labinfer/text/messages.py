@@ -12,7 +12,7 @@ from labinfer.text.tools import CalledFunction, PastCall
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 """Roles of messages; ``function`` is OpenAI's deprecated role of a result, used with ``functions``."""
 Ending = Literal["before answer", "behind message", "in message"]
-"""Where a conversation's text ends: at the start of the assistant's answer, after the last message, or inside that message."""
+"""End of a conversation's text: at the start of the assistant's answer, after the last message, or inside that message."""
 TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 """Roles with another name in chat templates."""
 

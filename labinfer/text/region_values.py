@@ -1,7 +1,7 @@
-"""Values of regions: what the text of a region stands for, by the ``content`` of its field in a response template.
+"""read_value: parses the text of a region, by the ``content`` of its field in a response template.
 
-The kinds of content and their arguments are those of Transformers' response templates (its documentation, "Response
-parsing"). Whatever a model writes, a value comes or a ``ValueError``.
+The kinds of content and their arguments are those of Transformers' response templates (Transformers' documentation, "Response
+parsing"). Every text gives a value or a ``ValueError``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def read_value(text: str, content: str, arguments: Arguments) -> Any:
     """The value of a region's text.
 
     Raises:
-        ValueError: the text is not of this kind.
+        ValueError: the text is not of kind ``content``.
     """
     try:
         return CONTENTS[content][0](text, arguments)
@@ -31,7 +31,7 @@ def read_value(text: str, content: str, arguments: Arguments) -> Any:
 
 def check_arguments(content: Any, arguments: Any) -> None:
     """Raises:
-    ValueError: there is no such kind of content, or it has no such arguments.
+    ValueError: ``content`` is no kind of content, or does not take ``arguments``.
     """
     if not isinstance(content, str) or content not in CONTENTS:
         raise ValueError(f"content {content!r:.60} is unknown; there are {', '.join(CONTENTS)}")
@@ -82,11 +82,11 @@ def _bool(text: str, arguments: Arguments) -> bool:
 
 
 def _json(text: str, arguments: Arguments) -> Any:
-    """JSON; strings may stand between other delimiters, and keys without quotes, where the arguments say so."""
+    """JSON; with ``string_delims`` strings may have other delimiters, with ``unquoted_keys`` keys need no quotes."""
     source = text
     for begin, end in arguments.get("string_delims", []):
         string = re.compile(re.escape(begin) + "(.*?)" + re.escape(end), re.DOTALL)
-        last = source.rfind(end) + len(end) if end in source else 0  # no string ends beyond it
+        last = source.rfind(end) + len(end) if end in source else 0  # no string ends after it
         source = string.sub(lambda match: json.dumps(match[1]), source[:last]) + source[last:]
     if arguments.get("unquoted_keys"):
         source = quote_keys(source)
@@ -99,7 +99,7 @@ def _json(text: str, arguments: Arguments) -> Any:
 
 
 def quote_keys(text: str) -> str:
-    """JSON text with its keys between quotes."""
+    """JSON text with its unquoted keys put in quotes."""
     return _OUTSIDE_STRINGS.sub(lambda match: match[1] or f'{match[2]}"{match[3]}":', text)
 
 
@@ -107,9 +107,8 @@ _OUTSIDE_STRINGS = re.compile(r'("(?:[^"\\]|\\.)*"?)|([{,]\s*)(\w+)\s*:', re.DOT
 
 
 def _tags(text: str, arguments: Arguments) -> dict[str, Any]:
-    """The tags of a text, such as ``<parameter=city>Paris</parameter>``, with no words between them: those would be what is
-    left of a tag that was not closed, as is a value in which another tag begins. A tag that says of its value that it is no string
-    has JSON."""
+    """The tags of a text, such as ``<parameter=city>Paris</parameter>``. Words between tags, or a tag that begins inside a value, are an
+    error: they come from an unclosed tag. The value of a tag with ``string="false"`` is JSON."""
     pattern, values, last = arguments["tag_pattern"], {}, 0
     beginning, ending = tag_marks(pattern)
     end = text.rfind(ending) + len(ending) if ending in text else 0
@@ -137,7 +136,7 @@ def _tags(text: str, arguments: Arguments) -> dict[str, Any]:
 
 
 def tag_marks(pattern: str) -> tuple[str, str]:
-    """Texts with which every match of a pattern begins and ends; empty where they are not the same for all."""
+    """Literal texts with which every match of ``pattern`` begins and ends; empty if they vary."""
     elements = list(_ELEMENT.finditer(pattern))
     if any(element["or"] for element in elements):
         return "", ""
@@ -165,7 +164,7 @@ _WORD = re.compile(r"\w")
 
 
 def _lines(text: str, arguments: Arguments) -> dict[str, Any]:
-    """Lines of a key and a value."""
+    """Lines of key and value."""
     values, separator = {}, arguments.get("kv_sep", ":")
     for line in text.split(arguments.get("line_sep", "\n")):
         key, separated, value = _text(line, arguments).partition(separator)
@@ -191,7 +190,7 @@ CONTENTS: dict[str, tuple[Callable[[str, Arguments], Any], dict[str, type]]] = {
     "xml-inline": (_tags, _TAGS),
     "kv-lines": (_lines, _LINES),
 }
-"""Kinds of content: their readers, and the types of their arguments."""
+"""Parsers of the kinds of content, and the types of their arguments."""
 
 
 # Transforms.
@@ -213,7 +212,7 @@ def transform(form: Any, values: dict[str, Any]) -> Any:
     """``form`` with its placeholders, such as ``"{content.name}"``, replaced by values.
 
     Raises:
-        ValueError: there is no value for one.
+        ValueError: a placeholder has no value.
     """
     if isinstance(form, dict):
         return {key: transform(inner, values) for key, inner in form.items()}

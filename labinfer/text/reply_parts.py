@@ -1,4 +1,4 @@
-"""Parts of a reply: pieces of thoughts and content, whole calls, and how pieces of text are put together."""
+"""Parts of a reply: pieces of reasoning and content, whole tool calls, and how pieces of text are joined."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from labinfer.text.response_template import Field
 
 @dataclass(frozen=True)
 class Reasoning:
-    """A piece of the thoughts."""
+    """A piece of the reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Content:
-    """A piece of the answer itself."""
+    """A piece of the answer's content."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     name: str
     arguments: str
-    """JSON text of an object, up to where it was cut off."""
+    """JSON text of an object, maybe truncated."""
     closing: str = ""
-    """Text that would make ``arguments`` whole; empty where nothing is missing."""
+    """Text that completes ``arguments``; empty if they are complete."""
 
 
 Event = Reasoning | Content | ToolCall
@@ -38,7 +38,7 @@ Event = Reasoning | Content | ToolCall
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole reply."""
+    """A complete reply."""
 
     reasoning: str
     content: str
@@ -46,7 +46,7 @@ class Reply:
 
 
 def join_events(events: list[Event]) -> Reply:
-    """The reply that events make up."""
+    """The reply that consists of ``events``."""
     texts: dict[type, list[str]] = {Reasoning: [], Content: []}
     for event in events:
         if not isinstance(event, ToolCall):
@@ -57,17 +57,17 @@ def join_events(events: list[Event]) -> Reply:
 
 @dataclass(kw_only=True)
 class ReplyText:
-    """Text of one kind, from one or several regions; white space at their edges is held back until it is known to stay."""
+    """Text of one kind, from one or several regions. White space at the edges of regions is held back until it is known to stay."""
 
     kind: type[Reasoning] | type[Content]
     is_first: bool
-    """Whether no anchor has come before it: white space at its beginning stays."""
+    """Whether no anchor has come before this text: its leading white space stays."""
     is_used: bool = False
-    """Whether it had a region that an anchor opened."""
+    """Whether an anchor has opened a region of this kind."""
     blank: str = ""
     has_text: bool = False
     is_fresh: bool = True
-    """Whether the region has no text yet."""
+    """Whether the current region has no text yet."""
 
     def open(self, field: Field) -> None:
         self.blank, self.is_fresh = "", True
@@ -96,5 +96,5 @@ class ReplyText:
         return self.kind(blank) if blank else None
 
     def forget(self) -> None:
-        """Forget the text so far, which is the prompt's."""
+        """Forget the text so far, which belongs to the prompt."""
         self.blank, self.has_text = "", False

@@ -1,4 +1,4 @@
-"""ReplyReader: one answer of a conversation as thoughts, calls and content while it grows, whatever API it is told in."""
+"""ReplyReader: splits a streamed answer into reasoning, tool calls and content, for every API."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from labinfer.text.tools import ToolUse
 
 
 class ReplyReader:
-    """Reads the text of one answer.
+    """Reads the text of one answer incrementally.
 
     Args:
-        tokenizer: None where the checkpoint has none; there is no text then.
-        prompt_token_ids: those of the conversation.
+        tokenizer: None if the checkpoint has none; answers then have no text.
+        prompt_token_ids: prompt of the conversation.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, prompt_token_ids: list[int], tool_use: ToolUse):
@@ -23,16 +23,16 @@ class ReplyReader:
         if self._parser is not None:
             self._thought_tokens = ThoughtTokens(tokenizer)
         self.has_functions = tool_use.has_functions
-        """Whether calls are told in OpenAI's deprecated form."""
+        """Whether calls are reported in OpenAI's deprecated form."""
         self.num_calls = 0
-        """Calls so far."""
+        """Tool calls so far."""
 
     def read(self, text: str, finish_reason: str | None) -> list[Event]:
-        """Take a piece of the answer. Returns the events that it makes certain, all that were open with the last piece.
+        """Take a piece of the answer. Returns the events that it completes; the last piece completes all events.
 
         Args:
-            finish_reason: the engine's reason with the last piece, else None. An answer that ended by its length is cut off: a call
-                that is open is told with its arguments so far.
+            finish_reason: the engine's finish reason with the last piece, else None. With ``length`` the answer is truncated: an open
+                call is reported with its arguments so far.
         """
         if self._parser is None:
             return [Content(text)] if text else []
@@ -43,12 +43,12 @@ class ReplyReader:
         return events
 
     def finish_reason(self, reason: str) -> str:
-        """Why the answer has ended, by the engine's ``reason``: one that calls tools has not stopped; one that was cut off
-        has not come to its end."""
+        """Finish reason for the API, from the engine's ``reason``: ``stop`` becomes ``tool_calls`` (or ``function_call``) if the answer
+        has calls."""
         if not self.num_calls or reason != "stop":
             return reason
         return "function_call" if self.has_functions else "tool_calls"
 
     def num_reasoning_tokens(self, token_ids: list[int]) -> int:
-        """Tokens of thoughts among those of the text so far, their marks included."""
+        """Number of reasoning tokens in ``token_ids``, the answer so far; delimiters count."""
         return 0 if self._parser is None else self._thought_tokens.count(self._parser, token_ids)

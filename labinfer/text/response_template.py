@@ -1,7 +1,7 @@
-"""ResponseTemplate: which parts of a reply are thoughts, calls of tools and content, in the format of Transformers.
+"""ResponseTemplate: which parts of a reply are reasoning, tool calls and content, in Transformers' format.
 
-A template (its documentation, "Response parsing") names fields, each with the anchors between which its text stands and
-the kind of that text; a field without an opening anchor has what is left:
+A template (Transformers' documentation, "Response parsing") names fields. Each field has the anchors (delimiters) of its text, and
+the kind of that text. A field without an opening anchor takes the remaining text:
 
     {"start_anchor": "<|im_start|>assistant\\n",
      "fields": {"reasoning_content": {"open": "<think>", "close": "</think>"},
@@ -18,7 +18,7 @@ from labinfer.text.anchors import Anchor, LiteralAnchor, Match, PatternAnchor
 from labinfer.text.region_values import check_arguments, check_transform
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-"""Names that chat templates have for thoughts."""
+"""Names of the reasoning field in chat templates."""
 CALLS_FIELD = "tool_calls"
 TEMPLATE_KEYS = {
     "version": int,
@@ -48,16 +48,16 @@ class Field:
 
     name: str
     open: Anchor | None
-    """None for the field that has what is left."""
+    """None for the field of the remaining text."""
     close: Anchor | None
-    """None where it lasts to the end of the reply."""
+    """None if the field extends to the end of the reply."""
     content: str
     """See ``region_values.CONTENTS``."""
     arguments: dict[str, Any]
     join: str
     """Text between several regions of this field."""
     transform: Any
-    """The form of the value, with placeholders; None for the value as it is."""
+    """Shape of the value, with placeholders; None for the value as parsed."""
     transform_each: bool
     """Whether the value is a list, each of whose elements is transformed."""
 
@@ -71,15 +71,15 @@ class Field:
 
     @property
     def strips(self) -> bool:
-        """Whether white space around the text is no part of it."""
+        """Whether white space around the text is dropped."""
         return bool(self.arguments.get("strip", True))
 
 
 @dataclass(frozen=True)
 class ResponseTemplate:
-    """A template that was read.
+    """A parsed template.
 
-    ``start`` stands before the reply, in the prompt.
+    ``start`` precedes the reply, in the prompt.
     """
 
     start: Anchor
@@ -87,10 +87,10 @@ class ResponseTemplate:
 
     @classmethod
     def parse(cls, source: Any) -> ResponseTemplate:
-        """Read a template.
+        """Parse a template.
 
         Raises:
-            ValueError: it is none; the text says which part of it is wrong.
+            ValueError: the template is invalid; the message says which part.
         """
         _check_keys("response_template", source, TEMPLATE_KEYS)
         if source.get("version", 1) != 1:
@@ -108,16 +108,16 @@ class ResponseTemplate:
 
     @property
     def leftover(self) -> Field | None:
-        """The field that has what is left; None where that is dropped."""
+        """The field of the remaining text; None if that text is dropped."""
         return next((field for field in self.fields if field.open is None), None)
 
     @property
     def reasoning(self) -> Field | None:
-        """The field of thoughts."""
+        """The reasoning field."""
         return next((field for field in self.fields if field.is_reasoning), None)
 
     def after_start(self, prompt: str) -> str | None:
-        """The end of a prompt that belongs to the reply: what stands after the last start anchor. None without one."""
+        """The end of a prompt that belongs to the reply: the text after the last start anchor. None without a start anchor."""
         begin, match = None, self.start.find(prompt, 0, len(prompt))
         while match:
             begin = match.end
@@ -126,12 +126,12 @@ class ResponseTemplate:
 
 
 def literals(anchor: Anchor | None) -> list[str]:
-    """Texts that an anchor looks for; none for a pattern."""
+    """Literal texts of an anchor; empty for a pattern."""
     return anchor.literals if isinstance(anchor, LiteralAnchor) else []
 
 
 def is_empty(match: Match) -> bool:
-    """Whether an anchor matched between two characters, as a lookahead does."""
+    """Whether a match has length 0, as with a lookahead."""
     return match.begin == match.end
 
 

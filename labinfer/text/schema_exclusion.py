@@ -1,4 +1,4 @@
-"""SchemaExclusion: whether ``oneOf`` says no more than ``anyOf``, because no value meets two of its schemas."""
+"""SchemaExclusion: whether ``oneOf`` is equivalent to ``anyOf``, because no value matches two of its schemas."""
 
 from __future__ import annotations
 
@@ -8,52 +8,52 @@ from itertools import combinations
 from typing import Any
 
 MAX_SCHEMAS = 64
-"""Alternatives that are compared with each other."""
+"""Maximum alternatives that are compared pairwise."""
 MAX_STEPS = 8
-"""References that are followed, and properties inside properties that are looked at, for one pair."""
+"""Maximum references to follow, and levels of nested properties to examine, per pair."""
 COMPARISONS_PER_BYTE = 4
-"""Comparisons for each byte of a schema: 64 alternatives with a discriminator need three. Some take 1 µs each."""
+"""Comparison budget per byte of a schema: 64 alternatives with a discriminator need three. A comparison takes about 1 µs."""
 MIN_COMPARISONS = 64
 CHARACTERS_PER_COMPARISON = 16
-"""Characters of a reference, or values of an ``enum``, that take as long as a comparison."""
+"""Characters of a reference, or values of an ``enum``, that cost as much as one comparison."""
 KINDS = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
-"""Types of JSON by those of Python; whole numbers are numbers, too."""
+"""JSON types by Python type; integers count as numbers."""
 
 
 @dataclass(frozen=True)
 class _Summary:
-    """Fields of a schema by which two alternatives are told apart."""
+    """Fields of a schema that distinguish two alternatives."""
 
     schema: dict[str, Any]
     kinds: frozenset[str] | None
-    """Types that a value may have; None for any."""
+    """JSON types that a value may have; None for any."""
     values: frozenset[str] | None
-    """The only values that there may be, as JSON; None for any."""
+    """All permitted values, as JSON; None for any."""
     required: frozenset[str]
 
 
 class SchemaExclusion:
-    """Comparisons of the alternatives inside one schema, in time that grows with its length.
+    """Comparisons of the alternatives inside one schema, in time linear in its length.
 
     Args:
         root: the whole schema, for references.
-        num_bytes: its length as JSON.
+        num_bytes: length of ``root`` as JSON.
     """
 
     def __init__(self, root: dict[str, Any], num_bytes: int):
         self._root = root
         self._num_left = MIN_COMPARISONS + COMPARISONS_PER_BYTE * num_bytes
-        self._summaries: dict[int, _Summary] = {}  # by the address of the schema, which the summary keeps alive
+        self._summaries: dict[int, _Summary] = {}  # by ``id`` of the schema, which the summary keeps alive
 
     def holds(self, schemas: list[Any]) -> bool:
-        """Whether it is certain that no value meets two of the schemas. Where finding out takes too long, it is not."""
+        """Whether certainly no value matches two of ``schemas``; False if that takes too long to decide."""
         if len(schemas) > MAX_SCHEMAS:
             return False
         summaries = [self._summarize(schema) for schema in schemas]
         return all(self._exclude(first, second, MAX_STEPS) for first, second in combinations(summaries, 2))
 
     def _exclude(self, first: _Summary, second: _Summary, steps: int) -> bool:
-        """Whether they differ in their types, in their values, or in a property that both require, such as a discriminator."""
+        """Whether two alternatives differ in types, in values, or in a property that both require, such as a discriminator."""
         self._num_left -= 1
         if self._num_left <= 0:
             return False
@@ -85,7 +85,7 @@ class SchemaExclusion:
         return summary
 
     def _resolve(self, schema: Any) -> dict[str, Any]:
-        """A schema, or the one that it refers to; an empty one, which says nothing, where that cannot be known."""
+        """``schema`` with its references followed; an empty schema, which allows any value, if they cannot be resolved."""
         for _ in range(MAX_STEPS):
             if not isinstance(schema, dict):
                 return {}
@@ -126,7 +126,7 @@ def _allowed(schema: dict[str, Any]) -> list[Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """The same with 5 for 5.0."""
+    """``value``, with 5 for 5.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

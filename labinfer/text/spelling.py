@@ -1,4 +1,4 @@
-"""Spelling: the text of a single token, and the bytes it stands for."""
+"""Spelling: the text and the bytes of a single token, as shown in log-probabilities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Spelling:
     num_characters: int
     """Characters that the token alone adds to a text."""
     bytes: tuple[int, ...] | None
-    """UTF-8 of the token, which may be a part of a character; None where it is not known."""
+    """UTF-8 bytes of the token, maybe a part of a character; None if unknown."""
 
 
 def spell(token_id: int, text: str, name: str | None, data: bytes | None) -> Spelling:
@@ -25,7 +25,7 @@ def spell(token_id: int, text: str, name: str | None, data: bytes | None) -> Spe
     Args:
         text: what the token adds to a text.
         name: the token's entry in the vocabulary; None if it has none.
-        data: UTF-8 of ``text``, which may be a part of a character; None where only the text is known.
+        data: UTF-8 bytes of ``text``, maybe a part of a character; None if only the text is known.
     """
     token = text or name
     if not token:

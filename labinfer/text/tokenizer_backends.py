@@ -17,11 +17,11 @@ from labinfer.text.tokenizer_patterns import check_patterns
 from labinfer.weights.json_file import read_optional
 
 SPACE = "▁"
-"""SentencePiece's letter for a space."""
+"""SentencePiece's character for a space."""
 
 
 class TokenizerBackend(Protocol):
-    """A library as ``Tokenizer`` needs it."""
+    """A tokenizer library behind the interface that ``Tokenizer`` needs."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text."""
@@ -31,14 +31,14 @@ class TokenizerBackend(Protocol):
 
         Args:
             shown: special tokens that add text; the others add none.
-            inside: whether other text stands before it; else a space is dropped that the library puts before every text.
+            inside: whether the tokens continue a text; if not, the space that the library adds before every text is dropped.
         """
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """UTF-8 that a token adds to a text, which may be a part of a character; None where only texts are known."""
+        """UTF-8 bytes of a token inside a text, maybe a part of a character; None if the library gives only texts."""
 
     def name(self, token_id: int) -> str | None:
-        """The token's entry in the vocabulary; None where it has none."""
+        """The token's entry in the vocabulary; None if it has none."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -48,14 +48,14 @@ class TokenizerBackend(Protocol):
     def special_tokens(self) -> dict[str, int]: ...
     @property
     def named_tokens(self) -> dict[str, str]:
-        """Texts of ``bos_token`` and the like, where the vocabulary itself says which they are."""
+        """Texts of ``bos_token`` and the like, if the vocabulary itself defines them."""
 
 
 class FastBackend:
     """``tokenizer.json`` (Hugging Face tokenizers).
 
     Args:
-        source: contents of such a file where ``path`` is another one.
+        source: contents of a ``tokenizer.json`` if ``path`` is another file.
     """
 
     def __init__(self, path: Path, source: str = ""):
@@ -82,7 +82,7 @@ class FastBackend:
         self._letter = self._find_letter() if self._rules is None else None
 
     def _find_letter(self) -> int | None:
-        """A letter's token, behind which others are decoded as inside a text; None where that makes no difference."""
+        """Id of a letter's token: tokens decoded after it get their text inside a text. None if that makes no difference."""
         space = self._tokenizer.token_to_id(SPACE)
         if space is None or self._decode([space]):
             return None
@@ -90,7 +90,7 @@ class FastBackend:
         return next((token for token in ids if token is not None and len(self._decode([token])) == 1), None)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        # Unlike encode, this releases Python's lock and computes no offsets.
+        # Unlike encode, this releases the GIL and computes no offsets.
         try:
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except BaseException as error:  # noqa: BLE001 - a panic of a library in Rust, too
@@ -106,9 +106,9 @@ class FastBackend:
         return self._rules.token_bytes(token_id) if self._rules else None
 
     def _decode(self, token_ids: list[int], inside: bool = False) -> str:
-        """Text that the library gives for all of these tokens."""
+        """Text of ``token_ids`` by the library, special tokens included."""
         if not token_ids:
-            return ""  # some decoders fail on nothing
+            return ""  # some decoders fail on an empty list
         if inside and self._letter is not None:
             return self._decode([self._letter, *token_ids])[1:]
         try:
@@ -125,10 +125,10 @@ class FastBackend:
 
 
 def _refusal(error: BaseException, given: str) -> BaseException:
-    """A ``UserError`` for a panic of the library, or for an exception that is not about the kind of its argument; else ``error``.
+    """A ``UserError`` for a panic of the Rust library, or an exception that is not about the argument's type; otherwise ``error``.
 
     Args:
-        given: the argument in words.
+        given: description of the library's input.
     """
     if isinstance(error, (TypeError, UnicodeError)) or not is_failure(error):
         return error
@@ -136,20 +136,20 @@ def _refusal(error: BaseException, given: str) -> BaseException:
 
 
 GUARD = "\ue000"
-"""Character of no vocabulary: behind it SentencePiece neither puts nor drops a space at the beginning of a text."""
+"""Character in no vocabulary: after it SentencePiece neither adds nor drops a leading space."""
 
 
 class SentencePieceBackend:
     """``tokenizer.model`` (SentencePiece), with the beginning-of-sequence token Llama expects.
 
-    SentencePiece itself reads a text as letters throughout. Here its control symbols, and tokens that the checkpoint adds, are
-    found in the text, as chat templates write them; what follows one begins with no space of SentencePiece's own, unless
-    the checkpoint asks for its ``legacy`` way. Its config also says whether a text begins with that space
-    (``add_prefix_space``) and with the beginning-of-sequence token (``add_bos_token``), and ends with the other.
+    SentencePiece itself encodes special tokens as plain characters. This backend finds control symbols, and tokens added by the
+    checkpoint, in the text, as chat templates write them. Text after such a token gets no extra leading space, unless the checkpoint
+    sets ``legacy``. Its config also says whether a text gets a leading space (``add_prefix_space``), the beginning-of-sequence token
+    (``add_bos_token``) and the end-of-sequence token (``add_eos_token``).
 
     Args:
-        model: contents of such a file where ``path`` is another one.
-        config: its ``tokenizer_config.json``; by default what is beside ``path``.
+        model: contents of a ``tokenizer.model`` if ``path`` is another file.
+        config: values of ``tokenizer_config.json``; by default read from beside ``path``.
     """
 
     def __init__(self, path: Path, model: bytes = b"", config: dict[str, Any] | None = None):
@@ -214,7 +214,7 @@ class SentencePieceBackend:
         return piece.replace(SPACE, " ").encode()
 
     def _drops_space(self) -> bool:
-        """Whether a text begins without the space of its first piece."""
+        """Whether decoding drops the leading space of the first piece."""
         for token_id in range(self._processor.get_piece_size()):
             if token_id not in self._names and self._processor.id_to_piece(token_id).startswith(SPACE):
                 return not self._processor.decode([token_id]).startswith(" ")
@@ -231,11 +231,11 @@ class SentencePieceBackend:
 
 
 def _added_tokens(path: Path, later: dict[str, Any], config: dict[str, Any]) -> Iterator[tuple[str, int, bool]]:
-    """Text, id and whether it is special of each token that a checkpoint adds to SentencePiece's.
+    """Text, id and special flag of each token that a checkpoint adds to SentencePiece's vocabulary.
 
     Args:
-        path: of SentencePiece's.
-        later, config: the values of ``added_tokens.json`` and ``tokenizer_config.json``.
+        path: path of the SentencePiece model.
+        later, config: values of ``added_tokens.json`` and ``tokenizer_config.json``.
     """
     try:
         for content, token_id in later.items():

@@ -1,5 +1,7 @@
-"""TokenizingProcess: a process that tokenizes long prompts. A library's call cannot be broken off and keeps what memory it
-took; a process can be ended, and gives all of it back."""
+"""TokenizingProcess: a helper process that tokenizes long prompts.
+
+A library call cannot be interrupted and does not return its memory. A process can be killed, and returns all of it.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ from labinfer.text.tokenizer import Tokenizer
 
 MODULE = "labinfer.text.tokenizing"
 TOKENIZE_SECONDS = 30.0
-"""Longest time for the prompts of a request."""
+"""Timeout for the prompts of a request."""
 MAX_BYTES = 2 << 30
-"""Address space of the process."""
+"""Address space limit of the process."""
 
 
 class PromptText(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,13 +35,13 @@ class PromptText(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str = ""
     add_special_tokens: bool = True
-    """Whether a text gets what the checkpoint puts before every text; a conversation has what its template says."""
+    """Whether ``text`` gets the checkpoint's special tokens; a conversation has those of its template."""
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] | None = None
-    """All three as chat templates take them."""
+    """Variables for the chat template. Like ``messages`` and ``tools``, in the form that chat templates take."""
     ending: Ending = "before answer"
-    """End of a conversation's text."""
+    """End of the conversation's text."""
 
     def encode(self, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
         """Token ids; see ``Tokenizer.encode_within``."""
@@ -50,12 +52,12 @@ class PromptText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenizingProcess:
-    """The process, seen from the one that asks it. It starts with the first prompts, and anew after it had to be ended.
+    """Client of the process, which starts with the first prompts, and again after it was killed.
 
     Args:
         directory, response_template, chat_template: see ``Tokenizer``.
-        max_tokens: the longest prompt that can be used.
-        contents: ``Tokenizer.digest`` that the process has to find; empty for any.
+        max_tokens: longest usable prompt, in tokens.
+        contents: expected ``Tokenizer.digest``; empty for any.
     """
 
     def __init__(
@@ -65,12 +67,12 @@ class TokenizingProcess:
         self._helper = HelperProcess(MODULE, argument, TOKENIZE_SECONDS)
 
     def encode(self, prompts: list[PromptText]) -> list[list[int]]:
-        """Token ids of prompts. One thread at a time may call it.
+        """Token ids of prompts. Only one thread at a time may call this method.
 
         Raises:
             PromptTooLong, UserError: see ``Tokenizer.encode_within``; or it takes too long or too much memory.
         """
-        # Not msgspec: arguments of calls in messages may hold whole numbers of any size, and halves of characters.
+        # Not msgspec: arguments of calls in messages may hold integers of any size, and lone surrogates.
         message = json.dumps([msgspec.structs.asdict(prompt) for prompt in prompts]).encode()
         try:
             answer = msgspec.msgpack.decode(self._helper.ask(message), type=_Answer)
@@ -83,11 +85,11 @@ class TokenizingProcess:
         return answer.token_ids
 
     def end(self) -> None:
-        """Break ``encode`` off, which another thread may be in."""
+        """Kill the process, and so abort an ``encode`` in another thread."""
         self._helper.end()
 
     def close(self) -> None:
-        """End the process, if it runs; it starts again with the next prompts."""
+        """End the process if it runs; the next prompts start it again."""
         self._helper.close()
 
 
@@ -101,7 +103,7 @@ class _Answer(msgspec.Struct, array_like=True):
 
 
 def main(argument: str) -> None:
-    """Answer messages, each the prompts of a request."""
+    """Answer messages, each with the prompts of a request."""
     directory, response_template, chat_template, max_tokens, contents = json.loads(argument)
     tokenizer, problem = None, ""
     try:
