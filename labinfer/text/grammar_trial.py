@@ -1,7 +1,7 @@
-"""GrammarTrial: a process in which grammars are tried first, so that one that takes for ever holds up nobody else.
+"""GrammarTrial: tries grammars in a helper process first, so that one that never finishes blocks no other request.
 
-llguidance's limits do not bound everything (``docs/decisions/0018``). A grammar that passes is compiled again where it is
-used, within the same time.
+llguidance's limits do not bound everything (``docs/decisions/0018``). A grammar that passes is compiled again where it is used, in
+the time that the trial took.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
 
 MODULE = "labinfer.text.grammar_trial"
 TRIAL_SECONDS = 1.0
-"""Longest trial; a grammar that takes longer is refused, and the process is ended."""
+"""Timeout of a trial; a grammar that exceeds it is refused, and the process is killed."""
 COMPILE_SECONDS = 0.4
-"""Most processor time of compiling, for which rank 0 stands still."""
+"""Maximum CPU time of compiling, during which rank 0 is blocked."""
 STEP_SECONDS = 0.1
-"""Most processor time of a mask."""
+"""Maximum CPU time of a mask."""
 WALK_SECONDS, WALK_TOKENS = 0.2, 32
-"""Processor time and tokens for which a random answer is followed."""
+"""CPU time and tokens for which a trial follows a random answer."""
 MAX_BYTES = 1 << 30
-"""Address space of the process."""
+"""Address space limit of the process."""
 STACK_BYTES = 4 << 20
-"""Half of rank 0's stack: llguidance follows rules and references by recursion, without a limit."""
+"""Stack size, half of rank 0's: llguidance follows rules and references by unlimited recursion."""
 MAX_REMEMBERED = 256
-"""Grammars whose verdicts are kept."""
+"""Grammars whose verdicts are cached."""
 
 
 class GrammarTrial:
-    """The trial process, seen from the process that asks it. Threads may share it.
+    """Client of the trial process; thread-safe.
 
-    The process starts with the first grammar, and anew after it had to be ended.
+    The process starts with the first grammar, and again after it was killed.
 
     Args:
         need_tokenizer: returns the checkpoint's tokenizer, or raises the ``UserError`` that says why there is none.
@@ -60,15 +60,15 @@ class GrammarTrial:
         self._need_tokenizer = need_tokenizer
         self._helper: HelperProcess | None = None
         self._trying = threading.Lock()
-        self._lock = threading.Lock()  # of the verdicts, held for moments only
-        self._verdicts: dict[str, str] = {}  # problem by grammar, empty if it has none; the latest used last
+        self._lock = threading.Lock()  # of ``_verdicts``, held briefly
+        self._verdicts: dict[str, str] = {}  # problem by grammar, empty if valid; most recently used last
 
     def check(self, form: StructuredOutputs, before: str = "", field: str = "structured_outputs") -> None:
-        """Refuse a form that is broken, or takes too long or too much memory.
+        """Refuse a form that is invalid, or takes too long or too much memory.
 
         Args:
-            before: rules of what stands before it.
-            field: of the request, by which the form was asked for.
+            before: grammar rules of the text before the form.
+            field: field of the request that asks for the form.
 
         Raises:
             UserError: the form is refused.
@@ -86,7 +86,7 @@ class GrammarTrial:
                 raise UserError(f"{name} is refused: {verdict}")
 
     def is_known(self, form: StructuredOutputs, before: str = "") -> bool:
-        """Whether ``check`` has its verdict already, and does not wait for anything.
+        """Whether ``check`` has a cached verdict, and returns at once.
 
         Raises:
             UserError: there is no tokenizer for grammars.
@@ -101,7 +101,7 @@ class GrammarTrial:
     def _sources(self, form: StructuredOutputs, before: str) -> list[str]:
         need_json_file(self._need_tokenizer())
         sources = [grammar_source(form)]
-        if before:  # the form is tried by itself, too, as random answers might not come to it
+        if before:  # the form is tried by itself, too, as random answers might not reach it
             sources.append(grammar_source(form, before))
         return sources
 
@@ -119,12 +119,12 @@ class GrammarTrial:
                 del self._verdicts[next(iter(self._verdicts))]
 
     def _try(self, source: str) -> str:
-        """The problem of a grammar; empty if it has none.
+        """The problem of a grammar, by a trial in the process; empty if there is none.
 
         Raises:
             UserError: grammars cannot be tried with this tokenizer.
         """
-        self._need_tokenizer().check_unchanged()  # the process may have to be started, which reads it again
+        self._need_tokenizer().check_unchanged()  # a start of the process reads the tokenizer again
         if self._helper is None:
             json_file = str(need_json_file(self._need_tokenizer()).resolve())
             self._helper = HelperProcess(MODULE, json_file, TRIAL_SECONDS)
@@ -142,7 +142,7 @@ class GrammarTrial:
 
 
 def main(json_file: str) -> None:
-    """Answer each message, a grammar, with its problem."""
+    """Answer each message, a grammar, with its problem; empty if there is none."""
     from llguidance import LLParserLimits, LLTokenizer
 
     try:
@@ -160,7 +160,7 @@ def main(json_file: str) -> None:
 
 
 def try_grammar(tokenizer: LLTokenizer, source: str, limits: LLParserLimits) -> str:
-    """The problem of a grammar; empty if it has none."""
+    """The problem of a grammar; empty if there is none."""
     from llguidance import LLMatcher
 
     begin = time.process_time()
@@ -190,7 +190,7 @@ def try_grammar(tokenizer: LLTokenizer, source: str, limits: LLParserLimits) -> 
 
 
 def _any_token(mask: bytes, draw: random.Random, eos: int) -> int | None:
-    """A random token that the mask allows, except the end; None if there is none."""
+    """A random token that ``mask`` allows, except ``eos``; None if there is none."""
     allowed = int.from_bytes(mask, "little") & ~(1 << eos)
     if not allowed:
         return None

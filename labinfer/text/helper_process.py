@@ -1,8 +1,7 @@
-"""HelperProcess: a process that answers one message after another and can be ended at any time, in the middle of a call into
-a library as well.
+"""HelperProcess: a child process that answers one message at a time and can be killed at any time, even inside a library call.
 
-Messages and answers are bytes, each after its length. The process ends when its standard input does, and by itself when an
-answer takes longer than it may: nobody may be left to end it.
+Messages and answers are bytes with a length prefix. The process exits when its standard input closes. It also kills itself when an
+answer exceeds the timeout, as its parent may be gone.
 """
 
 from __future__ import annotations
@@ -22,37 +21,37 @@ from typing import BinaryIO
 import labinfer
 
 START_SECONDS = 60.0
-"""Longest time in which the process gets ready."""
+"""Timeout for the process to get ready."""
 END_SECONDS = 1.0
-"""From the end of the process's output to that of the process, in which its exit status comes."""
+"""Timeout for the exit status, after the end of the process's output."""
 LENGTH_BYTES = 8
 GRACE_SECONDS = 5
-"""Seconds beyond its time after which a process ends itself."""
+"""Seconds beyond the timeout after which a process kills itself."""
 OUT_OF_MEMORY = 12
-"""Exit status of a process whose memory did not suffice (ENOMEM)."""
+"""Exit status of a process that ran out of memory (ENOMEM)."""
 
 
 class HelperEnded(Exception):
-    """The process has ended; the text says how."""
+    """The process has ended; the message says how."""
 
 
 class HelperTimeout(HelperEnded):
-    """The answer took longer than it may, and the process was ended."""
+    """The answer exceeded its timeout, and the process was killed."""
 
 
 class HelperRefused(Exception):
-    """The process cannot do its work; the text says why."""
+    """The process cannot do its work; the message says why."""
 
 
 class HelperProcess:
-    """A helper, seen from the process that asks it; it starts with the first message, and anew after it had to be ended.
+    """Client of a helper process, which starts with the first message, and again after it was killed.
 
-    One thread at a time may ``ask``; any may ``end`` it meanwhile.
+    One thread at a time may ``ask``; any thread may call ``end`` meanwhile.
 
     Args:
-        module: run with ``python -m``; it calls ``answer_messages``.
-        argument: the module's only one.
-        seconds: longest time for an answer.
+        module: module to run with ``python -m``; it calls ``answer_messages``.
+        argument: the module's only command-line argument.
+        seconds: timeout of an answer.
     """
 
     def __init__(self, module: str, argument: str, seconds: float):
@@ -67,20 +66,20 @@ class HelperProcess:
         """The answer to a message.
 
         Raises:
-            HelperTimeout: it took too long; the process is gone.
-            HelperEnded: the process has ended meanwhile.
+            HelperTimeout: the answer took too long; the process was killed.
+            HelperEnded: the process ended before it answered.
             HelperRefused: the process could not get ready.
         """
         process = self._process if self.is_running else self._start()
         return self._within(process, self._seconds, lambda: _exchange(process, message))
 
     def end(self) -> None:
-        """End the process, if it runs; who waits for an answer gets ``HelperEnded``."""
+        """Kill the process if it runs; a thread that waits for an answer gets ``HelperEnded``."""
         if self._process is not None:
             self._process.kill()
 
     def close(self) -> None:
-        """End the process, and wait until it is gone. Nobody may be waiting for an answer."""
+        """Kill the process, and wait until it is gone. No thread may be waiting for an answer."""
         if self._process is not None:
             _reap(self._process)
             self._process = None
@@ -118,7 +117,7 @@ class HelperProcess:
         timer.start()
         try:
             answer = call()
-            with deciding:  # the time may be up at this very moment: whoever comes next is not to meet a dying process
+            with deciding:  # the timer may expire right now: the next caller must not get a dying process
                 if is_late.is_set():
                     raise EOFError
                 is_answered.set()
@@ -140,13 +139,17 @@ def _exchange(process: subprocess.Popen[bytes], message: bytes) -> bytes:
 
 
 def _describe_end(status: int) -> str:
-    """The end of a process in words, by ``Popen.returncode``."""
+    """How a process ended, in words.
+
+    Args:
+        status: ``Popen.returncode``.
+    """
     if status == OUT_OF_MEMORY:
         return "it takes too much memory"
     if status >= 0:
         return f"its process failed with exit status {status}"
     name = signal.Signals(-status).name
-    may_lack_memory = -status in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)  # libraries end so, and full stacks
+    may_lack_memory = -status in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)  # aborts of libraries, stack overflows
     return f"its process was ended by {name}" + ", probably for want of memory or stack" * may_lack_memory
 
 
@@ -189,15 +192,15 @@ def _read_bytes(stream: BinaryIO, count: int) -> bytes:
 def answer_messages(
     answer: Callable[[bytes], bytes], *, problem: str = "", seconds: float, most_bytes: int, stack_bytes: int = 0
 ) -> None:
-    """Say that this process is ready, and answer messages until the other end is closed.
+    """Report that this process is ready, and answer messages until the other end closes.
 
     Args:
-        problem: why it is not ready, if it is not.
-        seconds: longest time for an answer.
-        most_bytes: address space of the process.
-        stack_bytes: stack of the thread that answers, where it is not to be the system's.
+        problem: why the process is not ready; empty if it is.
+        seconds: timeout of an answer.
+        most_bytes: address space limit of the process.
+        stack_bytes: stack size of the thread that answers; 0 for the default.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end closes standard input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C; its exit closes standard input
     resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     stdin, stdout = io.FileIO(0), io.FileIO(1, "w")
@@ -214,7 +217,7 @@ def answer_messages(
             os._exit(0)
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
-        except BaseException:  # noqa: BLE001 - a panic of a library as well; as a thread's error it would be an orderly end
+        except BaseException:  # noqa: BLE001 - panics of libraries, too; an exception in a thread would exit with status 0
             os._exit(1)
 
     threading.stack_size(stack_bytes)

@@ -1,4 +1,4 @@
-"""Calls of tools in replies: one that is still coming in, and what its text stands for."""
+"""OpenCall and CallReader: tool calls in replies, while they stream in and as parsed values."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ from labinfer.text.reply_parts import ToolCall
 from labinfer.text.response_template import Field
 
 MAX_ID = 100
-"""Characters of a call's id that a model writes; it gets another where that is longer."""
+"""Maximum characters of a call id written by the model; a longer id is replaced."""
 _BLANKS = re.compile(r"\s*")
 _STRING_MARKS = {"outside": re.compile('"'), "in string": re.compile(r'["\\\x00-\x1f]')}
 
 
 @dataclass(kw_only=True)
 class OpenCall:
-    """A call whose end has not come yet."""
+    """A tool call whose end has not arrived yet."""
 
     field: Field
     match: Match
     begin: int = 0
-    """Position at which the text between the anchors begins."""
+    """Position of the text between the anchors."""
     read: int = 0
-    """Position up to which that text was read."""
+    """Position up to which that text was scanned."""
     first: int = 0
     """Position up to which that text is known to be blank."""
     state: str = "outside"
-    """``in string``, ``escaped``, ``outside`` of strings, or ``broken``: no JSON any more, as with a line feed in a string."""
+    """State of the JSON scanner: ``outside`` of strings, ``in string``, ``escaped``, or ``broken`` (invalid, as a line feed in a string)."""
 
     def __post_init__(self) -> None:
         self.begin = self.read = self.first = self.match.end
 
     @property
     def is_json(self) -> bool:
-        """Whether the text is JSON as it stands in the standard."""
+        """Whether the text is standard JSON."""
         return self.field.content == "json" and not {"string_delims", "allow_non_json"} & self.field.arguments.keys()
 
     def move(self, cut: int) -> None:
-        """The text has lost its first characters."""
+        """Adjust all positions after the text has lost its first ``cut`` characters."""
         self.match = Match(self.match.begin - cut, self.match.end - cut, self.match.captures)
         self.begin, self.read, self.first = self.begin - cut, self.read - cut, self.first - cut
 
     def cannot_be_json(self, text: str, end: int) -> bool:
-        """Whether the text up to ``end`` begins as no object and no array does."""
+        """Whether the text up to ``end`` cannot begin a JSON object or array."""
         self.first = _BLANKS.match(text, self.first, end).end()
         return self.first < end and text[self.first] not in "{["
 
     def read_to(self, text: str, end: int) -> bool:
-        """Read on, up to here. Returns whether that is inside a JSON string."""
+        """Scan up to ``end``. Returns whether that position is inside a JSON string."""
         while self.read < end and self.state != "broken":
             if self.state == "escaped":
                 self.state, self.read = "in string", self.read + 1
@@ -73,11 +73,11 @@ class OpenCall:
 
 
 class CallReader:
-    """Makes calls of texts.
+    """Parses the text of tool calls.
 
     Args:
-        tools: the tools that were offered, in the form of chat templates.
-        make_id: an id for a call that has none.
+        tools: offered tools, in the form of chat templates.
+        make_id: makes an id for a call that has none.
     """
 
     def __init__(self, tools: list[dict[str, Any]], make_id: Callable[[], str]):
@@ -90,10 +90,10 @@ class CallReader:
         """The calls in a region's text.
 
         Args:
-            captures: named groups of the anchor that opened it.
+            captures: named groups of the opening anchor.
 
         Raises:
-            ValueError: it is no call, nor a list of calls.
+            ValueError: the text is neither a call nor a list of calls.
         """
         value = _reshape(read_value(text, field.content, field.arguments), field, captures)
         calls = [self._read_one(item) for item in (value if isinstance(value, list) else [value])]
@@ -102,11 +102,10 @@ class CallReader:
         return calls
 
     def read_cut(self, text: str, field: Field, captures: dict[str, str]) -> list[ToolCall]:
-        """The calls in a region's text that was cut off. The last one has the arguments so far; it is left out where its name is cut
-        off, too.
+        """The calls in a region's truncated text. The last call has its arguments so far; it is left out if its name is truncated, too.
 
         Raises:
-            ValueError: the text does not begin as a call, nor as a list of calls.
+            ValueError: the text is not the beginning of a call or a list of calls.
         """
         if not text.strip() and "name" not in captures:
             return []
@@ -136,7 +135,7 @@ class CallReader:
         if schema and isinstance(arguments.get(key), OpenText) and not schema.takes_string(key):
             arguments, closing = {other: arguments[other] for other in arguments if other != key}, "}"
         text = self._spell(name, arguments)
-        if closing and not text.endswith(closing):  # the schema makes another type of the string that was cut off
+        if closing and not text.endswith(closing):  # the schema casts the truncated string to another type
             text, closing = self._spell(name, dict(list(arguments.items())[:-1])), "}"
         return [ToolCall(id=self._id(value), name=name, arguments=text[: len(text) - len(closing)], closing=closing)]
 
@@ -152,7 +151,7 @@ class CallReader:
         name = call.get("name") if isinstance(call, dict) else None
         if not isinstance(name, str) or not name:
             raise ValueError("no name")
-        arguments = call.get("arguments", call.get("parameters", {}))  # the latter is Llama's word for it
+        arguments = call.get("arguments", call.get("parameters", {}))  # Llama says ``parameters``
         if isinstance(arguments, str):
             arguments = read_value(arguments, "json", {})
         if not isinstance(arguments, dict):
@@ -173,12 +172,12 @@ def _reshape(value: Any, field: Field, captures: dict[str, str], is_cut: bool = 
 
 def _spell_json(arguments: dict[str, Any]) -> str:
     """Raises:
-    ValueError: a number is none of JSON's.
+    ValueError: a number is not valid in JSON, or ``arguments`` are nested too deeply.
     """
     try:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         text.encode()
-    except UnicodeEncodeError:  # half of a character, which only JSON's escapes can say
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can only escape
         return json.dumps(arguments, allow_nan=False)
     except RecursionError:
         raise ValueError("nested too deeply") from None

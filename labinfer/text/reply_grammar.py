@@ -1,7 +1,7 @@
-"""Grammars of replies: the thought before a form that is demanded, and calls that a request forces.
+"""Grammars of replies: reasoning before structured output, and forced tool calls.
 
-They are in Lark's notation as llguidance reads it. There a token that was added to the vocabulary is never a part of text:
-it is named by its id, ``<[151657]>``, as the model has never seen it spelled in other tokens.
+The grammars use Lark's notation as llguidance reads it. There a token added to the vocabulary never matches text: it is written by
+id, ``<[151657]>``, as the model has never seen it spelled in other tokens.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from labinfer.text.reply_parser import ReplyParser
 from labinfer.text.tools import MAX_FORCED_CALLS, ToolUse, parameters_schema
 
 BLANK = r"/[ \t\r\n]{0,4}/"
-"""White space behind a thought."""
+"""White space after reasoning."""
 _PLACES = re.compile(r"\{(name|arguments|index|key|string)\}")
 
 
 class GrammarWriter:
-    """Rules that texts of a format become.
+    """Converts texts of a reply format to grammar expressions, and collects the rules that they need.
 
     Args:
-        added_tokens: ids of the tokens that were added to the vocabulary, by their text.
+        added_tokens: ids of the tokens added to the vocabulary, by text.
     """
 
     def __init__(self, added_tokens: dict[str, int]):
@@ -36,7 +36,7 @@ class GrammarWriter:
         self.rules: list[str] = []
 
     def text(self, text: str) -> str:
-        """The expression of a text."""
+        """The expression for ``text``."""
         parts, end = [], 0
         for token in self._tokens.finditer(text):
             parts += [json.dumps(text[end : token.start()])] * (token.start() > end)
@@ -46,10 +46,10 @@ class GrammarWriter:
         return " ".join(parts)
 
     def until(self, text: str, min_length: int = 0, max_length: int | None = None, without: Sequence[str] = ()) -> str:
-        """The expression of anything of such a length, in characters, up to this text, and of the text itself.
+        """The expression for any text of ``min_length`` to ``max_length`` characters, followed by ``text``.
 
         Args:
-            without: texts that are not in it.
+            without: strings that must not occur before ``text``.
         """
         length = f"{{{min_length},{'' if max_length is None else max_length}}}"
         anything = f"/(?s:.{length})/"
@@ -58,7 +58,7 @@ class GrammarWriter:
         first = self._tokens.search(text)
         head, rest = text[: first.start() if first else len(text)], text[first.start() if first else len(text) :]
         if not head:
-            if spelled:  # a terminal: only there is an intersection allowed
+            if spelled:  # a terminal, as only terminals allow an intersection
                 self.rules.append(f"ANY_{len(self.rules)}: {anything}")
                 anything = f"ANY_{len(self.rules) - 1}"
             return f"{anything} {self.text(text)}"
@@ -70,15 +70,15 @@ class GrammarWriter:
 def before_form(
     format: ReplyFormat, parser: ReplyParser, may_think: bool, added_tokens: dict[str, int], for_call: bool = False
 ) -> str:
-    """Rules of what stands before a form in a reply, the first of them called ``before``; empty where nothing does.
+    """Grammar rules for the text before a form in a reply, the first of them called ``before``; empty if no text precedes the form.
 
     Args:
-        parser: one that has read the prompt.
-        may_think: whether a thought may come that the prompt has not opened.
-        for_call: whether the form is a call, which is no content.
+        parser: parser that has read the prompt.
+        may_think: whether reasoning may come that the prompt has not opened.
+        for_call: whether the form is a tool call rather than content.
 
     Raises:
-        UserError: the prompt has opened a thought, and it is not known how it ends.
+        UserError: the prompt has opened reasoning, and its closing text is unknown.
     """
     writer, thought = GrammarWriter(added_tokens), format.thought
     parts = []
@@ -97,9 +97,9 @@ def before_form(
 
 
 def forced_calls(use: ToolUse, form: CallForm, added_tokens: dict[str, int]) -> str:
-    """A grammar of replies with the calls that ``tool_choice`` forces.
+    """A grammar of replies with the tool calls that ``tool_choice`` forces.
 
-    A named tool is called once; ``required`` allows up to ``MAX_FORCED_CALLS`` calls, where the format has several.
+    A named tool is called once; ``required`` allows up to ``MAX_FORCED_CALLS`` calls if the format supports several.
     """
     functions, several = use.forced_functions
     writer, calls = GrammarWriter(added_tokens), []
@@ -120,11 +120,11 @@ def forced_calls(use: ToolUse, form: CallForm, added_tokens: dict[str, int]) -> 
 
 
 def _arguments(schema: dict[str, Any], form: CallForm, writer: GrammarWriter) -> str:
-    """Arguments one by one, in the order of the schema; those that are not required may be missing."""
+    """The expression for arguments written one by one, in the order of the schema; optional arguments may be missing."""
     arguments, parts = ArgumentSchema(schema), []
     shared = arguments.definitions | {"x-guidance": schema["x-guidance"]}
     before, _, after = form.argument.partition("{value}")
-    # Tags that would end a value, and with it the call, wherever its text has them.
+    # Tags that must not occur inside a value: they would end it, and with it the call.
     end = form.text.partition("{arguments}")[2].strip().partition("\n")[0]
     tags = (re.match(r"[^=>{]*[=>]?", before.strip())[0], end)
     for key in arguments.properties:
@@ -139,13 +139,13 @@ def _arguments(schema: dict[str, Any], form: CallForm, writer: GrammarWriter) ->
 def _values(
     texts: ValueTexts, shared: dict[str, Any], after: str, tags: Sequence[str], writer: GrammarWriter
 ) -> Iterator[tuple[bool, str]]:
-    """Whether values are strings, and the expression of them and of the text ``after`` them.
+    """Whether the values are strings, and the expression for the values followed by ``after``.
 
     Args:
-        shared: keys of each schema.
-        tags: texts that are in no value.
+        shared: keys added to each schema.
+        tags: strings that must not occur in a value.
     """
-    if texts.takes_any:  # those of other types are among them
+    if texts.takes_any:  # includes values of other types
         yield True, writer.until(after, texts.min_length, texts.max_length, without=tags)
         return
     strings = [writer.text(text) or '""' for text in texts.strings]
@@ -157,12 +157,12 @@ def _values(
 
 
 def _escape(text: str) -> str:
-    """A text as a part of an expression between slashes."""
+    """``text`` escaped for a regular expression between slashes."""
     return re.sub(r"[\\.+*?()|\[\]{}^$/]", r"\\\g<0>", text)
 
 
 def _fill(text: str, texts: dict[str, str], writer: GrammarWriter) -> str:
-    """The expression of a text with expressions in its places."""
+    """The expression for ``text`` with the expressions ``texts`` in its placeholders."""
     parts, end = [], 0
     for place in _PLACES.finditer(text):
         parts += [writer.text(text[end : place.start()]), texts[place[1]]]

@@ -1,4 +1,4 @@
-"""ReplyParser: the thoughts, calls of tools and content of a reply while it comes in, by a response template."""
+"""ReplyParser: splits a streamed reply into reasoning, tool calls and content, by a response template."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from labinfer.text.reply_parts import Content, Event, Reasoning, ReplyText, Tool
 from labinfer.text.response_template import Field, ResponseTemplate, is_empty
 
 WINDOW = 1024
-"""Characters that are looked at in one go. It bounds how often the same text is searched where regions are many."""
+"""Characters examined at a time. Bounds how often text is searched again in replies with many regions."""
 
 
 class ReplyParser:
-    """The parts of a reply as its text comes in. The joined events do not depend on how the text is cut into pieces.
+    """Parses a reply as its text streams in. The joined events do not depend on how the text is divided into pieces.
 
-    A call is told as a whole at its end. What is no call, because its JSON is broken, a name is missing or the model ended
-    the reply, is text of the region in which it began, anchors included. JSON that is whole is a call even where its closing
-    anchor is missing. A closing anchor inside a JSON string is a part of it. No text raises an error.
+    A call is one event, at its end. Text that is no valid call (its JSON is invalid, its name is missing, or the reply ends inside it)
+    remains text of the region in which it began, anchors included. Complete JSON is a call even without its closing anchor. A closing
+    anchor inside a JSON string is part of the string. No text raises an error.
 
-    White space is dropped where a region touches another one, unless its field has ``"strip": false``. A reply of one
-    region without anchors stays as it is, to the last blank. Fields that are neither thoughts nor calls are content.
+    White space is dropped where two regions meet, unless the field has ``"strip": false``. A reply of one region without anchors keeps
+    all its white space. Fields other than reasoning and calls are content.
 
     Args:
-        prompt: the end of the prompt that belongs to the reply (``ResponseTemplate.after_start``); it may have opened a
-            thought. Nothing is told of it.
-        tools: the tools that were offered, in the form of chat templates. Texts in arguments are read as the types that
-            their schemas have. Without any, calls are text.
-        parallel: False ends the reply with its first call: what the model writes after it is dropped.
-        make_id: an id for a call that has none.
+        prompt: end of the prompt that belongs to the reply (``ResponseTemplate.after_start``); it may open the reasoning. It makes no
+            events.
+        tools: offered tools, in the form of chat templates. Texts in arguments are cast to the types of their schemas. Without tools,
+            calls are text.
+        parallel: False ends the reply after its first call: later text is dropped.
+        make_id: makes an id for a call that has none.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class ReplyParser:
         self._template, self._parallel, self._offers = template, parallel, bool(tools)
         self._reader = CallReader(tools or [], make_id)
         self._text = ""
-        self._begin = 0  # what comes before it in the text is decided
+        self._begin = 0  # text before it is decided
         self._end = 0  # of the window
-        self._no_calls_before = 0  # a call that failed is not to be found again
-        self._passed: set[tuple[bool, str]] = set()  # anchors that have matched nothing at the begin
+        self._no_calls_before = 0  # calls are searched from here on: earlier ones have failed
+        self._passed: set[tuple[bool, str]] = set()  # anchors with an empty match at ``_begin``
         self._field = template.leftover
         self._call: OpenCall | None = None
         self._is_over = self._is_cut = False
-        self._num_forgotten = -len(prompt)  # characters of the reply
-        self._thought_begin = 0  # in the reply, as are all positions of thoughts
+        self._num_forgotten = -len(prompt)  # characters of the reply dropped from ``_text``
+        self._thought_begin = 0  # offset in the reply, as all positions of reasoning
         self._past_thoughts: list[tuple[int, int]] = []
         self._is_closed_by_prompt = _has_closing(template, prompt)
         self._events: list[Event] = []
@@ -67,16 +67,16 @@ class ReplyParser:
             part.forget()
 
     def feed(self, text: str) -> list[Event]:
-        """Take a piece of text. Returns the events that it makes certain."""
+        """Take a piece of text. Returns the events that it completes."""
         self._text += text
         return self._run(at_end=False)
 
     def finish(self, is_cut: bool = False) -> list[Event]:
-        """End the text. Returns the events that were still open.
+        """End the text. Returns the remaining events.
 
         Args:
-            is_cut: whether the reply was cut off, as by ``max_tokens``. A call that is open is then told with its arguments so far,
-                and a text that may be the beginning of a mark is left out, where tools were offered.
+            is_cut: whether the reply is truncated, as by ``max_tokens``. If tools were offered, an open call is then reported with its
+                arguments so far, and a possible beginning of an anchor is dropped.
         """
         self._is_cut = is_cut and self._offers
         events = self._run(at_end=True)
@@ -86,18 +86,18 @@ class ReplyParser:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether a thought is open."""
+        """Whether reasoning is open."""
         return self._field is not None and self._field.is_reasoning
 
     @property
     def thoughts(self) -> list[tuple[int, int | None]]:
-        """Begin and end of each thought in the reply, its marks included, in characters; no end where it is open."""
+        """Begin and end of each reasoning region in the reply, anchors included, in characters; the end is None while it is open."""
         is_open = [(self._thought_begin, None)] * self.is_reasoning
         return [(max(0, begin), end) for begin, end in self._past_thoughts + is_open if end is None or end > 0]
 
     @property
     def has_reasoned(self) -> bool:
-        """Whether a thought has been opened or closed: chat templates may do either, or both, to have none."""
+        """Whether reasoning has been opened or closed: chat templates may do either, or both, to suppress it."""
         return self._is_closed_by_prompt or self._parts[Reasoning].is_used
 
     def _run(self, at_end: bool) -> list[Event]:
@@ -112,11 +112,11 @@ class ReplyParser:
         return events
 
     def _step(self, at_end: bool) -> bool:
-        """Decide on some text of the window; False where it takes more text to go on."""
+        """Decide on some text of the window; False if more text is needed."""
         return not self._is_over and (self._read_text(at_end) if self._call is None else self._read_call(at_end))
 
     def _forget_text(self) -> None:
-        """Drop decided text but for one character, so that patterns know that this is not the beginning."""
+        """Drop decided text except one character, by which patterns know that this is not the beginning."""
         if (cut := self._begin - 1) > 0:
             self._text = self._text[cut:]
             self._begin, self._end = 1, self._end - cut
@@ -125,7 +125,7 @@ class ReplyParser:
             if self._call is not None:
                 self._call.move(cut)
 
-    # Text: thoughts, content, and what is dropped.
+    # Text: reasoning, content, and dropped text.
 
     def _read_text(self, at_end: bool) -> bool:
         matches, hold = [], self._end
@@ -145,7 +145,7 @@ class ReplyParser:
         if best is None or (best[0] >= hold and not at_end):
             self._write(hold)
             if at_end:
-                self._move(self._end)  # the beginning of a mark that was cut off
+                self._move(self._end)  # a truncated anchor
             return False
         _, _, is_close, _, match, field = best
         self._write(match.begin)
@@ -163,7 +163,7 @@ class ReplyParser:
         return True
 
     def _watched(self) -> list[tuple[bool, Field]]:
-        """Anchors that may come next: whether it is the closing one, and of which field."""
+        """Anchors that may come next: whether each is a closing anchor, and its field."""
         current = self._field
         closes = [(True, current)] if current is not None and current.close is not None else []
         if current is not self._template.leftover:
@@ -184,9 +184,9 @@ class ReplyParser:
         self._move(end)
 
     def _call_at(self, position: int, at_end: bool) -> bool:
-        """A call ends a thought that is not closed: begin it, where there is one at this position.
+        """Begin a call at ``position``, which ends unclosed reasoning; without a call there, close the reasoning.
 
-        Returns False where more text must come to know that.
+        Returns False if more text is needed to decide.
         """
         for field in self._template.fields:
             if not field.has_calls:
@@ -195,7 +195,7 @@ class ReplyParser:
             if match and match.begin == position:
                 if self._offers and position >= self._no_calls_before:
                     self._call = OpenCall(field=field, match=match)
-                return True  # else the thought goes on
+                return True  # without tools the reasoning continues
             if not at_end and field.open.pending(self._text, position, self._end) == position:
                 self._passed.clear()
                 return False
@@ -208,7 +208,7 @@ class ReplyParser:
             self._passed.clear()
 
     def _leave(self, end: int, next_field: Field | None) -> None:
-        """End the region here, and begin one of another field, or of what is left."""
+        """End the current region at ``end``, and begin one of ``next_field``."""
         if self.is_reasoning:
             self._past_thoughts.append((self._thought_begin, self._num_forgotten + end))
         self._thought_begin = self._num_forgotten + end
@@ -220,7 +220,7 @@ class ReplyParser:
             part.open(next_field)
 
     def _write(self, end: int) -> None:
-        """Text up to here belongs to the region."""
+        """Add the text up to ``end`` to the current region."""
         text = self._text[self._begin : end]
         if text and (part := self._part(self._field)):
             self._tell(part.write(text, self._field))
@@ -233,7 +233,7 @@ class ReplyParser:
         if event is not None:
             self._events.append(event)
 
-    # Calls.
+    # Tool calls.
 
     def _read_call(self, at_end: bool) -> bool:
         call, hold = self._call, self._end
@@ -259,7 +259,7 @@ class ReplyParser:
         return self._end_call(self._end, self._end) if is_json or close is None else self._fail(self._end)
 
     def _end_cut_call(self) -> bool:
-        """End the reply in a call."""
+        """End a truncated reply inside a call."""
         call, end = self._call, self._end
         if call.field.close is not None and not call.is_json:
             end = call.field.close.pending(self._text, call.begin, end)
@@ -282,7 +282,7 @@ class ReplyParser:
         return True
 
     def _add_calls(self, calls: list[ToolCall], end: int) -> None:
-        """Tell the calls of the region that is open, and go on behind it."""
+        """Report the calls of the open region, and continue after it."""
         begin, self._call = self._call.match.begin, None
         self._leave(begin, self._template.leftover)
         self._move(end)
@@ -291,13 +291,13 @@ class ReplyParser:
         self._events += calls
 
     def _fail(self, end: int) -> bool:
-        """Take the call as text of the region in which it began; another one may begin in it.
+        """Treat the call as text of the region in which it began; another call may begin inside it.
 
-        Of those that do only the last one can be whole: the anchor that ended this one would have ended the others.
+        Of the calls that begin inside it only the last can be complete: the anchor that ended this call would have ended the earlier ones.
         """
         call, self._call = self._call, None
         self._no_calls_before = max(call.match.end, call.match.begin + 1)
-        if self._field is None:  # where nothing has what is left, it is content nevertheless
+        if self._field is None:  # content even without a leftover field
             self._events.append(Content(self._text[call.match.begin : end]))
             self._move(end)
             return True
@@ -312,7 +312,7 @@ class ReplyParser:
 
 
 def _has_closing(template: ResponseTemplate, prompt: str) -> bool:
-    """Whether a prompt has a mark that closes thoughts."""
+    """Whether a prompt contains the closing anchor of reasoning."""
     close = template.reasoning and template.reasoning.close
     match = close.find(prompt, 0, len(prompt)) if close else None
     return match is not None and not is_empty(match)

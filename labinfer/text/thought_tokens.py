@@ -1,4 +1,4 @@
-"""ThoughtTokens: how many tokens of an answer are thoughts."""
+"""ThoughtTokens: counts the reasoning tokens of an answer."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from labinfer.text.tokenizer import Tokenizer
 
 
 class ThoughtTokens:
-    """Counts the tokens of one answer's thoughts, their marks included.
+    """Counts the reasoning tokens of one answer, delimiters included.
 
-    A token belongs to the text that it ends in. Positions of thoughts that are over are looked up once, so that an answer may
-    be counted again and again while it grows.
+    A token belongs to the text in which it ends. Each token is decoded once, so that an answer may be counted repeatedly while it grows.
     """
 
     def __init__(self, tokenizer: Tokenizer):
         self._decoder = tokenizer.reply_decoder()
-        self._ends = [0]  # characters of the reply that are complete after each number of tokens
+        self._ends = [0]  # complete characters of the reply after each number of tokens
 
     def count(self, parser: ReplyParser, token_ids: list[int]) -> int:
-        """Number of tokens in thoughts.
+        """Number of reasoning tokens.
 
         Args:
-            parser: one that was fed with the answer's text.
-            token_ids: the answer's tokens; with each call those of the call before and further ones.
+            parser: parser that has read the answer's text.
+            token_ids: tokens of the answer so far; each call extends those of the previous call.
         """
         for token_id in token_ids[len(self._ends) - 1 :]:
             self._ends.append(self._ends[-1] + len(self._decoder.add(token_id)))
