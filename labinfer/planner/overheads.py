@@ -17,7 +17,7 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     schedule: float = 300e-6
     """Scheduling a step and processing its result on rank 0: constant part."""
     schedule_sequence: float = 20e-6
-    """Scheduling and result processing per sequence of a micro-batch, detokenization and output included."""
+    """Scheduling and result processing per sequence of a micro-batch, including the handling of its token."""
     schedule_token: float = 0.5e-6
     """Scheduling per token of a new prompt."""
     broadcast: float = 60e-6

@@ -139,7 +139,7 @@ def _exchange(process: subprocess.Popen[bytes], message: bytes) -> bytes:
 
 
 def _describe_end(status: int) -> str:
-    """How a process ended, in words.
+    """The end of a process, in words.
 
     Args:
         status: ``Popen.returncode``.
