@@ -208,7 +208,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def on_average(self) -> HostCosts:
-        """These costs with mean bytes per rank in place of the maximum."""
+        """The costs with mean bytes per rank in place of the maximum."""
         return (
             self if self.mean is None else msgspec.structs.replace(self, mean=None, **msgspec.structs.asdict(self.mean))
         )
