@@ -1,7 +1,7 @@
-"""Options of the user: a frozen dataclass for each concern, of which each part of the program receives its own.
+"""User options: a frozen dataclass for each concern; each part of the program receives its own.
 
-The command-line flags (``labinfer/cli/main.py``) and the keyword arguments of ``LLM`` are generated from these classes, so an
-option is written down once. Unknown keys are errors.
+The command-line flags (``labinfer/cli/main.py``) and the keyword arguments of ``LLM`` are generated from these classes,
+so an option is written down once. Unknown keys are errors.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ QUANTIZATION_GROUP_SIZES = (32, 64, 128)
 KV_CACHE_DTYPES = (*DTYPES, "int8")
 EXPERT_CUTS = ("columns", "whole")
 MAX_TIMEOUT = 1e9
-"""Seconds."""
+"""Maximum timeout in seconds."""
 MAX_PORT = 65535
 TRANSPORTS = ("auto", "mpi", "torch")
 AUTO_LAYOUT = "auto"
 PLANNED = ("tensor_parallel_size", "pipeline_parallel_size", "layers", "ranks")
-"""Options that ``--layout`` takes the place of."""
+"""Options that ``--layout`` replaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +248,7 @@ class SchedulerOptions:
 
     @property
     def chooses_drafts(self) -> bool:
-        """Whether the length of each draft is chosen by what steps were measured to take."""
+        """Whether draft lengths are chosen by measured step times."""
         return self.speculative_config is not None and not self.speculative_config.num_speculative_tokens
 
     @property
@@ -283,10 +283,10 @@ class RuntimeOptions:
 
     @property
     def ports(self) -> range:
-        """The ports of ``port_range``; none where any may be taken.
+        """Ports of ``port_range``; empty for any port.
 
         Raises:
-            UserError: it is no range of ports.
+            UserError: ``port_range`` is no range of ports.
         """
         if not self.port_range:
             return range(0)
@@ -326,7 +326,7 @@ class WeightCacheOptions:
 
 
 GROUP_SECTIONS = (ParallelOptions, RuntimeOptions)
-"""Sections by whose options the ranks meet."""
+"""Sections whose options the ranks need to form a group."""
 SECTIONS = (ModelOptions, ParallelOptions, CacheOptions, SchedulerOptions, RuntimeOptions, ObserveOptions)
 
 
@@ -341,11 +341,12 @@ class EngineOptions:
     runtime: RuntimeOptions = RuntimeOptions()
     observe: ObserveOptions = ObserveOptions()
     planned_blocks: int = 0
-    """KV blocks of the plan that ``--layout`` follows, the most of a start; 0 without a plan, or where other options are given."""
+    """KV blocks in the plan of ``--layout``, which a start does not exceed; 0 without a plan, or if other options are given."""
 
     @classmethod
     def from_flat(cls, values: dict[str, Any]) -> EngineOptions:
-        """Options from ``{"model": …, "tensor_parallel_size": …}``, the form of ``LLM(**values)`` and of the flags.
+        """Make options from ``{"model": …, "tensor_parallel_size": …}``, the form of ``LLM(**values)`` and of the
+        flags.
 
         Raises:
             UserError: a key is unknown, or a value has the wrong type or is out of bounds.
@@ -365,13 +366,13 @@ class EngineOptions:
             raise UserError(f"unknown option {sorted(remaining)[0]!r}; known options: {known}")
         options = cls(**sections)
         options.check()
-        if not options.parallel.layout:  # which may say int4
+        if not options.parallel.layout:  # a layout may set int4
             options.check_group_size()
         return options
 
     @classmethod
     def group_options(cls, values: Mapping[str, Any]) -> EngineOptions:
-        """The options by which ranks meet, those of ``GROUP_SECTIONS``, of ``values`` as ``from_flat`` takes them.
+        """Make options from only those ``values`` that belong to ``GROUP_SECTIONS``, in the form of ``from_flat``.
 
         Raises:
             UserError: as ``from_flat``.
@@ -381,13 +382,13 @@ class EngineOptions:
 
     @property
     def weight_options(self) -> tuple[ModelOptions, ParallelOptions]:
-        """The options by which a start finds the packed weights of an earlier one; times measured anew need not change them."""
+        """Options that identify packed weights in the weight cache. They are equal with ``--autotune on`` and ``again``."""
         lasting = "off" if self.model.autotune == "off" else "on"
         return dataclasses.replace(self.model, autotune=lasting), dataclasses.replace(self.parallel, layout="")
 
     @property
     def working_ranks(self) -> tuple[int, ...]:
-        """Ranks of ``--ranks`` and the spare rank that drafts for them; empty where all ranks work."""
+        """Ranks of ``--ranks`` and the spare rank that drafts for them; empty if all ranks work."""
         ranks, speculation = self.parallel.ranks, self.scheduler.speculative_config
         return (*ranks, speculation.draft_rank) if ranks and speculation and speculation.draft_rank else ranks
 
@@ -437,7 +438,8 @@ class EngineOptions:
             )
 
     def check_group_size(self) -> None:
-        """Check that --quantization-group-size is of use. It is kept when a layout changes, for one with int4 that may come.
+        """Check that ``--quantization-group-size`` has an effect. The option is kept if a layout changes, as a later
+        layout may use int4.
 
         Raises:
             UserError: no stage is in int4.
@@ -448,7 +450,7 @@ class EngineOptions:
 
 
 def as_keywords(message: str) -> str:
-    """A message with its flags as the keyword arguments of ``LLM``: ``--max-num-seqs 0`` becomes ``max_num_seqs 0``."""
+    """Rewrite the flags in a message as the keyword arguments of ``LLM``: ``--max-num-seqs 0`` becomes ``max_num_seqs 0``."""
     names = {f.name for section in SECTIONS for f in dataclasses.fields(section)}
 
     def keyword(match: re.Match) -> str:

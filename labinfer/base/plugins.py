@@ -28,16 +28,16 @@ from labinfer.base.sampling_params import SamplingParameter
 
 FLAG = "--plugin"
 ENTRY_POINTS = "labinfer.plugins"
-"""Group of entry points of installed packages, among which a name is looked for."""
+"""Entry-point group of installed packages in which plugin names are looked up."""
 LAB = Path(labinfer.__file__).parents[1] / "lab"
-"""Folder of a checkout for ideas of its own: ``--plugin NAME`` finds ``lab/NAME.py``."""
+"""Folder of a checkout for experiments: ``--plugin NAME`` finds ``lab/NAME.py``."""
 PROCESSOR = "logits_processor"
 MAX_BYTES = 1 << 24
-"""Largest file that is sent to the other ranks."""
+"""Maximum size in bytes of a plugin file, which is sent to the other ranks."""
 
 
 class PluginSource(msgspec.Struct, frozen=True, array_like=True):
-    """A plugin that was found, and perhaps not loaded yet."""
+    """A plugin that was found; it may not be loaded yet."""
 
     name: str
     """File name without ``.py``, or name of the module."""
@@ -48,7 +48,7 @@ class PluginSource(msgspec.Struct, frozen=True, array_like=True):
     code: bytes = b""
     """Contents of the file; empty for a module, which each node imports from its own disk."""
     parameters: dict[str, SamplingParameter] = {}
-    """Parameters of requests that it added, once it is loaded: those of its logits processors, by name."""
+    """Sampling parameters of its logits processors, by name; known once it is loaded."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.path}, {self.digest})"
@@ -62,7 +62,7 @@ class Plugins:
     """The plugins of this process.
 
     Args:
-        registry: of what they register.
+        registry: registry to which the plugins add parts.
     """
 
     def __init__(self, registry: Registry = REGISTRY):
@@ -70,10 +70,10 @@ class Plugins:
         self.loaded: list[PluginSource] = []
 
     def load(self, sources: Iterable[PluginSource]) -> None:
-        """Import plugins, in this order. One that is loaded already stays as it is.
+        """Import plugins, in this order. Plugins that are loaded already are skipped.
 
         Raises:
-            UserError: a plugin raises, or another one of the same name is loaded; the text names file and line.
+            UserError: a plugin raises, or another one of its name is loaded; the text names file and line.
         """
         for source in sources:
             known = next((plugin for plugin in self.loaded if plugin.name == source.name), None)
@@ -102,9 +102,9 @@ class Plugins:
         return msgspec.structs.replace(source, parameters=parameters)
 
     def adopt(self, sources: Iterable[PluginSource]) -> None:
-        """In the gateway process: name the plugins that the ranks have loaded, and take requests with the parameters that they add.
+        """Add the plugins that the ranks have loaded, and their sampling parameters, to the gateway process.
 
-        Nothing is imported, as a plugin may need torch, which that process does without.
+        Nothing is imported: a plugin may need torch, which the gateway does not import.
         """
         for source in sources:
             for name, parameter in source.parameters.items():
@@ -112,20 +112,22 @@ class Plugins:
             self.loaded.append(source)
 
     def blame(self, name: str) -> AbstractContextManager[None]:
-        """Turn an error of a plugin's code, called while a run starts, into a refusal that names file and line. A ``UserError`` stays.
+        """Context that turns an error in a plugin's code at startup into a ``UserError`` with file and line. A
+        ``UserError`` passes unchanged.
 
         Args:
-            name: the plugin that the code is of, as ``RegistryEntry.origin``; other code's errors stay as they are.
+            name: plugin that the code belongs to, as ``RegistryEntry.origin``. If no such plugin is loaded, all errors
+                pass unchanged.
         """
         source = next((source for source in self.loaded if source.name == name), None)
         return _blame(source, keeps_refusals=True) if source is not None else nullcontext()
 
     def identities(self) -> list[str]:
-        """Name and digest of each plugin, as reports and fingerprints have them."""
+        """Name and digest of each plugin, for reports and fingerprints."""
         return [f"{source.name}@{source.digest}" for source in self.loaded]
 
     def computing_code(self) -> list[str]:
-        """Versions of all code but LABInfer's own that decides what layers compute: of plugins, and of this program's files."""
+        """Versions of external code that decides what layers compute: plugins, and files of the calling program."""
         kinds = [kind for kind, listed in KINDS.items() if listed.computes]
         entries = [entry for kind in kinds for entry in self._registry.plugged_in(kind).values()]
         plugins = {source.name: f"{source.name}@{source.digest}" for source in self.loaded}
@@ -137,7 +139,7 @@ PLUGINS = Plugins()
 
 
 def named_plugins(arguments: Sequence[str]) -> list[str]:
-    """The values of ``--plugin`` among the arguments of a command line, before they are parsed: a plugin may add commands and flags."""
+    """Values of ``--plugin`` in the arguments of a command line before they are parsed: a plugin may add commands and flags."""
     names = []
     for index, argument in enumerate(arguments):
         if argument == "--":
@@ -177,7 +179,7 @@ def share_plugins(
         describe_rank: names a rank and its host, for errors.
 
     Raises:
-        UserError: a plugin is missing or broken on a rank, or differs from rank 0's; on every rank alike.
+        UserError: a plugin is missing or broken on a rank, or differs from rank 0's; every rank raises it.
     """
     first, problem = [], ""
     if rank == 0:
@@ -208,10 +210,10 @@ def read_file(option: str, path: Path) -> PluginSource:
     """Read a file of Python code.
 
     Args:
-        option: what named it, for errors.
+        option: option that named the file, for errors.
 
     Raises:
-        UserError: it cannot be read, is empty or too long.
+        UserError: the file cannot be read, is empty or too long.
     """
     try:
         code = path.read_bytes()
@@ -225,7 +227,7 @@ def read_file(option: str, path: Path) -> PluginSource:
 
 
 def run_file(source: PluginSource) -> types.ModuleType:
-    """Run a file as a module that can be found in ``sys.modules``, where dataclasses look for it."""
+    """Run a file as a module in ``sys.modules``, where dataclasses look it up."""
     name = f"labinfer_plugin_{source.name}"
     module = types.ModuleType(name, f"The plugin {source.path}.")
     module.__file__ = source.path
@@ -239,7 +241,7 @@ def run_file(source: PluginSource) -> types.ModuleType:
 
 
 def locate(error: BaseException, path: str) -> str:
-    """A file of the user's with the line at which it raised, or called what raised."""
+    """Describe where an error occurred: ``path``, with the line of it that raised or called the code that raised."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return f"{path}, line {error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
@@ -247,7 +249,7 @@ def locate(error: BaseException, path: str) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Type and text of an error in one line; of a ``UserError`` the text alone."""
+    """Describe an error in one line by its type and text; a ``UserError`` by its text alone."""
     text = " ".join(str(error).split())
     return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"[:300]
 
@@ -273,7 +275,7 @@ def _find_module(given: str, module: str) -> PluginSource:
 
 
 def _import_module(name: str) -> None:
-    """Import a module. If it raises, the modules that it has imported can be imported anew."""
+    """Import a module. If it raises, forget the modules of its package that it imported, so that they can be imported again."""
     before = set(sys.modules)
     try:
         importlib.import_module(name)
@@ -286,7 +288,7 @@ def _import_module(name: str) -> None:
 
 
 def _digest_here(source: PluginSource) -> str:
-    """Digest of a module on this rank; empty where there is none."""
+    """Digest of a module on this rank; empty if it is missing."""
     try:
         return _find_module(source.name, source.name).digest
     except UserError:
@@ -311,10 +313,10 @@ def _digest(contents: Iterable[bytes]) -> str:
 
 @contextmanager
 def _blame(source: PluginSource, keeps_refusals: bool = False) -> Iterator[None]:
-    """Turn errors of a plugin's code into a ``UserError`` that names its file and line.
+    """Turn errors in a plugin's code into a ``UserError`` with file and line.
 
     Args:
-        keeps_refusals: whether a ``UserError`` stays as it is.
+        keeps_refusals: whether a ``UserError`` passes unchanged.
     """
     try:
         yield
@@ -325,7 +327,7 @@ def _blame(source: PluginSource, keeps_refusals: bool = False) -> Iterator[None]
 
 
 def _source_digest(part: Any) -> str:
-    """Digest of the file that has a function or class; another one each time where it was typed at a prompt."""
+    """Digest of the file that defines a function or class; random if it was defined at a prompt."""
     try:
         return _digest([Path(inspect.getfile(part)).read_bytes()])
     except (OSError, TypeError):

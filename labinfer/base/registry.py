@@ -1,4 +1,4 @@
-"""The registry: every part of LABInfer that is chosen by name, shipped or added by a plugin.
+"""Registry: all parts of LABInfer that are chosen by name, shipped or added by a plugin.
 
     from labinfer import register
 
@@ -6,8 +6,8 @@
     def one_prompt(state):
         ...
 
-Shipped parts are listed in ``kinds.py`` by module, and imported when first used. Flags, ``--help`` and refusals take their
-choices from here. The registry belongs to the process, as ``sys.modules`` does: what was registered stays.
+Shipped parts are listed in ``kinds.py`` by module, and imported when first used. Flags, ``--help`` and errors take their
+choices from the registry. It belongs to the process, like ``sys.modules``: registered parts stay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from labinfer.base.kinds import KINDS
 
 Part = TypeVar("Part")
 SCRIPT = "this program"
-"""Origin of what was registered outside of a plugin."""
+"""Origin of parts registered outside of a plugin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class RegistryEntry:
 
     Args:
         part: the function or class; a shipped one as ``module:attribute``, until it is used.
-        details: what else its kind wants to know of it, as given to ``register``.
+        details: further keyword arguments of ``register``, as its kind defines.
         origin: the plugin that registered it; empty for a shipped part.
     """
 
@@ -45,7 +45,7 @@ class Registry:
     """Parts by kind and name.
 
     Args:
-        kinds: the kinds that there are, each with its shipped parts.
+        kinds: all kinds, each with its shipped parts.
     """
 
     def __init__(self, kinds=KINDS):
@@ -61,10 +61,10 @@ class Registry:
 
         Args:
             kind: one of ``kinds.KINDS``, which says where its contract is.
-            details: what the kind's contract asks for beside the function or class.
+            details: keyword arguments that the kind's contract defines.
 
         Raises:
-            UserError: there is no such kind, the name is taken, or the decorated object breaks the kind's contract.
+            UserError: the kind is unknown, the name is taken, or the decorated object breaks the kind's contract.
         """
         if kind not in self._kinds:
             raise UserError(
@@ -86,23 +86,23 @@ class Registry:
         return add
 
     def mirror(self, kind: str, name: str, origin: str, **details: Any) -> None:
-        """Add a part that only other processes have."""
+        """Add a part that only other processes have loaded."""
         self._entries[kind][name] = RegistryEntry(part=None, details=details, origin=origin)
 
     def find(self, kind: str, name: str) -> Any:
-        """The function or class of this name.
+        """Find a function or class by ``kind`` and ``name``; a shipped one is imported.
 
         Raises:
-            UserError: there is none.
+            UserError: the name is unknown.
         """
         entry = self.entry(kind, name)
         return _load(entry.part) if isinstance(entry.part, str) else entry.part
 
     def entry(self, kind: str, name: str) -> RegistryEntry:
-        """The entry of this name.
+        """Find an entry by ``kind`` and ``name``.
 
         Raises:
-            UserError: there is none.
+            UserError: the name is unknown.
         """
         entry = self._entries[kind].get(name)
         if entry is None:
@@ -134,7 +134,7 @@ class Registry:
 
     @contextmanager
     def registering_for(self, origin: str) -> Iterator[None]:
-        """Register parts in the name of a plugin. Where the plugin raises, none of them stays."""
+        """Register parts in the name of a plugin. If the plugin raises, its parts are removed."""
         before, self._origin = self._origin, origin
         try:
             yield
@@ -147,7 +147,7 @@ class Registry:
 
     def _check(self, kind: str, name: str, part: Any, details: dict[str, Any]) -> None:
         """Raises:
-        UserError: the part breaks what can be checked of its kind's contract.
+        UserError: the part breaks a rule of its kind's contract that can be checked.
         """
         listed = self._kinds[kind]
         unknown = sorted(details.keys() - set(listed.details))
@@ -170,10 +170,10 @@ class Registry:
 
 
 class Names(Sequence[str]):
-    """Names that an option may have: those of a kind, whatever is registered when one looks.
+    """Allowed values of an option: the names registered for a kind at the time of access.
 
     Args:
-        kind: of the registry.
+        kind: kind in the registry.
         others: further values, such as ``auto``.
     """
 

@@ -41,7 +41,7 @@ SamplingOptions = dataclasses.make_dataclass(
 
 
 def sampling_sections() -> tuple[type, ...]:
-    """``SamplingOptions``, and a section with the parameters of plugins' logits processors where there are any."""
+    """``SamplingOptions``, and a section with the parameters of plugins' logits processors if there are any."""
     fields = [
         (name, parameter.kind, option(parameter.default, parameter.help, metavar="N" if parameter.kind is int else "X"))
         for name, parameter in sampling_parameters().items()
@@ -53,9 +53,10 @@ def sampling_sections() -> tuple[type, ...]:
 
 
 def as_flags(message: str) -> str:
-    """A message on ``SamplingParams`` with its fields as flags: ``top_p must be …`` becomes ``--top-p must be …``.
+    """Rewrite the fields of ``SamplingParams`` in a message as flags: ``top_p must be …`` becomes ``--top-p must be
+    …``.
 
-    Fields are the first word, and those with an underscore, which no other word has.
+    A field is recognized as the first word, or by its underscore, which no other word has.
     """
 
     names = {*SAMPLING_FLAGS, *sampling_parameters()}

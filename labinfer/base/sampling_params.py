@@ -1,7 +1,7 @@
-"""SamplingParams: how a user wants tokens chosen. Every bound is stated here once.
+"""SamplingParams: sampling parameters of a request. Every bound is stated here once.
 
 The fields of HTTP bodies and JSONL lines (``protocol.py``), the flags (``config.py``) and the bounds in ``/openapi.json``
-follow from these.
+are derived from these.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from labinfer.base.structured_outputs import StructuredOutputs
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
 GREEDY_BELOW = 1e-5
-"""Temperatures under this are greedy: dividing by them would overflow, and the result is the same."""
+"""Temperature below which sampling is greedy: dividing by it would overflow, and greedy gives the same result."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 MAX_BAD_WORDS = 1024
@@ -28,12 +28,12 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 FORMS = StructuredOutputs.__struct_fields__
 TINY = 1e-300
-"""The smallest value of fields that must be above 0."""
+"""Minimum of fields that must be above 0."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Smallest and largest value of a number."""
+    """Minimum and maximum of a number."""
 
     least: float
     most: float
@@ -41,7 +41,7 @@ class Bounds:
     """The bounds in words; by default "from … to …"."""
 
     def check(self, name: str, kind: type, value: Any) -> None:
-        """Refuse a value of another kind or outside of the bounds; NaN is outside.
+        """Reject a value of another type or out of bounds; NaN is out of bounds.
 
         Raises:
             UserError: the text names the field and its bounds.
@@ -54,13 +54,13 @@ class Bounds:
 
 @dataclass(frozen=True)
 class TextBounds:
-    """The most strings in a list, and the most characters in each of them; empty strings are refused."""
+    """Maximum number of strings in a list, and of characters in each of them; empty strings are rejected."""
 
     most: int
     longest: int
 
     def check(self, name: str, texts: tuple[str, ...]) -> None:
-        """Refuse too many strings, and those that are empty or too long.
+        """Reject too many strings, and strings that are empty or too long.
 
         Raises:
             UserError: the text names the field and its bounds.
@@ -73,16 +73,17 @@ class TextBounds:
 
 
 class SamplingParameter(msgspec.Struct, frozen=True, kw_only=True):
-    """A number that requests give to a plugin's logits processor, as a field with the processor's name.
+    """A number that requests give to a plugin's logits processor, in a field with the processor's name.
 
-    The field stands beside those of ``SamplingParams``: in Python, JSONL lines, HTTP bodies and ``/openapi.json``, as a flag of
-    ``generate`` and ``chat``, and among the settings of a chat. It travels in ``SamplingParams.logits_processors``.
+    The field is available like those of ``SamplingParams``: in Python, JSONL lines, HTTP bodies and ``/openapi.json``,
+    as a flag of ``generate`` and ``chat``, and in the settings of a chat. ``SamplingParams.logits_processors`` holds
+    its value.
 
     Args:
-        default: the value of requests without the field; with it the processor is not called. An ``int`` makes the field a whole
-            number, a ``float`` any number.
+        default: value of requests without the field; the processor is then not called. An ``int`` allows integers only,
+            a ``float`` any number.
         least, most: the bounds.
-        help: what it does, for ``--help`` and ``/openapi.json``.
+        help: description for ``--help`` and ``/openapi.json``.
 
     Raises:
         UserError: the default is no number, or out of the bounds.
@@ -106,10 +107,10 @@ class SamplingParameter(msgspec.Struct, frozen=True, kw_only=True):
         return type(self.default)
 
     def read(self, name: str, value: Any) -> int | float:
-        """A value as ``kind``.
+        """Convert a value to ``kind``.
 
         Raises:
-            UserError: it is no number, or out of the bounds.
+            UserError: the value is no number, or out of the bounds.
         """
         if self.kind is int and isinstance(value, float):
             if not float.is_integer(value):
@@ -126,7 +127,7 @@ def sampling_parameters() -> dict[str, SamplingParameter]:
 
 
 class _TakesParameters(type(msgspec.Struct)):
-    """Takes ``sampling_parameters`` as keywords: ``SamplingParams(top_n_sigma=1.0)``."""
+    """Metaclass that takes ``sampling_parameters`` as keywords: ``SamplingParams(top_n_sigma=1.0)``."""
 
     def __call__(cls, **fields: Any) -> Any:
         own = {name: fields.pop(name) for name in sampling_parameters() if name in fields}
@@ -144,78 +145,80 @@ BIAS = Bounds(-100.0, 100.0)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=_TakesParameters):
-    """Choice of one request's tokens. Names and meanings are those of vLLM and Transformers; ``sampling_parameters`` are further
-    keywords.
+    """Sampling parameters of one request. Names and meanings are those of vLLM and Transformers;
+    ``sampling_parameters`` are further keywords.
 
-    Logits processors come first, then temperature, then the sets: top-k, top-p, min-p, typical-p, each of what the one
-    before left.
+    Logits processors are applied first, then temperature, then the candidate filters top-k, top-p, min-p and typical-p,
+    each to what the one before kept.
 
     Raises:
         UserError: a field is out of its bounds.
     """
 
     max_tokens: Annotated[int, Bounds(1, MAX_COUNT, f"at least 1 (and at most {MAX_COUNT})")] = 128
-    """Tokens to generate at most."""
+    """Maximum number of output tokens."""
     min_tokens: Count = 0
-    """Before this many, nothing ends the answer."""
+    """Number of output tokens before which nothing ends the answer."""
     temperature: Annotated[float, Bounds(0.0, 100.0)] = 0.0
     """0 is greedy (as is anything under ``GREEDY_BELOW``); otherwise logits are divided by it."""
     top_p: Share = 1.0
     """Nucleus sampling (Holtzman et al. 2019, arXiv:1904.09751): the smallest set with this much probability."""
     top_k: Annotated[int, Bounds(-1, MAX_COUNT, f"-1 (all), 0 (all) or a count up to {MAX_COUNT}")] = 0
-    """Only the k most likely tokens; 0 or -1 keeps all."""
+    """Keep the k most likely tokens; 0 or -1 keeps all."""
     min_p: Annotated[float, Bounds(0.0, 1.0)] = 0.0
-    """Only tokens at least this likely, as a fraction of the likeliest (Nguyen et al. 2024, arXiv:2407.01082)."""
+    """Keep tokens with at least this fraction of the largest probability (Nguyen et al. 2024, arXiv:2407.01082)."""
     typical_p: Share = 1.0
     """Locally typical sampling (Meister et al. 2022, arXiv:2202.00666): the most typical tokens, up to this mass."""
     repetition_penalty: Annotated[float, Bounds(0.01, 100.0)] = 1.0
     """Divides the positive logits of tokens in prompt or answer, multiplies negative ones (arXiv:1909.05858)."""
     presence_penalty: Penalty = 0.0
-    """Taken once from the logit of a token that is in the answer."""
+    """Subtracted once from the logit of each token in the answer."""
     frequency_penalty: Penalty = 0.0
-    """Taken from the logit of a token for each time it is in the answer."""
+    """Subtracted from the logit of a token once for each time it is in the answer."""
     logit_bias: dict[int, float] = {}
-    """Added to the logits of these token ids."""
+    """Values to add to logits, by token id."""
     bad_words: Annotated[tuple[str, ...], TextBounds(MAX_BAD_WORDS, MAX_STOP_LENGTH)] = ()
-    """Never generated."""
+    """Strings that are never generated."""
     allowed_token_ids: tuple[int, ...] = ()
-    """If any are given, only these are generated."""
+    """Token ids that may be generated; empty for all."""
     logits_processors: dict[str, Any] = {}
     """Values of plugins' logits processors by name, in the order in which they change the logits; see ``SamplingParameter``."""
     seed: Annotated[int, Bounds(0, MAX_SEED, "from 0 to 2**63-1")] = 0
     """The same seed gives the same tokens on every layout and in every batch (fp32)."""
     stop: Annotated[tuple[str, ...], TextBounds(MAX_STOP_STRINGS, MAX_STOP_LENGTH)] = ()
-    """Generation ends before the first of these strings."""
+    """Strings before the first of which generation ends."""
     stop_token_ids: tuple[int, ...] = ()
-    """Generation ends with one of these, as with an end-of-sequence token."""
+    """Token ids that end generation, like an end-of-sequence token."""
     include_stop_str_in_output: bool = False
-    """Whether the text has what it ended with."""
+    """Whether the text includes the stop string that ended it."""
     skip_special_tokens: bool = True
-    """Whether special tokens stay out of the text; those that chat replies are read by never do."""
+    """Whether special tokens are omitted from the text; those that the parser of chat replies needs are kept."""
     speculate: bool = True
-    """Whether next tokens may be guessed, where the engine does that; the answer is the same."""
+    """Whether speculative decoding may be used, if the engine does; the answer is the same."""
     ignore_eos: bool = False
-    """Go on after an end-of-sequence token (for benchmarks)."""
+    """Whether to continue after an end-of-sequence token (for benchmarks)."""
     n: Choices = 1
-    """Answers to one prompt. The i-th one's seed is ``seed + i``."""
+    """Number of answers to one prompt. The i-th answer's seed is ``seed + i``."""
     best_of: Annotated[int, Bounds(0, MAX_CHOICES)] = 0
     """Generate this many and keep the ``n`` with the highest mean log-probability; 0 is ``n``."""
     num_beams: Choices = 1
-    """Beam search over so many continuations; the best ``n`` are the answers, or fewer where nothing else is allowed."""
+    """Number of beams of beam search. The best ``n`` are the answers, or fewer if constraints allow no more."""
     length_penalty: Annotated[float, Bounds(-10.0, 10.0)] = 1.0
     """A beam's score is its log-probability over its length to this power: above 0 favours longer answers."""
     early_stopping: bool | Literal["never"] = False
-    """When beam search ends: with as many answers as beams (true), when the best beam is unlikely to become better than
-    them (false), or when it cannot ("never")."""
+    """When beam search ends: once there are as many finished answers as beams (true), once the best beam is unlikely to
+    beat them (false), or once it cannot ("never")."""
     max_context_len: Count = 0
-    """Prompt and answer together at most, or with a context shift what is in the context at once; 0 is the model's."""
+    """Maximum number of tokens of prompt and answer together; with a context shift, of the context at once. 0 for the model's."""
     logprobs: NumLogprobs | None = None
-    """Log-probabilities of the chosen tokens and of this many likeliest ones, before any processor."""
+    """Number of likeliest tokens whose log-probabilities are returned beside the sampled token's, before any processor;
+    None for no log-probabilities."""
     prompt_logprobs: NumLogprobs | None = None
-    """The same for the prompt's tokens but the first. Such a prompt is not looked up in the prefix cache."""
+    """Number of likeliest tokens for the log-probabilities of the prompt's tokens except the first. Such a prompt is
+    not looked up in the prefix cache."""
     structured_outputs: StructuredOutputs | None = None
-    """The form that answers are held to. They end where it leaves nothing to add, and an end-of-sequence token comes only
-    where they are complete; ``min_tokens`` holds it back as long as the form allows more."""
+    """Constraint on the answer. The answer ends if the constraint allows no more tokens. An end-of-sequence token is
+    allowed only if the answer is complete; ``min_tokens`` forbids it as long as the constraint allows other tokens."""
 
     def __post_init__(self) -> None:
         # msgspec does not convert what Python code passes: LLM users may hand over a string or a list.
@@ -252,7 +255,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self._read_parameters()
 
     def _read_parameters(self) -> None:
-        """Check the ``sampling_parameters`` among ``logits_processors``, and leave out those that have their default."""
+        """Check the ``sampling_parameters`` among ``logits_processors``, and drop those that have their default."""
         parameters, changing = sampling_parameters(), {}
         for name, value in self.logits_processors.items():
             if name in parameters:
@@ -263,8 +266,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         msgspec.structs.force_setattr(self, "logits_processors", changing)
 
     def updated(self, given: dict[str, Any]) -> SamplingParams:
-        """Replace fields by those of a request. Its ``logits_processors`` are added to those here, and its ``seed`` out of
-        bounds is taken modulo 2**63.
+        """Copy with the fields of a request. Its ``logits_processors`` are merged into those here; its ``seed`` is
+        taken modulo 2**63 if out of bounds.
 
         Raises:
             UserError: a field is out of bounds.
@@ -304,12 +307,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def num_choices(self) -> int:
-        """Answers that are generated on their own, of which ``n`` are kept; the beams of a search are one."""
+        """Number of sequences that are generated separately, of which ``n`` are kept; 1 for beam search."""
         return 1 if self.num_beams > 1 else self.best_of or self.n
 
     @property
     def can_stream(self) -> bool:
-        """Whether an answer's first tokens are known before its last."""
+        """Whether the first tokens of an answer are final before its last one is known."""
         return self.num_beams == 1 and self.num_choices == self.n
 
     def _make_tuple(self, name: str, item: type) -> None:
@@ -322,12 +325,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if not isinstance(value, tuple) or any(type(part) is not item for part in value):
             raise UserError(f"{name} must be {what}, not {getattr(self, name)!r:.60}")
         if item is int and len(value) > 1:
-            value = tuple(dict.fromkeys(value))  # the same id again would only cost time
+            value = tuple(dict.fromkeys(value))  # without duplicates, which would only cost time
         msgspec.structs.force_setattr(self, name, value)
 
 
 def _bounds() -> tuple[dict[str, tuple[type, Bounds]], dict[str, TextBounds], frozenset[str]]:
-    """Read them from the annotations: of numbers with their types, of lists of strings, and which may be None."""
+    """Read the bounds of number fields (with types) and of string lists from the annotations, and the fields that may be None."""
     numbers, texts, optional = {}, {}, []
     for name, hint in get_type_hints(SamplingParams, include_extras=True).items():
         kinds = get_args(hint)

@@ -1,4 +1,4 @@
-"""SpeculativeOptions: how tokens are drafted, as ``--speculative-config`` has it, with vLLM's names."""
+"""SpeculativeOptions: options of speculative decoding (``--speculative-config``), with vLLM's names."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ NGRAM = "ngram"
 DRAFT_MODEL = "draft_model"
 MTP = "mtp"
 OWN_METHOD = ".py"
-"""End of a method that is a file with a drafter of the user's own."""
+"""Suffix of a method that is the path of a user's own drafter."""
 AUTO = "auto"
 AUTO_TOKENS = 16
-"""Longest draft where no length is given …"""
+"""Maximum draft length if none is given."""
 AUTO_MTP_TOKENS = 4
-"""… and of an MTP layer, which runs once for each token, and was trained to guess one."""
+"""Maximum draft length of an MTP layer if none is given: the layer runs once per token, and was trained to predict one."""
 MAX_TOKENS = 128
-"""Longest draft that may be asked for; it is hardly ever right to its end."""
+"""Largest draft length that may be requested; such a draft is hardly ever accepted to its end."""
 MAX_NGRAM = 64
 MAX_RANK = 1_000_000
 FLAG = "--speculative-config"
@@ -28,32 +28,34 @@ FLAG = "--speculative-config"
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeOptions:
-    """Speculation on next tokens, several of which the model then verifies at once."""
+    """Options of speculative decoding: tokens are drafted, and the model verifies several in one step."""
 
     method: str = NGRAM
     """Name of a registered proposer, ``draft_model``, or the path of a Python file; see docs/speculation.md."""
     model: str = ""
-    """With draft_model, which is then the default: the model that drafts, as ``--model`` names models."""
+    """Draft model, named as in ``--model``; makes ``draft_model`` the default method."""
     draft_rank: int = 0
-    """The rank that holds this model: rank 0, between its steps, or one that ``--ranks`` leaves out, beside the steps of all."""
+    """Rank that holds the draft model: rank 0, which drafts between its steps, or a spare rank (not in ``--ranks``),
+    which drafts while steps run."""
     num_speculative_tokens: int = 0
-    """Tokens of a draft; 0 for as many as promise the most tokens a second."""
+    """Draft length; 0 to choose the length with the most expected tokens per second."""
     continuous: bool | None = None
-    """Whether stages of a pipeline that nobody else wants verify further drafted tokens of a sequence while others are on their way. None
-    means True unless all stages compute on CPUs of one machine, where a waiting stage's cores help the others."""
+    """Whether pipeline stages that would be idle verify further drafted tokens of a sequence while earlier ones are in
+    flight. None means True unless all stages compute on CPUs of one machine, where busy stages use the cores of idle
+    ones."""
     prompt_lookup_min: int = 2
-    """Tokens at the end of a sequence that must have come before, at least, for ngram to guess that what came then comes again."""
+    """Minimum length of the n-gram that ``ngram`` looks up."""
     prompt_lookup_max: int = 5
-    """Tokens that ngram compares, at most: more of them make no better guess."""
+    """Maximum length of the n-gram that ``ngram`` looks up; longer ones draft no better."""
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of a draft, at most."""
+        """Maximum draft length."""
         return self.num_speculative_tokens or (AUTO_MTP_TOKENS if self.method == MTP else AUTO_TOKENS)
 
     @classmethod
     def parse(cls, value: Any) -> SpeculativeOptions:
-        """Options from a JSON object, as text or as a dictionary.
+        """Parse options from a JSON object, given as text or as a dictionary.
 
         Raises:
             UserError: a key is unknown, or a value has the wrong type or is out of bounds.
@@ -87,7 +89,7 @@ class SpeculativeOptions:
         for name, other in (("prompt_lookup_min", "prompt_lookup_max"), ("prompt_lookup_max", "prompt_lookup_min")):
             if name in given:
                 _check_number(name, given, 1, MAX_NGRAM)
-                bound = max if other == "prompt_lookup_max" else min  # the other one gives way, if it was not given
+                bound = max if other == "prompt_lookup_max" else min  # the other bound is adjusted if it was not given
                 given.setdefault(other, bound(given[name], getattr(cls, other)))
         options = cls(**given)
         options._check()

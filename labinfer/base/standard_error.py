@@ -1,5 +1,7 @@
-"""Standard error: the log of a process. A log that cannot be written (a full disk, a reader that has gone, a closed
-descriptor) is lost, and never ends the process: everything that this program writes to standard error goes through here.
+"""StandardError: writes to standard error that never fail.
+
+Text that cannot be written (full disk, closed pipe, closed descriptor) is lost, and never ends the process. Everything
+that this program writes to standard error goes through here.
 """
 
 from __future__ import annotations
@@ -15,18 +17,18 @@ STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
 
 
 class StandardError(io.TextIOBase):
-    """A text stream on descriptor 2 whose writes never fail. Each ``write`` is one call of the system, so that the lines of
+    """Text stream on descriptor 2 whose writes never fail. Each ``write`` is one system call, so that the lines of
     several processes do not mix."""
 
     encoding, errors = "utf-8", "backslashreplace"
 
     def write(self, text: str) -> int:
-        """Write at once; what cannot be written is lost."""
+        """Write ``text`` without buffering; text that cannot be written is lost."""
         self.write_bytes(text.encode(self.encoding, self.errors))
         return len(text)
 
     def write_bytes(self, data: bytes) -> None:
-        """Write a part of a log as it is."""
+        """Write encoded text."""
         view = memoryview(data)
         with contextlib.suppress(OSError):
             while view:
@@ -55,8 +57,8 @@ class StandardErrorHandler(logging.Handler):
 
 
 def write_error(text: str, stream: TextIO | None = None) -> None:
-    """Write to ``stream``, by default to ``sys.stderr``, whatever a script or a notebook has put there. What cannot be written
-    is lost."""
+    """Write to ``stream``, by default ``sys.stderr``, which a script or a notebook may have replaced. Text that cannot
+    be written is lost."""
     stream = sys.stderr if stream is None else stream
     with contextlib.suppress(
         OSError, ValueError, AttributeError
@@ -75,16 +77,16 @@ def is_terminal(stream: TextIO | None = None) -> bool:
 
 
 def write_lines(text: str) -> None:
-    """Write one or more whole lines to descriptor 2. Takes no lock of ``sys.stderr``, which a thread that hangs may hold."""
+    """Write one or more whole lines to descriptor 2. Takes no lock of ``sys.stderr``, which a hung thread may hold."""
     StandardError().write(text.rstrip("\n") + "\n")
 
 
 def protect_standard_streams() -> None:
-    """Make this process safe from logs that cannot be written. To be called before any file is opened.
+    """Make this process safe from logs that cannot be written. Call it before any file is opened.
 
-    A file that is opened while descriptor 0, 1 or 2 is closed gets that number, and the log is written into it: the null
-    device takes such a place. In the place of standard output it is open for reading only, so that results that nobody
-    would get are an error, as they are without it.
+    A file that is opened while descriptor 0, 1 or 2 is closed gets that number, and the log would be written into it.
+    So closed descriptors are opened on the null device. Standard output is opened read-only, so that writing results is
+    an error, as with a closed descriptor.
     """
     for descriptor in (0, STANDARD_OUTPUT, STANDARD_ERROR):
         try:

@@ -1,4 +1,4 @@
-"""StructuredOutputs: the form that an answer must have."""
+"""StructuredOutputs: constraint on an answer by a JSON schema, regular expression, choice or grammar."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 from labinfer.base.errors import UserError
 
 MAX_GRAMMAR_LENGTH = 64 * 1024
-"""Characters of a regular expression, a grammar, a JSON schema as text, or all choices together."""
+"""Maximum length in characters of a regular expression, a grammar, a JSON schema as text, or all choices together."""
 MAX_OPTIONS = 1024
-"""Strings in ``choice``."""
+"""Maximum number of strings in ``choice``."""
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_GRAMMAR_LENGTH)]
 

@@ -11,13 +11,13 @@ _NOTHING = contextlib.nullcontext()
 
 
 class Tracer:
-    """Times of a rank's parts, which are handed the rank's tracer. This one keeps nothing."""
+    """Records named time slices of a rank. This base class records nothing."""
 
     capacity = 0
-    """Slices to keep. Any thread may set it at any time."""
+    """Maximum number of slices to keep. Any thread may set it at any time."""
 
     def slice(self, name: str, plan: BatchPlan | None = None) -> contextlib.AbstractContextManager:
-        """Time the body of the ``with`` as a slice. Slices may lie in each other.
+        """Time the body of the ``with`` as a slice. Slices may be nested.
 
         Args:
             plan: the step that the slice belongs to; None outside any step.
