@@ -1,7 +1,7 @@
-"""Anchors of regions: the texts and patterns with which a part of a reply begins and ends, in text that still comes in.
+"""Anchor: literal texts and patterns that delimit the parts of a reply, matched in streamed text.
 
-An anchor says where it matches, and from where on the text could still become a match when more of it comes. That must be
-held back, or what is found would depend on how the text was cut into pieces.
+An anchor says where it matches, and from which position on the text could become a match when more arrives. That text must be held
+back, or the result would depend on how the text is divided into pieces.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import regex
 logger = logging.getLogger(__name__)
 
 MAX_MATCH = 1024
-"""Most characters of a match of a pattern, and of the text that is held back for one."""
+"""Maximum characters of a pattern's match, and of the text held back for one."""
 MAX_PATTERN = 4096
-"""Characters of a pattern."""
+"""Maximum characters of a pattern."""
 MATCH_SECONDS = 0.25
-"""Most processor time of one search."""
+"""Maximum CPU time of one search."""
 USUAL_SECONDS = 0.001
-"""Processor time that a search may take on average. Those of built-in formats take some microseconds."""
+"""CPU time that a search may take on average. Patterns of built-in formats take some microseconds."""
 Result = TypeVar("Result")
 _NO_CHARACTER = r"[^\x00-\U0010ffff]"
 _UNSUPPORTED = re.compile(r"(?<!\\)(?:\\\\)*\(\?(?:<[=!]|[a-zA-Z-]+[:)])")
@@ -32,28 +32,28 @@ _UNSUPPORTED = re.compile(r"(?<!\\)(?:\\\\)*\(\?(?:<[=!]|[a-zA-Z-]+[:)])")
 
 @dataclass(frozen=True)
 class Match:
-    """A match in a text, from ``begin`` to ``end``."""
+    """A match in a text, from ``begin`` to ``end`` (exclusive)."""
 
     begin: int
     end: int
     captures: dict[str, str]
-    """Texts that the pattern's named groups have matched."""
+    """Texts of the pattern's named groups."""
 
 
 class Anchor(Protocol):
-    """The beginning or the end of regions."""
+    """Delimiter at the beginning or the end of regions."""
 
     def find(self, text: str, begin: int, end: int) -> Match | None:
         """The first match within ``text[begin:end]``."""
         ...
 
     def pending(self, text: str, begin: int, end: int) -> int:
-        """Position from which ``text[begin:end]`` may be the beginning of a match, or of a longer one; ``end`` if nowhere."""
+        """Position in ``text[begin:end]`` from which a match, or a longer match, may begin; ``end`` if there is none."""
         ...
 
 
 class LiteralAnchor:
-    """One of several texts; the longest where several begin at one place."""
+    """One of several literal texts; the longest one that matches at a position."""
 
     def __init__(self, literals: list[str]):
         self.literals = literals
@@ -71,8 +71,8 @@ class LiteralAnchor:
 class PatternAnchor:
     """A regular expression of the ``regex`` package, in which the dot matches line feeds, too.
 
-    Patterns come with checkpoints, and match by backtracking. One whose searches take more than ``USUAL_SECONDS`` each, and
-    ``MATCH_SECONDS`` beyond that, is given up with a warning: the anchor matches nothing any more.
+    Patterns come with checkpoints, and match by backtracking. A pattern whose searches exceed ``USUAL_SECONDS`` each by more than
+    ``MATCH_SECONDS`` in total is disabled with a warning: the anchor then matches nothing.
 
     Raises:
         ValueError: see ``compile_pattern``.
@@ -80,7 +80,7 @@ class PatternAnchor:
 
     def __init__(self, pattern: str):
         self._source, self._pattern = pattern, compile_pattern(pattern)
-        # Nothing matches behind the pattern, so a partial match is all that is left: the pattern, or the text, ends at the end.
+        # ``_NO_CHARACTER`` never matches, so only partial matches remain: those that reach the end of the text.
         self._beginning = compile_pattern(pattern, _NO_CHARACTER)
         self._seconds_left = MATCH_SECONDS
 
@@ -114,13 +114,13 @@ class PatternAnchor:
 
 
 def within_time(search: Callable[[float], Result]) -> Result:
-    """The result of a search that takes ``MATCH_SECONDS`` of this thread at most.
+    """The result of a search that takes at most ``MATCH_SECONDS`` of this thread's CPU time.
 
     Args:
-        search: takes the ``timeout`` of the ``regex`` package, in seconds, which counts the time of all threads.
+        search: takes a ``timeout`` of the ``regex`` package in seconds, which counts the CPU time of all threads.
 
     Raises:
-        TimeoutError: this thread has taken so long.
+        TimeoutError: this thread has used its time.
     """
     end, left = time.thread_time() + MATCH_SECONDS, MATCH_SECONDS
     while True:
@@ -133,13 +133,13 @@ def within_time(search: Callable[[float], Result]) -> Result:
 
 
 def compile_pattern(pattern: str, behind: str = "") -> regex.Pattern[str]:
-    """A pattern of a response template.
+    """A compiled pattern of a response template.
 
     Args:
-        behind: another pattern that is to match behind it.
+        behind: another pattern that must match after it.
 
     Raises:
-        ValueError: the pattern is broken or too long, or has a flag, or a lookbehind: a reply's earlier text is not kept.
+        ValueError: the pattern is invalid or too long, or has a flag or a lookbehind (a reply's earlier text is not kept).
     """
     if len(pattern) > MAX_PATTERN:
         raise ValueError(f"a pattern may have {MAX_PATTERN} characters at most, not {len(pattern)}")
@@ -152,7 +152,7 @@ def compile_pattern(pattern: str, behind: str = "") -> regex.Pattern[str]:
 
 
 def overlap(text: str, literal: str) -> int:
-    """Characters at the end of ``text`` with which this literal may begin."""
+    """Length of the longest proper prefix of ``literal`` with which ``text`` ends."""
     for length in range(min(len(text), len(literal) - 1), 0, -1):
         if text.endswith(literal[:length]):
             return length

@@ -1,5 +1,4 @@
-"""ArgumentSchema: the arguments of a tool where calls write them one by one as text, as in tags: which texts stand for a
-value, and which value a text stands for."""
+"""ArgumentSchema: tool arguments that calls write one by one as text, as in tags: permitted texts, and casts of texts to values."""
 
 from __future__ import annotations
 
@@ -18,25 +17,25 @@ Result = TypeVar("Result")
 
 @dataclass(kw_only=True)
 class ValueTexts:
-    """Texts that stand for the values of a schema."""
+    """Texts that represent the values of a schema."""
 
     takes_any: bool = False
-    """Whether any text of a length between ``min_length`` and ``max_length`` is one."""
+    """Whether any text of ``min_length`` to ``max_length`` characters is permitted."""
     min_length: int = 0
     max_length: int | None = None
     strings: list[str] = field(default_factory=list)
-    """Strings, without quotes."""
+    """Permitted strings, without quotes."""
     values: list[str] = field(default_factory=list)
-    """JSON of other values."""
+    """JSON of other permitted values."""
     schemas: list[dict[str, Any]] = field(default_factory=list)
-    """Schemas of further values, which stand as JSON."""
+    """Schemas of further values, which are written as JSON."""
 
 
 class ArgumentSchema:
     """The schema of a function's arguments.
 
-    It is JSON Schema as requests bring it (2020-12, and older forms of pydantic's): types, unions, ``enum``, ``const``,
-    ``nullable``, and references within the schema. Whatever is in it, nothing raises an error.
+    It is JSON Schema as in requests (2020-12, and older forms of pydantic): types, unions, ``enum``, ``const``, ``nullable``, and
+    references within the schema. No schema raises an error.
 
     Args:
         parameters: schema of an object.
@@ -45,9 +44,9 @@ class ArgumentSchema:
     def __init__(self, parameters: dict[str, Any]):
         self._root = parameters
         self.definitions = {key: parameters[key] for key in DEFINITIONS if key in parameters}
-        """Schemas that references in the schema of an argument may point to."""
+        """Schemas to which a ``$ref`` in the schema of an argument may point."""
         self.properties: dict[str, Any] = {}
-        """Schemas of the arguments, by their names."""
+        """Schemas of the arguments, by name."""
         self.required: set[str] = set()
         for part in _shallow(lambda: list(self._conjuncts(parameters)), []):
             properties, required = part.get("properties"), part.get("required")
@@ -55,16 +54,16 @@ class ArgumentSchema:
             self.required |= set(filter(_is_text, required)) if isinstance(required, list) else set()
 
     def cast(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of a call; texts are read as the types that their schemas have.
+        """Arguments of a call, with texts cast to the types of their schemas.
 
-        A text that is of none of its types stays a text.
+        A text that matches none of its types stays a text.
         """
         cast = dict(arguments)
         for key, value in arguments.items():
             types = _shallow(lambda key=key: self._types(self.properties.get(key), set()), [])
             if isinstance(value, str):
                 cast[key] = _cast(value, types)
-            elif isinstance(value, list) and types and "array" not in types:  # tags of one key
+            elif isinstance(value, list) and types and "array" not in types:  # repeated tags of one key
                 cast[key] = [_cast(item, types) if isinstance(item, str) else item for item in value]
         return cast
 
@@ -74,11 +73,11 @@ class ArgumentSchema:
         return not types or "string" in types
 
     def texts(self, key: str) -> ValueTexts:
-        """Texts that stand for an argument; of a schema that says nothing it is any text."""
+        """Permitted texts of an argument; any text if its schema says nothing."""
         texts = ValueTexts()
         _shallow(lambda: self._add_texts(texts, self.properties.get(key), set()), None)
         if texts.strings or texts.values or texts.schemas:
-            texts.min_length, texts.max_length = 0, None  # which hold for strings only
+            texts.min_length, texts.max_length = 0, None  # these bounds hold for strings only
         else:
             texts.takes_any = True
         return texts
@@ -96,7 +95,7 @@ class ArgumentSchema:
         return types + ["null"] * bool(schema.get("nullable"))
 
     def _implied(self, schema: dict[str, Any], seen: set[int]) -> list[str]:
-        """Types of a schema that does not name any itself."""
+        """Types implied by a schema that names none itself."""
         if values := _fixed_values(schema):
             return list(dict.fromkeys(map(_kind, values)))
         for part in self._further(schema):
@@ -114,7 +113,7 @@ class ArgumentSchema:
             texts.values += [json.dumps(value, ensure_ascii=False) for value in values if not isinstance(value, str)]
         elif "string" in declared:
             texts.min_length, texts.max_length = 0, None
-            if declared == ["string"] and not texts.takes_any:  # of several such schemas none bounds them all
+            if declared == ["string"] and not texts.takes_any:  # several string schemas have no common bound
                 texts.min_length, texts.max_length = _count(schema, "minLength") or 0, _count(schema, "maxLength")
             texts.takes_any = True
         elif declared:
@@ -132,7 +131,7 @@ class ArgumentSchema:
             texts.values.append("null")
 
     def _conjuncts(self, schema: Any, seen: set[int] | None = None) -> Iterator[dict[str, Any]]:
-        """A schema, and all further ones."""
+        """A schema, and all schemas that apply together with it."""
         seen = set() if seen is None else seen
         if isinstance(schema, dict) and id(schema) not in seen:
             seen.add(id(schema))
@@ -141,11 +140,11 @@ class ArgumentSchema:
                 yield from self._conjuncts(part, seen)
 
     def _further(self, schema: dict[str, Any]) -> list[Any]:
-        """Schemas that also hold for what this one is of."""
+        """Schemas that apply together with ``schema``: its ``$ref`` and ``allOf``."""
         return [self._follow(schema.get("$ref")), *_parts(schema, "allOf")]
 
     def _follow(self, reference: Any) -> Any:
-        """The schema that a JSON pointer (RFC 6901) points to; None where it points nowhere in this schema."""
+        """The schema at a JSON pointer (RFC 6901) of the root schema; None if there is none."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
         node: Any = self._root
@@ -155,7 +154,7 @@ class ArgumentSchema:
 
 
 def _shallow(read: Callable[[], Result], otherwise: Result) -> Result:
-    """A result of reading a schema; ``otherwise`` where its references lead too far."""
+    """The result of ``read``; ``otherwise`` if the schema's references nest too deeply."""
     try:
         return read()
     except RecursionError:
@@ -187,12 +186,12 @@ def _is_text(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    """JSON Schema's type of a value."""
+    """JSON Schema type of a value."""
     kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
     return kinds.get(type(value), "null")
 
 
-# Texts as values. The order of types decides where a text can be of several.
+# Casts of texts to values. If a text matches several types, the first type wins.
 
 
 def _cast(text: str, types: list[str]) -> Any:

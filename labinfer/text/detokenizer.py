@@ -1,4 +1,4 @@
-"""Detokenizer: the text of an answer, token by token, without broken characters and parts of stop strings."""
+"""Detokenizer: incremental text of an answer, without partial characters and partial stop strings."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from labinfer.text.token_decoder import TokenDecoder
 
 
 class Detokenizer:
-    """The text of an answer as its tokens come in.
+    """The text of an answer while its tokens arrive.
 
     Args:
-        decoder: one to which no token was added.
+        decoder: new decoder, to which no token was added.
         stop: strings that end the text.
         include_stop: whether the text keeps the stop string that ended it.
     """
@@ -28,7 +28,7 @@ class Detokenizer:
         """Add a token.
 
         Args:
-            may_stop: whether stop strings are looked for.
+            may_stop: whether to search for stop strings.
 
         Returns:
             Whether a stop string is complete; the text then ends with or before it.
@@ -44,7 +44,7 @@ class Detokenizer:
         self._finished = True
 
     def take_new(self) -> str:
-        """Text since the last call that is final; text that may become a stop string is kept back."""
+        """New final text since the last call; text that may become a stop string is held back."""
         end = len(self.text)
         if self.stopped_by is None and not self._finished:
             end -= max((overlap(self.text, stop) for stop in self._stop), default=0)
@@ -55,7 +55,7 @@ class Detokenizer:
         before = len(self.text)
         self.text += piece
         matches = []
-        for stop in self._stop if may_stop else ():  # earlier pieces were searched when they came
+        for stop in self._stop if may_stop else ():  # earlier pieces were searched on arrival
             at = self.text.find(stop, max(0, before - len(stop) + 1))
             if at >= 0:
                 matches.append((at, len(stop), stop))

@@ -1,6 +1,6 @@
-"""fit_schema: JSON schemas as zod, pydantic and OpenAPI write them, cut to what a grammar can hold.
+"""fit_schema: reduces JSON schemas, as written by zod, pydantic and OpenAPI, to what a grammar can enforce.
 
-Keywords are those of JSON Schema 2020-12; older drafts' forms and OpenAPI's ``nullable`` become theirs.
+Keywords are those of JSON Schema 2020-12; forms of older drafts and OpenAPI's ``nullable`` are converted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from labinfer.base.json_depth import MAX_DEPTH, exceeds_max_depth
 from labinfer.text.schema_exclusion import SchemaExclusion
 
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
-"""Keywords whose values are schemas by name."""
+"""Keywords whose values map names to schemas."""
 SCHEMA_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
 SINGLE_SCHEMAS = ("items", "additionalProperties")
 PLAIN_KEYWORDS = frozenset(
@@ -26,7 +26,7 @@ UNHELD_KEYWORDS = frozenset(
     ("not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "propertyNames")
     + ("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties")
 )
-"""Keywords that no grammar of llguidance's holds. All that are neither here nor above say nothing of a value."""
+"""Keywords that llguidance's grammars cannot enforce. Keywords in none of these lists do not restrict values."""
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )  # llguidance's
@@ -42,27 +42,27 @@ OTHER_TYPE_NAMES = {
     "list": "array",
     "none": "null",
 }
-"""Names of types in programming languages that clients write in place of JSON Schema's."""
+"""Type names of programming languages that clients write in place of JSON Schema's."""
 UNHELD_PATTERN = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\\[bB]")
-"""Lookaround, backreferences and borders of words in a regular expression."""
+"""Lookaround, backreferences and word boundaries in a regular expression."""
 MAX_SCHEMA_BYTES = 1 << 18
-"""Length of a schema as JSON, with the descriptions and all else that a grammar leaves out of it."""
+"""Maximum length of a schema as JSON, including descriptions and other parts that a grammar ignores."""
 MAX_PLACE = 80
-"""Characters of a place in a schema that an error or a warning names."""
+"""Maximum characters of a location in a schema, in an error or a warning."""
 MAX_NAMED = 8
-"""Keywords that an error or a warning names."""
+"""Maximum keywords that an error or a warning names."""
 
 
 def fit_schema(schema: dict[str, Any], field: str, strict: bool, left_out: list[str] | None = None) -> dict[str, Any]:
-    """A schema that llguidance reads, with its options for what it may still leave out.
+    """A schema that llguidance reads, with options for parts that llguidance may still ignore.
 
     Args:
-        field: of the request, for errors and warnings.
-        strict: whether all that the schema says must be held.
-        left_out: is given a sentence if something is left out.
+        field: field of the request, for errors and warnings.
+        strict: whether the whole schema must be enforced.
+        left_out: receives a sentence if parts are left out.
 
     Raises:
-        UserError: it is nested too deeply, or too long; or it is strict, and there is something that no grammar holds.
+        UserError: the schema is nested too deeply or too long, or ``strict`` is true and no grammar can enforce a part.
     """
     if exceeds_max_depth(schema):
         raise UserError(f"{field}: the schema is nested more than {MAX_DEPTH} deep; make it flatter")
@@ -84,13 +84,13 @@ def fit_schema(schema: dict[str, Any], field: str, strict: bool, left_out: list[
 
 
 def check_property_counts(schema: dict[str, Any], field: str) -> None:
-    """Refuse every ``minProperties`` of a schema that an answer could meet by repeating a name.
+    """Refuse a schema with a ``minProperties`` that an answer could satisfy by repeating a name.
 
     Args:
-        field: of the request, for errors.
+        field: field of the request, for errors.
 
     Raises:
-        UserError: the text says which.
+        UserError: the message says which ``minProperties``.
     """
     unchecked: list[Any] = [schema]
     while unchecked:
@@ -110,10 +110,10 @@ def check_property_counts(schema: dict[str, Any], field: str) -> None:
 
 
 def _can_repeat_names(schema: dict[str, Any]) -> bool:
-    """Whether an object that repeats a name could have as many properties as ``minProperties`` asks for.
+    """Whether an object with a repeated name could satisfy ``minProperties``.
 
-    llguidance counts a name that is not in ``properties`` each time that it comes, and does not count optional ones of these. Those
-    under ``required`` always come, and one more property has another name than these.
+    llguidance counts a name that is not in ``properties`` at each occurrence, and does not count optional names in ``properties``.
+    Names under ``required`` always occur, and one further property has another name.
     """
     least, required = schema.get("minProperties"), schema.get("required")
     if isinstance(least, bool) or not isinstance(least, (int, float)):
@@ -123,18 +123,18 @@ def _can_repeat_names(schema: dict[str, Any]) -> bool:
 
 
 def json_type(name: str) -> str:
-    """JSON Schema's name of a type that a client may have named in another way; an unknown name as it is."""
+    """JSON Schema's name of a type that a client may have named in another way; an unknown name is returned unchanged."""
     lower = name.lower()
     return OTHER_TYPE_NAMES.get(lower, lower if lower in JSON_TYPES else name)
 
 
 class _Fitter:
-    """Makes the schema anew, and notes what is not in it.
+    """Rebuilds a schema, and records what it leaves out.
 
     Args:
         root: the whole schema, for references.
-        field: of the request, for errors.
-        num_bytes: its length as JSON.
+        field: field of the request, for errors.
+        num_bytes: length of ``root`` as JSON.
         strict: whether nothing may be left out.
     """
 
@@ -143,7 +143,7 @@ class _Fitter:
         self.unheld: list[str] = []
 
     def fit(self, schema: Any, place: str) -> Any:
-        """``schema``, found at a place such as ``tags.items``."""
+        """The rebuilt ``schema``, from a location such as ``tags.items``."""
         if not isinstance(schema, dict):
             return schema  # true and false are schemas, too
         fitted: dict[str, Any] = {}
@@ -186,20 +186,20 @@ class _Fitter:
         return names if isinstance(value, list) else names[0]
 
     def _may_be_any(self, schemas: list[Any], place: str) -> bool:
-        """Whether any of these may hold where exactly one is to."""
+        """Whether ``oneOf`` of ``schemas`` may become ``anyOf``."""
         if self._exclusion.holds([_newer(part) if isinstance(part, dict) else part for part in schemas]):
             return True
         if not self._strict:
             self._leave_out("the exclusion of oneOf", place)
-        return not self._strict  # llguidance refuses it, unless it knows better
+        return not self._strict  # if strict, llguidance refuses ``oneOf`` unless it proves the exclusion itself
 
     def _leave_out(self, what: str, place: str) -> None:
         self.unheld.append(f"{what} (at {place})" if place else what)
 
 
 def _newer(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same with older forms of keywords in their present ones, and without keywords that are null: clients that write out
-    all fields of an object of theirs mean nothing by it."""
+    """``schema`` with older forms of keywords converted, and without keywords that are null: clients that serialize all fields of an
+    object mean nothing by them."""
     newer = {keyword: value for keyword, value in schema.items() if value is not None or keyword == "const"}
     if isinstance(items := newer.get("items"), list):  # tuples before 2020-12
         newer["prefixItems"] = items
@@ -222,7 +222,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _says_nothing(keyword: str, value: Any) -> bool:
-    """Whether every value that a grammar makes meets the keyword."""
+    """Whether every value that a grammar generates satisfies the keyword."""
     if keyword == "propertyNames":
         return value in ({}, True, {"type": "string"})
     return value is False and keyword == "uniqueItems"

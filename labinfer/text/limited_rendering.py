@@ -1,4 +1,4 @@
-"""Rendering with limits: chat templates are programs that come with the weights, and may loop for ever or make gigabytes."""
+"""LimitedEnvironment: renders chat templates with limits, as they are programs that may loop forever or allocate gigabytes."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from jinja2.runtime import markup_join, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 RENDER_SECONDS = 5.0
-"""Most processor time of a rendering."""
+"""Maximum CPU time of a rendering."""
 RENDER_BYTES = 1 << 29
-"""Most memory by which the process may grow from a rendering's start on, all threads together."""
+"""Maximum growth of the process's memory during a rendering, over all threads."""
 GROWING_SECONDS = 0.05
-"""Processor time that a rendering needs at least for so much: one that has had less is not what makes the process grow."""
+"""Minimum CPU time in which a rendering can allocate ``RENDER_BYTES``: with less it is not the cause of the growth."""
 MAX_SIZE = 1 << 24
-"""Largest number that a method of a text or a filter may be given, and the longest repetition."""
+"""Largest number that a string method or a filter may receive, and the longest repetition."""
 MAX_BITS = 1 << 14
-"""Bits of the largest whole number."""
+"""Bits of the largest integer."""
 LOOK_SECONDS = 0.02
-"""Time between two looks at a rendering."""
+"""Interval between two checks of a rendering."""
 AGAIN_SECONDS = 1.0
-"""Time after which a rendering that goes on although it was ended, as a destructor may have had the error, is ended again."""
+"""Time after which a rendering that survived the exception (a destructor may have swallowed it) gets another one."""
 Result = TypeVar("Result")
 _WIDTH = re.compile(r"%[^a-zA-Z%]*(?:\d{8}|\*)|\{[^{}]*:[^{}]*(?:\d{8}|\{)")
-"""A huge width, or one that is computed, in a field of a form."""
+"""A huge or computed width in a field of a format string."""
 
 
 class RenderingEnded(Exception):
-    """A rendering took too much; the text says of what."""
+    """A rendering exceeded a limit; the message says which."""
 
 
 class _LimitedCode(CodeGenerator):
-    """Code of templates in which ``~``, which is none of the sandbox's operators, asks the environment."""
+    """Template code in which ``~``, which the sandbox does not intercept, calls ``environment.chain``."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.chain(context, (")
@@ -53,10 +53,12 @@ class _LimitedCode(CodeGenerator):
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox in which no single step takes long or much memory; what many steps take is for ``within_limits``."""
+    """A sandbox in which no single operation takes long or much memory; ``within_limits`` bounds their total."""
 
     code_generator_class = _LimitedCode
-    intercepted_binops = frozenset(("+", "*", "**", "%"))  # which Jinja otherwise computes while it compiles, too
+    intercepted_binops = frozenset(
+        ("+", "*", "**", "%")
+    )  # if not intercepted, Jinja also computes them at compile time
 
     def __init__(self, **options: Any):
         super().__init__(**options)
@@ -67,7 +69,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def chain(self, context: Any, operands: Sequence[Any]) -> str:
-        """The result of ``~``."""
+        """The result of ``~`` (concatenation)."""
         _check_size(_num_characters(operands))
         return markup_join(operands) if context.eval_ctx.autoescape else str_join(operands)
 
@@ -79,7 +81,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return "".join(parts)
 
     def call(self, context: Any, function: Any, /, *arguments: Any, **named: Any) -> Any:
-        method = getattr(function, "__wrapped__", function)  # the sandbox has its own way to format
+        method = getattr(function, "__wrapped__", function)  # the sandbox wraps ``str.format``
         if isinstance(text := getattr(method, "__self__", None), str):
             _check_arguments(*arguments, *named.values())
             if "format" in function.__name__:
@@ -92,7 +94,7 @@ def within_limits(render: Callable[[], Result]) -> Result:
     """The result of a rendering.
 
     Raises:
-        RenderingEnded: it took too much processor time or memory, and was ended.
+        RenderingEnded: it exceeded the CPU time or memory limit.
     """
     watch = _Watch()
     try:
@@ -105,30 +107,30 @@ def within_limits(render: Callable[[], Result]) -> Result:
 
 
 class _Watch:
-    """A thread that raises ``RenderingEnded`` in the one that made it, until that one stops it."""
+    """A watchdog thread that raises ``RenderingEnded`` in the thread that created it, until stopped."""
 
     def __init__(self) -> None:
         self.reason = ""
         self._thread = threading.get_ident()
         self._clock = time.pthread_getcpuclockid(self._thread)
         self._stopped, self._lock = threading.Event(), threading.Lock()
-        # Read here and not by the thread, which may come to it only when the rendering has already grown.
+        # Read here: the watchdog may first run when the rendering has already grown.
         self._begin, self._memory = time.clock_gettime(self._clock), _own_bytes()
         threading.Thread(target=self._run, name="rendering", daemon=True).start()
 
     def stop(self) -> None:
-        """End the watch: once this has returned, it raises nothing any more."""
+        """Stop the watchdog: after this returns, it raises nothing."""
         try:
             self._take_back()
-        except RenderingEnded:  # it came just now; another would not come so soon
+        except RenderingEnded:  # raised just now; the next one takes at least ``AGAIN_SECONDS``
             self._take_back()
 
     def _take_back(self) -> None:
         with self._lock:
             self._stopped.set()
         if self.reason:
-            # One that is still on its way is replaced by this one, which is caught. Setting none in its place would leave
-            # the interpreter looking for it at every call, and hang profilers and debuggers in Python 3.11.
+            # This exception replaces a pending one, and is caught here. Clearing the pending one instead would leave the
+            # interpreter looking for it at every call, and hang profilers and debuggers in Python 3.11.
             with suppress(RenderingEnded):
                 _raise_in(self._thread)
                 while True:
@@ -151,22 +153,24 @@ class _Watch:
 
 
 def _raise_in(thread: int) -> None:
-    """Have ``RenderingEnded`` raised in a thread, soon."""
+    """Raise ``RenderingEnded`` asynchronously in a thread."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(RenderingEnded))
 
 
 def _own_bytes() -> int:
-    """Memory of this process; 0 where the system does not say."""
+    """Resident memory of this process; 0 if unknown."""
     with suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * getpagesize()
     return 0
 
 
 def limited(function: Callable) -> Callable:
-    """A filter that refuses huge numbers behind what it filters, and huge results of known kinds."""
-    first = 1 + hasattr(function, "jinja_pass_arg")  # behind the context
+    """Wrap a filter to refuse huge numeric arguments, and huge results of known filters."""
+    first = 1 + hasattr(
+        function, "jinja_pass_arg"
+    )  # index of the first argument after the context and the filtered value
 
-    @wraps(function)  # Jinja's marks as well
+    @wraps(function)  # also copies Jinja's attributes
     def call(*arguments: Any, **named: Any) -> Any:
         context, text, rest = arguments[: first - 1], arguments[first - 1], arguments[first:]
         _check_arguments(*rest, *named.values())
@@ -192,7 +196,7 @@ def _check_arguments(*values: Any) -> None:
 
 
 def _check_format(form: Any, values: Any) -> None:
-    """Refuse a form with a width that is huge or computed, or whose fields make a huge text of their values together."""
+    """Refuse a format string with a huge or computed width, or whose fields together could make a huge text of ``values``."""
     if not isinstance(form, str):
         return
     if _WIDTH.search(form):
@@ -201,7 +205,7 @@ def _check_format(form: Any, values: Any) -> None:
 
 
 def _check_growth(name: str, text: Any, arguments: Sequence[Any]) -> Sequence[Any]:
-    """Refuse a method of texts whose result is huge; returns its arguments, of which none can be read only once."""
+    """Refuse a string method with a huge result. Returns its arguments, with one-shot iterables replaced by lists."""
     if name == "join" and arguments:
         arguments = (list(arguments[0]), *arguments[1:])
         _check_join(arguments[0], text)
@@ -215,12 +219,12 @@ def _check_join(parts: list, separator: Any) -> None:
 
 
 def _num_characters(parts: Iterable[Any]) -> int:
-    """Characters of the texts among parts, together."""
+    """Total characters of the strings among ``parts``."""
     return sum(len(part) for part in parts if isinstance(part, str))
 
 
 def _longest(values: Any) -> int:
-    """Characters of the longest text among values."""
+    """Characters of the longest string in ``values``, which may be nested."""
     if isinstance(values, str):
         return len(values)
     if isinstance(values, dict):

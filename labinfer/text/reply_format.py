@@ -1,6 +1,6 @@
-"""ReplyFormat: how the replies of a checkpoint are read, and what the model is made to write where a form is demanded.
+"""ReplyFormat: how to parse a checkpoint's replies, and the texts that constrained replies must contain.
 
-A format is a JSON file in ``response_templates/``, or one of the user's. ``docs/response-templates.md`` says what it has.
+A format is a JSON file in ``response_templates/``, or a user's file; see ``docs/response-templates.md``.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ logger = logging.getLogger(__name__)
 
 BUILT_IN = Path(__file__).with_name("response_templates")
 NONE = "none"
-"""Name of the format of replies that are content and nothing else."""
+"""Name of the format of plain content."""
 MAX_FILE_BYTES = 1 << 18
 
 
 class ThoughtForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Texts around a thought, as the model writes them."""
+    """Delimiters of reasoning, as the model writes them."""
 
     open: str
     close: str
 
 
 class CallForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Text of calls, as the model writes it."""
+    """Text of tool calls, as the model writes it."""
 
     text: str
-    """One call, with ``{name}``, ``{arguments}`` and, where calls are numbered, ``{index}``."""
+    """One call, with ``{name}``, ``{arguments}`` and, if calls are numbered, ``{index}``."""
     argument: str | None = None
-    """One argument, with ``{key}`` and ``{value}``; None where the arguments are the JSON of an object."""
+    """One argument, with ``{key}`` and ``{value}``; None if the arguments are a JSON object."""
     separator: str | None = None
-    """Text between two calls; None where a reply has one only."""
+    """Text between two calls; None if a reply has at most one."""
     begin: str = ""
     end: str = ""
 
@@ -52,38 +52,38 @@ class FormatFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     response_template: dict[str, Any]
     marks: list[str] = []
-    """Texts by which a chat template is known to teach this format."""
+    """Texts in a chat template that identify this format."""
     thought: ThoughtForm | None = None
     answer: str = ""
-    """Text that stands before the content, behind a thought."""
+    """Text before the content, after reasoning."""
     call: CallForm | None = None
     id_letters: int = 0
-    """Letters and digits of a call's id; 0 for ids of OpenAI's kind."""
+    """Number of letters and digits of a call id; 0 for ids in OpenAI's style."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplyFormat:
-    """A format in use."""
+    """A loaded format."""
 
     name: str
     template: ResponseTemplate
     source: dict[str, Any]
-    """The template as JSON."""
+    """The response template as JSON."""
     thought: ThoughtForm | None
-    """None where no form can stand behind a thought."""
+    """None if no form can follow reasoning."""
     answer: str
     call: CallForm | None
-    """None where no call can be forced."""
+    """None if no call can be forced."""
     id_letters: int
 
     @property
     def reasoning_key(self) -> str:
-        """The key that messages have for thoughts in the chat template."""
+        """Key of the reasoning in messages for the chat template."""
         field = self.template.reasoning
         return "reasoning_content" if field is None else field.name
 
     def parser(self, prompt: str, tools: list[dict[str, Any]], parallel: bool) -> ReplyParser:
-        """A parser of one reply to a prompt, of which the end will do; see ``ReplyParser``."""
+        """A parser of one reply; the end of ``prompt`` is enough. See ``ReplyParser``."""
         prompt_part = self.template.after_start(prompt)
         if prompt_part is None:
             prompt_part = next((text for text in self._thought_openings() if prompt.rstrip().endswith(text)), "")
@@ -95,7 +95,7 @@ class ReplyFormat:
         )
 
     def mentions(self, token: str) -> bool:
-        """Whether an anchor of a field has this text, so that it must not be left out of replies."""
+        """Whether the anchors of a field contain ``token``, which must then be shown in replies."""
         return token.replace("\\", "") in self._spelled()
 
     def _spelled(self) -> str:
@@ -107,15 +107,15 @@ class ReplyFormat:
 
 
 def choose_format(given: str, own: Any, chat_template: str) -> ReplyFormat | None:
-    """The format of a checkpoint's replies; None where they are content and nothing else.
+    """The format of a checkpoint's replies; None if they are plain content.
 
     Args:
-        given: the name of a built-in format, a JSON file, ``none``, or empty to choose one.
+        given: name of a built-in format, a JSON file, ``none``, or empty to choose automatically.
         own: the checkpoint's ``response_template``; None if it has none.
-        chat_template: its chat template's source, in which built-in formats look for their marks.
+        chat_template: source of the checkpoint's chat template, which is searched for the marks of built-in formats.
 
     Raises:
-        UserError: ``given`` names no format, or one that is broken.
+        UserError: ``given`` names no format, or an invalid one.
     """
     if given == NONE:
         return None
@@ -131,7 +131,12 @@ def choose_format(given: str, own: Any, chat_template: str) -> ReplyFormat | Non
 
 
 def describe_choice(chosen: ReplyFormat | None, given: str) -> str:
-    """A sentence on how replies are read, for the log; the arguments are those of ``choose_format``, and what it has chosen."""
+    """A sentence for the log on how replies are parsed.
+
+    Args:
+        chosen: result of ``choose_format``.
+        given: argument of ``choose_format``.
+    """
     if chosen is not None:
         return f"chat replies are read by the response template {chosen.name}"
     if given == NONE:
@@ -143,17 +148,17 @@ def describe_choice(chosen: ReplyFormat | None, given: str) -> str:
 
 
 def built_in_names() -> list[str]:
-    """Names of the formats that come with LABInfer."""
+    """Names of the formats shipped with LABInfer."""
     return sorted(path.stem for path in BUILT_IN.glob("*.json"))
 
 
 def load_built_in(name: str) -> ReplyFormat:
-    """The built-in format of this name."""
+    """The built-in format ``name``."""
     return _make(name, _decode((BUILT_IN / f"{name}.json").read_bytes()), None)
 
 
 def _by_marks(chat_template: str) -> ReplyFormat | None:
-    """The built-in format whose marks a chat template has; of several the one with the longest."""
+    """The built-in format whose marks are all in ``chat_template``; if several, the one with the longest marks."""
     lengths = {}
     for name in built_in_names():
         marks = _decode((BUILT_IN / f"{name}.json").read_bytes()).marks
@@ -179,7 +184,7 @@ def _given(given: str, chat_template: str) -> ReplyFormat:
 
 def _decode(data: bytes) -> FormatFile:
     """Raises:
-    ValueError: it is no format, nor a response template by itself.
+    ValueError: ``data`` is neither a format nor a bare response template.
     """
     try:
         source = msgspec.json.decode(data)
@@ -191,10 +196,10 @@ def _decode(data: bytes) -> FormatFile:
 
 
 def _make(name: str, file: FormatFile, like: ReplyFormat | None) -> ReplyFormat:
-    """A format; what its file does not say of the model's texts is as in the format ``like`` it.
+    """A format from ``file``; texts that the file lacks come from the format ``like``.
 
     Raises:
-        ValueError: the template is broken.
+        ValueError: the template is invalid.
     """
     template = ResponseTemplate.parse(file.response_template)
     thought = file.thought or (like and like.thought) or _plain_thought(template)

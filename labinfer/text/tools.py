@@ -17,14 +17,14 @@ from labinfer.text.json_schema import MAX_SCHEMA_BYTES, fit_schema, json_type
 
 MAX_TOOLS = 1024
 MAX_FORCED_CALLS = 8
-"""Calls in an answer that is forced to make one or more."""
+"""Maximum tool calls in an answer with forced calls."""
 
 FunctionName = Annotated[
     str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}$(?!\n)")
 ]  # Python's $ allows a last line feed
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""llguidance's options for JSON as ``json.dumps`` writes it, and so for calls as the model has seen them in training."""
+"""llguidance's options for JSON in the format of ``json.dumps``, as models have seen calls in training."""
 
 
 class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -33,7 +33,7 @@ class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     parameters: dict[str, Any] | None = None
     """A JSON schema of an object; None for a function without parameters."""
     strict: bool | None = None
-    """True to refuse, where a call is forced, a schema that a grammar cannot hold in all its parts."""
+    """True to refuse a schema that a grammar cannot fully enforce, if a call is forced."""
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,7 +57,7 @@ class AllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AllowedToolsChoice(
     msgspec.Struct, frozen=True, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True
 ):
-    """Some of the tools: the others are as if they were not there."""
+    """A subset of the tools; the others are ignored."""
 
     allowed_tools: AllowedTools
 
@@ -75,15 +75,15 @@ class CalledFunction(msgspec.Struct, frozen=True):
 
 
 class PastCall(msgspec.Struct, frozen=True):
-    """A call in an assistant's message; other keys are dropped."""
+    """A tool call in an assistant's message; unknown keys are dropped."""
 
     function: CalledFunction
     id: str | None = None
     type: Literal["function"] = "function"
 
     def as_dict(self) -> dict[str, Any]:
-        """The call in the form of chat templates, with an object for arguments. Text that is no JSON object stays text; an
-        empty text is an empty object."""
+        """The call in the form of chat templates, with an object for arguments. Text that is no JSON object stays text; empty text
+        becomes an empty object."""
         function = {"name": self.function.name, "arguments": _read_arguments(self.function.arguments)}
         return ({} if self.id is None else {"id": self.id}) | {"type": self.type, "function": function}
 
@@ -92,7 +92,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The fields of a request that concern tools.
 
     Raises:
-        UserError: the fields do not go together, or the schema of a tool is no schema of an object.
+        UserError: the fields are inconsistent, or the schema of a tool is no schema of an object.
     """
 
     tools: ToolList | None = None
@@ -100,10 +100,10 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``none`` forbids calls, ``auto`` (the default) leaves them to the model, ``required`` forces one or more, and a named
     tool forces its call."""
     parallel_tool_calls: bool | None = None
-    """False for one call at most."""
+    """False for at most one call."""
     functions: FunctionList | None = None
     function_call: FunctionChoice | None = None
-    """``tools`` and ``tool_choice`` in OpenAI's deprecated form, which has one call in an answer."""
+    """Deprecated form of ``tool_choice``, as ``functions`` is of ``tools``; allows one call in an answer."""
 
     def __post_init__(self) -> None:
         if self.has_functions:
@@ -149,10 +149,10 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> ToolUse:
-        """Read the fields of these names; others are passed over.
+        """Read the fields of this class from ``fields``; others are ignored.
 
         Raises:
-            UserError: a field is out of its bounds.
+            UserError: a field is invalid.
         """
         given = {name: fields[name] for name in cls.__struct_fields__ if fields.get(name) is not None}
         try:
@@ -164,7 +164,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools in the form of chat templates; empty where ``tool_choice`` forbids calls."""
+        """The tools in the form of chat templates; empty if ``tool_choice`` forbids calls."""
         if self.tool_choice == "none":
             return []
         offered = []
@@ -176,12 +176,12 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def has_functions(self) -> bool:
-        """Whether a request has the deprecated fields, and is answered in their form."""
+        """Whether the request uses the deprecated fields, and gets its answer in their form."""
         return self.functions is not None or self.function_call is not None
 
     @property
     def is_forced(self) -> bool:
-        """Whether a call is demanded."""
+        """Whether a tool call is required."""
         return isinstance(self.tool_choice, NamedTool) or self.tool_choice == "required"
 
     @property
@@ -190,10 +190,10 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.parallel_tool_calls is not False
 
     def check_schemas(self) -> list[str]:
-        """Parts that are left out of the schemas that a forced call keeps to, in words.
+        """Schema parts that forced calls do not enforce, in words.
 
         Raises:
-            UserError: a function is strict, and no grammar holds its schema; or the schemas are too long together.
+            UserError: a function is strict and no grammar can enforce its schema, or the schemas together are too long.
         """
         left_out: list[str] = []
         functions = self.forced_functions[0] if self.is_forced else []
@@ -217,13 +217,13 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def parameters_schema(function: Function, left_out: list[str] | None = None) -> dict[str, Any]:
-    """The schema of a function's arguments as a grammar holds it, with llguidance's options.
+    """The schema of a function's arguments as a grammar can enforce it, with llguidance's options.
 
     Args:
-        left_out: is given a sentence where something of the schema is left out.
+        left_out: receives a sentence if parts of the schema are left out.
 
     Raises:
-        UserError: the function is strict, and no grammar holds its schema.
+        UserError: the function is strict, and no grammar can enforce its schema.
     """
     schema = NO_PARAMETERS if function.parameters is None else function.parameters | {"type": "object"}
     schema = fit_schema(schema, f"tools: parameters of {function.name!r}", bool(function.strict), left_out)

@@ -1,4 +1,4 @@
-"""Utf8Decoder: UTF-8 bytes as text while they come in."""
+"""Utf8Decoder: incremental decoding of UTF-8."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _ESCAPED = re.compile("[\udc80-\udcff]")
 
 
 class Utf8Decoder:
-    """Text of bytes, cut anywhere.
+    """Decodes UTF-8 that arrives in pieces of any length.
 
-    Every well-formed character (Unicode Standard, table 3-7) appears. Each byte that belongs to none is one U+FFFD: the truncated
-    sequence E4 BD before another character, or at the end, is two of them. So the text depends on the bytes alone, and not on
-    where they are cut. SentencePiece's own decoder has the same rule; Rust's and Python's ``replace`` give one U+FFFD for E4 BD.
+    Every well-formed character (Unicode Standard, table 3-7) appears. Every other byte becomes one U+FFFD: the truncated sequence E4 BD
+    before another character, or at the end, becomes two. The text therefore depends on the bytes alone, not on the pieces.
+    SentencePiece's own decoder has this rule; Rust's and Python's ``replace`` give one U+FFFD for E4 BD.
     """
 
     def __init__(self):
         self.pending = b""
-        """First bytes of a character whose other bytes have not come."""
+        """First bytes of an incomplete character."""
 
     def decode(self, data: bytes, is_last: bool = False) -> str:
-        """Text that ``data`` makes certain. With ``is_last`` the pending bytes are decoded, too."""
+        """Text that ``data`` completes. With ``is_last`` the pending bytes are decoded, too."""
         if self.pending:
             data = self.pending + data
         text, num_decoded = codecs.utf_8_decode(data, "surrogateescape", is_last)
