@@ -1,1 +1,1 @@
-"""Output of a run about itself: tables, progress, traces, the report at the end."""
+"""Observe: tables, progress lines, traces, and the report at the end of a run."""

@@ -1,4 +1,4 @@
-"""DraftFigures: what became of drafted tokens, from the counters of a scheduler."""
+"""DraftFigures: acceptance and cost of drafted tokens, from the counters of a scheduler."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from labinfer.observe.table import format_seconds
 
 @dataclass(frozen=True, kw_only=True)
 class DraftFigures:
-    """Drafts of a run. Times in seconds."""
+    """Speculative decoding in a run. Times in seconds."""
 
     drafts: int
-    """Drafts that steps verified, each of one sequence."""
+    """Verified drafts, each of one sequence."""
     continued: int
-    """Drafts among them that were sent behind others on their way."""
+    """Drafts that were sent behind an unverified draft of their sequence."""
     drafted: int
     accepted: int
     drafted_by_place: list[int]
-    """The tokens by their place in a draft; those behind a wrong one count as wrong."""
+    """Drafted tokens by position in the draft; tokens after a rejected one count as rejected."""
     accepted_by_place: list[int]
     draft_seconds: float
-    """Time of the drafter, in which rank 0 does nothing else."""
+    """Time of the drafter, which blocks rank 0."""
     saved_seconds: float
-    """Time of steps that accepted tokens made needless, by the times of a start, less what drafts cost; 0 without such times."""
+    """Estimated time of the steps that accepted tokens saved, less the cost of drafts; 0 without step times from the start."""
     failures: int
 
     @classmethod
@@ -45,16 +45,16 @@ class DraftFigures:
         )
 
     def acceptance(self) -> list[float]:
-        """Fraction of the tokens at each place that were right."""
+        """Fraction of accepted tokens at each position in a draft."""
         return [right / all_ for right, all_ in zip(self.accepted_by_place, self.drafted_by_place, strict=True)]
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that a step with a draft brought to its sequence, on average."""
+        """Mean tokens that a step with a draft gave its sequence."""
         return (self.drafts - self.continued + self.accepted) / self.drafts if self.drafts else 1.0
 
     def as_dict(self) -> dict:
-        """The figures for machines: a JSON object."""
+        """The figures as a JSON object."""
         return {
             "drafts": self.drafts,
             "continued": self.continued,
@@ -68,7 +68,7 @@ class DraftFigures:
         }
 
     def describe(self) -> str:
-        """The figures in a line."""
+        """The figures in one line."""
         text = "none was drafted"
         if self.drafts:
             shares = " ".join(f"{100 * share:.0f}" for share in self.acceptance())

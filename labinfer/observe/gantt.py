@@ -1,4 +1,4 @@
-"""Gantt: some steps of a run, the times at which every rank worked on them, and each rank's busy fraction."""
+"""Gantt: when every rank worked on some steps of a run, and each rank's busy fraction."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from labinfer.base.errors import UserError
 from labinfer.observe.trace import MODEL_SLICES, WAIT_PREFIX, Slice, Track
 
 NUM_STEPS = 30
-"""Steps of a chart: over the width of a page so many bars have room for their numbers."""
+"""Steps of a chart: on the width of a page, 30 bars have room for their numbers."""
 KINDS = ("prefill", "decode", "mixed")
-"""Kinds of micro-batches: tokens of prompts, tokens that lead to the next token of an answer, or both."""
+"""Kinds of micro-batches: prompt tokens only, decode tokens only, or both."""
 BUSY_SLICES = ("prepare", *MODEL_SLICES)
-"""Names of slices in which a rank computes, which ``WorkerStats.busy_time`` counts."""
+"""Names of slices in which a rank computes, as counted by ``WorkerStats.busy_time``."""
 
 
 class Bar(NamedTuple):
-    """A rank's work on one micro-batch until it waits or turns to another one. Times in nanoseconds."""
+    """A rank's work on one micro-batch, until it waits or switches to another one. Times in nanoseconds."""
 
     begin: int
     end: int
@@ -29,41 +29,41 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Work and waits of one rank in a chart. Times in nanoseconds from the beginning of the chart."""
+    """Work and waits of one rank in a chart. Times in nanoseconds from the start of the chart."""
 
     rank: int
     stage: int
     tp_rank: int
     bars: list[Bar]
-    """Bars of the chart's steps, and of other steps at that time; cut at the begin and the end of the chart."""
+    """Bars of all steps within the chart's time, clipped to it."""
     waits: list[tuple[int, int]]
     """Begin and end of each wait for others."""
     busy: float
-    """Fraction of the time inside bars. The rest is the bubble."""
+    """Fraction of the time inside bars; the rest is the bubble."""
 
 
 @dataclass(frozen=True)
 class Gantt:
-    """A chart from the begin of its first step on any rank to the end of its last."""
+    """A chart from the begin of its first step on any rank to the end of its last step."""
 
     steps: Sequence[int]
     """Ids of the steps."""
     duration: int
     """Nanoseconds."""
     rows: list[Row]
-    """One for each rank, by stage, then by rank."""
+    """One row per rank, sorted by stage and rank."""
     num_tokens: dict[str, tuple[int, int]]
-    """Fewest and most tokens of a step, for each kind that occurs."""
+    """Minimum and maximum tokens of a step, for each kind that occurs."""
 
 
 def make_gantt(tracks: Iterable[Track], measured: Iterable[int]) -> Gantt:
     """Chart the middle ``NUM_STEPS`` of the measured steps that every rank has recorded.
 
     Args:
-        measured: ids of steps.
+        measured: ids of the measured steps.
 
     Raises:
-        UserError: there are none, as the recorders were full before.
+        UserError: no rank recorded a measured step, as the recorders were full before.
     """
     tracks = sorted(tracks, key=lambda track: (track.stage, track.rank))
     recorded = set.intersection(*({slice.step_id for slice in track.slices if slice.name == "run"} for track in tracks))
@@ -83,10 +83,10 @@ def make_gantt(tracks: Iterable[Track], measured: Iterable[int]) -> Gantt:
 
 
 def make_bars(slices: Iterable[Slice]) -> list[Bar]:
-    """Join a rank's slices of work on the same micro-batch to bars.
+    """Merge a rank's consecutive work slices on one micro-batch into bars.
 
     Args:
-        slices: in order of time, as the bars are.
+        slices: sorted by time, as the bars will be.
     """
     bars: list[Bar] = []
     goes_on = False
@@ -103,7 +103,7 @@ def make_bars(slices: Iterable[Slice]) -> list[Bar]:
 
 
 def micro_batch_kind(slice: Slice) -> str:
-    """The member of ``KINDS`` that a slice's micro-batch is."""
+    """Kind of a slice's micro-batch, one of ``KINDS``."""
     if slice.num_decodes == slice.num_tokens:
         return "decode"
     return "mixed" if slice.num_decodes else "prefill"

@@ -1,4 +1,4 @@
-"""LineWriter: lines of a log, written by a thread of its own."""
+"""LineWriter: writes log lines in a thread of its own, so that callers never block."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import threading
 import time
 
 MAX_LINES = 10_000
-"""Lines that wait to be read; what comes then is lost."""
+"""Maximum lines in the queue; further lines are lost."""
 CLOSE_SECONDS = 1.0
-"""For the last lines to be read."""
+"""Timeout for writing the last lines."""
 
 
 class LineWriter:
-    """A stream on which no event loop waits. Standard error may go unread for long: its launcher is stopped, its terminal held
-    (Ctrl-S). A pipe is full after some hundred lines then, and whoever writes to it stands still.
+    """A stream that never blocks an event loop. Standard error may be unread for long, as when its launcher is stopped or its terminal
+    is held (Ctrl-S). The pipe is then full after some hundred lines, and blocks its writers.
 
     Args:
-        descriptor: where the lines go.
+        descriptor: file descriptor to write to.
     """
 
     def __init__(self, descriptor: int):
@@ -28,17 +28,17 @@ class LineWriter:
         threading.Thread(target=self._write_lines, name="log", daemon=True).start()
 
     def write(self, text: str) -> None:
-        """Have a whole line written, in its turn."""
+        """Enqueue a whole line."""
         try:
             self._lines.put_nowait(text)
         except queue.Full:
             self._num_lost += 1
 
     def flush(self) -> None:
-        """Nothing: lines are written as soon as they can be."""
+        """Do nothing: the thread writes lines as soon as possible."""
 
     def close(self) -> None:
-        """Wait for what has not been written, if that takes no longer than ``CLOSE_SECONDS``."""
+        """Wait until all lines are written, at most ``CLOSE_SECONDS``."""
         until = time.monotonic() + CLOSE_SECONDS
         while self._lines.unfinished_tasks and time.monotonic() < until:
             time.sleep(0.01)
@@ -50,8 +50,8 @@ class LineWriter:
                 num_lost, self._num_lost = self._num_lost, 0
                 text += f"labinfer: {num_lost} more lines of this log are lost, as nobody read it\n"
             with contextlib.suppress(OSError):  # a log that cannot be written is no reason to fail
-                # Not by way of sys.stderr: its lock, held here, would be waited for when the process ends.
+                # Not sys.stderr: this thread could hold its lock, for which the process would wait at exit.
                 view = memoryview(text.encode(errors="backslashreplace"))
-                while view:  # a signal may end a write to a pipe after a part of the line
+                while view:  # a signal may interrupt a write to a pipe after a part of the line
                     view = view[os.write(self._descriptor, view) :]
             self._lines.task_done()

@@ -1,4 +1,4 @@
-"""Logging to standard error."""
+"""set_up_logging: logging to standard error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from labinfer.base.standard_error import StandardErrorHandler
 
 
 def set_up_logging(rank: int, level: str) -> None:
-    """Log to standard error: rank 0 from this level on, the others warnings."""
+    """Log to standard error: rank 0 from ``level`` on, other ranks only warnings."""
     handler = StandardErrorHandler()
     handler.setFormatter(
         logging.Formatter("labinfer: %(message)s" if rank == 0 else f"labinfer: rank {rank}: %(message)s")

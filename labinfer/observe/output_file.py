@@ -1,4 +1,4 @@
-"""OutputFile: whole lines, written at once, to a file or to standard output."""
+"""OutputFile: unbuffered writing of whole lines, to a file or to standard output."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ STANDARD_OUTPUT = 1
 class OutputFile:
     """A file to write to, or standard output for ``-``.
 
-    Writes go to the system at once, unbuffered: a process that is killed leaves whole lines only. The file's earlier
-    content is kept until ``begin``, so that a job that never starts destroys nothing.
+    Writes are unbuffered: a killed process leaves only whole lines. The file's earlier content is kept until ``begin``, so that a job
+    that never starts destroys nothing.
 
     Args:
-        flag: the option that named the file, for errors.
+        flag: option that named the file, for errors.
         others: other files of the run, by the option that named them; the file must not be one of them.
 
     Raises:
@@ -40,7 +40,7 @@ class OutputFile:
             self._is_regular = stat.S_ISREG(os.fstat(self._fd).st_mode) and path != STANDARD
         except OSError as error:
             parent = Path(path).absolute().parent
-            missing = path != STANDARD and not os.path.isdir(parent)  # which never raises
+            missing = path != STANDARD and not os.path.isdir(parent)  # never raises
             hint = f"; there is no directory {parent}" if missing else ""
             raise UserError(f"cannot write {self._name}: {error.strerror}{hint}") from None
         for other_flag, other in (others or {}).items():
@@ -61,21 +61,21 @@ class OutputFile:
         self.cut(0)
 
     def cut(self, num_bytes: int) -> None:
-        """Cut off what follows so many bytes of a file."""
+        """Truncate a regular file to ``num_bytes``."""
         if self._is_regular:
             os.ftruncate(self._fd, num_bytes)
 
     def close(self) -> None:
-        """Close a file; nothing is written any more."""
+        """Close the file, unless it is standard output."""
         if self._fd != STANDARD_OUTPUT:
             os.close(self._fd)
 
     def num_bytes(self) -> int:
-        """Bytes of the file."""
+        """Size of the file in bytes."""
         return os.fstat(self._fd).st_size
 
     def write(self, text: str) -> None:
-        """Write all of ``text``, or nothing of it.
+        """Write all of ``text``; if that fails, a regular file keeps none of it.
 
         Raises:
             UserError: the text could not be written.

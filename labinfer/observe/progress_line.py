@@ -1,4 +1,4 @@
-"""ProgressLine: a line that is overwritten on a terminal, and a plain line now and then elsewhere (mpirun, logs)."""
+"""ProgressLine: a line that is overwritten on a terminal, or an occasional plain line elsewhere (mpirun, logs)."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import TextIO
 from labinfer.base.standard_error import is_terminal, write_error
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
-"""Least time between two updates, on a terminal and elsewhere."""
+"""Minimum time between two updates, on a terminal and elsewhere."""
 START_SECONDS = 1.5
-"""The same elsewhere while ranks start: somebody is waiting, who may be new."""
+"""Minimum time between two plain lines while ranks start, as a user is waiting."""
 TICK_SECONDS = 0.5
-"""Between two signs of life of a ``Ticker``."""
+"""Interval of a ``Ticker``."""
 
 
 class ProgressLine:
-    """Progress in words.
+    """A progress text on a stream.
 
     Args:
         stream: standard error by default.
-        plain_seconds: least time between two lines where it is no terminal.
-        at_once: whether the first update is due at once there, too.
+        plain_seconds: minimum time between two lines if ``stream`` is no terminal.
+        at_once: whether the first update is due at once if ``stream`` is no terminal.
     """
 
     def __init__(self, stream: TextIO | None = None, plain_seconds: float = PLAIN_SECONDS, at_once: bool = False):
@@ -35,7 +35,7 @@ class ProgressLine:
         self._width = 0
 
     def due(self) -> bool:
-        """Whether enough time has passed for another update, or since the first question; ask before composing one."""
+        """Whether enough time has passed since the last update, or else since the first call; check before composing a text."""
         now = time.monotonic()
         if self._last_time is None:
             self._last_time = now
@@ -51,18 +51,18 @@ class ProgressLine:
             write_error(f"labinfer: {text}\n", self._stream)
 
     def close(self) -> None:
-        """Clear a live line, so that the next text starts on an empty one."""
+        """Clear a live line, so that the next text starts on an empty line."""
         if self._width:
             write_error("\r" + " " * self._width + "\r", self._stream)
             self._width = 0
 
 
 class Ticker:
-    """A progress line with the seconds it has taken so far, from a thread: for what says nothing of itself, as imports.
+    """A progress line with elapsed seconds, updated by a thread: for work that reports no progress, such as imports.
 
     Args:
-        describe: what is being done; called from the thread, may be replaced.
-        plain_seconds: as for ``ProgressLine``.
+        describe: returns the text; called in the thread, may be replaced.
+        plain_seconds: see ``ProgressLine``.
     """
 
     def __init__(self, describe: Callable[[], str], stream: TextIO | None = None, plain_seconds: float = PLAIN_SECONDS):
@@ -80,7 +80,7 @@ class Ticker:
                 self._line.update(f"{self.describe()}, {time.monotonic() - self._begin:.0f} s")
 
     def close(self) -> None:
-        """Clear the line; it does not come again."""
+        """Stop the thread, and clear the line."""
         self._ended.set()
         self._thread.join()
         self._line.close()
@@ -88,7 +88,7 @@ class Ticker:
 
 @contextmanager
 def compile_progress(stream: TextIO | None = None) -> Iterator[Callable[[int, int], None]]:
-    """A function that says how many files of C++ are compiled, and of how many; says nothing unless it is called."""
+    """A function that shows how many C++ files are compiled, given done and total; shows nothing unless called."""
     line, begin = ProgressLine(stream, at_once=True), time.monotonic()
 
     def show(done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""Recorder: the time of a rank's steps, as named slices from a begin to an end."""
+"""Recorder: records a rank's steps as named time slices."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from labinfer.base.rank_stats import Slices
 from labinfer.base.tracer import Tracer
 
 CAPACITY = 200_000
-"""Slices of a rank in a run: ten thousand steps and more, in 10 MB."""
+"""Maximum slices of a rank in a run: over 10,000 steps, in 10 MB."""
 FIELDS = 6
-"""Numbers of a slice; see ``Slices``."""
+"""Integers per slice; see ``Slices``."""
 NO_STEP = (-1, 0, 0)
-"""Step id, tokens and decoding tokens of a slice outside any step."""
+"""Step id, tokens and decode tokens of a slice outside any step."""
 
 
 class Recorder(Tracer):
-    """Slices of a rank up to a number; later ones are only counted. Work on an accelerator ends later than the slice that began it.
+    """Slices of a rank, up to ``capacity``; later slices are only counted. Work on an accelerator may end after the slice that launched
+    it.
 
     Args:
-        capacity: slices to keep; with 0 nothing is recorded, at next to no cost.
+        capacity: maximum number of slices; 0 records nothing, at almost no cost.
     """
 
     def __init__(self, capacity: int = 0):
@@ -39,21 +40,23 @@ class Recorder(Tracer):
         if len(self._numbers) >= self.capacity * FIELDS:
             self._num_dropped += 1
             return
-        if plan is not None and plan is not self._plan:  # most slices belong to the same step as the one before
+        if plan is not None and plan is not self._plan:  # most slices belong to the step of the previous slice
             self._plan, self._step = plan, (plan.step_id, plan.num_tokens, plan.num_decodes)
         number = self._names.setdefault(name, len(self._names))
         step = NO_STEP if plan is None else self._step
-        self._numbers.extend((number, begin, end, *step))  # one call: another thread sees the whole slice, or nothing
+        self._numbers.extend(
+            (number, begin, end, *step)
+        )  # a single call: another thread sees all of the slice, or nothing
 
     def take(self) -> Slices | None:
-        """Slices since the last call, which may be another thread's; None while nothing is recorded."""
+        """Slices since the last call, which may come from another thread; None while ``capacity`` is 0."""
         taken = self._numbers[:]
-        del self._numbers[: len(taken)]  # others may have been added meanwhile
+        del self._numbers[: len(taken)]  # other slices may have been added meanwhile
         num_dropped = self._num_dropped - self._num_dropped_taken
         self._num_dropped_taken += num_dropped
-        if not self.capacity:  # slices from just before it was turned off are of no use when it is on again
+        if not self.capacity:  # drop slices from before recording was turned off
             return None
-        clock = max(time.time_ns() - time.perf_counter_ns() for _ in range(3))  # an interrupted reading is less
+        clock = max(time.time_ns() - time.perf_counter_ns() for _ in range(3))  # an interrupted reading is smaller
         return Slices(names=list(self._names), numbers=taken.tobytes(), clock=clock, num_dropped=num_dropped)
 
 

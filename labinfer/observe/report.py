@@ -1,4 +1,4 @@
-"""RunReport: the table at the end of a run."""
+"""RunReport: figures of a run, and the table at its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labinfer.observe.table import format_bytes, format_seconds, format_table, p
 from labinfer.observe.trace import MODEL_SLICES, WAIT_PREFIX, own_times, read_slices
 
 FRACTIONS = (0.5, 0.9, 0.99)
-"""Percentiles that are shown."""
+"""Percentiles to show."""
 RANK_HEADER = (
     "rank",
     "stage",
@@ -34,17 +34,17 @@ RANK_HEADER = (
 
 @dataclass(kw_only=True)
 class RunReport:
-    """Counts and times of a run, filled while it goes on. Times in seconds."""
+    """Counts and times of a run, updated while it runs. Times in seconds."""
 
     num_finished: int = 0
     num_failed: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
     generated_tokens: int = 0
-    """Tokens of all answers so far, of those that have not ended, too."""
+    """Tokens of all answers so far, unfinished ones included."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Counters of the scheduler: ``preemptions``; ``swaps``, the preemptions by swapping; ``looked_up``, tokens of requests
-    at each admission; ``found``, the ones among them that the KV cache held; and those of drafts."""
+    """Counters of the scheduler: ``preemptions``; ``swaps``, preemptions by swapping; ``looked_up``, tokens of requests at each
+    admission; ``found``, prefix-cache hits among these tokens; and counters of drafts (see ``DraftFigures``)."""
     wall_time: float = 0.0
     time_to_first_token: list[float] = field(default_factory=list)
     time_per_output_token: list[float] = field(default_factory=list)
@@ -60,21 +60,21 @@ class RunReport:
 
     @property
     def hit_rate(self) -> float:
-        """Fraction of the tokens of admitted requests that the KV cache held."""
+        """Fraction of the tokens of admitted requests that were prefix-cache hits."""
         return self.counts["found"] / self.counts["looked_up"] if self.counts["looked_up"] else 0.0
 
     def expert_tokens(self) -> dict[int, list[int]]:
-        """Tokens that each expert was given, by layer."""
+        """Tokens routed to each expert, by layer."""
         return {layer: tokens for worker in self.workers for layer, tokens in sorted(worker.expert_tokens.items())}
 
     def time_shares(self) -> dict[str, float]:
-        """Fraction of rank 0's recorded time by name of slice, the largest first; empty without a recording."""
+        """Fraction of rank 0's recorded time by name of trace slice, the largest first; empty without a recording."""
         slices = self.workers[0].slices if self.workers else None
         times = own_times(read_slices(slices)) if slices else Counter()
         return {name: time / times.total() for name, time in times.most_common() if time}
 
     def as_dict(self) -> dict:
-        """The report for machines: a JSON object."""
+        """The report as a JSON object."""
         return {
             "finished": self.num_finished,
             "failed": self.num_failed,
@@ -105,7 +105,7 @@ class RunReport:
         }
 
     def summary(self) -> str:
-        """The report in a line."""
+        """The report in one line."""
         first, count = self.time_to_first_token, self.output_tokens
         what = f"{count} token{'s' * (count != 1)} in {format_seconds(self.wall_time)}"
         if count and self.wall_time:
@@ -117,7 +117,7 @@ class RunReport:
         return f"{answers}{what}; {prompts}"
 
     def format(self) -> str:
-        """The report for people: figures of the run, then a table of its ranks."""
+        """The report as text: figures of the run, then a table of its ranks."""
         wall = self.wall_time or float("nan")
         rows = [
             ("requests", f"{self.num_finished} finished, {self.num_failed} failed"),
@@ -180,10 +180,10 @@ class RunReport:
 
 
 def describe_loads(loads: Mapping[int, Sequence[int]]) -> str:
-    """Line on how evenly the experts of a mixture were used.
+    """A line on how evenly the experts of a mixture were used.
 
     Args:
-        loads: tokens that each expert was given, by layer.
+        loads: tokens routed to each expert, by layer.
     """
     peaks = {layer: max(tokens) * len(tokens) / sum(tokens) for layer, tokens in loads.items() if any(tokens)}
     if not peaks:
@@ -198,7 +198,7 @@ def describe_loads(loads: Mapping[int, Sequence[int]]) -> str:
 
 
 def describe_reads(ranks: Sequence[ExpertReads]) -> str:
-    """Share of the experts that were in memory, and the cost of the others."""
+    """Hit rate of the experts in memory, and the cost of the misses."""
     hits, misses = sum(reads.hits for reads in ranks), sum(reads.misses for reads in ranks)
     share = f"{100 * hits / (hits + misses):.1f} % of {hits + misses}" if hits + misses else "none was used"
     size, stall = format_bytes(sum(reads.bytes_read for reads in ranks)), max(reads.stall_time for reads in ranks)

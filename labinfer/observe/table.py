@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Rows as text under a header. Columns are aligned by width, numbers to the right."""
+    """Rows as text under a header. Columns are aligned; columns of numbers to the right."""
     cells = [[str(value) for value in row] for row in rows]
     columns = list(zip(header, *cells, strict=True))
     widths = [max(display_width(text) for text in column) for column in columns]
@@ -23,7 +23,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str
 
 
 def pad(text: str, width: int, to_right: bool) -> str:
-    """``text`` filled up with spaces to ``width`` terminal columns."""
+    """``text`` padded with spaces to ``width`` terminal columns."""
     space = " " * (width - display_width(text))
     return space + text if to_right else text + space
 

@@ -1,4 +1,4 @@
-"""Traces: the slices of all ranks as a file that Perfetto and chrome://tracing open, and their times by name.
+"""Traces: the recorded slices of all ranks as a file for Perfetto and chrome://tracing, and their times by name.
 
 The format is Chrome's trace events, as one JSON object: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -24,13 +24,13 @@ from labinfer.observe.recorder import FIELDS
 logger = logging.getLogger(__name__)
 
 MODEL_SLICES = ("run", "sample")
-"""Names of slices in which the model's functions are at work."""
+"""Names of slices in which the model's functions run."""
 WAIT_PREFIX = "wait for"
-"""Beginning of the names of slices in which a rank waits for others."""
+"""Prefix of the names of slices in which a rank waits for others."""
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
-    """A named part of a rank's time, in nanoseconds since 1970 by the clock of its node."""
+    """A named interval of a rank's time, in nanoseconds since 1970 by the clock of its node."""
 
     name: str
     begin: int
@@ -40,7 +40,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     """Tokens of the step."""
     num_decodes: int
-    """Tokens of the step that lead to the next token of an answer; the others belong to prompts."""
+    """Decode tokens of the step; the other tokens are prefill."""
 
 
 class Track(NamedTuple):
@@ -53,7 +53,7 @@ class Track(NamedTuple):
 
 
 def read_slices(slices: Slices) -> list[Slice]:
-    """Decode slices, in order of their begin, each before those that lie in it."""
+    """Decode slices, sorted by begin; each slice precedes the slices nested in it."""
     numbers = iter(array("q", slices.numbers))
     decoded = (
         Slice(
@@ -70,7 +70,7 @@ def read_slices(slices: Slices) -> list[Slice]:
 
 
 def own_times(slices: Iterable[Slice]) -> Counter[str]:
-    """Nanoseconds by name, a slice's time without that of slices inside it.
+    """Nanoseconds by name; the time of a slice excludes that of nested slices.
 
     Args:
         slices: in the order of ``read_slices``.
@@ -88,14 +88,14 @@ def own_times(slices: Iterable[Slice]) -> Counter[str]:
 
 
 def make_tracks(workers: Iterable[WorkerStats]) -> list[Track]:
-    """The track of every worker, all of which have recorded."""
+    """The track of every worker; all workers must have recorded slices."""
     return [Track(worker.rank, worker.stage, worker.tp_rank, read_slices(worker.slices)) for worker in workers]
 
 
 def write_trace(file: OutputFile, workers: Sequence[WorkerStats], facts: dict[str, Any] | None = None) -> None:
-    """Write a track for each rank, in place of the file's earlier content.
+    """Write a track for each rank; replaces the file's earlier content.
 
-    A file that cannot be written is only logged: it must not cost a run its answers.
+    A write error is only logged: it must not cost a run its answers.
 
     Args:
         facts: fields of the engine's ``EngineSpec``, which a simulation of this run needs.
@@ -109,9 +109,9 @@ def write_trace(file: OutputFile, workers: Sequence[WorkerStats], facts: dict[st
 
 
 def trace_text(tracks: Iterable[Track], facts: dict[str, Any] | None = None) -> Iterator[str]:
-    """The trace as JSON text, piece by piece. Time 0 is the begin of the first slice.
+    """The trace as pieces of JSON text. Time 0 is the begin of the first slice.
 
-    Tracks of several nodes agree as well as the clocks of the nodes do.
+    Tracks of different nodes are aligned only as well as the nodes' clocks are.
     """
     tracks = list(tracks)
     start = min((track.slices[0].begin for track in tracks if track.slices), default=0)
@@ -136,10 +136,10 @@ def _events(track: Track, start: int) -> Iterator[str]:
 
 
 def read_trace(path: str) -> tuple[list[Track], dict[str, Any]]:
-    """The tracks of a file that ``write_trace`` wrote, by rank, and its facts. Times are from the begin of its first slice on.
+    """The tracks of a file of ``write_trace``, by rank, and its ``facts``. Times count from the begin of the first slice.
 
     Raises:
-        UserError: it cannot be read, or holds no such trace.
+        UserError: the file cannot be read, or holds no such trace.
     """
     try:
         trace = msgspec.json.decode(Path(path).read_bytes(), type=_TraceFile)
@@ -166,7 +166,7 @@ def read_trace(path: str) -> tuple[list[Track], dict[str, Any]]:
 
 def _read_slice(path: str, event: _Event) -> Slice:
     """Raises:
-    UserError: its numbers are none.
+    UserError: the event's numbers are invalid.
     """
     values = [event.args.get(name, default) for name, default in (("step", -1), ("tokens", 0), ("decodes", 0))]
     if not all(type(value) is int for value in values) or not (abs(event.ts) < LATEST and 0 <= event.dur < LATEST):
@@ -186,9 +186,9 @@ def _read_slice(path: str, event: _Event) -> Slice:
 
 
 LATEST = 1e15
-"""Microseconds that a time in a trace may have at most: decades."""
+"""Upper bound of times in a trace, in microseconds (decades)."""
 TRACK_NAME = re.compile(r"rank \d+ \(stage (\d+), tp (\d+)\)")
-"""Name of a rank's track."""
+"""Pattern of the name of a rank's track."""
 
 
 class _Event(msgspec.Struct, kw_only=True):
