@@ -95,9 +95,7 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     if typing.get_origin(hint) is tuple:
         item = typing.get_args(hint)[0]
         if isinstance(value, str):
-            parts = [
-                part.strip() for part in value.replace("，", ",").split(",")
-            ]  # full-width commas of Chinese keyboards
+            parts = [part.strip() for part in value.replace("，", ",").split(",")]  # full-width commas, too
         else:
             parts = list(value) if isinstance(value, (list, tuple)) else [value]
         if not parts and name != "layers":

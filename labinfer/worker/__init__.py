@@ -1,1 +1,1 @@
-"""Executes plans, on every rank: the model's share, its KV cache and, on the last stage, the sampler."""
+"""Worker: executes plans on every rank: model runner, KV cache and, on the last stage, the sampler."""

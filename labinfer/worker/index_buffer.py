@@ -1,4 +1,4 @@
-"""IndexBuffer: the numbers that say what a step runs on, as tensors."""
+"""IndexBuffer: index tensors of a step (token ids, positions, slots, block tables) in one buffer."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from collections.abc import Iterable
 import torch
 
 DTYPE = torch.int64
-"""Dtype of all of them; see ``docs/decisions/0020-index-tensors.md``."""
+"""Dtype of all index tensors; see ``docs/decisions/0020-index-tensors.md``."""
 LEAST_SIZE = 1 << 16
-"""Numbers that there is room for: as many as 128 sequences of 8,000 tokens take in blocks of 16. Where they move, steps are captured again."""
+"""Initial capacity in numbers: 128 sequences of 8,000 tokens in blocks of 16. If the buffer is reallocated, steps are captured again."""
 
 
 class IndexBuffer:
-    """Index tensors of one step at a time: lists are staged in one host array, which is copied once to where the step runs.
+    """Index tensors of one step at a time: lists are staged in one host array, which is copied to the device once.
 
-    The tensors are views of memory that stays where it is as long as it is large enough, so that a graph captured on an
-    accelerator reads the next step's numbers in the same places. They hold until the next ``fill``.
+    The tensors are views of a buffer that is reallocated only if it is too small. So a captured graph reads the next
+    step's numbers at the addresses of the first. The tensors are valid until the next ``fill``.
 
     Args:
-        device: where the step runs.
+        device: device on which the step runs.
     """
 
     def __init__(self, device: torch.device):
         self._numbers = torch.empty(0, dtype=DTYPE, device=device)
         self._sizes: list[int] = []
         self._filled, self._parts = self._numbers, ()
-        """Views of the numbers, for parts of these sizes: steps that only decode seldom need others than the one before."""
+        """Views of the buffer for parts of ``_sizes``; consecutive decode steps mostly reuse them."""
 
     @torch.inference_mode()
     def fill(self, **parts: Iterable[list[int]]) -> dict[str, torch.Tensor]:
-        """Each part, given as lists that follow one another, as a tensor of that name."""
+        """Return a tensor for each named part, which concatenates its lists."""
         staged, sizes = array("q"), []
         for lists in parts.values():
             begin = len(staged)

@@ -1,4 +1,4 @@
-"""The KV cache of one rank: preallocated pools of blocks, laid out as its layers say."""
+"""KVCacheManager: a rank's preallocated pools of KV blocks and states, in the layouts of its layers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from labinfer.models.layers.cache_spec import BlockPool, CacheSpec, TokenTensor
 from labinfer.models.layers.rope import RopeConfig, RotaryTable
 
 Pools = dict[str, torch.Tensor]
-"""A layer's pools by name; the first dimension is blocks, or slots."""
+"""Pools of a layer by name; the first dimension is blocks or slots."""
 
 
 class KVCacheManager:
-    """Holds blocks of ``block_size`` tokens for every layer of this rank, and states of sequences.
+    """Holds blocks of ``block_size`` tokens for every layer of this rank, and recurrent states of sequences.
 
     Args:
-        specs: what each layer keeps.
-        sizes: with blocks of layers with a window, these layers have none of the others.
-        dtype: of the cache; int8 brings scales.
-        rotary_table: gives the table of a layer, by which entries that move to other positions are turned.
+        specs: tensors that each layer keeps.
+        sizes: numbers of blocks and slots. With window blocks, sliding-window layers have no other blocks.
+        dtype: dtype of the cached keys and values; int8 adds scales.
+        rotary_table: returns a layer's rotary table, by which entries that move to other positions are re-rotated.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class KVCacheManager:
         """Views of the pools that each layer's ``forward`` receives."""
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold this many tokens."""
+        """Number of blocks that hold ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)
 
     def slots(self, block_table: Sequence[int], begin: int, end: int) -> list[int]:
-        """Slots (block × block size + offset) of a sequence's tokens at positions ``begin`` up to before ``end``."""
+        """Slots (block × block size + offset) of a sequence's tokens at positions ``begin`` to ``end`` (exclusive)."""
         size = self.block_size
         return [block_table[position // size] * size + position % size for position in range(begin, end)]
 
     def move(self, moves: Sequence[CacheMove]) -> None:
-        """Carry out what a plan says of whole blocks and of states, in order."""
+        """Carry out a plan's moves of blocks and states, in order."""
         for move in moves:
             source, dest = torch.tensor(move.source), torch.tensor(move.dest)
             from_pools, to_pools = self._ends[move.kind]
@@ -91,10 +91,10 @@ class KVCacheManager:
                 self._shift(dest, move.shift, move.kind == "copy_window")
 
     def _shift(self, blocks: torch.Tensor, positions: int, in_windows: bool) -> None:
-        """Turn the rotated entries of these blocks to where they are now.
+        """Re-rotate cached entries in ``blocks`` by ``positions``, in all layers.
 
         Args:
-            in_windows: whether they are blocks of layers that have their own.
+            in_windows: whether ``blocks`` are window blocks.
         """
         for spec, forms, pools, own in zip(self._specs, self._forms, self._pools, self._in_windows, strict=True):
             if own != in_windows:
@@ -104,7 +104,7 @@ class KVCacheManager:
                     table = self._rotary_table(tensor.rope)
                     pool = TokenPool(pools[name], pools.get(f"{name}_scale"), forms[name].layout)
                     begin = tensor.rope_begin
-                    if tensor.parts:  # the others stay as they are, to the last bit
+                    if tensor.parts:  # the other parts stay bit-identical
                         pool, begin = _rotated_part(tensor, pool), 0
                     rotated = slice(begin, begin + tensor.rope.dim)
                     _turn(pool, rotated, blocks, table=table, positions=positions)
@@ -122,17 +122,17 @@ def _state_pools(spec: CacheSpec, num_slots: int, device: torch.device) -> Pools
 
 
 def _rotated_part(tensor: TokenTensor, pool: TokenPool) -> TokenPool:
-    """The pool of the part that a rotary table gave its position."""
+    """View of a pool with only the part of its entries that RoPE rotates."""
     end = tensor.rope_begin + tensor.rope.dim
     index = [*accumulate(tensor.parts, initial=0)].index(tensor.rope_begin)
     return TokenPool(pool.data[..., tensor.rope_begin : end], None if pool.scale is None else pool.scale[..., index])
 
 
 def _turn(pool: TokenPool, rotated: slice, blocks: torch.Tensor, *, table: RotaryTable, positions: int) -> None:
-    """Turn what tokens left in these blocks to where they are so many positions further on.
+    """Re-rotate cached entries in ``blocks`` by ``positions``.
 
     Args:
-        rotated: the rotated indices of an entry's last dimension.
+        rotated: rotated indices of an entry's last dimension.
     """
     blocks = blocks.to(pool.data.device)
     x = pool.load(blocks, torch.float32)
@@ -146,7 +146,7 @@ def _copy(source: list[Pools], source_blocks: torch.Tensor, dest: list[Pools], d
     for source_pools, dest_pools in zip(source, dest, strict=True):
         for name, pool in source_pools.items():
             given = dest_pools[name]
-            if len(dest_blocks) == 1:  # a state is large: no copy of it in between
+            if len(dest_blocks) == 1:  # no temporary copy: a state is large
                 given[dest_blocks[0]].copy_(pool[source_blocks[0]])
             else:
                 given[dest_blocks.to(given.device)] = pool[source_blocks.to(pool.device)].to(given.device)

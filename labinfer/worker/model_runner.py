@@ -1,4 +1,4 @@
-"""Runs this rank's share of the model on a plan: keeps the sequences' state, builds inputs, samples on the last stage."""
+"""ModelRunner: runs a rank's share of the model on a plan: sequence states, input tensors, sampling on the last stage."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from labinfer.worker.sampler import Sampler, measure
 from labinfer.worker.sequence_state import SequenceState
 
 LOGITS_ROWS = 64
-"""Prompt rows whose logits are in memory at a time: a row of a large vocabulary takes more than half a megabyte."""
+"""Prompt rows whose logits are computed at a time: a row of a large vocabulary takes more than half a megabyte."""
 FEW_ROWS = 17
-"""Rows of one sequence up to which the last stage computes all of them, so that steps with drafted tokens are alike."""
+"""Rows of a lone sequence up to which the last stage outputs all rows, so that steps with drafted tokens can be captured."""
 
 StepPart = Callable[[ModelInputBatch, torch.Tensor | None], torch.Tensor]
-"""The layers, or the head, on a batch and hidden states."""
+"""Part of a step (the layers or the LM head), called with a batch and hidden states."""
 Around = Callable[[StepPart, Literal["layers", "head"]], StepPart]
-"""Wrapper of a part of every step, applied once, at construction."""
+"""Wrapper of a step's part, applied once, at construction."""
 
 
 class StepDrafter(Protocol):
-    """Drafts the tokens behind those that a step samples, on all ranks of the last stage; see ``MTPDrafter``."""
+    """Drafts tokens after those that a step samples, on all ranks of the last stage; see ``MTPDrafter``."""
 
     def draft(
         self,
@@ -54,24 +54,24 @@ class StepDrafter(Protocol):
         """Drafted tokens of each entry, ``BatchEntry.num_drafts`` of them.
 
         Args:
-            hidden_TD: of all rows, as the last layer gives them.
-            token_ids: the sampled ones; None on all ranks but the stage's first.
+            hidden_TD: hidden states of all rows after the last layer.
+            token_ids: sampled tokens; None on all ranks but the stage's first.
         """
 
 
 def plain_steps(part: StepPart, name: str) -> StepPart:
-    """Steps as they are."""
+    """Return ``part`` unchanged."""
     return part
 
 
 class ModelRunner:
-    """Model of one rank, and the sequences it is running.
+    """Runs one rank's share of the model, and keeps its copies of the running sequences.
 
     Args:
         model: this rank's share, loaded.
-        cache: its KV blocks.
-        dtype: of the activations inside this stage.
-        functions: what tokens are chosen with.
+        cache: this rank's KV cache.
+        dtype: dtype of the activations inside this stage.
+        functions: implementations of ``argmax`` and ``sample``.
         around: wraps the layers and the head, for example to capture their calls.
     """
 
@@ -90,18 +90,18 @@ class ModelRunner:
         self._layers = around(lambda batch, hidden: model(batch, hidden, cache.layers), "layers")
         self._head = around(partial(sampled_logits, model), "head")
         self._dtype, self._indices = dtype, IndexBuffer(device)
-        # Tables grow, and what is behind a table in memory moves: these have a buffer of their own.
+        # Block tables grow and shift what follows them in a buffer, so window tables have a buffer of their own.
         self._window_indices = IndexBuffer(device)
         self._sequences: dict[int, SequenceState] = {}
         self.sampler = Sampler(REGISTRY.parts("logits_processor"), functions)
         self.drafter: StepDrafter | None = None
-        """Set at construction of a rank whose steps draft tokens, too."""
+        """Set on ranks whose steps also draft tokens (MTP)."""
 
     def part(self, indices: Sequence[int]) -> ModelRunner:
-        """A runner of only some of this one's layers, over the same weights, cache and sequences; for measurements.
+        """Make a runner of some of this one's layers, over its weights, cache and sequences; for measurements.
 
         Args:
-            indices: places of the layers in the stage, ascending; at least one.
+            indices: indices of the layers within the stage, ascending; at least one.
         """
         part, model = copy(self), self.model.part(indices)
         caches = self.cache.layers
@@ -109,10 +109,10 @@ class ModelRunner:
         return part
 
     def prepare(self, plan: BatchPlan, all_rows: bool = False) -> ModelInputBatch:
-        """Apply a plan's changes and build the inputs of its step; they hold until the next call.
+        """Apply a plan's changes and build the inputs of its step, which are valid until the next call.
 
         Args:
-            all_rows: the last stage is to give all hidden states, not only those that the plan asks for.
+            all_rows: whether the last stage returns all hidden states, not only those that the plan asks for.
         """
         self.forget(plan.finished)
         for start in plan.starts:
@@ -147,7 +147,7 @@ class ModelRunner:
                 positions[row_ptr[-1] : row_ptr[-1] + count] = range(first, first + count)
                 long_prompts.positions.extend(range(begin, begin + count))
                 long_prompts.lengths.extend([length] * count)
-            # As ``KVCacheManager.slots``, whose calls would take a measurable part of this loop's time.
+            # Inlined ``KVCacheManager.slots``: calls would take a measurable part of this loop's time.
             slots += [state.block_table[p // size] * size + p % size for p in range(entry.position, context_len)]
             row_ptr.append(row_ptr[-1] + entry.num_tokens)
             context_lens.append(context_len)
@@ -165,7 +165,7 @@ class ModelRunner:
             elif state.sampling.pooling == "last" and end == state.sampling.num_prompt_tokens:
                 pooled.append(PooledRows(row_ptr[-1] - 1, row_ptr[-1], index))
         if not self.model.is_causal:
-            # A token attends to its whole prompt where it is a sequence of one row, with the prompt's length and KV blocks.
+            # Bidirectional attention: each token becomes a sequence of one row with the length and KV blocks of its whole prompt.
             repeats = [entry.num_tokens for entry in plan.entries]
             row_ptr = list(range(len(token_ids) + 1))
             context_lens = list(chain.from_iterable(map(repeat, context_lens, repeats)))
@@ -181,7 +181,7 @@ class ModelRunner:
             row_ptr_B=[row_ptr],
             context_lens_B=[context_lens],
             table_ptr_B=[table_ptr],
-            tables_N=block_tables,  # the last, so that the others stay in their places as contexts grow
+            tables_N=block_tables,  # last, so that the others keep their addresses as contexts grow
         )
         output_rows = windowed = None
         attention = AttentionBatch(
@@ -198,7 +198,7 @@ class ModelRunner:
             in_windows = self._window_indices.fill(slots_T=[window_slots], tables_N=window_tables)
             windowed = WindowedPlaces(in_windows["slots_T"], attention.with_tables(in_windows["tables_N"]))
         is_chunk = len(plan.entries) == 1 and len(token_ids) <= FEW_ROWS
-        all_rows |= self.drafter is not None  # its layer keeps keys and values of all tokens
+        all_rows |= self.drafter is not None  # the MTP layer caches keys and values of all tokens
         if not (all_rows or prompt_rows or pooled or is_chunk) and len(sample_rows) < len(token_ids) > len(
             plan.entries
         ):
@@ -225,9 +225,9 @@ class ModelRunner:
         block_tables: list[list[int]],
         window_tables: list[list[int]],
     ) -> OutputRows:
-        """The rows that are sampled, so many of each sequence.
+        """Build the attention batch of the sampled rows, ``counts[i]`` for entry i.
 
-        A step of one token for each sequence has none: it may be captured, with its numbers where they are.
+        Steps of one token for each sequence do without it, so that they can be captured.
         """
         sampled = [index for index, count in enumerate(counts) if count]
         row_ptr = list(accumulate((counts[index] for index in sampled), initial=0))
@@ -240,8 +240,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
-        """Carry out the plan's moves in the KV cache, then run this stage's layers: (T, D) in (None on the first), (T, D) out, or
-        (R, D) of ``output_rows`` on the last one. They may hold only until the next step."""
+        """Carry out the plan's moves in the KV cache, then run this stage's layers.
+
+        Input is (T, D), or None on the first stage. Output is (T, D), or (R, D) of ``output_rows`` on the last stage.
+        It may be valid only until the next step.
+        """
         self.cache.move(plan.moves)
         if hidden_TD is not None:
             hidden_TD = hidden_TD.to(self._dtype)
@@ -252,7 +255,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def sample(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> BatchResult | None:
-        """Sample, measure and pool for the plan's entries, on the last stage.
+        """Sample, compute log-probabilities and pool for the plan's entries, on the last stage.
 
         Returns None on all but the stage's first rank, if there was anything to sample.
         """
@@ -272,7 +275,7 @@ class ModelRunner:
         if token_ids is None:
             return None
         counts = [entry.num_samples for entry in plan.entries]
-        if counts.count(1) == len(counts):  # as in a step that only decodes, where it is many times faster
+        if counts.count(1) == len(counts):  # decode-only steps: many times faster
             samples = zip(token_ids, strict=False)
         else:
             tokens = iter(token_ids)
@@ -280,7 +283,7 @@ class ModelRunner:
         return BatchResult(plan.step_id, list(map(EntryResult, samples, logprobs, prompt_logprobs, vectors, drafts)))
 
     def _sampled_rows(self, plan: BatchPlan) -> list[SampledRow]:
-        """Rows that are sampled, one for each prefix."""
+        """Rows to sample, one for each prefix."""
         rows = []
         for entry in plan.entries:
             if entry.num_samples == 0:
@@ -299,7 +302,7 @@ class ModelRunner:
     def _measure_samples(
         self, plan: BatchPlan, logits_BV: torch.Tensor, rows: list[SampledRow], token_ids: list[int]
     ) -> list[tuple[TokenLogprobs, ...]]:
-        """By entry, how likely the sampled tokens are, where the request asks for it."""
+        """Log-probabilities of the sampled tokens by entry, if requested."""
         measured_rows = [b for b, row in enumerate(rows) if row.sampling.logprobs is not None]
         if not measured_rows:
             return [()] * len(plan.entries)
@@ -318,7 +321,7 @@ class ModelRunner:
     def _measure_prompts(
         self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor
     ) -> list[tuple[TokenLogprobs, ...]]:
-        """By entry, how likely the prompt's own next tokens are, where the request asks for it; nothing on other ranks."""
+        """Log-probabilities of the prompt's next tokens by entry, if requested; none on ranks without logits."""
         if not batch.prompt_rows:
             return [()] * len(plan.entries)
         measured: list[list[TokenLogprobs]] = [[] for _ in plan.entries]
@@ -335,9 +338,10 @@ class ModelRunner:
         return list(map(tuple, measured))
 
     def _pool(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> list[tuple[float, ...]]:
-        """Add to the sums of final hidden states; by entry, the vector of a sequence whose prompt ends here.
+        """Add final hidden states to the pooling sums. Returns the vector of each entry whose prompt ends here.
 
-        A mean is taken over all tokens of the prompt, which may have come in several steps; that of one token is its own state.
+        A mean is taken over all tokens of the prompt, which may run in several steps. The mean of one pooled token is
+        its hidden state.
         """
         vectors: list[tuple[float, ...]] = [()] * len(plan.entries)
         if not batch.pooled:
@@ -365,7 +369,7 @@ class ModelRunner:
 
 
 def sampled_logits(model: nn.Module, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> torch.Tensor | None:
-    """Logits of the rows that are sampled, (B, V); None but on the stage's first rank."""
+    """Logits of the sampled rows, (B, V); None except on the stage's first rank."""
     samples_all = batch.output_rows is not None or len(batch.sample_rows_B) == len(hidden_TD)  # each row once, in order
     rows_BD = hidden_TD if samples_all else hidden_TD[batch.sample_rows_B]
     return model.logits(rows_BD)

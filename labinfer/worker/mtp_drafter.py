@@ -1,4 +1,4 @@
-"""MTPDrafter: guesses tokens with the model's MTP layer, behind those that a step has sampled."""
+"""MTPDrafter: drafts tokens with the model's MTP layer, after those that a step has sampled."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from labinfer.worker.sequence_state import SequenceState
 
 @dataclass(eq=False, kw_only=True)
 class MTPDraft:
-    """The tokens that are being guessed for a sequence."""
+    """Draft of a sequence in progress."""
 
     row: int
-    """Row of the last token that counts: of those that were run, the one behind which a token was sampled that no draft had."""
+    """Row of the last valid token: the first one after which the sampled token differs from the drafted one, or has none."""
     context_len: int
-    """Tokens in the cache up to that one."""
+    """Number of tokens in the cache up to ``row``."""
     count: int
-    """Tokens to guess."""
+    """Number of tokens to draft."""
     token_ids: list[int]
-    """The sequence with the sampled token, and what is guessed so far."""
+    """Tokens of the sequence, with the sampled token and the draft so far."""
     state: SequenceState
     tokens: list[int] = field(default_factory=list)
 
     @property
     def length(self) -> int:
-        """Tokens that the layer has run so far, and the next one."""
+        """Number of tokens that the layer has run so far, plus the next one."""
         return self.context_len + len(self.tokens)
 
 
 class MTPDrafter:
-    """Runs the MTP layer on every row of the last stage, for its keys and values, and on what it guesses itself.
+    """Runs the MTP layer on every row of the last stage, to cache its keys and values, and on its own drafted tokens.
 
-    A row that has no next token yet, as that of a prompt that is pooled, is given any: a wrong one makes worse guesses only.
-    So does a block that was found in the cache, if another token followed it in the other sequence.
+    A row without a known next token, as in a pooled prompt, is given an arbitrary one. A wrong next token only lowers
+    the acceptance rate, also in a block found in the prefix cache that another token followed in its first sequence.
 
     Args:
         model: the stage.
-        cache: of the stage, whose last layer is the MTP layer.
-        sampler: chooses a guess as it would choose the token.
+        cache: KV cache of the stage; its last layer is the MTP layer.
+        sampler: samples drafted tokens as it samples tokens.
     """
 
     def __init__(self, model: nn.Module, cache: KVCacheManager, sampler: Sampler, device: torch.device):
@@ -71,7 +71,7 @@ class MTPDrafter:
         hidden_RD = self._model.draft(batch, self._model.final_norm(hidden_TD), self._cache.layers[-1], rows)
         while asked:
             self._choose(asked, hidden_RD)
-            asked = [draft for draft in asked if len(draft.tokens) < draft.count]  # the first ones
+            asked = [draft for draft in asked if len(draft.tokens) < draft.count]  # a prefix: longest drafts first
             if asked:
                 hidden_RD = self._run(asked, hidden_RD[: len(asked)])
         return [tuple(drafts[index].tokens) if index in drafts else () for index in range(len(plan.entries))]
@@ -83,7 +83,7 @@ class MTPDrafter:
         sequences: Mapping[int, SequenceState],
         token_ids: list[int],
     ) -> tuple[list[int], dict[int, MTPDraft]]:
-        """For each row the token behind it; and by entry the drafts that are asked for."""
+        """Next token of each row, and the requested drafts by entry."""
         samples, next_tokens, drafts = iter(token_ids), [], {}
         for index, entry in enumerate(plan.entries):
             state = sequences[entry.seq_id]
@@ -104,7 +104,7 @@ class MTPDrafter:
         return next_tokens, drafts
 
     def _choose(self, drafts: Sequence[MTPDraft], hidden_RD: torch.Tensor) -> None:
-        """Add a token to each draft."""
+        """Sample a token for each draft."""
         logits_RV, tokens = self._model.head_logits(hidden_RD), None
         if logits_RV is not None:
             tokens = self._sampler(
@@ -116,7 +116,7 @@ class MTPDrafter:
             draft.token_ids.append(token)
 
     def _run(self, drafts: Sequence[MTPDraft], hidden_RD: torch.Tensor) -> torch.Tensor:
-        """Run the layer on its own output and the tokens that were chosen with it, (R, D) → (R, D)."""
+        """Run the layer on its own output and the tokens drafted from it, (R, D) → (R, D)."""
         positions = [draft.length - 1 for draft in drafts]
         slots = [
             slot
@@ -138,7 +138,7 @@ class MTPDrafter:
         return self._model.draft(batch, hidden_RD, self._cache.layers[-1], OutputRows(rows_R, attention))
 
     def _attention(self, drafts: Sequence[MTPDraft]) -> AttentionBatch:
-        """One row of each."""
+        """Attention batch with one row for each draft."""
         lens = [draft.length for draft in drafts]
         tables = [draft.state.block_table[: self._cache.blocks_for(draft.length)] for draft in drafts]
         for draft, table in zip(drafts, tables, strict=True):
@@ -150,6 +150,6 @@ class MTPDrafter:
 
 
 def attach_mtp_drafter(runner: ModelRunner, device: torch.device) -> None:
-    """Have a runner's steps draft tokens, too, if its stage has an MTP layer."""
+    """Attach an ``MTPDrafter`` to a runner if its stage has an MTP layer."""
     if getattr(model := runner.model, "mtp", None) is not None:
         runner.drafter = MTPDrafter(model, runner.cache, runner.sampler, device)

@@ -1,4 +1,4 @@
-"""From logits to tokens."""
+"""Sampler: from logits to token ids, by logits processors, masks and greedy or random choice."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from labinfer.worker.logits_processors.processor import LogitsProcessor, Sampled
 
 NEVER = float("-inf")
 UNLIKELY = -1e30
-"""Logit of a token that the model itself never says, where nothing else is allowed."""
+"""Logit that replaces -inf of the model itself, so that such a token can be sampled if nothing else is allowed."""
 MIN_TOKENS = "min_tokens"
-"""The logits processor that forbids the end of an answer."""
+"""Logits processor that forbids stop tokens at the beginning of an answer."""
 
 
 class Sampler:
-    """Chooses the next token of every row.
+    """Samples the next token of every row.
 
     Args:
-        processors: the logits processors that rows may name.
-        functions: ``argmax`` and ``sample`` are used.
+        processors: logits processors that rows may name.
+        functions: implementations of ``argmax`` and ``sample``.
     """
 
     def __init__(self, processors: Mapping[str, LogitsProcessor], functions: Functions):
@@ -33,13 +33,13 @@ class Sampler:
         self._argmax, self._sample = functions.argmax, functions.sample
 
     def __call__(self, logits_BV: torch.Tensor, rows: list[SampledRow]) -> list[int]:
-        """Choose a token id for each row: ``NO_TOKEN`` where its processors and its mask together forbid every token.
+        """Sample a token id for each row: ``NO_TOKEN`` if its processors and its mask together forbid every token.
 
         Args:
             logits_BV: unscaled, any float type.
-            rows: how to choose, and what is there so far.
+            rows: sampling parameters, prefix and mask of each row.
         """
-        # Of beams only what is measured counts.
+        # Beams use log-probabilities only: their logits are processed when these are computed.
         changed = [
             b
             for b, row in enumerate(rows)
@@ -58,14 +58,14 @@ class Sampler:
         return [tokens[b] for b in range(len(rows))]
 
     def process(self, logits_V: torch.Tensor, row: SampledRow) -> torch.Tensor:
-        """Logits of a row after its logits processors and its mask, float32: -inf for every token where none may come."""
+        """Logits of a row after its logits processors and its mask, float32: all -inf if every token is forbidden."""
         processed_V = self._process(logits_V, row)
         return torch.full_like(logits_V, NEVER) if processed_V is None else processed_V
 
     def _process(self, logits_V: torch.Tensor, row: SampledRow) -> torch.Tensor | None:
-        """Logits of a row after its logits processors and its mask; None where these forbid every token.
+        """Logits of a row after its logits processors and its mask; None if these forbid every token.
 
-        No constraint is dropped, with one exception: ``min_tokens`` yields to a mask, as an answer that is complete by its form
+        No constraint is dropped, with one exception: ``min_tokens`` yields to a mask, as a complete structured output
         must be able to end.
         """
         if not row.sampling.processors and not row.mask:
@@ -84,10 +84,10 @@ class Sampler:
         return None
 
     def _apply(self, logits_V: torch.Tensor, row: SampledRow, omitted: str = "") -> torch.Tensor:
-        """New logits: ``logits_V`` after each of the row's processors but ``omitted``.
+        """Copy of ``logits_V`` after each of the row's processors but ``omitted``.
 
-        The row's mask comes before them, so that one that keeps the largest logits keeps allowed tokens, and after them, so that none
-        brings back a forbidden token.
+        The row's mask is applied before them, so that a processor that keeps the largest logits keeps allowed tokens,
+        and after them, so that none restores a forbidden token.
         """
         processed_V = logits_V.clone()
         forbidden_V = ~read_mask(row.mask, logits_V.shape[0]).to(logits_V.device) if row.mask else None
@@ -101,7 +101,7 @@ class Sampler:
         return processed_V
 
     def _choose(self, logits_BV: torch.Tensor, rows: Mapping[int, SampledRow]) -> dict[int, int]:
-        """The tokens of some rows of the logits: the largest, or drawn where there is a temperature."""
+        """Choose the tokens of some rows of the logits: greedy, or sampled with a temperature."""
         draws = [
             Draw(b, len(row.token_ids), row.sampling)
             for b, row in rows.items()
@@ -116,7 +116,7 @@ class Sampler:
 
 
 def read_mask(mask: bytes, vocab_size: int) -> torch.Tensor:
-    """Which tokens a mask allows, as ``BatchEntry`` has it: bool (V)."""
+    """Decode a mask of ``BatchEntry`` into allowed tokens: bool (V)."""
     bits_V = np.unpackbits(np.frombuffer(mask, np.uint8), count=vocab_size, bitorder="little")
     return torch.from_numpy(bits_V).view(torch.bool)
 
@@ -127,7 +127,7 @@ def measure(
     """Log-probability of each row's token, with the ``tops[b]`` likeliest tokens of row ``b``.
 
     Args:
-        with_ranks: whether to count how many tokens are likelier.
+        with_ranks: whether to compute the rank of each token.
     """
     logprobs_B1 = logprobs_BV[range(len(token_ids)), token_ids][:, None]
     ranks_B = ((logprobs_BV > logprobs_B1).sum(dim=1) + 1).tolist() if with_ranks else [0] * len(token_ids)

@@ -1,4 +1,4 @@
-"""SequenceState: a sequence as a worker knows it."""
+"""SequenceState: a worker's copy of a sequence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labinfer.base.plan import TokenSampling
 
 @dataclass(kw_only=True)
 class SequenceState:
-    """Sequence as a worker knows it: all of it follows from the plans."""
+    """A worker's copy of a sequence; it follows from the plans alone."""
 
     token_ids: list[int]
     sampling: TokenSampling
@@ -19,7 +19,7 @@ class SequenceState:
     """See ``SequenceStart``."""
     block_table: list[int] = field(default_factory=list)
     window_table: list[int] = field(default_factory=list)
-    """Blocks of windowed layers, where these have their own."""
+    """Block table of the sliding-window layers, if they have separate blocks."""
     hidden_sum_D: torch.Tensor | None = None
-    """Sum of its rows that were pooled so far, float32."""
+    """Sum of the hidden states that were pooled so far, float32."""
     num_pooled: int = 0

@@ -1,4 +1,4 @@
-"""The executor of a real group: plans go down the control channel to all ranks, this rank's worker takes part too."""
+"""SpmdExecutor: broadcasts plans to all ranks over the control channel, and runs rank 0's part; ``follow`` runs the others'."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class TakeStats(Protocol):
     """Hook for the statistics of a rank, such as ``stats_reporter.StatsReporter``."""
 
     def take(self) -> WorkerStats:
-        """Statistics of a run, at its end."""
+        """Take the statistics of a run, at its end."""
 
 
 class SpmdExecutor:
-    """Rank 0's side; see ``labinfer.engine.executor.Executor``. Followers run ``follow``.
+    """Executor on rank 0; see ``labinfer.engine.executor.Executor``. The other ranks run ``follow``.
 
     Args:
-        pipeline: None when there is one stage; its results then come straight from this rank's worker.
-        model: number of the model among those of the group.
+        pipeline: None if there is one stage; its results then come straight from this rank's worker.
+        model: index of the model in the group.
         on_end: called when a run ends, before the ranks are told.
     """
 
@@ -48,7 +48,7 @@ class SpmdExecutor:
         self._recorder, self._model, self._on_end = recorder, model, on_end
         self._results: deque[BatchResult | ResultArrival] = deque()
         self._num_launched = 0
-        """Plans that this rank has not run yet: on a later stage the one before it has to come first."""
+        """Number of launched plans that this rank has not run yet. On a later stage it has to wait for activations first."""
 
     def launch(self, plan: BatchPlan) -> None:
         with self._recorder.slice("broadcast", plan):
@@ -86,15 +86,15 @@ class SpmdExecutor:
 
 
 def follow(channel: ControlChannel, models: Sequence[tuple[Worker, TakeStats, Tracer]]) -> None:
-    """The loop of every rank but 0, until rank 0's runs of all these models have ended."""
+    """Loop of every rank but 0, until rank 0 has ended the runs of all ``models``."""
     num_running = len(models)
     while num_running:
         was_on, begin = any(recorder.capacity for _, _, recorder in models), time.perf_counter_ns()
         command = channel.receive()
         worker, stats, recorder = models[command.model]
-        if worker.num_steps:  # before the first one there was no run
+        if worker.num_steps:  # waits before the first step do not count
             worker.waits["plans"] += (time.perf_counter_ns() - begin) / 1e9
-        if was_on and recorder.capacity:  # the wait is of the model whose plan has ended it
+        if was_on and recorder.capacity:  # attributed to the model whose plan ended the wait
             recorder.add("wait for a plan", begin, time.perf_counter_ns(), None)
         if isinstance(command, BatchPlan):
             worker.launch(command)

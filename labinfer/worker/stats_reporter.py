@@ -22,8 +22,8 @@ class StatsReporter:
     """Statistics of this rank since the last report.
 
     Args:
-        pipeline: None when there is one stage.
-        offload: None where all experts are in memory.
+        pipeline: None if there is one stage.
+        offload: None if all experts are in memory.
     """
 
     def __init__(
@@ -42,23 +42,23 @@ class StatsReporter:
         self._memory_total = total_memory(device)
 
     def report(self, num_slices: int) -> WorkerStats:
-        """While steps run, with the slices since the last call; another thread may call it.
+        """Report while steps run, with the slices since the last call. Another thread may call it.
 
         Args:
-            num_slices: to record until the next call; with 0 none are.
+            num_slices: maximum number of slices to record until the next call; 0 for none.
         """
         slices = self._recorder.take()
         self._recorder.capacity = num_slices
         return self._read(slices)
 
     def take(self) -> WorkerStats:
-        """At the end of a run; the next one counts from 0 again."""
+        """Report at the end of a run, and reset the counters."""
         stats = self._read(self._recorder.take())
         self.reset()
         return stats
 
     def reset(self) -> None:
-        """Count from 0 again."""
+        """Reset the counters to 0."""
         self._worker.reset_counters()
         if self._offload is not None:
             self._offload.reset_stats()

@@ -1,4 +1,4 @@
-"""StepGraphs: a part of a stage's step, which is captured where a step only decodes, and replayed."""
+"""StepGraphs: captures a part of decode-only steps as graphs, and replays them."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from labinfer.models.layers.input_batch import ModelInputBatch
 from labinfer.worker.model_runner import FEW_ROWS, Around, StepPart, plain_steps
 
 MAX_SEQUENCES = 128
-"""Sequences of a step that is captured, at most."""
+"""Maximum number of sequences of a captured step."""
 KEPT_BYTES = {"layers": 64 << 20, "head": 16 << 20}
-"""Memory that captured steps of a part keep, at most. Those of the head keep logits. Intermediate results stand in memory that all share."""
+"""Maximum memory of the captured steps of each part; the head's includes logits. Intermediate results are in memory
+that all graphs share."""
 CAPTURED_BYTES = SHARED_BYTES + sum(KEPT_BYTES.values())
-"""Memory of all captured steps of a ``ModelRunner``, at most."""
+"""Maximum memory of all captured steps of a ``ModelRunner``."""
 
 
 def captures_steps(device: torch.device, tp_size: int) -> bool:
-    """Whether steps of a rank may be captured: on CPUs, and on one card. Sums over several cards cannot be captured."""
+    """Whether steps of a rank may be captured: on CPUs, and on one GPU. An all-reduce over several GPUs cannot be captured."""
     return device.type == "cpu" or device.type == "cuda" and tp_size == 1
 
 
 def find_capture(providers: Iterable[Provider], device: torch.device, tp_size: int) -> Capture | None:
-    """The first capture that a provider offers; None if steps of this rank cannot be captured."""
+    """The first capture that a provider offers; None if this rank's steps cannot be captured."""
     if not captures_steps(device, tp_size):
         return None
     return next(filter(None, (provider.capture() for provider in providers)), None)
 
 
 def capture_steps(capture: Capture | None) -> Around:
-    """Capture of a ``ModelRunner``'s steps, to be given to it as ``around``; None leaves all steps as they are."""
+    """Make the ``around`` of a ``ModelRunner`` that captures its steps; with None no step is captured."""
     return plain_steps if capture is None else lambda part, name: StepGraphs(part, capture, KEPT_BYTES[name])
 
 
 @dataclass(frozen=True)
 class CapturedStep:
-    """A graph with the memory that it reads from and writes to beside that of the batch."""
+    """A graph with its input and output buffers beside the batch."""
 
     graph: Graph
     hidden_TD: torch.Tensor | None
@@ -51,31 +52,34 @@ class CapturedStep:
 
     @property
     def data_bytes(self) -> int:
-        """Bytes that grow with the rows: of the result, the input and kept activations."""
+        """Bytes that grow with the number of rows: result, input and kept activations."""
         return self.graph.num_bytes + self.out.nbytes + (0 if self.hidden_TD is None else self.hidden_TD.nbytes)
 
 
 class StepGraphs:
-    """Runs a part of each step. A step of one token for each of so many sequences is captured, and its likes are replayed; so is one
-    of a few tokens of one sequence, when the second one like it comes.
+    """Runs a part of each step, as a captured graph if there is one.
 
-    Steps are alike if their numbers stand in the same places, which those of ``IndexBuffer`` do. What a step gives holds until
-    the next one.
+    A step of one token for each sequence is captured when it first occurs, and a step of a few tokens of one sequence
+    when it occurs a second time. A graph is replayed for steps with equal ``ModelInputBatch.places`` (shapes and tensor
+    addresses), which ``IndexBuffer`` keeps stable. The output is valid until the next step.
 
     Args:
-        capture: None where nothing is captured. It must be able to see all that the part does, see ``functions.graph``.
-        kept_bytes: memory of all graphs, at most. Steps are captured up to the number of rows for which all smaller ones have room,
-            too: so none makes room for another again and again. A graph of more rows than that is not kept.
+        part: the layers or the head.
+        capture: captures the calls of a part; None to capture nothing. It must see all that the part does, see
+            ``functions.graph``.
+        kept_bytes: maximum memory of all graphs. Steps are captured up to the number of rows for which the graphs of
+            all smaller numbers fit, too, so that graphs do not evict each other again and again. Larger graphs are not
+            kept.
     """
 
     def __init__(self, part: StepPart, capture: Capture | None, kept_bytes: int):
         self._part, self._capture, self._kept_bytes = part, capture, kept_bytes
-        self._row_bytes, self._program_bytes = 0.0, 0  # of a graph, for each row and whatever its rows: the most so far
+        self._row_bytes, self._program_bytes = 0.0, 0  # bytes of a graph, per row and fixed: maxima so far
         self._most_sequences = MAX_SEQUENCES
-        """Sequences of a step that is tried: half as many as one had that could not be captured."""
-        self._seen: set[tuple[int, ...]] = set()  # places of steps with several rows of a sequence
+        """Maximum number of sequences of a step to capture: half of the number in a step that could not be captured."""
+        self._seen: set[tuple[int, ...]] = set()  # places of steps with several rows of one sequence, seen once
         self._steps: dict[tuple[int, ...], CapturedStep | None] = {}
-        """By ``places``; None for those that cannot be captured."""
+        """Captured steps by ``places``, least recently used first; None for a step that cannot be captured."""
 
     def __call__(self, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
         num_sequences, num_rows = len(batch.attention.context_lens), len(batch.token_ids_T)
@@ -114,7 +118,7 @@ class StepGraphs:
         self._program_bytes = max(self._program_bytes, graph.program_bytes)
         if not self._has_room(num_rows):
             del self._steps[places]
-        while self.num_bytes > self._kept_bytes:  # those that were not used for the longest time go first
+        while self.num_bytes > self._kept_bytes:  # evict the least recently used
             del self._steps[next(iter(self._steps))]
             self._seen.clear()
         return out
@@ -125,12 +129,12 @@ class StepGraphs:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the graphs keep now."""
+        """Memory of all graphs now."""
         return sum(step.num_bytes for step in self._steps.values() if step is not None)
 
 
 def _for_dry_run(batch: ModelInputBatch) -> ModelInputBatch:
-    """The batch with guards in place of the lists of its sequences."""
+    """Copy of a batch with ``HostReadGuard`` in place of the lists of its sequences."""
     windowed = batch.windowed
     if windowed is not None:
         windowed = replace(windowed, attention=for_dry_run(windowed.attention))

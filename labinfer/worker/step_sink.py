@@ -1,4 +1,4 @@
-"""StepSink: what a rank writes of every step that it runs, in a job, in ``serve`` and in ``LLM`` alike."""
+"""StepSink: contract of plugins that receive a record of every step of a rank, in a job, in ``serve`` and in ``LLM``."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ class StepRecord:
     """Number of the micro-batch, the same on every rank."""
     num_sequences: int
     num_tokens: int
-    """Tokens that the step ran, those of prompts included."""
+    """Tokens that the step ran, including those of prompts."""
     num_decodes: int
-    """Sequences that generate."""
+    """Decoding sequences."""
     time: float
     """``time.time()`` of this machine at the end of the step."""
     busy: float
     """Time in which the rank prepared, ran and sampled the step. Work on an accelerator may end later."""
     layers: float
-    """Part of ``busy`` in which it ran layers."""
+    """Part of ``busy`` spent in layers."""
     waited: float
-    """Time in which it waited for the activations of the stage before it; 0 on the first stage."""
+    """Time spent waiting for the activations of the previous stage; 0 on the first stage."""
 
 
 class StepSink:
     """Receiver of every step, chosen by ``--step-sink NAME=ARGUMENT``.
 
-    Each rank that holds a part of the model makes one object for each sink and model. A file is thus written on the rank's own
-    machine, and ranks that share a folder need names of their own.
+    Each rank that holds a part of the model makes one object for each sink and model. Files are written on the rank's own
+    machine; ranks that share a folder need distinct file names.
 
     Args:
         argument: the text after ``NAME=``; empty if there is none.
@@ -49,29 +49,30 @@ class StepSink:
         self.argument, self.place = argument, place
 
     def write(self, step: StepRecord) -> None:
-        """Called at the end of every step, while the next stage works; what it takes is added to the step. An exception turns the
-        sink off with a warning, and the run goes on. Communication between ranks is not allowed here."""
+        """Called at the end of every step, while the next stage works; its time adds to the step. An exception turns
+        the sink off with a warning, and the run continues. Communication between ranks is not allowed here."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Called when the model is unloaded, or after ``write`` has raised. A process that is killed calls nothing: flush what must not be lost."""
+        """Called when the model is unloaded, or after ``write`` has raised. It is not called in a process that is
+        killed: flush data that must not be lost."""
 
 
 class StepSinks:
-    """The sinks of a rank, none at first."""
+    """Sinks of a rank; none at first."""
 
     def __init__(self):
         self._sinks: list[StepSink] = []
 
     def add(self, sink: StepSink) -> None:
-        """Write to one more sink from now on."""
+        """Add a sink."""
         self._sinks.append(sink)
 
     def __bool__(self) -> bool:
         return bool(self._sinks)
 
     def write(self, step: StepRecord) -> None:
-        """Hand a step to every sink. One that raises is turned off."""
+        """Pass a step to every sink. A sink that raises is turned off."""
         for sink in [*self._sinks]:
             try:
                 sink.write(step)
@@ -86,7 +87,7 @@ class StepSinks:
                 _close(sink)
 
     def close(self) -> None:
-        """Close every sink. One that raises is named, and the others are closed, too."""
+        """Close every sink. If one raises, it is logged, and the others are closed."""
         for sink in self._sinks:
             _close(sink)
         self._sinks.clear()

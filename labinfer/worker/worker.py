@@ -1,4 +1,4 @@
-"""The loop every rank runs: take a plan, receive activations, run the layers, send them on."""
+"""Worker: the loop of every rank: take a plan, receive activations, run the layers, send them on."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from labinfer.worker.step_sink import StepRecord, StepSinks
 
 
 class Worker:
-    """Part of one rank in every step.
+    """Runs one rank's part of every step.
 
-    ``launch`` posts what a plan needs, ``progress`` runs the oldest launched plan, ``stop`` lets everything sent arrive.
+    ``launch`` posts the receives of a plan, ``progress`` runs the oldest launched plan, ``stop`` waits for all sends.
 
     Args:
-        pipeline: links to the stages beside this one; None when there is one stage.
+        pipeline: links to the stages beside this one; None if there is one stage.
         incoming: dtype of the activations that arrive; None on the first stage.
         hidden_size: width of the activations between stages.
-        recorder: keeps where the time goes.
+        recorder: traces this rank's time.
         sinks: receive every step.
     """
 
@@ -50,22 +50,22 @@ class Worker:
         self._is_last, self._is_sampling_rank = is_last, is_sampling_rank
         self._recorder, self._sinks = recorder, sinks
         self.is_first = incoming is None
-        """Whether this rank is on the first stage, and waits for no other."""
+        """Whether this rank is on the first stage, which receives no activations."""
         self._launched: deque[tuple[BatchPlan, Arrival | None]] = deque()
         self.num_steps = 0
         self.busy_time = 0.0
-        """Seconds in which this rank was preparing, running and sampling steps."""
+        """Seconds spent preparing, running and sampling steps."""
         self.layer_time = 0.0
-        """Part of them in which it ran layers, the embedding included."""
+        """Part of ``busy_time`` in the layers, the embedding included."""
         self.waits: Counter[str] = Counter()
         """See ``WorkerStats.waits``."""
 
     def launch(self, plan: BatchPlan) -> None:
-        """Make room for the plan's activations and queue it."""
+        """Post the receive of the plan's activations, and enqueue the plan."""
         self._launched.append((plan, self.post(plan.step_id, plan.num_tokens)))
 
     def progress(self) -> BatchResult | None:
-        """Run the oldest launched plan; returns its result on rank 0, if it is the rank that samples."""
+        """Run the oldest launched plan. Returns its result on rank 0 if that is the rank that samples."""
         plan, arrival = self._launched.popleft()
         self._progress.step_id = plan.step_id
         if not self._sinks:
@@ -105,7 +105,7 @@ class Worker:
     # The parts of a step, in order; measurements run them one by one.
 
     def post(self, step_id: int, num_tokens: int) -> Arrival | None:
-        """Make room for a step's activations; None on the first stage, where none come."""
+        """Post the receive of a step's activations; None on the first stage, which receives none."""
         if self._incoming is None:
             return None
         return self._pipeline.post_activations(step_id, num_tokens, self._hidden_size, self._incoming, self._device)
@@ -113,7 +113,7 @@ class Worker:
     def run_layers(
         self, plan: BatchPlan, arrival: Arrival | None, all_rows: bool = False
     ) -> tuple[ModelInputBatch, torch.Tensor]:
-        """Build a step's inputs while its activations come, then run this stage's layers on them.
+        """Build a step's inputs while its activations arrive, then run this stage's layers on them.
 
         Args:
             all_rows: see ``ModelRunner.prepare``.
@@ -137,7 +137,7 @@ class Worker:
         return batch, hidden_TD
 
     def sample(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> BatchResult | None:
-        """Last stage: the step's result; None on ranks that do not sample."""
+        """Sample on the last stage. Returns the step's result; None on ranks that do not sample."""
         begin = time.perf_counter()
         with self._recorder.slice("sample", plan):
             result = self.runner.sample(plan, batch, hidden_TD)
@@ -145,24 +145,24 @@ class Worker:
         return result
 
     def stop(self) -> None:
-        """Wait until everything this rank sent has arrived."""
+        """Wait until all sends of this rank have completed."""
         if self._pipeline is not None:
             self._pipeline.drain()
 
     def close(self) -> None:
-        """Let go of the model and its KV cache."""
+        """Release the model and its KV cache, and close the sinks."""
         self.runner = None
         self._sinks.close()
 
     def expert_tokens(self) -> dict[int, list[int]]:
-        """Tokens that each expert of a layer was given so far, by layer; empty but on a stage's first tp rank, and when this is
-        closed: another thread may call it."""
+        """Tokens routed to each expert so far, by layer. Empty except on a stage's first tp rank, and after ``close``:
+        another thread may call it."""
         runner = self.runner
         loads = runner.model.expert_loads() if runner is not None else {}
         return {layer: num_tokens_E.tolist() for layer, num_tokens_E in loads.items()}
 
     def reset_counters(self) -> None:
-        """Count steps, seconds and the experts' tokens from 0 again."""
+        """Reset the counters of steps, seconds and experts' tokens."""
         self.num_steps, self.busy_time, self.layer_time = 0, 0.0, 0.0
         self.waits.clear()
         for num_tokens_E in self.runner.model.expert_loads().values():

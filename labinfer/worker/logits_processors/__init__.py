@@ -1,1 +1,1 @@
-"""Logits processors that ship with LABInfer. ``processor.py`` says what one must do; ``base/kinds.py`` lists these."""
+"""Logits processors that ship with LABInfer. ``processor.py`` has their contract; ``base/kinds.py`` lists them."""

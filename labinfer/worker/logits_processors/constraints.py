@@ -1,4 +1,4 @@
-"""Which tokens may be chosen at all."""
+"""Constraints: logits processors that bias, allow or forbid tokens."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ NEVER = float("-inf")
 
 
 def logit_bias(logits_V: torch.Tensor, bias: dict[int, float], row: SampledRow) -> None:
-    """Add to some tokens' logits, as OpenAI's API has it."""
+    """Add a bias to the logits of token ids, as in OpenAI's API."""
     logits_V[list(bias)] += torch.tensor(list(bias.values()), device=logits_V.device)
 
 
 def allowed_token_ids(logits_V: torch.Tensor, token_ids: list[int], row: SampledRow) -> None:
-    """Keep only these ids."""
+    """Forbid all tokens but ``token_ids``."""
     kept = logits_V[token_ids]
     logits_V.fill_(NEVER)
     logits_V[token_ids] = kept
 
 
 def bad_words(logits_V: torch.Tensor, words: list[list[int]], row: SampledRow) -> None:
-    """Forbid the last token of a word whose other tokens have just been generated."""
+    """Forbid the last token of each word whose other tokens have just been generated."""
     for *begin, last in words:
         if not begin or row.output_ids[-len(begin) :] == begin:
             logits_V[last] = NEVER

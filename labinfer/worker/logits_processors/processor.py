@@ -1,4 +1,4 @@
-"""LogitsProcessor: a change of a row's logits before its token is chosen, and the row that it is told about."""
+"""LogitsProcessor: contract of functions that change a row's logits before sampling; SampledRow: their argument."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from labinfer.base.sampling_params import SamplingParams, sampling_parameters
 
 
 class SampledRow(msgspec.Struct, frozen=True):
-    """A prefix of a sequence whose next token is to be chosen."""
+    """A prefix of a sequence after which the next token is sampled."""
 
     sampling: TokenSampling
     token_ids: list[int]
-    """The prefix: the prompt, and the answer up to the token that is to be chosen."""
+    """The prefix: the prompt, and the answer before the token to be sampled."""
     mask: bytes = b""
-    """Tokens that may be chosen, as ``BatchEntry`` has them; empty for any."""
+    """Mask of allowed tokens, as in ``BatchEntry``; empty for no constraint."""
 
     @property
     def output_ids(self) -> list[int]:
@@ -32,20 +32,20 @@ LogitsProcessor = Callable[[torch.Tensor, Any, SampledRow], None]
 """Changes one row's logits in place: ``processor(logits_V, value, row)``, with the ``value`` of the row's request.
 
 ``Sampler`` calls it for each token of each request that names it, on the first tp rank of the last stage; draft models and MTP
-layers also call it where they draft. ``logits_V`` are float32, with the vocabulary's length, on the stage's device. The mask of a
-structured output, the processors of ``SamplingParams``' own fields, and those that the request names first have changed them
-before; temperature, top-k and the other candidate sets follow. Contract:
+layers also call it where they draft. ``logits_V`` are float32, of vocabulary size, on the stage's device. The mask of a structured
+output, the processors of ``SamplingParams``' own fields, and those that the request names first are applied before;
+temperature, top-k and the other candidate filters follow. Contract:
 
 - It depends on ``logits_V``, ``value`` and ``row`` alone, and is deterministic: the same arguments give the same logits.
-- It keeps nothing from one call to the next. A sequence's rows may come in any order, in another batch, on another rank, or twice:
-  drafts are verified, and a preempted or restarted request is run again.
-- It forbids a token with ``-inf``, and leaves at least one of the tokens that it was given. Where none is left, the answer ends with
-  an error that names ``logits_processors``.
+- It keeps no state between calls. A sequence's rows may come in any order, in another batch, on another rank, or twice: drafts are
+  verified, and a preempted or restarted request is run again.
+- It forbids a token with ``-inf``, and leaves at least one allowed token. If none is left, the answer ends with an error that
+  names ``logits_processors``.
 - It makes no logit NaN. ``Sampler`` asserts this on every row, by the maximum that it computes anyway.
 - It changes neither ``value`` nor ``row``, and is fast: the whole batch waits for it.
 
-Rank 0 tries each request's processors once on logits of 0, before any rank sees the request. What raises then, or gives NaN,
-refuses the request. What raises later ends the ranks.
+Rank 0 tries each request's processors once on logits of 0, before any rank sees the request. If one raises
+then, or gives NaN, the request is rejected. If one raises later, the ranks end.
 
 A plugin registers ``@register("logits_processor", NAME)``, and requests then give ``"logits_processors": {NAME: value}``. With
 ``parameter=SamplingParameter(…)`` the value is a number with bounds, and requests may also give it as a field of their own, beside
@@ -54,20 +54,20 @@ A plugin registers ``@register("logits_processor", NAME)``, and requests then gi
 
 
 def check_logits_processors(requested: Mapping[str, Any], prompt_ids: list[int], vocab_size: int) -> None:
-    """Try a request's own logits processors before any rank has to run them.
+    """Try a request's own logits processors before any rank runs them.
 
     Args:
-        requested: their values by name.
+        requested: values of the processors by name.
 
     Raises:
-        UserError: there is none of that name, it fails with this value, or it breaks its contract.
+        UserError: a name is unknown, or a processor fails with its value or breaks its contract.
     """
     row = SampledRow(TokenSampling(num_prompt_tokens=len(prompt_ids)), prompt_ids)
     for name, value in requested.items():
         names = [known for known in REGISTRY.names("logits_processor") if known not in SamplingParams.__struct_fields__]
         if name not in names:
             raise UserError(f"there is no logits processor {name!r:.60}; there are: {', '.join(names)}")
-        if parameter := sampling_parameters().get(name):  # of params that were made before the plugin was loaded
+        if parameter := sampling_parameters().get(name):  # not read yet if ``requested`` predates the plugin
             parameter.read(name, value)
         logits_V = torch.zeros(vocab_size)
         try:

@@ -1,4 +1,4 @@
-"""thinking_budget: the most tokens of reasoning before the answer."""
+"""thinking_budget: logits processor that limits the tokens of reasoning before the answer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NEVER = float("-inf")
 
 
 def thinking_budget(logits_V: torch.Tensor, value: Any, row: SampledRow) -> None:
-    """``[count, open, close, calls]``: force the closing mark once the reasoning has ``count`` tokens. The marks are token ids; ``open``
-    is empty where the prompt has opened the reasoning. A token of ``calls`` ends it, too: it begins a call, which may not be cut.
-    """
+    """``[count, open, close, calls]``: force the closing delimiter once the reasoning has ``count`` tokens. Delimiters
+    are lists of token ids; ``open`` is empty if the prompt has opened the reasoning. A token of ``calls`` also ends the
+    reasoning: it begins a tool call, which must not be cut."""
     count, opening, closing, calls = msgspec.convert(value, Budget)
-    closing_N = logits_V[closing]  # refuses what is outside the vocabulary
+    closing_N = logits_V[closing]  # raises for ids outside of the vocabulary
     output = row.output_ids
     begin = _mark_end(opening, output)
     if begin is None or len(output) - begin < count:
@@ -36,7 +36,7 @@ def thinking_budget(logits_V: torch.Tensor, value: Any, row: SampledRow) -> None
 
 
 def _mark_end(mark: list[int], token_ids: list[int]) -> int | None:
-    """End of the first occurrence of a mark; None where there is none."""
+    """Index after the first occurrence of a delimiter; None if there is none."""
     end = len(mark)
     while token_ids[end - len(mark) : end] != mark:
         try:
