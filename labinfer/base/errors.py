@@ -73,5 +73,5 @@ def first_line(error: BaseException) -> str:
 
 def is_failure(error: BaseException) -> bool:
     """Whether an exception is a failure of some work rather than the end of this process. A panic in a Rust library is
-    a failure, although its class is no ``Exception``; the class cannot be imported."""
+    a failure, too: its class is no ``Exception``, and is known by its name as it cannot be imported."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"

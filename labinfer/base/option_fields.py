@@ -52,7 +52,7 @@ def convert_section(section: type[Section], values: dict[str, Any]) -> Section:
 
 
 def is_switch(field: dataclasses.Field) -> bool:
-    """Whether an option has the choices on, off and others."""
+    """Whether an option has ``on`` and ``off`` among its choices."""
     return {"on", "off"} <= set(field.metadata["choices"] or ())
 
 

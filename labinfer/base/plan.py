@@ -149,7 +149,7 @@ class BatchPlan(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=
 def count_accepted(drafted: Sequence[int], sampled: Sequence[int]) -> int:
     """Number of drafted tokens before the first one that differs from the sampled token.
 
-    A draw depends on the tokens before it, its position and the seed alone, so tokens sampled behind accepted ones are valid.
+    A draw depends on the tokens before it, its position and the seed alone, so tokens sampled after accepted ones are valid.
     """
     num_accepted = 0
     for draft, token in zip(drafted, sampled, strict=False):

@@ -1,6 +1,6 @@
 """SamplingParams: sampling parameters of a request. Every bound is stated here once.
 
-The fields of HTTP bodies and JSONL lines (``protocol.py``), the flags (``config.py``) and the bounds in ``/openapi.json``
+The fields of HTTP bodies and JSONL lines (``protocol.py``), the flags (``sampling_options.py``) and the bounds in ``/openapi.json``
 are derived from these.
 """
 
@@ -160,7 +160,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_tokens: Count = 0
     """Number of output tokens before which nothing ends the answer."""
     temperature: Annotated[float, Bounds(0.0, 100.0)] = 0.0
-    """0 is greedy (as is anything under ``GREEDY_BELOW``); otherwise logits are divided by it."""
+    """Divisor of the logits; 0 is greedy, as is anything under ``GREEDY_BELOW``."""
     top_p: Share = 1.0
     """Nucleus sampling (Holtzman et al. 2019, arXiv:1904.09751): the smallest set with this much probability."""
     top_k: Annotated[int, Bounds(-1, MAX_COUNT, f"-1 (all), 0 (all) or a count up to {MAX_COUNT}")] = 0
@@ -170,7 +170,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     typical_p: Share = 1.0
     """Locally typical sampling (Meister et al. 2022, arXiv:2202.00666): the most typical tokens, up to this mass."""
     repetition_penalty: Annotated[float, Bounds(0.01, 100.0)] = 1.0
-    """Divides the positive logits of tokens in prompt or answer, multiplies negative ones (arXiv:1909.05858)."""
+    """Divisor of positive logits, and factor of negative ones, for tokens in prompt or answer (arXiv:1909.05858)."""
     presence_penalty: Penalty = 0.0
     """Subtracted once from the logit of each token in the answer."""
     frequency_penalty: Penalty = 0.0
@@ -184,7 +184,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logits_processors: dict[str, Any] = {}
     """Values of plugins' logits processors by name, in the order in which they change the logits; see ``SamplingParameter``."""
     seed: Annotated[int, Bounds(0, MAX_SEED, "from 0 to 2**63-1")] = 0
-    """The same seed gives the same tokens on every layout and in every batch (fp32)."""
+    """Random seed. A seed gives the same tokens on every layout and in every batch (fp32)."""
     stop: Annotated[tuple[str, ...], TextBounds(MAX_STOP_STRINGS, MAX_STOP_LENGTH)] = ()
     """Strings before the first of which generation ends."""
     stop_token_ids: tuple[int, ...] = ()
@@ -200,11 +200,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     n: Choices = 1
     """Number of answers to one prompt. The i-th answer's seed is ``seed + i``."""
     best_of: Annotated[int, Bounds(0, MAX_CHOICES)] = 0
-    """Generate this many and keep the ``n`` with the highest mean log-probability; 0 is ``n``."""
+    """Number of answers to generate, of which the ``n`` with the highest mean log-probability are kept; 0 is ``n``."""
     num_beams: Choices = 1
     """Number of beams of beam search. The best ``n`` are the answers, or fewer if constraints allow no more."""
     length_penalty: Annotated[float, Bounds(-10.0, 10.0)] = 1.0
-    """A beam's score is its log-probability over its length to this power: above 0 favours longer answers."""
+    """Power of the length by which a beam's log-probability is divided for its score: above 0 favours longer answers."""
     early_stopping: bool | Literal["never"] = False
     """When beam search ends: once there are as many finished answers as beams (true), once the best beam is unlikely to
     beat them (false), or once it cannot ("never")."""

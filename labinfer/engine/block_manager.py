@@ -83,7 +83,7 @@ class BlockManager:
         return blocks
 
     def acquire(self, cached: Sequence[int], count: int) -> list[int] | None:
-        """Share the blocks ``cached``, a cache hit, and allocate ``count`` more behind them. Returns None if there is no room."""
+        """Share the blocks ``cached``, a cache hit, and allocate ``count`` more after them. Returns None if there is no room."""
         ref_counts = self._ref_counts
         num_evictable = len(cached) - sum(map(ref_counts.__contains__, cached))
         if count > self.num_free - num_evictable:

@@ -129,7 +129,7 @@ class DraftLengths:
         drafting_step_seconds: ShapeSeconds,
         count: int,
     ) -> dict[Sequence, int]:
-        """Choose lengths of further draft chunks, behind the chunks that are in flight.
+        """Choose lengths of further draft chunks, after the chunks that are in flight.
 
         A further chunk counts only if all tokens in flight before it are accepted. The expected tokens of a round
         include those of the chunks in flight. The rank that drafts alternates between drafting and its steps, so a

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 class Eviction:
     """Order in which the unreferenced blocks of a prefix cache are evicted.
 
-    Each pool makes an object of its own, without arguments, on the rank that allocates its blocks: rank 0 for KV blocks, blocks of windowed layers and state
-    slots (whose snapshots are blocks here), and the rank of a draft model for the draft model's. The calls depend only on the schedule,
-    never on times, so a policy without random numbers evicts the same blocks in every run.
+    Each pool makes an object of its own, without arguments, on the rank that allocates its blocks: rank 0 for KV blocks, window
+    blocks and state slots (whose snapshots are blocks here), and the rank of a draft model for the draft model's. The calls depend
+    only on the schedule, never on times, so a policy without random numbers evicts the same blocks in every run.
 
     A block is *evictable* while it holds cached tokens and no sequence references it. ``BlockManager`` calls the methods between
     two micro-batches, so they must be fast: with a full cache ``add`` and ``evict`` run once for every block that is allocated.

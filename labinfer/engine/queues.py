@@ -51,7 +51,7 @@ class RequestQueues:
         insort(self.running, sequence, key=self._sort_key)
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Take a sequence out of both queues."""
+        """Remove a sequence from both queues."""
         for queue in (self.running, self.waiting):
             if sequence in queue:
                 queue.remove(sequence)
@@ -90,7 +90,7 @@ class RequestQueues:
             yield from heapq.merge(sorted(prefilling, key=key), self.candidates(), key=key)
 
     def candidates(self) -> Iterator[Sequence]:
-        """Waiting sequences, the next one first. The caller admits each one before it asks for another; otherwise there is no other.
+        """Waiting sequences, the next one first. The iteration ends if the caller asks for another one without admitting the last.
 
         A preempted beam comes before all others: its slot is kept, and other beams may be idle until it has its token.
         """

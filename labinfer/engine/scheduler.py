@@ -350,7 +350,7 @@ class Scheduler:
         return count
 
     def _shift_context(self, sequence: Sequence) -> bool:
-        """Remove half of the tokens that need not be kept from the context. Returns whether there was room for it."""
+        """Shift the context: remove half of the tokens after those to keep. Returns whether there were free blocks for it."""
         return self._tables.shift(sequence.cache, *self.shifted(sequence.max_context))
 
     def _preempt_for(self, sequence: Sequence, chosen: Collection[Sequence] = ()) -> bool:

@@ -211,7 +211,7 @@ class Sequence:
     def extend(
         self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], eos_token_ids: frozenset[int]
     ) -> tuple[FinishReason | None, int]:
-        """Append the tokens that a chunk sampled: the next token, then one behind each drafted token.
+        """Append the tokens that a chunk sampled: the next token, then one after each drafted token.
 
         Drafted tokens are accepted while they equal the sampled ones (``count_accepted``). The first sampled token that differs is the
         last to be appended, as is one that ends the answer. Later chunks in flight begin with a draft of this chunk's last token; they
@@ -322,7 +322,7 @@ class SequenceGroup(Protocol):
     members: list[Sequence]
     """The first one runs the prompt."""
     finished: list[FinishedBeam]
-    """Answers so far, the best first."""
+    """Finished answers, best first."""
 
     def has_token(self, member: Sequence) -> bool:
         """Whether ``member`` has its next token and waits for the others."""

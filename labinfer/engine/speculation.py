@@ -1,4 +1,4 @@
-"""Speculation: the hook through which drafted tokens enter and leave a scheduler's micro-batches. ``Drafts`` is the extension behind it."""
+"""Speculation: interface through which drafted tokens enter and leave a scheduler's micro-batches; ``Drafts`` implements it."""
 
 from __future__ import annotations
 
