@@ -1,4 +1,4 @@
-"""Commands that may run without other ranks and without a model: before ranks meet, and before torch is imported."""
+"""RUN_ALONE: commands that may run without other ranks and without a model, before ranks meet and torch is imported."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from labinfer.comm.spmd.environment import LaunchEnvironment
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedCommand:
-    """A command line that was parsed and checked.
+    """A parsed and checked command line.
 
     Args:
-        given: the engine's options that were given.
+        given: engine options that the user has set.
         own: the command's own arguments.
     """
 
@@ -69,7 +69,7 @@ RUN_ALONE: Mapping[str, Callable[[ParsedCommand], int | None]] = {
     "plan": _run_plan,
     "chat": _run_chat,
 }
-"""Command name → function that returns an exit status, or None to go on with the distributed start.
+"""Command name → function that returns an exit status, or None to continue with the distributed start.
 
-Each raises ``UserError`` where flags do not go together, on every rank alike.
+Each function raises ``UserError`` if flags are inconsistent, on every rank alike.
 """

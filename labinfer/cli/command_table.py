@@ -1,4 +1,4 @@
-"""Commands of the command line: what each says of itself, and which options are its flags."""
+"""COMMANDS: the description and the flags of every command."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ SIMULATED = {
     *("memory_utilization", "log_level", "trace"),
     *({f.name for f in dataclasses.fields(SchedulerOptions)} - {"speculative_config"}),
 }
-"""Options of an engine that count without its ranks."""
+"""Engine options that affect a simulation."""
 MEASURING = (ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions)
-"""Options of commands that load a model and serve no requests."""
+"""Option sections of commands that load a model but serve no requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +52,12 @@ class CommandFlags:
     """Flags and description of a command.
 
     Args:
-        description: first lines of its ``--help``.
-        summary: its line in the ``--help`` of the program; a command without one has no line.
-        options: dataclasses whose fields are its flags.
+        description: first lines of the command's ``--help``.
+        summary: the command's line in the program's ``--help``; empty for no line.
+        options: dataclasses whose fields are the command's flags.
         repeated: fields whose flags may be given several times.
-        defaults: those that differ from the dataclass's; empty for options that are left to the model or its server.
-        left_out: fields that make no sense for it.
+        defaults: defaults that differ from the dataclasses'; an empty string leaves the option to the model or its server.
+        left_out: fields that are no flags of the command.
     """
 
     description: str
@@ -78,7 +78,7 @@ COMMANDS = {
         summary="OpenAI's API over HTTP",
         options=(ServerOptions, *SECTIONS),
         repeated=(*REPEATED, "model"),
-        left_out=("trace",),  # which is written at the end of a run
+        left_out=("trace",),  # written at the end of a run
     ),
     "chat": CommandFlags(
         description="Talk to a model in the terminal: one on these ranks, or one that is served. Sampling that is not given is as the "
@@ -147,11 +147,11 @@ COMMANDS = {
         left_out=("layout",),
     ),
 }
-"""Commands that ship, by name. ``base/kinds.py`` names the function that runs each."""
+"""Built-in commands by name. ``base/kinds.py`` names the function that runs each command."""
 
 
 def commands() -> dict[str, CommandFlags]:
-    """Flags of every command, by its name: those of ``COMMANDS`` and of plugins."""
+    """Flags of every command by name, from ``COMMANDS`` and plugins."""
     own = {name: entry.details for name, entry in REGISTRY.plugged_in("command").items()}
     return COMMANDS | {
         name: CommandFlags(

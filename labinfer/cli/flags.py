@@ -1,4 +1,4 @@
-"""Commands and their flags, generated from dataclasses of options, so that each option is written down once."""
+"""Parsers of the commands, with flags generated from dataclasses of options, so that each option is defined once."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from labinfer.base.sampling_options import SamplingOptions, sampling_sections
 from labinfer.cli.command_table import COMMANDS, REPEATED, commands
 
 HANDLED_FIRST = ("help", "bench")
-"""First words of the command line that name no command of their own."""
+"""First words of the command line that are handled before the command table."""
 
 
 def check_command(name: str, command: Callable[..., int], details: Mapping[str, Any]) -> None:
-    """Refuse a command whose help or options cannot be used.
+    """Refuse a plugin's command with an invalid name, help or options.
 
     Raises:
-        UserError: the text says what they must be.
+        UserError: the message says what they must be.
     """
     if name in HANDLED_FIRST or name.startswith("-"):
         raise UserError("this word means something else on the command line; choose another name")
@@ -61,26 +61,27 @@ OTHER_ENGINES = {
     "--gpu-memory-utilization": "--memory-utilization",
     "--served-model-name": "--model NAME=DIR",
 }
-"""Flags of llama.cpp and vLLM that have another name here."""
+"""Flags of llama.cpp and vLLM with another name here."""
 
 QUOTES, DASHES = "“”‘’＂＇„«»", "—–―－‐−"
-"""Characters that keyboards and word processors put in place of quotes and hyphens."""
+"""Characters that keyboards and word processors insert in place of quotes and hyphens."""
 QUOTES_HINT = "to a shell only \" and ' are quotes, not “ and ”"
 
 NEAR = 0.8
-"""Likeness of a word to an option or a command (``difflib``) that is taken for a slip; all benchmarks have their first word in common."""
+"""Similarity (``difflib``) of a word to an option or a command from which on it counts as a typo. It is high, as all benchmarks share
+their first word."""
 
 SHORTEST = 3
-"""Fewest letters of an abbreviation. In words of so many or fewer no slip is guessed: too many options are alike."""
+"""Minimum letters of an abbreviation. For words up to this length no typo is guessed, as too many options are similar."""
 
 PLUGIN_HELP = (
     "load code of your own on every rank: a Python file, which only rank 0 needs; the name of a file in lab/; or an installed module; may "
     "be given several times, see docs/extending.md (default: none)"
 )
 PROGRAM = "launch.py"
-"""Name by which this program calls itself where it was started by no other."""
+"""Default name of the program in messages."""
 PROGRAMS = {PROGRAM: ("python launch.py", "launch.py"), "labinfer": ("labinfer", "-m labinfer")}
-"""Names of the program, with how it is started, and how torchrun starts it."""
+"""Names of the program, with the command that starts it alone and the script that torchrun starts."""
 EPILOG = """other commands:
   {name} help COMMAND       its options
 {listed}  {name} bench KIND         measure: latency, throughput, serve, comm, functions or accuracy
@@ -97,11 +98,11 @@ exit status: 0 all done, 1 some requests failed, 2 wrong usage, 70 a rank failed
 
 
 class UsageError(UserError):
-    """Flags that do not parse."""
+    """Invalid flags."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises instead of printing, so that only rank 0 speaks."""
+    """An argument parser that raises instead of printing, so that only rank 0 prints errors."""
 
     def error(self, message: str) -> typing.NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
@@ -119,9 +120,13 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"unexpected {unknown[0]!r}; {hint}")
             near = OTHER_ENGINES.get(flag, "")
             if near.partition(" ")[0] not in self._option_string_actions:
-                known = {name.lstrip("-"): name for name in self._option_string_actions}  # dashes make all look alike
+                known = {
+                    name.lstrip("-"): name for name in self._option_string_actions
+                }  # common dashes would make all names similar
                 word = flag.lstrip("-")
-                names = sorted((name for name in known if name.startswith(word)), key=len)  # which it may abbreviate
+                names = sorted(
+                    (name for name in known if name.startswith(word)), key=len
+                )  # that ``word`` may abbreviate
                 if len(word) < SHORTEST or not all(name.startswith(names[0]) for name in names):
                     names = []
                 if not names and len(word) > SHORTEST:
@@ -131,12 +136,12 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Without abbreviations of -tp and -pp, which argparse allows whatever allow_abbrev says: -t 4 would be -tp 4."""
+        """Exclude abbreviations of -tp and -pp, which argparse allows regardless of ``allow_abbrev``: -t 4 would mean -tp 4."""
         return [match for match in super()._get_option_tuples(option_string) if match[1] == option_string[:2]]
 
 
 def program_name(argument: str) -> str:
-    """The name by which the program was started, by the first of the process's arguments."""
+    """The name by which the program was started, from the first process argument."""
     return "labinfer" if os.path.basename(argument) in ("labinfer", "__main__.py") else PROGRAM
 
 
@@ -162,20 +167,20 @@ def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"labinfer {labinfer.__version__}")
-    if command != "supervise":  # it has nothing that could be chosen; the command that it starts has flags of its own
+    if command != "supervise":  # supervise needs no plugins; the command that it starts has its own flags
         parser.add_argument("--plugin", action="append", metavar="FILE|MODULE|NAME", help=PLUGIN_HELP)
     if SamplingOptions in sections:
         sections += sampling_sections()[1:]
     try:
         for section in sections:
             add_options(parser, section, flags.repeated, flags.defaults, flags.left_out)
-    except argparse.ArgumentError as error:  # of a plugin: ours are tested
+    except argparse.ArgumentError as error:  # from a plugin: built-in flags are tested
         raise UsageError(f"a plugin adds a flag that there is already: {error}") from None
     return parser
 
 
 def build_bench_parser(program: str = PROGRAM) -> Parser:
-    """The parser of ``bench`` without a kind, which has nothing but help."""
+    """The parser of ``bench`` without a kind, which only has help."""
     kinds = {name: flags.description for name, flags in COMMANDS.items() if name.startswith("bench ")}
     lines = [f"  {program} {name:<17} {description[0].lower()}{description[1:]}" for name, description in kinds.items()]
     return Parser(
@@ -191,7 +196,7 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
     """The command's name and the arguments after it.
 
     Raises:
-        UsageError: the first words are no command.
+        UsageError: the first words do not name a command.
     """
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
     command = " ".join(words) or "generate"
@@ -217,7 +222,7 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
 
 def _check_hyphens(word: str) -> None:
     """Raises:
-    UsageError: it looks like an option, and begins with another character.
+    UsageError: ``word`` begins with a typographic dash in place of a hyphen.
     """
     if word.startswith(tuple(DASHES)):
         raise UsageError(f"unknown option {word}: it begins with a dash; options begin with two hyphens, --")
@@ -230,12 +235,12 @@ def add_options(
     defaults: Mapping[str, Any] = MappingProxyType({}),
     left_out: tuple[str, ...] = (),
 ) -> None:
-    """Add a group of flags for a dataclass of options. Their values are converted and checked later.
+    """Add a group of flags for a dataclass of options. Values are converted and checked later.
 
     Args:
         repeated: fields whose flags may be given several times.
         defaults: defaults that differ from the dataclass's.
-        left_out: fields that are no flags.
+        left_out: fields that do not become flags.
     """
     words = re.findall("[A-Z][a-z]+", section.__name__.removesuffix("Options"))
     group = parser.add_argument_group(" ".join(words).lower(), section.__doc__.replace("``", ""))
@@ -269,10 +274,10 @@ def add_options(
 
 
 def _describe_default(name: str, default: Any, own: Mapping[str, Any]) -> str:
-    """A default in words.
+    """A default value in words.
 
     Args:
-        own: defaults of the command; an empty one leaves the option to the model.
+        own: defaults of the command; an empty string leaves the option to the model.
     """
     if own.get(name) == "":
         return "the model's"

@@ -1,7 +1,7 @@
-"""The command line.
+"""main: the command line's entry point on every rank.
 
 ``launch.py [options]`` runs prompts, ``launch.py serve`` and ``chat`` answer users, ``launch.py plan`` shows the layout,
-``launch.py bench …`` measures. Nothing heavy is imported before the flags are read, so that ``--help`` and a wrong flag
+``launch.py bench …`` measures. No heavy module is imported before the flags are parsed, so that ``--help`` and invalid flags
 answer at once.
 """
 
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
     from labinfer.comm.group.rank_group import RankGroup
 
 EXIT_SECONDS = 10
-"""After which the system ends a process that hangs in the exit handlers of its libraries."""
+"""Timeout after which SIGALRM kills a process that hangs in its libraries' exit handlers."""
 SPEAK_SECONDS = 0.3
-"""Time that rank 0 has to say what all ranks refuse, before the end of another one ends it."""
+"""Delay before other ranks exit, so that rank 0 can print the error before their exit makes the launcher kill it."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -88,26 +88,26 @@ def main(argv: list[str] | None = None) -> int:
     except (MemoryError, ImportError, OSError, RuntimeError) as error:
         if not (text := explain_by_limit(error)):
             raise
-        if environment.local_rank == 0:  # other ranks of the machine have the same limit
+        if environment.local_rank == 0:  # other ranks of the machine have this limit, too
             _refuse(UserError(text))
         return ExitStatus.USAGE
-    if environment.rank == 0 and environment.supervisor and status < ExitStatus.INTERNAL:  # not of a signal, either
+    if environment.rank == 0 and environment.supervisor and status < ExitStatus.INTERNAL:  # nor after a signal
         environment.supervisor.write_status(status)
     return status
 
 
 def run_program() -> typing.NoReturn:
-    """Run a command and end the process, without the time that freeing torch's modules would take."""
+    """Run a command and end the process, without spending time on freeing torch's modules."""
     protect_standard_streams()  # before anything opens a file
     status = main()
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         raise SystemExit(status)  # Python waits for them
-    atexit._run_exitfuncs()  # MPI's end is among them
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
+    atexit._run_exitfuncs()  # includes MPI_Finalize
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or missing
         sys.stdout.flush()
     if "mpi4py.MPI" in sys.modules:
-        # MPICH reports an orderly end to mpirun from an exit handler of C; without it mpirun returns 0 or 9. PyDLL keeps the
-        # interpreter's lock, so that no daemon thread runs meanwhile.
+        # MPICH reports a normal exit to mpirun from a C exit handler; without it mpirun returns 0 or 9. PyDLL keeps the GIL, so that
+        # no daemon thread runs meanwhile.
         signal.alarm(EXIT_SECONDS)
         ctypes.PyDLL(None).exit(status)
     os._exit(status)
@@ -132,9 +132,9 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
         leave_agreed(error, group)
         return ExitStatus.USAGE
     except UserError as error:
-        if rank == 0:  # every rank was given the same flags, and sees the same files
+        if rank == 0:  # every rank has these flags, and sees these files
             _refuse(error)
-        else:  # rank 0 speaks, which the launcher ends when this one does
+        else:  # rank 0 prints the error; the launcher kills it when this rank exits
             time.sleep(SPEAK_SECONDS)
         return ExitStatus.USAGE
     except Exception as error:
@@ -149,18 +149,18 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
         return chosen
     name, options, own, refusal = chosen
     if environment.local_rank == 0 and (limit := describe_limit()):
-        # Before anything is loaded: C++ ends a process that gets no memory without a word of ours.
+        # Before anything is loaded: C++ aborts a process without memory, with no message of ours.
         write_error(f"labinfer: warning: {limit}; a process that needs more may end without another word\n")
     if name in ("generate", "serve", "chat"):
         from labinfer.launch.prefetch import prefetch_weights
 
         prefetch_weights(environment, options)
     starting = None
-    if rank == 0:  # a launcher may hide that somebody sits at a terminal
+    if rank == 0:  # a launcher may hide that there is a terminal
         seconds = START_SECONDS if environment.world_size > 1 else PLAIN_SECONDS
         text = "ending all ranks" if refusal else "starting: importing torch"
         starting = Ticker(lambda: text, plain_seconds=seconds)
-    gc.disable()  # imported modules are no garbage, so collecting while they load only costs time
+    gc.disable()  # imported modules are no garbage, so collecting during imports only costs time
     from labinfer.cli.commands.session import Session
     from labinfer.comm.group.failure import end_process_with, leave_agreed
     from labinfer.observe.logs import set_up_logging
@@ -182,10 +182,10 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
 
 
 def _meet(environment: LaunchEnvironment, arguments: list[str], plugins: list[str]) -> RankGroup:
-    """Meet the other ranks before the command line is parsed, since a plugin may add commands, flags and values of flags.
+    """Meet the other ranks before the command line is parsed, as a plugin may add commands, flags and values of flags.
 
     Raises:
-        UserError: a flag of ``GROUP_SECTIONS`` is wrong, or the ranks cannot meet.
+        UserError: a flag of ``GROUP_SECTIONS`` is invalid, or the ranks cannot meet.
     """
     parser = Parser(add_help=False, allow_abbrev=False)
     for section in GROUP_SECTIONS:
@@ -208,11 +208,11 @@ def _choose(
 ) -> int | tuple[str, EngineOptions, dict[str, Any], UserError | None]:
     """Parse and check the command line. Commands that need no other ranks and no model run here.
 
-    Returns the exit status of a command that has run; else the command's name, the engine's options, the command's own arguments,
-    and an error that only rank 0 knows of so far.
+    Returns the exit status of a command that has run. Otherwise returns the command's name, the engine's options, the command's own
+    arguments, and an error that only rank 0 knows so far.
 
     Raises:
-        UserError: a flag is wrong, or the model cannot be here; on every rank alike.
+        UserError: a flag is invalid, or the model cannot be found; on every rank alike.
     """
     rank = environment.rank
     name, args = _parse(arguments, program, rank)
@@ -225,7 +225,9 @@ def _choose(
         for text in args.prompt:
             if rank == 0 and len(text) > 1 and {text[0], text[-1]} <= {*QUOTES}:
                 write_error(f"labinfer: warning: the model sees the quotes of {text}: {QUOTES_HINT}\n")
-    if name == "plan" and not getattr(args, "auto", False):  # who is here says little of who would hold what
+    if name == "plan" and not getattr(
+        args, "auto", False
+    ):  # messages on the present ranks say little about the planned layout
         usual["log_level"] = "warning"
     options = EngineOptions.from_flat(usual | given)
     own = _check_own(name, args) | ({"models": models} if models else {})
@@ -246,7 +248,7 @@ def _choose(
             environment.world_size,
             ranks=parallel.ranks,
         )
-    if environment.is_one_node and ModelOptions in flags.options:  # others may have what this node lacks
+    if environment.is_one_node and ModelOptions in flags.options:  # other nodes may have files that this node lacks
         for model in models.values() or [options.model.model]:
             _check_model(model, environment)
     check_address_space()
@@ -258,7 +260,7 @@ def _choose(
             if environment.world_size == 1:
                 raise
             _refuse(error)
-            refusal = error  # the others, who cannot know, end with this rank when they have met
+            refusal = error  # the other ranks do not know; they end with this rank once they have met
     return name, options, own, refusal
 
 
@@ -280,11 +282,11 @@ def _parse(arguments: list[str], program: str, rank: int = 0) -> tuple[str, argp
 
 
 def _check_model(model: str, environment: LaunchEnvironment) -> None:
-    """Refuse a model that cannot be here before torch is imported, which takes seconds. A rank that is alone also looks in the
-    hub; several do that when they have met, as the others have to wait for the one that fetches it.
+    """Refuse a model that cannot be found before torch is imported, which takes seconds. A single rank also looks in the hub; several
+    ranks do so after they have met, as they must wait for the rank that downloads it.
 
     Raises:
-        UserError: there is no such directory, or it holds no model that is supported.
+        UserError: there is no such directory, or it has no supported model.
     """
     from labinfer.models.architectures import check_architecture
     from labinfer.weights.resolve import find_directory, find_here, resolve_model
@@ -302,7 +304,7 @@ def _open(name: str, environment: LaunchEnvironment, options: EngineOptions, own
     """Arguments for a command's ``run``: files and sockets, opened before torch is imported.
 
     Raises:
-        UserError: a file cannot be read or written, or the server's address is taken or its folder cannot be used.
+        UserError: a file cannot be read or written, the server's address is taken, or its folder cannot be used.
     """
     if options.parallel.layout not in ("", AUTO_LAYOUT):
         from labinfer.planner.saved_plan import SavedPlan
@@ -332,18 +334,18 @@ def _open(name: str, environment: LaunchEnvironment, options: EngineOptions, own
 
 
 def _given(args: argparse.Namespace, *sections: type) -> dict[str, Any]:
-    """The options that were given, by field name."""
+    """The options that the user has set, by field name."""
     names = [f.name for section in sections for f in dataclasses.fields(section)]
     return {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
 
 
 def _check_own(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """A command's own options, which its ``run`` receives beside the session."""
+    """A command's own options, checked, which its ``run`` receives beside the session."""
     if name == "generate":
         job, sampling = _check_job(args)
         return {"job": job, "sampling": sampling}
     if name == "chat":
-        sampling, _ = _sampling(args)  # refused before anything is loaded
+        sampling, _ = _sampling(args)  # checked before anything is loaded
         return {"own": convert_section(ChatOptions, _given(args, ChatOptions)), "sampling": sampling}
     own = [
         convert_section(section, _given(args, section))
@@ -360,10 +362,10 @@ def _check_own(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _take_models(args: argparse.Namespace) -> dict[str, str]:
-    """The models of ``serve --model [NAME=]DIR|NAME``, by the names that requests use; the first one stays in ``args``.
+    """The models of ``serve --model [NAME=]DIR|NAME``, by the names that requests use; the first model stays in ``args``.
 
     Raises:
-        UserError: two models have the same name.
+        UserError: a name is missing or not unique.
     """
     models: dict[str, str] = {}
     for text in args.model or [ModelOptions.model]:
@@ -384,7 +386,7 @@ def _take_models(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
-    """The prompts or the job to run, and the sampling of requests without their own."""
+    """The prompts or the job to run, and the sampling parameters of requests without their own."""
     job = JobOptions(
         **{name: tuple(value) if name in REPEATED else value for name, value in _given(args, JobOptions).items()}
     )
@@ -402,7 +404,7 @@ def _check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
 
 
 def _sampling(args: argparse.Namespace) -> tuple[dict[str, Any], SamplingParams]:
-    """The fields of ``SamplingParams`` that were given, and these with the defaults of the others."""
+    """The fields of ``SamplingParams`` that the user has set, and the ``SamplingParams`` with defaults for the others."""
     sections = sampling_sections()
     hints = {name: hint for section in sections for name, hint in typing.get_type_hints(section).items()}
     given = {
@@ -419,7 +421,7 @@ def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
     """``launch.py supervise [flags] -- LAUNCHER … launch.py [serve] …``.
 
     Raises:
-        UserError: a flag of either is wrong, or there is nothing that could be started again.
+        UserError: a flag of either command is invalid, or the command cannot be restarted.
     """
     here = arguments.index("--") if "--" in arguments else len(arguments)
     given = _given(build_parser("supervise", program).parse_args(arguments[:here]), SuperviseOptions)
@@ -449,7 +451,7 @@ def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
         raise UserError("supervise starts serve again, or a job with --input FILE and --output FILE; give one of them")
     options = EngineOptions.from_flat(_given(args, *SECTIONS))
     if options.model.autotune == "again":
-        again = [*again, "--autotune", "on"]  # a restart takes what the first start has measured
+        again = [*again, "--autotune", "on"]  # a restart uses the measurements of the first start
     from labinfer.cli.commands.supervise import run
 
     return run(
@@ -466,5 +468,5 @@ def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
 
 
 def _import_command(name: str, own: dict[str, Any]) -> Callable[[Session], int]:
-    """The function that runs the chosen command. Imports torch and all else that a run needs."""
+    """The function that runs the command ``name``. Imports torch and all other modules of a run."""
     return functools.partial(REGISTRY.find("command", name), **own)

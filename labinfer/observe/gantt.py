@@ -63,7 +63,7 @@ def make_gantt(tracks: Iterable[Track], measured: Iterable[int]) -> Gantt:
         measured: ids of the measured steps.
 
     Raises:
-        UserError: no rank recorded a measured step, as the recorders were full before.
+        UserError: no measured step was recorded by every rank, as the recorders were full before.
     """
     tracks = sorted(tracks, key=lambda track: (track.stage, track.rank))
     recorded = set.intersection(*({slice.step_id for slice in track.slices if slice.name == "run"} for track in tracks))

@@ -1,1 +1,1 @@
-"""Talking to a model from a terminal; knows no torch, so that a chat with a server begins at once."""
+"""Terminal: chat with a model from a terminal; no torch, so that a chat with a server starts at once."""

@@ -1,4 +1,4 @@
-"""Backend: who answers in a chat, and what an answer is."""
+"""Backend: the interface of a model that answers a chat, and the reply."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from typing import Any, Protocol
 from labinfer.base.errors import UserError
 
 TOO_SHORT_SECONDS = 0.1
-"""To tell a rate from: tokens that come so close together may come in one piece."""
+"""Shortest time from which to compute a token rate: tokens this close together may arrive in one piece."""
 
 
 class AnswerFailed(UserError):
-    """There is no answer to this message; the chat can go on."""
+    """There is no answer to this message; the chat can continue."""
 
 
 class MessageRefused(AnswerFailed):
-    """The message will not be answered as it is, however often it is sent: it may be too long."""
+    """The message itself is refused, for example as too long; a retry does not help."""
 
 
 class Thought(str):
-    """A piece of what the model thinks before it answers."""
+    """A piece of the model's reasoning."""
 
 
 @dataclass(kw_only=True)
 class ChatReply:
-    """An answer so far; None stands for what nobody knows."""
+    """An answer so far; None means unknown."""
 
     text: str = ""
     thought: str = ""
-    """Thoughts before the answer; no part of the conversation."""
+    """Reasoning before the answer; not part of the conversation."""
     thought_seconds: float = 0.0
-    """From the first piece of the thoughts to the first of the answer, or to its end."""
+    """From the first piece of reasoning to the first piece of the answer, or to its end."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    """Prompt tokens that came from the KV cache."""
+    """Prompt tokens that were prefix-cache hits."""
     num_tokens: int | None = None
     finish_reason: str = ""
-    """OpenAI's, or ``stopped`` where the user has stopped it."""
+    """OpenAI's finish reason, or ``stopped`` if the user has stopped the answer."""
     seconds: float = 0.0
     seconds_to_first: float | None = None
 
     def describe(self) -> str:
-        """The figures in a line, as far as they are known."""
+        """The known figures in one line."""
         count = "" if self.num_tokens is None else f"{_tokens(self.num_tokens)} in "
         parts = [f"{count}{self.seconds:.2f} s"]
         if self.num_tokens and self.seconds_to_first is not None:
@@ -64,28 +64,28 @@ class ChatReply:
 
 
 class Backend(Protocol):
-    """A model, wherever it runs."""
+    """A model on these ranks or behind a server."""
 
     model: str
     """Name of the model."""
 
     def describe(self) -> str:
-        """Which model, and where.
+        """Name and location of the model.
 
         Raises:
-            AnswerFailed: it does not answer now.
+            AnswerFailed: the model is not available now.
         """
 
     def stream(self, messages: list[dict[str, str]], settings: dict[str, Any], answer: ChatReply) -> Iterator[str]:
-        """The pieces of the text as they come, thoughts as ``Thought``. Closing the iterator ends the work for it, wherever that is done.
+        """The pieces of the text as they arrive, reasoning as ``Thought``. Closing the iterator aborts the generation.
 
         Args:
-            settings: fields of ``SamplingParams``; the others are as the model or its server would have them.
-            answer: is given what becomes known beside the text.
+            settings: fields of ``SamplingParams``; others have the defaults of the model or its server.
+            answer: receives all other information on the answer.
 
         Raises:
-            AnswerFailed: there is no answer, or no more of it.
-            Interrupted: a signal came.
+            AnswerFailed: there is no answer, or it broke off.
+            Interrupted: a signal arrived.
         """
 
 

@@ -1,4 +1,4 @@
-"""Chat: messages and commands from a terminal, answers back to it."""
+"""Chat: reads messages and commands from a terminal, and writes the answers to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Chat:
     """A conversation with a model.
 
     Args:
-        clock: seconds that never go back.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class Chat:
         self._clock = clock
         self._answers: list[ChatReply] = []
         self._unanswered = ""
-        """The last message, where it is not in the conversation because no answer came."""
+        """The last message if it has no answer, and so is not in the conversation."""
         self._num_failed = 0
         self._is_over = False
 
     def run(self) -> ExitStatus:
-        """Until the user leaves. Where nobody sits at a terminal, messages without an answer make a status of their own.
+        """Chat until the user leaves. Without a terminal, unanswered messages give the status ``SOME_FAILED``.
 
         Raises:
-            Interrupted: SIGTERM.
+            Interrupted: a signal other than SIGINT arrived.
             UserError: the terminal is gone.
         """
         if self._terminal.is_interactive:
@@ -82,7 +82,7 @@ class Chat:
             self._fail(error)
 
     def _take(self, text: str) -> None:
-        """A message or a command."""
+        """Handle a message or a command."""
         word, _, rest = text.strip().partition(" ")
         if not word:
             return
@@ -127,7 +127,7 @@ class Chat:
             return
         except Interrupted as error:
             self._forgive(error)
-            self._terminal.write("\n" if self._terminal.is_interactive else "")  # it has shown ^C
+            self._terminal.write("\n" if self._terminal.is_interactive else "")  # the terminal has shown ^C
             answer.finish_reason = "stopped"
         self._end_thought(answer, thinks_since)
         answer.seconds = self._clock() - begin
@@ -146,14 +146,14 @@ class Chat:
         self._answers.append(answer)
 
     def _end_thought(self, answer: ChatReply, since: float | None) -> None:
-        """Fold thoughts away, if some have come since then."""
+        """End the reasoning that began at ``since``, if any, with a line on its duration."""
         if since is not None:
             seconds = self._clock() - since
             answer.thought_seconds += seconds
             self._terminal.say(f"[thought for {seconds:.1f} s; /thoughts shows it]")
 
     def _forgive(self, error: Interrupted) -> None:
-        """Ctrl-C is not for the program; anything else is."""
+        """Ignore Ctrl-C, and re-raise any other signal."""
         if error.signum != signal.SIGINT:
             raise error
         self._signals.signum = 0
@@ -162,7 +162,7 @@ class Chat:
         self._num_failed += 1
         self._terminal.say(f"labinfer: error: {error}")
 
-    # The commands; each takes what stands behind its name.
+    # Commands; each takes the text after its name.
 
     def _system(self, text: str) -> None:
         if text:

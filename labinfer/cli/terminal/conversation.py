@@ -1,4 +1,4 @@
-"""Conversation: what has been said, and how the next answer is to be sampled."""
+"""Conversation: the messages of a chat, and the sampling settings of the next answer."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from labinfer.base.sampling_options import sampling_sections
 from labinfer.base.sampling_params import SamplingParams
 
 MANY_ANSWERS = ("n", "num_beams", "length_penalty")
-"""Sampling options for several answers, or for those that cannot stream; not for a chat."""
+"""Sampling options for several answers, or for answers that cannot stream; not for a chat."""
 WORDS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def settings() -> dict[str, type]:
-    """Types of what can be set, by name."""
+    """Types of the settings, by name."""
     hints = {name: hint for section in sampling_sections() for name, hint in get_type_hints(section).items()}
     return {name: hint for name, hint in hints.items() if name not in MANY_ANSWERS}
 
 
 @dataclass
 class Conversation:
-    """Messages and settings; whole exchanges of a question and its answer."""
+    """Messages and settings. ``exchanges`` are pairs of a message and its answer."""
 
     system: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     exchanges: list[tuple[str, str]] = field(default_factory=list)
 
     def messages(self, text: str | None = None) -> list[dict[str, str]]:
-        """As OpenAI has them, with a user's next one."""
+        """The messages in OpenAI's form, followed by the user message ``text`` if given."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
         for asked, answered in self.exchanges:
             messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         return messages if text is None else [*messages, {"role": "user", "content": text}]
 
     def set(self, name: str, text: str) -> None:
-        """A setting as it is typed; without text it is the default again.
+        """Change a setting to a typed value; an empty ``text`` restores the default.
 
         Raises:
-            UserError: there is no such setting, or it cannot have this value.
+            UserError: there is no such setting, or the value is invalid.
         """
         name = name.lstrip("-").replace("-", "_")
         if (kind := settings().get(name)) is None:
@@ -54,19 +54,19 @@ class Conversation:
                 others[name] = msgspec.convert((text,) if name == "stop" else text, kind, strict=False)
             except msgspec.ValidationError:
                 raise UserError(f"{name} must be {WORDS[kind]}, not {text!r:.60}") from None
-        SamplingParams(**others)  # min_tokens and max_tokens, for one, have to go together
+        SamplingParams(**others)  # checks combinations, such as min_tokens and max_tokens
         self.settings = others
 
     def describe_settings(self) -> str:
-        """In a line."""
+        """The settings in one line."""
         texts = [f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in self.settings.items()]
         return ", ".join(texts) or "all as the model has it"
 
     def save(self, path: str, model: str) -> None:
-        """As a JSON file, which is the body of a chat request.
+        """Save as a JSON file, in the form of a chat request's body.
 
         Raises:
-            UserError: it cannot be written, or is there already.
+            UserError: the file cannot be written, or exists already.
         """
         record = {"model": model, "messages": self.messages(), **self.settings}
         try:
@@ -75,5 +75,5 @@ class Conversation:
                 file.write("\n")
         except FileExistsError:
             raise UserError(f"{path} exists; give another name") from None
-        except (OSError, RuntimeError, ValueError) as error:  # a home that nobody has, a name that no file can have
+        except (OSError, RuntimeError, ValueError) as error:  # an unknown home directory, an invalid file name
             raise UserError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None

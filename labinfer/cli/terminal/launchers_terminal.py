@@ -1,4 +1,4 @@
-"""LaunchersTerminal: the terminal of a launcher that stands between the user and rank 0."""
+"""LaunchersTerminal: the terminal of the launcher (mpirun, torchrun) between the user and rank 0."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ STANDARD_INPUT, STANDARD_OUTPUT = 0, 1
 INPUT_FLAGS, CONTROL_CHARACTERS = 0, 6
 """Indices into the list of a terminal's attributes (Python's ``termios``)."""
 IUTF8 = 0o40000
-"""Linux' flag for a terminal where the erase key takes a character of several bytes away whole (termios(3))."""
+"""Linux' flag of a terminal whose erase key removes a whole multi-byte character (termios(3))."""
 LONGEST_LINE = 4095
-"""Bytes: a terminal that edits a line itself drops what comes behind them (termios(3), "Canonical mode")."""
+"""Bytes of a line: a terminal in canonical mode drops further bytes (termios(3), "Canonical mode")."""
 DISABLED = b"\0"
 """Linux' ``_POSIX_VDISABLE``."""
 
 
 class LaunchersTerminal:
-    """A terminal on which Ctrl-C can be made a character that ends a line.
+    """A terminal that can be set to treat Ctrl-C as a character that ends a line.
 
-    As a signal it goes to the launcher, too: torchrun ends all ranks then, and MPICH's mpirun at the second one. As a
-    character it comes to rank 0 with what is typed, through mpirun's pipe as well (termios(3): VINTR and VEOL). Ctrl-Z is
-    no signal either: it would stop the launcher alone, while rank 0 goes on to read what is typed for the shell.
+    As a signal, Ctrl-C reaches the launcher, too: torchrun then ends all ranks, and MPICH's mpirun does so at the second one. As a
+    character it reaches rank 0 with the typed text, also through mpirun's pipe (termios(3): VINTR and VEOL). Ctrl-Z is no signal
+    either: it would stop only the launcher, while rank 0 reads the text typed for the shell.
 
     Args:
-        fd: open on it.
+        fd: file descriptor open on the terminal.
 
     Raises:
-        OSError: it has no name here, as in some containers.
+        OSError: the terminal has no name, as in some containers.
     """
 
     def __init__(self, fd: int):
@@ -43,19 +43,19 @@ class LaunchersTerminal:
 
     @classmethod
     def find(cls) -> LaunchersTerminal | None:
-        """The terminal of this rank's launcher; None where nobody sits at one, or at another machine's."""
+        """The terminal of this rank's launcher; None if it has none, or runs on another machine."""
         if shutil.which("stty") is None:
             return None
         fds: list[int] = []
         try:
-            if os.isatty(STANDARD_INPUT) and os.isatty(STANDARD_OUTPUT):  # torchrun hands its own on
+            if os.isatty(STANDARD_INPUT) and os.isatty(STANDARD_OUTPUT):  # torchrun passes on its own
                 return cls(STANDARD_INPUT)
             if launcher := _mpi_launcher():
                 for fd in (STANDARD_OUTPUT, STANDARD_INPUT):
                     fds.append(os.open(f"/proc/{launcher}/fd/{fd}", os.O_RDWR | os.O_NOCTTY))
                 if all(map(os.isatty, fds)):
                     return cls(fds.pop())
-        except OSError:  # a socket, another user's, or without a name
+        except OSError:  # a socket, another user's terminal, or one without a name
             pass
         finally:
             for fd in fds:
@@ -64,8 +64,8 @@ class LaunchersTerminal:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """With Ctrl-C as a character. A process of its own sees to it that the terminal is as before however this one
-        ends: a launcher may kill it at once when another rank has failed.
+        """Treat Ctrl-C as a character meanwhile. A separate process restores the terminal however this process ends: a launcher may
+        kill it at once when another rank fails.
         """
         before = termios.tcgetattr(self._fd)
         saved = subprocess.run(
@@ -77,7 +77,7 @@ class LaunchersTerminal:
         attributes[CONTROL_CHARACTERS][termios.VINTR] = attributes[CONTROL_CHARACTERS][termios.VSUSP] = DISABLED
         attributes[CONTROL_CHARACTERS][termios.VEOL] = CTRL_C.encode()
         attributes[INPUT_FLAGS] |= IUTF8
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # under mpirun this is in the background
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # under mpirun this process is in the background
         try:
             termios.tcsetattr(self._fd, termios.TCSANOW, attributes)
             yield

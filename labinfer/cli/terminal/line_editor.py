@@ -1,4 +1,4 @@
-"""LineEditor: lines typed at a terminal, edited by prompt_toolkit; History: the messages of earlier chats."""
+"""LineEditor: line editing at a terminal by prompt_toolkit; History: messages of earlier chats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POLL_SECONDS = 0.01
 
 
 class History(FileHistory):
-    """A file of messages. Where it cannot be read or written, none is kept."""
+    """A file of messages. If it cannot be read or written, no history is kept."""
 
     @classmethod
     def open(cls, path: Path | None = None) -> History:
@@ -34,7 +34,7 @@ class History(FileHistory):
         try:
             path = path or Path.home() / ".local" / "state" / "labinfer" / "chat-history"
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if path.exists() and not path.is_file():  # a FIFO would be waited for
+            if path.exists() and not path.is_file():  # opening a FIFO would block
                 raise OSError(f"{path} is not a file")
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
             return cls(path)
@@ -42,10 +42,10 @@ class History(FileHistory):
             return cls(os.devnull)
 
     def append_string(self, string: str) -> None:
-        """Called with each line, which may be a part of a message: see ``add``."""
+        """Ignore single lines, which may be parts of a message; see ``add``."""
 
     def add(self, message: str) -> None:
-        """Keep a message, unless it is the last one again."""
+        """Add a message, unless it repeats the last one."""
         if self.get_strings()[-1:] != [message]:
             super().append_string(message)
 
@@ -55,13 +55,13 @@ class History(FileHistory):
 
 
 class LineEditor:
-    """Lines of the terminal on standard input and output.
+    """Reads edited lines from the terminal on standard input and output.
 
-    prompt_toolkit runs in a thread of its own: in the main thread asyncio would take the signals' descriptor from ``SignalGuard``.
+    prompt_toolkit runs in a thread of its own: in the main thread asyncio would take the signal wakeup descriptor from ``SignalGuard``.
 
     Args:
-        commands: for the Tab key.
-        can_stop: whether Ctrl-Z stops the program.
+        commands: commands for Tab completion.
+        can_stop: whether Ctrl-Z suspends the program.
     """
 
     def __init__(self, commands: Sequence[str], can_stop: bool):
@@ -78,14 +78,14 @@ class LineEditor:
         )
         self._thread = ThreadPoolExecutor(1, "line editor")
         self._stops: SimpleQueue[threading.Event | None] = SimpleQueue()
-        """For the main thread: an event to set once it has stopped the program; None at the end of the line."""
+        """Requests to the main thread: an event to set after it has suspended the program; None at the end of the line."""
 
     def read(self, prompt: str) -> str:
         """The next line.
 
         Raises:
-            EOFError: there is none.
-            Interrupted: Ctrl-C was typed, or a signal came.
+            EOFError: the input has ended.
+            Interrupted: Ctrl-C was typed, or a signal arrived.
         """
         stops = self._stops = SimpleQueue()
         line = self._thread.submit(self._session.prompt, prompt, handle_sigint=False)
@@ -93,7 +93,7 @@ class LineEditor:
         try:
             while (is_continued := stops.get()) is not None:
                 try:
-                    os.kill(0, signal.SIGTSTP)  # and those that it shares a pipe with
+                    os.kill(0, signal.SIGTSTP)  # and the other processes of its pipeline
                 finally:
                     is_continued.set()
             return line.result()
@@ -111,10 +111,10 @@ class LineEditor:
             raise
 
     def _stop(self) -> None:
-        """Stop the program, as Ctrl-Z does. Returns once it is continued.
+        """Suspend the program, as Ctrl-Z does. Returns once it is continued.
 
-        The main thread stops it: a signal to the process reaches that thread before its call returns. Other threads would go on for a
-        while, take over the terminal again, and lose it to the shell.
+        The main thread sends the signal, as a signal to the process reaches that thread before its call returns. Another thread would
+        run on for a while, take the terminal back, and lose it to the shell.
         """
         is_continued = threading.Event()
         self._stops.put(is_continued)

@@ -1,4 +1,4 @@
-"""LineReader: standard input, line by line, with Ctrl-C among what may end one."""
+"""LineReader: reads standard input line by line; Ctrl-C may end a line."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ENDS = (b"\n", CTRL_C.encode())
 
 
 class LineReader:
-    """Lines of a file descriptor. Reads no more than has come, so that it can be asked what has.
+    """Lines of a file descriptor. Has its own buffer, so that it can say whether a line is available.
 
     Args:
-        knows_ctrl_c: whether this character ends lines, too.
+        knows_ctrl_c: whether the character Ctrl-C ends a line, too.
     """
 
     def __init__(self, fd: int, knows_ctrl_c: bool):
@@ -25,14 +25,14 @@ class LineReader:
 
     @property
     def has_line(self) -> bool:
-        """Whether ``read`` would not have to wait."""
+        """Whether ``read`` would return without waiting."""
         return self._is_at_end or self._end >= 0
 
     def read(self) -> str:
-        """The next line; without its end, unless that is Ctrl-C.
+        """The next line without its line feed; only ``CTRL_C`` for a line that Ctrl-C ended.
 
         Raises:
-            EOFError: there is none.
+            EOFError: the input has ended.
         """
         while not self.has_line:
             self._read()
@@ -45,7 +45,7 @@ class LineReader:
         return line.removesuffix(b"\r").decode("utf-8", "replace")
 
     def take_ctrl_c(self) -> bool:
-        """Whether one has come; with it goes what was typed before it."""
+        """Whether a Ctrl-C has arrived; if so, drops all input up to the last one."""
         while not self._is_at_end and select.select([self._fd], [], [], 0)[0]:
             self._read()
         _, ending, after = self._data.rpartition(ENDS[1])

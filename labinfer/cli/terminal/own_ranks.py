@@ -1,4 +1,4 @@
-"""OwnRanks: the model that is loaded on this group of ranks."""
+"""OwnRanks: chat backend for the model loaded on these ranks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from labinfer.engine.request import Request
 
 TEMPERATURE = 0.7
-"""Sampling temperature where neither the user nor the checkpoint gives one."""
+"""Sampling temperature if the checkpoint recommends sampling without a temperature."""
 
 
 class OwnRanks:
-    """Rank 0's side; the others ``LLM.follow`` until the run ends. See ``Backend``.
+    """Backend on rank 0; the other ranks run ``LLM.follow``. See ``Backend``.
 
     Args:
-        check: called between steps, where the ranks agree on what runs; may raise ``Interrupted``.
+        check: called between steps, when all ranks are in a consistent state; may raise ``Interrupted``.
     """
 
     def __init__(self, llm: LLM, check: Callable[[], None]):
@@ -60,7 +60,7 @@ class OwnRanks:
         driver, tokenizer = self._llm.driver, self._llm.tokenizer
         parser = tokenizer.reply_parser(request.prompt_token_ids, [])
         state = RequestState(request, tokenizer, streams=True, clock=self._llm.clock)
-        for news in driver.run([(state, request)], self._check):  # also what was launched beyond a stop string
+        for news in driver.run([(state, request)], self._check):  # also drains steps launched beyond a stop string
             for _, update in news:
                 if state.add(update):
                     driver.abort(state, reason=FinishReason.STOP)

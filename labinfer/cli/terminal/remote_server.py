@@ -1,4 +1,4 @@
-"""RemoteServer: a model behind OpenAI's API (API reference, "Chat"), over HTTP."""
+"""RemoteServer: chat backend for a model behind OpenAI's HTTP API (API reference, "Chat")."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from labinfer.cli.terminal.backend import AnswerFailed, ChatReply, MessageRefuse
 from labinfer.comm.group.signals import SignalGuard
 
 PATIENCE_SECONDS = 10.0
-"""For a connection, and for the list of models."""
+"""Timeout for connecting, and for the list of models."""
 KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""A machine that says nothing for a minute is gone; by Linux' own rule it would be so after two hours (tcp(7))."""
+"""TCP keep-alive: a machine that is silent for a minute counts as gone (Linux' default: two hours, tcp(7))."""
 LONGEST_LIST = 1 << 24
-"""Bytes of a list of models that are read."""
+"""Maximum bytes to read of a list of models."""
 LONGEST_BODY, LONGEST_TEXT = 1 << 16, 300
-"""Bytes of an error body that are read, and characters that are shown where it is not OpenAI's."""
+"""Maximum bytes to read of an error body, and characters to show if it is not in OpenAI's format."""
 API = "/v1"
 DONE = b"[DONE]"
 REFUSALS = (http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE, http.HTTPStatus.UNPROCESSABLE_ENTITY)
@@ -67,7 +67,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
-    """Fields that are read of a piece of an answer; servers leave out what they do not know, or say null."""
+    """Fields of a streamed chunk that are read; servers omit unknown fields, or send null."""
 
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
@@ -75,15 +75,15 @@ class _Chunk(msgspec.Struct):
 
 
 class RemoteServer:
-    """A connection for each answer, so that a server may come and go between them. See ``Backend``.
+    """Opens a connection for each answer, so that the server may restart in between. See ``Backend``.
 
     Args:
-        url: of the server, with or without ``/v1``.
-        model: one of its names; its first where this is empty.
-        signals: may raise while something is awaited.
+        url: address of the server, with or without ``/v1``.
+        model: a model name of the server; empty for its first.
+        signals: may raise while the backend waits.
 
     Raises:
-        UserError: the address makes no sense.
+        UserError: ``url`` or ``api_key`` is malformed.
     """
 
     def __init__(self, url: str, api_key: str, model: str, signals: SignalGuard):
@@ -140,14 +140,14 @@ class RemoteServer:
 
     @contextmanager
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Iterator[http.client.HTTPResponse]:
-        """An answer that is no error; the connection is closed afterwards, whereupon the server stops its work."""
+        """A successful HTTP response. The connection is closed afterwards, which makes the server stop generating."""
         kind = http.client.HTTPSConnection if self._is_encrypted else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=PATIENCE_SECONDS)
         response = None
         try:
             with self._signals.raising():
                 connection.connect()
-                if body is not None:  # an answer may take its time, but a server that vanishes is to be noticed
+                if body is not None:  # an answer may take long, but a vanished server must be noticed
                     connection.sock.settimeout(None)
                     for option in KEEP_ALIVE:
                         connection.sock.setsockopt(*option)
@@ -157,19 +157,19 @@ class RemoteServer:
                 if response.status != http.client.OK:
                     raise _refusal(response, "Authorization" in self._headers)
             yield response
-        except (OSError, http.client.HTTPException, UnicodeError) as error:  # the last of a name that DNS cannot have
+        except (OSError, http.client.HTTPException, UnicodeError) as error:  # UnicodeError: an invalid host name
             what = f"cannot reach {self._url}" if response is None else f"the connection to {self._url} broke"
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             hint = "; is it a server without TLS? Then its address begins with http://" if _is_not_tls(error) else ""
             raise AnswerFailed(f"{what}: {reason}{hint}") from None
         finally:
-            if response is not None:  # it holds the socket, too
+            if response is not None:  # the response holds the socket, too
                 response.close()
             connection.close()
 
     def _chunks(self, response: http.client.HTTPResponse, answer: ChatReply) -> Iterator[_Chunk]:
-        """The data of server-sent events (WHATWG HTML, "Server-sent events") up to the last. Not all servers send that:
-        an answer is whole, too, when it says why it has ended.
+        """The data of server-sent events (WHATWG HTML, "Server-sent events") up to ``[DONE]``. Some servers do not send that: an answer
+        with a finish reason is complete, too.
         """
         data, is_stream = b"", False
         while True:
@@ -202,15 +202,15 @@ class RemoteServer:
 
 
 def _is_not_tls(error: Exception) -> bool:
-    """Whether what came is no answer of TLS at all."""
+    """Whether the server did not answer in TLS."""
     return getattr(error, "reason", "") in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 
 
 def _parse(data: bytes, kind: Any) -> Any:
-    """JSON of this kind, if need be with whole numbers as ``3.0`` and half of a character, which msgspec's reader refuses.
+    """JSON of type ``kind``; also accepts integers as ``3.0`` and lone surrogates, which msgspec's decoder refuses.
 
     Raises:
-        ValueError: it is none.
+        ValueError: ``data`` is no such JSON.
     """
     try:
         return msgspec.convert(json.loads(data), kind, strict=False)
@@ -219,7 +219,7 @@ def _parse(data: bytes, kind: Any) -> Any:
 
 
 def _refusal(response: http.client.HTTPResponse, has_key: bool) -> AnswerFailed:
-    """The text of an HTTP error, with advice."""
+    """An exception with the text of an HTTP error and a hint."""
     data = response.read(LONGEST_BODY)
     try:
         text = _message(_parse(data, Any))
@@ -238,7 +238,7 @@ def _refusal(response: http.client.HTTPResponse, has_key: bool) -> AnswerFailed:
 
 
 def _message(body: Any) -> str:
-    """The text in OpenAI's error object; empty where there is none."""
+    """The message in OpenAI's error object; empty if there is none."""
     error = body.get("error") if isinstance(body, dict) else None
     text = error.get("message") if isinstance(error, dict) else error
     return text if isinstance(text, str) else ""

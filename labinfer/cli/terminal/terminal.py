@@ -1,4 +1,4 @@
-"""Terminal: messages from whoever types or pipes them in, and text back to them."""
+"""Terminal: reads messages from standard input, typed or piped, and writes text to standard output."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ STANDARD_INPUT, STANDARD_OUTPUT = 0, 1
 VISIBLE = dict.fromkeys(range(128, 160), "\N{REPLACEMENT CHARACTER}") | {
     code: f"^{chr(code ^ 64)}" for code in (*range(32), 127) if chr(code) not in "\n\t"
 }
-"""Control characters as a terminal would echo them: what a model writes is not to steer the terminal."""
+"""Control characters as a terminal would echo them: the model's text must not control the terminal."""
 
 
 def read_message(read_line: Callable[[bool], str]) -> str:
-    r"""Read one message of one or more lines: a line that ends with ``\`` goes on in the next, and so do lines after three
-    quotes (``BLOCK``) until three quotes end one.
+    r"""Read one message of one or more lines: a line that ends with ``\`` continues in the next one, and lines after three quotes
+    (``BLOCK``) continue until three quotes end a line.
 
     Args:
-        read_line: the next line; is told whether it is a message's first. Raises ``EOFError`` at the end.
+        read_line: returns the next line, given whether it is the first of a message. Raises ``EOFError`` at the end.
 
     Raises:
         EOFError: there is no further message.
@@ -61,34 +61,34 @@ def _read_block(line: str, read_line: Callable[[bool], str]) -> str:
 
 
 class Terminal:
-    """Standard input and output: a terminal with a prompt and a history, or plain lines where either is a pipe or file.
+    """Standard input and output: a terminal with prompt and history, or plain lines if either is a pipe or file.
 
     Args:
-        signals: may raise while a message is awaited.
-        commands: for the Tab key.
+        signals: may raise while the terminal waits for a message.
+        commands: commands for Tab completion.
         launchers: the launcher's terminal, on which Ctrl-C is a character.
     """
 
     def __init__(self, signals: SignalGuard, commands: Sequence[str] = (), launchers: LaunchersTerminal | None = None):
         self._signals, self._launchers = signals, launchers
-        # Where it was closed, the number has been given to something else.
+        # If standard input was closed, its descriptor may now belong to another file.
         source = STANDARD_INPUT if sys.stdin is not None else os.open(os.devnull, os.O_RDONLY)
         self._lines = LineReader(source, knows_ctrl_c=launchers is not None)
         is_terminal = os.isatty(STANDARD_INPUT) and os.isatty(STANDARD_OUTPUT)
         self.is_interactive = is_terminal or launchers is not None
-        """Whether somebody sits there."""
+        """Whether a user sits at a terminal."""
         self._is_line_open = False
         self._editor: LineEditor | None = None
         if is_terminal:
-            from labinfer.cli.terminal.line_editor import LineEditor  # its library takes a while to import
+            from labinfer.cli.terminal.line_editor import LineEditor  # prompt_toolkit takes a while to import
 
             self._editor = LineEditor(commands, can_stop=launchers is None)
 
     def check(self) -> None:
-        """While an answer comes.
+        """Check for interrupts while an answer arrives.
 
         Raises:
-            Interrupted: a signal came, or Ctrl-C.
+            Interrupted: a signal or Ctrl-C arrived.
         """
         self._signals.check()
         if self._launchers is not None and self._lines.take_ctrl_c():
@@ -98,8 +98,8 @@ class Terminal:
         """The next message.
 
         Raises:
-            EOFError: there is none.
-            Interrupted: a signal came.
+            EOFError: the input has ended.
+            Interrupted: a signal arrived.
         """
         with self._signals.raising():
             text = read_message(self._read_line)
@@ -111,19 +111,19 @@ class Terminal:
         """Show a piece of an answer.
 
         Raises:
-            UserError: nobody is there to read it.
+            UserError: standard output cannot be written.
         """
         if text:
             self._is_line_open = not text.endswith("\n")
             _write(STANDARD_OUTPUT, text.translate(VISIBLE) if self.is_interactive else text)
 
     def end_line(self) -> None:
-        """End the line, so that what follows stands on its own."""
+        """End an open line, so that further text starts on a new line."""
         if self._is_line_open:
             self.write("\n")
 
     def say(self, text: str) -> None:
-        """Write a line of the program itself, not of the model."""
+        """Write a line from the program rather than the model."""
         self.end_line()
         line = text.translate(VISIBLE)
         if self.is_interactive:
