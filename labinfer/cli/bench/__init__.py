@@ -1,1 +1,1 @@
-"""Measuring an engine: requests, how they arrive, and what came of their times."""
+"""Bench: benchmarks of an engine: requests, their arrivals, and statistics of their times."""

@@ -1,4 +1,4 @@
-"""When requests come to an engine: an open loop, in which nobody waits for an answer before the next is asked."""
+"""Arrivals: arrival times of requests in an open loop, in which no client waits for an answer before the next request."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from labinfer.engine.request import Request
 
 
 def arrival_times(count: int, rate: float, seed: int, burstiness: float = 1.0) -> list[float]:
-    """Seconds from the first arrival on at which ``count`` requests come, ``rate`` a second.
+    """Random arrival times of ``count`` requests at ``rate`` per second, in seconds from the first arrival.
 
-    With an infinite rate all come at 0.
+    With an infinite rate all times are 0.
 
     Args:
-        burstiness: shape of the gamma distribution that gaps are drawn from; 1 is an exponential one, a Poisson process.
+        burstiness: shape of the gamma distribution of the gaps; 1 is exponential, a Poisson process.
     """
     draw = random.Random(seed)
 
@@ -30,29 +30,29 @@ def arrival_times(count: int, rate: float, seed: int, burstiness: float = 1.0) -
 
 
 def stretch_times(times: list[float], rate: float) -> list[float]:
-    """The same arrivals at ``rate`` a second on average; as they are where that is infinite, or they all come at once."""
+    """``times`` scaled to ``rate`` arrivals per second on average; unchanged if ``rate`` is infinite or all times are 0."""
     if math.isinf(rate) or not times[-1]:
         return times
     return [when * (len(times) - 1) / (times[-1] * rate) for when in times]
 
 
 class Arrivals:
-    """Requests for ``LLM.run``, each when it is due, None until then. Times in seconds.
+    """Requests for ``LLM.run``: yields each request when it is due, and None until then. Times in seconds.
 
     Args:
-        due: of each request, from the start on.
-        max_concurrency: a request that finds so many open is sent when one of them is done; 0 for any number.
+        due: due time of each request, from the start.
+        max_concurrency: maximum open requests; further requests wait until one finishes; 0 for no limit.
     """
 
     def __init__(self, llm: BenchModel, requests: list[Request], due: list[float], max_concurrency: int = 0):
         self._llm, self._clock, self._requests, self._due = llm, llm.clock, requests, due
         self._max_concurrency = max_concurrency
         self.begin = 0.0
-        """When the first was looked for, on the clock of the LLM."""
+        """Start of the iteration, on the clock of ``llm``."""
         self.late: list[float] = []
-        """Seconds since each request was sent, when the engine took it: the engine looks between two steps."""
+        """Delay of each request until the engine took it, in seconds: the engine takes requests only between steps."""
         self.empty_time = 0.0
-        """In which there was nothing to run."""
+        """Seconds without work for the engine."""
 
     def __iter__(self) -> Iterator[Request | None]:
         self.begin = had_room = self._clock()
@@ -72,7 +72,7 @@ class Arrivals:
                 continue
             slept = self._clock()
             if early > 2 * IDLE_SECONDS:
-                yield None  # the engine sleeps, and looks at signals
+                yield None  # the engine sleeps, and checks signals
             else:
                 self._clock.sleep(early)
             self.empty_time += self._clock() - slept

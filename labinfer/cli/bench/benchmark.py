@@ -1,4 +1,4 @@
-"""Benchmark and BenchResult: the common form of the benchmarks of an engine."""
+"""Benchmark and BenchResult: the common interface of the engine benchmarks."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ class BenchResult:
     """The result of a benchmark."""
 
     text: str
-    """For people."""
+    """Tables to print."""
     values: dict[str, Any]
-    """The same for machines, under the names of vLLM's benchmarks where it has them."""
+    """Figures for JSON, with the names of vLLM's benchmarks where they exist."""
     steps: range
-    """Ids of measured steps, of which a chart shows those in the middle."""
+    """Ids of measured steps; a Gantt chart shows those in the middle."""
 
 
 class Benchmark(Protocol):
-    """One benchmark; its methods run on rank 0, in this order."""
+    """One benchmark; its methods run on rank 0, in the order of definition."""
 
     def prepare(self, llm: BenchModel) -> None:
         """Make the requests.
 
         Raises:
-            UserError: they cannot run on this model.
+            UserError: the requests cannot run on this model.
         """
 
     def run(self, llm: BenchModel, check: Callable[[], None]) -> BenchResult:
-        """Measure, in one ``LLM.run``, as the other ranks follow one. ``check`` may raise ``Interrupted``."""
+        """Measure in a single ``LLM.run``, as the other ranks follow only one. ``check`` may raise ``Interrupted``."""

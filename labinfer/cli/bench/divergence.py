@@ -1,4 +1,4 @@
-"""Divergence of one model's predictions from another's, token by token and on average."""
+"""Divergence: how far a model's predictions differ from a reference model's, per token and on average."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import torch
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over tokens of a text. NaN where there are none."""
+    """Means over the tokens of texts; NaN without tokens."""
 
     tokens: int
-    """Tokens that were predicted."""
+    """Number of predicted tokens."""
     reference_perplexity: float
     perplexity: float
     """``exp`` of the mean negative log-probability of the text's tokens."""
@@ -18,18 +18,18 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     """Mean of KL(reference ‖ model) over the vocabulary, in nats (Kullback and Leibler 1951)."""
     largest_kl_divergence: float
     same_likeliest: float
-    """Share of the tokens before which both find the same token the likeliest."""
+    """Fraction of positions at which both models have the same most likely token."""
 
 
 def compare(reference_BV: torch.Tensor, logits_BV: torch.Tensor, next_B: torch.Tensor) -> torch.Tensor:
-    """Numbers of each token for ``summarize``: (B, 4) float64.
+    """Values of each token for ``summarize``: (B, 4) float64.
 
     Args:
-        reference_BV: the reference's logits.
-        logits_BV: those of the model that is measured.
-        next_B: the text's tokens at these places.
+        reference_BV: logits of the reference model.
+        logits_BV: logits of the measured model.
+        next_B: the text's next token in each row.
     """
-    # Two models may differ by less than what float32 loses in a sum over the vocabulary.
+    # Two models may differ by less than the rounding error of a float32 sum over the vocabulary.
     exact_BV = reference_BV.double().log_softmax(dim=-1)
     ours_BV = logits_BV.double().log_softmax(dim=-1)
     kl_B = (exact_BV.exp() * (exact_BV - ours_BV)).sum(dim=-1)
@@ -39,10 +39,10 @@ def compare(reference_BV: torch.Tensor, logits_BV: torch.Tensor, next_B: torch.T
 
 
 def summarize(compared: torch.Tensor) -> Divergence:
-    """From what ``compare`` gave of some tokens, (tokens, 4)."""
+    """Means over ``compared``, rows of ``compare``: (tokens, 4)."""
     reference, ours, kl, same = compared.mean(dim=0).tolist()
     largest = compared[:, 2].max().item() if len(compared) else float("nan")
-    perplexities = torch.tensor([reference, ours], dtype=torch.float64).exp().tolist()  # infinite, where it is
+    perplexities = torch.tensor([reference, ours], dtype=torch.float64).exp().tolist()  # may be infinite
     return Divergence(
         tokens=len(compared),
         reference_perplexity=perplexities[0],

@@ -1,4 +1,4 @@
-"""Errors of a model against a reference, matrix by matrix and after each layer."""
+"""Inspection: errors of a model against a reference, per matrix and after each layer."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch import nn
 from labinfer.models.layers.matrix import Matrix
 
 SAMPLE_TOKENS = 256
-"""Tokens of the text's first step whose inputs to every matrix are kept."""
+"""Tokens of the first step whose inputs to every matrix are kept."""
 COLUMNS = 128
-"""Columns of a matrix that are compared at a time: those of a large vocabulary are long."""
+"""Columns of a matrix to compare at a time: columns of a large vocabulary are long."""
 DECODER_LAYER = re.compile(r"\.(layers\.\d+)$")
 
 
 class ErrorSums(msgspec.Struct, frozen=True, array_like=True):
-    """A relative error in parts that can be added over ranks: ``(error / size) ** 0.5``."""
+    """Parts of a relative error, ``(error / size) ** 0.5``, that can be summed over ranks."""
 
     error: float
     """Squared norm of the difference."""
     size: float
-    """Squared norm of what is right."""
+    """Squared norm of the reference."""
 
     @classmethod
     def compare(cls, ours: torch.Tensor, exact: torch.Tensor) -> ErrorSums:
@@ -45,18 +45,18 @@ NOTHING = ErrorSums(0.0, 0.0)
 
 
 class ActivationSample:
-    """Outputs of the layers of a model and inputs of its matrices, for the first tokens of a run."""
+    """Outputs of a model's layers and inputs of its matrices, for the first tokens of a run."""
 
     def __init__(self) -> None:
         self.layers: dict[str, torch.Tensor] = {}
         """Hidden states after each layer, (T, D)."""
         self.inputs: dict[str, torch.Tensor] = {}
-        """(T, I) for each matrix that is multiplied with inside the layers."""
+        """Input of each matrix inside the layers, (T, I)."""
 
     @classmethod
     @contextmanager
     def taken(cls, model: nn.Module) -> Iterator[ActivationSample]:
-        """Sample the first step that is run inside."""
+        """Sample the first step that runs inside the context."""
         sample, hooks = cls(), []
         for name, module in model.named_modules():
             if layer := DECODER_LAYER.search(name):
@@ -80,13 +80,13 @@ class ActivationSample:
 
 
 def layer_errors(ours: ActivationSample, exact: ActivationSample) -> dict[str, ErrorSums]:
-    """The relative error of the hidden states after each layer, of everything before it."""
+    """Accumulated relative error of the hidden states after each layer."""
     return {name: ErrorSums.compare(ours.layers[name], hidden_TD) for name, hidden_TD in exact.layers.items()}
 
 
 @torch.inference_mode()
 def weight_errors(model: nn.Module, reference: nn.Module) -> dict[str, ErrorSums]:
-    """Relative error of every matrix, as its products see it: ‖W − Ŵ‖ / ‖W‖."""
+    """Relative error of every matrix, as used in its products: ‖W − Ŵ‖ / ‖W‖."""
     errors = {}
     for name, ours, exact in _matrices(model, reference):
         errors[name] = NOTHING
@@ -98,7 +98,7 @@ def weight_errors(model: nn.Module, reference: nn.Module) -> dict[str, ErrorSums
 
 @torch.inference_mode()
 def product_errors(model: nn.Module, reference: nn.Module, exact: ActivationSample) -> dict[str, ErrorSums]:
-    """Relative error of every matrix in the layers: its products with the inputs that the reference's matrix was given."""
+    """Relative error of the product of every matrix in the layers with the inputs from the reference run."""
     errors = {}
     for name, ours, theirs in _matrices(model, reference):
         if name in exact.inputs:
@@ -108,7 +108,7 @@ def product_errors(model: nn.Module, reference: nn.Module, exact: ActivationSamp
 
 
 def input_peaks(exact: ActivationSample) -> dict[str, ErrorSums]:
-    """The largest number of a row over the row's root mean square; rounding to 8 bits loses in proportion to it."""
+    """Largest absolute value of a row over the row's root mean square; int8 rounding errors are proportional to it."""
     peaks = {}
     for name, x_TI in exact.inputs.items():
         wide_TI = x_TI.double()

@@ -1,4 +1,4 @@
-"""``launch.py bench latency``: a fixed batch, again and again."""
+"""LatencyBenchmark (``launch.py bench latency``): a fixed batch, repeated."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from labinfer.observe.gantt import NUM_STEPS
 
 
 class LatencyBenchmark:
-    """Seconds from a batch's first request to its last token, and of its requests to the first token and between tokens.
+    """Batch latency from the first request to the last token, and TTFT and TPOT of its requests.
 
-    Every batch has prompts of its own, so that none finds another's in the KV cache.
+    Every batch has different prompts, so that the prefix cache has no hits.
     """
 
     def __init__(self, options: BenchOptions, latency: LatencyOptions):
@@ -59,4 +59,6 @@ class LatencyBenchmark:
             yield from until_idle(llm)
             if batch[0].key != WARM_UP:
                 self._seconds.append(llm.clock() - begin)
-                self._steps = self._steps or range(first, llm.engine.scheduler.next_step_id)  # of the first that counts
+                self._steps = self._steps or range(
+                    first, llm.engine.scheduler.next_step_id
+                )  # steps of the first measured batch

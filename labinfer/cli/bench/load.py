@@ -1,4 +1,4 @@
-"""Requests that arrive at their own times, run to their ends; what throughput and serving are measured by."""
+"""Load: runs requests with given arrival times to completion, for the throughput and serving benchmarks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from labinfer.requests.outputs import Delta, RequestOutput
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """Times of one request, in seconds from when it was sent."""
+    """Times of one request, in seconds from its sending."""
 
     first_token: float
     per_output_token: float
-    """Mean over the tokens after the first; 0 if there is none."""
+    """Mean over the tokens after the first one; 0 if there is none."""
     end: float
     prompt_tokens: int
     output_tokens: int
@@ -30,15 +30,15 @@ class RequestTimes:
 
 @dataclass(frozen=True)
 class LoadTimes:
-    """Times of all requests that count, in seconds."""
+    """Times of all measured requests, in seconds."""
 
     requests: list[RequestTimes]
     between_tokens: list[float]
-    """From each token (or what came with it) to the next of its answer; empty where answers did not stream."""
+    """Inter-token latencies: from each token (or piece of several) to the next one of its answer; empty without streaming."""
     duration: float
     """From the first arrival to the last token."""
     steps: range
-    """Ids of the steps in this time."""
+    """Ids of the steps within ``duration``."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -50,7 +50,7 @@ class LoadTimes:
 
 
 class Load:
-    """The requests of ``--num-prompts``, ``--dataset`` or ``--workload``, after ``--num-warmups`` that do not count."""
+    """The requests of ``--num-prompts``, ``--dataset`` or ``--workload``, after ``--num-warmups`` warm-up requests."""
 
     def __init__(self, llm: BenchModel, options: BenchOptions, load: LoadOptions):
         maker = RequestMaker(llm, options)
@@ -58,7 +58,7 @@ class Load:
         self._first_step = 0
         self._warm_ups = [maker.random(WARM_UP) for _ in range(load.num_warmups)]
         self.arrivals: list[float] | None = None
-        """Seconds from the first request on at which they come, where the workload says so."""
+        """Arrival times in seconds from the first request; None if the workload has none."""
         if load.workload:
             self.requests, self.arrivals = maker.workload(load.workload, load.num_prompts)
         elif load.dataset:
@@ -69,10 +69,11 @@ class Load:
     def run(
         self, due: list[float], check: Callable[[], None], max_concurrency: int = 0, streams: bool = False
     ) -> LoadTimes:
-        """Run them all, each from when it is due on (seconds from the start).
+        """Run all requests.
 
         Args:
-            streams: whether every token is handed out as it comes, as to a client that watches.
+            due: arrival time of each request, in seconds from the start.
+            streams: whether to emit every token as it arrives, as to a streaming client.
         """
         arrivals = Arrivals(self._llm, self.requests, due, max_concurrency)
         token_times: defaultdict[tuple[int, int], list[float]] = defaultdict(list)

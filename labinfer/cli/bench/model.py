@@ -1,4 +1,4 @@
-"""BenchModel: what a benchmark asks of an ``LLM``, and of a simulation in its place."""
+"""BenchModel: the part of the ``LLM`` interface that benchmarks use, also implemented by the simulator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labinfer.requests.prompts import PromptLike
 
 
 class BenchModel(Protocol):
-    """A model on rank 0; see ``LLM`` for each of these."""
+    """A model on rank 0; see ``LLM`` for the members."""
 
     clock: Clock
     spec: EngineSpec

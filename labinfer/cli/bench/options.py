@@ -16,7 +16,7 @@ GOALS = ("ttft", "tpot", "e2el")
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Requests of a benchmark: prompts of random token ids, and answers that no end-of-sequence token ends."""
+    """Requests of a benchmark: prompts of random token ids, and answers that ignore end-of-sequence tokens."""
 
     input_len: int = option(128, "tokens of a prompt", metavar="N", least=1)
     output_len: int = option(128, "tokens of an answer", metavar="N", least=1)
@@ -31,7 +31,7 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class LatencyOptions:
-    """A fixed batch, again and again."""
+    """A fixed batch, repeated."""
 
     batch_size: int = option(8, "requests in the batch", metavar="N", least=1)
     num_iters_warmup: int = option(2, "batches at the beginning that do not count", metavar="N")
@@ -62,10 +62,11 @@ class LoadOptions:
             raise UserError(f"--dataset {self.dataset} and --workload {self.workload} both say what is asked; give one")
 
     def check_files(self) -> None:
-        """Look for the file of the requests, before the model is loaded, which takes long. It is not opened: a pipe is read once.
+        """Check that the file of requests exists, before the slow loading of the model. Does not open it, as a pipe can be read only
+        once.
 
         Raises:
-            UserError: it is not there.
+            UserError: the file does not exist.
         """
         for flag, path in (("--dataset", self.dataset), ("--workload", self.workload)):
             if path:
@@ -103,11 +104,11 @@ class ServeOptions:
             raise UserError(f"--request-rate must be above 0, not {self.request_rate:g}")
         if not self.burstiness > 0:
             raise UserError(f"--burstiness must be above 0, not {self.burstiness:g}")
-        _ = self.goals  # wrong ones are refused before anything is loaded
+        _ = self.goals  # checks the goals before anything is loaded
 
     @property
     def goals(self) -> dict[str, float]:
-        """``--goodput`` in seconds, by name: ``{"ttft": 0.5}`` of ``ttft:500``.
+        """``--goodput`` in seconds, by name: ``{"ttft": 0.5}`` for ``ttft:500``.
 
         Raises:
             UserError: a name is unknown, or milliseconds are not above 0.
@@ -128,7 +129,7 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class AccuracyOptions:
-    """The text that is measured, and the reference."""
+    """Evaluation text and reference model."""
 
     text: str = option(
         "",

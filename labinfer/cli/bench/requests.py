@@ -1,4 +1,4 @@
-"""The requests of a benchmark. Made on rank 0 before anything runs, so that what is wrong with them is known at once."""
+"""RequestMaker: the requests of a benchmark, made on rank 0 before anything runs, so that errors show at once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from labinfer.requests.jsonl import parse_line
 from labinfer.requests.prompts import TokensPrompt
 
 WARM_UP = -1
-"""The key of requests that do not count."""
+"""Key of warm-up requests, which are not measured."""
 SHARED_BLOCK = 512
-"""Tokens of a block that a Mooncake trace names."""
+"""Tokens of a block in a Mooncake trace."""
 
 
 class RequestMaker:
-    """Draws requests of one length; the same seed draws the same ones, whatever the layout."""
+    """Draws requests of one length; they depend on the seed, not on the layout."""
 
     def __init__(self, llm: BenchModel, options: BenchOptions):
         self._llm, self._options = llm, options
@@ -33,10 +33,10 @@ class RequestMaker:
         self._shared_block = cache(self._make_shared_block)
 
     def random(self, key: int) -> Request:
-        """A prompt of ``--input-len`` random ids to be answered with ``--output-len`` tokens.
+        """A request with ``--input-len`` random prompt ids and ``--output-len`` output tokens.
 
         Raises:
-            UserError: it is too long for the model.
+            UserError: the request is too long for the model.
         """
         length, room = self._options.input_len + self._options.output_len, self._llm.spec.max_model_len
         if length > room:
@@ -48,10 +48,10 @@ class RequestMaker:
         return self._llm.make_request(key, TokensPrompt(prompt), self._sampling())
 
     def dataset(self, path: str, count: int) -> list[Request]:
-        """The first ``count`` lines of a JSONL file, by number from 0.
+        """The first ``count`` requests of a JSONL file, with keys from 0.
 
         Raises:
-            UserError: it cannot be read, or a line is no request that can run.
+            UserError: the file cannot be read, or a line is no request that can run.
         """
         try:
             lines = Path(path).read_bytes().split(b"\n")
@@ -73,14 +73,14 @@ class RequestMaker:
         return requests
 
     def workload(self, path: str, count: int) -> tuple[list[Request], list[float] | None]:
-        """The first ``count`` requests of a file of lengths, by number from 0, and the seconds from the first one on at which they
-        come; None where the file does not say.
+        """The first ``count`` requests of a file of lengths, with keys from 0, and their arrival times in seconds from the first one;
+        None if the file has no arrivals.
 
-        Blocks of prompts that the file gives equal names have equal tokens, so that the prefix cache finds them; so have the parts
-        of prompts that it says were found in a cache.
+        Prompt blocks with equal hash ids have equal tokens, so that the prefix cache can hit. Prompt parts that were cache hits in
+        the trace are equal, too.
 
         Raises:
-            UserError: it cannot be read, or a request is too long for the model.
+            UserError: the file cannot be read, or a request is too long for the model.
         """
         lengths = Workload(read_workload(path, self._options.output_len).requests[:count])
         lengths.check(self._llm.spec.max_model_len)
@@ -92,8 +92,7 @@ class RequestMaker:
         return requests, None if None in arrivals else [when - arrivals[0] for when in arrivals]
 
     def _shared_prompt(self, request: RequestLengths) -> list[int]:
-        """The part of a prompt that others have, too: the blocks that the file names, or as many tokens as were found in a cache, from
-        a text that all of them begin with."""
+        """The shared prefix of a prompt: the blocks with hash ids, or else ``request.cached`` tokens of a common text."""
         if request.hash_ids:
             blocks, length = map(self._shared_block, request.hash_ids), request.prompt
         else:
@@ -108,6 +107,6 @@ class RequestMaker:
 
 
 def until_idle(llm: BenchModel) -> Iterator[None]:
-    """For ``LLM.run``: nothing more to come, as long as there is something to run."""
+    """For ``LLM.run``: yield no request while the engine has work."""
     while llm.engine.has_work:
         yield None

@@ -1,4 +1,4 @@
-"""Runs texts through a loaded model as they stand, on all its ranks; nothing is sampled."""
+"""run_texts: runs given texts through a loaded model on all its ranks, without sampling."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from labinfer.comm.group.rank_group import RankGroup
 from labinfer.launch.rank_runtime import RankRuntime
 
 STEP_TOKENS = 512
-"""Short texts share a step up to so many tokens; a longer one has a step of its own."""
+"""Maximum tokens of a step with several texts; a longer text has a step of its own."""
 LOGITS_ROWS = 64
-"""Tokens whose logits are held at once: in float64, a row of a large vocabulary takes more than a megabyte."""
+"""Tokens whose logits are in memory at once: in float64, a row of a large vocabulary takes more than 1 MB."""
 
 Text = Sequence[int]
-"""Token ids."""
+"""Token ids of a text."""
 
 
 @dataclass(frozen=True)
 class TextBatches:
-    """Texts in order, dealt to steps."""
+    """Texts in order, grouped into steps."""
 
     steps: list[list[Text]]
     block_size: int
@@ -46,7 +46,7 @@ class TextBatches:
         return max(sum(self._num_blocks(text) for text in step) for step in self.steps)
 
     def plans(self) -> Iterator[BatchPlan]:
-        """In each step every text is a sequence with blocks of its own; all steps take the same blocks."""
+        """The plan of each step: every text is a sequence with its own blocks, which all steps reuse."""
         sampling = TokenSampling(num_prompt_tokens=1)
         for step_id, step in enumerate(self.steps):
             starts, entries, first = [], [], 0
@@ -67,7 +67,7 @@ class TextBatches:
             yield BatchPlan(step_id=step_id, starts=starts, finished=[], moves=[], entries=entries)
 
     def predictions(self) -> Iterator[tuple[list[int], list[int]]]:
-        """For each step the rows that have a next token in their text, and those tokens."""
+        """For each step, the rows that have a next token in their text, and these tokens."""
         for step in self.steps:
             rows, next_ids, first = [], [], 0
             for text in step:
@@ -81,15 +81,15 @@ class TextBatches:
 
 
 def run_texts(group: RankGroup, parts: RankRuntime, steps: TextBatches) -> list[torch.Tensor]:
-    """The last hidden states of every step, (T, D) each, on the ranks of the last stage; none on others. Collective."""
+    """The final hidden states of every step, (T, D) each, on the ranks of the last stage; empty on other ranks. Collective."""
     worker, is_last = parts.worker, parts.layout.topology.is_last(parts.place.stage)
     states = []
-    with group.progress.without_limit():  # a stage may be much slower than the one before it
+    with group.progress.without_limit():  # a stage may be much slower than the previous stage
         for plan in steps.plans():
             _, hidden_TD = worker.run_layers(plan, worker.post(plan.step_id, plan.num_tokens), all_rows=True)
             worker.runner.forget([entry.seq_id for entry in plan.entries])
             if is_last:
-                states.append(hidden_TD.clone())  # the next step may have its own in the same memory
+                states.append(hidden_TD.clone())  # the next step may reuse this memory
             else:
                 parts.pipeline.send_activations(plan.step_id, hidden_TD)
         worker.stop()
@@ -104,9 +104,9 @@ def compare_runs(
     parts: RankRuntime,
     states: list[torch.Tensor],
 ) -> torch.Tensor | None:
-    """``divergence.compare`` for every token but the first of each text, in order: (tokens, 4) on one rank.
+    """``divergence.compare`` for every token but the first of each text, in order: (tokens, 4).
 
-    Collective over the ranks that have states; None on all but the first of them.
+    Collective over the ranks that have states; None on all ranks but the first of these.
     """
     if not states:
         return None

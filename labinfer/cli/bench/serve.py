@@ -1,4 +1,4 @@
-"""``launch.py bench serve``: requests arrive one by one, whether or not the engine keeps up."""
+"""ServeBenchmark (``launch.py bench serve``): requests arrive one by one, whether or not the engine keeps up."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MEASURES: dict[str, Callable[[RequestTimes], float]] = {
 class ServeBenchmark:
     """Time to the first token (TTFT), per output token (TPOT), between tokens (ITL) and to the end (E2EL), under load.
 
-    Times count from when a request was sent: when the process of arrivals says, or, where ``--max-concurrency`` holds it
-    back, when another one was done. Goodput (Zhong et al. 2024, DistServe) counts the requests that keep all goals.
+    Times count from the sending of a request: its arrival time, or, if ``--max-concurrency`` delays it, the end of another request.
+    Goodput (Zhong et al. 2024, DistServe) counts the requests that meet all goals.
     """
 
     def __init__(self, options: BenchOptions, load: LoadOptions, serve: ServeOptions):
@@ -70,7 +70,7 @@ class ServeBenchmark:
         return BenchResult(text, values, times.steps)
 
     def _arrivals(self) -> list[float]:
-        """Seconds from the first request on at which they come."""
+        """Arrival time of each request, in seconds from the first one."""
         load, serve = self._load, self._serve
         if load.arrivals is not None:
             return stretch_times(load.arrivals, serve.request_rate)
@@ -78,5 +78,5 @@ class ServeBenchmark:
 
 
 def is_good(times: RequestTimes, goals: dict[str, float]) -> bool:
-    """Whether a request keeps all of ``goals`` (seconds by name)."""
+    """Whether a request meets all ``goals`` (seconds by name)."""
     return all(MEASURES[name](times) <= goal for name, goal in goals.items())

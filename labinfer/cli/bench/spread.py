@@ -1,4 +1,4 @@
-"""Mean, median and percentiles of a list of times, as benchmarks print them."""
+"""spread: mean, median and percentiles of a list of times, as benchmarks print them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STATISTICS = ("mean", "median", "p90", "p99")
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Each of ``STATISTICS`` of the values, percentiles by nearest rank; empty of nothing."""
+    """The ``STATISTICS`` of ``values``, percentiles by nearest rank; empty without values."""
     if not values:
         return {}
     return {
@@ -23,12 +23,12 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def spread_keys(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    """``{"mean_ttft_ms": …}``, the names that vLLM's benchmarks have in their JSON."""
+    """``{"mean_ttft_ms": …}``, with the names in the JSON of vLLM's benchmarks."""
     return {f"{statistic}_{name}_ms": round(1000 * value, 3) for statistic, value in spread(seconds).items()}
 
 
 def spread_table(rows: dict[str, Sequence[float]]) -> str:
-    """One row for each name and its seconds, in milliseconds; rows of nothing are left out."""
+    """A table with one row per name, in milliseconds; names without values are left out."""
     spreads = {name: spread(seconds) for name, seconds in rows.items() if seconds}
     cells = [
         (name, *(round(1000 * values[statistic], 2) for statistic in STATISTICS)) for name, values in spreads.items()

@@ -1,4 +1,4 @@
-"""``launch.py bench throughput``: all requests are there from the beginning; how long do they take?"""
+"""ThroughputBenchmark (``launch.py bench throughput``): all requests arrive at the start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labinfer.observe.table import format_table
 
 
 class ThroughputBenchmark:
-    """Requests a second, and tokens a second in and out."""
+    """Requests, input tokens and output tokens per second."""
 
     def __init__(self, options: BenchOptions, load: LoadOptions):
         self._options, self._load_options = options, load
@@ -36,7 +36,7 @@ class ThroughputBenchmark:
 
 
 def rates_table(times: LoadTimes) -> str:
-    """Requests and tokens of a run, and how many a second."""
+    """A table of the requests and tokens of a run, and their rates per second."""
     seconds = times.duration
     counts = {
         "requests": len(times.requests),

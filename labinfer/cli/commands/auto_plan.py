@@ -33,10 +33,10 @@ def run(options: EngineOptions, own: PlanOptions) -> int:
 
 
 def run_here(session: Session, own: PlanOptions) -> int:
-    """The same for the machines of this launch, which measure first; collective.
+    """Measure the machines of this launch, then plan for them as ``run`` does; collective.
 
     Raises:
-        CollectiveError: as ``run``, or these machines cannot measure; on every rank.
+        CollectiveError: as the ``UserError`` of ``run``, or a machine cannot be measured; on every rank.
     """
     from labinfer.cli.commands.measuring import measuring
     from labinfer.launch.find_model import find_model
@@ -72,13 +72,13 @@ def run_here(session: Session, own: PlanOptions) -> int:
 
 
 def check_flags(own: PlanOptions, given: Collection[str]) -> None:
-    """Check flags that do not go together.
+    """Check that the flags are consistent.
 
     Args:
-        given: the engine's options that were given.
+        given: engine options that the user has set.
 
     Raises:
-        UserError: one of ``--auto`` is given without it, or one that it chooses itself.
+        UserError: a flag that needs ``--auto`` is given without it, or a flag that ``--auto`` chooses itself is given with it.
     """
     if not own.auto:
         for name in ("cluster", "link", "objective", "workload", "save"):

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 HELD_OUT = Path(__file__).parents[2] / "assets" / "held-out" / "conversations.jsonl"
 """Conversations that the bundled models were not trained on: ``tools/demo_model/held_out.py``."""
 LONGEST_TEXT = 1024
-"""Tokens; longer texts are cut, unless ``--max-model-len`` says where."""
+"""Tokens after which texts are cut, unless ``--max-model-len`` gives another length."""
 
 
 class Inspected(msgspec.Struct):
@@ -60,19 +60,19 @@ class Inspected(msgspec.Struct):
 
 
 class RankReport(msgspec.Struct):
-    """Measurements of one variant, of one rank or of all."""
+    """Measurements of one variant, on one rank or merged over all ranks."""
 
     weight_bytes: int
     inspected: Inspected
     everything: Divergence | None = None
-    """Over all tokens; from the rank that has the logits."""
+    """Divergence over all tokens; from the rank that has the logits."""
     answers: Divergence | None = None
-    """Over the tokens of answers."""
+    """Divergence over the tokens of answers."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to hold the model's numbers."""
+    """Dtype and quantization of weights and KV cache."""
 
     dtype: tuple[str, ...] = ("bfloat16",)
     quantization: tuple[str, ...] = ModelOptions.quantization
@@ -97,10 +97,10 @@ VARIANTS = (
 
 
 def choose_variants(options: EngineOptions, own_dtype: str) -> tuple[Variant, ...]:
-    """The one that the options name, else all.
+    """The variant in ``options``; all variants if the options name none.
 
     Args:
-        own_dtype: the checkpoint's, which ``--dtype auto`` is.
+        own_dtype: the checkpoint's dtype, meant by ``--dtype auto``.
     """
     model = options.model
     given = Variant(model.dtype, model.quantization, model.quantization_group_size, options.cache.kv_cache_dtype)
@@ -142,7 +142,7 @@ def run(session: Session, own: AccuracyOptions) -> int:
 
 def _read(model: ModelOptions, directory: Path, text: str, length: int) -> list[Document]:
     """Raises:
-    UserError: there is no text, or no tokenizer to read it with.
+    UserError: there is no text, or no tokenizer for it.
     """
     if not text and model.model not in BUNDLED:
         raise UserError(f"--model {model.model} needs --text FILE: text that it was not trained on")
@@ -153,10 +153,10 @@ def _read(model: ModelOptions, directory: Path, text: str, length: int) -> list[
 
 
 class AccuracyBench:
-    """The reference, and one variant after the other beside it; every method is collective.
+    """Loads the reference, and one variant after the other beside it; every method is collective.
 
     Args:
-        documents: what is run, the same on every rank.
+        documents: evaluation texts, equal on all ranks.
     """
 
     def __init__(self, group: RankGroup, options: EngineOptions, accuracy: AccuracyOptions, documents: list[Document]):
@@ -167,8 +167,8 @@ class AccuracyBench:
             options,
             model=dataclasses.replace(options.model, max_model_len=longest),
             cache=dataclasses.replace(options.cache, num_kv_blocks=self._steps.num_blocks),
-            # Nothing is scheduled: no step times are measured, and no host memory is kept for swapping.
-            # A text runs in one step, so that all layers hold all its tokens.
+            # Nothing is scheduled: no step times are measured, and no host memory is reserved for swapping.
+            # A text runs in one step, so that all layers have all its tokens.
             scheduler=dataclasses.replace(
                 options.scheduler,
                 max_inflight=1,
@@ -185,7 +185,7 @@ class AccuracyBench:
         self._reference_states, self._reference_sample = self._run(self._reference)
 
     def measure(self, variants: Sequence[Variant]) -> dict[Variant, RankReport]:
-        """A report of all ranks for each."""
+        """The merged report of all ranks for each variant."""
         reports = {}
         for number, variant in enumerate(variants, start=1):
             self._say("variant %d of %d: %s", number, len(variants), variant.name)
@@ -201,7 +201,7 @@ class AccuracyBench:
             inspected.weights = weight_errors(model, reference)
             inspected.products = product_errors(model, reference, self._reference_sample)
             inspected.input_peaks = input_peaks(self._reference_sample)
-            if parts.place.tp_rank == 0:  # all of a stage have the same
+            if parts.place.tp_rank == 0:  # equal on all ranks of a stage
                 inspected.layers = layer_errors(sample, self._reference_sample)
         report = RankReport(weight_bytes(model), inspected)
         compared = compare_runs(self._steps, self._reference, self._reference_states, parts, states)
@@ -230,8 +230,8 @@ class AccuracyBench:
         return build_rank(self._group, options, lambda done, total: None)[0]
 
     def _merge(self, mine: RankReport) -> RankReport:
-        """One report of all ranks' parts."""
-        with self._group.progress.without_limit():  # the last stage is still at its logits
+        """Merge the reports of all ranks."""
+        with self._group.progress.without_limit():  # the last stage may still compute logits
             parts = self._group.comm.all_gather_bytes(msgspec.msgpack.encode(mine))
         whole = RankReport(0, Inspected())
         for data in parts:

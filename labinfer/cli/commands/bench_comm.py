@@ -27,13 +27,13 @@ from labinfer.observe.progress_line import START_SECONDS, Ticker
 from labinfer.observe.table import format_bytes, format_table
 
 SIZES = (64, 7 * 1024, 57 * 1024, 230 * 1024, 920 * 1024, 7 * 1024 * 1024)
-"""Bytes: a token of a 0.5B model in 16 bits takes 1.8 KB, so these are one token to a chunk of thousands."""
+"""Message sizes in bytes, from less than one token to a chunk of thousands: a token of a 0.5B model takes 1.8 KB in 16 bits."""
 SECONDS_PER_CASE = 0.3
 MIN_ROUNDS, MAX_ROUNDS = 5, 2000
 
 
 class Note(msgspec.Struct, frozen=True):
-    """A command of a given size."""
+    """A command of arbitrary size."""
 
     data: bytes
 
@@ -79,7 +79,7 @@ def _measure(
     """Rows of the table.
 
     Args:
-        messages: ways of messages and of commands; the first one is the transport's, another one for small ones only.
+        messages: pairs of communicator and control channel; the first is the transport's, a second one is for small messages only.
     """
     rows = []
     for size in SIZES:
@@ -106,7 +106,7 @@ def _measure(
 
 
 def _ping_pong(comm: Communicator, data: torch.Tensor) -> None:
-    """Rank 0 → last rank → rank 0; the others look on."""
+    """Send from rank 0 to the last rank and back; the other ranks do nothing."""
     last = comm.size - 1
     if comm.rank == 0:
         sent = comm.isend(data, last)
@@ -118,7 +118,7 @@ def _ping_pong(comm: Communicator, data: torch.Tensor) -> None:
 
 
 def _command(channel: ControlChannel, rank: int, size: int) -> None:
-    """A command to every rank, and everyone's short report that it is there."""
+    """Send a command to every rank, and collect a short acknowledgement from each."""
     if rank == 0:
         channel.broadcast(Note(bytes(size)))
         channel.collect()
@@ -128,7 +128,7 @@ def _command(channel: ControlChannel, rank: int, size: int) -> None:
 
 
 def _median_time(call: Callable[[], None], comm: Communicator) -> float:
-    """Median seconds of a call, over a number of rounds that rank 0 picks by the first few."""
+    """Median seconds of a call, over a number of rounds that rank 0 chooses from the first few."""
     comm.barrier()
     begin = time.perf_counter()
     for _ in range(3):

@@ -34,10 +34,10 @@ def run(session: Session, kind: str, options: list) -> int:
 
     Args:
         kind: one of ``KINDS``.
-        options: its own, ``BenchOptions`` first.
+        options: options of the benchmark, ``BenchOptions`` first.
 
     Raises:
-        CollectiveError: nothing could be run, or the figures could not be written; on every rank.
+        CollectiveError: the benchmark cannot run, or the figures cannot be written; on every rank.
     """
     group = session.join()
     file = None
@@ -56,7 +56,7 @@ def run(session: Session, kind: str, options: list) -> int:
             announce({session.options.model.model: llm})
             benchmark.prepare(llm)
     session.signals.running = True
-    with group.raise_on_all_ranks():  # rank 0 may fail to write; the others must not wait for it then
+    with group.raise_on_all_ranks():  # rank 0 may fail to write; the other ranks must not wait for it then
         if group.rank == 0:
             figures = _measure(llm, session, benchmark, file)
             if figures and own.plot:

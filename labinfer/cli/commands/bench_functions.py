@@ -30,7 +30,7 @@ from labinfer.observe.progress_line import Ticker
 from labinfer.observe.table import format_table
 
 SECONDS = 0.2
-"""Time for the candidates of a function at one number of rows."""
+"""Seconds of timing for all candidates of a function at one number of rows."""
 HEADER = ("function", "weights", "rows", "implementation", "us", "GB/s", "GFLOP/s", "% memory", "% arithmetic", "auto")
 
 
@@ -76,7 +76,7 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
 
 
 def make_figures(calls: RankCalls, times: Times, ceilings: Ceilings, is_tuned: bool) -> list[Figure]:
-    """A figure for each time."""
+    """A figure for each measured time."""
     contested = calls.contested()
     autotuned = {
         target: [timing for timing in times[target] if timing.name in candidates]
@@ -111,7 +111,7 @@ def make_figures(calls: RankCalls, times: Times, ceilings: Ceilings, is_tuned: b
 
 
 def describe_ceilings(ceilings: Ceilings) -> str:
-    """The rates in one line, for people."""
+    """The measured ceilings in one line."""
     if not ceilings.memory:
         return "no ceilings: they are measured by compiled functions, which there are not"
     rates = ceilings.arithmetic_rates().items()
@@ -121,7 +121,7 @@ def describe_ceilings(ceilings: Ceilings) -> str:
 
 
 def figures_table(figures: list[Figure]) -> str:
-    """A star stands where a run would take it."""
+    """The table of figures; a star marks the implementation that a run would choose."""
     rows = [
         (
             figure.function,

@@ -18,7 +18,7 @@ def run(own: WeightCacheOptions) -> int:
     """Print a table of the files, or remove them.
 
     Raises:
-        UserError: there is no folder for them, or one cannot be removed.
+        UserError: there is no cache folder, or a file cannot be removed.
     """
     cache = WeightCache.from_home(CacheOptions.weight_cache_size)
     if cache is None:
@@ -50,7 +50,7 @@ def _describe(cache: WeightCache, now: float) -> str:
 
 
 def _age(seconds: float) -> str:
-    """A time that has passed, in words."""
+    """An elapsed time in words."""
     for unit, name in UNITS:
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name} ago"

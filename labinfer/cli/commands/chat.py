@@ -19,13 +19,13 @@ from labinfer.cli.terminal.terminal import Terminal
 
 
 def run(session: Session, own: ChatOptions, sampling: dict[str, Any]) -> int:
-    """Chat on rank 0 until the user leaves, while the others follow; returns the exit status.
+    """Chat on rank 0 until the user leaves, while the other ranks follow; returns the exit status.
 
     Args:
-        sampling: what the user has set of it.
+        sampling: sampling parameters that the user has set.
 
     Raises:
-        CollectiveError: the model cannot chat, an option is wrong, or the terminal is gone; on every rank.
+        CollectiveError: the model cannot chat, an option is invalid, or the terminal is gone; on every rank.
     """
     group, signals, status = session.join(), session.signals, ExitStatus.OK
     conversation = Conversation(own.system, sampling)
@@ -41,7 +41,7 @@ def run(session: Session, own: ChatOptions, sampling: dict[str, Any]) -> int:
             except Interrupted:
                 pass
             except UserError:
-                llm.engine.end_run()  # the others are to hear of it
+                llm.engine.end_run()  # makes the other ranks stop following
                 raise
             llm.engine.end_run()
         else:

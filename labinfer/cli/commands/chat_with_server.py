@@ -18,13 +18,13 @@ from labinfer.comm.spmd.environment import LaunchEnvironment
 
 
 def check_alone(environment: LaunchEnvironment, given: Collection[str]) -> None:
-    """Check that there is one process and no option for a model, as the server has the model.
+    """Check that there is a single process and no option for a local model, as the server has the model.
 
     Args:
-        given: the engine's options that were given.
+        given: engine options that the user has set.
 
     Raises:
-        UserError: there are several ranks, or such an option is given.
+        UserError: there are several ranks, or an option for a local model is given.
     """
     if environment.world_size > 1:
         raise UserError(f"--url needs one process, not {environment.world_size}; leave the launcher out")
@@ -39,9 +39,9 @@ def run(signals: SignalGuard, own: ChatOptions, sampling: dict[str, Any], model:
     """Chat until the user leaves; returns the exit status.
 
     Args:
-        sampling: what the user has set of it.
-        model: one of the server's names; its first where this is empty.
-        key: for the server, where ``own`` has none.
+        sampling: sampling parameters that the user has set.
+        model: a model name of the server; empty for its first.
+        key: API key of the server if ``own`` has none.
     """
     try:
         backend = RemoteServer(own.url, own.api_key or key, model, signals)

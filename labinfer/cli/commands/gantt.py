@@ -11,36 +11,36 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH = 7.0
-"""Inches: a page's width between its margins, or that of two columns."""
+"""Width of the chart in inches: the text width of a page, or of two columns."""
 ROW, GAP = 0.42, 0.12
-"""Inches: the height of a rank, and what is between two stages."""
+"""Height of a rank's row, and gap between two stages, in inches."""
 BAR = 0.8
-"""Height of a bar, as part of that of its rank."""
+"""Height of a bar, as a fraction of ``ROW``."""
 LOOKS = {"prefill": ("#E69F00", "////"), "decode": ("#56B4E9", ""), "mixed": ("#F0E442", "xxxx")}
-"""Colour and hatch. The colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which everybody can tell apart."""
+"""Colour and hatch. The colours are from the colour-blind safe palette of Okabe and Ito (https://jfly.uni-koeln.de/color/)."""
 OUTLINE = 0.4
-"""Points."""
+"""Line width of a bar's outline, in points."""
 THINNEST = 0.004
-"""Least width of a bar, as part of the chart's duration: some 1.6 points."""
+"""Minimum width of a bar, as a fraction of the chart's duration: about 1.6 points."""
 WAIT_COLOUR, WAIT_WIDTH = "0.7", 1.0
 FONT_SIZE = 8
 DIGIT_WIDTH, DIGIT_HEIGHT = 0.64, 0.8
-"""Size of a digit of DejaVu Sans, which comes with matplotlib; in font sizes."""
+"""Size of a digit of DejaVu Sans (matplotlib's default font), as a fraction of the font size."""
 STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": FONT_SIZE,
     "hatch.linewidth": 0.4,
     "axes.linewidth": 0.6,
-    "pdf.fonttype": 42,  # publishers refuse the fonts of type 3 that are matplotlib's default
+    "pdf.fonttype": 42,  # publishers refuse matplotlib's default, type 3 fonts
 }
 NANOSECONDS = 1e6
-"""In a millisecond."""
+"""Nanoseconds per millisecond."""
 POINTS = 72
-"""In an inch."""
+"""Points per inch."""
 
 
 def draw_gantt(path: str, gantt: Gantt, title: str) -> None:
-    """A row for each rank: bars of micro-batches, lines where it waits, white where it does neither.
+    """Draw a row for each rank: bars for micro-batches, lines for waits, white for other time.
 
     Raises:
         UserError: the file cannot be written.
@@ -71,13 +71,13 @@ def draw_gantt(path: str, gantt: Gantt, title: str) -> None:
             handletextpad=0.5,
             columnspacing=1.5,
         )
-        canvas.draw_without_rendering()  # only now is it known how wide a bar is
+        canvas.draw_without_rendering()  # the width of a bar is known only now
         _write_numbers(axes, places, gantt)
         save_plot(path, canvas)
 
 
 def row_places(rows: list[Row]) -> list[float]:
-    """Height of each rank's middle, in inches from that of the first."""
+    """Vertical centre of each row, in inches from that of the first row."""
     places = [0.0]
     for before, row in zip(rows, rows[1:], strict=False):
         places.append(places[-1] + ROW + GAP * (row.stage != before.stage))
@@ -89,9 +89,10 @@ def row_label(row: Row) -> str:
 
 
 def _draw_row(axes: Axes, place: float, row: Row, thinnest: float) -> None:
-    """
+    """Draw the bars and waits of one rank.
+
     Args:
-        thinnest: nanoseconds of a bar that is drawn with an outline, which is all that one would see of a thinner one.
+        thinnest: minimum duration, in nanoseconds, of a bar with an outline; a thinner bar would be hidden by it.
     """
     height = BAR * ROW
     begins, ends = ([wait[at] / NANOSECONDS for wait in row.waits] for at in (0, 1))
@@ -120,10 +121,10 @@ def _legend(gantt: Gantt) -> list:
 
 
 def _write_numbers(axes: Axes, places: list[float], gantt: Gantt) -> None:
-    """Into the bars that are wide enough; upright, if that gives half as many again a number."""
+    """Write step numbers into bars that are wide enough; rotated, if then at least 1.5 times as many bars have a number."""
     from matplotlib.patheffects import withStroke
 
-    points = axes.get_window_extent().width / axes.figure.dpi * POINTS / gantt.duration  # of a nanosecond
+    points = axes.get_window_extent().width / axes.figure.dpi * POINTS / gantt.duration  # per nanosecond
     numbers = {step: str(number) for number, step in enumerate(gantt.steps, 1)}
     bars = [
         (place, bar, numbers[bar.step_id], (bar.end - bar.begin) * points)
@@ -144,6 +145,8 @@ def _write_numbers(axes: Axes, places: list[float], gantt: Gantt) -> None:
             va="center_baseline",
             rotation=90 if is_upright else 0,
             rotation_mode="anchor",
-            path_effects=[withStroke(linewidth=3, foreground=colour)] if hatch else [],  # not to be lost in the lines
+            path_effects=[withStroke(linewidth=3, foreground=colour)]
+            if hatch
+            else [],  # so that the number stays readable on the hatch
             in_layout=False,
         )

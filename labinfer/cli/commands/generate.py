@@ -30,10 +30,10 @@ def run(session: Session, job: JobOptions, sampling: SamplingParams, files: JobF
     """Run the job on every rank; returns the exit status.
 
     Args:
-        files: of rank 0, where they are open already; those that take long are not.
+        files: open files of rank 0; None if they are not open yet, as opening may block.
 
     Raises:
-        CollectiveError: nothing could be run, or the output could not be written; on every rank.
+        CollectiveError: the job cannot run, or the output cannot be written; on every rank.
     """
     group = session.join()
     with contextlib.ExitStack() as at_end:
@@ -45,7 +45,7 @@ def run(session: Session, job: JobOptions, sampling: SamplingParams, files: JobF
 
 
 def _run(session: Session, job: JobOptions, sampling: SamplingParams, files: JobFiles | None) -> int:
-    """``run`` with the files, which rank 0 has.
+    """``run`` with the open files of rank 0.
 
     Raises:
         CollectiveError: as ``run``.
@@ -57,22 +57,22 @@ def _run(session: Session, job: JobOptions, sampling: SamplingParams, files: Job
         if group.rank == 0:
             prompts = _read_prompts(llm, job)
             requests = [llm.make_request(index, prompt, sampling) for index, prompt in enumerate(prompts)]
-            files.output.begin(llm.files.identity)  # refused before the others wait for plans
+            files.output.begin(llm.files.identity)  # may raise, before the other ranks wait for plans
     status = ExitStatus.OK
     session.signals.running = True
-    with group.raise_on_all_ranks():  # rank 0 may fail to write; the others must not wait for it then
+    with group.raise_on_all_ranks():  # rank 0 may fail to write; the other ranks must not wait for it then
         if group.rank == 0:
             status = Rank0Job(llm, session, job, sampling, files).run(prompts, requests)
         else:
             llm.follow()
     llm.close()
-    session.signals.running = False  # what the process still waits for may be broken off
+    session.signals.running = False  # a signal may interrupt the remaining waits
     return 128 + session.signals.signum if session.signals.signum else status
 
 
 @dataclass(frozen=True)
 class Rank0Job:
-    """Rank 0's part while the others follow."""
+    """Rank 0's part of a job, while the other ranks follow."""
 
     llm: LLM
     session: Session
@@ -81,7 +81,7 @@ class Rank0Job:
     files: JobFiles
 
     def run(self, prompts: list[Prompt], requests: list[Request]) -> int:
-        """Run, write the results as they come, and the figures at the end."""
+        """Run the job, write results as they arrive, and the figures at the end."""
         announce({self.session.options.model.model: self.llm})
         output = self.files.output
         if output.digests:
@@ -131,7 +131,7 @@ class Rank0Job:
         return ExitStatus.OK
 
     def _answer(self, prompts: list[Prompt], requests: list[Request]) -> None:
-        """--prompt: to a file each answer when it is finished, to the terminal as they come."""
+        """Answer --prompt: write each finished answer to a file, or stream the answers to the terminal."""
         titles = self.job.prompt if len(self.job.prompt) > 1 else ("",) * len(prompts)
         answers = PromptAnswers(titles, self.files.output.write_text)
         streams = not self.job.output and self.sampling.can_stream and self.sampling.n == 1
@@ -158,13 +158,13 @@ class Rank0Job:
             logger.warning("%s cut off: %s", "an answer is" if count == 1 else f"{count} answers are", limit)
 
     def _limit(self, answer: Completion) -> str:
-        """Say which limit an answer has reached that is cut off."""
+        """Name the limit that a truncated answer has reached."""
         if len(answer.token_ids) == self.sampling.max_tokens:
             return f"--max-tokens {self.sampling.max_tokens} is reached"
         return f"the context of {self.llm.spec.max_model_len} tokens is full"
 
 
 def _read_prompts(llm: LLM, job: JobOptions) -> list[Prompt]:
-    """The prompts of --prompt: messages, where the model knows of them."""
+    """The prompts of --prompt: chat messages if the model has a chat template."""
     as_chat = not job.raw and llm.tokenizer is not None and llm.tokenizer.has_chat_template
     return [ChatPrompt([{"role": "user", "content": text}]) if as_chat else TextPrompt(text) for text in job.prompt]
