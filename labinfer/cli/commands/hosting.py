@@ -35,19 +35,19 @@ from labinfer.weights.identity import Identity, compare
 logger = logging.getLogger(__name__)
 
 WORTH_SECONDS = 600.0
-"""Time in which a better split of the layers has to do more than the pause costs."""
+"""Time within which the gain of a better layer split must exceed the cost of the pause."""
 CHECK_PROMPT, CHECK_TOKENS = 4, 2
-"""Tokens of the prompt, and of the answer, with which a layout shows that it computes numbers."""
+"""Tokens of the prompt, and of the answer, of the self-check of a new layout."""
 
 
 class Hosting:
-    """Models of a server. Its methods are collective over all ranks, spare ones included.
+    """Loads and hosts the models of a server. Methods are collective over all ranks, including spare ones.
 
     Args:
-        layouts: options of each model.
-        link: to the gateway; None on ranks other than 0.
+        layouts: engine options of each model, by name.
+        link: connection to the gateway; None on ranks other than 0.
         own: the server's options.
-        on_ready: called on rank 0 when requests are taken, once.
+        on_ready: called once on rank 0, when the server accepts requests.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class Hosting:
         self._failed: list[Layouts] = []
         self._load_seconds = 0.0
         self._identities: dict[str, Identity] = {}
-        """Identity of the files that open requests of the gateway began with, by model name; rank 0 only."""
+        """Identity of the model files with which the gateway's open requests began, by model name; rank 0 only."""
         self.llms: dict[str, LLM] = {}
         self._host: EngineHost | None = None
 
     def load(self) -> None:
-        """Load the models, and say what each rank has of them.
+        """Load the models, and print each rank's share.
 
         Raises:
-            CollectiveError: one cannot be loaded.
+            CollectiveError: a model cannot be loaded.
         """
         supervisor = self._session.environment.supervisor
         if self._group.rank == 0 and supervisor is not None and (data := supervisor.read_identity()):
@@ -81,11 +81,11 @@ class Hosting:
         self._prepare(None)
 
     def run(self) -> None:
-        """Host the models, in whatever layout is asked for, until a signal comes.
+        """Host the models until a signal arrives; changes layouts on request.
 
         Raises:
             BrokenConnection: the gateway is gone (rank 0).
-            RuntimeError: neither another layout can be loaded nor the one of before.
+            RuntimeError: neither a new layout nor the previous one can be loaded.
         """
         while (layouts := self._run_host()) is not None:
             begin = time.monotonic()
@@ -116,7 +116,7 @@ class Hosting:
                 announce(self.llms)
 
     def _changes(self) -> dict[str, str]:
-        """The files that have changed since the gateway's open requests began, in words, by the name of a model."""
+        """Changes of model files since the gateway's open requests began, in words, by model name."""
         changes = {
             name: compare(self._identities[name], llm.files.identity)
             for name, llm in self.llms.items()
@@ -137,7 +137,7 @@ class Hosting:
         on_ready()
 
     def _run_host(self) -> Layouts | None:
-        """Host the models until the end, or until other layouts are to be served, which are returned."""
+        """Host the models until the end (returns None), or until other layouts are requested, which are returned."""
         layouts = None
         with self._group.raise_on_all_ranks():  # spare ranks wait here
             if self._group.rank == 0:
@@ -151,10 +151,10 @@ class Hosting:
         return msgspec.msgpack.decode(data[0], type=Layouts | None)
 
     def _plan(self, change: LayoutChange) -> Layouts | None:
-        """Rank 0: options with which the models are served as is asked for; None where they are.
+        """Options of all models after ``change``, on rank 0; None if nothing changes.
 
         Raises:
-            UserError: they cannot be.
+            UserError: the change is not possible.
         """
         llm = self.llms[change.model]
         try:
@@ -173,7 +173,7 @@ class Hosting:
         return None if _shape(layout) == _shape(llm.layout) else self._layouts | {change.model: options}
 
     def _plan_split(self, name: str, drift: Drift) -> Layouts | None:
-        """Rank 0: options with the better split of a model's layers; None where it could not be loaded before, or is not worth it."""
+        """Options with a better layer split of a model, on rank 0; None if it failed to load before, or gains too little."""
         change = LayoutChange(
             model=name,
             tensor_parallel_size=list(self.llms[name].layout.topology.tp_sizes),
@@ -187,20 +187,20 @@ class Hosting:
         return layouts
 
     def _changed_options(self, change: LayoutChange) -> EngineOptions:
-        """Options with what a change says, and the context that is served: a longer one, once served, would have to be kept for good.
+        """Options after ``change``, with the context length unchanged: a longer one, once served, could never be reduced again.
 
         Raises:
-            UserError: as ``changed_options``.
+            UserError: see ``changed_options``.
         """
         options = changed_options(self._layouts[change.model], change, [info.node for info in self._group.everyone])
         length = self.llms[change.model].spec.max_model_len
         return replace(options, model=replace(options.model, max_model_len=length))
 
     def _change(self, layouts: Layouts) -> str:
-        """Load the models in other layouts, and those of before where that fails. Returns why it has."""
+        """Load the models in other layouts; if that fails, load the previous layouts again. Returns the error, or an empty string."""
         lengths = [llm.spec.max_model_len for llm in self.llms.values() if not llm.is_spare]
         try:
-            with self._group.raise_on_all_ranks():  # else answers would go on with another model's tokens
+            with self._group.raise_on_all_ranks():  # otherwise open answers would continue with another model
                 for llm in self.llms.values():
                     llm.files.check_unchanged()
         except CollectiveError as error:
@@ -209,7 +209,7 @@ class Hosting:
             self._reload(layouts)
             self._check(lengths)
             self._layouts = layouts
-            self._plan_text = ""  # which was another one
+            self._plan_text = ""  # the plan was for the previous layouts
             return ""
         except CollectiveError as error:
             problem = str(error)
@@ -236,13 +236,13 @@ class Hosting:
         self._load_seconds = time.monotonic() - begin
 
     def _check(self, lengths: list[int]) -> None:
-        """Check that the models answer.
+        """Check that the models compute finite numbers, and that their contexts have not become shorter.
 
         Args:
-            lengths: contexts that were served before.
+            lengths: context lengths served before.
 
         Raises:
-            CollectiveError: log-probabilities are not finite, or the context is shorter than before.
+            CollectiveError: log-probabilities are not finite, or a context is shorter than before.
         """
         llms = list(self.llms.values())
         with self._group.raise_on_all_ranks():
@@ -264,10 +264,10 @@ class Hosting:
 
 
 def check_numbers(llm: LLM) -> None:
-    """Run a short prompt, while the other ranks follow (rank 0).
+    """Run a short prompt on rank 0, while the other ranks follow.
 
     Raises:
-        UserError: its log-probabilities are no finite numbers.
+        UserError: its log-probabilities are not finite.
     """
     vocab_size, length = llm.spec.vocab_size, llm.spec.max_model_len
     prompt = [number % vocab_size for number in range(1, 1 + min(CHECK_PROMPT, length - 1))]
@@ -295,7 +295,7 @@ def _check_length(llm: LLM, length: int) -> None:
 
 
 def _machine_links(links: Sequence[MachinePairLink]) -> list[MachineLinkInfo]:
-    """Links that were measured for a plan."""
+    """Measured links between different machines, in the form of the gateway's frames."""
     return [
         MachineLinkInfo(pair.a, pair.b, pair.link.latency, pair.link.bytes_per_second)
         for pair in links
@@ -304,15 +304,15 @@ def _machine_links(links: Sequence[MachinePairLink]) -> list[MachineLinkInfo]:
 
 
 def changed_options(options: EngineOptions, change: LayoutChange, nodes: Sequence[str]) -> EngineOptions:
-    """Options with what a change says, with as many KV blocks as fit.
+    """Options after ``change``, with as many KV blocks as fit.
 
     Args:
-        nodes: machine of each rank that was started.
+        nodes: machine of each started rank.
 
     Raises:
-        UserError: a value is wrong by itself.
+        UserError: a value is invalid by itself.
     """
-    options = replace(options, planned_blocks=0)  # a plan's are for the layout of the start
+    options = replace(options, planned_blocks=0)  # planned blocks are for the layout of the start
     parallel, model = options.parallel, options.model
     if change.plan is not None:
         if change.moves or change.dtype is not None or change.quantization is not None:
@@ -322,7 +322,7 @@ def changed_options(options: EngineOptions, change: LayoutChange, nodes: Sequenc
         sizes, layers = tuple(change.tensor_parallel_size or (1,)), tuple(change.layers or ())
         num_placed = sum(sizes) if len(sizes) > 1 else sizes[0] * len(layers)
         ranks = tuple(change.ranks or ())
-        if not ranks and 0 < num_placed < len(nodes):  # the ranks that have a part now, or the first ones
+        if not ranks and 0 < num_placed < len(nodes):  # the ranks in use now, or else the first ones
             ranks = parallel.ranks if len(parallel.ranks) == num_placed else tuple(range(num_placed))
         parallel = replace(
             parallel, tensor_parallel_size=sizes, pipeline_parallel_size=0, layers=layers, ranks=ranks, layout=""
@@ -338,6 +338,6 @@ def changed_options(options: EngineOptions, change: LayoutChange, nodes: Sequenc
 
 
 def _shape(layout: Layout) -> tuple:
-    """Everything of a layout that may be changed."""
+    """The parts of a layout that a ``LayoutChange`` may change."""
     topology = layout.topology
     return topology.places, topology.layers, layout.dtypes, layout.quantizations

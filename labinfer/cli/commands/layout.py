@@ -30,7 +30,7 @@ HEADER = (
     *("rank", "host", "device", "stage", "tp", "layers", "dtype", "weights"),
     *("a token", "KV tokens", "a sequence", "states"),
 )
-"""A token takes so many bytes of the KV cache, and so many tokens fit; a sequence so many of state, and so many slots."""
+"""Columns of the table; the last four are KV bytes per token, KV capacity in tokens, state bytes per sequence, and state slots."""
 
 REPLICATED = (
     "every tensor-parallel rank keeps the whole latent of each token: --tensor-parallel-size makes a token no smaller, more "
@@ -39,8 +39,8 @@ REPLICATED = (
 
 
 def run(session: Session, own: PlanOptions) -> int:
-    """Print the table on rank 0, and the sums of ranks that are too small. A single process may plan for any number of ranks, as
-    if all were on this machine."""
+    """Print the table on rank 0, and the memory sums of ranks with too little memory. A single process may plan for any number of ranks,
+    as if all were on this machine."""
     if own.auto:
         from labinfer.cli.commands.auto_plan import run_here
 
@@ -138,11 +138,11 @@ def run(session: Session, own: PlanOptions) -> int:
 def layout_rows(
     layout: Layout, everyone: list[RankInfo], kv_tokens: list[int], states: list[int | None]
 ) -> list[tuple]:
-    """One row a place, its columns those of ``HEADER``.
+    """One row per place (rank) with the columns of ``HEADER``.
 
     Args:
-        kv_tokens: of each place.
-        states: slots of each place; None where no layer keeps a state.
+        kv_tokens: KV capacity of each place, in tokens.
+        states: state slots of each place; None for a place without recurrent layers.
     """
     rows = []
     for place, tokens, slots in zip(layout.topology.places, kv_tokens, states, strict=True):
@@ -182,7 +182,7 @@ def _gather_free(group: RankGroup, layout: Layout) -> dict[int, int]:
 
 
 def _plan_draft_model(session: Session, layout: Layout, everyone: list[RankInfo]) -> Layout | None:
-    """The layout of the draft model, if there is one."""
+    """The layout of the draft model; None without a draft model."""
     speculation = session.options.scheduler.speculative_config
     if speculation is None or not speculation.model:
         return None
@@ -192,20 +192,20 @@ def _plan_draft_model(session: Session, layout: Layout, everyone: list[RankInfo]
 
 @dataclass(frozen=True, kw_only=True)
 class RankBytes:
-    """Bytes of a rank: what its device has free for it, and what it is to hold with a draft model, if it holds one."""
+    """Bytes of a rank: its share of its device's free memory, and what it needs, a draft model included."""
 
     free: int
     weights: int
     captured: int
-    """Captured steps, at most."""
+    """Maximum bytes of captured steps."""
     draft_block: int = 0
-    """A KV block of the draft model."""
+    """Bytes of a KV block of the draft model."""
     draft_state: int = 0
-    """A sequence's state in it."""
+    """Bytes of a sequence's state in the draft model."""
 
     @property
     def room(self) -> int:
-        """For KV blocks and states; negative where there is less than none."""
+        """Bytes left for KV blocks and states; may be negative."""
         return self.free - self.weights - self.captured
 
     @classmethod
@@ -218,8 +218,8 @@ class RankBytes:
         """The bytes of one rank of a layout.
 
         Args:
-            free: bytes of its device, which others may share.
-            draft: the layout of a draft model that the rank holds, too.
+            free: free bytes of the rank's device, which other ranks may share.
+            draft: layout of a draft model that the rank holds, too; None for none.
         """
         weights = layout.weight_bytes(layout.topology.place(rank))
         tp_size = layout.topology.place(rank).tp_size
@@ -234,7 +234,7 @@ class RankBytes:
     def make_drafting(
         cls, layout: Layout, everyone: list[RankInfo], rank: int, *, free: int, draft: Layout
     ) -> RankBytes:
-        """The bytes of a rank that holds the draft model alone; see ``make``."""
+        """The bytes of a rank that holds only the draft model; see ``make``."""
         return cls(
             free=free // layout.sharing_device(rank, everyone),
             weights=draft.weight_bytes(draft.topology.place(0)),
@@ -244,7 +244,7 @@ class RankBytes:
 
 
 def _draft_bytes(draft: Layout) -> dict[str, int]:
-    """Bytes of a draft model for each KV block and each sequence, as fields of ``RankBytes``."""
+    """Bytes of a draft model per KV block and per sequence, as fields of ``RankBytes``."""
     place = draft.topology.place(0)
     return {"draft_block": draft.block_bytes(place), "draft_state": draft.meta(place).bytes_per_sequence}
 
@@ -252,14 +252,14 @@ def _draft_bytes(draft: Layout) -> dict[str, int]:
 def _estimate_rooms(
     session: Session, layout: Layout, everyone: list[RankInfo], of_rank: Mapping[int, RankBytes]
 ) -> list[CacheRoom]:
-    """Memory for the cache of each rank, together with all others in the same memory."""
+    """Cache memory of each rank; ranks in one memory pool it."""
     used, place_of = session.options.cache.memory_utilization, layout.topology.place
     rooms = [layout.cache_room(place_of(rank), int(own.room * used), own.draft_block) for rank, own in of_rank.items()]
     return pool_rooms(rooms, [layout.memory(rank, everyone) for rank in of_rank])
 
 
 def _ranks_by_memory(layout: Layout, everyone: list[RankInfo], ranks: Iterable[int]) -> list[list[int]]:
-    """Ranks that pool their room, together; one that only drafts has its share alone."""
+    """Groups of ranks that pool their memory; a rank with only a draft model is its own group."""
     by_memory: dict[Hashable, list[int]] = {}
     for rank in ranks:
         name = rank if rank in layout.draft_devices else layout.memory(rank, everyone)
@@ -268,7 +268,7 @@ def _ranks_by_memory(layout: Layout, everyone: list[RankInfo], ranks: Iterable[i
 
 
 def _least_bytes(session: Session, layout: Layout, rank: int, own: RankBytes, blocks: BlockCounts) -> int:
-    """KV cache and states that a rank of a layout needs at least."""
+    """Minimum bytes of KV cache and states of a rank of the layout."""
     cache, place = session.options.cache, layout.topology.place(rank)
     num_blocks, num_window_blocks = layout.least_blocks, 0
     if cache.num_kv_blocks:
@@ -278,7 +278,7 @@ def _least_bytes(session: Session, layout: Layout, rank: int, own: RankBytes, bl
 
 
 def _least_draft_bytes(session: Session, own: RankBytes, draft: Layout) -> int:
-    """The same of a rank that holds the draft model alone, which makes no more blocks than it has use for."""
+    """Minimum bytes of KV cache and states of a rank with only the draft model, which makes no more blocks than it can use."""
     most = draft.useful_blocks(session.options.scheduler.max_num_seqs)
     num_blocks = min(session.options.cache.num_kv_blocks or draft.least_blocks, most)
     return num_blocks * own.draft_block + own.draft_state
@@ -287,12 +287,12 @@ def _least_draft_bytes(session: Session, own: RankBytes, draft: Layout) -> int:
 def _describe_shortfall(
     session: Session, layout: Layout, everyone: list[RankInfo], ranks: Sequence[int], own: RankBytes, *, least: int
 ) -> str:
-    """The sums of ranks that have no room for what they have to hold; empty for those that have.
+    """A message with the memory sums of ranks with too little memory; empty if it suffices.
 
     Args:
-        ranks: all that pool their room in a memory.
-        own: their sums.
-        least: bytes of KV cache and states that they need.
+        ranks: ranks that pool one memory.
+        own: sums over ``ranks``.
+        least: minimum bytes of KV cache and states over ``ranks``.
     """
     cache, num_sharing = session.options.cache, layout.sharing_device(ranks[0], everyone)
     used = 1.0 if cache.num_kv_blocks else cache.memory_utilization

@@ -16,14 +16,14 @@ logger = logging.getLogger(__name__)
 
 
 def load(session: Session, options: EngineOptions | None = None, others: tuple[LLM, ...] = ()) -> LLM:
-    """Load this rank's share; collective.
+    """Load this rank's share of a model; collective.
 
     Args:
-        options: where they are not the session's.
+        options: engine options; None for the session's.
         others: see ``LLM.from_options``.
 
     Raises:
-        UserError: the model or the layout is wrong; on every rank.
+        UserError: the model or the layout is invalid; on every rank.
     """
     line, is_rank0 = ProgressLine(), session.group.rank == 0
 
@@ -38,10 +38,10 @@ def load(session: Session, options: EngineOptions | None = None, others: tuple[L
 
 
 def announce(models: dict[str, LLM]) -> None:
-    """One table of the ranks, and what each KV cache holds (rank 0), where the log level asks for them.
+    """Print a table of the ranks and the capacity of each KV cache, if the log level is at least ``info``; rank 0 only.
 
     Args:
-        models: by the names that the user knows.
+        models: models by the names that the user knows.
     """
     if not logger.isEnabledFor(logging.INFO):
         return

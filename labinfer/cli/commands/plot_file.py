@@ -13,16 +13,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".pdf", ".svg")
-"""Which say what kind of picture it is."""
+"""Supported file formats of plots."""
 
 
 def check_plot(path: str, others: dict[str, str] | None = None) -> None:
-    """
+    """Check that a plot can be written to ``path``.
+
     Args:
-        others: files that it must not be, by the option that named them.
+        others: files that ``path`` must not be, by the option that named them.
 
     Raises:
-        UserError: matplotlib is missing, or ``--plot`` names no file of a kind above that can be written.
+        UserError: matplotlib is missing, the suffix is not in ``SUFFIXES``, or the file cannot be written.
     """
     if Path(path).suffix.lower() not in SUFFIXES:
         raise UserError(f"--plot {path}: give a file that ends in {', '.join(SUFFIXES)}")
@@ -32,7 +33,8 @@ def check_plot(path: str, others: dict[str, str] | None = None) -> None:
 
 
 def save_plot(path: str, canvas: Figure) -> None:
-    """
+    """Write a figure to ``path``.
+
     Raises:
         UserError: the file cannot be written.
     """

@@ -15,22 +15,22 @@ from labinfer.planner.costs import HostCosts
 from labinfer.planner.options import ProbeOptions
 
 ROWS = (1, 8, 64, 512)
-"""Tokens of the steps that the table shows."""
+"""Rows (tokens) of the steps in the table."""
 HOST_HEADER = ("host", "ranks", "tp", "dtype", "memory", "hardware")
-"""Memory: free for one rank."""
+"""Columns of the table of hosts; ``memory`` is free memory per rank."""
 COST_HEADER = (
     *("host", "tp", "dtype", "a layer"),
     *(f"{rows} row{'s' * (rows > 1)} ms" for rows in ROWS),
     *("1,000 context ms", "head ms", "a step ms"),
 )
-"""Times: of a layer by rows, more for 1,000 tokens that decodes see, of the head for one row, and of a step
-beside these."""
+"""Columns of the table of costs: weight bytes of a layer, its time by rows, extra time per 1,000 context tokens of decodes, time of the
+LM head for one row, and constant time of a step."""
 
 LINK_HEADER = ("link", "latency ms", "Mbit/s")
 
 
 def run(session: Session, own: ProbeOptions) -> int:
-    """Measure on all hosts at once, or take what was measured before; rank 0 prints tables, and writes ``--save``."""
+    """Measure on all hosts at once, or use earlier measurements; rank 0 prints tables, and writes ``--save``."""
     group = session.join()
     file = None
     with group.raise_on_all_ranks():
@@ -61,12 +61,12 @@ def run(session: Session, own: ProbeOptions) -> int:
 
 
 def host_row(machine: Machine, host: HostCosts) -> tuple:
-    """Cells under ``HOST_HEADER``."""
+    """Cells of a host, with the columns of ``HOST_HEADER``."""
     return (machine.name, machine.ranks, host.tp_size, host.dtype, format_bytes(host.memory), host.hardware)
 
 
 def cost_rows(machine: Machine, host: HostCosts) -> list[tuple]:
-    """Cells under ``COST_HEADER``, a row for each kind of layers."""
+    """Rows of a host with the columns of ``COST_HEADER``, one for each kind of layers."""
     return [
         (
             *(machine.name, host.tp_size, host.dtype),

@@ -8,11 +8,11 @@ from labinfer.requests.outputs import Delta, RequestOutput
 
 
 class PromptAnswers:
-    """Texts that come side by side, and are shown one after another.
+    """Shows answers that arrive in parallel one after another.
 
     Args:
-        titles: a line before each answer; empty for none.
-        write: shows a text.
+        titles: title line before each answer; empty for none.
+        write: writes a text.
     """
 
     def __init__(self, titles: Sequence[str], write: Callable[[str], None]):
@@ -20,18 +20,18 @@ class PromptAnswers:
         self._pending = [f"--- {title}\n" if title else "" for title in titles]
         self._ended: set[int] = set()
         self._turn = 0
-        self._is_open = False  # whether the last line that was shown has no end yet
+        self._is_open = False  # whether the last written line has no line feed yet
 
     def grow(self, delta: Delta) -> None:
-        """Take in what an answer gets; its key is the prompt's number."""
+        """Take a delta of an answer; ``delta.key`` is the prompt's number."""
         self._pending[delta.key] += delta.text or ""
         self._show()
 
     def end(self, output: RequestOutput, has_grown: bool) -> None:
-        """Take in the end of a prompt's answers.
+        """Take the end of a prompt's answers.
 
         Args:
-            has_grown: whether they came in deltas.
+            has_grown: whether the answers arrived in deltas.
         """
         texts = [] if has_grown else [completion.text or "" for completion in output.completions]
         self._pending[output.key] += "\n".join(texts) + "\n"
@@ -39,7 +39,7 @@ class PromptAnswers:
         self._show()
 
     def close(self) -> None:
-        """End the line of an answer that was broken off."""
+        """End the line of an interrupted answer."""
         if self._is_open:
             self._write("\n")
             self._is_open = False

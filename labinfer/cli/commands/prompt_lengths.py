@@ -12,10 +12,10 @@ from labinfer.requests.jsonl import parse_line
 
 
 class PromptLengths:
-    """Counts tokens with a model's tokenizer, which is read for the first prompt.
+    """Counts prompt tokens with a model's tokenizer, which is read at the first call.
 
     Args:
-        directory: of the model.
+        directory: model directory.
     """
 
     def __init__(self, directory: Path):
@@ -26,10 +26,10 @@ class PromptLengths:
         return InputProcessor(self._directory, required=True)
 
     def __call__(self, line: str) -> int:
-        """Tokens of the prompt of a line.
+        """Prompt tokens of a JSONL line.
 
         Raises:
-            UserError: it is no request that generates, or there is no tokenizer.
+            UserError: the line is no generation request, or there is no tokenizer.
         """
         parsed = parse_line(line.strip().encode(), SamplingParams())
         if parsed.embedding is not None:

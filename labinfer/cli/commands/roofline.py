@@ -10,7 +10,7 @@ from labinfer.functions.ceilings import Ceilings
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One implementation at one number of rows."""
+    """Measured performance of one implementation at one number of rows."""
 
     function: str
     weights: str
@@ -21,15 +21,15 @@ class Figure:
     num_bytes: int
     operations: int
     memory: float
-    """Fraction of what the memory allows; above 1 where the data are in a cache. 0 where it was not measured."""
+    """Fraction of the memory bandwidth ceiling; above 1 if the data are in a cache, 0 if not measured."""
     arithmetic: float
-    """Fraction of what the arithmetic allows."""
+    """Fraction of the arithmetic ceiling."""
     is_chosen: bool
-    """Whether a run would take it."""
+    """Whether a run would choose this implementation."""
 
 
 def draw_roofline(path: str, figures: list[Figure], ceilings: Ceilings) -> None:
-    """Products by how much they compute for each byte, and what memory and arithmetic allow there.
+    """Draw a roofline plot: products by arithmetic intensity, under the ceilings of memory and arithmetic.
 
     Raises:
         UserError: the file cannot be written.

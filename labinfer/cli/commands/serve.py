@@ -23,20 +23,20 @@ logger = logging.getLogger(__name__)
 
 
 def run(session: Session, own: ServerOptions, models: dict[str, str], listener: socket.socket | None = None) -> int:
-    """Serve ``models``, by the names that requests use, until a signal comes; returns the exit status.
+    """Serve ``models``, by the names that requests use, until a signal arrives; returns the exit status.
 
     Args:
-        listener: for clients, of rank 0; none under a supervisor, which has it.
+        listener: rank 0's socket for clients; None on other ranks, or if the supervisor has it.
 
     Raises:
-        CollectiveError: an option, the port or a model is wrong; on every rank.
+        CollectiveError: an option, the port or a model is invalid; on every rank.
     """
     group, gateway, link = session.join(explains=True), None, None
     is_rank0, fault_timeout = group.rank == 0, session.options.runtime.fault_timeout
     with group.raise_on_all_ranks():
         if is_rank0:
             own = own.absolute()
-            keys = ApiKeys.load(own.api_key, own.api_key_file, own.is_local)  # refused before anything is loaded
+            keys = ApiKeys.load(own.api_key, own.api_key_file, own.is_local)  # checked before anything is loaded
             cpus = sorted(group.everyone[0].cpus)
             level = session.options.runtime.log_level
             if supervisor := session.environment.supervisor:
@@ -62,7 +62,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
             )
     layouts = {}
     for name, model in models.items():
-        share = 1 / (len(models) - len(layouts))  # the first of three models takes a third of what is free
+        share = 1 / (len(models) - len(layouts))  # the first of three models takes a third of the free memory
         layouts[name] = _model_options(session.options, model, share)
     hosting = Hosting(session, layouts, link, own, lambda: _announce_address(own, port, len(keys), list(models)))
     hosting.load()

@@ -26,15 +26,16 @@ logger = logging.getLogger(__name__)
 
 
 Command = Callable[..., int]
-"""The function of a command of the command line: ``run(session, **own)``, called on every rank. Returns the exit status.
+"""Function of a command: ``run(session, **own)``, called on every rank. Returns the exit status.
 
-A plugin registers one with ``@register("command", NAME, help=TEXT, options=SECTIONS)``. ``SECTIONS`` are dataclasses of options:
-those of ``labinfer.base.config.SECTIONS`` give the engine its flags, and of each other one ``own["options"]`` has an object, in order; each
-field is made by ``option_fields.option``. If there are no other ones, only the session is given. Contract:
+A plugin registers one with ``@register("command", NAME, help=TEXT, options=SECTIONS)``. ``SECTIONS`` are dataclasses of options whose
+fields are made by ``option_fields.option``. Sections in ``labinfer.base.config.SECTIONS`` add the engine's flags; ``own["options"]`` has
+an object of each other section, in order. Without other sections, the function receives only the session. Contract:
 
 - Every rank calls ``session.join()`` first, or none does.
-- What only one rank can refuse is raised as ``UserError`` inside ``with session.group.raise_on_all_ranks():``, on every rank alike.
-- Output for people goes through ``logging``, results to standard output on rank 0.
+- An error that only one rank can detect is raised as ``UserError`` inside ``with session.group.raise_on_all_ranks():``, which every
+  rank enters.
+- Messages go through ``logging``, results to standard output on rank 0.
 """
 
 
@@ -46,32 +47,32 @@ class Session:
     options: EngineOptions
     signals: SignalGuard
     starting: Ticker | None = None
-    """Rank 0's line, up to when the ranks have met."""
+    """Rank 0's progress line until the ranks have met."""
     refusal: UserError | None = None
-    """Error that rank 0 has found and said before the ranks met; all end with it when they have."""
+    """Error that rank 0 has found and printed before the ranks met; all ranks end with it once they have met."""
     group: RankGroup | None = None
-    """The ranks, once they have met: before the command runs if ``--plugin`` is given, else in ``join``."""
+    """The group of ranks: joined before the command runs if ``--plugin`` is given, else in ``join``."""
     plan_text: str = ""
-    """The plan that was made for this start, as a table beside its alternatives; on rank 0, where it was asked for."""
+    """The plan made for this start, as a table with its alternatives; rank 0 only, if requested."""
     links: Sequence[MachinePairLink] = ()
-    """Links between machines that it was made of."""
+    """Links between machines from which the plan was made."""
 
     def join(self, explains: bool = False) -> RankGroup:
-        """Meet the other ranks, say how the ranks were found, and follow ``--layout``, after which the options have its parts.
+        """Meet the other ranks, log the launcher and transport, and apply ``--layout`` to the options.
 
         Args:
-            explains: whether to keep a table of the plan, too.
+            explains: whether to keep ``plan_text`` and ``links``.
 
         Raises:
-            CollectiveError: rank 0 has refused, or the layout is none for these ranks; on every rank.
-            UserError: as ``join_group``.
+            CollectiveError: rank 0 has a ``refusal``, or the layout does not match these ranks; on every rank.
+            UserError: see ``join_group``.
         """
         logger.debug("modules are imported")
         if self.starting is not None and self.environment.world_size > 1 and self.refusal is None:
             self.starting.describe = lambda: "starting: meeting the other ranks"
         try:
             group = self.group or join_group(self.environment, self.options)
-            if self.group is not None:  # it met to load plugins, before it had these options
+            if self.group is not None:  # joined to load plugins, before these options were parsed
                 group.take_cores(self.options.working_ranks, self.options.runtime.threads)
             self.group = group
         finally:

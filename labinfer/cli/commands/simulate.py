@@ -33,10 +33,10 @@ TITLE = "simulated on a virtual clock: all times are what the run would take"
 def run(
     options: EngineOptions, own: SimulateOptions, bench: BenchOptions, load: LoadOptions, serve: ServeOptions
 ) -> int:
-    """Simulate, and print what ``bench serve`` prints, then the stages. Returns the exit status.
+    """Simulate, and print the output of ``bench serve``, then the stages. Returns the exit status.
 
     Raises:
-        UserError: the options make no simulation, or a file cannot be read or written.
+        UserError: the options are inconsistent, or a file cannot be read or written.
     """
     set_up_logging(0, options.runtime.log_level)
     if bool(own.cluster) == bool(own.replay):
@@ -90,10 +90,10 @@ def run(
 def _find_rate(
     simulation: Simulation, options: EngineOptions, bench: BenchOptions, load: LoadOptions, serve: ServeOptions
 ) -> tuple[ServeOptions, str, dict[str, Any]]:
-    """The options with the highest rate that keeps all goals; a table of what was tried, and the same for machines.
+    """The options with the highest rate that meets all goals, a table of the tried rates, and values for JSON.
 
     Raises:
-        UserError: no rate keeps them.
+        UserError: no rate meets the goals.
     """
     goals = serve.goals
     tried: list[tuple] = []

@@ -24,7 +24,7 @@ from labinfer.server.supervisor.supervised_gateway import SupervisedGateway
 from labinfer.server.supervisor.supervisor import Supervisor
 
 GRACE_SECONDS = 86400.0
-"""From a signal to the end of this process at the latest: the group has limits of its own."""
+"""Maximum time from a signal to the end of this process; the group has its own, shorter limits."""
 
 
 def run(
@@ -39,20 +39,20 @@ def run(
     model_names: list[str],
     options: EngineOptions,
 ) -> int:
-    """Run until the group has ended in order; returns its exit status.
+    """Supervise a group until it has ended normally; returns its exit status.
 
     Args:
-        command: what starts the group.
-        insists_on_rejoin: whether ``--rejoin-timeout`` was given, and not left at its default.
-        launch: place of ``launch.py`` in both commands.
-        again: what starts the group after a death.
-        server: the flags of its server; None of a job.
-        model_names: the models that it serves.
-        options: of the ranks.
+        command: command that starts the group.
+        insists_on_rejoin: whether the user has set ``--rejoin-timeout``.
+        launch: index of ``launch.py`` in ``command`` and ``again``.
+        again: command that restarts the group after a failure.
+        server: options of the group's server; None for a job.
+        model_names: names of the served models.
+        options: engine options of the ranks.
 
     Raises:
-        UserError: the server's address is taken, its certificate cannot be used, there is no place for a local socket, or
-            the command names no hosts that ``--rejoin-timeout`` could be about.
+        UserError: the server's address is taken, its certificate cannot be used, there is no directory for a local socket, or the
+            command names no hosts to which ``--rejoin-timeout`` could apply.
     """
     set_up_logging(0, options.runtime.log_level)
     signals.running, signals.grace_seconds = True, GRACE_SECONDS
@@ -103,7 +103,7 @@ def run(
         )
         try:
             status = supervisor.run()
-            if status == ExitStatus.USAGE and restart.is_smaller:  # it may fit again when the machine is back
+            if status == ExitStatus.USAGE and restart.is_smaller:  # the model may fit again when the machine is back
                 status = ExitStatus.INTERNAL
             return status
         finally:
