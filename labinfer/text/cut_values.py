@@ -172,5 +172,5 @@ def _open_tag(pattern: str, text: str) -> regex.Match[str] | None:
     try:
         opening = compile_pattern(pattern.partition("(?P<value>")[0])
         return within_time(lambda seconds: opening.match(text, timeout=seconds))
-    except (ValueError, TimeoutError):  # the value is a part of a group; or the pattern takes too long
+    except (ValueError, TimeoutError):  # the value is inside another group, or the pattern takes too long
         return None

@@ -20,7 +20,7 @@ class Document:
 
 
 def read_documents(path: Path, flag: str, tokenizer: Tokenizer) -> list[Document]:
-    """The documents of a file: one per line of a ``.jsonl`` file; otherwise the whole file is one.
+    """The documents of a file: one per line of a ``.jsonl`` file, else one for the whole file.
 
     A line is ``{"text": …}`` or ``{"messages": […]}``, whose last message is the answer.
 

@@ -12,7 +12,7 @@ class Spelling:
     """Text and bytes of a single token."""
 
     token: str
-    """Text of the token; its name in the vocabulary where it adds no text."""
+    """Text of the token; its name in the vocabulary if it adds no text."""
     num_characters: int
     """Characters that the token alone adds to a text."""
     bytes: tuple[int, ...] | None
@@ -23,7 +23,7 @@ def spell(token_id: int, text: str, name: str | None, data: bytes | None) -> Spe
     """The spelling of a token.
 
     Args:
-        text: what the token adds to a text.
+        text: text that the token adds.
         name: the token's entry in the vocabulary; None if it has none.
         data: UTF-8 bytes of ``text``, maybe a part of a character; None if only the text is known.
     """

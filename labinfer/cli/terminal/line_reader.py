@@ -12,7 +12,7 @@ ENDS = (b"\n", CTRL_C.encode())
 
 
 class LineReader:
-    """Lines of a file descriptor. Has its own buffer, so that it can say whether a line is available.
+    """Lines of a file descriptor, without read-ahead by a file object, so that ``has_line`` is exact.
 
     Args:
         knows_ctrl_c: whether the character Ctrl-C ends a line, too.

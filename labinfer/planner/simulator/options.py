@@ -1,4 +1,4 @@
-"""Options of ``launch.py simulate``, beside those of ``bench serve``."""
+"""Options of ``launch.py simulate``, in addition to those of ``bench serve``."""
 
 from __future__ import annotations
 
