@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -20,6 +20,7 @@ the values of IQ4_NL and IQ4_XS (ggml-org/llama.cpp, ggml/src/ggml-common.h). Co
 POWERS_OF_TWO = ("e2m1",)
 """Tables with power-of-two scales."""
 PACKAGE = __name__.rpartition(".")[0] + "."
+Weight = TypeVar("Weight")
 
 
 class PackedWeight(Protocol):
@@ -75,7 +76,7 @@ class DenseWeight:
         return self.data.nbytes
 
     def clone(self) -> DenseWeight:
-        return DenseWeight(self.data.clone(), self.outputs, self.inputs)
+        return clone_tensors(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,15 @@ class QuantizedWeight:
         return self.data.nbytes + self.scales.nbytes + sum(x.nbytes for x in offsets if x is not None)
 
     def clone(self) -> QuantizedWeight:
-        return dataclasses.replace(self, data=self.data.clone(), scales=self.scales.clone())
+        return clone_tensors(self)
+
+
+def clone_tensors(weight: Weight) -> Weight:
+    """A packed matrix of a dataclass with copies of all its tensors."""
+    values = {field.name: getattr(weight, field.name) for field in dataclasses.fields(weight)}
+    return dataclasses.replace(
+        weight, **{name: value.clone() for name, value in values.items() if isinstance(value, torch.Tensor)}
+    )
 
 
 def export_packed(weight: PackedWeight, name: str) -> dict[str, Any] | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from labinfer.functions.packed_weight import DenseWeight
+from labinfer.functions.packed_weight import DenseWeight, clone_tensors
 from labinfer.functions.reference import linear as plain
 
 NUMBERS = 8
@@ -52,7 +52,7 @@ class Packed12Weight:
         return self.lower_OI.nbytes + self.codes_N.nbytes + PATCH_BYTES * len(self.places_M)
 
     def clone(self) -> Packed12Weight:
-        return replace(self, lower_OI=self.lower_OI.clone(), codes_N=self.codes_N.clone())
+        return clone_tensors(self)
 
 
 def pack_weight(weight_OI: torch.Tensor) -> Packed12Weight:

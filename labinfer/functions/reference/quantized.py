@@ -160,12 +160,6 @@ def embedding(token_ids_T: torch.Tensor, table: QuantizedWeight, first: int) -> 
     return dequantize(table, local_T).to(table.dtype).masked_fill_(outside_T.unsqueeze(1), 0)
 
 
-def round_rows(x_TI: torch.Tensor) -> torch.Tensor:
-    """Activations as the products use them, quantized and dequantized per row: (T, I) float32."""
-    data_TI, scales_T1 = _rounded(x_TI.float())
-    return data_TI * scales_T1
-
-
 def _rounded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize rows to ±127: integers as floats, and each row's scale. Rounds the exact product in float64, as an FMA does."""
     peaks = rows.abs().amax(1, keepdim=True)
