@@ -151,8 +151,8 @@ def check_checkpoint(
         for name in checkpoint.names - expected
         if not name.startswith(unread) and not _is_buffer(name, checkpoint.shape(name))
     )
-    if told := [name for name in others if _matches(name, ignored)]:
-        logger.info("--ignore-tensors: %d tensors are left unread: %s", len(told), ", ".join(told))
+    if unread := [name for name in others if _matches(name, ignored)]:
+        logger.info("--ignore-tensors: %d tensors are left unread: %s", len(unread), ", ".join(unread))
         others = [name for name in others if not _matches(name, ignored)]
     ignored_parts = names.ignored_parts(num_layers, checkpoint.names)
     parts = [next(filter(name.startswith, ignored_parts), "").rstrip("._") for name in others]

@@ -29,7 +29,7 @@ def check_plot(path: str, others: dict[str, str] | None = None) -> None:
         raise UserError(f"--plot {path}: give a file that ends in {', '.join(SUFFIXES)}")
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("--plot needs matplotlib; pip install matplotlib")
-    OutputFile(path, "--plot", others)
+    OutputFile(path, "--plot", others).close()
 
 
 def save_plot(path: str, canvas: Figure) -> None:

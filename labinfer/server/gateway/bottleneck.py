@@ -112,7 +112,7 @@ def _bound(
         return "stage" if lead >= UNEVEN else "stages"
     if others_ran:
         return "models"
-    if hop is not None and hop >= 0.5 * waits * busiest.step_seconds / busiest.busy:
+    if hop is not None and busiest.busy > 0 and hop >= 0.5 * waits * busiest.step_seconds / busiest.busy:
         return "hops"
     return "outside"
 

@@ -110,4 +110,4 @@ def test_trace_without_facts_is_refused(recorded, capfd):
     del trace["otherData"]
     recorded.write_text(json.dumps(trace), encoding="utf-8")
     assert main(["simulate", "--replay", str(recorded)]) == 2
-    assert "lacks the facts of its engine" in capfd.readouterr().err
+    assert "lacks the engine's spec" in capfd.readouterr().err
