@@ -16,7 +16,7 @@ from labinfer.functions.cpu.graph import CpuCapture
 from labinfer.functions.cpu.routing import CpuRouting
 from labinfer.functions.cpu.sampling import CpuSampling
 from labinfer.functions.reference import linear as reference
-from labinfer.functions.routing_rule import RoutingRule
+from labinfer.functions.routing_rule import RouterWeights, RoutingRule
 
 SIZE, OUTPUTS = 48, 70
 ROWS = torch.tensor([0, 2])
@@ -65,11 +65,12 @@ def test_graph_does_the_same_for_other_numbers_in_the_same_places(compiled_funct
 def test_graph_keeps_structures_that_calls_are_given_alive(compiled_functions):
     x, weight, counts = torch.randn(1, SIZE), torch.randn(16, SIZE), torch.zeros(16, dtype=torch.int64)
     route = CpuRouting(compiled_functions).route
-    out, graph = CpuCapture(compiled_functions)(lambda: route(x, weight, None, RoutingRule(num_chosen=3), counts)[0])
+    rule = RoutingRule(num_chosen=3)
+    out, graph = CpuCapture(compiled_functions)(lambda: route(x, RouterWeights(weight, rule), counts)[0])
     for _ in range(3):
         x.normal_()
         graph.replay()
-        assert torch.equal(out, route(x, weight, None, RoutingRule(num_chosen=3))[0])
+        assert torch.equal(out, route(x, RouterWeights(weight, rule))[0])
     assert counts.sum() == 4 * 3
 
 
