@@ -8,7 +8,7 @@ import msgspec
 class DrawParams(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Numeric sampling parameters. With the logits and the token's position they determine the token.
 
-    Candidate filters apply in this order, each to what the one before kept: top-k, top-p, min-p, typical-p.
+    Candidate filters apply one after another: top-k, top-p, min-p, typical-p. Each filters the candidates that its predecessor kept.
     """
 
     seed: int = 0

@@ -30,7 +30,7 @@ class PromptTooLong(UserError):
 
         Args:
             num_tokens: context length.
-            problem: description of what is too long.
+            problem: which text or list is too long, for the error.
         """
         return cls(
             f"This model's maximum context length is {num_tokens} tokens. However, {problem}: the prompt is too long. "

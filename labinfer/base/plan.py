@@ -167,7 +167,7 @@ class EntryResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of the sampled tokens, if requested."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Log-probabilities of the prompt's tokens that follow those that were run, if requested."""
+    """Log-probabilities of prompt tokens, if requested: for each token of the chunk, that of the next prompt token."""
     vector: tuple[float, ...] = ()
     """Vector of a pooled prompt, with its last token."""
     draft: tuple[int, ...] = ()

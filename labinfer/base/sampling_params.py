@@ -186,7 +186,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: Annotated[int, Bounds(0, MAX_SEED, "from 0 to 2**63-1")] = 0
     """Random seed. A seed gives the same tokens on every layout and in every batch (fp32)."""
     stop: Annotated[tuple[str, ...], TextBounds(MAX_STOP_STRINGS, MAX_STOP_LENGTH)] = ()
-    """Strings before the first of which generation ends."""
+    """Stop strings: generation ends before the first one that occurs."""
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end generation, like an end-of-sequence token."""
     include_stop_str_in_output: bool = False
@@ -200,7 +200,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     n: Choices = 1
     """Number of answers to one prompt. The i-th answer's seed is ``seed + i``."""
     best_of: Annotated[int, Bounds(0, MAX_CHOICES)] = 0
-    """Number of answers to generate, of which the ``n`` with the highest mean log-probability are kept; 0 is ``n``."""
+    """Number of answers to generate; the ``n`` with the highest mean log-probability are kept. 0 means ``n``."""
     num_beams: Choices = 1
     """Number of beams of beam search. The best ``n`` are the answers, or fewer if constraints allow no more."""
     length_penalty: Annotated[float, Bounds(-10.0, 10.0)] = 1.0
@@ -307,7 +307,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def num_choices(self) -> int:
-        """Number of sequences that are generated separately, of which ``n`` are kept; 1 for beam search."""
+        """Number of sequences to generate separately; ``n`` of them are kept. 1 for beam search."""
         return 1 if self.num_beams > 1 else self.best_of or self.n
 
     @property

@@ -16,7 +16,7 @@ def listen(ports: Sequence[int], backlog: int) -> socket.socket:
     """Listening socket on all addresses of this machine.
 
     Args:
-        ports: ports of ``--port-range``, of which the first free one is used; empty lets the system choose.
+        ports: ports of ``--port-range``; the first free one is used. Empty lets the system choose.
         backlog: maximum number of connections that wait to be accepted.
 
     Raises:

@@ -39,7 +39,7 @@ class JobProgress:
 
     @property
     def is_for_machines(self) -> bool:
-        """Whether the progress is JSON lines, the last of which is the final count."""
+        """Whether progress is printed as JSON lines; the last line is the final count."""
         return self._form == "jsonl"
 
     def due(self) -> bool:

@@ -192,7 +192,7 @@ def _plan_draft_model(session: Session, layout: Layout, everyone: list[RankInfo]
 
 @dataclass(frozen=True, kw_only=True)
 class RankBytes:
-    """Bytes of a rank: its share of its device's free memory, and what it needs, a draft model included."""
+    """Memory of a rank in bytes: its share of the device's free memory, and its needs, including a draft model."""
 
     free: int
     weights: int

@@ -148,7 +148,7 @@ class RankGroup:
     def take_cores(self, ranks: Sequence[int], threads: int) -> None:
         """Divide the machine's cores among its working ranks, and bind this rank to its share.
 
-        ranks: working ranks, of which this rank counts as one; empty for all ranks.
+        ranks: working ranks; this rank is always one of them. Empty for all ranks.
             threads: ``--threads``.
         """
         mine = self.everyone[self.rank]
