@@ -15,8 +15,7 @@ ALOUD = $(PYTHON) tools/aloud.py
 PIP_INSTALL = $(ALOUD) $(BIN)/pip --disable-pip-version-check install --no-compile $(if $(WHEELS),--no-index --find-links $(WHEELS))
 TORCH_HINT = $(if $(WHEELS)$(TORCH_INDEX),,echo "$(TORCH) comes from pip's own index, which may bring gigabytes for GPUs; TORCH_INDEX=URL takes it from another (see README.md)")
 MODEL ?= demo
-# Parts of the tests that "make test" runs at the same time, of those that are of one process at a time or mostly wait: one more
-# than most machines of this kind have cores. Of what launches several ranks, only what mostly waits runs beside something else.
+# Parts of the tests that "make test" runs at the same time: one more than most machines of this kind have cores, as tests also wait.
 JOBS ?= 3
 # The tests that a part runs: all but those of the full matrices, unless another choice is given.
 SAMPLE ?= -m "not slow"
@@ -52,8 +51,9 @@ $(VENV)/.setup-test: $(VENV)/.setup
 run: $(VENV)/.setup ## answer examples/prompts.jsonl (MODEL=DIR takes another model)
 	$(BIN)/python launch.py --model $(MODEL) --input examples/prompts.jsonl --output-format text --log-level warning $(ARGS)
 
-LAUNCHED := test-cluster test-plugins test-failures
-PAIRED := test-features test-unit test-server test-functions test-browser test-online
+# The longest first, so that none is left to run alone at the end.
+LAUNCHED := test-cluster test-failures test-plugins
+ONE_PROCESS := test-features test-unit test-server test-functions test-browser test-online
 FUNCTIONS := tests/unit/functions tests/unit/weights
 LAUNCHING := tests/test_chat.py tests/test_chat_other_servers.py tests/test_offline.py tests/test_signals.py
 FAILURES := $(patsubst %,tests/cluster/test_%.py,failing layout_change serving stopped supervise three_hosts two_hosts)
@@ -61,9 +61,13 @@ UNTIMED := -m "not slow and not timing"
 
 test: lint ## everything a change must pass: lint, the parts, and alone what measures times
 	@$(MAKE) --no-print-directory test-mpi-3
-	@$(MAKE) --no-print-directory -j $(JOBS) --output-sync=target SAMPLE='$(UNTIMED)' $(LAUNCHED)
-	@OMP_NUM_THREADS=1 $(MAKE) --no-print-directory -j $(JOBS) --output-sync=target SAMPLE='$(UNTIMED)' $(PAIRED)
+	@$(MAKE) --no-print-directory -j $(JOBS) --output-sync=target THREADS=1 SAMPLE='$(UNTIMED)' $(LAUNCHED) $(ONE_PROCESS)
 	@$(MAKE) --no-print-directory test-timing
+
+# A launch divides the cores among its ranks; a single process would start a thread on each core.
+ifdef THREADS
+$(ONE_PROCESS): export OMP_NUM_THREADS := $(THREADS)
+endif
 
 test-all: SAMPLE =
 test-all: lint test-unit test-functions test-features test-online test-server test-browser test-dist test-mpi-4 test-mpi-5 test-torchrun-3 test-cluster test-plugins test-failures ## the whole matrices as well (over an hour)
