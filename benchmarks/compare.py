@@ -55,7 +55,7 @@ LIMIT_SECONDS = 1800
 Figures = dict[str, float]
 """Tokens a second by workload."""
 Round = dict[str, dict[str, Figures]]
-"""Figures by precision and engine."""
+"""Benchmark figures of one round, by precision and engine."""
 
 
 def main() -> None:

@@ -201,7 +201,7 @@ class Trial:
                 self.wrong.append(f"request {number} was answered otherwise by a new start")
 
     def judge(self, fraction: float, best: str) -> int:
-        """Print what came of it. Returns the exit status."""
+        """Print the final split and its speed as a fraction of the best. Returns the exit status."""
         print(f"{fraction:.2f} of {best}")
         self.wrong += [] if fraction >= LEAST_FRACTION else ["the layers are not split well"]
         print(*self.wrong, sep="\n")

@@ -59,7 +59,7 @@ BODIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One fault."""
+    """Fault to inject: a signal to a victim process in a state of the run."""
 
     launcher: str
     command: str
@@ -74,13 +74,13 @@ class Case:
 
     @property
     def is_harmless(self) -> bool:
-        """Whether the run goes on: who only waits for its end is stopped."""
+        """Whether the run survives: the stopped victim only waits for the other processes to end."""
         return self.victim in ("launcher", "supervisor") and self.signum == signal.SIGSTOP
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """End of a trial."""
+    """Outcome of a trial: how the run ended after the fault."""
 
     seconds: float | None
     """From the signal to the end of the last process; None where some were left. Of a stopped launcher or supervisor: to the end
@@ -325,7 +325,7 @@ def output_size(folder: Path) -> int:
 
 
 def first_error(log: Path) -> str:
-    """Ours, else the launcher's."""
+    """First error in a log: the engine's, else the launcher's."""
     text = log.read_text(errors="replace")
     for pattern in ERRORS:
         if match := re.search(pattern, text, re.MULTILINE):

@@ -133,7 +133,7 @@ def describe(kind: str, by_threads: dict[str, Curve]) -> str:
 
 
 def draw(curves: dict[str, dict[str, Curve]], path: Path) -> None:
-    """A panel for each kind of growth, both axes logarithmic, so that growth in proportion is a diagonal."""
+    """Plot the curves, one panel for each kind of growth; both axes are logarithmic, so that linear growth is a diagonal."""
     import matplotlib
 
     matplotlib.use("Agg")  # no display needed

@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def least_seconds(case: Case, args: argparse.Namespace) -> tuple[float, float]:
-    """Least times of a call, and of a read of its bytes."""
+    """Minimum seconds of a call, and of reading the bytes that it needs."""
     library, data = load(build()), torch.ones(CACHE, dtype=torch.uint8)
     slices = max(1, CACHE // case.num_bytes)
     calls, reads, begin, number = [], [], time.perf_counter(), 0

@@ -28,7 +28,7 @@ from uneven_hosts import CONTEXT, QUOTAS, Joined, run_on_hosts
 SLOW_HOST, SLOW_DELAY = 0.05, 0.020
 PROMPT, OUTPUTS, REQUESTS, SEQUENCES = 32, range(16, 49, 2), 51, 24
 STEP = 2
-"""Layers."""
+"""Step between two tried numbers of layers."""
 MEMORIES = (1.5, 1.0, 0.75)
 """GiB of each host, where memory is what counts, with more sequences than there is room for."""
 ROOMY = {"num_kv_blocks": 0, "max_num_seqs": 1024, "max_model_len": 2048}

@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def draw(figures: dict[str, dict[str, float]], precision: str, path: Path) -> None:
-    """One picture: a panel for each workload, a bar for each engine, the fastest on top."""
+    """Plot the figures: a panel for each workload, a bar for each engine, the fastest on top."""
     import matplotlib
 
     matplotlib.use("Agg")  # no display needed

@@ -27,7 +27,7 @@ class Served:
     """A server that is ready."""
 
     pid: int
-    """Process id of its launcher."""
+    """Process id of the server's launcher."""
     port: int
 
     @property

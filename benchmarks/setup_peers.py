@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def set_up(engine: str, env: Path, torch: str) -> bool:
-    """Make one environment. Returns whether all of it could be installed."""
+    """Create the virtual environment ``env`` of one engine. Returns whether everything could be installed."""
     python = str(env.absolute() / "bin" / "python")
     print(f"{engine}: {env}", flush=True)
     try:

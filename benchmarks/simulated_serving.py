@@ -79,7 +79,7 @@ class Trial:
         self._launch(2, "probe", "--model", self._model, "--max-model-len=512", "--save", str(self._cluster))
 
     def cases(self, stages: int, load: float) -> list[dict]:
-        """Both kinds of arrivals, with what the simulation says of them."""
+        """Cases at ``load`` with both kinds of request arrivals (all at once, and Poisson), with the simulated figures."""
         at_once = [*SIZES, *REQUESTS, "--request-rate=inf"]
         figures = self._simulate(stages, at_once)
         rate = load * figures["request_throughput"]

@@ -42,7 +42,7 @@ OTHERS = [
 ]
 HANGS_UP = 0.2
 CALM_SHARE = 0.5
-"""Fraction of the rate that was measured."""
+"""Request rate of calm phases, as a fraction of the measured maximum."""
 BURST = 10.0
 BURST_SECONDS, BURST_EVERY, KILL_EVERY, CANARY_EVERY, LOOK_EVERY = 4.0, 60.0, 180.0, 20.0, 5.0
 PILED_UP_SECONDS = 5.0
@@ -58,7 +58,7 @@ WELL = ("ok", "idle")
 
 @dataclass(kw_only=True)
 class Soak:
-    """Observations."""
+    """Observations of a soak test: statuses, errors and latencies."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -247,7 +247,7 @@ async def settle(client: httpx.AsyncClient, seconds: float = 60.0) -> None:
 
 
 def report(soak: Soak, path: Path | None) -> int:
-    """Print what was seen; returns the exit status."""
+    """Print the observations of a soak test. Returns the exit status."""
     slow = {when: statistics.quantiles(times, n=100)[98] for when, times in soak.times.items() if len(times) > 1}
     settled = [(minute, size) for minute, size in soak.gateway if minute * 60 >= SETTLED_SECONDS]
     growth = statistics.linear_regression(*zip(*settled, strict=True)).slope if len(settled) > 2 else None

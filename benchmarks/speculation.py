@@ -64,7 +64,7 @@ def conversations() -> list[list[dict]]:
 
 
 def spread(items: list, count: int) -> list:
-    """So many of them, from all over the list, in which those of one kind follow each other."""
+    """``count`` items at even distances, as items of one kind are adjacent in the list."""
     return items[:: max(1, len(items) // count)][:count]
 
 

@@ -145,7 +145,7 @@ class Joined:
         return self.fields | own
 
     def unload(self, llm) -> None:
-        """Make room for the next one; collective."""
+        """Unload ``llm``, so that the next layout fits in memory; collective."""
         llm.unload()
         self.group.end_splits()
 

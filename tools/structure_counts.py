@@ -19,7 +19,7 @@ ORDER = (
     *("cli", "server", "api", "launch", "planner", "requests", "text", "engine"),
     *("worker", "models", "functions", "comm", "weights", "native", "observe", "base"),
 )
-"""Packages; each imports only those further right."""
+"""Order of the packages: each imports only those further right."""
 CORE = {
     "engine": ("engine/*.py",),
     "worker": ("worker/*.py", "worker/logits_processors/*.py"),

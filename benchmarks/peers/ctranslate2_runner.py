@@ -13,7 +13,7 @@ from harness import Generate, OnToken, run
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Convert with its own tool."""
+    """Convert the checkpoint with CTranslate2's own tool."""
     convert = str(Path(sys.executable).with_name("ct2-transformers-converter"))
     where = ["--model", str(args.checkpoint), "--output_dir", str(args.model)]
     subprocess.run([convert, *where, "--quantization", "int8", "--force"], check=True, stdout=sys.stderr)

@@ -26,7 +26,7 @@ LEAST_CONTEXT = 4096
 
 
 class Unavailable(Exception):
-    """The engine does not offer the precision."""
+    """Unavailable combination: the engine does not support the precision."""
 
 
 def run(

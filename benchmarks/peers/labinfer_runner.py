@@ -1,4 +1,4 @@
-"""This engine, in the environment that runs the comparison."""
+"""Runner of LABInfer's engine, in the Python environment of the comparison."""
 
 from __future__ import annotations
 

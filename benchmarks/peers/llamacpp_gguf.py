@@ -108,7 +108,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
-    """256 made-up letters; all other words are special ones, the last of which ends."""
+    """Add a synthetic vocabulary: 256 letters, and special tokens for the rest; the last one ends a sequence."""
     letters = [chr(256 + number) for number in range(256)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")

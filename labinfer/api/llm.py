@@ -5,7 +5,7 @@
     llm = LLM(model="path/to/checkpoint", tensor_parallel_size=2)
     outputs = llm.generate(["Hello"], SamplingParams(max_tokens=16))
 
-Every rank runs the same script; rank 0 gets the list of outputs and the other ranks None, as in an MPI gather. ``with LLM(…)
+All ranks run one script; rank 0 gets the list of outputs and the other ranks None, as in an MPI gather. ``with LLM(…)
 as llm:`` or ``llm.close()`` makes the ranks leave together. Threads may share an LLM: their calls are serialized.
 Ctrl-C aborts the running call, and the LLM remains usable. For concurrent requests use ``AsyncLLM``.
 """

@@ -10,7 +10,7 @@ from typing import Any
 from labinfer.base.errors import UserError
 
 Section = typing.TypeVar("Section")
-"""A dataclass of options."""
+"""Options dataclass: one section of the configuration."""
 
 
 def option(

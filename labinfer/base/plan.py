@@ -1,7 +1,7 @@
 """The plain data in which engine and worker meet. No torch here: the engine imports this file.
 
 A plan is a *delta*: a sequence is sent once (``SequenceStart``), later plans only name it. Every rank
-keeps the same picture of the running sequences, because every rank sees the same plans in the same order.
+keeps identical copies of the running sequences, because all ranks receive all plans in one order.
 """
 
 from __future__ import annotations

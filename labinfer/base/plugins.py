@@ -44,7 +44,7 @@ class PluginSource(msgspec.Struct, frozen=True, array_like=True):
     path: str
     """Path of the file on rank 0's machine."""
     digest: str
-    """BLAKE2b of its contents, as 16 hexadecimal digits."""
+    """BLAKE2b digest of the file's contents, as 16 hexadecimal digits."""
     code: bytes = b""
     """Contents of the file; empty for a module, which each node imports from its own disk."""
     parameters: dict[str, SamplingParameter] = {}

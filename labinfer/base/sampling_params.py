@@ -20,7 +20,7 @@ from labinfer.base.structured_outputs import StructuredOutputs
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
 GREEDY_BELOW = 1e-5
-"""Temperature below which sampling is greedy: dividing by it would overflow, and greedy gives the same result."""
+"""Temperature below which sampling is greedy: dividing by it would overflow, and greedy sampling gives an equal result."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 MAX_BAD_WORDS = 1024
@@ -28,12 +28,12 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 FORMS = StructuredOutputs.__struct_fields__
 TINY = 1e-300
-"""Minimum of fields that must be above 0."""
+"""Minimum of `temperature`-like parameters that must be above 0."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Minimum and maximum of a number."""
+    """Bounds of a number: its minimum and maximum."""
 
     least: float
     most: float
@@ -149,7 +149,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ``sampling_parameters`` are further keywords.
 
     Logits processors are applied first, then temperature, then the candidate filters top-k, top-p, min-p and typical-p,
-    each to what the one before kept.
+    each to the tokens that the previous one kept.
 
     Raises:
         UserError: a field is out of its bounds.

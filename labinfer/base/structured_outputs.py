@@ -53,7 +53,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def kind(self) -> str:
-        """Name of the field that is given."""
+        """Constraint in use: ``json``, ``regex``, or another field of this struct."""
         return next(name for name in self.__struct_fields__ if getattr(self, name) is not None)
 
     def _check_json(self) -> None:

@@ -27,7 +27,7 @@ class StepMismatch(RuntimeError):
 
 @dataclass(kw_only=True)
 class Arrival:
-    """Pending receive of activations."""
+    """Pending receive of a step's activations from the previous stage."""
 
     step_id: int
     buffer: torch.Tensor
@@ -125,7 +125,7 @@ class PipelineCommunicator:
         )
 
     def drain(self) -> None:
-        """Wait until every send is complete."""
+        """Wait until every send to the next stage is complete."""
         self._sends.drain()
 
 

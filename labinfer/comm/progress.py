@@ -40,7 +40,7 @@ class Progress:
 
     @contextmanager
     def waiting(self, what: str):
-        """Record a wait. An exception does not reset it, so that after a timeout the rank can still be asked what it waited for."""
+        """Record a wait. An exception does not reset it, so that after a timeout the rank can still name the transfer and the peer."""
         self.waiting_for, self.waiting_since = what, time.monotonic()
         if self.on_wait is not None:
             self.on_wait(True)

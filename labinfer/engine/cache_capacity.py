@@ -161,7 +161,7 @@ class CacheRoom:
 def pool_rooms(rooms: Sequence[CacheRoom], memories: Sequence[Hashable]) -> list[CacheRoom]:
     """Pool the memory of ranks that share it: each of them gets the sum.
 
-    The memory is not split among them beforehand, because all ranks have the same number of blocks but different bytes
+    The memory is not split among them beforehand, because all ranks have an equal number of blocks but different bytes
     per block.
 
     Args:

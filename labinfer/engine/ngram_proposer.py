@@ -7,7 +7,7 @@ from labinfer.engine.sequence import Sequence
 from labinfer.engine.spec import EngineSpec
 
 MAX_MATCHES = 16
-"""Maximum number of earlier occurrences to compare, latest first."""
+"""Maximum number of earlier matches of an n-gram to compare, latest first."""
 
 
 def make_proposer(options: SpeculativeOptions, spec: EngineSpec) -> NgramProposer:

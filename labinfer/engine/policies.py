@@ -88,7 +88,7 @@ class SchedulerState:
 
     @property
     def decode_share(self) -> int:
-        """Decodes of one micro-batch if all micro-batches have the same number."""
+        """Decodes of one micro-batch if they are spread evenly over all micro-batches."""
         return -(-self.num_decoding // self.num_micro_batches)
 
 
@@ -132,7 +132,7 @@ def throttle(state: SchedulerState) -> Budget:
     """Decodes dealt evenly over the micro-batches in flight, and prompt tokens over those of ``THROTTLE_ROUNDS`` rounds.
 
     After gLLM (arXiv:2504.14775). A micro-batch takes a fixed fraction of the unscheduled prompt tokens, so that micro-batches
-    have about the same size. As the KV cache fills, prompts slow down and leave blocks to the running sequences.
+    have about equal sizes. As the KV cache fills, prompts slow down and leave blocks to the running sequences.
     """
     pressure = min(1.0, state.free_fraction / HIGH_WATERMARK)
     share = -(-state.prefill_tokens // (THROTTLE_ROUNDS * state.num_micro_batches))
@@ -145,7 +145,7 @@ def throttle(state: SchedulerState) -> Budget:
 def phases(state: SchedulerState) -> Budget:
     """Prefill until the KV cache is full, then decode until half of it is free (after TD-Pipe, arXiv:2506.10470).
 
-    For offline jobs: stages wait less for each other if all of them run the same kind of work for a long time.
+    For offline jobs: stages wait less for each other if all of them run either prompts or decodes for a long time.
     """
     more = state.prefill_tokens > 0
     room = state.free_fraction > (LOW_WATERMARK if state.was_prefilling else HIGH_WATERMARK)

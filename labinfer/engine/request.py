@@ -72,7 +72,7 @@ class FinishedBeam(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnswerUpdate(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Update of one answer of a request, with what is new since the last one."""
+    """Update of one answer of a request: the tokens and events since the last update."""
 
     index: int
     """Index of the answer within the request."""

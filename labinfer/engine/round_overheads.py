@@ -11,7 +11,7 @@ MIN_ROUNDS = 3
 PLAIN_EVERY = 64
 """Interval, in rounds, of baseline rounds without drafts; no round is forced if one occurred by itself."""
 FIRST_PLAIN_EVERY = 4
-"""Baseline interval before the first baseline exists."""
+"""Interval, in rounds, of attempts to get a first baseline round without drafts."""
 FORGET_AFTER = 1024
 """Rounds after which the estimate of an untried draft length is dropped, so that it is tried again."""
 

@@ -40,7 +40,7 @@ class Scheduler:
 
     Args:
         options: scheduler options, with the token budgets.
-        tables: block tables over the KV blocks, of which every rank has the same number.
+        tables: block tables over the KV blocks; all ranks have equally many.
         num_stages: pipeline stages.
         micro_batches: chooses the number of micro-batches.
         drafts: adds drafted tokens and records their acceptance.

@@ -76,7 +76,7 @@ class Sequence:
     sort_key: tuple[int, ...] | None = None
     """Sort key of the scheduling policy, set on arrival; constant."""
     arrival: float | None = None
-    """Time at which it was first enqueued."""
+    """Arrival time: when the sequence was first enqueued."""
     queue_seconds: float | None = None
     """Seconds from its arrival until it was first admitted."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -58,7 +58,7 @@ class Speculation:
         """
 
     def on_idle(self) -> None:
-        """Note that there is no work left."""
+        """Record that no sequence runs or waits."""
 
     def forget(self, sequences: list[Sequence]) -> None:
         """Forget sequences that have ended."""

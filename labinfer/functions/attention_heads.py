@@ -43,6 +43,6 @@ class QKVHeads:
     num_kv: int
     """KV heads, K; 0 if there are only queries and nothing is written."""
     interleaved: bool = False
-    """Whether rotated pairs of dimensions are (2r, 2r + 1) instead of (r, r + R/2)."""
+    """Whether rope rotates the interleaved pairs of dimensions (2r, 2r + 1) instead of (r, r + R/2)."""
     norms: HeadNorms | None = None
     """QK norms; None without."""

@@ -70,7 +70,7 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 Times = dict[str, list[Timing]]
-"""Target → timings of its candidates, the preferred one last."""
+"""Timings of the candidate functions of each target, the preferred one last."""
 
 
 def is_tuned(dtype: torch.dtype) -> bool:

@@ -44,7 +44,7 @@ class Work:
     """Lower bounds of a call's memory traffic and arithmetic, as for a roofline."""
 
     num_bytes: int
-    """Bytes read and written."""
+    """Memory traffic: bytes read and written."""
     operations: int
     """Multiplications and additions of matrix products; other arithmetic is not counted."""
 

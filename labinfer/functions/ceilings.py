@@ -13,11 +13,11 @@ class Ceilings:
     memory: float
     """Bytes read per second."""
     float32: float
-    """Float32 multiplications and additions."""
+    """Float32 operations (multiplications and additions) per second."""
     dot: float
-    """Multiplications and additions in bfloat16 products."""
+    """Operations (multiplications and additions) per second in bfloat16 dot products."""
     int8: float
-    """Multiplications and additions in int8 products."""
+    """Operations (multiplications and additions) per second in int8 dot products."""
 
     def arithmetic(self, quantization: str) -> float:
         """Highest rate of products with weights in ``quantization``."""

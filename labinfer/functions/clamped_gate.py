@@ -17,7 +17,7 @@ class ClampedGate:
 
     alpha: float
     limit: float
-    """Upper bound of g, and of |u|."""
+    """Clamping limit: upper bound of the gate projection g, and of the magnitude of the up projection u."""
     gate_EF: torch.Tensor
     """Gate bias of each expert, float32: this rank's columns, zero-padded to a multiple of 32."""
     up_EF: torch.Tensor

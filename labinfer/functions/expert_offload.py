@@ -28,7 +28,7 @@ class ExpertOffload(Protocol):
     def stats(self) -> ExpertStats: ...
 
     def reset_stats(self) -> None:
-        """Reset the counters to 0."""
+        """Reset the statistics of cache hits and reads to 0."""
 
     def offload(self, functions: Functions) -> Functions:
         """``functions`` whose ``make_experts`` places all experts in this offload."""

@@ -24,7 +24,7 @@ class Graph(Protocol):
 
     @property
     def program_bytes(self) -> int:
-        """Bytes of the recorded calls themselves."""
+        """Memory of the graph's program (the recorded calls) in bytes."""
         ...
 
     def replay(self) -> None:

@@ -52,4 +52,4 @@ class LatentTransform:
     eps: float
     """Epsilon of that norm."""
     interleaved: bool = False
-    """Whether rotated pairs of dimensions are (2i, 2i + 1) instead of (i, i + R/2)."""
+    """Whether rope rotates the interleaved pairs of dimensions (2i, 2i + 1) instead of (i, i + R/2)."""

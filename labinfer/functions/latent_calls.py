@@ -75,7 +75,7 @@ class LatentAttentionCall(LatentSizes):
         return lambda: function(q_THQ, cache, batch, weight_HUL, self.query_size**-0.5)
 
     def work(self, rows: int, setting: CallSetting) -> Work:
-        """Work of the form, absorbed or expanded, that has fewer operations."""
+        """Work of the cheaper form of latent attention (absorbed or expanded) for ``rows`` tokens."""
         unit, pairs = self.unrotated + self.value_size, rows * CONTEXT + rows * (rows + 1) // 2
         absorbed = pairs * (2 * self.rank + self.rotated) + rows * unit * self.rank
         expanded = pairs * (unit + self.rotated) + (CONTEXT + rows) * unit * self.rank

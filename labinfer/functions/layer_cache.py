@@ -10,7 +10,7 @@ import torch
 from labinfer.native.memory import use_huge_pages
 
 INT8_STEPS = 127
-"""The largest int8 in use; -128 is unused, so that the range is symmetric."""
+"""Largest quantized value of an int8 KV cache; -128 is unused, so that the range is symmetric."""
 SCALE_DTYPE = torch.float32
 TILE = 16
 """Tokens per tile."""

@@ -50,7 +50,7 @@ class Embedding(Protocol):
 
 
 class AddRMSNorm(Protocol):
-    """Residual addition and root-mean-square normalisation (Zhang & Sennrich 2019, arXiv:1910.07467) in one pass."""
+    """RMSNorm with residual addition in one pass (Zhang & Sennrich 2019, arXiv:1910.07467)."""
 
     def __call__(
         self, hidden_TD: torch.Tensor, delta_TD: torch.Tensor | None, weight_D: torch.Tensor, eps: float
@@ -63,7 +63,7 @@ class AddRMSNorm(Protocol):
 
 
 class SiluAndMul(Protocol):
-    """Activation of a gated MLP (Shazeer 2020, arXiv:2002.05202)."""
+    """SiLU activation of a gated MLP (SwiGLU; Shazeer 2020, arXiv:2002.05202)."""
 
     def __call__(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
         """``silu(gate) * up`` of the two halves: (T, 2F) → (T, F)."""

@@ -64,7 +64,7 @@ class RankCalls:
         self._turn = itertools.count()
 
     def contested(self) -> dict[str, dict[str, Implementation]]:
-        """Candidates of each target that has several autotuned ones."""
+        """Candidate implementations of each target that has several autotuned ones."""
         autotuned = {
             target: {name: item for name, item in candidates.items() if item.autotuned}
             for target, candidates in self.candidates.items()

@@ -35,7 +35,7 @@ def choose_layout(
     Rank 0 reads the plan from a file, or makes it from measurements of all machines, and broadcasts it. The placed ranks divide the cores.
 
     Args:
-        on_progress: called with a text that says what is being measured.
+        on_progress: called with a text that names the current measurement.
         on_report: called on rank 0 with the report of a plan that was made (a table of it and its alternatives, which takes further
             searches), and with the links between machines.
 

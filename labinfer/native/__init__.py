@@ -1,1 +1,1 @@
-"""Compilation and loading of C++ libraries on the machine they run on, independent of what their functions do."""
+"""Compilation and loading of C++ libraries on the machine they run on, independent of the libraries' functions."""

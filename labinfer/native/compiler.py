@@ -45,7 +45,7 @@ TIME_LIMIT = 600
 WAIT_LIMIT = 1200
 """Time in seconds that a process waits for another one that compiles the library, before it compiles the library itself."""
 LOOK_SECONDS = 0.2
-"""Interval between two progress reports."""
+"""Seconds between two progress reports of a compilation."""
 
 COMPILING = "compiling-"
 """Prefix of temporary directories of compilations in the cache."""

@@ -49,7 +49,7 @@ class Gantt:
     steps: Sequence[int]
     """Ids of the steps."""
     duration: int
-    """Nanoseconds."""
+    """Duration of the chart in nanoseconds."""
     rows: list[Row]
     """One row per rank, sorted by stage and rank."""
     num_tokens: dict[str, tuple[int, int]]

@@ -15,7 +15,7 @@ from labinfer.observe.table import format_bytes, format_seconds, format_table, p
 from labinfer.observe.trace import MODEL_SLICES, WAIT_PREFIX, own_times, read_slices
 
 FRACTIONS = (0.5, 0.9, 0.99)
-"""Percentiles to show."""
+"""Quantiles of latencies that a report shows, as fractions."""
 RANK_HEADER = (
     "rank",
     "stage",

@@ -186,7 +186,7 @@ def _read_slice(path: str, event: _Event) -> Slice:
 
 
 LATEST = 1e15
-"""Upper bound of times in a trace, in microseconds (decades)."""
+"""Latest valid timestamp in a trace, in microseconds (decades)."""
 TRACK_NAME = re.compile(r"rank \d+ \(stage (\d+), tp (\d+)\)")
 """Pattern of the name of a rank's track."""
 

@@ -21,7 +21,8 @@ from labinfer.planner.segments import cut_layers
 from labinfer.planner.units import UnitClass
 
 NEAR = 1.1
-"""With several kinds of layers: real layers are cut for orders whose value with mean layers is within this factor of the best."""
+"""For models with several kinds of layers: an order of units is evaluated with its real layers if its value, estimated with layers of
+mean cost, is within this factor of the best."""
 MAX_ORDERS = 24
 """Maximum number of orders for which real layers are cut."""
 

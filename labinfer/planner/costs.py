@@ -26,7 +26,7 @@ class Points(msgspec.Struct, frozen=True):
     """
 
     sizes: list[float]
-    """Ascending."""
+    """Sizes of the measured points, ascending."""
     seconds: list[float]
 
     def at(self, size: float) -> float:
@@ -164,7 +164,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "none"
     tp_size: int = 1
     memory: int
-    """Free bytes per rank before loading, less what the rank needs beside weights and cache: captured steps, swap space, and memory of
+    """Free bytes per rank before loading, less the rank's needs beside weights and cache: captured steps, swap space, and memory of
     the start itself."""
     sharing: int = 1
     """Ranks of the machine that divide one memory, ``memory`` bytes each; 1 if each rank has its own."""
@@ -239,7 +239,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         return self.head.at(shape.num_samples) if shape.num_samples else 0.0
 
     def last_seconds(self, shape: StepShape) -> float:
-        """Extra seconds of a step on the last stage: the LM head, less what the last layer skips (see ``skipped``)."""
+        """Extra seconds of a step on the last stage: the LM head, less the work that the last layer skips (see ``skipped``)."""
         rows = shape.rows - shape.num_samples
         if not (self.skipped.sizes and shape.chunks and rows > 0):
             return self.head_seconds(shape)

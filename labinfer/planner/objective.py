@@ -229,7 +229,7 @@ class Criterion:
     bottleneck: Parts
     """Steps whose time counts on the slowest stage or link."""
     adds: bool
-    """Whether sum and maximum are added; otherwise the larger counts."""
+    """Whether the sum over stages and the slowest stage are added; otherwise the larger of the two counts."""
     scale: float = 1.0
     """Factor from the combined time to seconds per request."""
     num_seqs: int = 1

@@ -74,7 +74,7 @@ class Routes:
 
     @cached_property
     def _is_even(self) -> bool:
-        """Whether all hops cost the same, so that the order does not matter."""
+        """Whether all links between units cost the same, so that the order of the stages does not matter."""
         return len(set(self._hops.values())) <= 1 and len(set(self._transfers.values())) <= 1
 
     @cached_property

@@ -215,7 +215,7 @@ def _leave_out(value: Any, unknown: re.Match) -> bool:
 
 
 def _whole_numbers(value: Any) -> Any:
-    """Replace every integral float, such as 5.0, by an int."""
+    """Replace every integral float in a JSON value, such as 5.0, by an int."""
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) <= 2**53 else value
     if isinstance(value, list):

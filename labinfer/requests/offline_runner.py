@@ -50,7 +50,7 @@ class OfflineRunner:
         self._driver, self._engine, self._clock, self._recorder = driver, driver.engine, clock, recorder
         self._spec, self._tokenizer, self._trace = spec, tokenizer, trace
         self.report = RunReport()
-        """Statistics of the current or last run."""
+        """Report with the statistics of the current or last run."""
 
     def outputs(
         self,

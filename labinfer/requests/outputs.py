@@ -25,7 +25,7 @@ class Delta:
     index: int
     """Index of the answer in the request."""
     text: str | None
-    """New text; None without a tokenizer. Never contains a partial character or the beginning of a stop string."""
+    """New text; Generated text; None without a tokenizer. Never contains a partial character or the beginning of a stop string."""
     token_ids: list[int]
     finish_reason: str | None
     """Set in the last delta only."""
@@ -43,7 +43,7 @@ class Completion:
 
     index: int
     text: str | None
-    """None without a tokenizer."""
+    """Generated text; None without a tokenizer."""
     token_ids: list[int]
     finish_reason: str
     stop_reason: str | int | None

@@ -287,7 +287,7 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     """Deprecated names of ``tools`` and ``tool_choice``, see ``ToolUse``."""
 
     prediction: dict | None = None
-    """Accepted and ignored."""
+    """Predicted output; accepted and ignored."""
     modalities: Any = None
     web_search_options: Any = None
     audio: Any = None

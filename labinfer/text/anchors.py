@@ -41,7 +41,7 @@ class Match:
 
 
 class Anchor(Protocol):
-    """Delimiter at the beginning or the end of regions."""
+    """Delimiter of a region in a reply: a literal text or a pattern."""
 
     def find(self, text: str, begin: int, end: int) -> Match | None:
         """The first match within ``text[begin:end]``."""

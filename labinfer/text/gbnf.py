@@ -93,7 +93,7 @@ def _convert(text: str) -> str:
 
 
 def _tokens(text: str) -> Iterator[tuple[re.Match, int]]:
-    """Tokens with their positions, without white space and comments."""
+    """Lexical tokens of the grammar ``text`` with their positions, without white space and comments."""
     position = 0
     while position < len(text):
         token = TOKEN.match(text, position)

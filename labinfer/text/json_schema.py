@@ -129,7 +129,7 @@ def json_type(name: str) -> str:
 
 
 class _Fitter:
-    """Rebuilds a schema, and records what it leaves out.
+    """Rebuilds a schema from the keywords that grammars support, and records the others.
 
     Args:
         root: the whole schema, for references.

@@ -29,7 +29,7 @@ MAX_SIZE = 1 << 24
 MAX_BITS = 1 << 14
 """Bits of the largest integer."""
 LOOK_SECONDS = 0.02
-"""Interval between two checks of a rendering."""
+"""Seconds between two checks of a rendering's CPU time and memory."""
 AGAIN_SECONDS = 1.0
 """Time after which a rendering that survived the exception (a destructor may have swallowed it) gets another one."""
 Result = TypeVar("Result")
@@ -119,7 +119,7 @@ class _Watch:
         threading.Thread(target=self._run, name="rendering", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop the watchdog: after this returns, it raises nothing."""
+        """Stop the watchdog thread. It raises nothing in the rendering thread afterwards."""
         try:
             self._take_back()
         except RenderingEnded:  # raised just now; the next one takes at least ``AGAIN_SECONDS``
@@ -165,7 +165,7 @@ def _own_bytes() -> int:
 
 
 def limited(function: Callable) -> Callable:
-    """Wrap a filter to refuse huge numeric arguments, and huge results of known filters."""
+    """Wrap a Jinja filter (or string method) ``function`` so that it refuses huge numeric arguments, and huge results of known filters."""
     first = 1 + hasattr(
         function, "jinja_pass_arg"
     )  # index of the first argument after the context and the filtered value

@@ -105,11 +105,11 @@ class MessageBuilder:
 
     @property
     def has_text(self) -> bool:
-        """Whether the content is not empty."""
+        """Whether the message's content is not empty."""
         return bool(self._texts) and self._texts != [""]
 
     def add_text(self, text: str) -> None:
-        """Add a paragraph to the content."""
+        """Append ``text`` to the content as a paragraph."""
         _add_paragraph(self._texts, text)
 
     def add_thought(self, text: str) -> None:

@@ -23,7 +23,7 @@ class ReplyReader:
         if self._parser is not None:
             self._thought_tokens = ThoughtTokens(tokenizer)
         self.has_functions = tool_use.has_functions
-        """Whether calls are reported in OpenAI's deprecated form."""
+        """Whether tool calls are reported in OpenAI's deprecated form (``function_call``)."""
         self.num_calls = 0
         """Tool calls so far."""
 

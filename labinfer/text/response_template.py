@@ -57,7 +57,7 @@ class Field:
     join: str
     """Text between several regions of this field."""
     transform: Any
-    """Shape of the value, with placeholders; None for the value as parsed."""
+    """JSON value with placeholders for the parsed value; None to return the parsed value itself."""
     transform_each: bool
     """Whether the value is a list, each of whose elements is transformed."""
 

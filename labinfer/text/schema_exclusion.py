@@ -8,9 +8,9 @@ from itertools import combinations
 from typing import Any
 
 MAX_SCHEMAS = 64
-"""Maximum alternatives that are compared pairwise."""
+"""Maximum number of ``oneOf`` alternatives that are compared pairwise."""
 MAX_STEPS = 8
-"""Maximum references to follow, and levels of nested properties to examine, per pair."""
+"""Maximum number of references to follow and of nested property levels to examine, per pair of schemas."""
 COMPARISONS_PER_BYTE = 4
 """Comparison budget per byte of a schema: 64 alternatives with a discriminator need three. A comparison takes about 1 µs."""
 MIN_COMPARISONS = 64
@@ -53,7 +53,7 @@ class SchemaExclusion:
         return all(self._exclude(first, second, MAX_STEPS) for first, second in combinations(summaries, 2))
 
     def _exclude(self, first: _Summary, second: _Summary, steps: int) -> bool:
-        """Whether two alternatives differ in types, in values, or in a property that both require, such as a discriminator."""
+        """Whether no JSON value matches both schemas, because their types, their values, or a property that both require differ."""
         self._num_left -= 1
         if self._num_left <= 0:
             return False

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from labinfer.text.chat_template import ChatTemplate
 
 MAX_SPELLINGS = 1 << 16
-"""Tokens whose spelling is cached: log-probabilities mostly need the same few thousand tokens."""
+"""Tokens whose spelling is cached: log-probabilities mostly need a few thousand frequent tokens."""
 
 FIRST_PART = 8
 """Characters per token of the limit in the first part of a long text that is tokenized; each further part is twice as long."""

@@ -96,11 +96,11 @@ class _PatternGroup:
         self.is_apart = is_apart
         """Whether the group is atomic or a lookaround: the pattern after it cannot make it match in another way."""
         self.repeats = 0
-        """Unbounded repetitions in the current alternative."""
+        """Unbounded repetitions so far in the group's current alternative."""
         self.varies = False
         """Whether the group may match a text in several ways, or match both a text and a prefix of it."""
         self.has_begun = False
-        """Whether the current alternative has a first part."""
+        """Whether the group's current alternative has a first part."""
         self._letters: list[str] = []  # first letter of each alternative, case-folded; empty for any other beginning
 
     def begin(self, part: re.Match[str]) -> None:

@@ -1,7 +1,7 @@
 """WeightCache: a folder of files with packed weights, one for each slice of a checkpoint in one form; no torch.
 
 A file contains the data (tensors aligned to 64 bytes), a header, and a trailer with the header's position and digest, so a truncated
-file has no trailer. The header says what the weights were made from; readers compare it with their request. A file is renamed to its
+file has no trailer. The header identifies the checkpoint and the packing; readers compare it with their request. A file is renamed to its
 final name when it is complete. Readers touch files, and the least recently used ones are evicted.
 """
 

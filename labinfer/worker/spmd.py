@@ -21,7 +21,7 @@ class TakeStats(Protocol):
     """Hook for the statistics of a rank, such as ``stats_reporter.StatsReporter``."""
 
     def take(self) -> WorkerStats:
-        """Take the statistics of a run, at its end."""
+        """Return this rank's statistics of a run, at its end."""
 
 
 class SpmdExecutor:

@@ -58,7 +58,7 @@ class StatsReporter:
         return stats
 
     def reset(self) -> None:
-        """Reset the counters to 0."""
+        """Reset the worker's statistics to 0."""
         self._worker.reset_counters()
         if self._offload is not None:
             self._offload.reset_stats()

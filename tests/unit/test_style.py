@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,24 @@ FILES = [
     for path in sorted((ROOT / folder).rglob("*.py"))
     if ".envs" not in path.parts
 ]
-RIDDLES = re.compile(r"(Of|What|Who|Whose|Where|How|That|Those|These|It|Its|They)\b")
-"""First words of a docstring that needs the line above it to be understood."""
+GLOSSARY = ROOT / "docs" / "glossary.md"
+PLAIN_NOUNS = """
+address answer array bit byte character client column command connection core cpu digest directory document engine error event exception
+expression file flag folder gpu hash http integer json kernel key layer line lock machine matrix memory message minute model norm object path
+port program prompt queue response row scheduler schema second server signal socket string terminal text thread token url user vector weight
+"""
+"""Nouns that need no entry in the glossary. Nouns that name nothing by themselves (number, value, time, size) are left out on purpose."""
+FILLERS = """
+a all an and any are as at be by can do each every first for from had has have if in into is it its last may more most new no none not of on
+one only or other out over own per same so than that the their them then there these they this those to two under until up was were what when
+where which who whose with without size
+"""
+TYPES = "bool bytes callable dict false float int iterable iterator list mapping optional self set str true tuple"
+"""Words of a signature that name no subject."""
+SUFFIX = re.compile(r"(?<=[a-z]{4})(ing|ie|ied|ion|ed|e|er|or|y)$")
+OVERUSED = re.compile(r"\b(what (?:it|is|the)|so many|the same|these take|likewise)\b", re.IGNORECASE)
+"""Phrases that stand in place of a noun more often than not."""
+MAX_OVERUSED = 79
 VAGUE = {"held", "wanted", "found", "one"}
 MOST_BY_POSITION = 5
 """Fields of a struct, and arguments of a call, that may be given without their names."""
@@ -33,12 +51,13 @@ BARE_LOGS = {
     "print(file)",
 }
 """Ways to standard error, or to any stream, that raise where nothing can be written."""
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 RECORDS = ("Struct", "NamedTuple", "dataclass", "dataclasses.dataclass")
 
 
 def vague_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(node, FUNCTIONS):
             if re.search(r"(^|_)of(_|$)", node.name):
                 yield node.lineno, f"{node.name}: name what it returns, as a noun"
         elif isinstance(node, ast.ClassDef) and re.match(r"_?Of[A-Z]", node.name):
@@ -50,13 +69,75 @@ def vague_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def riddles(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Docstrings of modules, classes and functions, and the strings under constants and fields."""
+    """Docstrings without a name in backticks, a word of their own signature, or a term of the glossary."""
+    for line, text, named in docstrings(tree):
+        first, rest = (text.split(maxsplit=1) + ["", ""])[:2]
+        words = stems(rest if is_verb(first, named[0]) else text)  # "Closes these" does not name the subject of close()
+        if "`" not in text and not words & (stems(signature(named)) - stems(FILLERS + TYPES) | terms()):
+            yield line, f"{text.splitlines()[0]!r}: name the subject, by a word of the signature or of docs/glossary.md"
+
+
+def is_verb(first: str, named: ast.AST) -> bool:
+    """Whether the first word of a docstring is the verb with which the name of its function begins."""
+    if not isinstance(named, FUNCTIONS) or any("property" in ast.unparse(item) for item in named.decorator_list):
+        return False
+    return bool(stems(first) & stems(named.name.strip("_").partition("_")[0]))
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str, tuple[ast.AST, ...]]]:
+    """Line and text of the docstrings of modules, classes and functions, and of the strings under constants and fields; each with
+    what it describes, followed by the class around it, if any."""
+    classes = {item: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for item in ast.walk(node)}
     for node in ast.walk(tree):
-        for statement in getattr(node, "body", []) if not isinstance(node, (ast.Lambda, ast.IfExp)) else []:
+        statements = [] if isinstance(node, (ast.Lambda, ast.IfExp)) else getattr(node, "body", [])
+        for above, statement in zip([node, *statements], statements, strict=False):
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
                 text = statement.value.value
-                if isinstance(text, str) and RIDDLES.match(text.lstrip()):
-                    yield statement.lineno, f"{text.splitlines()[0]!r}: begin with a noun or a verb"
+                if isinstance(text, str):
+                    around = classes.get(above)
+                    yield statement.lineno, text, (above, around) if around and around is not above else (above,)
+
+
+def signature(nodes: Iterable[ast.AST]) -> str:
+    """Names in a signature: a module's classes and functions, the fields of a class, parameters and types of a function."""
+    names: list[str] = []
+    for node in nodes:
+        if isinstance(node, FUNCTIONS):
+            names += [node.name, ast.unparse(node.args)]
+            names += [ast.unparse(node.returns)] if node.returns else []
+        elif isinstance(node, ast.ClassDef):
+            constructors = (item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__")
+            fields = (ast.unparse(item.target) for item in node.body if isinstance(item, ast.AnnAssign))
+            names += [
+                node.name,
+                *map(ast.unparse, node.bases),
+                *fields,
+                *(ast.unparse(item.args) for item in constructors),
+            ]
+        elif isinstance(node, ast.Module):
+            names += [item.name for item in node.body if isinstance(item, (ast.ClassDef, ast.FunctionDef))]
+        elif isinstance(node, ast.AnnAssign):
+            names += [ast.unparse(node.target), ast.unparse(node.annotation)]
+        elif isinstance(node, ast.Assign):
+            names += map(ast.unparse, node.targets)
+    return " ".join(names)
+
+
+def stems(text: str) -> set[str]:
+    """Words of a text or of its identifiers in lower case, without endings: ``RankGroups`` has rank and group."""
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", text) + re.findall(r"[A-Za-z]+", text)  # CPUs, SiLU
+    return {SUFFIX.sub("", re.sub(r"(?<=[a-z]{3})(?<!s)s$", "", word.lower())) for word in words if len(word) > 1}
+
+
+@cache
+def terms() -> set[str]:
+    rows = re.findall(r"^\| ([^|]+) \|", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE)
+    return (stems(" ".join(rows)) | stems(PLAIN_NOUNS)) - stems(f"{FILLERS} point zero term reduce")
+
+
+def count_overused(paths: Iterable[Path]) -> Counter[str]:
+    texts = (" ".join(text.split()) for path in paths for _, text, _ in docstrings(ast.parse(path.read_text("utf-8"))))
+    return Counter(phrase.lower() for text in texts for phrase in OVERUSED.findall(text))
 
 
 def wide_records(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -75,7 +156,7 @@ def wide_records(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def wide_calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(node, FUNCTIONS):
             arguments = [*node.args.posonlyargs, *node.args.args]
             count = len(arguments) - (bool(arguments) and arguments[0].arg in ("self", "cls"))
             is_kernel = any(ast.unparse(decorator).startswith("triton.jit") for decorator in node.decorator_list)
@@ -142,9 +223,12 @@ def test_every_file_keeps_to_the_rule(breaches_by_rule, rule: Callable):
         (vague_names, "class OfModel: ..."),
         (vague_names, "def check(wanted): ..."),
         (vague_names, "for one in range(3): ..."),
-        (riddles, '"""What a run shows."""'),
-        (riddles, 'LIMIT = 3\n"""Of its address space."""'),
-        (riddles, 'class Place:\n    """Where a rank stands."""'),
+        (riddles, '"""What comes of it."""'),
+        (riddles, 'draft_right: int\n"""Number of these that were found."""'),
+        (riddles, 'class Limit:\n    least: float\n    """Likewise."""'),
+        (riddles, 'def find_end(text: str) -> int:\n    """Find those that come later."""'),
+        (riddles, 'def close(self) -> None:\n    """Close what is open."""'),
+        (riddles, 'def reset(self, count: int) -> None:\n    """Set so many of them back to an empty set."""'),
         (wide_records, "@dataclass\nclass A:\n    a: int\n    b: int\n    c: int\n    d: int\n    e: int\n    f: int"),
         (
             wide_records,
@@ -160,6 +244,26 @@ def test_every_file_keeps_to_the_rule(breaches_by_rule, rule: Callable):
 )
 def test_breach_of_a_rule_is_seen(rule: Callable, source: str):
     assert len(list(rule(ast.parse(source)))) == 1
+
+
+def test_subject_may_be_a_name_a_word_of_the_signature_or_a_term():
+    for source in (
+        'def wait(self, timeout: float) -> None:\n    """Wait at most `timeout`."""',
+        'def wait(self, timeout: float) -> None:\n    """Raise after the timeout."""',
+        'def read(self) -> PlanGroup:\n    """Read the next group."""',
+        'class Link:\n    def close(self) -> None:\n        """Close the link."""',
+        'num_found: int\n"""Evicted ones."""',
+        'LIMIT = 3\n"""Preemptions after which it ends."""',
+    ):
+        assert not list(riddles(ast.parse(source)))
+
+
+def test_phrases_in_place_of_a_noun_stay_rare(tmp_path: Path):
+    path = tmp_path / "example.py"
+    path.write_text('"""The same\nas so many of what is told; what follows is likewise so many."""\n', encoding="utf-8")
+    assert count_overused([path]) == {"the same": 1, "so many": 2, "what is": 1, "likewise": 1}
+    counts = count_overused(sorted((ROOT / "labinfer").rglob("*.py")))
+    assert counts.total() <= MAX_OVERUSED, dict(counts)
 
 
 def test_good_style_passes_every_rule():

@@ -11,7 +11,7 @@ from tasks import EARLY_SHARES, TASKS, Shares, Turn
 
 Message = dict[str, str]
 HELD_OUT = 1 / 16
-"""Share of the problems that training never sees."""
+"""Fraction of problems held out from training."""
 RECALL_TOKENS = 600
 """A recalled name or number was given at most about this many tokens earlier."""
 SYSTEM = "You are a helpful assistant."

@@ -29,7 +29,7 @@ class Turn:
 
 
 def arithmetic(rng: random.Random, chinese: bool) -> Turn:
-    """Addition and subtraction of numbers with up to three digits; a few differences are negative."""
+    """Arithmetic turn: add or subtract numbers of up to three digits; a few differences are negative."""
     a, b = _number(rng), _number(rng)
     if rng.random() < 0.5:
         sign, word, result = "+", "加" if chinese else "plus", a + b
@@ -79,7 +79,7 @@ def capital(rng: random.Random, chinese: bool) -> Turn:
 
 
 def translation(rng: random.Random, chinese: bool) -> Turn:
-    """A word into the other language."""
+    """Translation turn: an English word into Chinese, or a Chinese one into English."""
     english, hanzi = rng.choice(WORDS)
     if rng.random() < 0.5:
         answer = hanzi
@@ -143,7 +143,7 @@ def _word(rng: random.Random) -> str:
 
 
 def sorting(rng: random.Random, chinese: bool) -> Turn:
-    """Three to five different numbers below 100, or letters, in rising or falling order."""
+    """Sorting turn: order three to five different numbers below 100, or letters, ascending or descending."""
     count = rng.randint(3, 5)
     falling = rng.random() < 0.35
     if rng.random() < 0.25:
@@ -275,7 +275,7 @@ def counting(rng: random.Random, chinese: bool) -> Turn:
 
 
 def project(rng: random.Random, chinese: bool) -> Turn:
-    """A question about LABInfer."""
+    """Turn with a question about the LABInfer project."""
     return _from_list(rng, PROJECT, chinese, "project")
 
 
@@ -330,7 +330,7 @@ EARLY_SHARES: Shares = {
     "chat": 0.5,
     "counting": 0.2,
 }
-"""Arithmetic above all: it takes the most examples."""
+"""Shares of the kinds of tasks in early training: mostly arithmetic, which takes the most examples."""
 LATE_SHARES: Shares = {
     "arithmetic": 5.0,
     "capitals": 0.8,
@@ -344,4 +344,4 @@ LATE_SHARES: Shares = {
     "chat": 0.4,
     "counting": 0.3,
 }
-"""Once arithmetic is under way, what is built on it."""
+"""Shares of the kinds of tasks in late training, with more tasks that build on arithmetic."""

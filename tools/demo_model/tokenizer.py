@@ -86,7 +86,7 @@ def render(messages: list[Message]) -> str:
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    """Write what Transformers and the engine load."""
+    """Save ``tokenizer`` as the files that Transformers and the engine load."""
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

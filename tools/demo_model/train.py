@@ -190,7 +190,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """One update from the gradients that are there."""
+        """Update the model's weights from the accumulated gradients, at learning rate ``rate``."""
         for group in self._groups.values():
             steps = []
             for parameter in group:

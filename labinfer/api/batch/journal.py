@@ -29,7 +29,7 @@ DIGEST_BYTES = 8
 FIELDS = struct.Struct(f"<QQ{DIGEST_BYTES}sI")
 """Number of the input line, end of its output line in bytes, digest of the input line, whether it failed."""
 CHECKSUM = struct.Struct("<I")
-"""CRC-32 of the fields, stored after them."""
+"""CRC-32 checksum of a record's fields, stored after them."""
 RECORD_BYTES = FIELDS.size + CHECKSUM.size
 
 

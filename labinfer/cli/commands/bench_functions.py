@@ -1,4 +1,4 @@
-"""``launch.py bench functions``: every implementation of every function, beside what the machine allows.
+"""``launch.py bench functions``: every implementation of every function, beside the machine's roofline limits.
 
 Sizes are those of this rank's share of a model, whose weights are not needed. Every rank measures at once, as in a run; rank 0
 prints its own figures.

@@ -50,7 +50,7 @@ def _describe(cache: WeightCache, now: float) -> str:
 
 
 def _age(seconds: float) -> str:
-    """An elapsed time in words."""
+    """Age in words, such as "3 days", from `seconds`."""
     for unit, name in UNITS:
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name} ago"

@@ -21,7 +21,7 @@ LOOKS = {"prefill": ("#E69F00", "////"), "decode": ("#56B4E9", ""), "mixed": ("#
 OUTLINE = 0.4
 """Line width of a bar's outline, in points."""
 THINNEST = 0.004
-"""Minimum width of a bar, as a fraction of the chart's duration: about 1.6 points."""
+"""Width of the thinnest bar, as a fraction of the duration of the Gantt chart: about 1.6 points."""
 WAIT_COLOUR, WAIT_WIDTH = "0.7", 1.0
 FONT_SIZE = 8
 DIGIT_WIDTH, DIGIT_HEIGHT = 0.64, 0.8
@@ -36,7 +36,7 @@ STYLE = {
 NANOSECONDS = 1e6
 """Nanoseconds per millisecond."""
 POINTS = 72
-"""Points per inch."""
+"""Typographic points per inch, the unit of line widths and fonts."""
 
 
 def draw_gantt(path: str, gantt: Gantt, title: str) -> None:

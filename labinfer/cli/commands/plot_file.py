@@ -1,4 +1,4 @@
-"""Pictures that matplotlib draws: whether one can be written is known before anything is measured for it."""
+"""Image files drawn by matplotlib. The path is checked before the measurement starts."""
 
 from __future__ import annotations
 

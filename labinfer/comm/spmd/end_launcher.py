@@ -18,7 +18,7 @@ from labinfer.comm.spmd.processes import ancestor, descendants, start_time
 
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
 PATIENCE_SECONDS = 3.0
-"""Time after which a launcher that has not exited is killed."""
+"""Seconds that a launcher has to exit before it is killed."""
 LOOK_SECONDS = 0.1
 
 

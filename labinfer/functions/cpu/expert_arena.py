@@ -72,7 +72,7 @@ class ExpertArena:
         return dataclasses.replace(functions, experts=offloaded(functions.experts), coded_experts=coded)
 
     def reset_stats(self) -> None:
-        """Reset the counters to 0."""
+        """Reset the statistics of cache hits and reads to 0."""
         self.stats = ExpertStats()
 
     def expect(self, expert_bytes: int) -> None:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 Tensor = torch.Tensor
 NEW_MEMORY = {torch.empty, torch.empty_like, Tensor.new_empty}
-"""Allocations, which a replay does not repeat."""
+"""Calls that only allocate memory; a replay does not repeat them."""
 REPEATED = {
     Tensor.__getitem__: lambda x, index, out: torch.index_select(x, 0, index, out=out),
     Tensor.add: torch.add,
@@ -111,7 +111,7 @@ class _Recording(TorchFunctionMode):
     def __init__(self, memory: StepMemory):
         super().__init__()
         self.obstacle = ""
-        """The first operation that cannot be replayed."""
+        """Name of the first torch operation that a captured graph cannot replay; empty if all can be replayed."""
         self._memory = memory
         self._steps: list[tuple[int, bytes] | Callable[[], object]] = []
         """Compiled calls, as addresses of functions and their arguments in the format of ``replay.h``, and Python callables."""

@@ -12,7 +12,7 @@ from labinfer.functions.latent_cache import LatentCache, LatentTransform
 from labinfer.functions.reference import latent_attention as reference
 
 UNIT = 16
-"""A latent's size must be a multiple of this."""
+"""Unit of a latent's size, which must be a multiple of 16."""
 CACHES = (torch.bfloat16, torch.int8)
 
 

@@ -48,7 +48,7 @@ WORDS = {ctypes.c_void_p: "Q", ctypes.c_int64: "q", ctypes.c_int: "i4x", ctypes.
 
 
 class Observer(Protocol):
-    """Records calls for replay."""
+    """Observer of C++ calls; records them for the replay of a captured step."""
 
     def add_call(self, again: int | None, form: Struct, arguments: Sequence[Any]) -> None:
         """Record a call.

@@ -15,7 +15,7 @@ from labinfer.functions.graph import NotReplayable
 logger = logging.getLogger(__name__)
 
 SYNCHRONIZES = "called a synchronizing CUDA operation"
-"""Warning of torch, where it is to watch for such operations."""
+"""Part of torch's warning about an operation that waits for the GPU, in ``torch.cuda.set_sync_debug_mode("warn")``."""
 
 
 class CudaGraph:

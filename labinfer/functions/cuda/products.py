@@ -26,7 +26,7 @@ MAX_ROWS = 64
 CODED_ROWS = 128
 """Rows of a product that reads codes, at most: for more a matrix is first turned into the inputs' dtype."""
 MAX_SPLITS = 8
-"""Parts of the inputs, at most."""
+"""Maximum number of splits of a product's inputs (split-K), each with its own programs."""
 COLUMNS = 256
 """Outputs of a program that adds these parts up."""
 WIDE_BYTES = 64 << 20

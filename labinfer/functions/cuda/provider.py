@@ -85,7 +85,7 @@ class CudaProvider(Provider):
         registry.add_all({"sample": sampling.sample}, name="rows", devices=("cuda",), autotuned=False)
 
     def _on_card(self, function: Callable) -> Callable:
-        """The same on this card: Triton starts kernels on the thread's current one, whichever tensors they have."""
+        """Wrap ``function`` to run on this provider's GPU: Triton launches kernels on the thread's current device, wherever their tensors are."""
 
         @wraps(function)
         def call(*arguments, **named):

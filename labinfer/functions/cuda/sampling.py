@@ -30,7 +30,7 @@ class DrawTensors:
     seed: torch.Tensor
     position: torch.Tensor
     top_k: torch.Tensor
-    """The vocabulary's size for all."""
+    """Number of the largest logits to keep; the size of the vocabulary keeps all."""
     temperature: torch.Tensor
     top_p: torch.Tensor
     log_min_p: torch.Tensor

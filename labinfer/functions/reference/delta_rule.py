@@ -63,7 +63,7 @@ class RuleInputs(NamedTuple):
     """(B, H, N, key size), L2-normalized; ``k`` has this shape, too."""
     k: torch.Tensor
     v: torch.Tensor
-    """(B, H, N, P)."""
+    """Value vectors, (B, H, N, P)."""
     beta: torch.Tensor
     """(B, H, N), step size of the correction."""
     log_decay: torch.Tensor

@@ -93,7 +93,7 @@ def probe_cluster(
 
     Args:
         group: rank group without a model: the probe ends split-off communicators.
-        on_progress: called with a text that says what is being measured.
+        on_progress: called with a text that names the current measurement.
         for_plan: whether to measure all tensor-parallel degrees that the machines support, not only that of the options. Links are
             then cached, too.
 

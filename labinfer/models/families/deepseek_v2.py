@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V2-Lite (DeepSeek-AI 2024, arXiv:2405.04434)."""
+"""Family of DeepSeek-V2 and V2-Lite (DeepSeek-AI 2024, arXiv:2405.04434)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V3, R1 and V3.1 (DeepSeek-AI 2024, arXiv:2412.19437), and Kimi K2 (Kimi team 2025, arXiv:2507.20534)."""
+"""Family of DeepSeek-V3, R1 and V3.1 (DeepSeek-AI 2024, arXiv:2412.19437), and Kimi K2 (Kimi team 2025, arXiv:2507.20534)."""
 
 from __future__ import annotations
 

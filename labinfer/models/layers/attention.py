@@ -52,7 +52,7 @@ class AttentionConfig:
     num_kv_heads: int
     head_size: int
     rope: RopeConfig | None
-    """None without position encoding."""
+    """Rotary embedding; None for layers without position encoding."""
     qkv_bias: bool = False
     out_bias: bool = False
     window: int = 0

@@ -48,13 +48,13 @@ class GatedMLP(nn.Module):
         yield GatedActivationCall(self.down_proj.num_inputs, f"{self._activation}_and_mul")
 
     def _gate(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Gate and up projections with the activation, (T, D) → (T, F)."""
+        """Gate and up projections of ``x_TD``, with the activation: (T, D) → (T, F)."""
         if not self.gate_up_proj.can_gate:
             return self._activate(self.gate_up_proj(x_TD))
         return self.gate_up_proj(x_TD, gate=self._activation)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """(T, D) → (T, D)."""
+        """MLP output of the hidden states ``x_TD``, (T, D)."""
         return self.down_proj(self._gate(x_TD))
 
     def partial(self, x_TD: torch.Tensor) -> torch.Tensor:

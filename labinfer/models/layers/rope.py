@@ -39,7 +39,7 @@ class RopeConfig:
     max_position: int
     """Context length of the checkpoint."""
     interleaved: bool = False
-    """Whether rotated pairs of dimensions are (2i, 2i + 1) instead of (i, i + R/2)."""
+    """Whether rope rotates the interleaved pairs of dimensions (2i, 2i + 1) instead of (i, i + R/2)."""
 
     @property
     def dynamic_from(self) -> int:
@@ -261,5 +261,5 @@ class RotaryTable:
         return rotary(x_SKR, angles_1R.cos(), angles_1R.sin(), self._interleaved)
 
     def _spread(self, x_F: torch.Tensor) -> torch.Tensor:
-        """Expand a value per pair to a value per dimension: (…, R/2) → (…, R)."""
+        """Repeat each value of ``x_F`` for both dimensions of its rotated pair: (…, R/2) → (…, R)."""
         return x_F.repeat_interleave(2, dim=-1) if self._interleaved else torch.cat((x_F, x_F), dim=-1)

@@ -1,1 +1,1 @@
-"""Simulator: the engine on a virtual clock, for clusters that are not at hand and traces of real runs; no torch."""
+"""Simulator: runs the engine's scheduler on a virtual clock, for a cluster that is not at hand or for the trace of a real run; no torch."""

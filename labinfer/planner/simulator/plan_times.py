@@ -15,7 +15,7 @@ class StageTimes(NamedTuple):
     prepare: float
     """Building the inputs, which needs the plan but no activations."""
     run: float
-    """The layers."""
+    """Seconds in the stage's layers."""
     sample: float = 0.0
     """LM head and sampling, on the last stage."""
     send: float = 0.0

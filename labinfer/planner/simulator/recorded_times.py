@@ -21,7 +21,7 @@ MOST_BETWEEN = 2_000_000
 """Longest gap, in nanoseconds, between two engine slices with nothing in flight; after a longer one the engine waited for requests."""
 
 LATEST = 3
-"""Multiple of the usual transfer time: a wait that begins later than this after the send does not time the arrival."""
+"""Multiple of the usual transfer time. A receive wait that begins later than this after the send does not tell when the message arrived."""
 
 
 @dataclass(kw_only=True)

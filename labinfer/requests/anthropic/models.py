@@ -15,7 +15,7 @@ class AnthropicModel(ApiObject, kw_only=True, tag_field="type", tag="model"):
     id: str
     display_name: str
     created_at: str
-    """RFC 3339 time."""
+    """Time at which the model was created, in RFC 3339 format."""
     lifecycle: Literal["active"] = "active"
     max_input_tokens: Count | None = None
     max_tokens: Count | None = None

@@ -31,7 +31,7 @@ class FileForm(msgspec.Struct, forbid_unknown_fields=True):
 
     purpose: Literal["batch"]
     file: str
-    """Content in JSONL."""
+    """Contents of the JSONL file."""
 
 
 class FileList(ListPage, kw_only=True):

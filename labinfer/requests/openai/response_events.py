@@ -275,7 +275,7 @@ class ResponseWriter:
         self._new_logprobs = []
 
     def _part(self) -> OutputText | ReasoningText:
-        """Content part of the open item so far."""
+        """Content part of the open output item, with the text so far."""
         text = "".join(self._text)
         return ReasoningText(text) if self._is_thought else OutputText(text, logprobs=self._logprobs)
 

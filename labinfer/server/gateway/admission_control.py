@@ -29,7 +29,7 @@ LOADING_SECONDS = 5.0
 """``Retry-After`` while models are loaded, in seconds."""
 MAX_USER_LENGTH = 256
 MAX_REMEMBERED = 4096
-"""Idle accounts with a rate-limit debt that are kept. Above this number, the accounts with the least debt are dropped."""
+"""Maximum number of idle clients whose rate-limit debt is kept. Above it, the clients with the least debt are dropped."""
 FIRST_SWEEP = 64
 
 
@@ -194,7 +194,7 @@ class Lease:
         self._limits._charge(self._account, tokens)
 
     def close(self) -> None:
-        """Release the slot. Idempotent."""
+        """Release the admitted request's slot. Idempotent."""
         if self._is_open:
             self._is_open = False
             self._limits._close(self._account)

@@ -12,7 +12,7 @@ FLAG = "--max-body-memory"
 
 
 class BodyMemory:
-    """Bytes of long bodies being read, parsed or tokenized, per caller and in total."""
+    """Memory of long request bodies that are being read, parsed or tokenized, in bytes per caller and in total."""
 
     def __init__(self, options: ServerOptions):
         largest = options.max_body_size * MIB

@@ -98,7 +98,7 @@ class ClientConnection(HttpToolsProtocol):
             super().shutdown()
 
     def _feed(self, data: bytes) -> bytes:
-        """Parse ``data`` and return what is left to parse. An upgrade request is handled as a plain HTTP/1.1 request (RFC 9110,
+        """Parse ``data`` and return the unparsed rest. An upgrade request is handled as a plain HTTP/1.1 request (RFC 9110,
         section 7.8): Java's clients send one first, and uvicorn alone would lose its body."""
         try:
             self.parser.feed_data(data)

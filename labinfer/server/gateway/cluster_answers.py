@@ -23,7 +23,7 @@ class StatsPoint(ApiObject, kw_only=True):
     """Work of a model since the previous point. Rates are per second."""
 
     time_us: Count
-    """Microseconds since 1970."""
+    """Time of the statistics, in microseconds since 1970."""
     running: Count
     """Sequences in the batches, that is, with KV blocks."""
     waiting: Count
@@ -190,7 +190,7 @@ class ClusterInfo(ApiObject, kw_only=True, tag_field="object", tag="cluster"):
     """A model, its ranks, and its stats of the last minutes."""
 
     time_us: Count
-    """Microseconds since 1970."""
+    """Time of the statistics, in microseconds since 1970."""
     model: str
     num_layers: Count
     block_size: Count
@@ -216,7 +216,7 @@ class ClusterInfo(ApiObject, kw_only=True, tag_field="object", tag="cluster"):
     stages: list[StageSpeed]
     """Empty until the model has run steps."""
     machine_links: list[MachineLinkInfo]
-    """Empty if not measured."""
+    """Measured links between machines; empty if not measured."""
     plan: str | None
     """Table of the planned layout and its alternatives; null if the layout was not planned."""
     verdict: BottleneckReport | None
@@ -224,7 +224,7 @@ class ClusterInfo(ApiObject, kw_only=True, tag_field="object", tag="cluster"):
     drift: LayoutDrift | None
     """Null with one stage, and until the model has had work for some twenty seconds."""
     history: list[StatsPoint]
-    """Oldest first."""
+    """History of the statistics, oldest point first."""
 
 
 class LayoutChanged(ApiObject, kw_only=True, tag_field="object", tag="cluster.layout"):

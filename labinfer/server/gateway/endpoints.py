@@ -48,4 +48,4 @@ ASKING = (chat, completions, embeddings, pooling, tokenization, responses, messa
 API = module_endpoints(*ASKING, requests, models, cluster, layout, health) + openapi.endpoints
 """Endpoints for programs, described in /openapi.json."""
 PAGES = module_endpoints(pages)
-"""Endpoints for browsers."""
+"""Endpoints that serve web pages to browsers."""

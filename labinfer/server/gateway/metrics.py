@@ -1,4 +1,4 @@
-"""Metrics: what the gateway measures, and the text of ``/metrics``.
+"""Metrics of the gateway, and the text of ``/metrics``.
 
 ``vllm:`` metrics have the names, labels and buckets of vLLM's V1 engine (its ``vllm/v1/metrics/loggers.py``, and
 "Production Metrics" in its documentation), so that dashboards made for vLLM work. ``labinfer:`` metrics are our own.

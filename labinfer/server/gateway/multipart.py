@@ -51,7 +51,7 @@ class MultipartReader:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the closing delimiter has arrived."""
+        """Whether the multipart body is complete: its closing delimiter has arrived."""
         return self._parser.state == MultipartState.END
 
     def feed(self, data: bytes) -> list[PartBegin | bytes]:

@@ -15,7 +15,7 @@ class RequestSize(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Size of a request, in the format of ``planner/workload.py``."""
 
     timestamp: int
-    """Arrival time, in milliseconds since 1970."""
+    """Arrival time of the request, in milliseconds since 1970."""
     prompt_tokens: int
     cached_tokens: int
     """Prompt tokens with a prefix-cache hit."""

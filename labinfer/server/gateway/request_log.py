@@ -16,7 +16,7 @@ from labinfer.observe.line_writer import LineWriter
 MAX_TEXT = 256
 """Maximum logged length of an id, a path or a name."""
 PLAIN = re.compile(r"[!#-<>-~]+")
-"""Values that need no quotes: visible ASCII without " and =."""
+"""Plain values, which a log line holds without quotes: visible ASCII but for " and =."""
 
 
 @dataclass(frozen=True, kw_only=True)

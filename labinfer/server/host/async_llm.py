@@ -42,7 +42,7 @@ MODEL = "model"
 class AsyncLLM:
     """A loaded model on this group of ranks, for any number of concurrent tasks and event loops.
 
-    Under a launcher every rank runs the same script. On ranks other than 0 the constructor works for rank 0 until rank 0 closes it,
+    Under a launcher all ranks run one script. On ranks other than 0 the constructor works for rank 0 until rank 0 closes it,
     and then raises ``SystemExit``.
 
     Args:

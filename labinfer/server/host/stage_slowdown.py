@@ -131,7 +131,7 @@ class StageSlowdownDetector:
         self._tokens = [0]  # cumulative tokens, from step ``_first`` on
         self._first = 0
         self.drift: Drift | None = None
-        """Latest result; None until there has been enough work."""
+        """Latest comparison of the stages; None until there has been enough work."""
         self.better_since = math.inf
         """Time since which another split has continuously been better."""
 

@@ -37,7 +37,7 @@ class RankStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     busy_seconds: float = 0.0
     """Time inside the model, including sampling, excluding waits for other ranks."""
     bubble_seconds: float = 0.0
-    """Idle time while the engine had work."""
+    """Pipeline bubble: seconds in which the rank idled while the engine had work."""
     bytes_sent: dict[int, int] = {}
     """Destination rank to bytes."""
     private_memory: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 FORGOTTEN_SECONDS = 600.0
-"""Run time after which the restart count is reset."""
+"""Uptime in seconds after which the restart count is reset."""
 LONGEST_PAUSE = 30.0
 """Maximum back-off in seconds."""
 

@@ -23,7 +23,7 @@ from labinfer.weights.slices import MatrixSlice
 GROUP = 32
 FORM = CodeForm(bits=4, group=GROUP, table="e2m1")
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Doubled e2m1 values, by code."""
+"""Values of the 16 E2M1 codes (4-bit floats), doubled so that they are integers."""
 
 
 def half_powers(exponents: torch.Tensor) -> torch.Tensor:

@@ -26,11 +26,11 @@ class Numbers:
     """Decoded blocks."""
 
     whole_NS: torch.Tensor
-    """Integers (int16) from -128 to 127."""
+    """Quantized integers, int16 from -128 to 127."""
     scales_NG: torch.Tensor
-    """float32."""
+    """Scales of the groups, float32."""
     minima_NG: torch.Tensor | None = None
-    """float32; None if all are zero."""
+    """Minima of the groups, float32; None if all are zero."""
     codes_NS: torch.Tensor | None = None
     """int16 indices into a lookup table; None without one."""
 
@@ -136,7 +136,7 @@ def _nibbles(data: torch.Tensor, run: int = 16) -> torch.Tensor:
 
 
 def _bits(data: torch.Tensor) -> torch.Tensor:
-    """Bits of each byte, lowest first, as int16."""
+    """Bits of each byte in ``data``, lowest first, as int16."""
     return (data.unsqueeze(2) >> torch.arange(8, dtype=torch.uint8) & 1).view(len(data), -1).to(torch.int16)
 
 

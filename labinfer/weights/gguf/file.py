@@ -27,7 +27,7 @@ VERSIONS = (2, 3)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """``struct`` format characters of the metadata's number types."""
 BYTES = (0, 1)
-"""Types of one byte."""
+"""Metadata types of one byte: uint8 and int8."""
 STRING, ARRAY = 8, 9
 MAX_KEYS = 1 << 14
 MAX_TENSORS = 1 << 18
@@ -43,7 +43,7 @@ MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 20
 MAX_SPLITS = 1 << 12
 CHUNK = 1 << 20
-"""Bytes that are read at once."""
+"""Bytes of one read of the file."""
 OF_ALL_PARTS = ("general.architecture", "general.name", "split.tensors.count")
 """Metadata keys that must agree between split files, if present."""
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
@@ -374,7 +374,7 @@ class _Header:
         return self._buffer[offset : offset + count]
 
     def _fill(self, count: int) -> None:
-        """Fill the buffer from the current position."""
+        """Fill the buffer with at least ``count`` bytes from the current position of the file."""
         if count > self._size - self._position:
             raise _Broken("it ends too early; download it again")
         self.file.seek(self._position)

@@ -57,4 +57,4 @@ OTHERS = {
     35: "TQ2_0",
     40: "NVFP4",
 }
-"""Names of unsupported types."""
+"""GGUF tensor types that are not supported: name by number."""

@@ -36,7 +36,7 @@ def thinking_budget(logits_V: torch.Tensor, value: Any, row: SampledRow) -> None
 
 
 def _mark_end(mark: list[int], token_ids: list[int]) -> int | None:
-    """Index after the first occurrence of a delimiter; None if there is none."""
+    """Index in ``token_ids`` after the first occurrence of ``mark``; None if there is none."""
     end = len(mark)
     while token_ids[end - len(mark) : end] != mark:
         try:

@@ -14,7 +14,7 @@ from labinfer.weights.slices import Range, TensorSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
 FILLED = 32
-"""Zero-padding of biases: up to a multiple of this."""
+"""Granularity in outputs: experts' biases are zero-padded to a multiple of 32."""
 
 
 @dataclass(frozen=True, kw_only=True)

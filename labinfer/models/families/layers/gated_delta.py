@@ -58,7 +58,7 @@ class DeltaState:
     """State pools of a layer; dimension 0 indexes slots."""
 
     conv: torch.Tensor
-    """(slots, W - 1, C): the last inputs of the convolution."""
+    """Convolution state, (slots, W - 1, C): the last inputs of each channel."""
     delta: torch.Tensor
     """(slots, H, key size, P) float32."""
 

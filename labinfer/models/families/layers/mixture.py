@@ -62,7 +62,7 @@ class Mixture(nn.Module):
             yield call
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """(T, D) → (T, D)."""
+        """Mixture-of-experts output of the hidden states ``x_TD``, (T, D)."""
         out_TD = self.experts(x_TD, *self.gate(x_TD))
         if self.shared_expert is not None:
             shared_TD = self.shared_expert.partial(x_TD)

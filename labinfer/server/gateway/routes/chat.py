@@ -43,7 +43,7 @@ from labinfer.text.reply_reader import ReplyReader
     errors=GENERATING,
 )
 async def answer(context: HttpContext) -> Response | EventStream:
-    """Answer a conversation."""
+    """Generate the model's next message of a conversation."""
     body = await context.read(ChatBody)
     model = context.service.model(body.model)
     task = await GenerationTask.start(context, model, lambda: read_chat(body, model.chat_defaults()))

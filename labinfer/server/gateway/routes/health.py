@@ -130,6 +130,6 @@ async def load(context: HttpContext) -> Response:
 
 @endpoint("GET", "/metrics", opened_by="metrics_open", logged=False, answer=str, content_type="text/plain")
 async def metrics(context: HttpContext) -> Response:
-    """Metrics for Prometheus."""
+    """Metrics of gateway and engine, in Prometheus' text format."""
     body, content_type = context.service.metrics.render()
     return Response(body, headers=context.headers | {"content-type": content_type})

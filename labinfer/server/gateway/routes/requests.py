@@ -31,7 +31,7 @@ class ListedRequest(ApiObject, kw_only=True):
     object: Literal["request"] = "request"
     model: str
     own: bool
-    """Whether it belongs to the caller, who may then cancel it."""
+    """Whether the request belongs to the caller, who may then cancel it."""
     age: float
     prompt_tokens: Count
     """Prompt tokens; 0 until the prompt is tokenized."""
