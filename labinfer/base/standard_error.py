@@ -76,6 +76,15 @@ def is_terminal(stream: TextIO | None = None) -> bool:
         return False
 
 
+def terminal_columns(stream: TextIO | None = None) -> int:
+    """Columns of the terminal that shows ``stream``, by default ``sys.stderr``; 0 if it is no terminal, or one that has not said."""
+    stream = sys.stderr if stream is None else stream
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError, AttributeError):  # as in write_error
+        return 0
+
+
 def write_lines(text: str) -> None:
     """Write one or more whole lines to descriptor 2. Takes no lock of ``sys.stderr``, which a hung thread may hold."""
     StandardError().write(text.rstrip("\n") + "\n")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from labinfer.base.config import SchedulerOptions
 from labinfer.base.errors import PromptTooLong, UserError
@@ -35,14 +35,28 @@ class EngineState(Enum):
     ERROR = "error"
 
 
+class RunningAnswer(NamedTuple):
+    """Progress of a running sequence."""
+
+    seq_id: int
+    num_tokens: int
+    """Output tokens so far."""
+    max_tokens: int
+    """Maximum number of output tokens."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineLoad:
     """Current load of an engine."""
 
     num_running: int
+    """Number of running sequences."""
     num_waiting: int
     kv_usage: float
     """Fraction of the KV blocks that are in use."""
+    num_running_requests: int
+    """Number of requests with running sequences."""
+    running_answers: tuple[RunningAnswer, ...]
 
 
 class QueueFull(UserError):
@@ -315,10 +329,15 @@ class LLMEngine:
 
     def load(self) -> EngineLoad:
         """Current load."""
+        running = self.scheduler.running
         return EngineLoad(
-            num_running=len(self.scheduler.running),
+            num_running=len(running),
             num_waiting=len(self.scheduler.waiting),
             kv_usage=self.blocks.usage,
+            num_running_requests=len({id(sequence.request) for sequence in running}),
+            running_answers=tuple(
+                RunningAnswer(sequence.seq_id, sequence.num_output_tokens, sequence.max_tokens) for sequence in running
+            ),
         )
 
     def drain(self) -> None:

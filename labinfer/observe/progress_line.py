@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from labinfer.base.standard_error import is_terminal, write_error
+from labinfer.base.standard_error import is_terminal, terminal_columns, write_error
+from labinfer.observe.table import display_width
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
 """Minimum time between two updates, on a terminal and elsewhere."""
@@ -16,10 +17,12 @@ START_SECONDS = 1.5
 """Minimum time between two plain lines while ranks start, as a user is waiting."""
 TICK_SECONDS = 0.5
 """Interval of a ``Ticker``."""
+DEFAULT_COLUMNS = 80
+"""Assumed width of a terminal that reports none."""
 
 
 class ProgressLine:
-    """A progress text on a stream.
+    """A progress text on a stream. On a terminal it fits into one row: ``\\r`` overwrites the last row of a text only.
 
     Args:
         stream: standard error by default.
@@ -41,20 +44,46 @@ class ProgressLine:
             self._last_time = now
         return now - self._last_time >= self._seconds
 
-    def update(self, text: str) -> None:
-        """Show ``text`` now."""
+    def update(self, text: str, ending: str = "") -> None:
+        """Show ``text`` and ``ending`` now.
+
+        Args:
+            text: parts separated by commas, the most important one first: on a narrow terminal the last parts are left out.
+            ending: end of the line; never left out.
+        """
         self._last_time = time.monotonic()
-        if self._live:
-            write_error("\r" + text.ljust(self._width), self._stream)
-            self._width = len(text)
-        else:
-            write_error(f"labinfer: {text}\n", self._stream)
+        if not self._live:
+            write_error(f"labinfer: {text}{ending}\n", self._stream)
+            return
+        columns = self._columns()
+        line = fit_parts(text, columns - display_width(ending)) + ending
+        width = display_width(line)
+        write_error("\r" + line + " " * (min(self._width, columns) - width), self._stream)
+        self._width = width
 
     def close(self) -> None:
         """Clear a live line, so that the next text starts on an empty line."""
         if self._width:
-            write_error("\r" + " " * self._width + "\r", self._stream)
+            write_error("\r" + " " * min(self._width, self._columns()) + "\r", self._stream)
             self._width = 0
+
+    def _columns(self) -> int:
+        """Columns that a line may take: all but the last one, in which some terminals begin a new row. Asked anew for each line, as a
+        user may resize the terminal."""
+        return max(1, (terminal_columns(self._stream) or DEFAULT_COLUMNS) - 1)
+
+
+def fit_parts(text: str, columns: int) -> str:
+    """As many comma-separated parts of ``text`` as fit into ``columns``; if the first one does not fit, its beginning and ``…``."""
+    parts = text.split(", ")
+    while len(parts) > 1 and display_width(", ".join(parts)) > columns:
+        parts.pop()
+    text = ", ".join(parts)
+    if display_width(text) <= columns:
+        return text
+    while text and display_width(text) >= columns:
+        text = text[:-1]
+    return text + "…" * (columns > 0)
 
 
 class Ticker:
@@ -77,7 +106,7 @@ class Ticker:
     def _tick(self) -> None:
         while not self._ended.wait(TICK_SECONDS):
             if self._line.due():
-                self._line.update(f"{self.describe()}, {time.monotonic() - self._begin:.0f} s")
+                self._line.update(self.describe(), f", {time.monotonic() - self._begin:.0f} s")
 
     def close(self) -> None:
         """Stop the thread, and clear the line."""
@@ -95,7 +124,7 @@ def compile_progress(stream: TextIO | None = None) -> Iterator[Callable[[int, in
         if line.due():
             seconds = time.monotonic() - begin
             line.update(
-                f"compiling C++ functions for this machine, only once: {done} of {total} files, {seconds:.0f} s"
+                "compiling C++ functions for this machine, only once", f": {done} of {total} files, {seconds:.0f} s"
             )
 
     try:

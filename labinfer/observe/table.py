@@ -29,8 +29,10 @@ def pad(text: str, width: int, to_right: bool) -> str:
 
 
 def display_width(text: str) -> int:
-    """Terminal columns; Chinese characters take two."""
-    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+    """Terminal columns of ``text``: Chinese characters take two, combining accents none."""
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
+    )
 
 
 def format_bytes(count: float) -> str:

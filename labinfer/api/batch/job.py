@@ -72,6 +72,7 @@ class BatchJob:
         self._ids: set[str | int] = set()  # ids of simple lines
         self._warnings: set[str] = set()  # kinds of warnings given
         self.num_answered = self.num_failed = 0  # counts of lines
+        self._allowed_tokens = 0  # sum of ``max_tokens`` of answered lines, as far as their contexts have room
 
     def run(self, llm: LLM, check: Callable[[], None]) -> None:
         """Run to the end of the input. ``check`` may raise ``Interrupted``; finished lines are written by then."""
@@ -93,6 +94,7 @@ class BatchJob:
                     else:
                         self._write(self._record(line, llm), line.number, line.digest, line.parsed)
                         self.num_answered += 1
+                        self._allowed_tokens += _allowed_tokens(line, llm.spec.max_model_len)
         finally:
             if self._progress.is_for_machines:
                 self._show_progress(llm)  # final record
@@ -104,6 +106,7 @@ class BatchJob:
             num_done=self.num_answered + self.num_failed,
             num_failed=self.num_failed,
             output_tokens=llm.report.output_tokens,
+            allowed_tokens=self._allowed_tokens,
             generated_tokens=llm.report.generated_tokens,
             load=llm.engine.load(),
         )
@@ -222,3 +225,11 @@ class BatchJob:
             outputs = llm.spec.pooling.finish(outputs, line.parsed.embedding.normalize)
             return embedding_record(line.number, line.parsed, outputs, self._model_name)
         return result_record(line.number, line.parsed, outputs[0], self._model_name, llm.tokenizer)
+
+
+def _allowed_tokens(line: JobLine, max_model_len: int) -> int:
+    """Maximum output tokens of all answers of a line; 0 for embeddings."""
+    outputs = [output for output in line.outputs.values() if isinstance(output, RequestOutput)]
+    sampling = line.parsed.sampling
+    rooms = (max_model_len - len(output.prompt_token_ids) for output in outputs)
+    return sum(sampling.num_choices * min(sampling.max_tokens, room) for room in rooms)

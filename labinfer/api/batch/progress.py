@@ -6,6 +6,7 @@ import json
 from datetime import timedelta
 from typing import TextIO
 
+from labinfer.api.batch.time_left import TimeLeft
 from labinfer.base.clock import Clock
 from labinfer.base.standard_error import write_error
 from labinfer.engine.llm_engine import EngineLoad
@@ -36,6 +37,7 @@ class JobProgress:
         self._stream = stream
         self._line = ProgressLine(self._stream)
         self._begin = self._last = clock()
+        self._time_left = TimeLeft(clock)
 
     @property
     def is_for_machines(self) -> bool:
@@ -49,25 +51,38 @@ class JobProgress:
         return self._form == "auto" and self._line.due()
 
     def show(
-        self, *, num_done: int, num_failed: int, output_tokens: int, generated_tokens: int, load: EngineLoad
+        self,
+        *,
+        num_done: int,
+        num_failed: int,
+        output_tokens: int,
+        allowed_tokens: int,
+        generated_tokens: int,
+        load: EngineLoad,
     ) -> None:
         """Show the progress. Counts are those of this run; ``num_done`` includes ``num_failed``.
 
         Args:
-            output_tokens: tokens of finished lines.
-            generated_tokens: tokens of finished and running lines: long answers may run for minutes before the first finishes.
+            output_tokens: tokens of answered lines.
+            allowed_tokens: sum of ``max_tokens`` of answered lines.
+            generated_tokens: tokens of answered and running lines: long answers may run for minutes before the first finishes.
         """
         self._last = self._clock()
         seconds = max(self._last - self._begin, 1e-9)
         rate, total = generated_tokens / seconds, self._num_done_before + num_done
         seconds_left = None
-        if self._num_lines is not None and num_done:
-            # Running lines count by their tokens: lines of similar length finish together, with long gaps in between.
-            begun = (num_done - num_failed) * (generated_tokens / output_tokens - 1) if output_tokens else 0.0
-            lines = num_done + min(
-                max(0.0, begun), load.num_running
-            )  # upper bound: with n > 1 a line has several sequences
-            seconds_left = max(0.0, (self._num_lines - self._num_done_before) / lines - 1) * seconds
+        if self._num_lines is not None:
+            num_left = max(0, self._num_lines - total)
+            estimate = self._time_left.estimate(
+                num_lines_left=num_left,
+                num_answered=num_done - num_failed,
+                output_tokens=output_tokens,
+                allowed_tokens=allowed_tokens,
+                generated_tokens=generated_tokens,
+                load=load,
+            )
+            if num_done:  # embeddings have no output tokens
+                seconds_left = num_left / num_done * seconds if estimate is None else estimate
         if self.is_for_machines:
             record = {
                 "lines_done": total,
@@ -83,11 +98,11 @@ class JobProgress:
             }
             write_error(json.dumps(record) + "\n", self._stream)
             return
-        done = f"{total}" if self._num_lines is None else f"{total} of {self._num_lines} lines"
+        done = f"{total}" if self._num_lines is None else f"{total}/{self._num_lines} lines"
         left = "" if seconds_left is None else f", {timedelta(seconds=round(seconds_left))} left"
         self._line.update(
-            f"{done} done, {load.num_running} running, {load.num_waiting} waiting, KV {100 * load.kv_usage:.0f} %, "
-            f"{rate:.1f} tokens/s{left}"
+            f"{done} done{left}, {rate:.1f} tokens/s, {load.num_running} running, {load.num_waiting} waiting, "
+            f"KV {100 * load.kv_usage:.0f} %"
         )
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ def load(session: Session, options: EngineOptions | None = None, others: tuple[L
 
     def on_progress(done: int, total: int) -> None:
         if is_rank0 and line.due():
-            line.update(f"loading weights [{'#' * (20 * done // total):.<20}] {done}/{total} tensors")
+            line.update(f"loading weights: {done}/{total} tensors, [{'#' * (20 * done // total):.<20}]")
 
     try:
         return LLM.from_options(session.group, options or session.options, on_progress, others)

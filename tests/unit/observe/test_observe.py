@@ -101,6 +101,50 @@ def test_on_a_terminal_progress_is_one_line_written_over():
     assert stream.getvalue() == "\rfirst\r2nd  \r   \r"
 
 
+def live_stream(monkeypatch: pytest.MonkeyPatch, columns: list[int]) -> io.StringIO:
+    """A terminal whose width is the last of ``columns``."""
+    monkeypatch.setattr(os, "get_terminal_size", lambda fd: os.terminal_size((columns[-1], 24)))
+    stream = io.StringIO()
+    stream.isatty, stream.fileno = lambda: True, lambda: 2
+    return stream
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (80, "importing torch, for the model, 3 s"),
+        (36, "importing torch, for the model, 3 s"),  # the last column stays free
+        (35, "importing torch, 3 s"),
+        (20, "importing tor…, 3 s"),
+        (1, ", 3 s"),
+    ],
+)
+def test_progress_fits_the_terminal_and_keeps_its_ending(columns, shown, monkeypatch):
+    stream = live_stream(monkeypatch, [columns])
+    ProgressLine(stream).update("importing torch, for the model", ", 3 s")
+    assert stream.getvalue() == f"\r{shown}"
+
+
+def test_wide_characters_of_progress_count_twice(monkeypatch):
+    stream = live_stream(monkeypatch, [12])
+    line = ProgressLine(stream)
+    line.update("加载模型权重")  # 12 columns: one more than there is room for
+    line.update("加载模型权")
+    line.close()
+    assert stream.getvalue() == "\r加载模型权…\r加载模型权 \r          \r"
+
+
+def test_progress_follows_a_terminal_that_is_resized(monkeypatch):
+    columns = [80]
+    stream = live_stream(monkeypatch, columns)
+    line = ProgressLine(stream)
+    line.update("x" * 60)
+    columns.append(40)
+    line.update("y" * 60)
+    line.close()
+    assert stream.getvalue() == f"\r{'x' * 60}\r{'y' * 38}…\r{' ' * 39}\r"
+
+
 def test_compiling_is_said_before_it_begins_and_every_ten_seconds(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(progress_line.time, "monotonic", lambda: now[0])
