@@ -14,8 +14,8 @@ from labinfer.weights.slices import MatrixSlice, Range, TensorSlice
 def stacked_names(stack: str, suffix: str) -> tuple[str, ...]:
     """Possible names of a stack's tensor that corresponds to a matrix's tensor with ``suffix``.
 
-    The weights of stack ``experts.down_proj`` are in ``experts.down_proj`` or ``experts.down_proj.weight``, and its scales in
-    ``experts.down_proj_scale_inv`` or ``experts.down_proj.weight_scale_inv``.
+    The weights of stack ``experts.down_proj`` are in ``experts.down_proj`` or ``experts.down_proj.weight``; its scales have
+    ``_scale_inv`` or ``.weight_scale_inv`` after ``experts.down_proj``.
     """
     short = suffix.removeprefix("weight").removeprefix("_")
     return tuple(dict.fromkeys((f"{stack}.{suffix}", f"{stack}_{short}" if short else stack, f"{stack}_{suffix}")))
