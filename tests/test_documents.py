@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -39,9 +40,10 @@ FIRST_LINES = {
 
 
 def run_block(text: str, **names: object) -> dict[str, object]:
-    """Execute a block in a module's namespace of its own, with ``DIR`` as the model of the assets; returns the namespace."""
+    """Execute a block in a module's namespace of its own, with the bundled model in place of ``DIR`` and of the model that would be
+    downloaded. Returns the namespace."""
     names = {"__name__": "example", **names}
-    exec(compile(text.replace('"DIR"', repr(DEMO)), "example.py", "exec"), names)
+    exec(compile(re.sub(r'"(DIR|Qwen/Qwen3-0.6B)"', repr(DEMO), text), "example.py", "exec"), names)
     return names
 
 
@@ -51,7 +53,9 @@ def test_every_python_block_has_its_test():
             assert any(text in block.text for text in FIRST_LINES), f"{block.name} is run by no test"
 
 
-@pytest.mark.parametrize("path", ["README.md", "README.zh-CN.md", "docs/python-api.md", "docs/zh/first-hour.md"])
+@pytest.mark.parametrize(
+    "path", ["README.md", "README.zh-CN.md", "docs/python-api.md", "docs/first-hour.md", "docs/zh/first-hour.md"]
+)
 def test_offline_python(path, capsys):
     run_block(python_block(path, "with LLM("))
     assert capsys.readouterr().out.strip()

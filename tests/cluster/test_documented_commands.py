@@ -23,7 +23,7 @@ from serving import serving
 ELSEWHERE = {
     r"make (run|test|lint)$": "what continuous integration and the first hour of a checkout run; the target is checked",
     r"make ": "takes minutes to hours, or a network; the target is checked",
-    r"pip install ": "needs a network",
+    r"(pip install|git clone) ": "needs a network",
     r"(cp|systemctl|kubectl|srun) |mpirun -+hostfile |.* mpirun -hostfile ": "needs other machines, or a service manager",
     r"export ANTHROPIC_": "variables of another program; tests/clients/agents runs it",
     r"(lm_eval|lighteval) ": "other programs; tests/clients runs them",
@@ -62,6 +62,8 @@ class Names:
             "SMALL-DIR": lambda: assets / "demo-draft",
             "qwen2.5-7b": lambda: assets / "demo",
             "qwen2.5": lambda: assets / "demo-draft",
+            "Qwen/Qwen3-0.6B": lambda: assets / "demo",  # instead of a download
+            "./qwen2-0.5b": lambda: assets / "demo",
             "Qwen/Qwen3-8B-AWQ": self._quantized,
             "Qwen3-4B-Q8_0.gguf": self._gguf,
             "FILE": lambda: ROOT / "README.md",
