@@ -181,3 +181,22 @@ def test_page_of_options_has_the_flags_and_defaults_of_the_code():
             helps = {action.help for action in actions[flag] if action.help}
             if default is not None:
                 assert any(text.endswith(f"(default: {default[1]})") for text in helps), f"{flag} {default[1]}: {helps}"
+
+
+def test_records_of_decisions_are_a_page_and_in_the_index():
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    for path in folder.glob("0*.md"):
+        assert len(path.read_text(encoding="utf-8").split()) <= 850, f"{path.name} exceeds a page"
+        assert index.count(f"({path.name})") == 1, f"{path.name} must be once in the index"
+
+
+def test_metrics_in_documents_are_exported():
+    known = set(
+        re.findall(
+            r"\b(?:vllm|labinfer):[a-z_]+", "\n".join(text for path, text in files().items() if path.suffix == ".py")
+        )
+    )
+    for path in (*DOCUMENTS, ROOT / "CHANGELOG.md"):
+        for name in re.findall(r"`((?:vllm|labinfer):[a-z_]+)`", path.read_text(encoding="utf-8")):
+            assert {name, name.removesuffix("_total")} & known, f"{path.name}: {name}"
