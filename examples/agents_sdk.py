@@ -1,10 +1,10 @@
-"""An agent of OpenAI's Agents SDK over a server, with a tool that it may call.
+"""An agent of OpenAI's Agents SDK that uses a LABInfer server, with one tool.
 
     pip install openai-agents
     python launch.py serve --model DIR
     python examples/agents_sdk.py http://127.0.0.1:8000/v1 NAME
 
-NAME is the model's, as ``/v1/models`` lists it. The bundled demo answers, but is too small to choose tools well.
+NAME is the model's name in ``/v1/models``. The bundled demo model runs, but is too small to choose tools well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A web service of your own around AsyncLLM: many requests at once, each streamed, ended when its client goes.
+"""A FastAPI service around AsyncLLM: concurrent streamed requests, each aborted when its client disconnects.
 
     pip install fastapi uvicorn
     uvicorn --app-dir examples fastapi_app:app

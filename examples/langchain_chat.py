@@ -1,4 +1,4 @@
-"""LangChain over a server: an answer, a stream, and an answer with fields.
+"""LangChain with a LABInfer server: an answer, a stream, and structured output.
 
     pip install langchain-openai
     python launch.py serve

@@ -1,4 +1,4 @@
-"""A task of lighteval over the questions in lm_eval/sums.jsonl; docs/evaluate.md has the command that runs it."""
+"""A lighteval task with the questions in lm_eval/sums.jsonl; docs/evaluate.md has the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python API, alone or on many ranks. Every rank runs these lines; rank 0 gets the outputs, the others None.
+"""The Python API, alone or on many ranks. Every rank runs this script; rank 0 gets the outputs, the others None.
 
     python examples/offline.py
     torchrun --nproc-per-node 2 examples/offline.py --tensor-parallel-size 2

@@ -2,9 +2,9 @@
 
     python launch.py --model DIR --plugin examples/plugins/gated_qwen3.py --prompt "17 + 25 = ?"
 
-runs a checkpoint whose config.json is Qwen3's with ``"architectures": ["GatedQwen3ForCausalLM"]``, on any layout. Beside Qwen3's tensors
+runs a checkpoint whose config.json is Qwen3's with ``"architectures": ["GatedQwen3ForCausalLM"]``, on any layout. In addition to Qwen3's tensors,
 each layer has ``self_attn.gate_proj.weight``, (heads, hidden size): the output of a head is multiplied with the sigmoid of its gate.
-A family is a config (what is built) and a module (what is computed); ranks, caches and batches are the engine's business.
+A family is a config (what is built) and a module (what is computed); the engine handles ranks, caches and batches.
 """
 
 from dataclasses import dataclass, replace

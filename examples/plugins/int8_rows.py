@@ -3,8 +3,8 @@
     python launch.py --model DIR --plugin examples/plugins/int8_rows.py --prompt "17 + 25 = ?"
 
 reads a checkpoint whose config.json has ``"quantization_config": {"quant_method": "int8_rows"}``. A matrix is stored as ``NAME.int8``,
-(outputs, inputs), and ``NAME.scale``, float32, (outputs,), and is decoded when it is loaded. Those in ``modules_to_not_convert`` are stored as
-``NAME.weight``. It goes with any family: with a plugin's, give ``--plugin`` twice.
+(outputs, inputs), and ``NAME.scale``, float32, (outputs,), and is decoded while loading. Matrices in ``modules_to_not_convert`` are stored as
+``NAME.weight``. The format works with any family; for a plugin's family, repeat ``--plugin``.
 """
 
 import torch

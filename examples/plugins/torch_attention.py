@@ -2,9 +2,8 @@
 
     python launch.py --plugin examples/plugins/torch_attention.py --functions paged_attention=padded --prompt "17 + 25 = ?"
 
-Without ``--functions`` a 16-bit model takes whichever implementation is the fastest when they are measured at the start, and the log says
-which; ``launch.py bench functions`` shows the times. Before a run uses the function, it is compared with the reference on batches of all
-kinds, whose caches hold NaN where no token was written: leave the last ``masked_fill_`` out to see it refused.
+Without ``--functions`` a 16-bit model takes the implementation that is measured to be fastest at the start, and logs the choice; ``launch.py bench functions`` shows the times. Before a run uses the function, it is compared with the reference on various
+batches, whose caches hold NaN where no token was written: remove the last ``masked_fill_`` to see it rejected.
 """
 
 import itertools
