@@ -2,7 +2,8 @@
 
     python launch.py --plugin examples/plugins/top_n_sigma.py --temperature 1.5 --top-n-sigma 1 --prompt "Tell me a story."
 
-A higher temperature then makes answers more varied without unlikely tokens. Requests can set the value: a job line with {"prompt": "…", "top_n_sigma": 1}, a client of ``serve`` with ``extra_body={"top_n_sigma": 1}``, and Python with
+A higher temperature then makes answers more varied without unlikely tokens. Requests can set the value: a
+job line with {"prompt": "…", "top_n_sigma": 1}, a client of ``serve`` with ``extra_body={"top_n_sigma": 1}``, and Python with
 ``SamplingParams(top_n_sigma=1.0)``.
 
 A processor sees one row of logits (float32, before the temperature) on the last stage. It changes the row in place, and forbids a

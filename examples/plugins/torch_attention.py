@@ -2,8 +2,9 @@
 
     python launch.py --plugin examples/plugins/torch_attention.py --functions paged_attention=padded --prompt "17 + 25 = ?"
 
-Without ``--functions`` a 16-bit model takes the implementation that is measured to be fastest at the start, and logs the choice; ``launch.py bench functions`` shows the times. Before a run uses the function, it is compared with the reference on various
-batches, whose caches hold NaN where no token was written: remove the last ``masked_fill_`` to see it rejected.
+Without ``--functions`` a 16-bit model takes the implementation that is measured to be fastest at the start, and logs the choice;
+``launch.py bench functions`` shows the times. Before a run uses the function, it is compared with the reference on various batches, whose
+caches hold NaN where no token was written: remove the last ``masked_fill_`` to see it rejected.
 """
 
 import itertools

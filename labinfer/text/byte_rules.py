@@ -101,4 +101,4 @@ def _byte_letters() -> dict[str, int]:
 
 
 BYTE_LETTERS = _byte_letters()
-"""Byte for each letter of byte-level BPE (GPT-2, Radford et al. 2019: ``bytes_to_unicode`` of its encoder.py)."""
+"""Byte for each letter of byte-level BPE (Radford et al. 2019; ``bytes_to_unicode`` in GPT-2's encoder.py)."""
