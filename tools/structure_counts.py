@@ -53,7 +53,7 @@ EXTENSIONS = {
     "Hugging Face directories": ("weights/hugging_face/*.py",),
     "GGUF": ("weights/gguf/*.py",),
     "weights on disk": tuple(
-        f"weights/{name}.py" for name in ("packed_file", "weight_cache", "identity", "read_ahead", "resolve")
+        f"weights/{name}.py" for name in ("packed_file", "weight_cache", "identity", "read_ahead", "resolve", "hubs")
     ),
     "captured steps": ("worker/step_graphs.py", "functions/graph.py"),
     "speculation": (

@@ -50,6 +50,12 @@ class ModelOptions:
         "under $LABINFER_MODEL_DIR, a Hugging Face id, or an alias such as qwen2",
         metavar="DIR|FILE|NAME",
     )
+    hub: str = option(
+        "auto",
+        "hub that a model given by its id or an alias is downloaded from; $HF_ENDPOINT may name a mirror of Hugging Face; auto takes "
+        "$LABINFER_HUB, or huggingface",
+        choices=("auto", "huggingface", "modelscope"),
+    )
     tokenizer: str = option(
         "", "tokenizer directory, or a GGUF file that has one (default: the model's)", metavar="DIR"
     )
@@ -108,6 +114,10 @@ class ModelOptions:
     sliding_window: int = option(
         0, "every layer sees only the last N tokens (default: as the checkpoint says)", metavar="N"
     )
+
+    def hub_or(self, default: str) -> str:
+        """Name of the hub that ``hub`` chooses, or ``default`` ($LABINFER_HUB) for auto."""
+        return default if self.hub == "auto" else self.hub
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,9 +392,12 @@ class EngineOptions:
 
     @property
     def weight_options(self) -> tuple[ModelOptions, ParallelOptions]:
-        """Options that identify packed weights in the weight cache. They are equal with ``--autotune on`` and ``again``."""
+        """Options that identify packed weights in the weight cache. They are equal with ``--autotune on`` and ``again``, and for
+        every hub."""
         lasting = "off" if self.model.autotune == "off" else "on"
-        return dataclasses.replace(self.model, autotune=lasting), dataclasses.replace(self.parallel, layout="")
+        return dataclasses.replace(self.model, autotune=lasting, hub="auto"), dataclasses.replace(
+            self.parallel, layout=""
+        )
 
     @property
     def working_ranks(self) -> tuple[int, ...]:

@@ -250,7 +250,7 @@ def _choose(
         )
     if environment.is_one_node and ModelOptions in flags.options:  # other nodes may have files that this node lacks
         for model in models.values() or [options.model.model]:
-            _check_model(model, environment)
+            _check_model(model, options.model.hub_or(environment.hub), environment)
     check_address_space()
     refusal = None
     if rank == 0:
@@ -281,7 +281,7 @@ def _parse(arguments: list[str], program: str, rank: int = 0) -> tuple[str, argp
         return command, build_parser(command, program).parse_args(flags)
 
 
-def _check_model(model: str, environment: LaunchEnvironment) -> None:
+def _check_model(model: str, hub: str, environment: LaunchEnvironment) -> None:
     """Refuse a model that cannot be found before torch is imported, which takes seconds. A single rank also looks in the hub; several
     ranks do so after they have met, as they must wait for the rank that downloads it.
 
@@ -293,9 +293,9 @@ def _check_model(model: str, environment: LaunchEnvironment) -> None:
 
     directory, _ = find_directory(model, environment.model_dir)
     if directory is None and environment.world_size == 1:
-        directory = resolve_model(model, environment.model_dir, may_download=True)
+        directory = resolve_model(model, environment.model_dir, may_download=True, hub=hub)
     elif directory is None:
-        directory = find_here(model, environment.model_dir)
+        directory = find_here(model, environment.model_dir, hub)
     if directory is not None:
         check_architecture(directory)
 

@@ -97,7 +97,11 @@ def identify_answer_files(group: RankGroup, options: EngineOptions, directory: P
 
     def find_own() -> dict[str, Path]:
         own = _setting_files(options, directory) if group.rank == 0 else {}
-        return own | (_draft_files(speculative.model, group.environment.model_dir) if drafts else {})
+        if drafts:
+            own |= _draft_files(
+                speculative.model, group.environment.model_dir, options.model.hub_or(group.environment.hub)
+            )
+        return own
 
     def find() -> dict[str, Path]:
         return find_own() | (model_files(directory) if has_place else {})
@@ -145,9 +149,9 @@ def _setting_files(options: EngineOptions, directory: Path) -> dict[str, Path]:
     return files | template_files(model.chat_template, model.response_template)
 
 
-def _draft_files(name: str, model_dir: str) -> dict[str, Path]:
+def _draft_files(name: str, model_dir: str, hub: str) -> dict[str, Path]:
     try:
-        directory = resolve_model(name, model_dir, may_download=True)
+        directory = resolve_model(name, model_dir, may_download=True, hub=hub)
     except UserError as error:
         raise UserError(f"the draft model of {FLAG}: {error}") from None
     return {f"draft model {label}": path for label, path in model_files(directory).items()}

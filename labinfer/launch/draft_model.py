@@ -13,6 +13,7 @@ from labinfer.base.plan import BatchPlan, BatchResult
 from labinfer.base.speculative_options import FLAG
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.local import LocalCommunicator
+from labinfer.comm.spmd.environment import LaunchEnvironment
 from labinfer.comm.spmd.machine import RankInfo, free_memory
 from labinfer.comm.spmd.topology import Place
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
@@ -56,7 +57,7 @@ class LoadedDraftModel:
         providers: list[Provider],
         weight_cache: WeightCache | None,
     ):
-        self.directory, self.layout = plan_draft_model(options, group.environment.model_dir, layout, group.everyone)
+        self.directory, self.layout = plan_draft_model(options, group.environment, layout, group.everyone)
         config, tp = self.layout.config, TensorParallelCommunicator(LocalCommunicator())
         self._device, self._dtype = self.layout.devices[0], self.layout.dtypes[0]
         registry = make_registry(providers, self.layout.quantization_group_size, self.layout.weights)
@@ -136,20 +137,21 @@ class LoadedDraftModel:
 
 
 def plan_draft_model(
-    options: EngineOptions, model_dir: str, layout: Layout, everyone: Sequence[RankInfo]
+    options: EngineOptions, environment: LaunchEnvironment, layout: Layout, everyone: Sequence[RankInfo]
 ) -> tuple[Path, Layout]:
     """Directory (or GGUF file) and layout of a draft model; loads no weights.
 
     Args:
         options: options of the draft model; see ``draft_options``.
-        model_dir: $LABINFER_MODEL_DIR, or empty.
+        environment: names the folder of models and the hub.
         layout: layout of the target model.
 
     Raises:
         UserError: the draft model is not found, or cannot draft for the target model.
     """
     try:
-        directory = resolve_model(options.model.model, model_dir, may_download=True)
+        hub = options.model.hub_or(environment.hub)
+        directory = resolve_model(options.model.model, environment.model_dir, may_download=True, hub=hub)
     except UserError as error:
         raise UserError(f"the draft model of {FLAG}: {error}") from None
     return directory, make_draft_layout(options, load_config(directory), layout, everyone)

@@ -27,13 +27,14 @@ def find_model(
     Raises:
         CollectiveError: the model is not found, or its config differs between ranks.
     """
-    model_dir = group.environment.model_dir
+    model, model_dir = options.model.model, group.environment.model_dir
+    hub = options.model.hub_or(group.environment.hub)
     downloads = group.environment.local_rank == 0
     with group.raise_on_all_ranks():
         if downloads:
-            resolve_model(options.model.model, model_dir, may_download=True)
+            resolve_model(model, model_dir, may_download=True, hub=hub)
     with group.raise_on_all_ranks():
-        directory = resolve_model(options.model.model, model_dir, may_download=False)
+        directory = resolve_model(model, model_dir, may_download=False, hub=hub)
         on_found(directory)
         config = load_config(directory, with_mtp=options.scheduler.has_mtp)
         check_mtp(options, config, directory)

@@ -21,6 +21,7 @@ def prefetch_weights(environment: LaunchEnvironment, options: EngineOptions) -> 
             environment.model_dir,
             environment.local_rank,
             environment.local_world_size,
+            hub=options.model.hub_or(environment.hub),
             cache=WeightCache.from_home(options.cache.weight_cache_size),
             options=digest(options.weight_options),
         )

@@ -14,7 +14,7 @@ from labinfer.base.errors import UserError
 from labinfer.native.cache_file import Damaged, open_own
 from labinfer.native.memory import read_mapped
 from labinfer.weights.model_files import open_model
-from labinfer.weights.resolve import resolve_model
+from labinfer.weights.resolve import DEFAULT_HUB, resolve_model
 from labinfer.weights.weight_cache import WeightCache, checkpoint_digest
 
 PIECE = 256 << 20
@@ -25,19 +25,26 @@ page cache."""
 
 
 def start_reading_ahead(
-    model: str, model_dir: str, part: int, num_parts: int, *, cache: WeightCache | None = None, options: str = ""
+    model: str,
+    model_dir: str,
+    part: int,
+    num_parts: int,
+    *,
+    hub: str = DEFAULT_HUB,
+    cache: WeightCache | None = None,
+    options: str = "",
 ) -> threading.Thread:
     """Read one of ``num_parts`` equal parts of a model's files in a thread. Ignores errors, which the loader will raise.
 
     Args:
-        model, model_dir: see ``resolve_model``.
+        model, model_dir, hub: see ``resolve_model``.
         cache: cache of packed weights, which are read instead of the checkpoint if a start with these options has written them.
         options: see ``WeightHeader``.
     """
 
     def read() -> None:
         try:
-            directory = resolve_model(model, model_dir, may_download=False)
+            directory = resolve_model(model, model_dir, may_download=False, hub=hub)
             packed = cache.started_so(checkpoint_digest(directory), options) if cache is not None else []
             for path in packed[part::num_parts]:
                 with open_own(path) as file:

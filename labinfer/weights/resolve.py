@@ -1,4 +1,4 @@
-"""resolve_model: finds a model by name: bundled, a path, in $LABINFER_MODEL_DIR, in the Hugging Face cache, or on the hub."""
+"""resolve_model: finds a model by name: bundled, a path, in $LABINFER_MODEL_DIR, or in the cache of a hub, or on the hub."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from labinfer.base.errors import UserError, first_line
+from labinfer.weights.hubs import Hub, find_hub
 from labinfer.weights.model_files import file_endings, is_model_file, open_model
 
 BUNDLED = ("demo", "demo-draft")
@@ -24,38 +25,35 @@ ALIASES = {
     "llama3": "meta-llama/Meta-Llama-3-8B-Instruct",
     "llama3.2": "meta-llama/Llama-3.2-1B-Instruct",
 }
-FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
-"""Patterns of the files that are downloaded from the hub."""
-HUB_TIMEOUT_SECONDS = 5.0
+DEFAULT_HUB = "huggingface"
 
 
-def resolve_model(name: str, model_dir: str, may_download: bool) -> Path:
+def resolve_model(name: str, model_dir: str, may_download: bool, hub: str = DEFAULT_HUB) -> Path:
     """Path of a model's directory or file.
 
     Args:
         name: model name or path, as given by the user.
         model_dir: $LABINFER_MODEL_DIR, or empty.
         may_download: whether this process may download from the hub (one process of each node may).
+        hub: name of the hub whose cache is searched, and that the model is downloaded from.
 
     Raises:
         UserError: the model is not found; the message lists all places that were tried.
     """
     directory, tried = find_directory(name, model_dir)
-    return directory or _from_hub(ALIASES.get(name, name), name, may_download, tried)
+    return directory or _from_hub(find_hub(hub), name, may_download, tried)
 
 
-def find_here(name: str, model_dir: str) -> Path | None:
+def find_here(name: str, model_dir: str, hub: str = DEFAULT_HUB) -> Path | None:
     """Path of a model without accessing the hub; None if it must be downloaded.
 
     Raises:
         UserError: the model is not found, and the hub cannot have it or must not be accessed ($HF_HUB_OFFLINE).
     """
-    from huggingface_hub.constants import HF_HUB_OFFLINE
-
     try:
-        return resolve_model(name, model_dir, may_download=False)
+        return resolve_model(name, model_dir, may_download=False, hub=hub)
     except UserError:
-        if HF_HUB_OFFLINE:
+        if find_hub(hub).is_offline():
             raise
         return None
 
@@ -104,17 +102,22 @@ def _is_model(path: str | Path) -> bool:
     return os.path.exists(path) and is_model_file(Path(path)) and bool(open_model(Path(path)).weight_files())
 
 
-def _from_hub(repository: str, name: str, may_download: bool, tried: list[str]) -> Path:
-    from huggingface_hub import snapshot_download  # imported here, as it is slow and most runs name a directory
-
-    for local_only in (True, False) if may_download else (True,):
+def _from_hub(hub: Hub, name: str, may_download: bool, tried: list[str]) -> Path:
+    repository = hub.repository(ALIASES.get(name, name))
+    try:
+        return hub.cached(repository)
+    except UserError as error:
+        raise UserError(f"--model {name}: {error}") from None
+    except Exception:  # noqa: BLE001 - each client raises its own errors
+        tried.append(f"cache of the {hub.title} for {repository}")
+    advice = ""
+    if may_download:
         try:
-            return Path(
-                snapshot_download(
-                    repository, allow_patterns=FILES, local_files_only=local_only, etag_timeout=HUB_TIMEOUT_SECONDS
-                )
-            )
-        except Exception as error:  # noqa: BLE001 - the hub client raises whatever its HTTP library does
-            place = f"Hugging Face cache for {repository}" if local_only else f"Hugging Face hub for {repository}"
-            tried.append(place if local_only else f"{place} ({first_line(error):.80})")
-    raise UserError(f"--model {name} was not found; tried: {'; '.join(tried)}")
+            return hub.download(repository)
+        except Exception as error:  # noqa: BLE001 - the clients raise whatever their HTTP libraries do
+            tried.append(f"{hub.title} for {repository} ({first_line(error):.80})")
+            if hub.is_offline():
+                advice = "; $HF_HUB_OFFLINE is set: unset it to download the model, or give a local directory"
+            elif not hub.refuses(error):
+                advice = f"; if the {hub.title} cannot be reached from here, {hub.elsewhere}"
+    raise UserError(f"--model {name} was not found; tried: {'; '.join(tried)}{advice}")

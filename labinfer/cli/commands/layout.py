@@ -187,7 +187,7 @@ def _plan_draft_model(session: Session, layout: Layout, everyone: list[RankInfo]
     if speculation is None or not speculation.model:
         return None
     own = draft_options(session.options, speculation.model, layout)
-    return plan_draft_model(own, session.environment.model_dir, layout, everyone)[1]
+    return plan_draft_model(own, session.environment, layout, everyone)[1]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,6 +113,8 @@ class LaunchEnvironment:
     """Whether torchrun, not the user, has set OMP_NUM_THREADS=1."""
     model_dir: str = ""
     """$LABINFER_MODEL_DIR: directory of models given by name."""
+    hub: str = "huggingface"
+    """$LABINFER_HUB: hub of models given by id, unless ``--hub`` names one."""
     api_key: str = field(default="", repr=False)
     """$LABINFER_API_KEY: API key of ``chat --url``."""
     supervisor: SupervisorAddress | None = None
@@ -150,6 +152,7 @@ def detect(environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
     common = {
         "node_name": env.get("LABINFER_NODE_NAME") or socket.gethostname(),
         "model_dir": env.get("LABINFER_MODEL_DIR", ""),
+        "hub": env.get("LABINFER_HUB") or "huggingface",
         "api_key": env.get("LABINFER_API_KEY", ""),
     }
     if supervisor := env.get(SUPERVISOR):

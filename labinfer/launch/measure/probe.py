@@ -176,7 +176,7 @@ def _draft_bytes(group: RankGroup, options: EngineOptions, layout: Layout, mtp: 
     speculation = options.scheduler.speculative_config
     if speculation is not None and speculation.model and group.rank == 0:
         own = draft_options(options, speculation.model, layout)
-        draft = plan_draft_model(own, group.environment.model_dir, layout, group.everyone)[1]
+        draft = plan_draft_model(own, group.environment, layout, group.everyone)[1]
         place = draft.topology.place(0)
         meta = draft.meta(place)
         numbers |= {

@@ -60,12 +60,18 @@ def test_gguf_file_is_a_model_by_its_path_and_by_its_name(tmp_path):
         resolve_model(str(tmp_path / "split-00002-of-00002.gguf"), "", may_download=False)
 
 
+def test_unknown_hub_is_refused_by_the_name_of_its_variable():
+    with pytest.raises(UserError, match="LABINFER_HUB='hub' is not a hub: set it to one of huggingface, modelscope"):
+        resolve_model("qwen3", "", may_download=False, hub="hub")
+
+
 def test_hub_that_fails_without_a_word_is_named_by_its_error(monkeypatch):
     def fail(*args, **options):
         raise ConnectionError
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     with pytest.raises(
-        UserError, match=r"tried: .*cache for Qwen/Qwen3-0\.6B; .* hub for Qwen/Qwen3-0\.6B \(ConnectionError\)"
+        UserError,
+        match=r"tried: .*cache of the Hugging Face hub for Qwen/Qwen3-0\.6B; Hugging Face hub for Qwen/Qwen3-0\.6B \(ConnectionError\)",
     ):
         resolve_model("qwen3", "", may_download=True)

@@ -201,6 +201,10 @@ def test_node_name_and_model_directory_come_from_the_environment():
     assert detect({}).node_name
 
 
+def test_hub_comes_from_the_environment():
+    assert (detect({}).hub, detect({"LABINFER_HUB": "modelscope"}).hub) == ("huggingface", "modelscope")
+
+
 @pytest.mark.parametrize(
     ("nodelist", "host"),
     [

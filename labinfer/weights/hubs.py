@@ -1,0 +1,157 @@
+"""Hub: where models are downloaded from by id, the Hugging Face hub or ModelScope, through the client library of each."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from labinfer.base.errors import UserError
+from labinfer.weights.files import weight_files
+
+SETTINGS, WEIGHTS = ("*.json", "tokenizer.model", "*.jinja"), ("*.safetensors",)
+"""Patterns of the files that are downloaded from a hub."""
+CONFIG = "config.json"
+MODELSCOPE_IDS = {
+    "meta-llama/Llama-2-7b-chat-hf": "modelscope/Llama-2-7b-chat-ms",
+    "meta-llama/Meta-Llama-3-8B-Instruct": "LLM-Research/Meta-Llama-3-8B-Instruct",
+    "meta-llama/Llama-3.2-1B-Instruct": "LLM-Research/Llama-3.2-1B-Instruct",
+}
+"""ModelScope's ids of models that have another id on the Hugging Face hub, for the aliases of ``resolve.py``."""
+
+
+class Hub:
+    """Base class of the hubs. A client library is imported by the first call, as that is slow and most runs name a directory."""
+
+    title: str
+    elsewhere: str
+    """What to do if the hub cannot be reached, for errors."""
+
+    def repository(self, model_id: str) -> str:
+        """Id of a model on this hub, from its id on the Hugging Face hub."""
+        return model_id
+
+    def cached(self, repository: str) -> Path:
+        """Directory of a model in the client's cache; accesses no network.
+
+        Raises:
+            UserError: the client is not installed.
+            Exception: the model is not in the cache, or not all of it; each client raises its own errors.
+        """
+        raise NotImplementedError
+
+    def download(self, repository: str) -> Path:
+        """Download the missing files of a model into the client's cache; returns its directory there.
+
+        Raises:
+            Exception: whatever the client or its HTTP library raises.
+        """
+        raise NotImplementedError
+
+    def refuses(self, error: BaseException) -> bool:
+        """Whether ``error`` is the answer of a hub that was reached: it has no such model, or wants a login."""
+        raise NotImplementedError
+
+    def is_offline(self) -> bool:
+        """Whether the user has forbidden the client to access the network."""
+        return False
+
+
+class HuggingFaceHub(Hub):
+    """The Hugging Face hub, or the mirror of it that ``$HF_ENDPOINT`` names."""
+
+    title = "Hugging Face hub"
+    elsewhere = "set HF_ENDPOINT=https://hf-mirror.com for a mirror, add --hub modelscope for ModelScope, or give a local directory"
+    metadata_timeout_seconds = 5.0
+
+    def cached(self, repository: str) -> Path:
+        return _complete(self._snapshot(repository, local_files_only=True))
+
+    def download(self, repository: str) -> Path:
+        return self._snapshot(repository, local_files_only=False)
+
+    def _snapshot(self, repository: str, local_files_only: bool) -> Path:
+        from huggingface_hub import snapshot_download
+
+        return Path(
+            snapshot_download(
+                repository,
+                allow_patterns=[*SETTINGS, *WEIGHTS],
+                local_files_only=local_files_only,
+                etag_timeout=self.metadata_timeout_seconds,
+            )
+        )
+
+    def refuses(self, error: BaseException) -> bool:
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+        if isinstance(error, HfHubHTTPError):
+            return error.response is not None and error.response.status_code < 500
+        return isinstance(error, HFValidationError)
+
+    def is_offline(self) -> bool:
+        from huggingface_hub.constants import HF_HUB_OFFLINE
+
+        return HF_HUB_OFFLINE
+
+
+class ModelScopeHub(Hub):
+    """ModelScope, or the server that ``$MODELSCOPE_ENDPOINT`` names. Its client is ``modelscope_hub``, as ``modelscope`` itself, which uses
+    it, imports Transformers and with it torch."""
+
+    title = "ModelScope hub"
+    elsewhere = "add --hub huggingface (with HF_ENDPOINT=https://hf-mirror.com for a mirror), or give a local directory"
+
+    def repository(self, model_id: str) -> str:
+        return MODELSCOPE_IDS.get(model_id, model_id)
+
+    def cached(self, repository: str) -> Path:
+        return _complete(self._snapshot(repository, [*SETTINGS, *WEIGHTS], local_files_only=True))
+
+    def download(self, repository: str) -> Path:
+        # The weights come last: the client's cache does not say what an interrupted download has missed.
+        self._snapshot(repository, [*SETTINGS], local_files_only=False)
+        return self._snapshot(repository, [*WEIGHTS], local_files_only=False)
+
+    def _snapshot(self, repository: str, patterns: list[str], local_files_only: bool) -> Path:
+        try:
+            from modelscope_hub.compat import snapshot_download
+        except ImportError:
+            raise UserError(
+                '--hub modelscope needs the package modelscope-hub, which is not installed; pip install "labinfer[modelscope]"'
+            ) from None
+        logging.getLogger("modelscope_hub").setLevel(logging.WARNING)  # each rank says where it has found the cache
+        return Path(snapshot_download(repository, allow_patterns=patterns, local_files_only=local_files_only))
+
+    def refuses(self, error: BaseException) -> bool:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        return status is not None and status < 500
+
+
+def _complete(directory: Path) -> Path:
+    """``directory`` if it has a config and all weight files.
+
+    Raises:
+        FileNotFoundError: a download into it has been interrupted.
+    """
+    try:
+        paths = [directory / CONFIG, *weight_files(directory)]
+    except UserError as error:
+        raise FileNotFoundError(str(error)) from error
+    if missing := [path for path in paths if not path.exists()]:
+        raise FileNotFoundError(missing[0])
+    return directory
+
+
+HUBS: dict[str, Hub] = {"huggingface": HuggingFaceHub(), "modelscope": ModelScopeHub()}
+"""The hubs by the names of ``--hub``."""
+
+
+def find_hub(name: str) -> Hub:
+    """Hub of a name.
+
+    Raises:
+        UserError: there is no such hub. As ``--hub`` has been checked, the name is that of $LABINFER_HUB.
+    """
+    if name not in HUBS:
+        raise UserError(f"LABINFER_HUB={name!r} is not a hub: set it to one of {', '.join(HUBS)}, or unset it")
+    return HUBS[name]
