@@ -26,7 +26,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Many containers set it; each of the hundreds of launches in the tests would compile what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-all test-core test-core-engine test-core-others test-unit test-functions test-features test-online test-server test-browser test-dist test-cluster test-plugins test-failures test-timing test-clients fuzz lint format tree size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-hosts bench-growth bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheel wheels clean
+.PHONY: help setup run test test-all test-core test-core-engine test-core-others test-unit test-functions test-features test-online test-server test-browser test-dist test-cluster test-plugins test-failures test-timing test-clients fuzz lint format tree size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-hosts bench-growth bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheel wheels bundle release test-packages clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -70,7 +70,7 @@ $(ONE_PROCESS): export OMP_NUM_THREADS := $(THREADS)
 endif
 
 test-all: SAMPLE =
-test-all: lint test-unit test-functions test-features test-online test-server test-browser test-dist test-mpi-4 test-mpi-5 test-torchrun-3 test-cluster test-plugins test-failures ## the whole matrices as well (over an hour)
+test-all: lint test-unit test-functions test-features test-online test-server test-browser test-dist test-mpi-4 test-mpi-5 test-torchrun-3 test-cluster test-plugins test-failures test-packages ## the whole matrices as well (over an hour)
 
 CORE_ENGINE := tests/unit/engine
 CORE_OTHERS := tests/unit/base tests/unit/worker tests/unit/models tests/unit/test_imports.py
@@ -249,6 +249,17 @@ demo-model: $(VENV)/.setup-test ## train the models in labinfer/assets anew, and
 
 wheel: $(VENV)/.setup-test ## build a wheel in dist/ that needs no compiler where it is installed (some minutes)
 	$(BIN)/python tools/build_wheel.py
+
+bundle: $(VENV)/.setup-test ## pack dist/'s wheel with all that it needs, docs and examples in a tar file, for machines without a network
+	$(BIN)/python tools/build_bundle.py --torch $(TORCH) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+
+release: $(VENV)/.setup-test ## build the wheel anew, check it, install it in an empty environment and try it there; says what to tag
+	rm -f dist/labinfer-*.whl
+	$(BIN)/python tools/build_wheel.py
+	$(BIN)/python tools/check_release.py $(if $(WHEELS),--wheels $(WHEELS)) --torch $(TORCH) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+
+test-packages: $(VENV)/.setup-test ## wheel, bundle and container images, installed where nothing else is (half an hour; root, debootstrap)
+	$(LIMIT) 3600 $(BIN)/python -m pytest tests/packages $(SAMPLE)
 
 wheels: ## fill wheels/ with all that a machine without a network needs; copy the checkout with it
 	$(PYTHON) -m pip --disable-pip-version-check download --dest wheels $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH) 'setuptools>=68' '.[mpi,test]'
