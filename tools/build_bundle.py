@@ -83,7 +83,7 @@ def pack(folder: Path, output: Path) -> Path:
 
 
 def without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Leave out who built the bundle."""
+    """``member`` without the user and group who built the bundle."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member

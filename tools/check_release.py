@@ -23,8 +23,15 @@ from packaging.metadata import Metadata  # noqa: E402
 import labinfer  # noqa: E402
 
 SECTION = re.compile(r"^## \[(.+?)\](?: - (\d{4}-\d{2}-\d{2}))?$", re.M)
-NEEDED = ("summary", "description", "description_content_type", "license_files", "requires_python", "requires_dist")
-"""Fields of a wheel's metadata that a package index shows."""
+REQUIRED_FIELDS = (
+    "summary",
+    "description",
+    "description_content_type",
+    "license_files",
+    "requires_python",
+    "requires_dist",
+)
+"""Required fields of a wheel: those of its metadata that a package index shows."""
 
 
 def check_metadata(wheel: Path, version: str) -> None:
@@ -41,7 +48,7 @@ def check_metadata(wheel: Path, version: str) -> None:
         metadata = Metadata.from_email(data, validate=True)
     except Exception as error:  # noqa: BLE001 - a group of all errors, whose class depends on the Python version
         raise SystemExit(f"{wheel.name}: {'; '.join(map(str, getattr(error, 'exceptions', [error])))}") from None
-    if missing := [field for field in NEEDED if not getattr(metadata, field)]:
+    if missing := [field for field in REQUIRED_FIELDS if not getattr(metadata, field)]:
         raise SystemExit(f"{wheel.name}: the metadata lack {', '.join(missing)}")
     if str(metadata.version) != version:
         raise SystemExit(f"{wheel.name}: the metadata say {metadata.version}, and labinfer.__version__ is {version}")
