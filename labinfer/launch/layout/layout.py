@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 
@@ -219,6 +220,12 @@ class Layout:
             context = self.stage_context(place, tp, self.select_functions(place, registry))
             self._meta[place] = StageShapes(self.config, context, self.kv_dtype(place))
         return self._meta[place]
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Parameters of the model; quantized ones count as if they were not."""
+        plain = replace(self.whole(), quantizations=("none",), loaded_bytes=(), _meta={})
+        return plain.meta(plain.topology.place(0)).num_parameters
 
     def whole(self) -> Layout:
         """Layout of this model on a single rank (self if it already is)."""

@@ -45,6 +45,14 @@ class StageShapes:
         return weight_bytes(self._packed)
 
     @property
+    def num_parameters(self) -> int:
+        """Parameters of the rank's part of the model, which must not be quantized."""
+        shared = sum(parameter.numel() for parameter in self.model.parameters())
+        experts = [module for module in self.model.modules() if isinstance(module, RoutedExperts)]
+        loaded_at_once = sum(module.gate_up.numel() + module.down.numel() for module in experts)
+        return shared - loaded_at_once + sum(module.num_parameters for module in experts)
+
+    @property
     def expert_bytes(self) -> int:
         """Bytes of the rank's weights that belong to MoE experts."""
         return sum(module.num_bytes for module in self._packed.modules() if isinstance(module, RoutedExperts))

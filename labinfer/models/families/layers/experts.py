@@ -74,6 +74,11 @@ class RoutedExperts(WeightedModule):
         return self._columns[1] - self._columns[0]
 
     @property
+    def num_parameters(self) -> int:
+        """Parameters of all experts of this rank, without biases."""
+        return (self._range[1] - self._range[0]) * 3 * self._width * self._hidden_size
+
+    @property
     def _memory(self) -> tuple[torch.Tensor, torch.Tensor] | tuple[Codes, Codes]:
         """Memory for loading one expert: gate and up, and down."""
         return self._codes or (self.gate_up.detach(), self.down.detach())
