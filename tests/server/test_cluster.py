@@ -16,6 +16,7 @@ from serving import Reply, Server, serving
 from labinfer.planner.workload import read_workload
 
 SMALL = ("--dtype", "float32", "--num-kv-blocks", "512")
+LATENCIES = ("ttft", "time_per_output_token")
 COMPUTES = {"prepare", "run", "sample"}
 
 
@@ -90,6 +91,11 @@ def test_steps_are_seen_while_they_run(looked):
     figures = [one for one in events if one["object"] == "cluster.stats"]
     assert 4 <= len(figures) <= 9, "about twice a second"
     assert max(one["generation_tokens_per_second"] for one in figures) > 10
+    assert all(one["running"] + one["waiting"] <= 4 and 0 < one["seconds"] < 2 for one in figures)
+    assert max(one["running"] for one in figures) == 4 and max(one["sequences"] for one in figures) == 4
+    assert all(0 < figures[-1][name]["p50"] <= figures[-1][name]["p99"] < 10 for name in LATENCIES)
+    assert figures[-1]["queue_time"]["p99"] < figures[-1]["ttft"]["p99"]
+    assert 0 <= figures[-1]["prefix_cache_hit_rate"] <= 1 and figures[-1]["preemptions"] == 0
     assert any(all(rank["busy"] for rank in one["ranks"]) and len(one["ranks"]) == 2 for one in figures)
     seen = [one for one in events if one["object"] == "cluster.steps"]
     assert len(seen) >= 3

@@ -74,13 +74,14 @@ class TestKeys:
         assert [usage["prompt_tokens_details"]["cached_tokens"] > 50 for usage in usages] == [False, True, False]
 
     def test_only_its_own_caller_cancels_a_request(self, guarded):
-        stream = guarded.stream({}, ALICE, **{"x-request-id": "mine"}).wait_begun()
+        stream = guarded.stream({"user": "ann"}, ALICE, **{"x-request-id": "mine"}).wait_begun()
         for key in (ALICE, BOB):
             status, listed = guarded.get("/v1/requests", key)
             (request,) = listed["data"]
             assert (status, listed["total"], request["id"], request["own"]) == (200, 1, "mine", key == ALICE)
             assert 0 < request["generated_tokens"] < request["max_tokens"] == 1500 and 0 < request["age"] < 20
             assert request["model"] == "demo" and request["prompt_tokens"] > 0
+            assert (request["caller"], request["user"]) == ("key-1", "ann" if key == ALICE else None)
         for key in (BOB, CAROL):
             reply = guarded.ask("POST", "/v1/requests/cmpl-mine/cancel", b"", key)
             reply.check_error(404, "invalid_request_error", "request_not_found")
@@ -221,6 +222,9 @@ class TestLimits:
             reply.check_error(503, "server_error", "overloaded")
             assert "6 requests are open" in reply.error["message"]
             reply.check_retry_after(5)
+            listed = server.get("/v1/requests")[1]
+            assert (listed["running"], listed["total"]) == (2, 6), "the others wait on the host or in the gateway"
+            assert [request["state"] for request in listed["data"]] == ["running"] * 2 + ["waiting"] * 4
             reply = server.ask("GET", "/ready")
             assert reply.status == 503 and "the server is saturated: 6 requests are open" in reply.error["message"]
             for stream in reversed(streams):

@@ -59,6 +59,7 @@ MODEL_INFO = ModelInfo(
     max_model_len=64,
     context_shift=False,
     num_layers=2,
+    num_parameters=1000,
     block_size=16,
     num_blocks=8,
     max_num_seqs=4,

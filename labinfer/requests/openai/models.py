@@ -9,8 +9,16 @@ from msgspec import UNSET, UnsetType
 from labinfer.requests.openai.api_object import ApiObject, Count
 
 
+class ModelStage(ApiObject):
+    """A pipeline stage of a model: its number of tensor-parallel ranks, and the dtype and quantization of its weights ("none" if not quantized)."""
+
+    tensor_parallel_size: Count
+    dtype: str
+    quantization: str
+
+
 class ModelEntry(ApiObject, kw_only=True):
-    """A model. The last two fields are not in OpenAI's API, and are set once the model is loaded."""
+    """A model. The fields after ``owned_by`` are not in OpenAI's API, and are set once the model is loaded."""
 
     id: str
     object: Literal["model"] = "model"
@@ -20,6 +28,10 @@ class ModelEntry(ApiObject, kw_only=True):
     """Maximum context length, in tokens."""
     default_sampling: dict[str, float] | UnsetType = UNSET
     """Default sampling parameters of chat requests."""
+    num_parameters: Count | UnsetType = UNSET
+    """Number of parameters; quantized ones count as if they were not."""
+    stages: list[ModelStage] | UnsetType = UNSET
+    """Pipeline stages."""
 
 
 class ModelList(ApiObject):

@@ -73,6 +73,7 @@ class AsyncLLMEngine:
         self._tasks: set[EngineTask] = set()  # open tasks, for cancellation
         self._requests = OpenRequests(self._tell)
         self._models: list[ModelInfo] = []  # models of the last host that became ready
+        self._running_keys: dict[str, list[str]] = {}  # model to keys of its running requests, from the last stats
         self._keys = itertools.count()  # unique key prefix: callers choose ids, so two may collide
         self._ending: ApiError | None = None  # error that ended all open tasks, until the next host attaches
         self.is_draining = False
@@ -190,8 +191,14 @@ class AsyncLLMEngine:
         return bool(matches)
 
     def tasks(self, model: str) -> list[EngineTask]:
-        """Open tasks of ``model``, oldest first."""
-        return sorted((task for task in self._tasks if task.model_name == model), key=lambda task: task.begin)
+        """Tasks of ``model`` with unfinished answers, oldest first."""
+        unfinished = (task for task in self._tasks if task.model_name == model and not _is_done(task))
+        return sorted(unfinished, key=lambda task: task.begin)
+
+    def running_tasks(self, model: str) -> set[EngineTask]:
+        """Those of ``tasks`` that had a sequence in the batches at the last stats."""
+        running = self._requests.owners(self._running_keys.get(model, ()))
+        return {task for task in running if not _is_done(task)}
 
     def watch(self, on: bool) -> None:
         """Start or stop step traces of the ranks."""
@@ -250,6 +257,7 @@ class AsyncLLMEngine:
             if num_steps != self._num_steps:  # steps of a long prompt produce no token yet
                 self._num_steps, self._last_progress = num_steps, self._clock()
             for stats in frame.engines:
+                self._running_keys[stats.model] = stats.running_keys
                 self.on_stats(stats)
         elif isinstance(frame, Trace):
             self.on_trace(frame)
@@ -302,6 +310,11 @@ class AsyncLLMEngine:
         self._ending = ending
         for task in list(self._tasks):
             task.fail(ending)
+
+
+def _is_done(task: EngineTask) -> bool:
+    """Whether all answers of a task are finished; its client may still be reading them."""
+    return bool(task.opened) and all(state.is_done for state in task.opened)
 
 
 def _change_under_way() -> ApiError:

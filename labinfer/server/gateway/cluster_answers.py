@@ -19,16 +19,38 @@ class RankPoint(ApiObject):
     memory_total: Count
 
 
+class Percentiles(ApiObject):
+    """Median and 99th percentile of a latency, in seconds."""
+
+    p50: float
+    p99: float
+
+
 class StatsPoint(ApiObject, kw_only=True):
-    """Work of a model since the previous point. Rates are per second."""
+    """Work of a model since the previous point. Rates are per second. Points older than five minutes cover ten seconds each."""
 
     time_us: Count
     """Time of the statistics, in microseconds since 1970."""
+    seconds: float
+    """Time that the rates cover."""
     running: Count
-    """Sequences in the batches, that is, with KV blocks."""
+    """Open requests with a sequence in the batches. ``running`` and ``waiting`` together are all open requests."""
     waiting: Count
+    """Open requests that wait for admission, for tokenization, or for a place in a batch."""
+    sequences: Count
+    """Sequences in the batches, that is, with KV blocks; a request has one for each of its answers."""
     kv_usage: float
     """Fraction of the KV blocks in use."""
+    ttft: Percentiles | None
+    """Time to first token over the last minute; null without a first token."""
+    time_per_output_token: Percentiles | None
+    """Mean inter-token latency of the answers that ended in the last minute; null without an answer of two tokens."""
+    queue_time: Percentiles | None
+    """Time in the engine's waiting queue, of the answers with a first token in the last minute."""
+    prefix_cache_hit_rate: float | None
+    """Fraction of the prompt tokens of the last minute that were prefix-cache hits; null without prompts."""
+    preemptions: Count
+    """Preempted sequences in the last minute."""
     steps_per_second: float
     tokens_per_step: float
     prompt_tokens_per_second: float
@@ -187,7 +209,7 @@ class RankExpertReads(ApiObject):
 
 
 class ClusterInfo(ApiObject, kw_only=True, tag_field="object", tag="cluster"):
-    """A model, its ranks, and its stats of the last minutes."""
+    """A model, its ranks, and its stats of the last hour."""
 
     time_us: Count
     """Time of the statistics, in microseconds since 1970."""

@@ -1,4 +1,4 @@
-"""ClusterHistory: stats of the last minutes, and step traces while a client watches."""
+"""ClusterHistory: stats of the last hour, and step traces while a client watches."""
 
 from __future__ import annotations
 
@@ -29,18 +29,25 @@ from labinfer.server.gateway.cluster_answers import (
     TraceEvent,
 )
 from labinfer.server.gateway.event_stream import event
+from labinfer.server.gateway.recent_latencies import RecentLatencies
 from labinfer.server.gateway.stage_speeds import find_stage_speeds
 from labinfer.server.link.frames import ModelInfo, RankShardInfo, Trace
 from labinfer.server.link.stats import Drift, EngineStats, RankStats, TracedStep
 
-HISTORY_SECONDS = 300.0
-"""Maximum age of a point, and of a slice relative to the latest."""
+HISTORY_SECONDS = 3600.0
+"""Maximum age of a ``StatsPoint`` of the history."""
+FINE_SECONDS = 300.0
+"""Age from which points are merged, and maximum age of a slice relative to the latest."""
+MERGED_SECONDS = 10.0
+"""Interval of merged points. It is shorter than ``SPEED_SECONDS``, so that the last minute of every point is known."""
+PAUSE_SECONDS = 4.0
+"""Interval from which a point after idle time covers ``POINT_SECONDS`` only."""
 POINT_SECONDS = 0.4
 """Minimum interval of points. An engine sends stats more often with short requests: whenever work begins and ends."""
 REPORT_SECONDS = 10.0
 """Time that a bottleneck report and link rates cover."""
 SPEED_SECONDS, MARK_SECONDS = 60.0, 5.0
-"""Time that stage speeds cover, and the interval of the stats kept for them."""
+"""Time that stage speeds and cache hits cover, and the interval of the stats kept for them."""
 KEPT_BYTES = 4 << 20
 """Maximum bytes of a model's slices: about half a minute of short steps on two ranks."""
 IDLE_SECONDS = 10.0
@@ -82,7 +89,10 @@ class ModelHistory:
     """Time of the last point, in seconds since 1970."""
     info: ModelInfo | None = None
     """None until a host has loaded the model."""
-    points: deque[StatsPoint] = field(default_factory=deque)
+    points: deque[StatsPoint] = field(default_factory=lambda: deque(maxlen=math.ceil(FINE_SECONDS / POINT_SECONDS)))
+    """Points of the last ``FINE_SECONDS``."""
+    merged: deque[StatsPoint] = field(default_factory=lambda: deque(maxlen=math.ceil(HISTORY_SECONDS / MERGED_SECONDS)))
+    """Older points, one per ``MERGED_SECONDS``."""
     recent: deque[tuple[float, EngineStats]] = field(default_factory=deque)
     """(arrival time, stats) of the points in the last ``REPORT_SECONDS``."""
     minute: deque[tuple[float, EngineStats]] = field(default_factory=deque)
@@ -99,12 +109,20 @@ class ClusterHistory:
 
     Args:
         watch: called with whether any client watches, whenever that changes.
+        count_open: returns the numbers of running and of waiting requests of a model.
+        latencies: latencies of the last minute.
         clock: seconds since 1970.
     """
 
     def __init__(
-        self, model_names: Iterable[str], watch: Callable[[bool], None], clock: Callable[[], float] = time.time
+        self,
+        model_names: Iterable[str],
+        watch: Callable[[bool], None],
+        count_open: Callable[[str], tuple[int, int]],
+        latencies: RecentLatencies,
+        clock: Callable[[], float] = time.time,
     ):
+        self._count_open, self._latencies = count_open, latencies
         self._models = {name: ModelHistory(last=EngineStats(model=name), last_time=clock()) for name in model_names}
         self._watch, self._clock = watch, clock
         self._ended = False
@@ -135,15 +153,6 @@ class ClusterHistory:
         model.last_time = min(model.last_time, now)  # the clock may be set back
         if now - model.last_time < POINT_SECONDS and model.points:
             return  # more follow once work has ended
-        point = _point(model.last, stats, now - model.last_time, now)
-        model.last, model.last_time = stats, now
-        model.points.append(point)
-        self._forget_points(model)
-        if model.recent and model.recent[-1][0] > now:
-            model.recent.clear()
-        model.recent.append((now, stats))
-        while model.recent[0][0] < now - REPORT_SECONDS:
-            model.recent.popleft()
         minute = model.minute
         if minute and minute[-1][0] > now:
             minute.clear()
@@ -151,6 +160,18 @@ class ClusterHistory:
             minute.append((now, stats))
         while len(minute) > 1 and minute[1][0] <= now - SPEED_SECONDS:
             minute.popleft()
+        seconds = max(now - model.last_time, 1e-3)
+        if seconds > PAUSE_SECONDS and not model.last.has_work:
+            seconds = POINT_SECONDS  # the engine was idle before
+        point = self._point(model, stats, seconds, now)
+        model.last, model.last_time = stats, now
+        self._age_points(model)
+        model.points.append(point)
+        if model.recent and model.recent[-1][0] > now:
+            model.recent.clear()
+        model.recent.append((now, stats))
+        while model.recent[0][0] < now - REPORT_SECONDS:
+            model.recent.popleft()
         model.bottleneck = self._diagnose(model, point.time_us) or model.bottleneck
         if model.watchers:
             _hand_out(model, StatsEvent(**msgspec.structs.asdict(point), **self.present(stats.model)))
@@ -161,7 +182,7 @@ class ClusterHistory:
         for rank, slices in trace.slices:
             model.slices.append((now, rank, slices))
             model.slice_bytes += len(slices.numbers)
-        while model.slices and (model.slice_bytes > KEPT_BYTES or model.slices[0][0] < now - HISTORY_SECONDS):
+        while model.slices and (model.slice_bytes > KEPT_BYTES or model.slices[0][0] < now - FINE_SECONDS):
             model.slice_bytes -= len(model.slices.popleft()[2].numbers)
         if model.watchers:
             _hand_out(model, _trace_event(trace))
@@ -176,10 +197,10 @@ class ClusterHistory:
     # For routes.
 
     def points(self, name: str) -> list[StatsPoint]:
-        """Points of the last minutes, oldest first."""
+        """``StatsPoint``s of the last hour, oldest first."""
         model = self._models[name]
-        self._forget_points(model)
-        return list(model.points)
+        self._age_points(model)
+        return [*model.merged, *model.points]
 
     def rank_stats(self, name: str) -> dict[int, RankStats]:
         """Rank to its last stats."""
@@ -244,10 +265,46 @@ class ClusterHistory:
     def _is_watched(self) -> bool:
         return any(model.watchers for model in self._models.values())
 
-    def _forget_points(self, model: ModelHistory) -> None:
-        begin_us = (self._clock() - HISTORY_SECONDS) * 1e6
-        while model.points and model.points[0].time_us < begin_us:
-            model.points.popleft()
+    def _age_points(self, model: ModelHistory) -> None:
+        """Merge points older than ``FINE_SECONDS``, and drop those older than ``HISTORY_SECONDS``."""
+        now, merged = self._clock(), model.merged
+        while model.points and model.points[0].time_us < (now - FINE_SECONDS) * 1e6:
+            point = model.points.popleft()
+            if merged and _interval(merged[-1]) == _interval(point):
+                merged[-1] = merge_points(merged[-1], point)
+            else:
+                merged.append(point)
+        while merged and merged[0].time_us < (now - HISTORY_SECONDS) * 1e6:
+            merged.popleft()
+
+    def _point(self, model: ModelHistory, stats: EngineStats, seconds: float, now: float) -> StatsPoint:
+        """The point of ``stats``, which cover ``seconds``."""
+        before, name = model.last, stats.model
+        num_steps = stats.num_steps - before.num_steps
+        ranks_before = {rank.rank: rank for rank in before.ranks}
+        running, waiting = self._count_open(name)
+        minute = model.minute[0][1]
+        num_queries = stats.prefix_cache_queries - minute.prefix_cache_queries
+        return StatsPoint(
+            time_us=round(now * 1e6),
+            seconds=seconds,
+            running=running,
+            waiting=waiting,
+            sequences=stats.running,
+            kv_usage=stats.kv_usage,
+            ttft=self._latencies.ttft[name].percentiles(),
+            time_per_output_token=self._latencies.time_per_output_token[name].percentiles(),
+            queue_time=self._latencies.queue_time[name].percentiles(),
+            prefix_cache_hit_rate=(stats.prefix_cache_hits - minute.prefix_cache_hits) / num_queries
+            if num_queries
+            else None,
+            preemptions=stats.num_preemptions - minute.num_preemptions,
+            steps_per_second=num_steps / seconds,
+            tokens_per_step=(stats.step_tokens - before.step_tokens) / num_steps if num_steps else 0.0,
+            prompt_tokens_per_second=(stats.prompt_tokens - before.prompt_tokens) / seconds,
+            generation_tokens_per_second=(stats.generation_tokens - before.generation_tokens) / seconds,
+            ranks=[_rank_point(ranks_before.get(rank.rank), rank) for rank in stats.ranks],
+        )
 
 
 def _layout_drift(drift: Drift | None) -> LayoutDrift | None:
@@ -278,21 +335,34 @@ def _hand_out(model: ModelHistory, content: StatsEvent | TraceEvent) -> None:
         watcher.add(data)
 
 
-def _point(before: EngineStats, stats: EngineStats, seconds: float, now: float) -> StatsPoint:
-    """The point of ``stats``, which arrived ``seconds`` after ``before``."""
-    seconds = max(seconds, 1e-3)
-    num_steps = stats.num_steps - before.num_steps
-    ranks_before = {rank.rank: rank for rank in before.ranks}
-    return StatsPoint(
-        time_us=round(now * 1e6),
-        running=stats.running,
-        waiting=stats.waiting,
-        kv_usage=stats.kv_usage,
-        steps_per_second=num_steps / seconds,
-        tokens_per_step=(stats.step_tokens - before.step_tokens) / num_steps if num_steps else 0.0,
-        prompt_tokens_per_second=(stats.prompt_tokens - before.prompt_tokens) / seconds,
-        generation_tokens_per_second=(stats.generation_tokens - before.generation_tokens) / seconds,
-        ranks=[_rank_point(ranks_before.get(rank.rank), rank) for rank in stats.ranks],
+def _interval(point: StatsPoint) -> int:
+    return int(point.time_us // (MERGED_SECONDS * 1e6))
+
+
+def merge_points(first: StatsPoint, second: StatsPoint) -> StatsPoint:
+    """One point for two consecutive ones: rates over the time of both, all else as in the second."""
+    seconds = first.seconds + second.seconds
+    steps = [point.steps_per_second * point.seconds for point in (first, second)]
+    tokens = first.tokens_per_step * steps[0] + second.tokens_per_step * steps[1]
+
+    def mean(name: str) -> float:
+        return (getattr(first, name) * first.seconds + getattr(second, name) * second.seconds) / seconds
+
+    busy_before = {rank.rank: rank.busy for rank in first.ranks}
+    ranks = []
+    for rank in second.ranks:
+        busy = busy_before.get(rank.rank)
+        if busy is not None and rank.busy is not None:
+            busy = (busy * first.seconds + rank.busy * second.seconds) / seconds
+        ranks.append(msgspec.structs.replace(rank, busy=rank.busy if busy is None else busy))
+    return msgspec.structs.replace(
+        second,
+        seconds=seconds,
+        steps_per_second=sum(steps) / seconds,
+        tokens_per_step=tokens / sum(steps) if sum(steps) else 0.0,
+        prompt_tokens_per_second=mean("prompt_tokens_per_second"),
+        generation_tokens_per_second=mean("generation_tokens_per_second"),
+        ranks=ranks,
     )
 
 

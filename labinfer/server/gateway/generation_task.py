@@ -43,6 +43,7 @@ class GenerationTask:
         self.model, self.input = model, input
         self._context, self._engine = context, context.service.engine
         self.id, self.owner, self.model_name = context.id, context.caller.name, model.info.name
+        self.user = input.user or ""
         self.names = {context.id}
         """Names by which its owner may cancel it: the request id, and the id of the answer if that differs."""
         loop = asyncio.get_running_loop()
@@ -59,6 +60,7 @@ class GenerationTask:
         self._error: ApiError | None = None
         self._lease: Lease | None = None  # held from admission to close
         self._token_times: dict[tuple[int, int], float] = {}
+        self._with_first_token: set[tuple[int, int]] = set()  # (request, answer) whose TTFT is recorded
         self._spent = 0
         self._status = 200  # for the log: a failing stream has sent its HTTP status already
 
@@ -203,6 +205,7 @@ class GenerationTask:
             self.fail(refused_field(UserError(f"{reason}; the answer was broken off")))
             return False
         stopped = opened.add(update)
+        self._note_first_token(number, opened.answers[update.index])
         self._changed[number, update.index] = None
         self._news.set()
         return stopped and update.finish_reason is None
@@ -270,6 +273,13 @@ class GenerationTask:
             self._context.service.metrics.inter_token(self.model_name, (now - last) / len(delta.token_ids))
         self._token_times[key] = now
 
+    def _note_first_token(self, number: int, answer: CompletionState) -> None:
+        """Record the TTFT of an answer with a first token, once."""
+        if answer.first_token_time and (number, answer.index) not in self._with_first_token:
+            self._with_first_token.add((number, answer.index))
+            seconds = answer.first_token_time - self._context.begin
+            self._context.service.metrics.first_token(self.model_name, seconds, answer.queue_seconds)
+
     def _count(self, lease: Lease) -> None:
         context, metrics, now = self._context, self._context.service.metrics, self._context.service.clock()
         generated = sum(request.num_output_tokens for request in self.opened)
@@ -279,12 +289,12 @@ class GenerationTask:
             "generated_tokens": generated,
         }
         reasons = []
-        for request in self.opened:
+        for number, request in enumerate(self.opened):
             for answer in request.answers:
+                self._note_first_token(number, answer)  # beams share the first one's update
                 first = answer.first_token_time - context.begin if answer.first_token_time else None
                 reasons.append(answer.finish_reason.value if answer.finish_reason else "abort")
                 if first is not None:
-                    metrics.first_token(self.model_name, first)
                     context.log_fields.setdefault("ttft_seconds", first)
                 end = answer.end_time or now
                 metrics.finished(

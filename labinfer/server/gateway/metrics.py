@@ -13,6 +13,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from labinfer.server.gateway.engine_metrics import ENGINE, MODEL_LABELS, EngineMetrics
+from labinfer.server.gateway.recent_latencies import RecentLatencies
 from labinfer.server.link.stats import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -50,6 +51,8 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._engines = EngineMetrics(self._model_names, clock)
         self._registry.register(self._engines)
+        self.recent = RecentLatencies(self._model_names, clock)
+        """Latencies of the last minute, which ``/v1/cluster`` shows."""
         lengths = length_buckets(max_model_len)
         self._prompt_tokens = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", lengths)
         self._answer_tokens = self._histogram("vllm:request_generation_tokens", "Tokens of an answer.", lengths)
@@ -106,9 +109,16 @@ class Metrics:
         )
         self._connections = Gauge("labinfer:open_connections", "Connections that are open.", registry=self._registry)
 
-    def first_token(self, model: str, seconds: float) -> None:
-        """Record the time to first token of an answer."""
+    def first_token(self, model: str, seconds: float, queue_seconds: float | None = None) -> None:
+        """Record the time to first token of an answer.
+
+        Args:
+            queue_seconds: part of ``seconds`` in the engine's waiting queue; None if unknown.
+        """
         self._first_token[model].observe(seconds)
+        self.recent.ttft[model].add(seconds)
+        if queue_seconds is not None:
+            self.recent.queue_time[model].add(queue_seconds)
 
     def inter_token(self, model: str, seconds: float) -> None:
         """Record an inter-token latency; called for every token."""
@@ -148,6 +158,7 @@ class Metrics:
             self._decode[model].observe(decode)
             if generated > 1:
                 self._per_token[model].observe(decode / (generated - 1))
+                self.recent.time_per_output_token[model].add(decode / (generated - 1))
             if queue_seconds is not None:
                 self._prefill[model].observe(max(0.0, first_token_seconds - queue_seconds))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -32,6 +32,7 @@ class EngineTask(Protocol):
 
     id: str
     owner: str
+    user: str
     model_name: str
     names: set[str]
     begin: float
@@ -104,6 +105,10 @@ class OpenRequests:
     def is_trying(self) -> bool:
         """Whether a suspect runs alone, and all other requests wait."""
         return self._trial is not None
+
+    def owners(self, keys: Iterable[str]) -> set[EngineTask]:
+        """Tasks of the requests that the host knows by ``keys``."""
+        return {part[0].task for key in keys if (part := self._parts.get(key)) is not None}
 
     def add(self, task: EngineTask) -> None:
         """Add the requests of a task; they are submitted once the host takes all."""

@@ -125,7 +125,7 @@ class Service:
         """Decodes and validates long bodies; ``body_memory`` bounds its queue."""
         self.stored_responses = StoredResponses(options)
         self.metrics = Metrics(model_names, LONGEST, clock)
-        self.history = ClusterHistory(model_names, engine.watch, wall_clock)
+        self.history = ClusterHistory(model_names, engine.watch, self._count_open, self.metrics.recent, wall_clock)
         self.recent_requests = RecentRequests(model_names)
         engine.on_stats, engine.on_trace = self._add_stats, self.history.add_trace
         engine.on_begin, engine.on_attach, engine.on_end = self.history.begin, self._attach, self._end
@@ -138,6 +138,11 @@ class Service:
     def _add_stats(self, stats: EngineStats) -> None:
         self.metrics.update_engine(stats)
         self.history.add_stats(stats)
+
+    def _count_open(self, model: str) -> tuple[int, int]:
+        """Number of running and of waiting requests of ``model``."""
+        running = len(self.engine.running_tasks(model))
+        return running, len(self.engine.tasks(model)) - running
 
     def _attach(self, models: list[ModelInfo]) -> None:
         self.history.attach(models)

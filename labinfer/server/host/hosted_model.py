@@ -103,6 +103,7 @@ class HostedModel:
             max_model_len=llm.spec.max_model_len,
             context_shift=options.scheduler.context_shift,
             num_layers=llm.layout.config.num_layers,
+            num_parameters=llm.layout.num_parameters,
             block_size=options.cache.block_size,
             num_blocks=llm.spec.num_blocks,
             num_window_blocks=llm.spec.num_window_blocks,

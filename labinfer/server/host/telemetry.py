@@ -168,6 +168,7 @@ def _describe(model: HostedModel, ranks: list[WorkerStats], worked: float, now: 
         model=model.name,
         running=len(engine.scheduler.running),
         waiting=len(engine.scheduler.waiting),
+        running_keys=list(dict.fromkeys(sequence.request.key for sequence in engine.scheduler.running)),
         kv_usage=engine.blocks.usage,
         prefix_cache_queries=counts["looked_up"],
         prefix_cache_hits=counts["found"],

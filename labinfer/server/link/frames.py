@@ -144,6 +144,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     context_shift: bool
     """Whether answers may exceed the context length."""
     num_layers: int
+    num_parameters: int
     block_size: int
     """Tokens per KV block."""
     num_blocks: int

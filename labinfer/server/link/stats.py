@@ -91,6 +91,9 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     running: int = 0
     """Sequences in the batches, that is, with KV blocks."""
     waiting: int = 0
+    """Sequences that wait for KV blocks or a place in a batch."""
+    running_keys: list[str] = []
+    """Keys of the requests with running sequences."""
     kv_usage: float = 0.0
     """Fraction of the KV blocks in use."""
     prefix_cache_queries: int = 0

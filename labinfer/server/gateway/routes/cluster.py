@@ -37,7 +37,7 @@ JSONL = "application/jsonl"
 
 @endpoint("GET", "/v1/cluster", logged=False, answer=ClusterInfo, query=(("model", STRING),), errors=LOOKING)
 async def show(context: HttpContext) -> Response:
-    """The ranks of a model, and its stats of the last minutes."""
+    """The ranks of a model, and its stats of the last hour."""
     info, history = context.service.loaded_model(context.query("model").get("model")).info, context.service.history
     stats = history.rank_stats(info.name)
     return context.json(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from starlette.responses import Response
 
 from labinfer.requests.anthropic.models import AnthropicModel, AnthropicModelList, anthropic_model, anthropic_model_list
 from labinfer.requests.openai import api_errors
-from labinfer.requests.openai.models import ModelEntry, ModelList
+from labinfer.requests.openai.models import ModelEntry, ModelList, ModelStage
 from labinfer.requests.recommended_sampling import FIELDS
 from labinfer.server.gateway.endpoint import INTEGER, STORED, STRING, endpoint
 from labinfer.server.gateway.error_form import ANTHROPIC_ERRORS
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.service import Service
+from labinfer.server.link.frames import ModelInfo
 
 MAX_PAGE = 1000
 """Maximum models per page, as in Anthropic's API."""
@@ -75,5 +78,14 @@ def _describe(service: Service, name: str) -> ModelEntry:
         id=name,
         created=service.started,
         max_model_len=model.info.max_model_len,
+        num_parameters=model.info.num_parameters,
+        stages=_describe_stages(model.info),
         default_sampling={field: getattr(defaults, field) for field in SHOWN_DEFAULTS} | defaults.logits_processors,
     )
+
+
+def _describe_stages(info: ModelInfo) -> list[ModelStage]:
+    """Pipeline stages of a model, in order. The ranks of a stage have the same dtype and quantization."""
+    first_ranks = {rank.stage: rank for rank in reversed(info.ranks)}
+    sizes = Counter(rank.stage for rank in info.ranks)
+    return [ModelStage(sizes[stage], rank.dtype, rank.quantization) for stage, rank in sorted(first_ranks.items())]

@@ -14,6 +14,7 @@ from labinfer.requests.openai.api_object import ApiObject, Count
 from labinfer.requests.openai.chat import CHAT_PREFIX
 from labinfer.requests.openai.completions import COMPLETION_PREFIX
 from labinfer.requests.openai.responses import RESPONSE_PREFIX
+from labinfer.server.gateway.admission_control import MAX_USER_LENGTH
 from labinfer.server.gateway.endpoint import LOOKING, STORED, STRING, endpoint
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.open_requests import EngineTask
@@ -32,6 +33,13 @@ class ListedRequest(ApiObject, kw_only=True):
     model: str
     own: bool
     """Whether the request belongs to the caller, who may then cancel it."""
+    caller: str
+    """Name of the API key that sent the request; "anonymous" on a server without keys."""
+    user: str | None
+    """``user`` of the request's body; null without one, and for requests of other keys."""
+    state: Literal["running", "waiting"]
+    """Whether the request has a sequence in the batches, as of the last stats; otherwise it waits for admission, tokenization, or a place in a
+    batch."""
     age: float
     prompt_tokens: Count
     """Prompt tokens; 0 until the prompt is tokenized."""
@@ -49,6 +57,8 @@ class RequestList(ApiObject, kw_only=True):
     data: list[ListedRequest]
     total: Count
     """Number of open requests, including those not listed."""
+    running: Count
+    """Number of ``total`` with a sequence in the batches; the others wait."""
 
 
 class Cancelled(ApiObject, kw_only=True):
@@ -79,16 +89,21 @@ async def list_open(context: HttpContext) -> Response:
     Requests of all callers are listed, as are their steps under ``/v1/cluster``.
     """
     model = context.service.loaded_model(context.query("model").get("model")).info
-    tasks, now = context.service.engine.tasks(model.name), asyncio.get_running_loop().time()
-    listed = [_describe(task, context.caller.name, now, model) for task in tasks[:MAX_LISTED]]
-    return context.json(RequestList(data=listed, total=len(tasks)))
+    engine, now = context.service.engine, asyncio.get_running_loop().time()
+    tasks, running = engine.tasks(model.name), engine.running_tasks(model.name)
+    listed = [_describe(task, context.caller.name, task in running, now, model) for task in tasks[:MAX_LISTED]]
+    return context.json(RequestList(data=listed, total=len(tasks), running=len(running)))
 
 
-def _describe(task: EngineTask, caller: str, now: float, model: ModelInfo) -> ListedRequest:
+def _describe(task: EngineTask, caller: str, is_running: bool, now: float, model: ModelInfo) -> ListedRequest:
+    own = task.owner == caller
     return ListedRequest(
         id=task.id,
         model=task.model_name,
-        own=task.owner == caller,
+        own=own,
+        caller=task.owner,
+        user=task.user[:MAX_USER_LENGTH] or None if own else None,
+        state="running" if is_running else "waiting",
         age=now - task.begin,
         prompt_tokens=sum(len(state.prompt_token_ids) for state in task.opened),
         cached_tokens=sum(state.num_cached_tokens for state in task.opened),

@@ -40,6 +40,7 @@ def info(stages: tuple[int, ...] = (0, 1), num_layers: int = 4, hop: float = 0.0
         max_model_len=64,
         context_shift=False,
         num_layers=8,
+        num_parameters=1000,
         block_size=4,
         num_blocks=16,
         max_num_seqs=8,

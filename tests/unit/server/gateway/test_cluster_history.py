@@ -12,7 +12,8 @@ import pytest
 
 from labinfer.base.rank_stats import Slices
 from labinfer.server.gateway import cluster_history
-from labinfer.server.gateway.cluster_history import MAX_BEHIND, ClusterHistory
+from labinfer.server.gateway.cluster_history import MAX_BEHIND, ClusterHistory, merge_points
+from labinfer.server.gateway.recent_latencies import RecentLatencies
 from labinfer.server.link.frames import RankShardInfo, Trace
 from labinfer.server.link.stats import Drift, EngineStats, RankStats, TracedStep
 
@@ -46,7 +47,7 @@ def told() -> Told:
 
 @pytest.fixture
 def history(clock, told) -> ClusterHistory:
-    return ClusterHistory(["a", "b"], told.append, clock)
+    return ClusterHistory(["a", "b"], told.append, lambda model: (2, 1), RecentLatencies(["a", "b"], clock), clock)
 
 
 def rank(number: int, busy: float, when: float) -> RankStats:
@@ -142,13 +143,65 @@ def test_stages_keep_their_times_in_a_pause(history, clock):
     assert [stage.step_seconds for stage in history.present("a")["stages"]] == [pytest.approx(0.2)]
 
 
-def test_history_goes_back_some_minutes(history, clock):
-    for _ in range(400):
+def test_history_is_an_hour_and_coarser_before_the_last_minutes(history, clock):
+    for second in range(4000):
         clock.now += 1
-        history.add_stats(stats())
-    assert 299 <= len(history.points("a")) <= 301
+        history.add_stats(stats(steps=4 * second, tokens=12 * second, generated=8 * second))
+    points = history.points("a")
+    fine = [one for one in points if one.seconds == 1]
+    assert 299 <= len(fine) <= 311 and 328 <= len(points) - len(fine) <= 332
+    assert {one.seconds for one in points[1 : -len(fine)]} <= {10.0, *range(1, 10)}
+    assert clock.now - points[0].time_us / 1e6 == pytest.approx(3600, abs=11)
+    assert [one.time_us for one in points] == sorted({one.time_us for one in points})
+    rates = {(one.steps_per_second, one.tokens_per_step, one.generation_tokens_per_second) for one in points}
+    assert rates == {(4.0, 3.0, 8.0)}
     clock.now += 200
-    assert 99 <= len(history.points("a")) <= 101, "also when nothing has come since"
+    assert 99 <= len([one for one in history.points("a") if one.seconds == 1]) <= 111, "without new stats, too"
+    clock.now += 3600
+    assert history.points("a") == []
+
+
+def test_merged_points_keep_the_rates_of_all_their_time(history, clock):
+    """Three seconds with ten steps, and one second with two steps of more tokens."""
+    clock.now += 1
+    history.add_stats(stats(ranks=[rank(0, 0.0, 0.0)]))
+    clock.now += 3
+    history.add_stats(stats(steps=10, tokens=10, generated=30, ranks=[rank(0, 3.0, 3.0)]))
+    clock.now += 1
+    history.add_stats(stats(steps=12, tokens=32, generated=30, ranks=[rank(0, 3.0, 4.0)]))
+    _, first, second = history.points("a")
+    merged = merge_points(first, second)
+    assert (merged.time_us, merged.seconds) == (second.time_us, 4.0)
+    assert (merged.steps_per_second, merged.tokens_per_step) == (3.0, pytest.approx(32 / 12))
+    assert merged.generation_tokens_per_second == 7.5
+    assert merged.ranks[0].busy == 0.75
+
+
+def test_points_after_a_pause_do_not_cover_it(history, clock):
+    clock.now += 1
+    history.add_stats(stats())
+    clock.now += 600
+    history.add_stats(stats(steps=1))
+    assert history.points("a")[-1].seconds == cluster_history.POINT_SECONDS
+
+
+def test_points_count_open_requests_cache_hits_and_preemptions_of_the_last_minute(history, clock):
+    for second in range(100):
+        clock.now += 1
+        hits = 5 * min(second, 60)
+        counts = {
+            "running": 3,
+            "prefix_cache_queries": 10 * second,
+            "prefix_cache_hits": hits,
+            "num_preemptions": second,
+        }
+        history.add_stats(msgspec.structs.replace(stats(), **counts))
+    first, *_, last = history.points("a")
+    assert (last.running, last.waiting, last.sequences) == (2, 1, 3)
+    assert first.prefix_cache_hit_rate is None and first.preemptions == 0
+    assert 60 <= last.preemptions <= 65
+    assert 0.1 < last.prefix_cache_hit_rate < 0.25, "hits ended 40 seconds ago"
+    assert (last.ttft, last.time_per_output_token, last.queue_time) == (None, None, None)
 
 
 def test_figures_of_short_requests_are_no_more_than_others(history, clock):

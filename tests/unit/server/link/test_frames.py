@@ -23,6 +23,7 @@ MODEL_INFO = ModelInfo(
     max_model_len=8,
     context_shift=False,
     num_layers=1,
+    num_parameters=1000,
     block_size=4,
     num_blocks=2,
     max_num_seqs=1,

@@ -1,0 +1,62 @@
+"""RecentLatencies: percentiles of TTFT, TPOT and queue time over the last minute, for ``/v1/cluster``.
+
+The histograms of ``/metrics`` cannot give them: their buckets are vLLM's, and one bucket holds every TPOT below 10 ms.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from labinfer.server.gateway.cluster_answers import Percentiles
+
+WINDOW_SECONDS = 60.0
+"""Maximum age of a sample."""
+MAX_SAMPLES = 1024
+"""Maximum samples per window; the oldest are dropped."""
+
+
+class LatencyWindow:
+    """Latencies of the last ``WINDOW_SECONDS``.
+
+    Args:
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]):
+        self._clock = clock
+        self._samples: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)  # (arrival time, latency)
+
+    def add(self, seconds: float) -> None:
+        """Add a latency of ``seconds``."""
+        self._samples.append((self._clock(), seconds))
+
+    def percentiles(self) -> Percentiles | None:
+        """Percentiles of the window, by nearest rank; None without samples."""
+        begin = self._clock() - WINDOW_SECONDS
+        while self._samples and self._samples[0][0] < begin:
+            self._samples.popleft()
+        if not self._samples:
+            return None
+        ordered = sorted(seconds for _, seconds in self._samples)
+        p50, p99 = (ordered[math.ceil(fraction * len(ordered)) - 1] for fraction in (0.5, 0.99))
+        return Percentiles(p50, p99)
+
+
+class RecentLatencies:
+    """Latency windows of each model.
+
+    Args:
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(self, model_names: Iterable[str], clock: Callable[[], float] = time.monotonic):
+        names = tuple(model_names)
+        self.ttft = {name: LatencyWindow(clock) for name in names}
+        """Model to times to first token, recorded at the first token."""
+        self.time_per_output_token = {name: LatencyWindow(clock) for name in names}
+        """Model to mean inter-token latencies, recorded at the end of an answer."""
+        self.queue_time = {name: LatencyWindow(clock) for name in names}
+        """Model to times in the engine's waiting queue, recorded at the first token."""
