@@ -42,7 +42,7 @@ def ask(page: Page, text: str) -> Locator:
 
 
 def wait_for_end(page: Page) -> None:
-    expect(page.get_by_role("button", name="Stop the answer")).to_be_hidden(timeout=60_000)
+    expect(page.get_by_role("button", name="Stop generating")).to_be_hidden(timeout=60_000)
 
 
 def wait_until_saved(page: Page, text: str) -> None:
@@ -51,7 +51,7 @@ def wait_until_saved(page: Page, text: str) -> None:
 
 
 def answers(page: Page) -> Locator:
-    return page.get_by_role("article", name="Answer")
+    return page.get_by_role("article", name="Assistant")
 
 
 def questions(page: Page) -> Locator:
@@ -64,9 +64,9 @@ def conversations(page: Page) -> Locator:
 
 def choose(page: Page, **fields: Any) -> None:
     """Further fields of the requests of this conversation."""
-    page.get_by_role("button", name="Settings of this conversation").click()
-    page.get_by_label("Further fields of the request (JSON)").fill(json.dumps(fields))
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Conversation settings").click()
+    page.get_by_label("Additional request fields (JSON)").fill(json.dumps(fields))
+    page.get_by_role("button", name="Save", exact=True).click()
 
 
 def dictate(page: Page, text: str) -> None:

@@ -21,7 +21,10 @@ const realFetch = window.fetch;
 window.fetch = async (url, options = {}) => {
     const { pathname } = new URL(url, location.href);
     if (pathname === "/v1/models" && fake.models) return Response.json({ data: fake.models.map((id) => ({ id })) });
-    if (pathname === "/v1/requests") return Response.json({ object: "list", data: fake.requests, total: fake.requests.length });
+    if (pathname === "/v1/requests") {
+        const running = fake.requests.filter(({ state }) => state === "running").length;
+        return Response.json({ object: "list", data: fake.requests, total: fake.requests.length, running });
+    }
     if (pathname.startsWith("/v1/requests/")) {
         if (fake.refusal) return Response.json({ error: { message: fake.refusal } }, { status: 500 });
         fake.cancelled.push(pathname.split("/")[3]);
@@ -91,13 +94,20 @@ def cluster(*ranks: Event, **fields: Any) -> Event:
     } | fields
 
 
-def stats(seconds: float, **fields: Any) -> Event:
-    """An event of figures, so long after the start."""
+def stats(at: float, **fields: Any) -> Event:
+    """A stats event, ``at`` seconds after the start; its rates cover half a second."""
     return {
         "object": "cluster.stats",
-        "time_us": START + int(seconds * 1e6),
+        "time_us": START + int(at * 1e6),
+        "seconds": 0.5,
         "running": 3,
         "waiting": 1,
+        "sequences": 3,
+        "ttft": {"p50": 0.12, "p99": 0.4},
+        "time_per_output_token": {"p50": 0.0125, "p99": 0.025},
+        "queue_time": None,
+        "prefix_cache_hit_rate": 0.75,
+        "preemptions": 2,
         "kv_usage": 0.25,
         "steps_per_second": 88.0,
         "tokens_per_step": 17.5,
@@ -154,7 +164,7 @@ def push(page: Page, *events: Event) -> None:
 
 def see(page: Page, *events: Event, span: str = "20 ms") -> None:
     """With so much time in view."""
-    page.get_by_label("In view").select_option(label=span)
+    page.get_by_label("Time span").select_option(label=span)
     push(page, *events)
 
 
@@ -179,7 +189,7 @@ def come_back_to(page: Page, told: Event) -> None:
 
 
 def picture(page: Page) -> Locator:
-    return page.get_by_role("slider", name="Steps of the pipeline")
+    return page.get_by_role("slider", name="Pipeline timeline")
 
 
 def details(page: Page) -> Locator:

@@ -45,21 +45,21 @@ def test_axe_finds_nothing_serious(page, theme):
     page.keyboard.press("Control+/")
     assert findings(page) == []
     page.keyboard.press("Escape")
-    page.get_by_role("button", name="Settings of this conversation").click()
-    page.get_by_label("Log-probabilities").select_option(label="With the 1 likeliest")
-    page.get_by_role("button", name="Keep as a preset").click()
+    page.get_by_role("button", name="Conversation settings").click()
+    page.get_by_label("Logprobs").select_option(label="Top 1")
+    page.get_by_role("button", name="Save as preset").click()
     page.get_by_label("Temperature").fill("-1")
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_role("dialog").get_by_role("alert")).not_to_be_empty()
     assert findings(page) == []
     page.get_by_label("Temperature").fill("")
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Save", exact=True).click()
     dictate(page, RICH)
     answer = ask(page, "Go.")
-    answer.get_by_role("button", name="Answer again").click()
+    answer.get_by_role("button", name="Regenerate").click()
     wait_for_end(page)
-    answers(page).get_by_text("Thoughts").click()
-    answers(page).get_by_role("button", name="Probabilities of tokens").click()
+    answers(page).get_by_text("Reasoning").click()
+    answers(page).get_by_role("button", name="Token probabilities").click()
     assert findings(page) == []
     page.get_by_role("button", name="Preferences").click()
     assert findings(page) == []
@@ -83,16 +83,16 @@ def test_axe_finds_nothing_serious_where_messages_are_changed(page, theme):
     page.get_by_text("note.txt").click()
     page.get_by_text("Summary", exact=True).click()
     questions(page).nth(2).get_by_role("button", name="Edit").click()
-    answers(page).nth(1).get_by_role("button", name="Edit the answer").click()
+    answers(page).nth(1).get_by_role("button", name="Edit answer").click()
     conversations(page).hover()
     page.get_by_role("button", name="Rename: A long one").click()
     assert findings(page) == []
     page.keyboard.press("Escape")
-    answers(page).first.get_by_role("button", name="Delete this message").click()
+    answers(page).first.get_by_role("button", name="Delete message").click()
     assert findings(page) == []
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     take_in(page, "no JSON")
-    expect(page.get_by_role("dialog")).to_contain_text("not imported")
+    expect(page.get_by_role("dialog")).to_contain_text("Import failed")
     assert findings(page) == []
 
 
@@ -126,8 +126,8 @@ def test_both_languages_say_the_same_things(page):
 
 def test_theme_can_be_chosen_and_is_kept(page):
     page.get_by_role("button", name="Preferences").click()
-    page.get_by_label("Appearance").select_option(label="Dark")
-    page.get_by_role("button", name="Save").click()
+    page.get_by_label("Theme").select_option(label="Dark")
+    page.get_by_role("button", name="Save", exact=True).click()
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
     page.reload()
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
@@ -173,7 +173,7 @@ def test_all_of_it_by_keyboard(page):
             page.keyboard.press(key)
         raise AssertionError(f"{name} cannot be reached by {key}")
 
-    tab_to("Answer again", "Shift+Tab")
+    tab_to("Regenerate", "Shift+Tab")
     tab_to("Edit", "Shift+Tab")
     page.keyboard.press("Enter")
     page.keyboard.press("Control+A")
@@ -239,7 +239,7 @@ def test_screen_reader_is_told_how_an_answer_ends(page):
     expect(said).to_have_text("The answer is complete.")
     choose(page, ignore_eos=True)
     send(page, "Count from 3 to 15.")
-    expect(said).to_have_text("The answer is being written.")
+    expect(said).to_have_text("The answer is being generated.")
     page.keyboard.press("Escape")
     expect(said).to_have_text("stopped")
     choose(page, temperature=-1)

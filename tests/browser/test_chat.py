@@ -35,7 +35,7 @@ STILL = """async (one) => {
 def test_answer_comes_with_its_figures(page):
     answer = ask(page, "17 + 25 = ?")
     expect(answer).to_contain_text("42")
-    for figure in ("tokens", "tokens/s", "first after", "complete"):
+    for figure in ("tokens", "tokens/s", "TTFT", "complete"):
         expect(answer).to_contain_text(figure)
     expect(page.get_by_role("heading", name="17 + 25 = ?")).to_be_visible()
     expect(page.get_by_role("textbox", name="Write a message")).to_be_focused()
@@ -99,7 +99,7 @@ def test_only_an_escape_that_means_nothing_else_stops_an_answer(page):
     choose(page, **LONG)
     send(page, "Count from 3 to 15.")
     expect(answers(page)).to_contain_text("3, 4")
-    stop = page.get_by_role("button", name="Stop the answer")
+    stop = page.get_by_role("button", name="Stop generating")
     box = page.get_by_role("textbox", name="Write a message")
     box.dispatch_event("keydown", {"key": "Escape", "isComposing": True})  # gives up a word of an input method
     box.dispatch_event("keydown", {"key": "Escape", "keyCode": 229})
@@ -118,7 +118,7 @@ def test_edited_message_has_versions_with_their_own_answers(page):
     ask(page, "17 + 25 = ?")
     ask(page, "What is the capital of France?")
     questions(page).first.get_by_role("button", name="Edit").click()
-    page.get_by_label("Edit the message").fill("20 + 3 = ?")
+    page.get_by_label("Edit message").fill("20 + 3 = ?")
     page.keyboard.press("Enter")
     wait_for_end(page)
     expect(answers(page)).to_have_count(1)
@@ -135,7 +135,7 @@ def test_edited_message_has_versions_with_their_own_answers(page):
 
 def test_answer_again_is_a_version_of_the_answer(page):
     ask(page, "17 + 25 = ?")
-    answers(page).get_by_role("button", name="Answer again").click()
+    answers(page).get_by_role("button", name="Regenerate").click()
     wait_for_end(page)
     expect(answers(page)).to_have_count(1)
     expect(answers(page).get_by_label("Version 2 of 2")).to_be_visible()
@@ -147,14 +147,14 @@ def test_what_is_asked_for_in_mid_answer_takes_its_place(page, server):
     send(page, "Count from 3 to 15.")
     expect(answers(page)).to_contain_text("3, 4")
     questions(page).get_by_role("button", name="Edit").click()
-    page.get_by_label("Edit the message").fill("Count from 4 to 20.")
+    page.get_by_label("Edit message").fill("Count from 4 to 20.")
     page.keyboard.press("Enter")
     expect(answers(page)).to_contain_text("4, 5")
     expect(questions(page).get_by_label("Version 2 of 2")).to_be_visible()
     questions(page).get_by_role("button", name="Previous version").click()  # to look at it only
     expect(answers(page)).to_contain_text("stopped")
-    expect(page.get_by_role("button", name="Stop the answer")).to_be_visible()
-    answers(page).get_by_role("button", name="Answer again").click()
+    expect(page.get_by_role("button", name="Stop generating")).to_be_visible()
+    answers(page).get_by_role("button", name="Regenerate").click()
     expect(answers(page).get_by_label("Version 2 of 2")).to_be_hidden()  # while it is written
     expect(answers(page)).to_contain_text("3, 4")
     questions(page).get_by_role("button", name="Next version").click()
@@ -173,7 +173,7 @@ def test_of_two_wishes_in_mid_answer_only_the_last_is_answered(page, server):
     send(page, "Count from 3 to 15.")
     expect(answers(page)).to_contain_text("3, 4")
     questions(page).get_by_role("button", name="Edit").click()
-    page.get_by_label("Edit the message").fill("Count from 4 to 20.")
+    page.get_by_label("Edit message").fill("Count from 4 to 20.")
     page.locator(".editing .primary").evaluate("(button) => { button.click(); button.click(); }")
     expect(answers(page)).to_contain_text("4, 5")
     expect(questions(page).get_by_label("Version 2 of 2")).to_be_visible()
@@ -191,11 +191,11 @@ def test_who_scrolls_up_is_not_taken_back(page):
     wait_for(lambda: thread.evaluate("(one) => one.scrollTop") > 300, 15)
     page.mouse.move(700, 150)
     page.mouse.wheel(0, -30)  # the least a hand does
-    expect(page.get_by_role("button", name="To the end")).to_be_visible()
+    expect(page.get_by_role("button", name="Scroll to the end")).to_be_visible()
     place, height = thread.evaluate(STILL)
     wait_for(lambda: thread.evaluate("(one) => one.scrollHeight") > height + 200, 15)
     assert thread.evaluate("(one) => one.scrollTop") == place
-    page.get_by_role("button", name="To the end").click()
+    page.get_by_role("button", name="Scroll to the end").click()
     expect(thread).to_be_focused()
     wait_for(lambda: thread.evaluate("(one) => one.scrollTop") > place + 600, 15)  # it follows again
     page.keyboard.press("Escape")
@@ -206,7 +206,7 @@ def test_scroll_up_counts_though_the_answer_grows_in_the_same_moment(page):
     page.set_viewport_size({"width": 1280, "height": 400})
     dictate(page, "A paragraph.\n\n" * 12)
     ask(page, "Go.")
-    expect(page.get_by_role("button", name="To the end")).to_be_hidden()
+    expect(page.get_by_role("button", name="Scroll to the end")).to_be_hidden()
     page.locator("#messages").evaluate(
         """(list) => new Promise((resolve) => {
             let calls = 0;
@@ -224,13 +224,13 @@ def test_scroll_up_counts_though_the_answer_grows_in_the_same_moment(page):
             }).observe(list);
         })"""
     )
-    expect(page.get_by_role("button", name="To the end")).to_be_visible()
+    expect(page.get_by_role("button", name="Scroll to the end")).to_be_visible()
 
 
 def test_edit_survives_a_reload_until_it_is_given_up(page):
     ask(page, "17 + 25 = ?")
     questions(page).get_by_role("button", name="Edit").click()
-    editor = page.get_by_label("Edit the message")
+    editor = page.get_by_label("Edit message")
     editor.fill("20 + 3")
     page.reload()
     expect(editor).to_have_value("20 + 3")
@@ -272,21 +272,21 @@ def test_thoughts_are_folded_and_not_sent_back(page):
     expect(answer).to_contain_text("The sum is 42.")
     expect(answer).not_to_contain_text("<think>")
     expect(thoughts).to_be_hidden()
-    expect(answer.locator(".thinking summary")).to_have_text(re.compile(r"^Thoughts · \d+(\.\d)? m?s$"))
-    answer.get_by_text("Thoughts").click()
+    expect(answer.locator(".thinking summary")).to_have_text(re.compile(r"^Reasoning · \d+(\.\d)? m?s$"))
+    answer.get_by_text("Reasoning").click()
     expect(thoughts).to_be_visible()
     with page.expect_request("**/v1/chat/completions") as asked:
         ask(page, "Sure?")
     assert asked.value.post_data_json["messages"][1] == {"role": "assistant", "content": "The sum is 42."}
     page.reload()
-    expect(answers(page).first.locator(".thinking summary")).to_have_text(re.compile("^Thoughts · "))
+    expect(answers(page).first.locator(".thinking summary")).to_have_text(re.compile("^Reasoning · "))
     expect(answers(page).first.get_by_text("Add the ones")).to_be_hidden()
 
 
 def test_thoughts_without_an_answer_are_shown(page):
     dictate(page, "<think>Add the ones, carry one.")
     answer = ask(page, "17 + 25 = ?")
-    answer.get_by_text("Thoughts").click()
+    answer.get_by_text("Reasoning").click()
     expect(answer.get_by_text("Add the ones, carry one.")).to_be_visible()
 
 
@@ -297,13 +297,13 @@ def test_thoughts_in_conversations_of_old_are_folded_too(page):
     conversations(page).first.click()
     expect(answers(page)).to_contain_text("The sum is 42.")
     expect(answers(page).get_by_text("Add the ones.")).to_be_hidden()
-    expect(answers(page).locator(".thinking summary")).to_have_text("Thoughts")
+    expect(answers(page).locator(".thinking summary")).to_have_text("Reasoning")
 
 
 def test_thoughts_that_were_unfolded_stay_so(page):
     dictate(page, "<think>Add the ones.</think>" + "The sum is 42. " * 40)
     send(page, "17 + 25 = ?")
-    answers(page).get_by_text("Thoughts").click()
+    answers(page).get_by_text("Reasoning").click()
     wait_for_end(page)
     expect(answers(page)).to_contain_text("complete")
     expect(answers(page).get_by_text("Add the ones")).to_be_visible()
@@ -326,37 +326,39 @@ def test_tool_calls_are_shown(page):
     function = {"name": "get_weather", "parameters": parameters | {"additionalProperties": False}}
     choose(page, tools=[{"type": "function", "function": function}], tool_choice="required")
     answer = ask(page, "How is the weather in Paris?")
-    expect(answer).to_contain_text("Calls get_weather")
+    expect(answer).to_contain_text("Tool call: get_weather")
     expect(answer).to_contain_text('"city": "Paris"')
-    expect(answer).to_contain_text("calls a tool")
+    expect(answer).to_contain_text("tool call")
 
 
 def test_probabilities_of_tokens_are_told_when_asked_for(page):
-    page.get_by_role("button", name="Settings of this conversation").click()
-    page.get_by_label("Log-probabilities").select_option(label="With the 3 likeliest")
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Conversation settings").click()
+    page.get_by_label("Logprobs").select_option(label="Top 3")
+    page.get_by_role("button", name="Save", exact=True).click()
     answer = ask(page, "17 + 25 = ?")
-    answer.get_by_role("button", name="Probabilities of tokens").click()
+    answer.get_by_role("button", name="Token probabilities").click()
     answer.locator(".token").first.hover()
     expect(answer.locator(".tip dd")).to_have_count(3)
-    answer.get_by_role("group", name="Probabilities of tokens").focus()
+    answer.get_by_role("group", name="Token probabilities").focus()
     page.keyboard.press("ArrowRight")
     expect(answer.locator(".token").nth(1)).to_have_class("token level-0 pointed")
 
 
 def test_probabilities_are_in_view_with_their_token(page):
     page.set_viewport_size({"width": 800, "height": 500})
-    page.get_by_role("button", name="Settings of this conversation").click()
-    page.get_by_label("Log-probabilities").select_option(label="With the 3 likeliest")
-    page.get_by_label("Further fields").fill(json.dumps({"structured_outputs": {"choice": ["A long answer. " * 80]}}))
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Conversation settings").click()
+    page.get_by_label("Logprobs").select_option(label="Top 3")
+    page.get_by_label("Additional request fields").fill(
+        json.dumps({"structured_outputs": {"choice": ["A long answer. " * 80]}})
+    )
+    page.get_by_role("button", name="Save", exact=True).click()
     answer = ask(page, "Go.")
-    answer.get_by_role("button", name="Probabilities of tokens").click()
+    answer.get_by_role("button", name="Token probabilities").click()
     token, tip = answer.locator(".token").nth(4), answer.locator(".tip dl")
     token.scroll_into_view_if_needed()
     token.hover()
     expect(tip).to_be_in_viewport(ratio=1)
-    answer.get_by_role("group", name="Probabilities of tokens").evaluate(
+    answer.get_by_role("group", name="Token probabilities").evaluate(
         """(group) => {
             const key = { key: "ArrowRight", bubbles: true };
             for (let n = 0; n < 150; n++) group.dispatchEvent(new KeyboardEvent("keydown", key));

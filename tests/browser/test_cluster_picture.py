@@ -50,14 +50,14 @@ TWO_STEPS = steps(
 
 
 def test_steps_stand_where_they_ran_and_bubbles_are_counted(opened):
-    expect(opened.locator("#state")).to_have_text("No request is running")
-    expect(opened.get_by_text("When a request runs")).to_be_visible()
+    expect(opened.locator("#state")).to_have_text("Idle")
+    expect(opened.get_by_text("Stages and their micro-batches appear")).to_be_visible()
     see(opened, TWO_STEPS)
     expect(opened.locator("#state")).to_have_text("Live")
-    expect(opened.get_by_text("When a request runs")).to_be_hidden()
+    expect(opened.get_by_text("Stages and their micro-batches appear")).to_be_hidden()
     expect(opened.locator("#overall")).to_have_text("50 %")
     expect(opened.locator("#rows .share")).to_have_text(["50 % bubble", "50 % bubble"])
-    expect(opened.locator("#summary")).to_contain_text("with 2 steps")
+    expect(opened.locator("#summary")).to_contain_text(", 2 steps")
     width = picture(opened).bounding_box()["width"]
     at = lambda ms, row: colour_at(opened, ms / 20 * width, ROWS[row] + 12)  # beside the number  # noqa: E731
     decode, bubble = theme_colour(opened, "decode"), theme_colour(opened, "bubble")
@@ -70,9 +70,9 @@ def test_steps_stand_where_they_ran_and_bubbles_are_counted(opened):
 def test_time_without_work_is_nobody_s_bubble(opened):
     idle = steps(20 * MS, 80 * MS, [], [], [("wait for a plan", 20 * MS, 80 * MS, -1)])
     see(opened, TWO_STEPS, idle, span="50 ms")
-    expect(opened.locator("#summary")).to_contain_text("with 0 steps")
+    expect(opened.locator("#summary")).to_contain_text(", 0 steps")
     expect(opened.locator("#overall")).to_be_hidden()
-    opened.get_by_label("In view").select_option(label="200 ms")
+    opened.get_by_label("Time span").select_option(label="200 ms")
     expect(opened.locator("#overall")).to_have_text("50 %")
 
 
@@ -94,15 +94,15 @@ def test_step_is_selected_by_a_click_and_explained(opened):
     picture(opened).click(position={"x": 12.5 / 20 * width, "y": ROWS[0]})
     expect(details(opened).get_by_role("heading")).to_have_text("Step 2")
     expect(details(opened)).to_contain_text("Prefill")
-    expect(details(opened)).to_contain_text("1 sequence, 64 prompt tokens, 10 ms from end to end, 10 ms of it computed")
+    expect(details(opened)).to_contain_text("1 sequence, 64 prompt tokens, 10 ms end to end, 10 ms of compute")
     expect(opened.locator("#state")).to_have_text("Paused")  # it stands still while it is read
     assert opened.evaluate("fake.streams.length") == 0
     picture(opened).click(position={"x": 7.5 / 20 * width, "y": ROWS[1]})
     expect(details(opened).get_by_role("heading")).to_have_text("Step 1")
-    times = details(opened).get_by_role("table", name="Times on each rank").get_by_role("row")
+    times = details(opened).get_by_role("table", name="Time per rank").get_by_role("row")
     expect(times).to_have_text(
         [
-            "RankStageBeginsPreparesWaits for activationsRunsSamplesSendsWaits for tokens",
+            "RankStageStartPrepare inputsWait for activationsForward passSampleSendWait for tokens",
             "00+01 ms–4 ms–100 µs4.9 ms",
             "11+0–5 ms4 ms1 ms––",
         ]
@@ -127,7 +127,7 @@ def test_steps_are_gone_through_by_keyboard(opened):
         for at in range(20)
     ]
     see(opened, *news)
-    expect(opened.locator("#summary")).to_contain_text("with 1 step")
+    expect(opened.locator("#summary")).to_contain_text("1 step")
     picture(opened).focus()
     heading = details(opened).get_by_role("heading")
     for key, number in [("ArrowLeft", 19), ("ArrowLeft", 18), ("PageUp", 8), ("ArrowRight", 9), ("PageDown", 19)]:
@@ -136,7 +136,7 @@ def test_steps_are_gone_through_by_keyboard(opened):
         expect(picture(opened)).to_have_attribute("aria-valuenow", str(number))
         expect(picture(opened)).to_have_attribute(
             "aria-valuetext",
-            f"Step {number}: 1 sequence, 1 decoding token, 16 ms from end to end, 16 ms of it computed, on all ranks together.",
+            f"Step {number}: 1 sequence, 1 decode token, 16 ms end to end, 16 ms of compute on all ranks.",
         )
     for _ in range(5):
         opened.keyboard.press("PageUp")
@@ -144,7 +144,7 @@ def test_steps_are_gone_through_by_keyboard(opened):
     width = picture(opened).bounding_box()["width"]
     where = [colour_at(opened, x * width / 20, ROWS[0] + 12) for x in range(20)]
     assert theme_colour(opened, "decode") in where  # the picture has moved there
-    details(opened).get_by_role("button", name="The next step").press("Enter")
+    details(opened).get_by_role("button", name="Next step").press("Enter")
     opened.keyboard.press("Enter")  # it keeps the focus
     expect(heading).to_have_text("Step 2")
     details(opened).get_by_role("button", name="Close").press("Enter")
@@ -157,10 +157,10 @@ def test_steps_are_gone_through_by_keyboard(opened):
 
 def test_steps_are_a_table_too(opened):
     see(opened, TWO_STEPS)
-    expect(opened.locator("#summary")).to_contain_text("with 2 steps")
+    expect(opened.locator("#summary")).to_contain_text(", 2 steps")
     opened.get_by_text("Steps in view as a table").click()
     rows = opened.locator("#steps").get_by_role("row")
-    expect(rows).to_have_text(["StepKindSequencesTokensTime", "1Decode3310 ms", "2Prefill16410 ms"])
+    expect(rows).to_have_text(["StepPhaseSequencesTokensTime", "1Decode3310 ms", "2Prefill16410 ms"])
     opened.get_by_role("button", name="2", exact=True).click()
     expect(details(opened).get_by_role("heading")).to_have_text("Step 2")
     expect(opened.get_by_role("button", name="2", exact=True)).to_be_focused()
@@ -169,42 +169,49 @@ def test_steps_are_a_table_too(opened):
 
 def test_looking_back_by_dragging(opened):
     see(opened, TWO_STEPS, steps(20 * MS, 40 * MS, [], [], [("wait for a plan", 20 * MS, 40 * MS, -1)]))
-    expect(opened.locator("#summary")).to_contain_text("with 0 steps")
+    expect(opened.locator("#summary")).to_contain_text(", 0 steps")
     box = picture(opened).bounding_box()
     opened.mouse.move(box["x"] + 100, box["y"] + 40)
     opened.mouse.down()
     opened.mouse.move(box["x"] + 100 + box["width"], box["y"] + 40, steps=5)
     opened.mouse.up()
-    expect(opened.locator("#summary")).to_contain_text("with 2 steps")
+    expect(opened.locator("#summary")).to_contain_text(", 2 steps")
     expect(opened.locator("#state")).to_have_text("Paused")
     expect(details(opened)).to_be_hidden()  # that was no click
-    opened.get_by_role("button", name="Go on").click()
-    expect(opened.locator("#summary")).to_contain_text("with 0 steps")
+    opened.get_by_role("button", name="Resume").click()
+    expect(opened.locator("#summary")).to_contain_text(", 0 steps")
 
 
 def test_charts_have_figures_axes_and_words(opened):
     push(opened, *[stats(second, kv_usage=second / 100) for second in range(0, 60, 2)])
     charts = opened.locator("#charts figure")
-    expect(charts).to_have_count(4)
-    expect(charts.nth(0)).to_contain_text("58 % 4,751 of 8,192 blocks")
-    expect(charts.nth(1)).to_contain_text("3 running1 waiting")
-    expect(charts.nth(2)).to_contain_text("17.5 88 steps/s")
+    expect(charts).to_have_count(8)
+    expect(charts.nth(0)).to_contain_text("TTFT, last minute120 ms p50400 ms p99")
+    expect(charts.nth(0).get_by_role("img")).to_have_attribute(
+        "aria-label", "TTFT, last minute: p50 120 ms, p99 400 ms now; maximum 400 ms in the last 5 minutes"
+    )
+    expect(charts.nth(1)).to_contain_text("12.5 ms p5025 ms p99")
+    expect(charts.nth(2)).to_contain_text("Queue time, last minute– p50– p99")
+    expect(charts.nth(4)).to_contain_text("3 running1 waiting")
+    expect(charts.nth(5)).to_contain_text("17.5 88 steps/s")
+    expect(charts.nth(6)).to_contain_text("58 % 4,751 of 8,192 blocks, 2 preemptions")
+    expect(charts.nth(7)).to_contain_text("75 % hit rate")
     expect(charts.nth(3)).to_contain_text("1234 generated40 prompt")
     expect(charts.nth(3).get_by_role("img")).to_have_attribute(
-        "aria-label", "Tokens per second: generated 1234, prompt 40 now; 1234 at most in the last 5 minutes"
+        "aria-label", "Tokens per second: generated 1234, prompt 40 now; maximum 1234 in the last 5 minutes"
     )
     expect(charts.nth(3).locator("text").nth(2)).to_have_text("2000")
-    expect(charts.nth(0).locator("text").nth(2)).to_have_text("60 %")
-    assert charts.nth(0).locator(".curve").get_attribute("d").count("M") == 1
+    expect(charts.nth(6).locator("text").nth(2)).to_have_text("60 %")
+    assert charts.nth(6).locator(".curve").get_attribute("d").count("M") == 1
     push(opened, stats(120), stats(121))  # a minute without requests is a gap
-    expect(charts.nth(0)).to_contain_text("25 %")
-    assert charts.nth(0).locator(".curve").get_attribute("d").count("M") == 2
+    expect(charts.nth(6)).to_contain_text("25 %")
+    assert charts.nth(6).locator(".curve").get_attribute("d").count("M") == 2
     expect(opened.get_by_role("row").nth(1)).to_contain_text("200 MiBhost: 6 GiB of 16 GiB50 %")
 
 
 def test_chart_tells_the_figures_of_the_time_that_is_pointed_at(opened):
     push(opened, *[stats(second, running=second) for second in range(0, 300, 3)])
-    requests, tokens = opened.locator("#charts figure").nth(1), opened.locator("#charts figure").nth(2)
+    requests, tokens = opened.locator("#charts figure").nth(4), opened.locator("#charts figure").nth(5)
     expect(requests).to_contain_text("297 running")
     requests.scroll_into_view_if_needed()
     box = requests.get_by_role("img").bounding_box()
@@ -221,19 +228,26 @@ def test_chart_tells_the_figures_of_the_time_that_is_pointed_at(opened):
 
 def test_rates_over_a_moment_are_taken_together_with_the_next(opened):
     charts = opened.locator("#charts figure")
-    push(opened, stats(0), stats(1), stats(2, steps_per_second=10.0, tokens_per_step=2.0))
-    expect(charts.nth(2)).to_contain_text("2 10 steps/s")
-    push(opened, stats(2.02, steps_per_second=50.0, tokens_per_step=128.0))  # the first moment of the next request
-    expect(charts.nth(2)).to_contain_text("13.5 10.8 steps/s")  # 148 tokens in 11 steps of 1.02 s
-    push(opened, stats(3, steps_per_second=1.0, tokens_per_step=1.0), stats(4, steps_per_second=1.0))
-    push(opened, stats(4.4, steps_per_second=250.0, tokens_per_step=30.0, prompt_tokens_per_second=90_000.0))
-    push(opened, stats(4.6, running=7, steps_per_second=100.0, tokens_per_step=3.0, prompt_tokens_per_second=0.0))
-    expect(charts.nth(1)).to_contain_text("7 running")
-    expect(charts.nth(2)).to_contain_text("25.5 200 steps/s")  # 3060 tokens in 120 steps of 0.6 s
+    push(opened, stats(0), stats(1, seconds=1), stats(2, seconds=1, steps_per_second=10.0, tokens_per_step=2.0))
+    expect(charts.nth(5)).to_contain_text("2 10 steps/s")
+    push(
+        opened, stats(2.02, seconds=0.02, steps_per_second=50.0, tokens_per_step=128.0)
+    )  # the first moment of the next request
+    expect(charts.nth(5)).to_contain_text("13.5 10.8 steps/s")  # 148 tokens in 11 steps of 1.02 s
+    slow = {"steps_per_second": 1.0, "tokens_per_step": 1.0}
+    push(opened, stats(3, seconds=0.98, **slow), stats(4, seconds=1, **slow))
+    fast = {"steps_per_second": 250.0, "tokens_per_step": 30.0, "prompt_tokens_per_second": 90_000.0}
+    push(opened, stats(4.4, seconds=0.4, **fast))
+    less = {"steps_per_second": 100.0, "tokens_per_step": 3.0, "prompt_tokens_per_second": 0.0}
+    push(opened, stats(4.6, seconds=0.2, running=7, **less))
+    expect(charts.nth(4)).to_contain_text("7 running")
+    expect(charts.nth(5)).to_contain_text("25.5 200 steps/s")  # 3060 tokens in 120 steps of 0.6 s
     expect(charts.nth(3)).to_contain_text("60k prompt")
-    push(opened, stats(64.6, steps_per_second=1 / 60, tokens_per_step=128.0))  # one step after a minute without any
+    push(
+        opened, stats(64.6, seconds=0.4, steps_per_second=2.5, tokens_per_step=128.0)
+    )  # one step after a minute without any
     push(opened, stats(65.1, steps_per_second=198.0, tokens_per_step=1.0))
-    expect(charts.nth(2)).to_contain_text("2.27 100 steps/s")  # 128 and 99 tokens in 100 steps
+    expect(charts.nth(5)).to_contain_text("2.27 111 steps/s")  # 128 and 99 tokens in 100 steps of 0.9 s
 
 
 def test_no_request_is_running_and_the_picture_stays(opened):
@@ -243,7 +257,7 @@ def test_no_request_is_running_and_the_picture_stays(opened):
     opened.wait_for_timeout(1800)  # longer than the page waits: a moment between two requests is not worth a word
     expect(opened.locator("#state")).to_have_text("Live")
     push(opened, stats(0.8, running=0, waiting=0))
-    expect(opened.locator("#state")).to_have_text("No request is running")
+    expect(opened.locator("#state")).to_have_text("Idle")
     expect(opened.locator("#overall")).to_have_text("50 %")
 
 
@@ -258,7 +272,7 @@ def test_news_are_wanted_only_while_somebody_looks(opened):
     hide(opened, True)
     hide(opened, False)
     assert opened.evaluate("fake.streams.length") == 0
-    opened.get_by_role("button", name="Go on").click()
+    opened.get_by_role("button", name="Resume").click()
     wait_streams(opened, 1)
     assert opened.evaluate("fake.opened") == 3
 
@@ -324,9 +338,9 @@ def test_slices_there_was_no_room_for_are_nobody_s_bubble(opened):
 
 def test_server_that_was_started_again_counts_from_0(opened):
     see(opened, TWO_STEPS, span="5 s")
-    expect(opened.locator("#summary")).to_contain_text("with 2 steps")
+    expect(opened.locator("#summary")).to_contain_text(", 2 steps")
     push(opened, steps(90 * MS, 95 * MS, [step(0)], [("run", 90 * MS, 95 * MS, 0)], []))
-    expect(opened.locator("#summary")).to_contain_text("with 1 step")
+    expect(opened.locator("#summary")).to_contain_text("1 step")
     expect(opened.locator("#rows .share").first).to_have_text("0 % bubble")
 
 
@@ -344,7 +358,7 @@ def test_slices_that_come_late_find_their_place(opened):
 
 
 def test_span_follows_the_steps_until_it_is_chosen(opened):
-    span, end, number = opened.get_by_label("In view"), 0, 0
+    span, end, number = opened.get_by_label("Time span"), 0, 0
     for count, step_time, fitting in [(6, 3000, "30 s"), (30, 100, "1 s"), (60, 20, "200 ms"), (60, 2, "50 ms")]:
         for _ in range(count):
             begin, end, number = end, end + step_time * MS, number + 1

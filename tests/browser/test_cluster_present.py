@@ -33,43 +33,42 @@ LINKS = [
 SAYINGS = [
     (
         {},
-        "Stage 1 bounds: it computes 96 % of the time, 1.6 times as long as stage 0.",
-        "Try: layers moved from stage 1 to stage 0 (--layers).",
-        "瓶颈是阶段 1：它有 96 % 的时间在计算，是阶段 0 的 1.6 倍。",
+        "Bottleneck: stage 1. It computes 96 % of the time, 1.6 × stage 0.",
+        "Try moving layers from stage 1 to stage 0 (--layers).",
+        "瓶颈：阶段 1。它有 96 % 的时间在计算，是阶段 0 的 1.6 倍。",
     ),
     (
         {"bound": "stages", "full": "max_num_seqs"},
-        "Computing bounds, on all stages alike: each is busy 60 % to 96 % of the time.",
-        "Try: more ranks (-tp, -pp), or fewer bits (--dtype, --quantization). "
-        "Sequences wait because as many run as may; try: a larger --max-num-seqs.",
-        "瓶颈是计算，各阶段均衡：每个阶段有 60 % 到 96 % 的时间在忙碌。",
+        "Bottleneck: compute. The stages are balanced, each busy 60 % to 96 % of the time.",
+        "Try more ranks (-tp, -pp) or fewer bits per weight (--dtype, --quantization). "
+        "Sequences wait because the batch is full. Try a larger --max-num-seqs.",
+        "瓶颈：计算。各阶段均衡，每个阶段有 60 % 到 96 % 的时间在忙碌。",
     ),
     (
         {"bound": "requests"},
-        "Too few requests at once bound: 1.2 ran on average, and 2 stages can work on 2 and more. "
+        "Bottleneck: too few concurrent requests. 1.2 sequences run on average, fewer than the 2 stages. "
         "Each stage is busy 60 % to 96 % of the time.",
-        "Try: more requests at once.",
-        "瓶颈是同时运行的请求太少：平均 1.2 个，而 2 个阶段可以同时处理 2 个或更多。每个阶段有 60 % 到 96 % 的时间在忙碌。",
+        "Try more concurrent requests.",
+        "瓶颈：并发请求太少。平均运行 1.2 个序列，少于 2 个阶段。每个阶段有 60 % 到 96 % 的时间在忙碌。",
     ),
     (
         {"bound": "hops"},
-        "Waiting bounds, not computing: in a step stage 1, the busiest, computes 9.6 ms and waits 400 µs; a hop between stages "
-        "took 500 µs when it was measured at the start.",
-        "Try: fewer stages, a faster network, or more requests at once.",
-        "瓶颈是等待，不是计算：最忙的阶段 1 每步计算 9.6 ms，等待 400 µs；启动时测得阶段之间每跳 500 µs。",
+        "Bottleneck: communication. Stage 1, the busiest, computes 9.6 ms and waits 400 µs per step "
+        "(stage-to-stage latency at startup: 500 µs).",
+        "Try fewer stages, a faster network, or more concurrent requests.",
+        "瓶颈：通信。最忙的阶段 1 每步计算 9.6 ms，等待 400 µs（启动时测得的阶段间延迟：500 µs）。",
     ),
     (
         ONE_STAGE | {"bound": "models"},
-        "The ranks are shared: other models ran, too, and the one stage computed for this one 50 % of the time.",
+        "Bottleneck: other models on the same ranks. The only stage computes for this model 50 % of the time.",
         "",
-        "各 rank 由多个模型共用：其他模型也在运行，唯一的阶段有 50 % 的时间为本模型计算。",
+        "瓶颈：同一批 rank 上的其他模型。唯一的阶段有 50 % 的时间为本模型计算。",
     ),
     (
         ONE_STAGE | {"bound": "outside", "full": "kv_cache"},
-        "No stage bounds: the one there is computes 50 % of the time. The rest passes outside the model, as in scheduling and "
-        "sending.",
-        "Sequences wait because the KV cache is full; try: more memory for it (--memory-utilization), or --kv-cache-dtype int8.",
-        "没有阶段是瓶颈：唯一的阶段有 50 % 的时间在计算，其余时间在模型之外，例如调度和发送。",
+        "Bottleneck: overhead outside the model, such as scheduling. The only stage computes 50 % of the time.",
+        "Sequences wait because the KV cache is full. Try a larger --memory-utilization, or --kv-cache-dtype int8.",
+        "瓶颈：模型之外的开销，例如调度。唯一的阶段有 50 % 的时间在计算。",
     ),
 ]
 
@@ -80,6 +79,9 @@ def request(number: int, **fields) -> dict:
         "object": "request",
         "model": "demo",
         "own": True,
+        "caller": "anonymous",
+        "user": None,
+        "state": "running",
         "age": 12.34,
         "prompt_tokens": 1000,
         "cached_tokens": 0,
@@ -103,22 +105,22 @@ def test_verdict_is_a_sentence_in_both_languages(opened):
 
 def test_present_is_told_as_it_comes(opened):
     """The verdict, links, memory against what there is, and how busy each rank was."""
-    expect(opened.locator("#verdict-says")).to_have_text("Nothing is measured yet: it takes some seconds with work.")
+    expect(opened.locator("#verdict-says")).to_have_text("No data yet; send some requests.")
     expect(opened.locator("#links")).to_be_hidden()
     links = [
         {"source": 0, "destination": 1, "bytes_sent": 5 << 20, "bytes_per_second": 2048.0, "bytes_per_step": 512.0},
         {"source": 1, "destination": 0, "bytes_sent": 300, "bytes_per_second": None, "bytes_per_step": None},
     ]
     push(opened, stats(0), stats(1, verdict=VERDICT, links=links))
-    expect(opened.locator("#verdict")).to_contain_text("Stage 1 bounds: it computes 96 % of the time")
-    expect(opened.locator("#verdict-of")).to_contain_text("in 9.5 s with work")
+    expect(opened.locator("#verdict")).to_contain_text("Bottleneck: stage 1. It computes 96 % of the time")
+    expect(opened.locator("#verdict-of")).to_contain_text("over 9.5 s with work")
     rows = opened.locator("#links tbody tr")
     expect(rows.nth(0)).to_have_text("Rank 0 → rank 1node-0 → node-12 KiB/s512 B5 MiB")
     expect(rows.nth(1)).to_have_text("Rank 1 → rank 0node-1 → node-0––300 B")
-    expect(opened.locator("#links-say")).to_contain_text("took 100 µs when it was measured at the start")
+    expect(opened.locator("#links-say")).to_contain_text("Stage-to-stage latency at startup: 100 µs")
     rank = opened.locator("#ranks tbody tr").first
     expect(rank).to_contain_text("200 MiBhost: 6 GiB of 16 GiB")
-    history = rank.get_by_role("img", name="Rank 0, busy: 50 % now; 50 % at most in the last 5 minutes")
+    history = rank.get_by_role("img", name="Rank 0, busy: 50 % now; maximum 50 % in the last 5 minutes")
     expect(history.locator(".curve")).to_have_attribute("d", re.compile("M.*L.*|M1"))
     history.hover(position={"x": 111, "y": 10})  # further from now, nothing is known
     expect(rank.locator(".busy .more")).to_have_text("22:13:21")
@@ -155,7 +157,7 @@ def test_stages_are_compared_with_what_was_predicted_or_with_each_other(opened):
         [
             [pytest.approx(0.008), pytest.approx(0.25), False],
             [pytest.approx(0.007), pytest.approx(4 / 7), False],
-            [pytest.approx(0.003), pytest.approx(4), True],
+            [pytest.approx(0.003), pytest.approx(4), False],
         ],
         [[0.002, 2.0, True], [0.004, 1.0, False]],
         [[0, None, False], [0, None, False]],
@@ -166,13 +168,13 @@ def test_slow_stage_is_seen_at_a_glance(opened):
     expect(opened.locator("#speeds")).to_be_hidden()
     push(opened, stats(0, stages=[stage(0, 0.002), stage(1, 0.002)]))
     rows = opened.locator("#speeds tbody tr")
-    expect(rows.nth(0)).to_have_text("Stage 0node-0 · layers 0–32 ms2 msmean of the others1 ×")
+    expect(rows.nth(0)).to_have_text("Stage 0node-0 · layers 0–32 ms2 msmean of the other stages1 ×")
     expect(opened.locator("#speeds [data-slow]")).to_have_count(0)
     drift = {"slow_stage": 1, "better_layers": [5, 3], "gain": 0.31}
     push(opened, stats(1, stages=[stage(0, 0.002, 0.0018, 1.111), stage(1, 0.004, 0.002, 2.0)], drift=drift))
-    expect(rows.nth(0)).to_have_text("Stage 0node-0 · layers 0–32 ms1.8 msas measured at the start1.11 ×")
-    expect(rows.nth(1)).to_have_text("Stage 1node-1 · layers 4–74 ms2 msas measured at the start2 ×slow")
-    expect(opened.locator("#speeds-try")).to_have_text("Try: --layers 5,3, which would do 31 % more.")
+    expect(rows.nth(0)).to_have_text("Stage 0node-0 · layers 0–32 ms1.8 msmeasured at startup1.11 ×")
+    expect(rows.nth(1)).to_have_text("Stage 1node-1 · layers 4–74 ms2 msmeasured at startup2 ×slow")
+    expect(opened.locator("#speeds-try")).to_have_text("Try --layers 5,3: 31 % more throughput.")
     bars = [bar.bounding_box()["width"] for bar in opened.locator("#speeds .bar").all()]
     assert bars[1] == pytest.approx(2 * bars[0], rel=0.05)
     colours = opened.locator("#speeds .bar").evaluate_all(
@@ -188,7 +190,7 @@ def test_links_of_machines_and_the_plan_are_shown_where_they_are_known(opened):
         expect(opened.locator(place)).to_be_hidden()
     come_back_to(opened, cluster(machine_links=LINKS, plan="host    layers\nnode-a  0-13"))
     rows = opened.locator("#machines tbody tr")
-    expect(opened.locator("#machines thead th")).to_have_text(["From, to", "node-a", "node-b", "node-c"])
+    expect(opened.locator("#machines thead th")).to_have_text(["From / to", "node-a", "node-b", "node-c"])
     expect(rows.nth(0)).to_have_text("node-a–300 µs119 MiB/s30 ms1.19 MiB/s")
     expect(rows.nth(1)).to_have_text("node-b300 µs119 MiB/s––")
     levels = rows.nth(0).locator("td").evaluate_all("(cells) => cells.map((cell) => cell.dataset.level ?? null)")
@@ -197,17 +199,23 @@ def test_links_of_machines_and_the_plan_are_shown_where_they_are_known(opened):
 
 
 def test_requests_are_told_and_ones_own_cancelled(opened):
-    expect(opened.locator("#requests p.hint")).to_have_text("No request is open.")
-    others = request(3, own=False, generated_tokens=0, prompt_tokens=2000)
-    opened.evaluate("(requests) => { fake.requests = requests; }", [request(1), request(2, max_tokens=0), others])
+    expect(opened.locator("#requests p.hint")).to_have_text("No open requests.")
+    waiting = {"generated_tokens": 0, "prompt_tokens": 2000, "state": "waiting"}
+    others = request(3, own=False, caller="bob", **waiting)
+    opened.evaluate(
+        "(requests) => { fake.requests = requests; }",
+        [request(1, caller="ann", user="u-7"), request(2, max_tokens=0), others],
+    )
     chunk = step(1, prefill=512) | {
         "sequences": [{"request": "request-3", "tokens": 512, "context": 512, "decode": False}]
     }
     push(opened, stats(0), steps(0, MS, [chunk], [("run", 0, MS, 1)]))
     rows = opened.locator("#requests tbody tr")
     expect(rows).to_have_count(3)
-    expect(rows.nth(0)).to_contain_text("request-112.3 s1,000250 of at most 500Cancel")
-    expect(rows.nth(2)).to_contain_text("request-312.3 s1,024 of 2,0000 of at most 500another key's")
+    expect(opened.locator("#open-counts")).to_have_text("2 running, 1 waiting")
+    expect(rows.nth(0)).to_contain_text("request-1ann / u-7Running12.3 s1,000250 of max. 500Cancel")
+    expect(rows.nth(1)).to_contain_text("request-2–Running12.3 s")
+    expect(rows.nth(2)).to_contain_text("request-3bobWaiting12.3 s1,024 of 2,0000 of max. 500–")
     expect(rows.nth(2).get_by_role("button")).to_have_count(0)
     cancel = opened.get_by_role("button", name="Cancel request request-2")
     cancel.focus()
@@ -219,7 +227,7 @@ def test_requests_are_told_and_ones_own_cancelled(opened):
     expect(cancel).to_be_focused()
     opened.evaluate("() => { fake.refusal = 'out of order'; }")
     cancel.press("Enter")
-    refusal = opened.get_by_role("alert").filter(has_text="Request request-2 was not cancelled: out of order")
+    refusal = opened.get_by_role("alert").filter(has_text="Request request-2 could not be cancelled: out of order")
     expect(refusal).to_be_visible()
     expect(cancel).to_be_focused()
     opened.evaluate("() => { fake.refusal = null; }")
@@ -233,7 +241,7 @@ def test_ranks_that_stand_still_are_named(opened):
     wait = {"seconds": 12.3, "rank": 0, "peers": "1", "step": 481}
     opened.route("**/health", lambda route: route.fulfill(json={"status": "ok", "wait": wait}))
     opened.reload()
-    expect(opened.locator("#banner")).to_contain_text("Waiting for 12 s: rank 0 for rank 1, step 481.")
+    expect(opened.locator("#banner")).to_contain_text("Stalled for 12 s: rank 0 waits for rank 1 in step 481.")
     wait_streams(opened, 1)
     push(opened, stats(0))
     expect(opened.locator("#state")).to_have_text("Stalled")
@@ -243,18 +251,14 @@ def test_ranks_that_stand_still_are_named(opened):
 def test_step_under_the_pointer_is_told(opened):
     see(opened, steps(0, 20 * MS, [step(7)], [("run", 0, 10 * MS, 7)]))
     hover = opened.locator("#hover")
-    expect(opened.locator("#summary")).to_contain_text("with 1 step")
+    expect(opened.locator("#summary")).to_contain_text("1 step")
     picture(opened).hover(position={"x": 100, "y": 36})
-    expect(hover).to_have_text(
-        "Step 7: 1 sequence, 1 decoding token, 10 ms from end to end, 10 ms of it computed, on all ranks together."
-    )
+    expect(hover).to_have_text("Step 7: 1 sequence, 1 decode token, 10 ms end to end, 10 ms of compute on all ranks.")
     opened.mouse.move(5, 5)
     expect(hover).to_be_hidden()
 
 
-@pytest.mark.parametrize(
-    "language, theme, title", [("en", "light", "What bounds the speed"), ("zh", "dark", "速度的瓶颈")]
-)
+@pytest.mark.parametrize("language, theme, title", [("en", "light", "Bottleneck"), ("zh", "dark", "瓶颈")])
 def test_telephone_has_room_for_all_of_several_models(opened, language, theme, title):
     names = ["meta-llama/Llama-3.3-70B-Instruct-with-a-long-name", "Qwen/Qwen3-235B-A22B-Instruct-2507"]
     link = {"source": 0, "destination": 1, "bytes_sent": 5 << 20, "bytes_per_second": 2048.0, "bytes_per_step": 512.0}

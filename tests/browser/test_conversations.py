@@ -82,7 +82,7 @@ def test_search_goes_through_titles_and_messages(page):
     search.fill("paris")  # in an answer
     expect(conversations(page)).to_have_text(["What is the capital of France?"])
     search.fill("no such words")
-    expect(page.get_by_text("Nothing found.")).to_be_visible()
+    expect(page.get_by_text("No results.")).to_be_visible()
     search.dispatch_event("keydown", {"key": "Escape"})  # in a browser that does nothing of its own
     expect(search).to_have_value("")
     expect(conversations(page)).to_have_count(2)
@@ -160,7 +160,7 @@ def test_file_can_be_imported_in_mid_answer(page):
 
 def test_what_is_exported_can_be_imported_with_all_versions(page):
     ask(page, "17 + 25 = ?")
-    answers(page).get_by_role("button", name="Answer again").click()
+    answers(page).get_by_role("button", name="Regenerate").click()
     wait_for_end(page)
     file = exported(page)
     assert len(file["conversations"][0]["messages"]) == 3
@@ -196,7 +196,7 @@ def test_file_that_is_none_of_ours_is_refused(page):
     circle["conversations"][0]["messages"][0]["parent"] = "a0"
     for wrong in ("{}", "no JSON", json.dumps(circle)):
         take_in(page, wrong)
-        expect(page.get_by_role("dialog")).to_contain_text("not imported")
+        expect(page.get_by_role("dialog")).to_contain_text("Import failed")
         page.keyboard.press("Enter")
         expect(page.get_by_role("dialog")).to_have_count(0)
     expect(conversations(page)).to_have_count(0)
@@ -213,10 +213,10 @@ def test_what_of_a_file_has_no_sense_does_no_harm(page):
     whole["messages"][1] |= {"stats": {"perSecond": "fast"}, "toolCalls": 7, "logprobs": [{"top": 0}], "usage": "much"}
     take_in(page, file)
     expect(answers(page)).to_contain_text("Answer 0")
-    page.get_by_role("button", name="Settings of this conversation").click()
+    page.get_by_role("button", name="Conversation settings").click()
     expect(page.get_by_label("Seed")).to_have_value("7")
     expect(page.get_by_label("Temperature")).to_have_value("")
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Save", exact=True).click()
     expect(ask(page, "20 + 3 = ?")).to_contain_text("23")
 
 
@@ -227,10 +227,10 @@ def test_reload_in_mid_answer_keeps_what_had_come_and_frees_the_engine(page, ser
     wait_until_saved(page, "3, 4, 5")
     page.reload()
     expect(answers(page)).to_contain_text("3, 4, 5")
-    expect(answers(page)).to_contain_text("The page was closed in mid-answer.")
+    expect(answers(page)).to_contain_text("The page was closed during the answer.")
     server.wait_idle(5)
-    answers(page).get_by_role("button", name="Answer again").click()
-    expect(page.get_by_role("button", name="Stop the answer")).to_be_visible()
+    answers(page).get_by_role("button", name="Regenerate").click()
+    expect(page.get_by_role("button", name="Stop generating")).to_be_visible()
     page.keyboard.press("Escape")
     wait_for_end(page)
 
@@ -279,7 +279,7 @@ def test_200_messages_do_not_make_the_page_slow(page):
     send(page, question["content"])
     expect(answers(page).last).to_contain_text("3, 4")
     median, longest = page.evaluate(FRAMES)
-    expect(page.get_by_role("button", name="Stop the answer")).to_be_visible()
+    expect(page.get_by_role("button", name="Stop generating")).to_be_visible()
     page.keyboard.press("Escape")
     wait_for_end(page)
     assert median < 40 and longest < 500, f"{median:.0f} ms between two frames, {longest:.0f} at most"
@@ -291,7 +291,7 @@ def test_disk_that_is_full_in_mid_answer_is_told(page):
         "() => { IDBObjectStore.prototype.put = () => { throw new DOMException('full', 'QuotaExceededError'); }; }"
     )
     ask(page, "20 + 3 = ?")
-    expect(page.get_by_text("conversations will be lost")).to_be_visible()
+    expect(page.get_by_text("cannot store conversations")).to_be_visible()
 
 
 def test_browser_that_keeps_nothing_says_so_and_works(browser, server):
@@ -301,7 +301,7 @@ def test_browser_that_keeps_nothing_says_so_and_works(browser, server):
     )
     page = context.new_page()
     page.goto(server.url)
-    expect(page.get_by_text("conversations will be lost")).to_be_visible()
+    expect(page.get_by_text("cannot store conversations")).to_be_visible()
     expect(ask(page, "17 + 25 = ?")).to_contain_text("42")
     start_new(page)
     ask(page, "20 + 3 = ?")

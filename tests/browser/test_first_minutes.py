@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 from axe_findings import findings
 from chat_page import answers, ask, choose, conversations, long_conversation, questions, start_new, take_in
 from playwright.sync_api import expect
 
-SETTINGS = "Settings of this conversation"
+SETTINGS = "Conversation settings"
 PREVIEWED = """```svg
 <svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><circle id="drawn" r="4"/></svg>
 ```
@@ -18,11 +19,11 @@ PREVIEWED = """```svg
 <body><p id="said">Hello</p><script>parent.document.title = "reached"; document.body.textContent = "ran"</script></body></html>
 ```"""
 ERRORS = {
-    "context_length_exceeded": "超过了模型的上下文",
-    "model_not_found": "已没有此模型",
-    "request_timeout": "超过了服务器允许的时间",
-    "request_too_large": "超过了服务器接受的大小",
-    "engine_failed": "引擎出了故障",
+    "context_length_exceeded": "超出了模型的上下文长度",
+    "model_not_found": "已不再提供此模型",
+    "request_timeout": "超过了服务器的时间限制",
+    "request_too_large": "超过了服务器的大小限制",
+    "engine_failed": "引擎发生故障",
 }
 
 
@@ -37,28 +38,28 @@ def test_settings_are_explained_checked_and_kept_by_name(page):
     page.get_by_role("button", name=SETTINGS).click()
     dialog = page.get_by_role("dialog")
     temperature = dialog.get_by_label("Temperature")
-    expect(dialog).to_contain_text("0 always takes the likeliest token")
+    expect(dialog).to_contain_text("0 is greedy decoding")
     for name, value, why in (
-        ("Temperature", "-1", "Temperature: This must be from 0 to 100."),
+        ("Temperature", "-1", "Temperature: This must be between 0 and 100."),
         ("Top p", "0", "above 0 and at most 1"),
-        ("Max tokens", "1.5", "whole number"),
+        ("Max tokens", "1.5", "integer"),
     ):
         dialog.get_by_label(name).fill(value)
-        dialog.get_by_role("button", name="Save").click()
+        dialog.get_by_role("button", name="Save", exact=True).click()
         expect(dialog.get_by_role("alert")).to_contain_text(why)
         expect(dialog.get_by_label(name)).to_be_focused()
         dialog.get_by_label(name).fill("")
     expect(dialog.get_by_role("alert")).to_be_empty()
     dialog.get_by_label("System prompt").fill("Be brief.")
     temperature.fill("0")
-    dialog.get_by_role("button", name="Keep as a preset").click()
-    dialog.get_by_label("Name of the preset").fill("Brief")
+    dialog.get_by_role("button", name="Save as preset").click()
+    dialog.get_by_label("Preset name").fill("Brief")
     page.keyboard.press("Enter")
     expect(dialog.get_by_label("Preset")).to_have_value("Brief")
     temperature.fill("0.5")
-    dialog.get_by_label("Begin new conversations with these, too").check()
+    dialog.get_by_label("Use for new conversations, too").check()
     assert findings(page) == []
-    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_role("button", name="Save", exact=True).click()
     ask(page, "17 + 25 = ?")
     start_new(page)
     page.get_by_role("button", name=SETTINGS).click()
@@ -66,7 +67,7 @@ def test_settings_are_explained_checked_and_kept_by_name(page):
     expect(dialog.get_by_label("System prompt")).to_have_value("Be brief.")
     dialog.get_by_label("Preset").select_option("Brief")
     expect(temperature).to_have_value("0")
-    dialog.get_by_role("button", name="Remove the preset").click()
+    dialog.get_by_role("button", name="Delete preset").click()
     expect(dialog.get_by_label("Preset").locator("option")).to_have_text(["None"])
 
 
@@ -101,9 +102,7 @@ def test_text_files_go_with_a_message(page):
             delete target.files;
         }"""
     )
-    expect(page.locator("#not-attached")).to_have_text(
-        "papers cannot be read; only text files can be attached, and no folders."
-    )
+    expect(page.locator("#not-attached")).to_have_text("papers cannot be read; attach text files, not folders.")
     take_in(page, long_conversation(1))
     expect(questions(page)).to_have_count(1)
     expect(chips).to_have_count(0)
@@ -192,5 +191,30 @@ def test_errors_and_waits_are_told_in_chinese(page):
     assert "in English" not in words
     page.evaluate("localStorage['labinfer.language'] = 'en'")
     page.reload()
-    expect(page.locator("#banner")).to_contain_text("Waiting for 12 s: rank 0 for rank 1, step 481.")
+    expect(page.locator("#banner")).to_contain_text("Stalled for 12 s: rank 0 waits for rank 1 in step 481.")
     page.unroute_all()
+
+
+def test_facts_of_the_model_are_beside_its_name(page):
+    expect(page.locator("#facts")).to_have_text(
+        re.compile(r"^2\.95M parameters · (bfloat16|float32) · context length 2,048 · 2 stages$")
+    )
+    stage = {"tensor_parallel_size": 2, "dtype": "bfloat16", "quantization": "int4"}
+    model = {"num_parameters": 70_553_706_496, "max_model_len": 131072}
+    found = page.evaluate(
+        """async (models) => {
+            const { modelFacts } = await import("/webui/model_facts.js");
+            const { english } = await import("/webui/words_en.js");
+            return models.map((model) => modelFacts(model, english));
+        }""",
+        [
+            model | {"stages": [stage]},
+            model | {"stages": [stage, stage | {"tensor_parallel_size": 1, "quantization": "none"}]},
+            {"id": "demo"},
+        ],
+    )
+    assert found == [
+        "70.6B parameters · bfloat16 int4 · context length 131,072 · TP 2",
+        "70.6B parameters · bfloat16 int4, bfloat16 · context length 131,072 · 2 stages · TP 2, 1",
+        "",
+    ]

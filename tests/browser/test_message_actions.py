@@ -26,7 +26,7 @@ LONG_TURN = "Please keep this in mind: " + " ".join(str(number) for number in ra
 def test_answer_that_was_cut_off_is_gone_on_with_where_it_ends(page):
     choose(page, temperature=0, max_tokens=12)
     answer = ask(page, "Count from 3 to 15.")
-    expect(answer).to_contain_text("cut off at the limit of tokens")
+    expect(answer).to_contain_text("cut off at the token limit")
     before = answer.locator(".markdown").inner_text()
     with page.expect_request("**/v1/chat/completions") as asked:
         answer.get_by_role("button", name="Continue").click()
@@ -46,9 +46,9 @@ def test_answer_that_was_cut_off_is_gone_on_with_where_it_ends(page):
 def test_answer_can_be_edited_and_is_sent_as_it_reads_then(page):
     choose(page, temperature=0)
     ask(page, "My name is Alice Young.")
-    answers(page).get_by_role("button", name="Edit the answer").click()
-    page.get_by_label("Edit the answer").fill("Hello, Alice Young!")
-    page.get_by_role("button", name="Keep").click()
+    answers(page).get_by_role("button", name="Edit answer").click()
+    page.get_by_label("Edit answer").fill("Hello, Alice Young!")
+    page.get_by_role("button", name="Save", exact=True).click()
     expect(answers(page)).to_contain_text("Hello, Alice Young!")
     expect(answers(page)).to_contain_text("edited")
     expect(answers(page).get_by_label("Version 2 of 2")).to_be_visible()
@@ -57,8 +57,8 @@ def test_answer_can_be_edited_and_is_sent_as_it_reads_then(page):
     assert asked.value.post_data_json["messages"][1]["content"] == "Hello, Alice Young!"
 
     # From any answer on, another conversation can be begun.
-    answers(page).first.get_by_role("button", name="Go on in a new conversation").click()
-    expect(conversations(page)).to_have_text(["My name is Alice Young. (fork)", "My name is Alice Young."])
+    answers(page).first.get_by_role("button", name="Branch").click()
+    expect(conversations(page)).to_have_text(["My name is Alice Young. (branch)", "My name is Alice Young."])
     expect(questions(page)).to_have_count(1)
     expect(ask(page, "What is my name?")).to_contain_text("Alice Young")
     conversations(page).nth(1).click()
@@ -69,18 +69,18 @@ def test_message_is_deleted_with_what_follows_it(page):
     ask(page, "17 + 25 = ?")
     ask(page, "20 + 3 = ?")
     ask(page, "What is the capital of France?")
-    answers(page).nth(1).get_by_role("button", name="Delete this message").click()
+    answers(page).nth(1).get_by_role("button", name="Delete message").click()
     expect(page.get_by_role("dialog")).to_contain_text("the 2 after it")
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(questions(page)).to_have_count(2)
     expect(answers(page)).to_have_count(1)
     page.reload()
     expect(questions(page)).to_have_count(2)
-    questions(page).last.get_by_role("button", name="Answer again").click()  # there is no dead end
+    questions(page).last.get_by_role("button", name="Regenerate").click()  # there is no dead end
     wait_for_end(page)
     expect(answers(page).last).to_contain_text("23")
     assert len(exported(page)["conversations"][0]["messages"]) == 4
-    questions(page).first.get_by_role("button", name="Delete this message").click()
+    questions(page).first.get_by_role("button", name="Delete message").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(questions(page)).to_have_count(0)
     expect(conversations(page)).to_have_count(0)
@@ -115,9 +115,9 @@ def test_full_context_is_told_and_its_oldest_part_can_be_left_out_or_summarised(
     expect(context).to_contain_text("78 % full")
     take_in(page, filled(1500))
     expect(context).to_contain_text("73 % full: 1500 of 2048 tokens")
-    context.get_by_role("button", name="Leave the oldest out").click()
+    context.get_by_role("button", name="Drop oldest messages").click()
     expect(context).to_be_hidden()  # until an answer tells
-    expect(questions(page).last).to_contain_text("not sent to the model any more")
+    expect(questions(page).last).to_contain_text("no longer sent to the model")
     with page.expect_request("**/v1/chat/completions") as asked:
         ask(page, "20 + 3 = ?")
     assert [message["content"] for message in asked.value.post_data_json["messages"]] == [
@@ -126,11 +126,11 @@ def test_full_context_is_told_and_its_oldest_part_can_be_left_out_or_summarised(
         "20 + 3 = ?",
     ]
     page.reload()
-    questions(page).nth(2).get_by_role("button", name="Send them again").click()
-    expect(questions(page).nth(2)).not_to_contain_text("not sent")
+    questions(page).nth(2).get_by_role("button", name="Send in full again").click()
+    expect(questions(page).nth(2)).not_to_contain_text("no longer sent")
     expect(context).to_contain_text("73 %")
-    context.get_by_role("button", name="Summarise the oldest").click()
-    expect(page.get_by_text("a summary is sent to the model")).to_be_visible(timeout=60_000)
+    context.get_by_role("button", name="Summarize oldest messages").click()
+    expect(page.get_by_text("are sent to the model as a summary")).to_be_visible(timeout=60_000)
     with page.expect_request("**/v1/chat/completions") as asked:
         ask(page, "20 + 3 = ?")
     first, *others = asked.value.post_data_json["messages"]
@@ -142,11 +142,11 @@ def test_conversation_that_no_longer_fits_is_no_dead_end(page):
     choose(page, temperature=0)
     ask(page, "17 + 25 = ?")
     send(page, " ".join(str(number) for number in range(1000)))
-    expect(answers(page).last).to_contain_text("longer than the model's context")
-    expect(page.locator("#context")).to_contain_text("no longer fits into the context of 2048 tokens")
-    page.get_by_role("button", name="Leave the oldest out").click()
+    expect(answers(page).last).to_contain_text("exceeds the model's context length")
+    expect(page.locator("#context")).to_contain_text("exceeds the context length of 2048 tokens")
+    page.get_by_role("button", name="Drop oldest messages").click()
     wait_for_end(page)
-    expect(page.locator("#context")).to_contain_text("nothing older to leave out")
+    expect(page.locator("#context")).to_contain_text("no older messages to drop")
     start_new(page)
     expect(page.locator("#context")).to_be_hidden()
 

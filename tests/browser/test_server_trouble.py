@@ -45,7 +45,7 @@ def test_server_that_was_killed_and_is_back(blank):
         send(page, "Count from 3 to 15.")
         expect(answers(page).last).to_contain_text("3, 4")
         kill_tree(first.process)
-        expect(answers(page).last).to_contain_text("The connection broke")
+        expect(answers(page).last).to_contain_text("The connection was lost")
         expect(answers(page).last).to_contain_text("3, 4")  # what had come stays
         choose(page, temperature=0)
         send(page, "20 + 3 = ?")  # waits for the server
@@ -60,17 +60,17 @@ def test_server_that_was_killed_and_is_back(blank):
 def test_key_is_asked_for_refused_and_taken(blank, guarded):
     page = blank
     page.goto(guarded.url)
-    expect(page.locator("#banner")).to_contain_text("asks for an API key")
-    page.get_by_role("button", name="Enter the key").click()
+    expect(page.locator("#banner")).to_contain_text("requires an API key")
+    page.get_by_role("button", name="Enter API key").click()
     expect(page.get_by_label("API key")).to_be_focused()
     page.get_by_label("API key").press_sequentially("not-the-right-key")
     page.keyboard.press("Enter")
-    expect(page.locator("#banner")).to_contain_text("refuses this API key")
+    expect(page.locator("#banner")).to_contain_text("rejected this API key")
     send(page, "17 + 25 = ?")
-    expect(answers(page)).to_contain_text("refuses this API key")
-    page.get_by_role("button", name="Enter the key").click()
+    expect(answers(page)).to_contain_text("rejected this API key")
+    page.get_by_role("button", name="Enter API key").click()
     page.get_by_label("API key").fill(KEY)
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Save", exact=True).click()
     wait_for_end(page)
     expect(answers(page)).to_contain_text("42")  # the question had not to be sent again
     expect(page.locator("#banner")).to_be_hidden()
@@ -87,8 +87,8 @@ def test_busy_server_is_waited_for_and_one_that_shuts_down_says_so(blank):
         send(other, "Count from 3 to 15.")
         expect(answers(other).last).to_contain_text("3, 4")
         send(blank, "17 + 25 = ?")
-        expect(answers(blank)).to_contain_text("The server is busy")
-        other.get_by_role("button", name="Stop the answer").click()
+        expect(answers(blank)).to_contain_text("The server is overloaded")
+        other.get_by_role("button", name="Stop generating").click()
         wait_for_end(blank)
         expect(answers(blank)).to_contain_text("42")
         choose(blank, **LONG)
@@ -106,8 +106,8 @@ def test_caller_who_has_had_its_share_waits_for_the_next(blank, guarded):
     choose(blank, ignore_eos=True, max_tokens=110)
     ask(blank, "Count from 3 to 15.")
     send(blank, "17 + 25 = ?")
-    expect(answers(blank).last).to_contain_text("reached your limit")
-    blank.get_by_role("button", name="Stop the answer").click()  # waiting can be given up
+    expect(answers(blank).last).to_contain_text("Rate limit reached")
+    blank.get_by_role("button", name="Stop generating").click()  # waiting can be given up
     wait_for_end(blank)
     expect(answers(blank).last).to_contain_text("stopped")
 

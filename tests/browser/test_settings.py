@@ -45,11 +45,11 @@ def test_drafted_tokens_are_tinted_where_the_settings_say_so(context, two_models
     page.goto(two_models.url)
     text = "eins zwei 三 vier. " * 6
     dictate(page, text)
-    expect(ask(page, "Go.")).to_contain_text("tokens a step")
+    expect(ask(page, "Go.")).to_contain_text("tokens per step")
     expect(page.locator("mark")).to_have_count(0)
-    page.get_by_role("button", name="Settings of this conversation").click()
-    page.get_by_label("Show which tokens of answers were drafted").check()
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Conversation settings").click()
+    page.get_by_label("Underline drafted tokens in answers").check()
+    page.get_by_role("button", name="Save", exact=True).click()
     answer = ask(page, "Go.")
     told = answer.inner_text()
     (accepted,) = re.findall(r"(\d+) of \d+ drafted tokens accepted", told)
@@ -57,7 +57,7 @@ def test_drafted_tokens_are_tinted_where_the_settings_say_so(context, two_models
     assert answer.locator(".tokens").text_content().startswith(text)
     expect(answer.locator("mark").first).to_have_css("text-decoration-line", "underline")
     page.reload()
-    expect(answers(page).last.locator("mark").first).to_have_attribute("title", "drafted, and accepted")
+    expect(answers(page).last.locator("mark").first).to_have_attribute("title", "drafted and accepted")
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme, reduced_motion="reduce")
         expect(page.locator("html")).to_have_attribute("data-theme", theme)
@@ -68,7 +68,7 @@ def test_drafted_tokens_are_tinted_where_the_settings_say_so(context, two_models
 
 
 def test_settings_are_sent_and_kept_with_the_conversation(page):
-    page.get_by_role("button", name="Settings of this conversation").click()
+    page.get_by_role("button", name="Conversation settings").click()
     temperature = page.get_by_label("Temperature")
     expect(temperature).to_have_attribute("placeholder", "server: 0.3")
     temperature.fill("0")
@@ -83,7 +83,7 @@ def test_settings_are_sent_and_kept_with_the_conversation(page):
     expect(answer).to_contain_text("cut off")
     expect(answer).to_contain_text("5 tokens")
     page.reload()
-    page.get_by_role("button", name="Settings of this conversation").click()
+    page.get_by_role("button", name="Conversation settings").click()
     expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
     expect(page.get_by_label("Max tokens")).to_have_value("5")
 
@@ -92,19 +92,19 @@ def test_settings_are_those_of_the_conversation_that_they_were_opened_for(page):
     ask(page, "17 + 25 = ?")
     start_new(page)
     ask(page, "20 + 3 = ?")
-    page.get_by_role("button", name="Settings of this conversation").click()
+    page.get_by_role("button", name="Conversation settings").click()
     page.get_by_label("System prompt").fill("Be brief.")
     page.go_back()
     expect(page.locator("#title")).to_have_text("17 + 25 = ?")
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Save", exact=True).click()
     systems = {one["title"]: one["system"] for one in exported(page)["conversations"]}
     assert systems == {"17 + 25 = ?": "", "20 + 3 = ?": "Be brief."}
 
 
 def test_settings_of_a_conversation_that_has_not_begun_survive_a_reload(page):
-    page.get_by_role("button", name="Settings of this conversation").click()
+    page.get_by_role("button", name="Conversation settings").click()
     page.get_by_label("System prompt").fill("Be brief.")
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Save", exact=True).click()
     page.reload()
     with page.expect_request("**/v1/chat/completions") as asked:
         ask(page, "17 + 25 = ?")
@@ -117,10 +117,10 @@ def test_settings_of_a_conversation_that_has_not_begun_survive_a_reload(page):
 
 
 def test_settings_that_mean_nothing_are_not_taken(page):
-    page.get_by_role("button", name="Settings of this conversation").click()
-    page.get_by_label("Further fields").fill("[1]")
-    page.get_by_role("button", name="Save").click()
-    expect(page.get_by_role("alert")).to_contain_text("no JSON object")
+    page.get_by_role("button", name="Conversation settings").click()
+    page.get_by_label("Additional request fields").fill("[1]")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("not a JSON object")
 
 
 def test_what_the_server_refuses_is_told_in_its_words(page):

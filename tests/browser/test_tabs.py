@@ -50,7 +50,7 @@ def test_two_tabs_show_the_same(page, server):
 def test_editor_stays_open_while_another_tab_goes_on(page):
     ask(page, "17 + 25 = ?")
     other = open_window(page, page.url)
-    editor = other.get_by_label("Edit the message")
+    editor = other.get_by_label("Edit message")
     questions(other).get_by_role("button", name="Edit").click()
     editor.fill("20 + 3 = ?")
     ask(page, "What is the capital of France?")
@@ -58,7 +58,7 @@ def test_editor_stays_open_while_another_tab_goes_on(page):
     expect(editor).to_have_value("20 + 3 = ?")
     expect(editor).to_be_focused()
     questions(page).first.get_by_role("button", name="Edit").click()  # the same message
-    page.get_by_label("Edit the message").fill("2 + 2 = ?")
+    page.get_by_label("Edit message").fill("2 + 2 = ?")
     page.keyboard.press("Enter")
     wait_for_end(page)
     expect(answers(page)).to_have_count(1)
@@ -75,7 +75,7 @@ def test_editor_stays_open_while_another_tab_goes_on(page):
 def test_versions_can_be_chosen_after_another_tab_went_on(page):
     ask(page, "17 + 25 = ?")
     questions(page).get_by_role("button", name="Edit").click()
-    page.get_by_label("Edit the message").fill("20 + 3 = ?")
+    page.get_by_label("Edit message").fill("20 + 3 = ?")
     page.keyboard.press("Enter")
     wait_for_end(page)
     other = open_window(page, page.url)
@@ -92,11 +92,11 @@ def test_versions_can_be_chosen_after_another_tab_went_on(page):
 def test_name_and_settings_that_are_entered_while_another_tab_goes_on(page):
     ask(page, "17 + 25 = ?")
     other = open_window(page, page.url)
-    other.get_by_role("button", name="Settings of this conversation").click()
+    other.get_by_role("button", name="Conversation settings").click()
     other.get_by_label("System prompt").fill("Be brief.")
     ask(page, "20 + 3 = ?")
     expect(answers(other)).to_have_count(2)
-    other.get_by_role("button", name="Save").click()
+    other.get_by_role("button", name="Save", exact=True).click()
     conversations(other).hover()
     other.get_by_role("button", name="Rename: 17 + 25 = ?").click()
     other.keyboard.type("Su")
@@ -121,7 +121,7 @@ def test_name_and_settings_that_another_tab_enters_in_mid_answer(page):
     other.get_by_role("button", name="Rename: Count from 3 to 15.").click()
     other.keyboard.type("Numbers\n")
     expect(page.get_by_role("heading", name="Numbers")).to_be_visible()
-    page.get_by_role("button", name="Stop the answer").click()
+    page.get_by_role("button", name="Stop generating").click()
     wait_for_end(page)
     expect(ask(page, "Count from 4 to 20.")).to_contain_text("5 tokens")
     other.reload()
@@ -130,7 +130,7 @@ def test_name_and_settings_that_another_tab_enters_in_mid_answer(page):
 
 def test_settings_of_a_conversation_that_another_tab_removes_are_those_of_no_other(page):
     ask(page, "17 + 25 = ?")
-    page.get_by_role("button", name="Settings of this conversation").click()
+    page.get_by_role("button", name="Conversation settings").click()
     page.get_by_label("System prompt").fill("Be brief.")
     other = open_window(page, page.url)
     conversations(other).hover()
@@ -138,9 +138,9 @@ def test_settings_of_a_conversation_that_another_tab_removes_are_those_of_no_oth
     other.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(conversations(page)).to_have_count(0)
     expect(page.locator("#messages article")).to_have_count(0)
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Save", exact=True).click()
     page.reload()
-    page.get_by_role("button", name="Settings of this conversation").click()
+    page.get_by_role("button", name="Conversation settings").click()
     expect(page.get_by_label("System prompt")).to_have_value("")
 
 
@@ -151,13 +151,13 @@ def test_who_reads_is_left_alone_while_another_tab_goes_on(page):
     expect(answers(page).last).to_contain_text("Answer 39")
     other = open_window(page, page.url)
     expect(answers(other)).to_have_count(40)
-    answers(other).first.get_by_text("Thoughts").click()
+    answers(other).first.get_by_text("Reasoning").click()
     thought = answers(other).first.get_by_text("So be it.")
     other.emulate_media(color_scheme="dark")  # as in the evening
     expect(other.locator("html")).to_have_attribute("data-theme", "dark")
     question = {"role": "user", "content": "20 + 3 = ?"}
     choose(page, max_tokens=8, messages=[question])  # all of it would be too long for this model
-    expect(other.get_by_role("button", name="Settings of this conversation")).to_have_class(re.compile("chosen"))
+    expect(other.get_by_role("button", name="Conversation settings")).to_have_class(re.compile("chosen"))
     expect(thought).to_be_in_viewport()
     ask(page, question["content"])
     expect(answers(other).last).to_contain_text("tokens/s")  # all of it is there
@@ -171,13 +171,13 @@ def test_answer_that_another_tab_is_getting(page):
     expect(answers(page).last).to_contain_text("3, 4")
     wait_until_saved(page, "3, 4")
     other = open_window(page, page.url)
-    expect(answers(other)).to_contain_text("written in another tab")
+    expect(answers(other)).to_contain_text("generated in another tab")
     page.keyboard.press("Escape")
     wait_for_end(page)
     expect(answers(other)).to_contain_text("stopped")
     assert other.locator(".markdown").inner_text() == page.locator(".markdown").inner_text()
-    page.get_by_role("button", name="Answer again").click()
+    page.get_by_role("button", name="Regenerate").click()
     expect(answers(page).last).to_contain_text("3, 4")
-    expect(other.get_by_role("img", name="The answer is being written.")).to_be_visible()
+    expect(other.get_by_role("img", name="The answer is being generated.")).to_be_visible()
     page.close()
-    expect(answers(other)).to_contain_text("closed in mid-answer")
+    expect(answers(other)).to_contain_text("closed during the answer")

@@ -1,4 +1,4 @@
-// Answering: one request, from the sending of a conversation to the end of the answer, whatever that is.
+// Answering: one streamed chat request, from sending the conversation to the end of the answer or its failure.
 
 import { ApiFailure } from "./api.js";
 import { beginOf } from "./context.js";
@@ -6,15 +6,15 @@ import { newId } from "./identity.js";
 import { requestBody, sentPart } from "./request_body.js";
 
 const SAVE_EVERY_MS = 400;
-const TOO_SHORT_MS = 100; // to tell a rate from: tokens that come so close together may come in one piece
+const TOO_SHORT_MS = 100; // minimum duration for a rate: tokens closer together may arrive in one chunk
 
 export class Answering extends EventTarget {
   /**
-   * Listeners hear "change" when the message has grown, "wait" when it waits for the server, and "unsaved" when the
-   * browser does not keep it.
-   * @param {import("./conversation.js").Conversation} conversation whose last message is the answer
-   * @param {object} message that answer
-   * @param {boolean} goesOn whether it has begun, and is to be gone on with
+   * Events: "change" when the message has grown, "wait" when the request waits for the server, "unsaved" when the browser
+   * fails to store it.
+   * @param {import("./conversation.js").Conversation} conversation its last message is the answer
+   * @param {object} message the answer
+   * @param {boolean} goesOn whether to continue a partial answer
    */
   constructor(api, serverState, store, conversation, message, goesOn = false) {
     super();
@@ -22,14 +22,14 @@ export class Answering extends EventTarget {
     this._abort = new AbortController();
     this._goesOn = goesOn;
     this._tokensBefore = goesOn ? message.stats?.tokens ?? 0 : 0;
-    this._saving = 0; // the timer of the next save, while there is what is not saved
-    /** Why it has to wait, while it does: an ApiFailure. */
+    this._saving = 0; // timer of the next save; 0 if everything is saved
+    /** ApiFailure for which the request is retried; null while it runs. */
     this.waitsFor = null;
-    /** A promise, from whoever runs it: until it is over, and shown and kept so. */
+    /** Promise, set by the caller of `run`: resolves when the final state is shown and stored. */
     this.finished = null;
   }
 
-  /** Until the answer is complete, has failed, or was stopped. */
+  /** Resolves when the answer is complete, failed or stopped. */
   async run() {
     const body = requestBody(this.conversation, this.message, this._goesOn);
     this.message.from = beginOf(sentPart(this.conversation.path));
@@ -60,10 +60,10 @@ export class Answering extends EventTarget {
     await this._save();
   }
 
-  /** Stop here and in the engine. */
+  /** Stop reading, and cancel the request on the server. */
   stop() {
     this._abort.abort();
-    if (this._id) this.api.cancel(this._id).catch(() => {}); // the connection's end ends it, too
+    if (this._id) this.api.cancel(this._id).catch(() => {}); // closing the connection cancels the request, too
   }
 
   async _once(body) {
@@ -73,7 +73,7 @@ export class Answering extends EventTarget {
     this._first = this._last = 0;
     this._chunks = 0;
     this._thinksSince = 0;
-    this._decoder = new TextDecoder(); // of tokens that are parts of a character
+    this._decoder = new TextDecoder(); // joins tokens that are parts of a character
     const { message } = this;
     message.model = body.model;
     for await (const chunk of this.api.chat(this._id, body, this._abort.signal)) {
@@ -113,7 +113,7 @@ export class Answering extends EventTarget {
     this._saving ||= setTimeout(() => this._save(), SAVE_EVERY_MS);
   }
 
-  /** What a token adds to the text, and whether it was drafted: a character is the token's that completes it. */
+  /** Text that a token adds, and whether the token was drafted. A character belongs to the token that completes it. */
   _spell({ token, bytes, drafted }) {
     return [bytes ? this._decoder.decode(new Uint8Array(bytes), { stream: true }) : token, drafted];
   }

@@ -1,17 +1,17 @@
-// Api: the gateway's public API as this page uses it.
+// Api: client of the gateway's HTTP API.
 
 import { readEvents } from "./event_stream.js";
 
 const DEFAULT_RETRY_SECONDS = 2;
 
-/** Why an answer will not come. */
+/** A failed request. */
 export class ApiFailure extends Error {
   /**
    * @param {"away"|"busy"|"limited"|"draining"|"key"|"cancelled"|"broken"|"failed"} kind
-   * @param {string} message the server's own words
+   * @param {string} message the server's error message
    * @param {number} retryAfter seconds
-   * @param {string} code the error for programs
-   * @param {string} param the field of the request that is wrong
+   * @param {string} code the server's error code
+   * @param {string} param name of the invalid request field
    */
   constructor(kind, message = "", retryAfter = DEFAULT_RETRY_SECONDS, code = "", param = "") {
     super(message);
@@ -21,7 +21,7 @@ export class ApiFailure extends Error {
     this.retryAfter = retryAfter;
   }
 
-  /** Whether the same request may succeed later, perhaps with another key. */
+  /** Whether the same request may succeed later, perhaps with another API key. */
   get passes() {
     return ["away", "busy", "limited", "draining", "key"].includes(this.kind);
   }
@@ -37,20 +37,20 @@ export class Api {
     return (await (await this._ask("/v1/models")).json()).data;
   }
 
-  /** Resolves when requests are taken now. */
+  /** Resolves if the server accepts requests; see `/ready`. */
   async ready() {
     await this._ask("/ready");
   }
 
-  /** The wait that holds up the engine, null where there is none. @returns {Promise<{seconds: number, rank: number|null, peers: string, step: number|null}|null>} */
+  /** The wait that stalls the engine; null if there is none. @returns {Promise<{seconds: number, rank: number|null, peers: string, step: number|null}|null>} */
   async wait() {
-    const response = await fetch("/health", { cache: "no-store" }).catch(() => null); // 503 where it is long
+    const response = await fetch("/health", { cache: "no-store" }).catch(() => null); // status 503 after a long wait
     return (await response?.json().catch(() => null))?.wait ?? null;
   }
 
   /**
-   * A streamed chat answer: yields OpenAI's chunks.
-   * @param {string} id of the request; with it, it can be cancelled
+   * Stream a chat answer: yields OpenAI's chunks.
+   * @param {string} id request id, for `cancel`
    */
   async *chat(id, body, signal) {
     const whole = { ...body, stream: true, stream_options: { include_usage: true } };
@@ -61,34 +61,34 @@ export class Api {
     const { max_tokens, ...unbounded } = whole;
     const response = await ask(whole).catch((failure) => {
       if (failure.param !== "max_tokens") throw failure;
-      return ask(unbounded); // fewer tokens than `max_tokens` fit in the context: the answer may have these
+      return ask(unbounded); // `max_tokens` exceeds the rest of the context: use the rest
     });
     yield* objectsOf(response);
   }
 
-  /** End a request in the engine; it may be over already. @throws {ApiFailure} nobody has ended it */
+  /** Cancel a request; a finished one is ignored. @throws {ApiFailure} the request was not cancelled */
   async cancel(id) {
     await this._ask(`/v1/requests/${id}/cancel`, { method: "POST", keepalive: true }).catch((failure) => {
       if (failure.code !== "request_not_found") throw failure;
     });
   }
 
-  /** Open requests to a model. */
+  /** Open requests of a model. */
   async requests(model) {
     return (await this._ask(`/v1/requests?${query({ model })}`)).json();
   }
 
-  /** The ranks of a model, and its figures of the last minutes. */
+  /** Ranks of a model, and its stats of the last hour. */
   async cluster(model, signal) {
     return (await this._ask(`/v1/cluster?${query({ model })}`, { signal })).json();
   }
 
-  /** What the ranks of a model do, as it happens. */
+  /** Stream stats and steps of a model. */
   async *clusterEvents(model, signal) {
     yield* objectsOf(await this._ask(`/v1/cluster/events?${query({ model })}`, { signal }));
   }
 
-  /** What was lately seen of them, as a trace for Perfetto. @returns {Promise<Blob>} */
+  /** Trace of the recorded steps, for Perfetto. @returns {Promise<Blob>} */
   async clusterTrace(model) {
     return (await this._ask(`/v1/cluster/trace?${query({ model })}`)).blob();
   }
@@ -113,7 +113,7 @@ function query(fields) {
   return new URLSearchParams(fields);
 }
 
-/** What a stream of events has, up to its end, which it must say. */
+/** JSON objects of an event stream. @throws {ApiFailure} it ends without [DONE], or with an error */
 async function* objectsOf(response) {
   try {
     for await (const { event, data } of readEvents(response.body)) {

@@ -1,22 +1,22 @@
-// Attachments: text files that go with a message.
+// Attachments: text files attached to the next message.
 
 import { iconButton, make } from "./element.js";
 
 const MOST_BYTES = 1 << 20;
 const MOST_FILES = 10;
-const UTF_16 = { "255,254": "utf-16le", "254,255": "utf-16be" }; // by byte order mark
+const UTF_16 = { "255,254": "utf-16le", "254,255": "utf-16be" }; // byte order mark to encoding
 
 export class Attachments {
-  /** @param {HTMLElement} place where they are listed @param {HTMLElement} trouble where it is said why a file is not taken */
+  /** @param {HTMLElement} place list of the files @param {HTMLElement} trouble shows why a file was rejected */
   constructor(place, trouble, preferences, store, onchange) {
     Object.assign(this, { _place: place, _trouble: trouble, _preferences: preferences, _store: store, _onchange: onchange });
     /** @type {{name: string, text: string}[]} */
     this.files = [];
-    this._opened = new Map(); // likewise, by conversation
-    this._restoring = new Map(); // promises, by conversation: that those of last time are among them
+    this._opened = new Map(); // conversation id to its files
+    this._restoring = new Map(); // conversation id to a promise: stored files are loaded
   }
 
-  /** Show those of this conversation. */
+  /** Show the files of a conversation. */
   open(id) {
     this._conversation = id;
     this.files = this._opened.get(id) ?? this._restored(id);
@@ -24,10 +24,10 @@ export class Attachments {
     this._render();
   }
 
-  /** Take in those files that are text. @param {Iterable<File>} files */
+  /** Attach the files that are text. @param {Iterable<File>} files */
   async add(files) {
-    const troubles = [], taken = this.files, conversation = this._conversation; // another one may be open when they are read
-    for (const file of [...files]) { // what was dropped is gone after the event
+    const troubles = [], taken = this.files, conversation = this._conversation; // the user may open another one while files are read
+    for (const file of [...files]) { // a drop's file list is emptied after the event
       try {
         if (taken.length >= MOST_FILES) throw new Error(this._preferences.words.tooManyFiles(MOST_FILES));
         taken.push({ name: file.name, text: await readText(file, this._preferences.words) });
@@ -36,12 +36,12 @@ export class Attachments {
       }
     }
     this._trouble.textContent = troubles.join(" ");
-    await this._restoring.get(conversation); // else those of last time would be written over
+    await this._restoring.get(conversation); // otherwise stored files would be overwritten
     this._keep(conversation, taken);
     this._render();
   }
 
-  /** Those that are there, which go with a message now. */
+  /** Remove and return all files, for a message. */
   take() {
     this._trouble.textContent = "";
     const taken = this.files.splice(0);
@@ -50,19 +50,19 @@ export class Attachments {
     return taken;
   }
 
-  /** Files that were there when the page was last open come when they are read. */
+  /** Load the files that were attached when the page was last open. */
   _restored(id) {
     const files = [];
     this._opened.set(id, files);
     this._restoring.set(id, this._store.attachments(id).then((kept) => {
       files.unshift(...kept);
       if (files === this.files) this._render();
-    }, () => {})); // where the browser keeps nothing, the page has said so
+    }, () => {})); // the page has shown that nothing can be stored
     return files;
   }
 
   _keep(id, files) {
-    this._store.keepAttachments(id, files).catch(() => {}); // they are there until the page is closed
+    this._store.keepAttachments(id, files).catch(() => {}); // the files stay in memory
   }
 
   _render() {
@@ -78,17 +78,17 @@ export class Attachments {
   }
 }
 
-/** The files of a message, each unfolded by a click. @param {{name: string, text: string}[]} files */
+/** Files of a message, as expandable blocks. @param {{name: string, text: string}[]} files */
 export function attachmentViews(files, words) {
   return files.map(({ name, text }) => make("details", { className: "attachment" },
     make("summary", {}, name, make("span", { className: "hint" }, ` ${words.characters(text.length)}`)),
     make("pre", { tabIndex: 0 }, text)));
 }
 
-/** @param {File} file @throws {Error} in words: it is too large, a folder, or no text */
+/** @param {File} file @throws {Error} with a message for the user: too large, a folder, or not text */
 async function readText(file, words) {
   if (file.size > MOST_BYTES) throw new Error(words.fileTooLarge(file.name));
-  const buffer = await file.arrayBuffer().catch(() => null); // of a folder, or of a file that is gone
+  const buffer = await file.arrayBuffer().catch(() => null); // null for a folder or a deleted file
   if (!buffer) throw new Error(words.fileUnreadable(file.name));
   const bytes = new Uint8Array(buffer);
   const mark = UTF_16[bytes.slice(0, 2)];

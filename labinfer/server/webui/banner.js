@@ -1,8 +1,8 @@
-// The line at the top that says what is wrong with the server, while something is.
+// The banner with the server's trouble, if any.
 
 import { byId, make } from "./element.js";
 
-/** @param {object|null} wait of ranks, see `ServerState` @param {() => void} onkey opens where a key is entered @param {() => void} onretry */
+/** @param {object|null} wait stalled ranks, see `ServerState` @param {() => void} onkey opens the API key field @param {() => void} onretry */
 export function showBanner({ trouble, wait }, preferences, onkey, onretry) {
   const { words } = preferences, banner = byId("banner");
   banner.hidden = !trouble && !wait;

@@ -1,4 +1,4 @@
-// Chat: the page as a whole. It knows which conversation is open, and which ones are being answered.
+// Chat: the whole chat page, with the open conversation and the running answers.
 
 import { Answering } from "./answering.js";
 import { Composer } from "./composer.js";
@@ -9,6 +9,7 @@ import { byId } from "./element.js";
 import { Examples } from "./examples.js";
 import { explainWait, outcome } from "./figures.js";
 import { MessageActions } from "./message_actions.js";
+import { modelFacts } from "./model_facts.js";
 import { Presets } from "./presets.js";
 import { openSettings } from "./settings_dialog.js";
 import { Sidebar } from "./sidebar.js";
@@ -17,15 +18,15 @@ import { ThreadView } from "./thread_view.js";
 import { exportRecords, importFile } from "./transfer.js";
 
 const NEW = "new";
-const NEW_SETTINGS = "new.settings"; // among the drafts: of a conversation without a message
+const NEW_SETTINGS = "new.settings"; // draft name of the settings of a conversation without messages
 
 export class Chat {
   constructor(api, serverState, store, preferences) {
     Object.assign(this, { _api: api, _serverState: serverState, _store: store, _preferences: preferences });
     this._presets = new Presets(preferences);
     this._examples = new Examples(byId("examples"), (text) => this._send(text, []));
-    this._answerings = new Map(); // by id of the conversation
-    this._wishes = new Map(); // likewise: what is to take the place of an answer that is being stopped
+    this._answerings = new Map(); // conversation id to its running answer
+    this._wishes = new Map(); // conversation id to the request that replaces an answer being stopped
     this._conversation = new Conversation(newRecord());
     this._records = [];
     this._thread = new ThreadView(byId("thread"), byId("messages"), byId("to-end"), new MessageActions(this, preferences));
@@ -41,31 +42,31 @@ export class Chat {
     this._connect();
   }
 
-  /** Read what is kept, and show what the address names. */
+  /** Load the stored conversations, and show the one in the URL. */
   start() {
     this._started = this._start();
     return this._started;
   }
 
-  /** The conversation of this id; a new one where there is none. */
+  /** Show a conversation; a new one if the id is unknown. */
   async show(id, takesFocus = true) {
     const record = this._record(id);
     const round = (this._round = (this._round ?? 0) + 1);
     const messages = record ? await this._messages(id) : [];
-    if (round !== this._round) return; // another one was asked for meanwhile
-    const { model } = this._conversation.record; // which a new conversation goes on with
+    if (round !== this._round) return; // superseded by a later call
+    const { model } = this._conversation.record; // a new conversation keeps the model
     this._conversation = this._answerings.get(id)?.conversation ?? new Conversation(record ?? this._fresh(model), messages);
     this.composer.open(record ? id : NEW);
     this.render();
     if (takesFocus) this.composer.focus();
   }
 
-  /** The preferences may have changed. */
+  /** Render again if the language has changed. */
   preferencesChanged() {
     if (this._shownWords !== this.words) this.render();
   }
 
-  /** Everything anew. */
+  /** Render everything. */
   render() {
     this._shownWords = this.words;
     this._thread.open(this._conversation, this.words);
@@ -73,14 +74,14 @@ export class Chat {
     this._renderFrame();
   }
 
-  /** Stop the answer that is being written here. */
+  /** Stop the running answer of the open conversation. */
   stop() {
     this._wishes.delete(this._conversation.record.id);
     this._answering?.stop();
   }
 
   openNew() {
-    this.sidebar.endSearch(); // what is written now might not be found
+    this.sidebar.endSearch(); // the search might hide the new conversation
     if (location.hash) location.hash = "";
     else this.show(NEW);
     this.sidebar.show(false);
@@ -92,7 +93,7 @@ export class Chat {
     this._renderFrame();
   }
 
-  /** Keep new conversations, and open the first. @param {{record: object, messages: object[]}[]} whole */
+  /** Store new conversations, and open the first. @param {{record: object, messages: object[]}[]} whole */
   async take(whole) {
     await this._store.saveAll(whole.map((one) => one.record), whole.flatMap((one) => one.messages));
     for (const { record } of whole) {
@@ -109,7 +110,7 @@ export class Chat {
 
   get words() { return this._preferences.words; }
 
-  /** The one that is open. */
+  /** The open conversation. */
   get conversation() { return this._conversation; }
 
   get _answering() { return this._answerings.get(this._conversation.record.id); }
@@ -118,7 +119,7 @@ export class Chat {
   async _changedElsewhere(id) {
     const record = await this._store.conversation(id).catch(() => undefined);
     const answering = this._answerings.get(id);
-    if (answering) { // its messages are kept as they are here
+    if (answering) { // this tab has the newer messages
       if (record) Object.assign(answering.conversation.record, entered(record));
       this._renderFrame();
       return;
@@ -126,17 +127,17 @@ export class Chat {
     this._records = this._records.filter((one) => one.id !== id);
     if (record) this._records.push(record);
     this._sort();
-    if (id !== location.hash.slice(1)) this._frameDue ||= requestAnimationFrame(() => this._renderFrame()); // many may come
+    if (id !== location.hash.slice(1)) this._frameDue ||= requestAnimationFrame(() => this._renderFrame()); // once for many changes
     else if (record && id === this._conversation.record.id) await this._takeOver(record);
     else if (record) await this.show(id, false);
     else location.hash = "";
   }
 
-  /** The open conversation as another tab has kept it. What is edited here stays in view, on whatever branch it is. */
+  /** Show the open conversation as stored by another tab. A message being edited here stays visible, on whatever branch it is. */
   async _takeOver(record) {
     const round = (this._round = (this._round ?? 0) + 1);
     const conversation = new Conversation(record, await this._messages(record.id));
-    if (round !== this._round || this._answerings.has(record.id)) return; // opened anew, or answered here meanwhile
+    if (round !== this._round || this._answerings.has(record.id)) return; // superseded, or being answered here
     const edited = conversation.messages.get(this._thread.edited?.id);
     if (edited && !conversation.path.includes(edited)) conversation.select(edited);
     this._conversation = conversation;
@@ -144,17 +145,17 @@ export class Chat {
     this._renderFrame();
   }
 
-  /** As it is by now: another tab may have changed it. undefined where it is gone, or nothing was said in it yet. */
+  /** The current record of a conversation; undefined if it was deleted or has no messages. */
   _record(id) {
     return this._records.find((one) => one.id === id);
   }
 
-  /** The latest first. */
+  /** Sort the conversations, latest first. */
   _sort() {
     this._records.sort((a, b) => b.updated - a.updated);
   }
 
-  /** Other tabs, that a conversation has changed. */
+  /** Notify other tabs that a conversation has changed. */
   _tell(id) {
     this._tabs.tell(id, this._answerings.has(id));
   }
@@ -162,12 +163,12 @@ export class Chat {
   _connect() {
     addEventListener("hashchange", () => this.show(location.hash.slice(1)));
     document.querySelector(".skip").onclick = (event) => {
-      event.preventDefault(); // what follows "#" in the address is the conversation
+      event.preventDefault(); // the URL's fragment is the conversation id
       byId("input").focus();
     };
     byId("new").onclick = () => this.openNew();
     byId("settings").onclick = () => {
-      const { record } = this._conversation; // another one may be open when they are saved
+      const { record } = this._conversation; // the user may open another one before saving
       openSettings(record, this._defaults(), this._presets, this.words, (chosen) => this._change(record, chosen));
     };
     byId("model").onchange = ({ target }) => this._change(this._conversation.record, { model: target.value });
@@ -190,7 +191,7 @@ export class Chat {
     return messages;
   }
 
-  /** A new record, with what was set for it before a reload. */
+  /** A new record, with the settings made before a reload. */
   _fresh(model) {
     return Object.assign(newRecord(model), this._presets.forNew, JSON.parse(this._preferences.draft(NEW_SETTINGS) || "{}"));
   }
@@ -201,7 +202,7 @@ export class Chat {
   }
 
   async _send(text, attachments) {
-    await this._started; // who is quick may have written already
+    await this._started; // the user may send before loading has ended
     const conversation = this._conversation;
     const parent = conversation.path.at(-1)?.id ?? null;
     const message = conversation.add("user", parent, attachments.length ? { content: text, attachments } : { content: text });
@@ -209,7 +210,7 @@ export class Chat {
     await this.answer(conversation, message);
   }
 
-  /** Show another version of a message. */
+  /** Switch to another version of a message. */
   select(message, isNext) {
     const { record } = this._conversation;
     this._conversation.select(message);
@@ -219,7 +220,7 @@ export class Chat {
     this._change(record, { leaf: record.leaf });
   }
 
-  /** Keep messages that have changed or are new, and show them; `again` is drawn anew. */
+  /** Store and show new or changed messages; the view of `again` is rendered again. */
   async keep({ record }, messages, again = null) {
     this._thread.sync();
     this._thread.view(again ?? {})?.render();
@@ -228,16 +229,16 @@ export class Chat {
     this._tell(record.id);
   }
 
-  /** Forget messages that have been taken out of a conversation; with the last one, itself. */
+  /** Delete messages that were removed from a conversation, and the conversation with the last one. */
   async drop(conversation, gone) {
     const { record } = conversation;
     if (!conversation.messages.size) return this._remove(record.id);
     await this._store.removeMessages(gone.map(({ id }) => id));
     await this.keep(conversation, []);
-    if (document.activeElement === document.body) this.composer.focus(); // the button that was pressed is gone
+    if (document.activeElement === document.body) this.composer.focus(); // the pressed button was removed
   }
 
-  /** From now on what is before this message is not sent, but perhaps a summary of it. An answer that failed for that is asked for again. */
+  /** Stop sending the messages before `first`; `summary` replaces them if not empty. An answer that failed by the context length is requested again. */
   async _leaveOut(conversation, first, summary) {
     const failed = contextUse(conversation, this._model()?.max_model_len)?.overflows && conversation.path.at(-1);
     first.begins = { summary };
@@ -247,8 +248,8 @@ export class Chat {
   }
 
   /**
-   * The open conversation, without an answer under way: another one was asked for in its place. null where that was given
-   * up before its turn came: the last wish counts.
+   * Stop the running answer of the open conversation, and return the conversation when it has ended. Returns null if a later call
+   * supersedes this one.
    */
   async atRest() {
     const conversation = this._conversation, answering = this._answering, { id } = conversation.record, wish = {};
@@ -260,10 +261,10 @@ export class Chat {
     return conversation;
   }
 
-  /** Ask for an answer to this message, or go on with the one that is `begun`. */
+  /** Request an answer to `question`, or the continuation of the partial answer `begun`. */
   async answer(conversation, question, begun = null) {
     const { record } = conversation;
-    Object.assign(record, entered(this._record(record.id) ?? record)); // what another tab has kept is perhaps not shown yet
+    Object.assign(record, entered(this._record(record.id) ?? record)); // another tab may have stored changes that are not shown yet
     record.model = this._model()?.id ?? record.model;
     const message = begun ?? conversation.add("assistant", question.id, { status: "streaming" });
     const answering = new Answering(this._api, this._serverState, this._store, conversation, message, begun !== null);
@@ -272,11 +273,11 @@ export class Chat {
     await answering.finished;
   }
 
-  /** Show and keep an answer, until it is over. */
+  /** Show and store an answer until it ends. */
   async _accompany(answering, question) {
     const { conversation, message } = answering, { record } = conversation;
     const isNew = !this._record(record.id);
-    this._records = [record, ...this._records.filter((one) => one.id !== record.id)]; // in place of what another tab has kept
+    this._records = [record, ...this._records.filter((one) => one.id !== record.id)]; // replaces the record stored by another tab
     if (isNew) {
       history.replaceState(null, "", `#${record.id}`);
       this.composer.open(record.id);
@@ -287,7 +288,7 @@ export class Chat {
     this._showGrowth(answering);
     this._thread.toEnd();
     this._renderFrame();
-    if (document.activeElement === document.body) this.composer.focus(); // the button that was pressed is gone
+    if (document.activeElement === document.body) this.composer.focus(); // the pressed button was removed
     this._say(this.words.writing);
     await this._store.saveAll([record], [question, message].map((one) => structuredClone(one))).catch(() => this._storageFailed());
     this._tell(record.id);
@@ -297,7 +298,7 @@ export class Chat {
     answering.addEventListener("wait", () => {
       draw();
       const { waitsFor } = answering;
-      if (["busy", "limited"].includes(waitsFor?.kind)) this._say(explainWait(waitsFor, this._preferences)); // the banner tells of others
+      if (["busy", "limited"].includes(waitsFor?.kind)) this._say(explainWait(waitsFor, this._preferences)); // other waits are in the banner
     });
     answering.addEventListener("unsaved", () => this._storageFailed());
     await answering.run();
@@ -332,7 +333,7 @@ export class Chat {
     const answering = this._answerings.get(id);
     this._wishes.delete(id);
     answering?.stop();
-    await answering?.finished; // it saves what it has, which is to go as well
+    await answering?.finished; // its last save must precede the deletion
     await this._store.remove(id);
     this._tell(id);
     this._records = this._records.filter((one) => one.id !== id);
@@ -341,11 +342,11 @@ export class Chat {
     this._renderFrame();
   }
 
-  /** Change and keep a record that was shown. */
+  /** Change and store a record. */
   _change(shown, fields) {
     const record = this._record(shown.id);
     if (record) this._save(Object.assign(record, fields));
-    else if (!shown.leaf) { // nothing was said in it yet
+    else if (!shown.leaf) { // no messages yet
       const { model, system, settings } = Object.assign(shown, fields);
       this._preferences.keepDraft(NEW_SETTINGS, JSON.stringify({ model, system, settings }));
     }
@@ -361,12 +362,12 @@ export class Chat {
     byId("not-kept").hidden = false;
   }
 
-  /** For screen readers. */
+  /** Announce a text to screen readers. */
   _say(text) {
     byId("said").textContent = text;
   }
 
-  /** All but the messages. */
+  /** Render everything but the messages. */
   _renderFrame() {
     this._frameDue = 0;
     const { record } = this._conversation, words = this.words;
@@ -378,19 +379,20 @@ export class Chat {
     select.replaceChildren(...models.map(({ id }) => new Option(id, id)));
     select.hidden = !models.length;
     if (models.length) select.value = this._model().id;
+    byId("facts").textContent = modelFacts(this._model(), words);
     this.composer.answering = Boolean(this._answering);
     this._contextBar.render(this._conversation, this._model()?.max_model_len, Boolean(this._answering), words);
     this._examples.render(this._model()?.id, words);
     this.sidebar.render(this._records, record.id, new Set([...this._answerings.keys(), ...this._tabs.answering]), words);
   }
 
-  /** The server tells of other models. */
+  /** The server's state or models have changed. */
   serverChanged() {
     this._renderFrame();
   }
 }
 
-/** What a person enters for a conversation, beside its messages. */
+/** Fields of a record that the user can edit. */
 function entered({ title, named, model, system, settings }) {
   return { title, named, model, system, settings };
 }

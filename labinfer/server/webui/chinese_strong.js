@@ -1,9 +1,9 @@
-// **Strong** text beside Chinese. CommonMark's rule (6.2, "flanking") wants a space between "**" and a letter where a
-// punctuation mark stands on the other side, and Chinese has no spaces: **注意：**这里 would keep its stars.
+// **Strong** text next to Chinese characters. CommonMark (6.2, flanking) requires a space between "**" and a letter if a
+// punctuation mark is on the other side. Chinese has no spaces, so that **注意：**这里 would not be strong.
 
 const STRONG = /^\*\*(?=\p{P}|[^*\n]*\p{P}\*\*)(?!\s)([^*\n]+?)(?<!\s)\*\*(?!\*)/u;
 
-/** For marked. */
+/** Extension of marked. */
 export const chineseStrong = {
   name: "chineseStrong",
   level: "inline",

@@ -1,4 +1,4 @@
-// Copying text, also on pages that came over plain HTTP from another machine, where navigator.clipboard is missing.
+// Copy text to the clipboard, also over plain HTTP from another machine, where navigator.clipboard is missing.
 
 export async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);

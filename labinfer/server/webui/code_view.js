@@ -1,11 +1,11 @@
-// The frame around a block of code: its language, and a button that copies it.
+// Frame of a code block: language, copy button, preview.
 
 import { copy } from "./clipboard.js";
 import { icon } from "./icon.js";
 import { make } from "./element.js";
 import { canPreview, previewOf } from "./preview/preview.js";
 
-/** Puts `pre` into a frame where it stands. */
+/** Wrap `pre` in a frame, in place. */
 export function frameCode(pre, words) {
   const text = pre.textContent.replace(/\n$/, "");
   const button = make("button", { type: "button", className: "quiet copy" }, icon("copy"), make("span", {}, words.copy));

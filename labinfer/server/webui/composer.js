@@ -1,4 +1,4 @@
-// Composer: where a message is written. What is not sent yet survives a reload.
+// Composer: input of the next message. Drafts survive a reload.
 
 import { Attachments } from "./attachments.js";
 import { byId } from "./element.js";
@@ -36,7 +36,7 @@ export class Composer {
     addEventListener("resize", () => this._fit());
   }
 
-  /** @param {string} id of the conversation, or "new" */
+  /** @param {string} id conversation id, or "new" */
   open(id) {
     if (id === this._conversation) return;
     this._conversation = id;
@@ -45,13 +45,13 @@ export class Composer {
     this._fit();
   }
 
-  /** Files that go with the next message. */
+  /** Attach files to the next message. */
   async attach(files) {
     await this._attachments.add(files);
     this.focus();
   }
 
-  /** While an answer is written, the button stops it. */
+  /** While an answer is generated, the send button becomes the stop button. */
   set answering(value) {
     const focused = [byId("send"), byId("stop")].includes(document.activeElement);
     this._answering = value;
@@ -62,7 +62,7 @@ export class Composer {
   }
 
   focus() {
-    if (matchMedia("(pointer: fine)").matches) this._input.focus(); // elsewhere a keyboard would jump up
+    if (matchMedia("(pointer: fine)").matches) this._input.focus(); // on touch screens the keyboard would open
   }
 
   _send() {

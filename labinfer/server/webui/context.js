@@ -1,15 +1,15 @@
-// How full a model's context is, and what can be left out.
+// Use of the context length, and which messages to drop.
 
 import { asMessages, sentPart } from "./request_body.js";
 
 export const SHOWN_FROM = 0.7;
-const KEPT = 0.5; // of the context, at most, when the oldest is left out
+const KEPT = 0.5; // fraction of the context to keep when dropping messages
 const OVERFLOW = "context_length_exceeded";
 
 /**
- * Tokens of a conversation, as far as its last answer tells; null where none does.
- * @param {number|undefined} length of the model's context, in tokens
- * @returns {{used: number, length: number, overflows: boolean}|null} overflows: the last request was refused for that
+ * Tokens of a conversation by the usage of its last answer; null without usage.
+ * @param {number|undefined} length length context length, in tokens
+ * @returns {{used: number, length: number, overflows: boolean}|null} overflows: the last request was rejected because of the context length
  */
 export function contextUse({ path }, length) {
   if (!length) return null;
@@ -20,14 +20,14 @@ export function contextUse({ path }, length) {
   return { used: Math.min(length, told.usage.prompt_tokens + told.usage.completion_tokens), length, overflows: false };
 }
 
-/** What tells requests that left out different parts from each other. @param {object[]} part that is sent */
+/** Key of the messages sent: requests that dropped different messages have different keys. @param {object[]} part messages sent */
 export function beginOf(part) {
   return part[0]?.begins ? part[0].id : null;
 }
 
 /**
- * Where a conversation is cut so that half of the context is free: the messages before go, those from there on stay.
- * @returns {{before: object[], first: object}|null} null where only one question is left
+ * Split of a conversation that frees half of the context: messages to drop, and the first one to keep.
+ * @returns {{before: object[], first: object}|null} null with a single question
  */
 export function cutOf(conversation, { used, length }) {
   const part = sentPart(conversation.path);

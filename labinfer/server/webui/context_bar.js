@@ -1,4 +1,4 @@
-// ContextBar: says how full the context is, from some point on, and offers two ways out.
+// ContextBar: shows the use of a nearly full context, and offers to drop or summarize messages.
 
 import { asMessages } from "./request_body.js";
 import { contextUse, cutOf, SHOWN_FROM } from "./context.js";
@@ -10,15 +10,15 @@ const SUMMARY_TOKENS = 300;
 export class ContextBar {
   /**
    * @param {import("./api.js").Api} api
-   * @param {(conversation: object, first: object, summary: string) => void} oncut messages before `first` are left out
+   * @param {(conversation: object, first: object, summary: string) => void} oncut drops the messages before `first`
    */
   constructor(api, oncut) {
     Object.assign(this, { _api: api, _oncut: oncut, _place: byId("context") });
-    this._abort = null; // while a summary is written
+    this._abort = null; // AbortController of a running summary
     this._trouble = "";
   }
 
-  /** @param {number|undefined} length tokens of the context @param {boolean} isBusy an answer is being written */
+  /** @param {number|undefined} length context length, in tokens @param {boolean} isBusy whether an answer is being generated */
   render(conversation, length, isBusy, words) {
     if (conversation !== this._conversation) this._forget();
     Object.assign(this, { _conversation: conversation, _length: length, _isBusy: isBusy, _words: words });
@@ -56,7 +56,7 @@ export class ContextBar {
     } catch (error) {
       trouble = error.message || error.kind;
     }
-    if (this._abort !== abort) return; // given up, or another conversation is open
+    if (this._abort !== abort) return; // cancelled, or another conversation is open
     this._abort = null;
     if (!trouble && summary.trim()) return this._oncut(conversation, first, summary.trim());
     this._trouble = this._words.summaryFailed(trouble);

@@ -1,10 +1,10 @@
-// Conversation: a tree of messages, and the way through it that is shown. An edited message is a sibling of the first.
+// Conversation: a tree of messages, and the path through it that is shown. An edited message is a sibling of the original.
 
 import { newId } from "./identity.js";
 
 const TITLE_LENGTH = 60;
 
-/** A new record, as the store keeps it. @param {string} model its name, or "" for the server's first */
+/** A new record for the store. @param {string} model name of the model; "" for the server's default */
 export function newRecord(model = "") {
   const now = Date.now();
   return { id: newId(), title: "", named: false, created: now, updated: now, leaf: null, model, system: "", settings: {} };
@@ -12,29 +12,29 @@ export function newRecord(model = "") {
 
 export class Conversation {
   /**
-   * @param {object} record of the store
-   * @param {object[]} messages its messages
+   * @param {object} record from the store
+   * @param {object[]} messages all messages of the conversation
    */
   constructor(record, messages = []) {
     this.record = record;
     this.messages = new Map(messages.map((message) => [message.id, message]));
   }
 
-  /** The messages that are shown, from the first to the last. */
+  /** The shown messages, in order. */
   get path() {
     const path = [];
     for (let at = this.messages.get(this.record.leaf); at; at = this.messages.get(at.parent)) path.unshift(at);
     return path;
   }
 
-  /** The versions of a message, itself among them, in the order of their making. */
+  /** All versions of a message, oldest first. */
   siblings(message) {
     return [...this.messages.values()]
       .filter((one) => one.parent === message.parent)
       .sort((a, b) => a.created - b.created);
   }
 
-  /** A new message after `parent` (null: at the beginning), which is now the last one shown. */
+  /** Add a message after `parent` (null: as the first), and show the path that ends with it. */
   add(role, parent, fields = {}) {
     const latest = Math.max(0, ...[...this.messages.values()].map((one) => one.created));
     const message = {
@@ -48,7 +48,7 @@ export class Conversation {
     return message;
   }
 
-  /** Show this message, and after it what was made last. */
+  /** Show the path through a message that ends with its latest descendant. */
   select(message) {
     let leaf = message;
     for (;;) {
@@ -59,14 +59,14 @@ export class Conversation {
     this.record.leaf = leaf.id;
   }
 
-  /** This message and all that follow it, on all branches. */
+  /** A message and its descendants on all branches. */
   under(message) {
     const found = [message];
     for (const one of found) found.push(...[...this.messages.values()].filter(({ parent }) => parent === one.id));
     return found;
   }
 
-  /** Take a message out with what follows it, and show another version of it or else what is before it. @returns {object[]} what went */
+  /** Remove a message and its descendants; shows another version of it, or else its parent. @returns {object[]} removed messages */
   remove(message) {
     const gone = this.under(message), { path } = this;
     for (const { id } of gone) this.messages.delete(id);
@@ -79,7 +79,7 @@ export class Conversation {
   }
 }
 
-/** A new record and its messages: the way through a conversation up to one message. @param {(title: string) => string} entitle */
+/** Copy the path up to a message as a new record with its messages. @param {(title: string) => string} entitle makes the new title */
 export function forkOf({ record, path }, message, entitle) {
   const { title, model, system, settings } = record;
   const copy = { ...newRecord(model), title: entitle(title), named: true, system, settings: structuredClone(settings) };

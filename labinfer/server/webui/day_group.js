@@ -1,8 +1,8 @@
-// Under which heading a conversation is listed: by the days that have passed, then by month.
+// Heading of a conversation in the list: by day, then by month.
 
 const DAY_MS = 86400000;
 
-/** @param {number} time in milliseconds since 1970 */
+/** @param {number} time milliseconds since 1970 */
 export function dayGroup(time, words, now = Date.now()) {
   const days = Math.round((startOfDay(now) - startOfDay(time)) / DAY_MS); // a day may have 23 or 25 hours
   if (days <= 0) return words.days.today;

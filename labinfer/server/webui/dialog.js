@@ -1,15 +1,15 @@
-// Dialogs: the browser's own <dialog>, which keeps the focus, closes by Esc, and gives the focus back.
+// Dialogs: the native <dialog>, which traps the focus, closes on Esc and restores the focus.
 
 import { iconButton, make } from "./element.js";
 import { composes } from "./enter_key.js";
 
-let count = 0; // for ids
+let count = 0; // for unique ids
 
 /**
- * Show a dialog until it is closed. Enter in a line of text is its primary button.
+ * Show a dialog. Enter in a text field presses the primary button.
  * @param {string} title
  * @param {(Node|string)[]} content
- * @param {{label: string, primary?: boolean, danger?: boolean, run: () => (boolean|void)}[]} buttons false from `run` keeps it open
+ * @param {{label: string, primary?: boolean, danger?: boolean, run: () => (boolean|void)}[]} buttons buttons the dialog stays open if `run` returns false
  */
 export function openDialog(title, content, buttons, closeLabel) {
   const id = `dialog-${++count}`;
@@ -24,9 +24,9 @@ export function openDialog(title, content, buttons, closeLabel) {
     make("div", { className: "row" }, ...row),
   );
   dialog.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") event.stopPropagation(); // it closes the dialog and stops no answer
+    if (event.key === "Escape") event.stopPropagation(); // it must close the dialog without stopping an answer
     if (event.key === "Enter" && event.target.tagName === "INPUT" && !composes(event)) {
-      event.preventDefault(); // it would press the button that the focus goes back to
+      event.preventDefault(); // otherwise it presses the button that regains the focus
       row.find((one) => one.classList.contains("primary"))?.click();
     }
   });
@@ -37,7 +37,7 @@ export function openDialog(title, content, buttons, closeLabel) {
   return dialog;
 }
 
-/** A control with its label above and perhaps a hint below. */
+/** A form control with a label and an optional hint. */
 export function field(label, control, hint = "") {
   const parts = [make("span", { className: "label" }, label), control];
   if (hint) {
@@ -49,7 +49,7 @@ export function field(label, control, hint = "") {
   return make("label", { className: "field" }, ...parts);
 }
 
-/** A choice. @param {[string, string][]} options value and label */
+/** A select element. @param {[string, string][]} options (value, label) pairs */
 export function choice(options, value) {
   const select = make("select", {}, ...options.map(([one, label]) => make("option", { value: one }, label)));
   select.value = value;

@@ -1,4 +1,4 @@
-// DraftedView: the tokens of an answer, those tinted that came from accepted drafts; also while it grows.
+// DraftedView: tokens of an answer, accepted draft tokens marked; also during generation.
 
 import { make, setText } from "./element.js";
 
@@ -7,11 +7,11 @@ export class DraftedView {
     this._words = words;
     this._title = make("summary");
     this._text = make("div", { className: "tokens" });
-    this._shown = this._count = 0; // tokens, and those of them that were drafted
+    this._shown = this._count = 0; // shown tokens, and drafted ones among them
     this.element = make("details", { className: "drafted", open: true }, this._title, this._text);
   }
 
-  /** @param {[string, boolean][]} tokens the text of each, and whether it was drafted; those that are shown go first */
+  /** @param {[string, boolean][]} tokens (text, was drafted) pairs; begins with the tokens shown before */
   show(tokens) {
     for (const [text, drafted] of tokens.slice(this._shown)) {
       this._count += drafted;

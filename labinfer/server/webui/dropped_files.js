@@ -1,12 +1,12 @@
-// Files that are dropped anywhere on the page.
+// Files dropped anywhere on the page.
 
-/** @param {HTMLElement} place is marked while files are over the page @param {(files: FileList) => void} ondrop */
+/** @param {HTMLElement} place has a CSS class while files are dragged over the page @param {(files: FileList) => void} ondrop */
 export function takeDroppedFiles(place, ondrop) {
   const hasFiles = ({ dataTransfer }) => dataTransfer?.types.includes("Files");
   const mark = (over) => place.classList.toggle("dropping", over);
   addEventListener("dragover", (event) => {
     if (!hasFiles(event)) return;
-    event.preventDefault(); // else the browser leaves the page for the file
+    event.preventDefault(); // otherwise the browser opens the file
     mark(true);
   });
   addEventListener("dragleave", (event) => event.relatedTarget || mark(false));

@@ -1,11 +1,11 @@
-// Making elements of the page: never from strings of HTML, so that no text can become markup.
+// DOM elements, never made from HTML strings: text cannot become markup.
 
 import { icon } from "./icon.js";
 
 /**
- * A new element.
+ * Create an element.
  * @param {string} tag
- * @param {object} properties what `element[name] = value` sets; `aria-…`, `data-…` and `role` become attributes
+ * @param {object} properties set as `element[name] = value`; `aria-…`, `data-…` and `role` become attributes
  * @param {...(Node|string)} children
  */
 export function make(tag, properties = {}, ...children) {
@@ -18,17 +18,17 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-/** A button with a picture and, for whoever does not see it, its meaning. */
+/** A button with an icon, and a label for screen readers. */
 export function iconButton(name, label, onclick, className = "icon small") {
   return make("button", { type: "button", className, title: label, "aria-label": label, onclick }, icon(name));
 }
 
-/** Give an element this text, unless it has it: a screen reader reads it out whenever it is written. */
+/** Set the text of an element if it differs: a screen reader announces every assignment. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** The element with this id; it must be there. */
+/** The element with an id that exists. */
 export function byId(id) {
   return document.getElementById(id);
 }

@@ -1,13 +1,13 @@
-// What keys mean where a text is written.
+// Meaning of keys in a text field.
 
-/** Whether this key is the input method's: Enter that chooses a word, Escape that gives it up (229 in Safari). @param {KeyboardEvent} event */
+/** Whether the key belongs to an input method (IME): Enter accepts a word, Escape cancels it (229 in Safari). @param {KeyboardEvent} event */
 export function composes(event) {
   return event.isComposing || event.keyCode === 229;
 }
 
 /**
- * Whether this key sends the message. Shift+Enter begins a line; so does Enter on a touch screen, whose keyboard has no
- * Shift+Enter; with Ctrl or Command it always sends.
+ * Whether the key sends the message. Shift+Enter inserts a new line, as does Enter on a touch screen, whose keyboard has no
+ * Shift+Enter. With Ctrl or Command, Enter always sends.
  * @param {KeyboardEvent} event
  */
 export function sends(event) {

@@ -1,7 +1,7 @@
-// Server-sent events (WHATWG HTML, "Server-sent events") read from the body of a fetch, which EventSource cannot POST.
+// Server-sent events (WHATWG HTML, "Server-sent events") from the body of a fetch; EventSource cannot POST.
 
 /**
- * The events of a response, each as {event, data}.
+ * Yield the events of a response as {event, data}.
  * @param {ReadableStream<Uint8Array>} body
  */
 export async function* readEvents(body) {

@@ -1,4 +1,4 @@
-// Examples: questions that the model that comes with LABInfer can answer, for whoever sees an empty page.
+// Examples: questions for an empty page that the demo model can answer.
 
 import { make } from "./element.js";
 
@@ -10,10 +10,10 @@ export class Examples {
     Object.assign(this, { _place: place, _onchoose: onchoose, _shown: null });
   }
 
-  /** @param {string|undefined} model its name */
+  /** @param {string|undefined} model name of the model */
   render(model, words) {
     const shown = model === MODEL ? words : null;
-    if (shown === this._shown) return; // a focused button stays
+    if (shown === this._shown) return; // keeps the focus of a button
     this._shown = shown;
     this._place.replaceChildren(...(shown?.examples ?? []).map((question) => make("button", {
       type: "button", onclick: () => this._onchoose(question),

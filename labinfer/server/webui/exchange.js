@@ -1,4 +1,4 @@
-// Conversations as a JSON file, and back.
+// Export conversations to JSON, and import them.
 
 import { newId } from "./identity.js";
 
@@ -30,15 +30,15 @@ const SETTING_FIELDS = {
   return_drafted: boolean, extra: object,
 };
 
-/** The text of a file with these conversations. @param {{record: object, messages: object[]}[]} conversations */
+/** JSON of conversations. @param {{record: object, messages: object[]}[]} conversations */
 export function toJson(conversations) {
   const list = conversations.map(({ record, messages }) => ({ ...record, messages }));
   return JSON.stringify({ format: FORMAT, version: VERSION, conversations: list }, null, 1);
 }
 
 /**
- * The conversations of such a file, with new ids: nothing that is there is overwritten.
- * @throws {Error} it is no such file
+ * Conversations of an exported file, with new ids, so that none is overwritten.
+ * @throws {Error} the text is not an export
  */
 export function fromJson(text) {
   const file = JSON.parse(text);
@@ -68,7 +68,7 @@ function renewed(given) {
   return { record, messages };
 }
 
-/** Those fields that have the shape that the page writes; others are dropped. */
+/** The fields of the expected types; others are dropped. */
 function known(given, shapes) {
   return Object.fromEntries(Object.entries(shapes)
     .filter(([name, fits]) => Object.hasOwn(given, name) && fits(given[name]))

@@ -1,4 +1,4 @@
-// Colours in code, for the languages that answers have most.
+// Syntax highlighting for common languages.
 
 import hljs from "./vendor/highlight/core.min.js";
 import bash from "./vendor/highlight/languages/bash.min.js";
@@ -20,7 +20,7 @@ import yaml from "./vendor/highlight/languages/yaml.min.js";
 const LANGUAGES = { bash, c, cpp, css, diff, go, java, javascript, json, python, rust, sql, typescript, xml, yaml };
 for (const [name, language] of Object.entries(LANGUAGES)) hljs.registerLanguage(name, language);
 
-/** HTML with classes `hljs-…`, or "" for a language that is not known. */
+/** HTML with classes `hljs-…`; "" for an unknown language. */
 export function highlight(code, language) {
   return hljs.getLanguage(language) ? hljs.highlight(code, { language, ignoreIllegals: true }).value : "";
 }

@@ -1,4 +1,4 @@
-// The pictures on buttons: lines in a square of 24, in the colour of the text.
+// Icons of buttons: lines in a 24 × 24 square, in the text colour.
 
 const SVG = "http://www.w3.org/2000/svg";
 const PATHS = {
@@ -31,7 +31,7 @@ const PATHS = {
   bars: "M5 20V10M12 20V4M19 20v-7",
 };
 
-/** The picture of this name, unseen by screen readers. */
+/** An icon by name, hidden from screen readers. */
 export function icon(name) {
   const svg = document.createElementNS(SVG, "svg");
   svg.setAttribute("viewBox", "0 0 24 24");

@@ -1,4 +1,4 @@
-// Ids that nobody guesses. crypto.randomUUID is missing on pages that came over plain HTTP from another machine.
+// Random ids. crypto.randomUUID is missing on pages loaded over plain HTTP from another machine.
 
 export function newId() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));

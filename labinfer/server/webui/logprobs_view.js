@@ -1,8 +1,8 @@
-// The tokens of an answer, coloured by their probability; one that is pointed at tells its own and its rivals'.
+// Tokens of an answer, coloured by probability. Pointing at a token shows its probability and those of the alternatives.
 
 import { make } from "./element.js";
 
-const LEVELS = [0.9, 0.6, 0.3, 0.1]; // from this probability on: level 0, 1, 2, 3; else 4
+const LEVELS = [0.9, 0.6, 0.3, 0.1]; // minimum probabilities of levels 0 to 3; level 4 is below
 
 /** @param {{token: string, logprob: number, top: [string, number][]}[]} logprobs */
 export function logprobsView(logprobs, words) {
@@ -21,7 +21,7 @@ export function logprobsView(logprobs, words) {
   }
 
   text.onmouseover = ({ target }) => point(tokens.indexOf(target));
-  text.onclick = ({ target }) => point(tokens.indexOf(target)); // a finger does not hover
+  text.onclick = ({ target }) => point(tokens.indexOf(target)); // touch screens do not hover
   text.onkeydown = (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;

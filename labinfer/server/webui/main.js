@@ -1,4 +1,4 @@
-// The chat page begins here.
+// Entry point of the chat page.
 
 import { Api } from "./api.js";
 import { showBanner } from "./banner.js";

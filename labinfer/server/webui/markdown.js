@@ -1,5 +1,5 @@
-// Markdown of an answer as nodes of the page. What a model writes is not trusted: DOMPurify lets through the tags below
-// and nothing else, and raw HTML that would be lost is shown as the text that it is.
+// Markdown of an answer as DOM nodes. Model output is untrusted: DOMPurify keeps only the tags below, and
+// other raw HTML is shown as text.
 
 import DOMPurify from "./vendor/dompurify/purify.es.mjs";
 import { Marked } from "./vendor/marked/marked.esm.js";
@@ -15,7 +15,7 @@ const ALLOWED_TAGS = [
 const ALLOWED_ATTR = ["align", "alt", "class", "colspan", "data-language", "data-math", "data-tex", "href", "open", "rowspan", "src", "start", "target", "rel"];
 const NOT_AN_ADDRESS = ["align", "colspan", "data-language", "data-math", "data-tex", "open", "rel", "rowspan", "start", "target"];
 const RAW_TAGS = new Set(ALLOWED_TAGS.filter((tag) => tag !== "a" && tag !== "img"));
-const LONG_CODE = 20000; // characters; beyond, colours cost more than they tell
+const LONG_CODE = 20000; // characters; longer code is not highlighted
 
 const marked = new Marked({
   gfm: true,
@@ -26,15 +26,15 @@ const marked = new Marked({
       const colored = (text.length < LONG_CODE && highlight(text, language)) || escape(text);
       return `<pre data-language="${language}"><code>${colored}\n</code></pre>`;
     },
-    heading({ tokens, depth }) { // the page has h1 and h2 of its own
+    heading({ tokens, depth }) { // h1 and h2 are the page's
       const tag = `h${Math.min(6, depth + 2)}`;
       return `<${tag}>${this.parser.parseInline(tokens)}</${tag}>`;
     },
     html({ text, block }) {
       const shown = text.replace(/<!--[\s\S]*?-->/g, "").split(/(<[^<>]*>)/).map(rawTag).join("");
-      return block && shown.trim() && !shown.includes("<") ? `<p>${shown}</p>` : shown; // all of it has become text
+      return block && shown.trim() && !shown.includes("<") ? `<p>${shown}</p>` : shown; // all HTML was escaped
     },
-    image({ href, text }) { // only what came with the answer: nothing is fetched from elsewhere
+    image({ href, text }) { // only data URLs: nothing is fetched from other servers
       if (href.startsWith("data:image/")) return `<img src="${escape(href)}" alt="${escape(text)}">`;
       return `<a href="${escape(href)}">${escape(text || href)}</a>`;
     },
@@ -49,16 +49,16 @@ DOMPurify.addHook("afterSanitizeAttributes", (node) => {
     node.setAttribute("target", "_blank");
     node.setAttribute("rel", "noopener noreferrer nofollow");
   }
-  const colors = [...node.classList].filter((name) => name.startsWith("hljs-")); // the page's own classes are not for answers
+  const colors = [...node.classList].filter((name) => name.startsWith("hljs-")); // an answer cannot use the page's classes
   if (colors.length) node.className = colors.join(" ");
   else node.removeAttribute("class");
   if (node.tagName === "IMG" && !node.getAttribute("src")?.startsWith("data:image/")) node.remove();
 });
 
 /**
- * A whole text as nodes.
+ * Render a complete text.
  * @param {string} text
- * @param {(pre: HTMLElement) => Node} frameCode puts a block of code into its frame
+ * @param {(pre: HTMLElement) => Node} frameCode wraps a code block in a frame
  * @returns {DocumentFragment}
  */
 export function renderMarkdown(text, frameCode) {
@@ -71,10 +71,10 @@ function toNodes(html, frameCode) {
     ADD_URI_SAFE_ATTR: NOT_AN_ADDRESS, ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|data:image\/|#)/i,
   });
   for (const pre of nodes.querySelectorAll("pre")) frameCode(pre);
-  for (const table of nodes.querySelectorAll("table")) { // wide ones scroll by themselves
+  for (const table of nodes.querySelectorAll("table")) { // wide tables scroll in a frame
     const frame = document.createElement("div");
     frame.className = "wide";
-    frame.tabIndex = 0; // so that keys can scroll it
+    frame.tabIndex = 0; // scrollable by keyboard
     frame.setAttribute("role", "group");
     table.replaceWith(frame);
     frame.append(table);
@@ -83,16 +83,16 @@ function toNodes(html, frameCode) {
   return nodes;
 }
 
-/** GrowingMarkdown: an answer while it is written. Blocks that are complete are rendered once; only the last one again. */
+/** GrowingMarkdown: an answer during generation. Complete blocks are rendered once, the last block on every change. */
 export class GrowingMarkdown {
   constructor(container, frameCode) {
     this._container = container;
     this._frameCode = frameCode;
-    this._settled = 0; // characters
-    this._open = []; // nodes of what is not
+    this._settled = 0; // characters in complete blocks
+    this._open = []; // nodes of the last block
   }
 
-  /** @param {string} text all of it; it only grows */
+  /** @param {string} text the whole text, which only grows */
   show(text) {
     const tokens = marked.lexer(text.slice(this._settled));
     while (tokens.at(-1)?.type === "space") tokens.pop();
@@ -108,7 +108,7 @@ export class GrowingMarkdown {
     this._open = [...this._container.childNodes].slice(before);
   }
 
-  /** All of it is there: blocks that look different in the light of the whole, as a link that is defined below, are drawn anew. */
+  /** The text is complete: render again the blocks that depend on later ones, such as links defined below. */
   finish(text) {
     const whole = renderMarkdown(text, this._frameCode);
     const unfolded = [...this._container.querySelectorAll("details")].map((one) => one.open); // by the user
@@ -119,7 +119,7 @@ export class GrowingMarkdown {
   }
 }
 
-/** A tag as Markdown may have it, without its attributes; whatever else begins with "<" becomes text. */
+/** Allowed tags without attributes; any other "<" becomes text. */
 function rawTag(piece) {
   const [, slash, name] = /^<(\/?)([a-z][a-z0-9]*)[^<>]*>$/i.exec(piece) ?? [];
   return RAW_TAGS.has(name?.toLowerCase()) ? `<${slash}${name}>` : piece.replace(/</g, "&lt;");

@@ -1,10 +1,10 @@
-// Mathematics in answers: $…$, $$…$$, \(…\) and \[…\], drawn by KaTeX, which is fetched when the first formula comes.
+// Formulas in answers: $…$, $$…$$, \(…\) and \[…\], rendered by KaTeX, which is loaded with the first formula.
 
 const BLOCK = /^(?:\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\])[^\S\n]*(?:\n|$)/;
-const OPEN_BLOCK = /^(?:\$\$|\\\[)[\s\S]*$/; // while it is written
+const OPEN_BLOCK = /^(?:\$\$|\\\[)[\s\S]*$/; // an incomplete formula during generation
 const INLINE = /^(?:\$\$([^$]+?)\$\$|\\\(([\s\S]+?)\\\)|\\\[([\s\S]+?)\\\]|\$((?:[^\s$\\,.;:)，。；：）]|\\.)(?:(?:[^$\\\n]|\\.)*?(?:[^\s$\\]|\\.))?)\$(?!\d))/;
 
-/** For marked: formulas on lines of their own. */
+/** Extension of marked: block formulas. */
 export const blockMath = {
   name: "blockMath",
   level: "block",
@@ -18,7 +18,7 @@ export const blockMath = {
   renderer: ({ raw, tex }) => (tex === null ? `<p>${escape(raw)}</p>` : `<div data-math="block" data-tex="${escape(tex)}">${escape(raw)}</div>`),
 };
 
-/** For marked: formulas within a line. */
+/** Extension of marked: inline formulas. */
 export const inlineMath = {
   name: "inlineMath",
   level: "inline",
@@ -33,9 +33,9 @@ export const inlineMath = {
   renderer: ({ raw, tex, block }) => `<span data-math="${block ? "block" : "inline"}" data-tex="${escape(tex)}">${escape(raw)}</span>`,
 };
 
-let library = null; // a promise, from the first formula on
+let library = null; // promise of KaTeX; null before the first formula
 
-/** Draw the formula of this element; what KaTeX does not understand stays as it was written. */
+/** Render the formula of an element; a formula that KaTeX rejects stays as text. */
 export async function renderMath(place) {
   library ??= load();
   const katex = (await library).default;

@@ -1,4 +1,4 @@
-// MemoryStore: what Store does, in a browser that keeps nothing (a private window, a full disk).
+// MemoryStore: Store in memory, for a browser that cannot store data (private window, full disk).
 
 export class MemoryStore {
   constructor() {

@@ -1,26 +1,26 @@
-// MessageActions: what the buttons under messages do.
+// MessageActions: actions of the buttons below messages.
 
 import { forkOf } from "./conversation.js";
 import { openDialog } from "./dialog.js";
 import { make } from "./element.js";
 
 export class MessageActions {
-  /** @param {import("./chat.js").Chat} chat @param {import("./preferences.js").Preferences} preferences which keep what is not sent yet */
+  /** @param {import("./chat.js").Chat} chat @param {import("./preferences.js").Preferences} preferences preferences they keep drafts */
   constructor(chat, preferences) {
     Object.assign(this, { _chat: chat, _preferences: preferences });
   }
 
-  /** Texts of messages that were being edited when the conversation was last open, by the message. */
+  /** Message id to its edited text, from when the conversation was last open. */
   edits(conversation) {
     return this._preferences.edits(conversation.record.id);
   }
 
-  /** The text of a message that is being edited; none where that is given up. */
+  /** Keep the text of a message being edited; undefined ends the edit. */
   keepEdit(message, text) {
     this._preferences.keepEdit(message, text);
   }
 
-  /** Another version of a message: of a question with an answer to it, of an answer as it was written by hand. */
+  /** Save an edited message as a new version. A question is answered again. */
   async edit(message, text) {
     const { role, parent, attachments, model } = message;
     if (!text.trim()) return;
@@ -31,13 +31,13 @@ export class MessageActions {
     this._chat.keep(conversation, [conversation.add(role, parent, { content: text.trim(), status: "done", edited: true, model })]);
   }
 
-  /** Another version of an answer; to a question that has none, the first. */
+  /** Regenerate an answer, or generate the first one of a question. */
   async again(message) {
     const conversation = await this._chat.atRest();
     if (conversation) await this._chat.answer(conversation, message.role === "user" ? message : conversation.messages.get(message.parent));
   }
 
-  /** Go on with an answer where it ends. */
+  /** Continue an answer. */
   async goOn(message) {
     const conversation = await this._chat.atRest();
     if (!conversation) return;
@@ -49,7 +49,7 @@ export class MessageActions {
     this._chat.select(message, isNext);
   }
 
-  /** Delete a message with what follows it, on all branches, when that is confirmed. */
+  /** Delete a message and its descendants after confirmation. */
   remove(message) {
     const { words, conversation } = this._chat, count = conversation.under(message).length;
     openDialog(words.remove, [make("p", {}, words.removeMessageAsk(count - 1))], [
@@ -63,13 +63,13 @@ export class MessageActions {
     if (conversation) await this._chat.drop(conversation, conversation.remove(message));
   }
 
-  /** A new conversation that begins as this one does, up to this message. */
+  /** Branch: copy the conversation up to a message as a new one. */
   async fork(message) {
     const { record, messages } = forkOf(this._chat.conversation, message, this._chat.words.forked);
     await this._chat.take([{ record, messages }]);
   }
 
-  /** Send again what was left out before this message. */
+  /** Send the dropped messages before this one again. */
   async sendAll(message) {
     delete message.begins;
     this._chat.keep(this._chat.conversation, [message], message);

@@ -1,4 +1,4 @@
-// MessageView: one message in the page, with its buttons, its figures, and the versions beside it.
+// MessageView: a message with its buttons, stats and versions.
 
 import { attachmentViews } from "./attachments.js";
 import { copy } from "./clipboard.js";
@@ -15,8 +15,8 @@ import { thoughtOf } from "./thinking.js";
 export class MessageView {
   /**
    * @param {object} message
-   * @param {object[]} siblings its versions
-   * @param {import("./message_actions.js").MessageActions} actions what buttons do
+   * @param {object[]} siblings all versions of the message
+   * @param {import("./message_actions.js").MessageActions} actions actions of the buttons
    */
   constructor(message, siblings, words, actions) {
     Object.assign(this, { message, words, _siblings: siblings, _actions: actions });
@@ -25,7 +25,7 @@ export class MessageView {
     this.render();
   }
 
-  /** All of it, anew. */
+  /** Render the whole message. */
   render() {
     this._growing = this._drafted = null;
     this._body = make("div", { className: "body" });
@@ -44,7 +44,7 @@ export class MessageView {
     this._showEnd();
   }
 
-  /** The answer is over. What has grown stays, with what is unfolded, selected or scrolled in it. */
+  /** The answer has ended. Rendered content stays, with its selection and scroll position. */
   finish() {
     if (!this._growing) return this.render();
     this.grow();
@@ -53,11 +53,11 @@ export class MessageView {
     this._showEnd();
   }
 
-  /** Whether it need not be drawn anew for this message and its versions; an editor that is open stays. */
+  /** Whether the view can stay for this message and its versions; an open editor stays. */
   shows(message, siblings) {
     const same = this.isEdited || (message === this.message && siblings.length === this._siblings.length)
       || JSON.stringify([message, siblings.map(({ id }) => id)]) === JSON.stringify([this.message, this._siblings.map(({ id }) => id)]);
-    if (same) Object.assign(this, { message, _siblings: siblings }); // together: it is looked for among them
+    if (same) Object.assign(this, { message, _siblings: siblings }); // `message` must be one of `siblings`
     return same;
   }
 
@@ -65,14 +65,14 @@ export class MessageView {
     return Boolean(this._body.querySelector(".editing"));
   }
 
-  /** Give the focus to the button for the next version, or for the previous one; to the other where there is none. */
+  /** Focus the button of the next or previous version, or else the other one. */
   focusBranches(isNext) {
     const [previous, next] = this._foot.querySelectorAll(".branches button");
     const [wanted, other] = isNext ? [next, previous] : [previous, next];
     (wanted.disabled ? other : wanted).focus();
   }
 
-  /** The answer has grown. Called at most once a frame. */
+  /** The answer has grown. Called at most once per animation frame. */
   grow() {
     const { thought, closed, answer, ms } = thoughtOf(this.message);
     if (!this._growing) {
@@ -95,7 +95,7 @@ export class MessageView {
     this._showDrafted();
   }
 
-  /** A line in place of an answer that has not begun. */
+  /** Show a placeholder until the answer begins. */
   showWaiting(text) {
     this._growing = null;
     const dots = make("span", { className: "dots", "aria-hidden": "true" }, make("i"), make("i"), make("i"));
@@ -163,7 +163,7 @@ export class MessageView {
     if (shown.trim()) buttons.append(copyButton);
     const again = iconButton("again", words.again, () => this._actions.again(message));
     if (message.role === "user") {
-      again.classList.add("of-last"); // its answer was deleted
+      again.classList.add("of-last"); // a question without an answer
       buttons.append(iconButton("edit", words.edit, () => this.edit().focus()), again);
     } else {
       const fork = iconButton("fork", words.fork, () => this._actions.fork(message));
@@ -187,14 +187,14 @@ export class MessageView {
     return buttons;
   }
 
-  /** Whether an answer ends where its model did not end it. */
+  /** Whether an answer is incomplete and can be continued. */
   get _canGoOn() {
     const { status, finishReason, edited, content, toolCalls } = this.message;
     const isCut = edited || finishReason === "length" || ["stopped", "interrupted", "failed"].includes(status);
     return this.message.role === "assistant" && isCut && !toolCalls && Boolean(content && thoughtOf(this.message).answer.trim());
   }
 
-  /** Says that messages before this one are not sent, where that is so. */
+  /** Note that the messages before this one are not sent, if so. */
   _cut() {
     const { words, message } = this;
     if (!message.begins) return [];
@@ -205,7 +205,7 @@ export class MessageView {
       ...(summary ? [make("details", {}, make("summary", {}, words.summary), make("p", { className: "said" }, summary))] : []))];
   }
 
-  /** Open the editor. @param {string} text what is in it @returns {HTMLElement} where that is written */
+  /** Open the editor. @param {string} text initial text @returns {HTMLElement} the text field */
   edit(text = this.message.content) {
     const { words } = this, isAnswer = this.message.role !== "user";
     const [began, label, done] = isAnswer ? [words.editAnswer, words.editAnswer, words.keepEdited] : [words.edit, words.editMessage, words.sendEdited];
@@ -219,7 +219,7 @@ export class MessageView {
     };
     const cancel = make("button", { type: "button", onclick: giveUp }, words.cancel);
     area.onkeydown = (event) => {
-      const isLine = isAnswer && !event.ctrlKey && !event.metaKey; // an answer has many
+      const isLine = isAnswer && !event.ctrlKey && !event.metaKey; // an answer has several lines
       if (sends(event) && !isLine) { event.preventDefault(); send.click(); }
       if (event.key === "Escape" && !composes(event)) { event.stopPropagation(); cancel.click(); }
     };

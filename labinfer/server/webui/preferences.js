@@ -1,4 +1,4 @@
-// Preferences: language, appearance and API key of this browser. They live in localStorage.
+// Preferences: language, theme and API key, stored in localStorage.
 
 import { chinese } from "./words_zh.js";
 import { english } from "./words_en.js";
@@ -13,18 +13,18 @@ export class Preferences extends EventTarget {
     dark.addEventListener("change", () => this._changed());
   }
 
-  /** "en", "zh", or "" for the browser's. */
+  /** "en", "zh", or "" for the browser's language. */
   get language() { return this._get("language"); }
   set language(value) { this._set("language", value); }
 
-  /** "light", "dark", or "" for the system's. */
+  /** "light", "dark", or "" for the system's theme. */
   get theme() { return this._get("theme"); }
   set theme(value) { this._set("theme", value); }
 
   get key() { return this._get("key"); }
   set key(value) { this._set("key", value.trim()); }
 
-  /** Everything the page says. */
+  /** Texts of the page. */
   get words() {
     const wanted = this.language || (navigator.languages ?? [navigator.language]).map((tag) => tag.slice(0, 2))
       .find((tag) => tag in LANGUAGES);
@@ -35,14 +35,14 @@ export class Preferences extends EventTarget {
     return this.theme || (dark.matches ? "dark" : "light");
   }
 
-  /** Text not yet sent, by conversation. */
+  /** Draft message of a conversation. */
   draft(id) { return this._get(`draft.${id}`); }
   keepDraft(id, text) { this._write(`draft.${id}`, text); }
 
-  /** Texts of messages that are being edited, by the message. @param {string} conversation */
+  /** Message id to its edited text. @param {string} conversation id */
   edits(conversation) { return JSON.parse(this.draft(`${conversation}.edits`) || "{}"); }
 
-  /** @param {string} [text] none: the message is not edited any more */
+  /** @param {string} [text] undefined ends the edit */
   keepEdit({ id, conversation }, text) {
     const edits = JSON.stringify({ ...this.edits(conversation), [id]: text });
     this.keepDraft(`${conversation}.edits`, edits === "{}" ? "" : edits);
@@ -53,7 +53,7 @@ export class Preferences extends EventTarget {
     this.keepDraft(`${conversation}.edits`, "");
   }
 
-  /** A text of this browser under this name; nobody is told that it has changed. */
+  /** Store a text under a name, without a change event. */
   kept(name) { return this._get(name); }
   keep(name, text) { this._write(name, text); }
 

@@ -1,9 +1,9 @@
-// Language, appearance and key.
+// Dialog for language, theme and API key.
 
 import { choice, field, openDialog } from "./dialog.js";
 import { make } from "./element.js";
 
-/** @param {import("./preferences.js").Preferences} preferences @param {boolean} forKey whether the key is what is wanted */
+/** @param {import("./preferences.js").Preferences} preferences @param {boolean} forKey whether to focus the API key */
 export function openPreferences(preferences, onclosed, forKey = false) {
   const { words } = preferences;
   const language = choice([["", words.followBrowser], ["en", "English"], ["zh", "中文"]], preferences.language);

@@ -1,4 +1,4 @@
-// The row of a dialog in which presets are chosen, kept and removed.
+// Dialog row to choose, save and delete presets.
 
 import { choice, field } from "./dialog.js";
 import { make } from "./element.js";
@@ -7,7 +7,7 @@ import { composes } from "./enter_key.js";
 /**
  * @param {import("./presets.js").Presets} presets
  * @param {(preset: object) => void} onchoose
- * @param {() => object|null} read what is entered, to be kept under a name; null where it is wrong
+ * @param {() => object|null} read returns the entered settings; null if invalid
  */
 export function presetRow(presets, words, onchoose, read) {
   const place = make("div", { className: "presets" });
@@ -41,7 +41,7 @@ export function presetRow(presets, words, onchoose, read) {
     name.onkeydown = (event) => {
       if (event.key !== "Enter" || composes(event)) return;
       event.preventDefault();
-      event.stopPropagation(); // it is not the dialog's
+      event.stopPropagation(); // it must not press the dialog's button
       end(true);
     };
     place.replaceChildren(field(words.presetName, name), make("button", { type: "button", className: "primary", onclick: () => end(true) }, words.keep),

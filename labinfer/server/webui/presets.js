@@ -1,4 +1,4 @@
-// Presets: settings by name, and those that new conversations begin with. They live in this browser.
+// Presets: named settings, and the initial settings of new conversations, stored in this browser.
 
 export class Presets {
   /** @param {import("./preferences.js").Preferences} preferences */
@@ -6,11 +6,11 @@ export class Presets {
     this._preferences = preferences;
   }
 
-  /** What a new conversation begins with: system and settings, or nothing. */
+  /** Initial system prompt and settings of new conversations; may be empty. */
   get forNew() { return structuredClone(this._read().forNew ?? {}); }
   set forNew(chosen) { this._write({ forNew: chosen }); }
 
-  /** Names, in their order. @returns {string[]} */
+  /** Sorted names. @returns {string[]} */
   get names() { return Object.keys(this._read().named ?? {}).sort((a, b) => a.localeCompare(b)); }
 
   /** @returns {{system: string, settings: object}|undefined} */

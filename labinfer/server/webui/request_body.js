@@ -1,10 +1,10 @@
-// The request for an answer: what was said before it, and the conversation's settings.
+// Body of a chat request: the messages before the answer, and the conversation's settings.
 
 import { thoughtOf } from "./thinking.js";
 
 /**
  * @param {import("./conversation.js").Conversation} conversation
- * @param {object} answer a message of its path, to be written, or to be gone on with
+ * @param {object} answer message on the path, to be generated or continued
  */
 export function requestBody({ record, path }, answer, goesOn = false) {
   const before = sentPart(path).filter((_, index, part) => index < part.indexOf(answer) + Number(goesOn));
@@ -16,19 +16,19 @@ export function requestBody({ record, path }, answer, goesOn = false) {
   return body;
 }
 
-/** The messages of a path that are sent: from the last one on before which others were left out. */
+/** Messages of a path to send: from the last one whose predecessors were dropped. */
 export function sentPart(path) {
   return path.slice(Math.max(0, path.findLastIndex((one) => one.begins)));
 }
 
-/** Messages as the API takes them, with what the first one says of those before it. */
+/** Messages in the API's format, with the summary of dropped ones. */
 export function asMessages(part, system) {
   const summary = part[0]?.begins?.summary;
   const told = [system, summary && `Summary of the conversation so far:\n${summary}`].filter(Boolean).join("\n\n");
   return [...(told ? [{ role: "system", content: told }] : []), ...part.map(asMessage)];
 }
 
-/** What a person says, with the files that go with it. */
+/** Text of a user message with its attached files. */
 export function textOf({ content, attachments = [] }) {
   return [...attachments.map(({ name, text }) => `File ${name}:\n\n${text}`), content].filter(Boolean).join("\n\n");
 }

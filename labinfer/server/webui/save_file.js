@@ -1,8 +1,8 @@
-// Giving the user a file.
+// File downloads.
 
-const KEPT_MS = 60000; // until the browser has surely read it
+const KEPT_MS = 60000; // time for the browser to read the file
 
-/** @param {Blob} blob @param {string} name it is proposed under */
+/** @param {Blob} blob @param {string} name proposed file name */
 export function saveFile(blob, name) {
   const url = URL.createObjectURL(blob);
   Object.assign(document.createElement("a"), { href: url, download: name }).click();

@@ -1,6 +1,6 @@
-// Search: which conversations have all words of a text, in their title or in one message.
+// Search: conversations with all words of a query in the title or in one message.
 
-/** @returns {Promise<Set<string>>} their ids */
+/** @returns {Promise<Set<string>>} conversation ids */
 export async function search(store, text) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const has = (where) => words.every((word) => where.toLowerCase().includes(word));

@@ -1,4 +1,4 @@
-// ServerState: whether the server takes requests, asked about every few seconds: often while it does not.
+// ServerState: whether the server accepts requests, polled every few seconds, and more often while it does not.
 
 const OFTEN_MS = 1500;
 const SELDOM_MS = 5000;
@@ -9,10 +9,10 @@ export class ServerState extends EventTarget {
     this._api = api;
     this._timer = 0;
     this._round = 0;
-    this._waiting = 0; // requests
-    /** "" where all is well, else the kind of an ApiFailure. */
+    this._waiting = 0; // requests that await the server
+    /** "" if the server is ready, else the kind of an ApiFailure. */
     this.trouble = "";
-    /** The wait of ranks that holds up all answers; null where there is none. See ``Api.wait``. */
+    /** Wait that stalls all answers, see `Api.wait`; null if there is none. */
     this.wait = null;
     this.models = [];
     document.addEventListener("visibilitychange", () => document.hidden || this.check());
@@ -20,8 +20,8 @@ export class ServerState extends EventTarget {
   }
 
   /**
-   * Ask now, and tell listeners what has changed.
-   * @param {boolean} fresh whether to ask for the models again; that needs a valid key, and being ready does not
+   * Check now; dispatches "change" if anything has changed.
+   * @param {boolean} fresh whether to list the models again, which requires a valid API key
    */
   async check(fresh = false) {
     clearTimeout(this._timer);
@@ -31,20 +31,20 @@ export class ServerState extends EventTarget {
       await this._api.ready();
       if (fresh || this.trouble || !models.length) models = await this._api.models();
     } catch (failure) {
-      trouble = failure.kind === "busy" ? "loading" : failure.kind ?? "failed"; // /ready is never merely busy
+      trouble = failure.kind === "busy" ? "loading" : failure.kind ?? "failed"; // "busy" of /ready means that models are being loaded
     }
     if (trouble !== "away") wait = await this._api.wait();
-    if (round !== this._round) return; // a later check is on its way
+    if (round !== this._round) return; // superseded by a later check
     const changed = trouble !== this.trouble || models !== this.models || wait !== this.wait;
     this.wait = wait;
     this.trouble = trouble;
     this.models = models;
     if (changed) this.dispatchEvent(new Event("change"));
-    if (document.hidden && !this._waiting) return; // it asks when somebody looks again
+    if (document.hidden && !this._waiting) return; // checked again when the page becomes visible
     this._timer = setTimeout(() => this.check(), trouble && trouble !== "key" ? OFTEN_MS : SELDOM_MS);
   }
 
-  /** Resolves when the server takes requests, or `signal` is aborted, or `seconds` have passed since it did. */
+  /** Resolves after `seconds` if the server accepts requests then, else when it does, or when `signal` is aborted. */
   async until(seconds, signal) {
     const end = Date.now() + seconds * 1000;
     this._waiting += 1;

@@ -1,4 +1,4 @@
-// The settings of a conversation: system prompt and sampling. What is left empty is the server's to decide.
+// Dialog of a conversation's settings: system prompt and sampling parameters. Empty fields use the server's defaults.
 
 import { choice, field, openDialog } from "./dialog.js";
 import { make } from "./element.js";
@@ -7,14 +7,14 @@ import { presetRow } from "./preset_row.js";
 const FIELDS = {
   temperature: [0, 100, 0.05], top_p: [0, 1, 0.05], top_k: [-1, 2 ** 31 - 1, 1], min_p: [0, 1, 0.01], max_tokens: [1, 2 ** 31 - 1, 1],
   repetition_penalty: [0.01, 100, 0.05], presence_penalty: [-2, 2, 0.1], frequency_penalty: [-2, 2, 0.1], seed: [0, 2 ** 53 - 1, 1],
-}; // least, most, step of the arrows; the bounds are the server's, see sampling_params.py
-const ABOVE_LEAST = ["top_p"]; // 0 would leave no token
+}; // [minimum, maximum, step]; bounds as in sampling_params.py
+const ABOVE_LEAST = ["top_p"]; // 0 itself is not allowed
 const WHOLE = ["top_k", "max_tokens", "seed"];
 const TOP_LOGPROBS = [0, 1, 3, 5];
 
 /**
- * @param {object} record of the conversation
- * @param {object} defaults of the server, by field
+ * @param {object} record the conversation's record
+ * @param {object} defaults field to the server's default
  * @param {import("./presets.js").Presets} presets
  * @param {(chosen: {system: string, settings: object}) => void} onsave
  */
@@ -23,7 +23,7 @@ export function openSettings(record, defaults, presets, words, onsave) {
   const numbers = Object.entries(FIELDS).map(([name, [min, max, step]]) => {
     const shown = name === "seed" ? words.random : defaults[name] !== undefined ? words.defaultIs(defaults[name]) : words.serverDecides;
     const input = make("input", { type: "number", min, max, step, placeholder: shown, name });
-    input.inputMode = min < 0 ? "text" : "decimal"; // telephones have no minus among their numbers
+    input.inputMode = min < 0 ? "text" : "decimal"; // numeric keyboards of phones lack a minus sign
     input.oninput = () => refused?.control === input && tell(null);
     return [name, input];
   });
@@ -45,7 +45,7 @@ export function openSettings(record, defaults, presets, words, onsave) {
     extra.value = settings.extra ? JSON.stringify(settings.extra) : "";
   }
 
-  /** What is entered; null where that cannot be, of which it is told. */
+  /** The entered settings; null if invalid, after showing the error. */
   function read() {
     const chosen = {};
     for (const [name, input] of numbers) {
@@ -65,7 +65,7 @@ export function openSettings(record, defaults, presets, words, onsave) {
     return { system: system.value.trim(), settings: chosen };
   }
 
-  /** Say what is wrong, at the control that it is of; null where nothing is. */
+  /** Show an error at its control; null shows none. */
   function tell(now) {
     refused?.control.removeAttribute("aria-invalid");
     refused = now;
@@ -95,7 +95,7 @@ export function openSettings(record, defaults, presets, words, onsave) {
   ], [{ label: words.cancel, run() {} }, { label: words.save, primary: true, run: save }], words.close);
 }
 
-/** Why the server would not take this number; "" where it would. */
+/** Error text of a number that the server rejects; "" if valid. */
 function wrongNumber(name, input, words) {
   const [least, most] = FIELDS[name], value = Number(input.value);
   if (input.validity.badInput) return words.numberWrong;

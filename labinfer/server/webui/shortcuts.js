@@ -1,4 +1,4 @@
-// Shortcuts: keys of the chat page, and the list of them.
+// Keyboard shortcuts of the chat page.
 
 import { openDialog } from "./dialog.js";
 import { make } from "./element.js";
@@ -9,7 +9,7 @@ const LIST = [
   ["Ctrl+Shift+S", "sidebar"], ["Ctrl+/", "shortcuts"],
 ]; // Ctrl is Command on a Mac
 
-/** Have the keys do what they are for. @param {import("./chat.js").Chat} chat */
+/** Handle the shortcuts. @param {import("./chat.js").Chat} chat */
 export function connectShortcuts(chat, preferences) {
   addEventListener("keydown", (event) => {
     const isOpen = Boolean(document.querySelector("dialog[open]"));
@@ -21,7 +21,7 @@ export function connectShortcuts(chat, preferences) {
   });
 }
 
-/** Show the list. */
+/** Show the list of shortcuts. */
 export function openShortcuts({ words }) {
   const rows = LIST.flatMap(([keys, name]) => [make("dt", {}, ...keysOf(keys)), make("dd", {}, words.shortcutsDo[name])]);
   openDialog(words.shortcuts, [make("dl", { className: "shortcuts" }, ...rows)], [{ label: words.close, primary: true, run() {} }], words.close);

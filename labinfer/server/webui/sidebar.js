@@ -1,4 +1,4 @@
-// Sidebar: the list of conversations, with search, names, and removal.
+// Sidebar: list of conversations, with search, rename, export and delete.
 
 import { openDialog } from "./dialog.js";
 import { dayGroup } from "./day_group.js";
@@ -6,8 +6,8 @@ import { byId, iconButton, make } from "./element.js";
 import { composes } from "./enter_key.js";
 import { search } from "./search.js";
 
-const SEARCH_MS = 150; // after the last key
-const TRASH = 3; // among the buttons of a conversation
+const SEARCH_MS = 150; // delay after the last key press
+const TRASH = 3; // index of the delete button
 
 export class Sidebar {
   /** @param {object} actions open(id), rename(id, title), remove(id), export(id) */
@@ -16,16 +16,16 @@ export class Sidebar {
     this._records = [];
     this._busy = new Set();
     this._renaming = false;
-    this._found = null; // ids, while a search is on
+    this._found = null; // conversation ids found by a search; null without one
     this._search.oninput = () => {
       clearTimeout(this._timer);
       this._timer = setTimeout(() => this._seek(), SEARCH_MS);
     };
     this._search.onkeydown = (event) => {
       if (event.key !== "Escape" || !this._search.value) return;
-      event.stopPropagation(); // it clears the search and does nothing else
+      event.stopPropagation(); // it must only clear the search
       if (composes(event)) return;
-      this.endSearch(); // not every browser does
+      this.endSearch(); // not all browsers clear it
       this.render(this._records, this._current, this._busy, this._words);
     };
     byId("open-sidebar").onclick = () => this.toggle();
@@ -43,7 +43,7 @@ export class Sidebar {
     this.show(false);
   }
 
-  /** On a narrow screen, over the page or away; on a wide one it is there, unless it was folded away. */
+  /** Open or close the sidebar on a narrow screen; a wide one shows it unless collapsed. */
   show(open, giveFocusBack = false) {
     const narrow = this._narrow.matches, folded = !narrow && Boolean(this._preferences.kept("folded"));
     document.body.classList.toggle("sidebar-open", narrow && open);
@@ -55,7 +55,7 @@ export class Sidebar {
     if (narrow && giveFocusBack) byId("open-sidebar").focus();
   }
 
-  /** Fold it away, or have it there again. */
+  /** Collapse or expand the sidebar. */
   toggle() {
     const narrow = this._narrow.matches;
     if (!narrow) this._preferences.keep("folded", this._preferences.kept("folded") ? "" : "yes");
@@ -63,7 +63,7 @@ export class Sidebar {
     if (!narrow) byId(this._preferences.kept("folded") ? "open-sidebar" : "collapse").focus();
   }
 
-  /** All conversations are listed again. */
+  /** End the search. */
   endSearch() {
     this._search.value = "";
     this._found = null;
@@ -76,11 +76,11 @@ export class Sidebar {
     this._search.select();
   }
 
-  /** @param {object[]} records @param {string} current its id @param {Set<string>} busy ids of those that are answering */
+  /** @param {object[]} records @param {string} current id of the open one @param {Set<string>} busy ids of those being answered */
   render(records, current, busy, words) {
     const opened = current !== this._current;
     Object.assign(this, { _records: records, _current: current, _busy: busy, _words: words });
-    if (this._renaming) return; // it is shown when the name is there
+    if (this._renaming) return; // rendered when renaming ends
     const focused = document.activeElement.closest("#conversations li");
     const button = focused && [...focused.querySelectorAll("button")].indexOf(document.activeElement);
     const shown = records.filter(({ id }) => !this._found || this._found.has(id));
@@ -92,7 +92,7 @@ export class Sidebar {
     if (opened) this._place(current)?.scrollIntoView({ block: "nearest" });
   }
 
-  /** Conversations, each day's or month's under its name. */
+  /** List items, grouped by day or month. */
   _items(records) {
     const items = [];
     let group = "";
@@ -108,7 +108,7 @@ export class Sidebar {
   async _seek() {
     const text = this._search.value.trim();
     const found = text ? await search(this._store, text) : null;
-    if (text !== this._search.value.trim()) return; // typed on meanwhile
+    if (text !== this._search.value.trim()) return; // superseded by a later search
     this._found = found;
     this.render(this._records, this._current, this._busy, this._words);
   }
@@ -149,10 +149,10 @@ export class Sidebar {
     input.select();
   }
 
-  /** To a button of a conversation; where it is no more, to what begins one. */
+  /** Focus a button of a conversation, or "New chat" if it was deleted. */
   _giveFocusBack(id, button) {
     const buttons = this._place(id)?.querySelectorAll("button") ?? [byId("new")];
-    buttons[0].focus(); // the others are in the page from then on
+    buttons[0].focus(); // the focus shows the other buttons
     buttons[button]?.focus();
   }
 
@@ -166,6 +166,6 @@ export class Sidebar {
       { label: words.cancel, run() {} },
       { label: words.remove, danger: true, run: () => { this._actions.remove(record.id); } },
     ], words.close);
-    dialog.addEventListener("close", () => this._giveFocusBack(record.id, TRASH)); // which is not shown meanwhile
+    dialog.addEventListener("close", () => this._giveFocusBack(record.id, TRASH)); // hidden while the dialog is open
   }
 }

@@ -1,13 +1,13 @@
-// What a page's HTML leaves out: the words and pictures of its skeleton, and its colours.
+// Texts, icons and theme of a page's static HTML.
 
 import { icon } from "./icon.js";
 
-/** The pictures of [data-icon]. */
+/** Insert the icons of [data-icon]. */
 export function showIcons() {
   for (const place of document.querySelectorAll("[data-icon]")) place.prepend(icon(place.dataset.icon));
 }
 
-/** The words of [data-word], [data-label] and [data-placeholder], and the theme. @param {import("./preferences.js").Preferences} preferences */
+/** Set the texts of [data-word], [data-label] and [data-placeholder], and the theme. @param {import("./preferences.js").Preferences} preferences */
 export function showPreferences({ words, shownTheme }) {
   document.documentElement.lang = words.language;
   document.documentElement.dataset.theme = shownTheme;

@@ -1,6 +1,6 @@
-// Store: conversations, their messages, and files that go with a message not yet sent, in IndexedDB. Messages are records of
-// their own, so that saving one is cheap.
-// All methods are async: what IndexedDB throws at once, as on a database that is closed, is a rejection like the others.
+// Store: conversations, messages and attached files in IndexedDB. Each message is a record, so that saving
+// one is cheap.
+// All methods are async, so that exceptions of IndexedDB become rejections.
 
 const NAME = "labinfer";
 const VERSION = 2;
@@ -17,30 +17,30 @@ export class Store {
         request.result.createObjectStore("conversations", { keyPath: "id" });
         request.result.createObjectStore("messages", { keyPath: "id" }).createIndex("conversation", "conversation");
       }
-      request.result.createObjectStore("attachments"); // by conversation
+      request.result.createObjectStore("attachments"); // key: conversation id
     };
     const database = await done(request);
-    database.onversionchange = () => database.close(); // a newer page in another tab goes on
+    database.onversionchange = () => database.close(); // lets a newer page in another tab upgrade
     return new Store(database);
   }
 
-  /** All, the latest first. */
+  /** All conversations, latest first. */
   async conversations() {
     const found = await done(this._read("conversations").getAll());
     return found.sort((a, b) => b.updated - a.updated);
   }
 
-  /** undefined where there is none of this id. */
+  /** A conversation; undefined if unknown. */
   async conversation(id) {
     return done(this._read("conversations").get(id));
   }
 
-  /** Of one conversation, in no order. */
+  /** Messages of a conversation, unordered. */
   async messages(conversation) {
     return done(this._read("messages").index("conversation").getAll(conversation));
   }
 
-  /** Files that wait in a conversation for the next message. @returns {Promise<{name: string, text: string}[]>} */
+  /** Files attached to the next message of a conversation. @returns {Promise<{name: string, text: string}[]>} */
   async attachments(conversation) {
     return (await done(this._read("attachments").get(conversation))) ?? [];
   }
@@ -58,7 +58,7 @@ export class Store {
     return done(this._write("messages").put(message));
   }
 
-  /** Several records at once, or none of them. */
+  /** Save records and messages in one transaction. */
   async saveAll(conversations, messages) {
     const transaction = this._database.transaction(["conversations", "messages"], "readwrite");
     for (const one of conversations) transaction.objectStore("conversations").put(one);
@@ -82,7 +82,7 @@ export class Store {
     await Promise.all(keys.map((key) => done(messages.delete(key))));
   }
 
-  /** Calls `look` with every message of every conversation. */
+  /** Call `look` with every message of every conversation. */
   async everyMessage(look) {
     const cursor = this._read("messages").openCursor();
     await new Promise((resolve, reject) => {
@@ -97,7 +97,7 @@ export class Store {
 
   _read(store) { return this._database.transaction(store).objectStore(store); }
 
-  /** One change that is kept also where the page is loaded anew at once: without `commit` it waits for the page. */
+  /** Run a transaction and commit it at once, so that it survives an immediate reload. */
   _change(name, request) {
     const store = this._write(name);
     const change = request(store);

@@ -1,15 +1,15 @@
-// Tabs: what other tabs of this browser do with the same conversations.
+// Tabs: messages between tabs with the same conversations.
 
 const CHANNEL = "labinfer";
 
 export class Tabs {
   /**
-   * @param {() => Iterable<string>} answering ids of the conversations that this tab is getting answers for
-   * @param {(id: string) => void} onchange another tab has changed or removed this conversation
+   * @param {() => Iterable<string>} answering answering ids of the conversations that this tab gets answers for
+   * @param {(id: string) => void} onchange called when another tab has changed or deleted a conversation
    */
   constructor(answering, onchange) {
     this._channel = new BroadcastChannel(CHANNEL);
-    /** Ids of the conversations that are being answered in other tabs. */
+    /** Ids of conversations being answered in other tabs. */
     this.answering = new Set();
     this._channel.onmessage = ({ data }) => {
       if (data.asks) return this._tellAll(answering(), true);
@@ -21,7 +21,7 @@ export class Tabs {
     this._channel.postMessage({ asks: true });
   }
 
-  /** This tab has changed a conversation, and is or is not getting an answer for it. */
+  /** Notify other tabs of a changed conversation. @param {boolean} isAnswering whether this tab gets an answer for it */
   tell(id, answering) {
     this._channel.postMessage({ id, answering });
   }

@@ -1,10 +1,10 @@
-// Thoughts of a model. The server tells them apart; where it does not know the model's format, they stand between <think>
-// and </think> in its text, and some chat templates have written the first one already.
+// Reasoning of a model. The server separates it from the answer; if it does not know the model's format, the text has
+// <think> and </think>, of which some chat templates contain the first.
 
 const OPEN = "<think>";
 const CLOSE = "</think>";
 
-/** @returns {{thought: string|null, closed: boolean, answer: string, ms: number|undefined}} ms: how long it took */
+/** @returns {{thought: string|null, closed: boolean, answer: string, ms: number|undefined}} ms: duration of the reasoning */
 export function thoughtOf(message) {
   const { reasoning, content, toolCalls, status, thoughtMs } = message;
   if (!reasoning) return split(content);

@@ -1,35 +1,35 @@
-// ThreadView: the messages of the conversation that is open. A long one appears from its end, the rest piece by piece.
+// ThreadView: messages of the open conversation. A long conversation is rendered from its end, the rest in pieces.
 
 import { MessageView } from "./message_view.js";
 
-const AT_ONCE = 12; // messages
+const AT_ONCE = 12; // messages rendered per piece
 const PIECE_MS = 12;
 const NEAR_END = 80; // pixels
 
 export class ThreadView {
-  /** @param {HTMLElement} scroller @param {HTMLElement} list in it @param {HTMLElement} toEnd a button */
+  /** @param {HTMLElement} scroller @param {HTMLElement} list inside `scroller` @param {HTMLElement} toEnd button */
   constructor(scroller, list, toEnd, actions) {
     Object.assign(this, { _scroller: scroller, _list: list, _toEnd: toEnd, _actions: actions });
     this._views = new Map();
-    this._pending = []; // messages before those in the page
+    this._pending = []; // messages not rendered yet, before the rendered ones
     this._follows = true;
-    this._top = 0; // where it was scrolled to
+    this._top = 0; // last scroll position
     scroller.addEventListener("scroll", () => {
-      const up = scroller.scrollTop < this._top; // by the user, or what was shown has become shorter and its end is in view
+      const up = scroller.scrollTop < this._top; // by the user, or because the content became shorter
       this._top = scroller.scrollTop;
       this._follows = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < (up ? 1 : NEAR_END);
       toEnd.hidden = this._follows;
     }, { passive: true });
     toEnd.onclick = () => {
       this.toEnd();
-      scroller.focus(); // the button goes
+      scroller.focus(); // the focused button is hidden
     };
-    const resized = new ResizeObserver(() => this._follow()); // the window, or a formula that is drawn later
+    const resized = new ResizeObserver(() => this._follow()); // the window, or a formula rendered later
     resized.observe(scroller);
     resized.observe(list);
   }
 
-  /** A conversation from its end on. */
+  /** Show a conversation, from its end. */
   open(conversation, words) {
     this._words = words;
     this._conversation = conversation;
@@ -44,8 +44,8 @@ export class ThreadView {
   }
 
   /**
-   * The conversation has changed, here or as another tab has kept it: what is no more shown goes, and what is new comes.
-   * The rest stays in its place, with what the user has open in it.
+   * Update to a changed conversation: remove messages that are no longer on its path, and add new ones.
+   * Other views stay, with open editors and selections.
    */
   sync(conversation = this._conversation) {
     this._fill(Infinity);
@@ -66,17 +66,17 @@ export class ThreadView {
     }
   }
 
-  /** The message that is being edited; undefined where none is. */
+  /** The message being edited; undefined if none. */
   get edited() {
     return [...this._views.values()].find((view) => view.isEdited)?.message;
   }
 
-  /** The view of a message; undefined where it is not in the page. */
+  /** View of a message; undefined if not rendered. */
   view(message) {
     return this._views.get(message.id);
   }
 
-  /** Change something in the page; whoever was at the end stays there. */
+  /** Run a change of the page; a view scrolled to the end stays there. */
   update(change) {
     change();
     this._follow();
@@ -91,7 +91,7 @@ export class ThreadView {
     if (this._follows) this._scrollTo(this._scroller.scrollHeight);
   }
 
-  /** What the user does before this is told of counts from there. */
+  /** Read the current scroll position, before its event arrives. */
   _scrollTo(top) {
     this._scroller.scrollTop = top;
     this._top = this._scroller.scrollTop;

@@ -1,17 +1,17 @@
-// Conversations as files: out of the browser, and in.
+// Export and import of conversations as files.
 
 import { openDialog } from "./dialog.js";
 import { make } from "./element.js";
 import { fromJson, toJson } from "./exchange.js";
 import { saveFile } from "./save_file.js";
 
-/** Give the user a file with these conversations. @param {object[]} records */
+/** Download conversations as a file. @param {object[]} records */
 export async function exportRecords(store, records) {
   const whole = await Promise.all(records.map(async (record) => ({ record, messages: await store.messages(record.id) })));
   saveFile(new Blob([toJson(whole)], { type: "application/json" }), `labinfer-${new Date().toISOString().slice(0, 10)}.json`);
 }
 
-/** Take in the conversations of a file; a dialog says why not. @param {import("./chat.js").Chat} chat @returns {Promise<number>} how many there were */
+/** Import the conversations of a file; shows a dialog on failure. @param {import("./chat.js").Chat} chat @returns {Promise<number>} number of conversations */
 export async function importFile(chat, file) {
   const { words } = chat;
   try {

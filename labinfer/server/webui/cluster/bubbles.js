@@ -1,25 +1,25 @@
-// How much of the time a rank waited while there was work: its bubble.
+// Bubbles: time in which a rank waited while there was work.
 
 import { intersection, total, union } from "./intervals.js";
 
 const COMPUTING = new Set(["prepare", "run", "sample"]);
-const JOIN_US = 20e3; // between two turns of the engine there is still work
+const JOIN_US = 20e3; // shorter gaps between steps count as time with work
 
-/** Whether a rank computes in a slice of this name; all other time is its bubble, as long as there is work. */
+/** Whether a slice of this name is compute; all other time with work is a bubble. */
 export function computes(name) {
   return COMPUTING.has(name);
 }
 
-/** Whether a slice says that there was work: all but the wait of a rank for the next plan. */
+/** Whether a slice shows that there was work: all but the wait for the next plan. */
 function isWork({ name, step }) {
   return step >= 0 || name === "engine";
 }
 
 /**
- * When there was work for anyone, of the time that is known and lies in [begin, end], and how much of it was bubbles.
+ * Intervals with work on any rank, within [begin, end] and the recorded time, and the bubble share of that time.
  * @param {import("./timeline.js").Timeline} timeline
- * @returns {{work: [number, number][], overall: number | null, ofRank: Map<number, number>}} shares from 0 to 1; none where there
- *   was no work
+ * @returns {{work: [number, number][], overall: number | null, ofRank: Map<number, number>}} fractions from 0 to 1; null or missing
+ *   without work
  */
 export function findBubbles(timeline, begin, end) {
   const working = timeline.ranks.flatMap((rank) => timeline.slices(rank, begin - JOIN_US, end + JOIN_US).filter(isWork));

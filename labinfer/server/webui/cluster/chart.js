@@ -1,30 +1,33 @@
-// Chart: one or two figures over the last minutes, with axes. Where it is pointed at, it tells the figures of that time.
+// Chart: one or two curves over time, with axes. Pointing at it shows the values of that time.
 
 import { make } from "../element.js";
 import { roundUp } from "./geometry.js";
 import { timeOfDay } from "./units.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const HEIGHT = 132, TOP = 8, BOTTOM = 22, LEFT = 40, RIGHT = 10;
+const HEIGHT = 132, TOP = 8, BOTTOM = 22, LEFT = 40, RIGHT = 10; // pixels
 const MINUTE_US = 60e6;
-const NARROW_PX = 230; // with a mark every other minute
-const LINES = [0, 0.5, 1]; // of the axis
+const MARKS = new Map([[5, [1, 2]], [15, [3, 6]], [60, [15, 30]]]); // range to the interval of time marks, and that of narrow charts, in minutes
+const NARROW_PX = 230;
+const LINES = [0, 0.5, 1]; // grid lines, as fractions of the axis
 
 export class Chart {
   /**
    * @param {object} kind
    * @param {string} kind.title key of the words
-   * @param {{word: string, figure: (point: object) => number}[]} kind.series the second one is dashed
-   * @param {(value: number) => string} kind.format
-   * @param {number} [kind.least] what the axis reaches at least
-   * @param {(point: object, words: object) => string} [kind.also] said beside the current value
+   * @param {{word: string, figure: (point: object) => number | null | undefined}[]} kind.series the second curve is dashed
+   * @param {(value: number | null | undefined) => string} kind.format
+   * @param {number} [kind.least] minimum upper end of the axis
+   * @param {number} [kind.left] width of the axis labels, in pixels
+   * @param {(point: object, words: object) => string} [kind.also] text beside the current value
    */
   constructor(kind) {
     this._kind = kind;
     this._heading = make("h3");
     this._values = make("p", { className: "values" });
     this._svg = element("svg", { class: "plot", role: "img" });
-    this._pointed = null; // where, in pixels
+    this._pointed = null; // x position of the pointer, in pixels
+    this._left = kind.left ?? LEFT;
     this._svg.onpointermove = ({ offsetX }) => this._point(offsetX);
     this._svg.onpointerleave = () => this._point(null);
     this.place = make("figure", { className: "chart" }, make("figcaption", {}, this._heading, this._values), this._svg);
@@ -44,8 +47,8 @@ export class Chart {
       !also ? ` ${words[word]}` : shown ? ` ${also(shown, words)}` : "")));
     const said = latest && series.map(({ word, figure }) => `${words[word]} ${format(figure(latest))}`).join(words.comma);
     this._svg.setAttribute("aria-label", latest
-      ? words.chartSays(words[title], said, format(highest))
-      : words.chartEmpty(words[title]));
+      ? words.chartSays(words[title], said, format(highest), words.inRange(history.range / MINUTE_US))
+      : words.chartEmpty(words[title], words.inRange(history.range / MINUTE_US)));
     this._plot(history, lines, roundUp(Math.max(least, highest)), words, pointed);
   }
 
@@ -56,26 +59,26 @@ export class Chart {
 
   _pointedPoint(history) {
     if (this._pointed === null) return undefined;
-    const share = (this._pointed - LEFT) / (this._svg.clientWidth - LEFT - RIGHT);
+    const share = (this._pointed - this._left) / (this._svg.clientWidth - this._left - RIGHT);
     return history.nearest(history.begin + share * (history.end - history.begin));
   }
 
   _plot(history, lines, most, words, pointed) {
     const width = this._svg.clientWidth;
     if (!width) return;
-    const bottom = HEIGHT - BOTTOM, { begin, end } = history;
-    const x = (time) => LEFT + (width - LEFT - RIGHT) * (time - begin) / (end - begin);
+    const bottom = HEIGHT - BOTTOM, left = this._left, { begin, end } = history;
+    const x = (time) => left + (width - left - RIGHT) * (time - begin) / (end - begin);
     const y = (value) => bottom - (bottom - TOP) * Math.min(1, value / most);
     this._svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     const parts = LINES.flatMap((share) => [
-      element("path", { class: "rule", d: `M${LEFT} ${y(share * most)}H${width - RIGHT}` }),
-      text(LEFT - 6, y(share * most) + 4, "end", this._kind.format(share * most)),
+      element("path", { class: "rule", d: `M${left} ${y(share * most)}H${width - RIGHT}` }),
+      text(left - 6, y(share * most) + 4, "end", this._kind.format(share * most)),
     ]);
     if (history.latest) {
-      const every = width < NARROW_PX ? 2 * MINUTE_US : MINUTE_US;
+      const every = MARKS.get(history.range / MINUTE_US)[width < NARROW_PX ? 1 : 0] * MINUTE_US;
       for (let time = Math.ceil(begin / every) * every; time <= end; time += every) {
         parts.push(element("path", { class: "rule", d: `M${x(time)} ${bottom}v4` }));
-        if (x(time) > LEFT + 12 && x(time) < width - 22) parts.push(text(x(time), HEIGHT - 4, "middle", timeOfDay(time, words, false)));
+        if (x(time) > left + 12 && x(time) < width - 22) parts.push(text(x(time), HEIGHT - 4, "middle", timeOfDay(time, words, false)));
       }
     }
     lines.forEach((runs, i) => {
@@ -91,7 +94,7 @@ export class Chart {
   }
 }
 
-/** A new element of SVG. */
+/** A new SVG element. */
 export function element(tag, attributes) {
   const made = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);

@@ -1,4 +1,4 @@
-// Cluster: the page as a whole. It knows whether the picture moves, and which model and step are looked at.
+// Cluster: the whole cluster page, with the model, the selected step, and whether the timeline is paused.
 
 import { byId, make, setText } from "../element.js";
 import { icon } from "../icon.js";
@@ -20,24 +20,26 @@ import { Timeline } from "./timeline.js";
 import { duration, grouped, percent, timeOfDay } from "./units.js";
 import { VerdictView } from "./verdict_view.js";
 
-const PAUSE_MS = 1600; // without work, which is worth a word: the last steps come up to so much later than figures that say all is over
-const MOVE_MS = 5000; // how often charts move on while no figures come, and experts' loads are asked for
-const ASK_MS = 1000; // how often the open requests are asked for while there are any
-const ENOUGH_STEPS = 5; // to choose how much time is in view
+const PAUSE_MS = 1600; // time without work before the page says idle: the last steps arrive up to this much after the last stats
+const MOVE_MS = 5000; // interval of chart updates without stats, and of polling expert loads
+const ASK_MS = 1000; // polling interval of open requests while there is work
+const ENOUGH_STEPS = 5; // minimum steps for choosing the time span
+const MINUTE_US = 60e6;
+const RANGES = [5, 15, 60]; // of the history, in minutes
 
 export class Cluster {
   constructor(api, serverState, preferences) {
     Object.assign(this, { _api: api, _serverState: serverState, _preferences: preferences });
     this._timeline = new Timeline();
     this._history = new History();
-    this._cluster = null; // what the server has told of it
+    this._cluster = null; // response of `/v1/cluster`
     this._connection = "connecting"; // or "open", or "lost"
-    this._failure = ""; // why it was lost, where that is not said elsewhere
-    this._isRunning = false; // a request is, by the latest figures
-    this._isQuiet = true; // none is, and none was a moment ago
+    this._failure = ""; // error of a lost connection, unless the banner shows it
+    this._isRunning = false; // whether a request runs or waits, by the latest stats
+    this._isQuiet = true; // no work for `PAUSE_MS`
     this._hadTrouble = false;
-    this._pausedBy = ""; // by "user", or by "reader" while a step or the table is read
-    this._spanIsChosen = false; // by the user
+    this._pausedBy = ""; // "user", or "reader" while a step is selected or the table is open
+    this._spanIsChosen = false; // whether the user has chosen the time span
     this._feed = new Feed(api, {
       opened: (cluster) => this._opened(cluster), news: (event) => this._take(event), closed: (failure) => this._closed(failure),
     });
@@ -51,7 +53,7 @@ export class Cluster {
     this._machines = new MachinesView(byId("machines"));
     this._verdict = new VerdictView();
     this._requests = new RequestsView(byId("requests"), (id) => this._cancel(id));
-    this._open = { data: [], total: 0 }; // requests
+    this._open = { data: [], total: 0, running: 0 }; // requests
     this._experts = new ExpertsView(byId("experts"));
     this._step = new StepView(byId("step"), (step) => this._select(step));
     this._steps = new StepsView(byId("steps"), (step) => this._showFromTable(step), () => this._read());
@@ -59,13 +61,15 @@ export class Cluster {
     this.render();
   }
 
-  /** Everything anew, as after a change of language or theme. */
+  /** Render everything, as after a change of language or theme. */
   render() {
     const words = this._words;
     byId("download").title = words.downloadHint;
     document.title = `${words.cluster} · LABInfer`;
     byId("span").replaceChildren(...SPANS.map((span) => new Option(duration(span), String(span))));
     byId("span").value = String(this._gantt.span);
+    byId("range").replaceChildren(...RANGES.map((minutes) => new Option(words.ranges[minutes], String(minutes))));
+    byId("range").value = String(this._history.range / MINUTE_US);
     for (const id of ["verdict", "open", "minutes", "everyone"]) byId(id).hidden = !this._cluster;
     if (this._cluster) this._renderCluster();
     this._charts.render(words);
@@ -74,7 +78,7 @@ export class Cluster {
     this._gantt.recolour();
   }
 
-  /** The server has come, gone, or tells of other models. */
+  /** The server's state or models have changed. */
   serverChanged() {
     const { trouble } = this._serverState;
     this._renderModels();
@@ -95,6 +99,11 @@ export class Cluster {
       this._spanIsChosen = true;
       this._gantt.span = Number(target.value);
     };
+    byId("range").onchange = ({ target }) => {
+      this._history.range = Number(target.value) * MINUTE_US;
+      this._charts.render(this._words);
+      this._ranks.update(this._words);
+    };
     byId("model").onchange = ({ target }) => {
       history.replaceState(null, "", `?${new URLSearchParams({ model: target.value })}`);
       this._resume();
@@ -105,24 +114,24 @@ export class Cluster {
     setInterval(() => this._connection === "open" && !this._isQuiet && this._askForRequests(), ASK_MS);
   }
 
-  /** What moves on without events: the charts' time, and what experts were given. */
+  /** Update what changes without events: the charts' time axis and the expert loads. */
   _move() {
     this._charts.render(this._words);
     this._ranks.update(this._words);
     if (!this._isQuiet) this._askForLoads();
   }
 
-  /** No event tells of experts: they are asked for while there is work, and once more when it is done. */
+  /** Poll expert loads, which are not in events; called while there is work, and once after it. */
   async _askForLoads() {
     if (!this._cluster?.experts?.length) return;
-    const { experts, expert_reads } = await this._api.cluster(this._model).catch(() => this._cluster); // that it is gone, the feed says
+    const { experts, expert_reads } = await this._api.cluster(this._model).catch(() => this._cluster); // the feed reports a lost connection
     Object.assign(this._cluster, { experts, expert_reads });
     this._experts.render(this._cluster, this._words);
   }
 
   async _askForRequests() {
     const model = this._model, open = await this._api.requests(model).catch(() => this._open);
-    if (model !== this._model) return; // another one was chosen meanwhile
+    if (model !== this._model) return; // the user has chosen another model
     this._open = open;
     this._renderRequests();
   }
@@ -136,7 +145,7 @@ export class Cluster {
     this._requests.render(this._open, (id) => this._timeline.promptTokens(id), this._words);
   }
 
-  /** News are wanted while somebody looks and the picture moves. */
+  /** Follow the events while the page is visible and not paused. */
   _follow() {
     const wanted = !document.hidden && !this._pausedBy;
     if (!wanted) this._connection = "connecting";
@@ -164,13 +173,13 @@ export class Cluster {
     if (document.activeElement !== byId("gantt")) byId("said").textContent = this._describe(step);
   }
 
-  /** The table is below what is told of the step, and may be long. */
+  /** Select a step from the table, and scroll to its details above the table. */
   _showFromTable(step) {
     this._select(step);
     byId("step").firstElementChild.scrollIntoView({ block: "nearest" });
   }
 
-  /** What is read stands still: rows that come and go twice a second can neither be clicked nor have the focus. */
+  /** Pause while the user reads: rows that change twice a second can neither be clicked nor focused. */
   _read() {
     if (this._gantt.selected >= 0 || (this._steps.isOpen && !this._timeline.isEmpty)) this._pause("reader");
     else if (this._pausedBy === "reader") this._resume();
@@ -195,7 +204,7 @@ export class Cluster {
       this._history.clear();
       this._spanIsChosen = false;
     }
-    if (cluster.model !== this._cluster?.model) this._open = { data: [], total: 0 };
+    if (cluster.model !== this._cluster?.model) this._open = { data: [], total: 0, running: 0 };
     this._cluster = cluster;
     this._history.add(cluster.history, cluster.time_us);
     this._isRunning = isAtWork(cluster.history.at(-1));
@@ -219,20 +228,20 @@ export class Cluster {
       this._timeline.add(event);
       this._chooseSpan();
       this._gantt.render();
-      if (this._steps.isOpen) this._read(); // it was opened when there was nothing to read
-      if (event.steps.length) this._worked(); // perhaps of a request that was over before any figures told of it
+      if (this._steps.isOpen) this._read(); // the table was opened while empty
+      if (event.steps.length) this._worked(); // a short request may end before any stats show it
     }
   }
 
-  /** The connection has ended, and nobody here wanted it. */
+  /** The connection was lost. */
   _closed(failure) {
     this._connection = "lost";
     this._failure = failure.kind === "failed" ? failure.message : "";
     this._renderState();
-    this._serverState.check(true); // it finds out why, and says so
+    this._serverState.check(true); // shows the reason in the banner
   }
 
-  /** There is work, or was until now. While a request runs there may be no news for long, as a step may take long. */
+  /** There is or was work. A long step may send no events for a long time. */
   _worked() {
     clearTimeout(this._timer);
     this._setQuiet(false);
@@ -259,7 +268,7 @@ export class Cluster {
   async _download() {
     const button = byId("download");
     if (button.ariaBusy === "true") return;
-    button.ariaBusy = "true"; // and not disabled, which would take the focus away
+    button.ariaBusy = "true"; // not disabled: that would take the focus away
     byId("download-failed").textContent = "";
     try {
       saveFile(await this._api.clusterTrace(this._model), "labinfer-trace.json");
@@ -288,7 +297,7 @@ export class Cluster {
     this._showStep(this._gantt.selected);
   }
 
-  /** What the latest figures have told. */
+  /** Render the latest stats. */
   _renderPresent() {
     const words = this._words;
     this._ranks.update(words);
@@ -307,7 +316,7 @@ export class Cluster {
 
   _renderState() {
     const words = this._words;
-    const shown = this._serverState.wait ? "stalled" : this._isQuiet ? "idle" : "live"; // what waits, the banner says
+    const shown = this._serverState.wait ? "stalled" : this._isQuiet ? "idle" : "live"; // the banner names the stalled ranks
     const state = this._pausedBy ? "paused" : this._connection !== "open" ? this._connection : shown;
     byId("state").dataset.state = state;
     setText(byId("state"), words.states[state]);
@@ -317,7 +326,7 @@ export class Cluster {
     byId("nothing").textContent = this._cluster ? words.nothingYet : words.states[state];
   }
 
-  /** What the picture shows, in words. */
+  /** Describe the timeline's view in text. */
   _drawn({ begin, steps, overall }) {
     const words = this._words;
     byId("nothing").hidden = !this._timeline.isEmpty;
@@ -330,12 +339,12 @@ export class Cluster {
   }
 }
 
-/** What the rows of the picture stand for: where it differs, nothing that was seen has a place any more. */
+/** Key of the timeline's rows; recorded steps are dropped when it changes. */
 function rowsOf({ model, ranks }) {
   return JSON.stringify([model, ...ranks.map(({ rank, stage, first_layer, num_layers }) => [rank, stage, first_layer, num_layers])]);
 }
 
-/** @param {object} [figures] the latest, where there are any */
+/** @param {object} [figures] latest stats */
 function isAtWork(figures) {
   return figures !== undefined && figures.running + figures.waiting > 0;
 }

@@ -1,14 +1,14 @@
-// ExpertsView: how often each expert of each layer was chosen, as a picture, and what was read of those in a file; only where a
-// model has experts.
+// ExpertsView: heat map of the tokens per expert and layer, and expert-cache stats; hidden for models without
+// experts.
 
 import { byId } from "../element.js";
 import { bytes, duration, grouped, percent, short } from "./units.js";
 
 const MIN_CELL = 3, MAX_CELL = 18; // CSS pixels
-const FULL = 3; // times the mean of its layer from which a cell has the full colour
+const FULL = 3; // multiple of the layer's mean with the full colour
 
 export class ExpertsView {
-  /** @param {HTMLElement} section its place, which is hidden where there is nothing to show */
+  /** @param {HTMLElement} section hidden without experts */
   constructor(section) {
     this._section = section;
     this._layers = [];
@@ -18,7 +18,7 @@ export class ExpertsView {
     new ResizeObserver(() => this._words && this._paint()).observe(section);
   }
 
-  /** @param {{experts: {layer: number, tokens: number[]}[], expert_reads: object[]}} cluster as `/v1/cluster` has it */
+  /** @param {{experts: {layer: number, tokens: number[]}[], expert_reads: object[]}} cluster response of `/v1/cluster` */
   render({ experts: layers = [], expert_reads: reads = [] }, words) {
     Object.assign(this, { _layers: layers, _words: words });
     this._section.hidden = layers.length === 0;
@@ -53,7 +53,7 @@ export class ExpertsView {
     });
   }
 
-  /** What is under the pointer, in words. */
+  /** Describe the cell under the pointer. */
   _point({ offsetX, offsetY }) {
     const item = this._layers[Math.floor(offsetY / this._cell[1])], expert = Math.floor(offsetX / this._cell[0]);
     if (!item || expert >= item.tokens.length) return;

@@ -1,4 +1,4 @@
-// Feed: the news of a model's ranks, as long as they are wanted; it comes back by itself.
+// Feed: event stream of a model; reconnects by itself.
 
 import { ApiFailure } from "../api.js";
 
@@ -7,15 +7,15 @@ const RETRY_MS = 2000;
 export class Feed {
   /**
    * @param {import("../api.js").Api} api
-   * @param {object} handlers opened(cluster), news(event), closed(failure): against our will
+   * @param {object} handlers opened(cluster), news(event), closed(failure) for a lost connection
    */
   constructor(api, handlers) {
     Object.assign(this, { _api: api, _handlers: handlers });
     this._model = "";
-    this._running = null; // aborts what is under way
+    this._running = null; // AbortController of the running stream
   }
 
-  /** The news of this model from now on; of none where it is "". */
+  /** Follow a model; "" stops. */
   follow(model) {
     if (model === this._model) return;
     this._model = model;
@@ -24,7 +24,7 @@ export class Feed {
     if (model) this._run(this._running = new AbortController());
   }
 
-  /** Try at once what would be tried again later. */
+  /** Reconnect at once. */
   retry() {
     this._wake?.();
   }
@@ -37,7 +37,7 @@ export class Feed {
         for await (const event of this._api.clusterEvents(model, signal)) this._handlers.news(event);
       } catch (failure) {
         if (signal.aborted) return;
-        if (!(failure instanceof ApiFailure)) console.error(failure); // this page is at fault
+        if (!(failure instanceof ApiFailure)) console.error(failure); // a bug of this page
         this._handlers.closed(failure);
       }
       await this._pause(signal);

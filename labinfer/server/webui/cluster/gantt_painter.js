@@ -1,4 +1,4 @@
-// GanttPainter: the picture of the pipeline on a canvas. Kinds of steps differ in colour and in pattern.
+// GanttPainter: draws the pipeline timeline on a canvas. Prefill, decode and mixed steps differ in colour and pattern.
 
 import { computes } from "./bubbles.js";
 import { AXIS_HEIGHT, kindOf, marks } from "./geometry.js";
@@ -7,12 +7,12 @@ import { duration } from "./units.js";
 
 const COLOURS = ["prefill", "decode", "mixed", "unknown", "on-step", "bubble", "missing", "wait", "line", "soft", "text", "ground"];
 const LABEL_PX = 11;
-const LABEL_ROOM = 6; // beside a label, at least
-const DIGIT_PX = 6; // at least: what has no room for one is not measured, as that takes longer than to draw it
-const ROUND_PX = 8; // steps that are narrower have corners
-const MARK_PX = 110; // between two marks of the axis, about
-const PATTERN_PX = 5; // steps that are narrower have a colour only
-const BESIDE = 0.62; // how high `prepare` and `sample` are beside `run`
+const LABEL_ROOM = 6; // minimum room around a label, in pixels
+const DIGIT_PX = 6; // minimum width of a digit: narrower slices are not measured, which would take longer than drawing
+const ROUND_PX = 8; // narrower steps have square corners
+const MARK_PX = 110; // approximate distance of two axis marks
+const PATTERN_PX = 5; // narrower steps have no pattern
+const BESIDE = 0.62; // height of `prepare` and `sample` relative to `run`
 
 export class GanttPainter {
   /** @param {HTMLCanvasElement} canvas */
@@ -21,7 +21,7 @@ export class GanttPainter {
     this._context = canvas.getContext("2d");
   }
 
-  /** Take the colours anew from the styles, as after a change of theme. */
+  /** Read the colours from the styles, as after a change of theme. */
   readColours() {
     const style = getComputedStyle(this._canvas);
     this._colour = Object.fromEntries(COLOURS.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
@@ -39,8 +39,8 @@ export class GanttPainter {
    * @param {import("./timeline.js").Timeline} timeline
    * @param {ReturnType<import("./geometry.js").layOut>} layout
    * @param {import("./geometry.js").Scale} scale
-   * @param {[number, number][]} work when there was work
-   * @param {number} selected number of a step, or -1
+   * @param {[number, number][]} work intervals with work
+   * @param {number} selected step number, or -1
    */
   paint(timeline, layout, scale, work, selected) {
     const draw = this._context, density = devicePixelRatio || 1, width = this._canvas.clientWidth;
@@ -87,10 +87,10 @@ export class GanttPainter {
     for (const [begin, end] of intervals) this._context.fillRect(scale.x(begin), row.top, scale.length(end - begin), row.height);
   }
 
-  /** Time in which the rank computes. */
+  /** Draw compute. */
   _block(row, scale, { name, begin, end, step }, kind, isSelected) {
     const draw = this._context, whole = scale.length(end - begin);
-    const x = scale.x(begin), width = whole > 4 ? whole - 1 : whole; // a line of ground between neighbours
+    const x = scale.x(begin), width = whole > 4 ? whole - 1 : whole; // leaves a gap between neighbours
     const height = name === "run" ? row.height : Math.round(row.height * BESIDE), y = row.top + (row.height - height) / 2;
     draw.fillStyle = this._colour[kind];
     if (width <= PATTERN_PX && !isSelected) {
@@ -110,12 +110,12 @@ export class GanttPainter {
       draw.lineWidth = width > ROUND_PX ? 2 : 1;
       draw.stroke();
     }
-    const left = Math.max(x, 0), right = Math.min(x + width, this._canvas.clientWidth); // of what is in view
+    const left = Math.max(x, 0), right = Math.min(x + width, this._canvas.clientWidth); // the visible part
     if (name !== "run" || right - left < DIGIT_PX + LABEL_ROOM) return;
     const text = [String(step), `…${String(step).slice(-2)}`].find((one) => draw.measureText(one).width + LABEL_ROOM <= right - left);
     if (!text) return;
     const room = draw.measureText(text).width + LABEL_ROOM, middle = (left + right) / 2;
-    if (pattern) { // letters on a plain ground
+    if (pattern) { // label on a plain background
       draw.fillStyle = this._colour[kind];
       draw.fillRect(middle - room / 2 + 1, y + height / 2 - LABEL_PX / 2 - 2, room - 2, LABEL_PX + 4);
     }
@@ -123,7 +123,7 @@ export class GanttPainter {
     draw.fillText(text, middle, y + height / 2 + 0.5);
   }
 
-  /** Waits, and what is done beside the model: thin, and dotted where the rank only waits. */
+  /** Draw work outside the model as a thin line, waits as a dotted one. */
   _line(row, scale, { name, begin, end }) {
     const draw = this._context, y = Math.round(row.top + row.height / 2) + 0.5, waits = name.startsWith("wait");
     if (scale.length(end - begin) < 0.5) return;
@@ -137,7 +137,7 @@ export class GanttPainter {
     draw.setLineDash([]);
   }
 
-  /** The way of a step from stage to stage. */
+  /** Connect the slices of a step from stage to stage. */
   _way(slices, layout, scale) {
     const draw = this._context, places = [];
     for (const row of layout.rows) {
@@ -156,7 +156,7 @@ export class GanttPainter {
     draw.stroke();
   }
 
-  /** Lines that repeat every 8 pixels. @param {(draw: CanvasRenderingContext2D) => void} path */
+  /** A pattern that repeats every 8 pixels. @param {(draw: CanvasRenderingContext2D) => void} path */
   _pattern(colour, path) {
     const tile = document.createElement("canvas"), density = devicePixelRatio || 1, draw = tile.getContext("2d");
     tile.width = tile.height = Math.round(8 * density);

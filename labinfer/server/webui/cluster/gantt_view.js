@@ -1,4 +1,4 @@
-// GanttView: the picture of the pipeline with its rows' names, moved and chosen from by pointer and keyboard.
+// GanttView: the pipeline timeline with row names; scrolled and selected by pointer and keyboard.
 
 import { make } from "../element.js";
 import { computes, findBubbles } from "./bubbles.js";
@@ -7,26 +7,26 @@ import { GanttPainter } from "./gantt_painter.js";
 import { describe } from "./step_view.js";
 import { percent } from "./units.js";
 
-const DRAG_PX = 6; // less is a click
-const HOVER_PX = 14; // from the pointer to what is told
-const FAR = 10; // steps, by Page Up and Page Down
+const DRAG_PX = 6; // a shorter movement is a click
+const HOVER_PX = 14; // distance of the tooltip from the pointer
+const FAR = 10; // steps of Page Up and Page Down
 
 export class GanttView {
   /**
    * @param {HTMLCanvasElement} canvas
-   * @param {HTMLElement} names where the rows' names go, beside it
-   * @param {HTMLElement} hover what is told of the step under the pointer, over it
+   * @param {HTMLElement} names row names
+   * @param {HTMLElement} hover tooltip
    * @param {import("./timeline.js").Timeline} timeline
-   * @param {object} actions hold(): the picture is to stand still; select(step): -1 for none; drawn(picture): what it shows
+   * @param {object} actions hold(): pause; select(step): -1 for none; drawn(picture): the current view
    */
   constructor(canvas, names, hover, timeline, actions) {
     Object.assign(this, { _canvas: canvas, _names: names, _hover: hover, _timeline: timeline, _actions: actions });
     this._painter = new GanttPainter(canvas);
     this._layout = layOut([]);
-    this._shares = new Map(); // where each rank's share is written
+    this._shares = new Map(); // rank to the element with its bubble share
     this._span = SPANS[2];
     this._selected = -1;
-    this._heldEnd = null; // of the time in view; null while it follows the news
+    this._heldEnd = null; // end of a paused view; null while following events
     canvas.onkeydown = (event) => this._onKey(event);
     canvas.onpointerdown = (event) => this._onPointer(event);
     canvas.addEventListener("pointermove", (event) => this._point(event.pointerType === "mouse" && !event.buttons ? event : null));
@@ -34,15 +34,15 @@ export class GanttView {
     new ResizeObserver(() => this.render()).observe(canvas);
   }
 
-  /** How much time is in view, in microseconds. */
+  /** Visible time span, in microseconds. */
   get span() { return this._span; }
   set span(value) {
-    if (this._heldEnd !== null) this._heldEnd = this._clamp(this._heldEnd + (value - this._span) / 2); // about the middle
+    if (this._heldEnd !== null) this._heldEnd = this._clamp(this._heldEnd + (value - this._span) / 2); // keeps the middle
     this._span = value;
     this.select(this._selected);
   }
 
-  /** The time in view. @returns {[number, number]} */
+  /** Visible time. @returns {[number, number]} */
   get inView() {
     const end = this._heldEnd ?? this._timeline.end;
     return [end - this._span, end];
@@ -50,31 +50,31 @@ export class GanttView {
 
   get selected() { return this._selected; }
 
-  /** Stand still. */
+  /** Pause. */
   hold() {
     this._heldEnd ??= this._timeline.end;
   }
 
-  /** Follow the news. */
+  /** Follow the events. */
   release() {
     this._heldEnd = null;
     this.render();
   }
 
-  /** Mark a step, and move until it is in view. */
+  /** Select a step, and scroll it into view. */
   select(step) {
     this._selected = step;
     const slices = [...this._timeline.slicesOfStep(step).values()].flat().filter(({ name }) => computes(name));
     if (step >= 0 && slices.length) {
       const begin = Math.min(...slices.map((slice) => slice.begin)), end = Math.max(...slices.map((slice) => slice.end));
       const [from, to] = this.inView;
-      if (end - begin > this._span) this._heldEnd = this._clamp(begin + 0.95 * this._span); // from where it begins
+      if (end - begin > this._span) this._heldEnd = this._clamp(begin + 0.95 * this._span); // its beginning is visible
       else if (begin < from || end > to) this._heldEnd = this._clamp((begin + end) / 2 + this._span / 2);
     }
     this.render();
   }
 
-  /** @param {object[]} ranks as `/v1/cluster` has them */
+  /** @param {object[]} ranks from `/v1/cluster` */
   setRanks(ranks, words) {
     this._layout = layOut(ranks);
     this._words = words;
@@ -96,13 +96,13 @@ export class GanttView {
     this.recolour();
   }
 
-  /** The theme has changed. */
+  /** Redraw after a change of theme. */
   recolour() {
     this._painter.readColours();
     this.render();
   }
 
-  /** Draw anew before the next frame. */
+  /** Redraw in the next animation frame. */
   render() {
     this._frame ||= requestAnimationFrame(() => {
       this._frame = 0;
@@ -151,7 +151,7 @@ export class GanttView {
   _onPointer(event) {
     if (event.button !== 0) return;
     const startX = event.clientX, [, startEnd] = this.inView;
-    const pressed = this._stepAt(event.offsetX, event.offsetY); // when the pointer goes up, the picture may have moved on
+    const pressed = this._stepAt(event.offsetX, event.offsetY); // the view may have scrolled before pointer-up
     let drags = false;
     this._canvas.setPointerCapture(event.pointerId);
     this._canvas.onpointermove = ({ clientX }) => {
@@ -171,7 +171,7 @@ export class GanttView {
     };
   }
 
-  /** @param {{offsetX: number, offsetY: number} | null} at the pointer, where it is over the picture */
+  /** @param {{offsetX: number, offsetY: number} | null} at pointer position; null outside */
   _point(at) {
     this._pointed = at && { x: at.offsetX, y: at.offsetY };
     this._showHover();

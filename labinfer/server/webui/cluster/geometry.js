@@ -1,18 +1,18 @@
-// Where things stand in the picture of the pipeline: rows, times, marks on the axis. Lengths are CSS pixels, times microseconds.
+// Geometry of the pipeline timeline: rows, times, axis marks. Lengths in CSS pixels, times in microseconds.
 
 export const AXIS_HEIGHT = 24;
-const HEAD_HEIGHT = 24; // above the rows of a stage: its name
+const HEAD_HEIGHT = 24; // height of a stage's name, above its rows
 const STAGE_GAP = 10;
-const ROW_HEIGHTS = [[4, 52], [8, 40], [16, 30], [Infinity, 22]]; // up to so many ranks
+const ROW_HEIGHTS = [[4, 52], [8, 40], [16, 30], [Infinity, 22]]; // (maximum ranks, row height)
 const NEAR_PX = 5;
 
-/** What is chosen from as the length of time in view. */
+/** Selectable time spans. */
 export const SPANS = [20e3, 50e3, 200e3, 1e6, 5e6, 30e6];
-const STEP_PX = 28; // of a typical step, at least
-const NEAR = 1.25; // by what factor it may be less, or more, before another span is taken
+const STEP_PX = 28; // minimum width of a typical step
+const NEAR = 1.25; // hysteresis: factor before the span changes
 
 /**
- * A row for each rank, those of a stage below each other.
+ * Layout with one row per rank, grouped by stage.
  * @param {{rank: number, stage: number}[]} ranks
  * @returns {{height: number, stages: {stage: number, top: number}[], rows: {rank: number, stage: number, top: number, height: number}[]}}
  */
@@ -32,7 +32,7 @@ export function layOut(ranks) {
   return { height: y + AXIS_HEIGHT, rows, stages };
 }
 
-/** From times in view to places, and back. */
+/** Conversion between times and x positions. */
 export class Scale {
   constructor(begin, span, width) {
     Object.assign(this, { begin, end: begin + span, _factor: width / span });
@@ -43,14 +43,14 @@ export class Scale {
   length(time) { return time * this._factor; }
 }
 
-/** Round marks from 0 to `span`, at most so many between them. */
+/** Round axis marks from 0 to `span`, at most `most` intervals. */
 export function marks(span, most) {
   const raw = span / most, power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].find((factor) => factor * power >= raw) * power;
   return Array.from({ length: Math.floor(span / step + 1e-9) + 1 }, (_, i) => i * step);
 }
 
-/** A round number that is no less: the end of a chart's axis. From 2 on its half is whole too: there is no half a request. */
+/** Round `value` up to a round number, for a chart's axis. From 2 on half of it is an integer, too, for counts. */
 export function roundUp(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
@@ -58,9 +58,9 @@ export function roundUp(value) {
 }
 
 /**
- * The longest span in which steps are still told apart.
- * @param {number} stepTime from one step to the next
- * @param {number} current it stays as long as it is not far from that: the picture is not to change back and forth
+ * Longest span in which single steps are distinguishable.
+ * @param {number} stepTime time between steps
+ * @param {number} current kept while near the optimum, to avoid oscillation
  */
 export function fittingSpan(stepTime, width, current) {
   const longest = (stepPx) => SPANS.findLast((span) => span / stepTime * stepPx <= width) ?? SPANS[0];
@@ -68,21 +68,21 @@ export function fittingSpan(stepTime, width, current) {
 }
 
 /**
- * The step at a place of the picture.
- * @param {import("./timeline.js").Slice[]} slices of the rank in whose row it is
- * @returns {number} -1 where there is none
+ * Step at a position of the timeline.
+ * @param {import("./timeline.js").Slice[]} slices of the row's rank
+ * @returns {number} -1 for none
  */
 export function stepAt(slices, scale, x) {
   let found = -1, nearest = NEAR_PX;
   for (const { begin, end, step, name } of slices) {
     if (step < 0) continue;
-    const away = Math.max(scale.x(begin) - x, x - scale.x(end), 0) + (name.startsWith("wait") ? 0.5 : 0); // work before waits
+    const away = Math.max(scale.x(begin) - x, x - scale.x(end), 0) + (name.startsWith("wait") ? 0.5 : 0); // prefers work over waits
     if (away < nearest) [found, nearest] = [step, away];
   }
   return found;
 }
 
-/** "prefill", "decode", "mixed", or "unknown" where nothing was told of it. @param {import("./timeline.js").Step} [step] */
+/** Phase of a step: "prefill", "decode", "mixed", or "unknown" if not recorded. @param {import("./timeline.js").Step} [step] */
 export function kindOf(step) {
   if (!step) return "unknown";
   if (step.prefill_tokens && step.decode_tokens) return "mixed";

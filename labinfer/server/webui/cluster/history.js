@@ -1,27 +1,32 @@
-// History: the figures of the last minutes, a point for each time they were told.
+// History: stats of the last hour, as points. Points older than five minutes are merged, as on the server.
 
-const KEPT_US = 300e6;
-const GAP_US = 4e6; // longer without a point: nobody knows, or there was no work
-const SHORT_US = 900e3; // a rate over less says little: it is taken together with the next
-const TICK_US = 500e3; // how often figures come while there is work
-const RATES = ["steps_per_second", "prompt_tokens_per_second", "generation_tokens_per_second"];
+const KEPT_US = 3600e6;
+const FINE_US = 300e6; // age from which points are merged
+const MERGED_US = 10e6; // interval of merged points
+const GAP_US = 4e6; // a longer time that no point covers is a gap in a curve
+const SHORT_US = 900e3; // a rate over less time is noise: its point is merged with the next one
+const TICK_US = 500e3; // interval of stats while there is work
+const RATES = ["prompt_tokens_per_second", "generation_tokens_per_second"];
 
 export class History {
-  /** @param {() => number} clock milliseconds, by a clock that is never set */
+  /** @param {() => number} clock monotonic time in milliseconds */
   constructor(clock = () => performance.now()) {
     this._clock = clock;
+    /** Time from `begin` to `end`, in microseconds. */
+    this.range = FINE_US;
     this.clear();
   }
 
   clear() {
-    /** As `/v1/cluster` has them, the oldest first. */
+    /** Points as in `/v1/cluster`, oldest first. */
     this.points = [];
-    this._zero = 0; // of this page's clock, by the server's
+    this._zero = 0; // server time at 0 of this page's clock
   }
 
   /**
-   * @param {object[]} points in order, up to the newest; of what is known already, nothing is taken again
-   * @param {number} now_us what time it is by the server's clock; from here on it passes by itself
+   * Add points; known ones are skipped.
+   * @param {object[]} points oldest first
+   * @param {number} now_us server time; it advances with this page's clock
    */
   add(points, now_us = points.at(-1).time_us) {
     this._zero = now_us - this._clock() * 1000;
@@ -29,70 +34,79 @@ export class History {
     for (const point of points) {
       const { latest } = this;
       if (latest && point.time_us <= latest.time_us) continue;
-      const counted = withCounts(point, latest);
-      if (belongTogether(latest, point)) this.points[this.points.length - 1] = together(latest, counted);
-      else this.points.push(counted);
+      if (latest && isShort(latest, point)) this.points[this.points.length - 1] = merge(latest, point);
+      else this.points.push(point);
     }
-    const { latest, begin } = this;
-    this.points = this.points.filter((point) => point === latest || point.time_us >= begin);
+    this._age();
   }
 
   get latest() {
     return this.points.at(-1);
   }
 
-  /** Now. */
+  /** Server time now. */
   get end() {
     return this._zero + this._clock() * 1000;
   }
 
   get begin() {
-    return this.end - KEPT_US;
+    return this.end - this.range;
   }
 
-  /** The point that is nearest to a time; none where nothing is known within some seconds of it. */
+  /** The nearest point in time; undefined if it is more than some seconds away. */
   nearest(time_us) {
-    const away = (point) => Math.abs(point.time_us - time_us);
-    const found = this.points.reduce((best, point) => (best && away(best) <= away(point) ? best : point), undefined);
-    return found && away(found) <= GAP_US ? found : undefined;
+    const distance = (point) => Math.max(0, beginOf(point) - time_us, time_us - point.time_us);
+    const best = this.points.reduce((one, other) => (one && distance(one) <= distance(other) ? one : other), undefined);
+    return best && distance(best) <= GAP_US ? best : undefined;
   }
 
-  /** The values of one figure where it is known, cut where there was a gap. @param {(point: object) => number | null | undefined} figure @returns {[number, number][][]} */
+  /** Curves of a figure: (time, value) pairs, split at gaps. @param {(point: object) => number | null | undefined} figure @returns {[number, number][][]} */
   runs(figure) {
-    const found = [], { begin } = this;
+    const runs = [], { begin } = this;
     for (const point of this.points.filter(({ time_us }) => time_us >= begin)) {
-      const run = found.at(-1), value = figure(point);
+      const run = runs.at(-1), value = figure(point);
       if (value === null || value === undefined) continue;
-      if (run && point.time_us - run.at(-1)[0] <= GAP_US) run.push([point.time_us, value]);
-      else found.push([[point.time_us, value]]);
+      if (run && beginOf(point) - run.at(-1)[0] <= GAP_US) run.push([point.time_us, value]);
+      else runs.push([[point.time_us, value]]);
     }
-    return found;
+    return runs;
+  }
+
+  /** Merge points older than five minutes, and drop those older than an hour. */
+  _age() {
+    const { points, latest, end } = this;
+    this.points = points.filter((point) => point === latest || point.time_us >= end - KEPT_US);
+    const interval = ({ time_us }) => Math.floor(time_us / MERGED_US);
+    for (let n = 0; this.points[n + 1]?.time_us < end - FINE_US;) {
+      const [first, second] = this.points.slice(n, n + 2);
+      if (interval(first) === interval(second)) this.points.splice(n, 2, merge(first, second));
+      else n += 1;
+    }
   }
 }
 
-/** Whether one of two points that follow each other says little without the other. */
-function belongTogether(before, now) {
-  const told = now.time_us - before?.time_us, kept = before?.time_us - before?.since_us;
-  return told <= GAP_US && (kept < SHORT_US || (told < TICK_US / 2 && kept < 2 * SHORT_US));
+/** Time since which a point's rates hold. */
+function beginOf({ time_us, seconds }) {
+  return time_us - seconds * 1e6;
 }
 
-/** The point, since when it tells, and what was counted since then. Rates after a pause are told over the pause, which says nothing. */
-function withCounts(point, before) {
-  const told = point.time_us - (before?.time_us ?? point.time_us - TICK_US);
-  const since_us = told > GAP_US ? point.time_us - TICK_US : point.time_us - told;
-  const counts = Object.fromEntries(RATES.map((name) => [name, point[name] * told]));
-  return withRates({ ...point, since_us, counts, tokens: point.tokens_per_step * counts.steps_per_second });
+/** Whether the rates of one of two consecutive points cover too little time. */
+function isShort(first, second) {
+  const between = second.time_us - first.time_us, covered = first.seconds * 1e6;
+  return between <= GAP_US && (covered < SHORT_US || (between < TICK_US / 2 && covered < 2 * SHORT_US));
 }
 
-/** One point for two that follow each other. */
-function together(before, now) {
-  const counts = Object.fromEntries(RATES.map((name) => [name, before.counts[name] + now.counts[name]]));
-  return withRates({ ...now, since_us: before.since_us, counts, tokens: before.tokens + now.tokens });
-}
-
-function withRates(point) {
-  const { counts, tokens, since_us, time_us } = point;
-  for (const name of RATES) point[name] = counts[name] / (time_us - since_us);
-  point.tokens_per_step = counts.steps_per_second ? tokens / counts.steps_per_second : 0;
-  return point;
+/** One point for two consecutive ones: rates over the time of both, all else as in the second. */
+function merge(first, second) {
+  const seconds = first.seconds + second.seconds;
+  const mean = (figure) => (figure(first) * first.seconds + figure(second) * second.seconds) / seconds;
+  const steps = mean((point) => point.steps_per_second), tokens = mean((point) => point.steps_per_second * point.tokens_per_step);
+  const busyOf = (point, rank) => point.ranks?.find((one) => one.rank === rank)?.busy ?? null;
+  const ranks = second.ranks?.map((rank) => {
+    const before = busyOf(first, rank.rank);
+    const busy = before === null || rank.busy === null ? rank.busy ?? before : mean((point) => busyOf(point, rank.rank));
+    return { ...rank, busy };
+  });
+  const rates = Object.fromEntries(RATES.map((name) => [name, mean((point) => point[name])]));
+  return { ...second, ...rates, seconds, ranks, steps_per_second: steps, tokens_per_step: steps ? tokens / steps : 0 };
 }

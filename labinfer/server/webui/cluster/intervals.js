@@ -1,6 +1,6 @@
-// Intervals of time: arrays of [begin, end] in order, none touching the next.
+// Time intervals: sorted arrays of disjoint [begin, end].
 
-/** All that lies in any of these. @param {[number, number][]} intervals in any order @param {number} join gaps up to this are closed */
+/** Union of intervals. @param {[number, number][]} intervals in any order @param {number} join maximum gap to close */
 export function union(intervals, join = 0) {
   const found = [];
   for (const [begin, end] of [...intervals].sort((a, b) => a[0] - b[0])) {
@@ -12,7 +12,7 @@ export function union(intervals, join = 0) {
   return found;
 }
 
-/** What lies in both. */
+/** Intersection. */
 export function intersection(one, other) {
   const found = [];
   for (let i = 0, j = 0; i < one.length && j < other.length;) {
@@ -24,7 +24,7 @@ export function intersection(one, other) {
   return found;
 }
 
-/** What of [begin, end] lies in none of them. */
+/** Complement within [begin, end]. */
 export function complement(intervals, begin, end) {
   const found = [];
   let at = begin;
@@ -37,7 +37,7 @@ export function complement(intervals, begin, end) {
   return found;
 }
 
-/** How long they are together. */
+/** Total length. */
 export function total(intervals) {
   return intervals.reduce((sum, [begin, end]) => sum + end - begin, 0);
 }

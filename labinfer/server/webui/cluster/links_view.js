@@ -1,16 +1,16 @@
-// LinksView: what ranks send to each other, and how fast.
+// LinksView: traffic between ranks.
 
 import { byId, make } from "../element.js";
 import { table } from "./table.js";
 import { bytes, duration } from "./units.js";
 
 export class LinksView {
-  /** @param {HTMLElement} section its place, which is hidden where nothing was sent */
+  /** @param {HTMLElement} section hidden without traffic */
   constructor(section) {
     this._section = section;
   }
 
-  /** @param {object[]} links of `/v1/cluster` or the latest figures @param {object} cluster as `/v1/cluster` has it */
+  /** @param {object[]} links from `/v1/cluster` or the latest stats @param {object} cluster response of `/v1/cluster` */
   render(links, cluster, words) {
     this._section.hidden = links.length === 0;
     const hostOf = (rank) => cluster.ranks.find((one) => one.rank === rank)?.host ?? "";

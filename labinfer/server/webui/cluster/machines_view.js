@@ -1,18 +1,18 @@
-// MachinesView: what a message between two machines takes, and how fast they are, as a matrix.
+// MachinesView: matrix of latencies and bandwidths between machines.
 
 import { byId, make } from "../element.js";
 import { table } from "./table.js";
 import { bytes, duration } from "./units.js";
 
-const STEPS = [2, 8, 32, 128]; // times the latency of the nearest two, from which a link has the next colour
+const STEPS = [2, 8, 32, 128]; // multiples of the lowest latency at which a cell gets darker
 
 export class MachinesView {
-  /** @param {HTMLElement} section its place, which is hidden where nothing was measured */
+  /** @param {HTMLElement} section hidden without measurements */
   constructor(section) {
     this._section = section;
   }
 
-  /** @param {{a: string, b: string, latency: number, bytes_per_second: number}[]} links as `/v1/cluster` has them */
+  /** @param {{a: string, b: string, latency: number, bytes_per_second: number}[]} links from `/v1/cluster` */
   render(links, words) {
     this._section.hidden = links.length === 0;
     if (links.length === 0) return;

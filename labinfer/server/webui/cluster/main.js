@@ -1,4 +1,4 @@
-// The cluster page begins here.
+// Entry point of the cluster page.
 
 import { Api } from "../api.js";
 import { showBanner } from "../banner.js";

@@ -1,4 +1,4 @@
-// RanksView: who holds what, and how busy they are.
+// RanksView: placement, memory and load of each rank.
 
 import { make } from "../element.js";
 import { Spark } from "./spark.js";
@@ -9,10 +9,10 @@ export class RanksView {
   /** @param {HTMLElement} place @param {import("./history.js").History} history */
   constructor(place, history) {
     Object.assign(this, { _place: place, _history: history });
-    this._live = new Map(); // by rank, where its changing figures are written
+    this._live = new Map(); // rank to the elements of its changing values
   }
 
-  /** @param {object} cluster as `/v1/cluster` has it */
+  /** @param {object} cluster response of `/v1/cluster` */
   render(cluster, words) {
     this._live.clear();
     const names = ["rank", "stageColumn", "host", "device", "layers", "numberTypes", "weights", "kvCache", "memory", "busy"];
@@ -20,7 +20,7 @@ export class RanksView {
     this._place.replaceChildren(table(words.ranks, names.map((name) => words.columns[name]), rows));
   }
 
-  /** The latest figures, and how busy the ranks were until now. */
+  /** Update memory and load. */
   update(words) {
     for (const [rank, { busy }] of this._live) busy.render(this._history, words.busyRank(rank), words);
     for (const { rank, private_memory, memory_used, memory_total } of this._history.latest?.ranks ?? []) {
@@ -63,7 +63,7 @@ function layerNumbers({ first_layer, num_layers }) {
   return num_layers === 1 ? String(first_layer) : `${first_layer}–${first_layer + num_layers - 1}`;
 }
 
-/** Which of the model's layers these are, at a glance. */
+/** Bar with the rank's part of the model's layers. */
 function layerStrip({ first_layer, num_layers }, all) {
   const part = make("span", { className: "bar" });
   part.style.marginLeft = `${first_layer / all * 100}%`;

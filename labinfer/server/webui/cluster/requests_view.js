@@ -1,68 +1,74 @@
-// RequestsView: the open requests, how old and how far they are, and the ends of one's own.
+// RequestsView: open requests, with callers, states and progress; own requests can be cancelled.
 
-import { make, setText } from "../element.js";
+import { byId, make, setText } from "../element.js";
 import { table } from "./table.js";
 import { duration, grouped } from "./units.js";
+
+const ANONYMOUS = "anonymous"; // caller on a server without API keys
 
 export class RequestsView {
   /** @param {HTMLElement} place @param {(id: string) => Promise<void>} cancel */
   constructor(place, cancel) {
     Object.assign(this, { _place: place, _cancel: cancel });
-    this._rows = new Map(); // by what tells requests apart
+    this._rows = new Map(); // row key to row; see `render`
   }
 
   /**
-   * @param {{data: object[], total: number}} open as `/v1/requests` has it
-   * @param {(id: string) => number} promptTokens how many tokens of a prompt have been run, as far as the steps tell
+   * @param {{data: object[], total: number, running: number}} open response of `/v1/requests`
+   * @param {(id: string) => number} promptTokens prompt tokens that the steps in view have run, by request id
    */
   render(open, promptTokens, words) {
     if (this._words !== words) this._begin(words);
     const rows = new Map();
     for (const request of open.data) {
-      const base = `${request.own} ${request.id}`, name = rows.has(base) ? `${base} ${rows.size}` : base; // two may have the same id
+      const base = `${request.own} ${request.id}`, name = rows.has(base) ? `${base} ${rows.size}` : base; // callers choose ids, which may be equal
       const row = this._rows.get(name) ?? this._row(request);
       rows.set(name, row);
       this._update(row, request, promptTokens);
     }
     for (const [name, { element }] of this._rows) if (!rows.has(name)) element.remove();
     this._rows = rows;
-    [...rows.values()].forEach(({ element }, n) => { // one that stays is not moved, which would take the focus away
+    [...rows.values()].forEach(({ element }, n) => { // a moved row would lose the focus
       if (this._body.children[n] !== element) this._body.insertBefore(element, this._body.children[n] ?? null);
     });
     this._table.hidden = rows.size === 0;
     if (!open.data.some(({ id }) => id === this._refused)) this._tell("");
+    byId("open-counts").textContent = open.total ? words.openCounts(open.running, open.total - open.running) : "";
     this._rest.textContent = rows.size === 0 ? words.noRequests : open.total > rows.size ? words.moreRequests(open.total - rows.size) : "";
   }
 
-  /** An empty table, in this language. */
+  /** Replace the table by an empty one with the words of this language. */
   _begin(words) {
     this._words = words;
     this._rows.clear();
-    const names = ["request", "age", "prompt", "generated", "end"];
+    const names = ["request", "caller", "state", "age", "prompt", "generated", "end"];
     this._table = table(words.openRequests, names.map((name) => words.columns[name]), []);
     this._body = this._table.tBodies[0];
     this._rest = make("p", { className: "hint" });
     this._trouble = make("p", { className: "failure", role: "alert" });
-    this._refused = ""; // id of the request that was not cancelled
+    this._refused = ""; // id of the request whose cancellation failed
     this._place.replaceChildren(this._table, this._rest, this._trouble);
   }
 
-  _row({ id, own }) {
-    const words = this._words, [age, prompt, said] = [0, 0, 0].map(() => make("span"));
+  _row({ id, own, caller, user }) {
+    const words = this._words, [state, age, prompt, said] = [0, 0, 0, 0].map(() => make("span"));
+    const callers = [...(caller === ANONYMOUS ? [] : [caller]), ...(user ? [user] : [])];
     const bar = make("span", { className: "bar" });
     const end = own
       ? make("button", { type: "button", className: "quiet small", "aria-label": words.cancelRequest(id), onclick: () => this._end(end, id) }, words.cancel)
-      : words.notYours;
+      : "–";
     const element = make("tr", {},
-      make("th", { scope: "row", className: "mono", title: id }, id), make("td", {}, age), make("td", {}, prompt),
+      make("th", { scope: "row", className: "mono", title: id }, id),
+      make("td", { className: "caller" }, callers.join(" / ") || "–"), make("td", {}, state), make("td", {}, age), make("td", {}, prompt),
       make("td", {}, make("span", { className: "meter", "aria-hidden": "true" }, bar), said),
-      make("td", own ? {} : { className: "hint" }, end));
-    return { element, age, prompt, said, bar };
+      make("td", {}, end));
+    return { element, state, age, prompt, said, bar };
   }
 
-  _update({ age, prompt, said, bar }, request, promptTokens) {
+  _update({ state, age, prompt, said, bar }, request, promptTokens) {
     const words = this._words, { prompt_tokens, generated_tokens, max_tokens } = request;
     const read = generated_tokens ? prompt_tokens : Math.min(prompt_tokens, Math.max(request.cached_tokens, promptTokens(request.id)));
+    state.textContent = words.requestStates[request.state];
     age.textContent = duration(Math.round(request.age * 10) * 1e5);
     prompt.textContent = read < prompt_tokens
       ? words.partOf(grouped(read, words), grouped(prompt_tokens, words)) : grouped(prompt_tokens, words);
@@ -72,7 +78,7 @@ export class RequestsView {
 
   async _end(button, id) {
     if (button.ariaBusy === "true") return;
-    button.ariaBusy = "true"; // and not disabled, which would take the focus away
+    button.ariaBusy = "true"; // not disabled: that would take the focus away
     this._tell("");
     try {
       await this._cancel(id);
@@ -82,7 +88,7 @@ export class RequestsView {
     button.ariaBusy = "false";
   }
 
-  /** Say why a request was not cancelled, as long as it is listed; "" for none. */
+  /** Show why request `id` could not be cancelled, until it ends; "" shows nothing. */
   _tell(id, why) {
     this._refused = id;
     setText(this._trouble, id && this._words.notCancelled(id, why));

@@ -1,4 +1,4 @@
-// Spark: a share over the last minutes, small. Where it is pointed at, it tells the share of that time.
+// Spark: a small curve of a fraction over time. Pointing at it shows the value of that time.
 
 import { make } from "../element.js";
 import { element } from "./chart.js";
@@ -7,10 +7,10 @@ import { percent, timeOfDay } from "./units.js";
 const WIDTH = 112, HEIGHT = 24;
 
 export class Spark {
-  /** @param {(point: object) => number | null | undefined} figure from 0 to 1, where it is known */
+  /** @param {(point: object) => number | null | undefined} figure from 0 to 1; null or undefined if unknown */
   constructor(figure) {
     this._figure = figure;
-    this._pointed = null; // where, in pixels
+    this._pointed = null; // x position of the pointer, in pixels
     this.place = element("svg", { class: "spark", role: "img", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: WIDTH, height: HEIGHT });
     this.value = make("span");
     this.time = make("span", { className: "more" });
@@ -18,7 +18,7 @@ export class Spark {
     this.place.onpointerleave = () => this._point(null);
   }
 
-  /** @param {import("./history.js").History} history @param {string} title what it is of */
+  /** @param {import("./history.js").History} history @param {string} title name of the curve */
   render(history, title, words) {
     this._last = { history, title, words };
     const { begin, end, latest } = history;
@@ -31,7 +31,7 @@ export class Spark {
       element("path", { class: "area", d: areas.join("") }), element("path", { class: "curve", d: paths.map((path) => `M${path}h0`).join("") }),
       ...(pointed ? [element("path", { class: "pointed", d: `M${x(pointed.time_us)} 0V${HEIGHT}` })] : []));
     const now = latest && this._figure(latest), most = Math.max(0, ...runs.flat().map(([, value]) => value));
-    this.place.setAttribute("aria-label", words.chartSays(title, percent(now), percent(most)));
+    this.place.setAttribute("aria-label", words.chartSays(title, percent(now), percent(most), words.inRange(history.range / 60e6)));
     this.value.textContent = percent(pointed ? this._figure(pointed) : now);
     this.time.textContent = pointed ? timeOfDay(pointed.time_us, words) : "";
   }

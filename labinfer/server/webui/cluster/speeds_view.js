@@ -1,18 +1,18 @@
-// SpeedsView: how long a stage computes in a step, against what was measured at the start, or against the other stages.
+// SpeedsView: compute time per step of each stage, compared with its time at startup or with the other stages.
 
 import { byId, make } from "../element.js";
 import { table } from "./table.js";
 import { duration, percent, short } from "./units.js";
 
-const SLOW = 1.5; // times as long as expected, beyond which a stage is marked
+const SLOW = 1.5; // slowdown since startup above which a stage is red; a slow stage of an uneven layout is not
 
 export class SpeedsView {
-  /** @param {HTMLElement} section its place, which is hidden where there is nothing to compare */
+  /** @param {HTMLElement} section hidden with a single stage without a startup measurement */
   constructor(section) {
     this._section = section;
   }
 
-  /** @param {object[]} stages of `/v1/cluster` or the latest figures @param {object} cluster as `/v1/cluster` has it */
+  /** @param {object[]} stages from `/v1/cluster` or the latest stats @param {object} cluster response of `/v1/cluster` */
   render(stages, cluster, words) {
     const compared = compare(stages);
     this._section.hidden = !compared.some(({ ratio }) => ratio !== null);
@@ -30,7 +30,8 @@ export class SpeedsView {
 }
 
 /**
- * What is expected of each stage: its time by what was measured at the start, else the mean of the others; null where neither is known.
+ * Add the expected time of each stage: predicted from the startup measurement, else the mean of the other stages, else null. Only a
+ * slowdown against the startup measurement makes a stage slow.
  * @param {{step_seconds: number, predicted_seconds: number | null, slowdown: number | null}[]} stages
  */
 export function compare(stages) {
@@ -39,7 +40,7 @@ export function compare(stages) {
     const others = stages.length > 1 ? (sum - stage.step_seconds) / (stages.length - 1) : null;
     const expected = stage.predicted_seconds ?? others;
     const ratio = stage.slowdown ?? (expected ? stage.step_seconds / expected : null);
-    return { ...stage, expected, ratio, isSlow: ratio !== null && ratio > SLOW };
+    return { ...stage, expected, ratio, isSlow: stage.slowdown !== null && stage.slowdown > SLOW };
   });
 }
 

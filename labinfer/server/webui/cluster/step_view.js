@@ -1,4 +1,4 @@
-// StepView: one micro-batch: what it was for, and when each rank worked on it.
+// StepView: a micro-batch with its sequences and its times on each rank.
 
 import { iconButton, make } from "../element.js";
 import { computes } from "./bubbles.js";
@@ -20,7 +20,7 @@ export class StepView {
   /**
    * @param {import("./timeline.js").Timeline} timeline
    * @param {number} number -1 for none
-   * @param {object[]} ranks as `/v1/cluster` has them
+   * @param {object[]} ranks from `/v1/cluster`
    */
   render(timeline, number, ranks, words) {
     this._place.hidden = number < 0;
@@ -39,7 +39,7 @@ export class StepView {
       timesTable(slices, ranks, words),
       ...(step?.sequences.length ? [sequencesTable(step, words)] : []),
     );
-    if (focused) this._place.querySelector(`[aria-label="${focused}"]`)?.focus(); // the button is another one now
+    if (focused) this._place.querySelector(`[aria-label="${focused}"]`)?.focus(); // the button was replaced
   }
 
   _beside(timeline, number, by) {
@@ -48,7 +48,7 @@ export class StepView {
   }
 }
 
-/** A step in a sentence. */
+/** Description of a step. */
 export function describe(timeline, number, words) {
   const step = timeline.step(number), all = [...timeline.slicesOfStep(number).values()].flat();
   const parts = [];

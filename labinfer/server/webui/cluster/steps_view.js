@@ -1,14 +1,14 @@
-// StepsView: the picture's steps as a table, made while somebody looks at it.
+// StepsView: table of the steps in view, rendered while open.
 
 import { make } from "../element.js";
 import { kindOf } from "./geometry.js";
 import { scrolledTable } from "./table.js";
 import { duration, grouped } from "./units.js";
 
-const MOST = 40; // the last ones
+const MOST = 40; // maximum rows; older steps are left out
 
 export class StepsView {
-  /** @param {HTMLDetailsElement} place @param {(step: number) => void} select @param {() => void} toggled it was opened, or closed */
+  /** @param {HTMLDetailsElement} place @param {(step: number) => void} select @param {() => void} toggled called when the table is opened or closed */
   constructor(place, select, toggled) {
     Object.assign(this, { _place: place, _select: select, _body: place.querySelector("div") });
     place.ontoggle = () => {
@@ -23,7 +23,7 @@ export class StepsView {
     this._place.open = false;
   }
 
-  /** @param {number[]} steps those in view */
+  /** @param {number[]} steps numbers of the steps in view */
   render(timeline, steps, selected, words) {
     this._last = { timeline, steps, selected, words };
     this._draw();

@@ -1,16 +1,16 @@
-// Timeline: what every rank has lately done, and for which step. Times are microseconds since 1970, by the ranks' clocks.
+// Timeline: recent trace slices of every rank, by step. Times are microseconds since 1970, by the ranks' clocks.
 
 import { union } from "./intervals.js";
 
 const KEPT_US = 60e6;
-const KEPT_SLICES = 50000; // of all ranks: with eight of them, some seconds at the most that is told
-const BETWEEN_US = 20e3; // from the last slice of some news to the first of the next, less is no loss: not all that is done is a slice
-const BACK_US = 5e6; // news of a rank that are older than its last ones by more: its clock was set back
-const TYPICAL_STEPS = 50; // the last ones tell how long a step takes
-const LEFT_OUT = new Set(["step"]); // it is around others, which say more
+const KEPT_SLICES = 50000; // maximum slices of all ranks: some seconds of short steps on eight ranks
+const BETWEEN_US = 20e3; // a shorter gap between two events is no loss: not all work is a slice
+const BACK_US = 5e6; // slices older than a rank's last ones by more: its clock was set back
+const TYPICAL_STEPS = 50; // number of steps for the typical step time
+const LEFT_OUT = new Set(["step"]); // it encloses other slices
 
 /**
- * @typedef {{name: string, begin: number, end: number, step: number}} Slice step is -1 where it is of none
+ * @typedef {{name: string, begin: number, end: number, step: number}} Slice step is -1 without a step
  * @typedef {{step: number, prefill_tokens: number, decode_tokens: number, num_sequences: number, sequences: object[]}} Step
  */
 
@@ -20,18 +20,18 @@ export class Timeline {
   }
 
   clear() {
-    this._slices = new Map(); // by rank, in order of begin
+    this._slices = new Map(); // rank to its slices, by begin time
     this._steps = new Map();
     this._lastStep = -1;
     this._wasCut = false;
-    /** The time that is known of: news may leave some out. @type {[number, number][]} */
+    /** Recorded time; events may leave gaps. @type {[number, number][]} */
     this.covered = [];
   }
 
-  /** @param {object} news an event `cluster.steps` */
+  /** @param {object} news event `cluster.steps` */
   add(news) {
     const numbers = news.steps.map(({ step }) => step);
-    const isNewServer = Math.min(...numbers) <= this._lastStep; // it counts from 0; within one, no step is told of twice
+    const isNewServer = Math.min(...numbers) <= this._lastStep; // steps count from 0, and are sent once per server
     if (isNewServer || news.ranks.some((rank) => this._goesBack(rank))) this.clear();
     this._lastStep = Math.max(this._lastStep, ...numbers);
     for (const step of news.steps) this._steps.set(step.step, step);
@@ -47,51 +47,51 @@ export class Timeline {
     return this.covered.length === 0;
   }
 
-  /** The first moment that is known of. */
+  /** Begin of the recorded time. */
   get begin() {
     return this.covered[0]?.[0] ?? 0;
   }
 
-  /** The last one. */
+  /** End of the recorded time. */
   get end() {
     return this.covered.at(-1)?.[1] ?? 0;
   }
 
-  /** @returns {number[]} ranks of which anything is known */
+  /** @returns {number[]} ranks with slices */
   get ranks() {
     return [...this._slices.keys()].sort((a, b) => a - b);
   }
 
-  /** Of one rank, where they meet [begin, end]. @returns {Slice[]} */
+  /** Slices of a rank that overlap [begin, end]. @returns {Slice[]} */
   slices(rank, begin = this.begin, end = this.end) {
     return (this._slices.get(rank) ?? []).filter((slice) => slice.begin < end && slice.end > begin);
   }
 
-  /** @returns {Step | undefined} what was told of it, which may be nothing */
+  /** @returns {Step | undefined} contents of a step; undefined if not recorded */
   step(number) {
     return this._steps.get(number);
   }
 
-  /** How many tokens of a request's prompt were run by the latest step that is known of; 0 where none is. @param {string} request */
+  /** Prompt tokens of a request up to its latest recorded step; 0 if none. @param {string} request */
   promptTokens(request) {
     const chunks = [...this._steps.values()].flatMap(({ sequences }) => sequences.filter((one) => one.request === request && !one.decode));
     const { context = 0, tokens = 0 } = chunks.at(-1) ?? {};
     return context + tokens;
   }
 
-  /** Whether enough is known of a slice to show it: its step, or all that happened beside it. @param {Slice} slice */
+  /** Whether a slice can be shown: its step is recorded, or its time is complete. @param {Slice} slice */
   isClear({ begin, end, step }) {
     return this._steps.has(step) || this.covered.some(([from, to]) => begin < to && end > from);
   }
 
-  /** The slices of one step. @returns {Map<number, Slice[]>} by rank */
+  /** Slices of a step. @returns {Map<number, Slice[]>} rank to slices */
   slicesOfStep(number) {
     return new Map(this.ranks
       .map((rank) => [rank, this._slices.get(rank).filter(({ step }) => step === number)])
       .filter(([, slices]) => slices.length));
   }
 
-  /** Numbers of the steps that any rank worked on in [begin, end], in order. */
+  /** Sorted numbers of the steps that ran in [begin, end]. */
   stepsIn(begin = this.begin, end = this.end) {
     const found = new Set();
     for (const rank of this.ranks) {
@@ -100,7 +100,7 @@ export class Timeline {
     return [...found].sort((a, b) => a - b);
   }
 
-  /** From the begin of a step to that of the next one, on the first rank: the median, as there may have been no work between. */
+  /** Median time between the beginnings of steps on the first rank; the median ignores idle time. */
   get stepTime() {
     const begins = this.slices(this.ranks[0]).filter(({ name }) => name === "run").slice(-TYPICAL_STEPS).map(({ begin }) => begin);
     const gaps = begins.slice(1).map((begin, n) => begin - begins[n]).sort((a, b) => a - b);
@@ -120,7 +120,7 @@ export class Timeline {
     this._slices.set(rank, kept);
   }
 
-  /** Forget the oldest, of all ranks alike. */
+  /** Drop the oldest slices of all ranks. */
   _trim() {
     const all = [...this._slices.values()];
     const perRank = Math.max(1, Math.floor(KEPT_SLICES / all.length));
@@ -129,16 +129,16 @@ export class Timeline {
     for (const [rank, slices] of this._slices) this._slices.set(rank, slices.filter(({ begin }) => begin >= from));
     this.covered = this.covered.filter(([, end]) => end > from).map(([begin, end]) => [Math.max(begin, from), end]);
     const known = new Set([...this._slices.values()].flatMap((slices) => slices.map(({ step }) => step)));
-    const last = Math.max(...known); // slices of later steps are still to come
+    const last = Math.max(...known); // slices of later steps may still arrive
     for (const number of this._steps.keys()) if (!known.has(number) && number < last) this._steps.delete(number);
   }
 }
 
 /**
- * When it is known what every rank did. A rank that had no room for all its slices, has kept the first ones; those of another may
- * reach further, and so may slices of steps that there was no room for.
- * @param {boolean} afterCut whether there was no room before these news, either
- * @param {Map<number, Step>} steps that something was told of
+ * Time in which the slices of all ranks are complete. A rank with a full buffer keeps its first slices; those of other ranks, and
+ * slices of steps that were dropped, may reach further.
+ * @param {boolean} afterCut whether the previous event dropped slices, too
+ * @param {Map<number, Step>} steps recorded steps
  */
 function knownTime({ begin_us, end_us, dropped, ranks }, afterCut, steps) {
   const ofRanks = ranks.map(({ slices }) => slices).filter((slices) => slices.length), all = ofRanks.flat();

@@ -1,4 +1,4 @@
-// Numbers as people read them, with their units.
+// Numbers as text, with their units.
 
 const THOUSANDS = ["", "k", "M", "G"];
 const BYTES = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -10,19 +10,24 @@ export function duration(us) {
   return `${short(value)} ${unit}`;
 }
 
+/** @param {number | null | undefined} value seconds */
+export function seconds(value) {
+  return value === null || value === undefined ? "–" : duration(value * 1e6);
+}
+
 export function bytes(count) {
   let power = 0, value = count;
   while (value >= 1024 && power < BYTES.length - 1) [value, power] = [value / 1024, power + 1];
   return `${short(value)} ${BYTES[power]}`;
 }
 
-/** @param {number | null | undefined} share from 0 to 1 */
+/** @param {number | null | undefined} share fraction from 0 to 1 */
 export function percent(share) {
   if (share === null || share === undefined) return "–";
   return `${Number((share * 100).toFixed(share < 0.1 ? 1 : 0))} %`;
 }
 
-/** Three digits, or four. */
+/** At most four digits. */
 export function short(value) {
   let power = 0;
   while (value >= 10000 && power < THOUSANDS.length - 1) [value, power] = [value / 1000, power + 1];
@@ -30,13 +35,13 @@ export function short(value) {
   return Number(value.toFixed(digits)) + THOUSANDS[power];
 }
 
-/** A time of day. @param {number} us since 1970 @param {boolean} seconds whether to tell them too */
-export function timeOfDay(us, words, seconds = true) {
-  const parts = { hour: "2-digit", minute: "2-digit", ...(seconds ? { second: "2-digit" } : {}) };
+/** Time of day. @param {number} us since 1970 @param {boolean} withSeconds */
+export function timeOfDay(us, words, withSeconds = true) {
+  const parts = { hour: "2-digit", minute: "2-digit", ...(withSeconds ? { second: "2-digit" } : {}) };
   return new Date(us / 1000).toLocaleTimeString(words.language, { ...parts, hourCycle: "h23" });
 }
 
-/** A count with separators. */
+/** Integer with thousands separators. */
 export function grouped(value, words) {
   return Math.round(value).toLocaleString(words.language);
 }

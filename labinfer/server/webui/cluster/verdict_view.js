@@ -1,10 +1,10 @@
-// VerdictView: what bounds the model's speed, in a sentence, and what to try.
+// VerdictView: the bottleneck report in a sentence, and what to try.
 
 import { byId, setText } from "../element.js";
 import { duration, percent, short, timeOfDay } from "./units.js";
 
 export class VerdictView {
-  /** @param {object | null} verdict as `/v1/cluster` has it; null where nothing was measured yet */
+  /** @param {object | null} verdict from `/v1/cluster`; null without data */
   render(verdict, words) {
     byId("verdict").dataset.bound = verdict?.bound ?? "";
     setText(byId("verdict-says"), verdict ? saysBound(verdict, words) : words.noVerdict);
@@ -13,7 +13,7 @@ export class VerdictView {
   }
 }
 
-/** Which stage bounds, or what else, and by how much. */
+/** Sentence that names the bottleneck, with its figures. */
 export function saysBound({ bound, stages, busiest, lead, running, hop_seconds }, words) {
   const shares = stages.map(({ busy }) => busy), most = Math.max(...shares), least = Math.min(...shares);
   const { busy, step_seconds } = stages.find(({ stage }) => stage === busiest);
@@ -25,7 +25,7 @@ export function saysBound({ bound, stages, busiest, lead, running, hop_seconds }
   });
 }
 
-/** What may help. Where something is full, more requests at once would only wait. */
+/** What to try. If a resource is full, more concurrent requests would only wait. */
 export function saysTry({ bound, stages, busiest, move_to, full }, words) {
   const { tries } = words, more = full ? "" : tries.requests;
   const first = {

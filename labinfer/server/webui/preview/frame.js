@@ -1,5 +1,5 @@
-// In the frame of a preview: shows the markup that the page sends. Scripts that are set so do not run, and the policy of
-// this document (server/gateway/routes/pages.py) would let none run, load nothing, and reach nobody.
+// Inside the frame of a preview: shows the markup sent by the page. Scripts set by innerHTML do not run, and the policy of
+// this document (server/gateway/routes/pages.py) forbids scripts, loads and connections.
 
 addEventListener("message", ({ source, data }) => {
   if (source === parent) document.documentElement.innerHTML = data;
