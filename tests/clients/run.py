@@ -34,7 +34,7 @@ BEGIN, END = "<!-- table: written by tests/clients/run.py -->\n", "<!-- end of t
 COLUMNS = {"single:1": "one rank", "mpirun:2": "two stages"}
 """Of the table, by layout."""
 HEADER = f"| client | version | asks | {' | '.join(COLUMNS.values())} |\n|---|---|---|{'---|' * len(COLUMNS)}\n"
-KINDS = ("passed", "failed", "left out")
+KINDS = ("passed", "failed", "skipped")
 LIMIT_SECONDS = 600.0
 
 
@@ -176,7 +176,7 @@ def outcome_of(case: ElementTree.Element) -> str:
     """A suite whose client cannot be imported has failed: its environment should have it."""
     skipped = case.find("skipped")
     if skipped is not None and skipped.get("message") != "collection skipped":
-        return "left out"
+        return "skipped"
     return "passed" if skipped is None and case.find("failure") is None and case.find("error") is None else "failed"
 
 
