@@ -68,6 +68,24 @@ def test_text_ids_and_messages_get_transformers_tokens(llm, expected, tokenizer)
     assert llm.report.output_tokens == llm.report.generated_tokens == len(PROMPTS) * NUM_TOKENS
 
 
+def test_outputs_have_the_names_of_vllm(llm, expected, tokenizer):
+    outputs = llm.generate(prompts=PROMPTS, sampling_params=GREEDY)
+    for prompt, output, (ids, answer) in zip(PROMPTS, outputs, expected, strict=True):
+        (completion,) = output.outputs
+        assert (completion.text, completion.token_ids, completion.finish_reason) == (output.text, answer, "length")
+        assert output.prompt_token_ids == ids
+        given = prompt.get("prompt") if isinstance(prompt, dict) else prompt
+        if isinstance(given, str):
+            assert output.prompt == given
+        elif isinstance(prompt, list) and isinstance(prompt[0], dict):
+            assert output.prompt == tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+    assert [output.prompt is None for output in outputs] == [
+        isinstance(prompt, list) and isinstance(prompt[0], int)
+        or (isinstance(prompt, dict) and "prompt_token_ids" in prompt)
+        for prompt in PROMPTS
+    ]  # fmt: skip
+
+
 def test_outputs_are_in_the_order_of_the_prompts_whoever_ends_first(llm, expected):
     lengths = [NUM_TOKENS - 2 * index for index in range(len(PROMPTS))]
     ended = []
@@ -135,8 +153,12 @@ def test_later_calls_find_earlier_prompts_and_another_llm_begins_anew(checkpoint
         ([{"prompt": "x", "messages": CHAT}], GREEDY, "prompt 0: a prompt needs exactly one of"),
         ([{"prompt": "x", "cache_salt": 7}], GREEDY, "prompt 0: cache_salt must be a string, not 7"),
         (5, GREEDY, "prompts must be one prompt or a list of prompts, not 5"),
-        (["fine"], {"max_tokens": 3}, "params must be SamplingParams, one for all prompts or a list of them, not {"),
-        (["fine"], [{"max_tokens": 3}], "params must be SamplingParams"),
+        (
+            ["fine"],
+            {"max_tokens": 3},
+            "sampling_params must be SamplingParams, one for all prompts or a list of them, not {",
+        ),
+        (["fine"], [{"max_tokens": 3}], "sampling_params must be SamplingParams"),
         (["one", "two"], [GREEDY], "1 sampling parameters for 2 prompts"),
         (["fine"], SamplingParams(allowed_token_ids=[512]), "prompt 0: allowed_token_ids: token id 512 is outside"),
     ],

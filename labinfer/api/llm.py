@@ -233,14 +233,14 @@ class LLM:
     def generate(
         self,
         prompts: PromptLike | list[PromptLike] | None,
-        params: SamplingParams | list[SamplingParams] | None = None,
+        sampling_params: SamplingParams | list[SamplingParams] | None = None,
         on_delta: Callable[[Delta], None] | None = None,
     ) -> list[RequestOutput] | None:
         """Generate for every prompt. Collective: every rank calls it; only rank 0's arguments count.
 
         Args:
             prompts: one prompt or a list of them, see ``PromptLike``.
-            params: one for all prompts or one for each.
+            sampling_params: one for all prompts or one for each.
             on_delta: called with each ``Delta`` as it is generated; ``Delta.key`` is the prompt's index.
 
         Returns:
@@ -249,12 +249,12 @@ class LLM:
         Raises:
             UserError: a prompt or a parameter is invalid; raised on rank 0 before anything has run.
         """
-        return self._generate(lambda: prompts, params, on_delta)
+        return self._generate(lambda: prompts, sampling_params, on_delta)
 
     def stream(
         self,
         prompts: PromptLike | list[PromptLike] | None,
-        params: SamplingParams | list[SamplingParams] | None = None,
+        sampling_params: SamplingParams | list[SamplingParams] | None = None,
     ) -> Iterator[Delta]:
         """Generate as an iterator over deltas. Collective: every rank iterates; on ranks other than 0 the iterator is empty.
 
@@ -265,14 +265,15 @@ class LLM:
         """
         self.check_usable()
         steps = self._call(
-            lambda: self._make_requests(prompts, params, streams=True), lambda requests: self._runner.deltas(requests)
+            lambda: self._make_requests(prompts, sampling_params, streams=True),
+            lambda requests: self._runner.deltas(requests),
         )
         return self._call_lock.run(steps)
 
     def chat(
         self,
         messages: list[dict[str, Any]] | list[list[dict[str, Any]]] | None,
-        params: SamplingParams | list[SamplingParams] | None = None,
+        sampling_params: SamplingParams | list[SamplingParams] | None = None,
         on_delta: Callable[[Delta], None] | None = None,
         **fields: Any,
     ) -> list[RequestOutput] | None:
@@ -282,7 +283,7 @@ class LLM:
             messages: as in OpenAI's API; formatted by the checkpoint's chat template.
             fields: further fields of a chat prompt, such as ``tools`` and ``chat_template_kwargs``; see ``PromptLike``.
         """
-        return self._generate(lambda: conversations(messages, fields), params, on_delta)
+        return self._generate(lambda: conversations(messages, fields), sampling_params, on_delta)
 
     def embed(
         self,
@@ -394,17 +395,19 @@ class LLM:
             self.close()
 
     def _generate(
-        self, prompts: Callable[[], Any], params: Any, on_delta: Callable[[Delta], None] | None
+        self, prompts: Callable[[], Any], sampling_params: Any, on_delta: Callable[[Delta], None] | None
     ) -> list[RequestOutput] | None:
         return self._gather(
-            lambda: self._make_requests(prompts(), params, streams=on_delta is not None),
+            lambda: self._make_requests(prompts(), sampling_params, streams=on_delta is not None),
             lambda requests: self._runner.outputs(requests, on_delta=on_delta),
         )
 
-    def _make_requests(self, prompts: Any, params: Any, *, pooling: str = "", streams: bool = False) -> list[Request]:
+    def _make_requests(
+        self, prompts: Any, sampling_params: Any, *, pooling: str = "", streams: bool = False
+    ) -> list[Request]:
         """Make requests whose keys are the prompt indices; an error message names the index."""
         requests = []
-        for index, (prompt, sampling) in enumerate(pair_prompts(prompts, params)):
+        for index, (prompt, sampling) in enumerate(pair_prompts(prompts, sampling_params)):
             try:
                 requests.append(self.make_request(index, prompt, sampling, pooling=pooling))
             except UserError as error:

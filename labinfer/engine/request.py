@@ -28,6 +28,8 @@ class Request:
     """The caller's identifier of the request."""
     prompt_token_ids: list[int]
     sampling: SamplingParams
+    prompt: str | None = None
+    """Text of the prompt, for outputs only; None if it was given as token ids, or the output does not need it."""
     output_token_ids: tuple[int, ...] = ()
     """Output tokens of an interrupted answer; generation resumes after them as if never interrupted."""
     cache_salt: str = ""

@@ -81,14 +81,15 @@ class InputProcessor:
         """Build the request of a prompt.
 
         Args:
-            token_ids: the tokenized prompt, if known.
+            token_ids: the tokenized prompt, if known; ``Request.prompt`` is None then.
             fields: further fields of the ``Request``, such as ``cache_salt``, ``priority`` and ``user``.
 
         Raises:
             UserError: the prompt cannot be tokenized.
         """
+        text: str | None = None
         if token_ids is None:
-            token_ids = self.encode(prompt)
+            text, token_ids = self._encode(prompt)
         if sampling.stop:
             self.need_tokenizer()
         before, goes_on = "", False
@@ -104,6 +105,7 @@ class InputProcessor:
             key=key,
             prompt_token_ids=token_ids,
             sampling=sampling,
+            prompt=text,
             bad_token_ids=self._encode_bad_words(sampling.bad_words),
             is_chat=isinstance(prompt, ChatPrompt),
             goes_on=goes_on,
@@ -218,9 +220,15 @@ class InputProcessor:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Tokenize a prompt; see ``process``."""
+        return self._encode(prompt)[1]
+
+    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """Text and token ids of a prompt; no text if it was given as token ids."""
         if isinstance(prompt, TokensPrompt):
-            return prompt.token_ids
-        return self.encode_text(self.prompt_text(prompt))
+            return None, prompt.token_ids
+        source, tokenizer = self.prompt_text(prompt), self.need_tokenizer()
+        text = source.render(tokenizer)
+        return text, source.encode_rendered(text, tokenizer, self._max_prompt_tokens)
 
     def encode_text(self, text: PromptText) -> list[int]:
         """Tokenize a prompt from ``prompt_text``."""
@@ -286,7 +294,9 @@ def pair_prompts(prompts: Any, params: Any) -> list[tuple[PromptLike, SamplingPa
     if params is None or isinstance(params, SamplingParams):
         params = [params or SamplingParams()] * len(prompts)
     if not isinstance(params, (list, tuple)) or not all(isinstance(item, SamplingParams) for item in params):
-        raise UserError(f"params must be SamplingParams, one for all prompts or a list of them, not {params!r:.80}")
+        raise UserError(
+            f"sampling_params must be SamplingParams, one for all prompts or a list of them, not {params!r:.80}"
+        )
     if len(params) != len(prompts):
         raise UserError(f"{len(params)} sampling parameters for {len(prompts)} prompts; give one, or one for each")
     return list(zip(prompts, params, strict=True))

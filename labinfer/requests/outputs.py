@@ -63,6 +63,8 @@ class RequestOutput:
     """A finished request. Times in seconds."""
 
     key: Any
+    prompt: str | None = None
+    """Text of the prompt; that of a conversation as the chat template has written it. None for a prompt of token ids."""
     prompt_token_ids: list[int]
     completions: list[Completion]
     """``n`` answers; with ``best_of`` and beam search, best first."""
@@ -82,6 +84,11 @@ class RequestOutput:
     """Accepted draft tokens."""
     num_steps: int = 0
     """Engine steps that produced tokens, summed over all answers."""
+
+    @property
+    def outputs(self) -> list[Completion]:
+        """``completions`` by vLLM's name."""
+        return self.completions
 
     @property
     def text(self) -> str | None:
@@ -278,6 +285,7 @@ class RequestState:
             completions = [replace(pair[0], index=index) for index, pair in enumerate(ranked[: sampling.n])]
         return RequestOutput(
             key=self.request.key,
+            prompt=self.request.prompt,
             prompt_token_ids=self.prompt_token_ids,
             completions=completions,
             prompt_logprobs=self.prompt_logprobs,

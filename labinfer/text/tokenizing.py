@@ -43,12 +43,19 @@ class PromptText(msgspec.Struct, frozen=True, kw_only=True):
     ending: Ending = "before answer"
     """End of the conversation's text."""
 
+    def render(self, tokenizer: Tokenizer) -> str:
+        """The text that is tokenized; that of a conversation comes from the chat template."""
+        if self.messages is None:
+            return self.text
+        return tokenizer.render_chat(self.messages, self.tools, self.template_kwargs, self.ending)
+
     def encode(self, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
         """Token ids; see ``Tokenizer.encode_within``."""
-        if self.messages is None:
-            return tokenizer.encode_within(self.text, max_tokens, self.add_special_tokens)
-        text = tokenizer.render_chat(self.messages, self.tools, self.template_kwargs, self.ending)
-        return tokenizer.encode_within(text, max_tokens, add_special_tokens=False)
+        return self.encode_rendered(self.render(tokenizer), tokenizer, max_tokens)
+
+    def encode_rendered(self, text: str, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
+        """Token ids of the result ``text`` of ``render``."""
+        return tokenizer.encode_within(text, max_tokens, self.add_special_tokens and self.messages is None)
 
 
 class TokenizingProcess:

@@ -67,7 +67,7 @@ class AsyncLLM:
         self._process = os.getpid()
         atexit.register(self._close)  # a notebook may end without a close
 
-    async def stream(self, prompt: PromptLike, params: SamplingParams | None = None) -> AsyncIterator[Delta]:
+    async def stream(self, prompt: PromptLike, sampling_params: SamplingParams | None = None) -> AsyncIterator[Delta]:
         """Yield the deltas of a prompt's answers as they are generated. Leaving the loop aborts the request.
 
         Args:
@@ -76,21 +76,21 @@ class AsyncLLM:
         Raises:
             UserError: the prompt or a parameter is invalid; or the AsyncLLM is closed, before or meanwhile.
         """
-        async with aclosing(self._items(prompt, params, streams=True)) as items:
+        async with aclosing(self._items(prompt, sampling_params, streams=True)) as items:
             async for item in items:
                 if isinstance(item, Delta):
                     yield item
 
-    async def generate(self, prompt: PromptLike, params: SamplingParams | None = None) -> RequestOutput:
+    async def generate(self, prompt: PromptLike, sampling_params: SamplingParams | None = None) -> RequestOutput:
         """Generate the whole output of a prompt. Cancelling the task aborts the request. Arguments and errors as in ``stream``."""
-        async with aclosing(self._items(prompt, params)) as items:
+        async with aclosing(self._items(prompt, sampling_params)) as items:
             return await anext(items)
 
     async def chat(
-        self, messages: list[dict[str, Any]], params: SamplingParams | None = None, **fields: Any
+        self, messages: list[dict[str, Any]], sampling_params: SamplingParams | None = None, **fields: Any
     ) -> RequestOutput:
         """Answer a conversation; ``fields`` are further fields of the prompt, see ``LLM.chat``. ``stream`` accepts messages too."""
-        return await self.generate({**fields, "messages": messages}, params)
+        return await self.generate({**fields, "messages": messages}, sampling_params)
 
     async def embed(
         self, prompt: PromptLike, pooling: str | None = None, normalize: bool | None = None
@@ -112,13 +112,13 @@ class AsyncLLM:
         await self.close()
 
     async def _items(
-        self, prompt: PromptLike, params: SamplingParams | None, *, streams: bool = False, pooling: str = ""
+        self, prompt: PromptLike, sampling_params: SamplingParams | None, *, streams: bool = False, pooling: str = ""
     ) -> AsyncIterator[Delta | RequestOutput | EmbeddingOutput]:
         """Yield the deltas of a request, if it streams, and then its output."""
         self._check_usable()
         loop = asyncio.get_running_loop()
         items: asyncio.Queue = asyncio.Queue()
-        key, sampling = str(next(self._keys)), params or SamplingParams()
+        key, sampling = str(next(self._keys)), sampling_params or SamplingParams()
         prepare = functools.partial(self._llm.inputs.read, key, prompt, sampling, pooling=pooling)
         request = await loop.run_in_executor(self._prompts, prepare)
         if streams:
