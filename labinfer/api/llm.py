@@ -411,7 +411,7 @@ class LLM:
             try:
                 requests.append(self.make_request(index, prompt, sampling, pooling=pooling))
             except UserError as error:
-                raise UserError(f"prompt {index}: {error}") from None
+                raise UserError(f"prompt {index}: {as_keywords(str(error))}") from None
             if streams:
                 check_can_stream(requests[-1])
         return requests

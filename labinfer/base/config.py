@@ -14,7 +14,9 @@ from typing import Any
 
 from labinfer.base.errors import UserError
 from labinfer.base.option_fields import check_bounds, convert_section, flag_name, join, option
+from labinfer.base.other_engines import DTYPE_SPELLINGS, LOADED_QUANTIZATIONS, SAME_OPTIONS, suggest
 from labinfer.base.registry import REGISTRY, Names
+from labinfer.base.sampling_params import SamplingParams
 from labinfer.base.speculative_options import MTP, SpeculativeOptions
 
 PIPELINE_SCHEDULES = Names("pipeline_schedule")
@@ -75,6 +77,7 @@ class ModelOptions:
         ("auto",),
         "dtype of weights and activations, one for all stages or one per stage: " + "|".join(DTYPES),
         metavar="D[,D…]",
+        spellings=DTYPE_SPELLINGS,
     )
     functions: tuple[str, ...] = option(
         ("auto",),
@@ -174,6 +177,7 @@ class CacheOptions:
         "auto",
         "dtype of cached keys and values (auto: each stage's --dtype); int8 has a scale for each token and head",
         choices=KV_CACHE_DTYPES,
+        spellings=DTYPE_SPELLINGS,
     )
     enable_prefix_caching: bool = option(True, "find the tokens of earlier requests in the KV cache again")
     prefix_cache_eviction: str = option(
@@ -359,9 +363,15 @@ class EngineOptions:
         flags.
 
         Raises:
-            UserError: a key is unknown, or a value has the wrong type or is out of bounds.
+            UserError: a key is unknown or given twice, or a value has the wrong type or is out of bounds.
         """
-        remaining = {key: value for key, value in values.items() if value is not None}
+        remaining: dict[str, Any] = {}
+        for key, value in values.items():
+            name = SAME_OPTIONS.get(key, key)
+            if name in remaining:
+                raise UserError(f"{key} is {name}, which is given too; leave one of them out")
+            if value is not None:
+                remaining[name] = value
         if layout := remaining.get("layout"):
             for name in PLANNED if layout == AUTO_LAYOUT else (*PLANNED, "dtype", "quantization"):
                 if name in remaining:
@@ -372,8 +382,7 @@ class EngineOptions:
             chosen = {f.name: remaining.pop(f.name) for f in dataclasses.fields(section) if f.name in remaining}
             sections[name] = convert_section(section, chosen)
         if remaining:
-            known = ", ".join(sorted(f.name for section in SECTIONS for f in dataclasses.fields(section)))
-            raise UserError(f"unknown option {sorted(remaining)[0]!r}; known options: {known}")
+            raise UserError(_describe_unknown(sorted(remaining)[0]))
         options = cls(**sections)
         options.check()
         if not options.parallel.layout:  # a layout may set int4
@@ -417,6 +426,11 @@ class EngineOptions:
             if dtype not in DTYPES:
                 raise UserError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}")
         for quantization in self.model.quantization:
+            if quantization.startswith(LOADED_QUANTIZATIONS):
+                raise UserError(
+                    f"--quantization {quantization}: leave it out for a checkpoint in this format, which is recognized by its files; to "
+                    f"quantize on load, choose one of {', '.join(QUANTIZATIONS)}"
+                )
             if quantization not in QUANTIZATIONS:
                 raise UserError(f"--quantization {quantization}: choose one of {', '.join(QUANTIZATIONS)}")
         for cut in self.parallel.experts:
@@ -462,12 +476,18 @@ class EngineOptions:
             raise UserError(f"--quantization-group-size {size} is for int4 only; add --quantization int4")
 
 
+def _describe_unknown(key: str) -> str:
+    """Error text for a keyword that is no option."""
+    names = sorted(f.name for section in SECTIONS for f in dataclasses.fields(section))
+    if key in SamplingParams.__struct_fields__:
+        return f"{key!r} is no option of the engine; give it to SamplingParams"
+    hint = suggest(flag_name(key), [flag_name(name) for name in names])
+    return as_keywords(f"unknown option {key!r}{hint or '; known options: ' + ', '.join(names)}")
+
+
 def as_keywords(message: str) -> str:
     """Rewrite the flags in a message as the keyword arguments of ``LLM``: ``--max-num-seqs 0`` becomes ``max_num_seqs 0``."""
-    names = {f.name for section in SECTIONS for f in dataclasses.fields(section)}
-
-    def keyword(match: re.Match) -> str:
-        name = match[1].replace("-", "_")
-        return name if name in names else match[0]
-
-    return re.sub(r"--([a-z]+(?:-[a-z]+)*)", keyword, message)
+    fields = [f for section in SECTIONS for f in dataclasses.fields(section)]
+    names = {flag_name(f.name): f.name for f in fields} | {"--plugin": "plugins"}
+    names |= {f.metadata["other_name"]: f.name for f in fields if f.metadata["other_name"]}
+    return re.sub(r"(?<![\w-])--?[a-z]+(?:-[a-z]+)*", lambda match: names.get(match[0], match[0]), message)

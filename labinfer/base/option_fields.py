@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 from labinfer.base.errors import UserError
@@ -22,6 +23,7 @@ def option(
     metavar: str | None = None,
     least: int = 0,
     secret: bool = False,
+    spellings: Mapping[str, str] | None = None,
 ):
     """A dataclass field that is also a command-line flag (``max_num_seqs`` → ``--max-num-seqs``).
 
@@ -33,8 +35,10 @@ def option(
         metavar: name of the value in ``--help``.
         least: minimum of a number.
         secret: whether to omit the value where options are printed.
+        spellings: other spelling → value that it stands for.
     """
     metadata = {"help": help, "other_name": other_name, "choices": choices, "metavar": metavar, "least": least}
+    metadata["spellings"] = spellings or {}
     return dataclasses.field(default=default, repr=not secret, metadata=metadata)
 
 
@@ -44,11 +48,18 @@ def convert_section(section: type[Section], values: dict[str, Any]) -> Section:
     Raises:
         UserError: a value cannot be converted to its option's type.
     """
-    hints, switches = typing.get_type_hints(section), {f.name for f in dataclasses.fields(section) if is_switch(f)}
+    hints, fields = typing.get_type_hints(section), {f.name: f for f in dataclasses.fields(section)}
     texts = {
-        key: "on" if value else "off" for key, value in values.items() if key in switches and isinstance(value, bool)
+        key: "on" if value else "off"
+        for key, value in values.items()
+        if isinstance(value, bool) and is_switch(fields[key])
     }
-    return section(**{key: convert(key, value, hints[key]) for key, value in (values | texts).items()})
+    converted = {key: convert(key, value, hints[key]) for key, value in (values | texts).items()}
+    for key, value in converted.items():
+        if spellings := fields[key].metadata["spellings"]:
+            is_tuple = isinstance(value, tuple)
+            converted[key] = tuple(spellings.get(v, v) for v in value) if is_tuple else spellings.get(value, value)
+    return section(**converted)
 
 
 def is_switch(field: dataclasses.Field) -> bool:

@@ -6,6 +6,7 @@ are derived from these.
 
 from __future__ import annotations
 
+import difflib
 import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -27,6 +28,15 @@ MAX_BAD_WORDS = 1024
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 FORMS = StructuredOutputs.__struct_fields__
+OTHER_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "max_length": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "num_return_sequences": "n",
+    "do_sample": "temperature, which is 0 for greedy decoding",
+}
+"""Names of other engines for fields of ``SamplingParams``."""
 TINY = 1e-300
 """Minimum of `temperature`-like parameters that must be above 0."""
 
@@ -133,7 +143,15 @@ class _TakesParameters(type(msgspec.Struct)):
         own = {name: fields.pop(name) for name in sampling_parameters() if name in fields}
         if own and isinstance(given := fields.get("logits_processors", {}), dict):
             fields["logits_processors"] = given | own
+        if unknown := sorted(fields.keys() - {*cls.__struct_fields__}):
+            raise TypeError(_describe_unknown(unknown[0], cls.__struct_fields__))
         return super().__call__(**fields)
+
+
+def _describe_unknown(name: str, known: tuple[str, ...]) -> str:
+    """Error text for a keyword that is no field of ``SamplingParams``."""
+    near = OTHER_NAMES.get(name) or next(iter(difflib.get_close_matches(name, known, 1)), "")
+    return f"SamplingParams has no field {name!r:.60}" + (f"; did you mean {near}?" if near else "")
 
 
 Count = Annotated[int, Bounds(0, MAX_COUNT, f"from 0 to {MAX_COUNT}")]

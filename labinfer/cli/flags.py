@@ -16,6 +16,7 @@ from typing import Any
 import labinfer
 from labinfer.base.errors import UserError
 from labinfer.base.option_fields import flag_name, is_switch, join
+from labinfer.base.other_engines import NEAR, SAME_OPTIONS, suggest
 from labinfer.base.sampling_options import SamplingOptions, sampling_sections
 from labinfer.cli.command_table import COMMANDS, REPEATED, commands
 
@@ -44,35 +45,9 @@ def check_command(name: str, command: Callable[..., int], details: Mapping[str, 
                 )
 
 
-GPU_LAYERS = "--device cuda, or --device cuda,cpu --layers 14,10 on two ranks"
-OTHER_ENGINES = {
-    "-m": "--model",
-    "-p": "--prompt",
-    "-n": "--max-tokens",
-    "--n-predict": "--max-tokens",
-    "-c": "--max-model-len",
-    "--ctx-size": "--max-model-len",
-    "-t": "--threads",
-    "-np": "--max-num-seqs",
-    "--parallel": "--max-num-seqs",
-    "-ngl": GPU_LAYERS,
-    "--n-gpu-layers": GPU_LAYERS,
-    "--gpu-layers": GPU_LAYERS,
-    "--gpu-memory-utilization": "--memory-utilization",
-    "--served-model-name": "--model NAME=DIR",
-}
-"""Flags of llama.cpp and vLLM with another name here."""
-
 QUOTES, DASHES = "“”‘’＂＇„«»", "—–―－‐−"
 """Characters that keyboards and word processors insert in place of quotes and hyphens."""
 QUOTES_HINT = "to a shell only \" and ' are quotes, not “ and ”"
-
-NEAR = 0.8
-"""Similarity (``difflib``) of a word to an option or a command from which on it counts as a typo. It is high, as all benchmarks share
-their first word."""
-
-SHORTEST = 3
-"""Minimum letters of an abbreviation. For words up to this length no typo is guessed, as too many options are similar."""
 
 PLUGIN_HELP = (
     "load code of your own on every rank: a Python file, which only rank 0 needs; the name of a file in lab/; or an installed module; may "
@@ -118,21 +93,7 @@ class Parser(argparse.ArgumentParser):
                 if any(argument[:1] in QUOTES for argument in arguments if argument):
                     hint = QUOTES_HINT
                 self.error(f"unexpected {unknown[0]!r}; {hint}")
-            near = OTHER_ENGINES.get(flag, "")
-            if near.partition(" ")[0] not in self._option_string_actions:
-                known = {
-                    name.lstrip("-"): name for name in self._option_string_actions
-                }  # common dashes would make all names similar
-                word = flag.lstrip("-")
-                names = sorted(
-                    (name for name in known if name.startswith(word)), key=len
-                )  # that ``word`` may abbreviate
-                if len(word) < SHORTEST or not all(name.startswith(names[0]) for name in names):
-                    names = []
-                if not names and len(word) > SHORTEST:
-                    names = difflib.get_close_matches(word, known, 1, NEAR)
-                near = known[names[0]] if names else ""
-            self.error(f"unknown option {flag}" + (f" (did you mean {near}?)" if near else ""))
+            self.error(f"unknown option {flag}{suggest(flag, self._option_string_actions)}")
         return args
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
@@ -269,8 +230,11 @@ def add_options(
             )
             continue
         metavar = f.metadata["metavar"] or "|".join(f.metadata["choices"])
-        action = "append" if f.name in repeated else "store"
-        group.add_argument(*names, dest=f.name, action=action, default=None, metavar=metavar, help=text)
+        kind = "append" if f.name in repeated else "store"
+        action = group.add_argument(*names, dest=f.name, action=kind, default=None, metavar=metavar, help=text)
+        for other, name in SAME_OPTIONS.items():
+            if name == f.name:  # accepted, but not shown: --help has a line for each option, not for each of its names
+                parser._option_string_actions[flag_name(other)] = action
 
 
 def _describe_default(name: str, default: Any, own: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from labinfer.base.config import FLOAT_DTYPES
 from labinfer.base.errors import UserError
 from labinfer.base.option_fields import option
+from labinfer.base.other_engines import DTYPE_SPELLINGS
 
 GOALS = ("ttft", "tpot", "e2el")
 """Names that ``--goodput`` takes."""
@@ -141,6 +142,7 @@ class AccuracyOptions:
         "float32",
         "dtype of the model that all are compared with; bfloat16 takes half the memory",
         choices=FLOAT_DTYPES,
+        spellings=DTYPE_SPELLINGS,
     )
     per_layer: bool = option(False, "also the error of every matrix, and of the hidden states after each layer")
     output_json: str = option("", "also write all figures to this JSON file", metavar="FILE")

@@ -22,6 +22,7 @@ from contextlib import aclosing
 from typing import Any
 
 from labinfer.api.llm import LLM
+from labinfer.base.config import as_keywords
 from labinfer.base.errors import Interrupted, UserError
 from labinfer.base.pooling import EmbeddingOutput
 from labinfer.base.sampling_params import SamplingParams
@@ -120,7 +121,10 @@ class AsyncLLM:
         items: asyncio.Queue = asyncio.Queue()
         key, sampling = str(next(self._keys)), sampling_params or SamplingParams()
         prepare = functools.partial(self._llm.inputs.read, key, prompt, sampling, pooling=pooling)
-        request = await loop.run_in_executor(self._prompts, prepare)
+        try:
+            request = await loop.run_in_executor(self._prompts, prepare)
+        except UserError as error:
+            raise type(error)(as_keywords(str(error))) from None
         if streams:
             check_can_stream(request)
         state = RequestState(request, self._llm.tokenizer, streams, self._llm.clock)

@@ -10,9 +10,10 @@ import time
 import pytest
 
 from labinfer.base.errors import UserError
+from labinfer.base.other_engines import NEEDLESS, REPLACEMENTS, SAME_OPTIONS
 from labinfer.base.sampling_options import as_flags
 from labinfer.cli.command_table import COMMANDS
-from labinfer.cli.flags import OTHER_ENGINES, build_parser, program_name, split_command
+from labinfer.cli.flags import build_parser, program_name, split_command
 
 ENGINE_FLAGS = {
     "--model", "--hub", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
@@ -223,6 +224,17 @@ def test_words_that_are_no_command_are_refused(words):
         ("generate", ["-ngl", "99"], "(did you mean --device cuda, or --device cuda,cpu --layers 14,10 on two ranks?)"),
         ("generate", ["--wrong"], "unknown option --wrong; see"),
         ("serve", ["--gpu-memory-utilization=0.9"], "(did you mean --memory-utilization?)"),
+        ("serve", ["--tool-call-parser", "hermes"], "(did you mean --response-template NAME, where "),
+        (
+            "serve",
+            ["--trust-remote-code"],
+            "unknown option --trust-remote-code; leave it out: the code of a checkpoint ",
+        ),
+        (
+            "generate",
+            ["--enforce-eager"],
+            "unknown option --enforce-eager; leave it out: captured steps give the same ",
+        ),
         ("generate", ["--prompt", "two", "words"], "unexpected 'words'; quote a text that has spaces"),
         ("generate", ["--model", "demo", "serve"], "unexpected 'serve'; commands come first"),
         (
@@ -240,7 +252,24 @@ def test_flags_of_other_engines_lead_to_ours(command, arguments, complaint):
 
 def test_flags_of_other_engines_are_none_of_ours():
     ours = {flag for command in COMMANDS for flag in build_parser(command)._option_string_actions}
-    assert not ours & OTHER_ENGINES.keys() and {name.split()[0] for name in OTHER_ENGINES.values()} <= ours
+    assert not ours & {*REPLACEMENTS, *NEEDLESS} and {name.split()[0] for name in REPLACEMENTS.values()} <= ours
+
+
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        (["--tp", "2", "--pp", "3"], ["-tp", "2", "-pp", "3"]),
+        (["--tp=2,1"], ["-tp", "2,1"]),
+        (["--tp-size", "2", "--pp-size", "2"], ["-tp", "2", "-pp", "2"]),
+        (["--tensor-parallel", "2", "--pipeline-parallel", "2"], ["-tp", "2", "-pp", "2"]),
+    ],
+)
+def test_other_names_of_the_same_option_are_taken_and_not_listed(given, same):
+    for command in ("generate", "serve", "chat", "plan", "bench latency", "bench comm"):
+        parser = build_parser(command)
+        assert parser.parse_args(given) == parser.parse_args(same)
+        assert not {flag.partition("=")[0] for flag in given if flag.startswith("--")} & flags_of(parser)
+    assert {"tensor_parallel_size", "pipeline_parallel_size"} == {*SAME_OPTIONS.values()}
 
 
 @pytest.mark.parametrize("word", ["—prompt", "－－prompt", "–prompt"])
