@@ -74,7 +74,7 @@ EXTENSIONS = {
     "launching ranks": ("comm/group/*.py", "comm/spmd/*.py"),
     "plugins": ("base/plugins.py", "functions/check_plugins.py"),
     "thinking budgets": ("worker/logits_processors/thinking_budget.py",),
-    "terminal": ("base/standard_error.py", "base/sampling_options.py"),
+    "terminal": ("base/standard_error.py", "base/sampling_options.py", "base/other_engines.py"),
 }
 """Files that such a reader skips, by what they are for. The core imports none of them: parts come through the registry, or
 ``launch`` and ``engine/assemble.py`` give them to constructors. ``tests/unit/test_imports.py`` enforces it."""

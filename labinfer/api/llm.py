@@ -21,8 +21,9 @@ from labinfer.api.call_lock import CallLock
 from labinfer.api.fork_guard import ForkGuard
 from labinfer.api.rank0_engine import engine_spec, make_rank0_engine
 from labinfer.base.clock import Clock, SystemClock
-from labinfer.base.config import EngineOptions, as_keywords
+from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
+from labinfer.base.other_engines import as_keywords, read_keywords
 from labinfer.base.pooling import EmbeddingOutput
 from labinfer.base.rank_stats import WorkerStats
 from labinfer.base.sampling_params import SamplingParams
@@ -76,7 +77,7 @@ class LLM:
     def __init__(self, model: str = "demo", *, plugins: Sequence[str] = (), **options: Any):
         LLM._fork_guard.enter()
         try:
-            values, environment = {"model": model, **options}, detect()
+            values, environment = read_keywords({"model": model, **options}), detect()
             if isinstance(plugins, str):
                 raise UserError(
                     f"--plugin must be a list of files and modules, not {plugins!r:.60}; give [{plugins!r:.60}]"

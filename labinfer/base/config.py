@@ -14,9 +14,7 @@ from typing import Any
 
 from labinfer.base.errors import UserError
 from labinfer.base.option_fields import check_bounds, convert_section, flag_name, join, option
-from labinfer.base.other_engines import DTYPE_SPELLINGS, LOADED_QUANTIZATIONS, SAME_OPTIONS, suggest
 from labinfer.base.registry import REGISTRY, Names
-from labinfer.base.sampling_params import SamplingParams
 from labinfer.base.speculative_options import MTP, SpeculativeOptions
 
 PIPELINE_SCHEDULES = Names("pipeline_schedule")
@@ -27,6 +25,10 @@ PREEMPTION_MODES = ("auto", "recompute", "swap")
 LOG_LEVELS = ("debug", "info", "warning")
 FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 DTYPES = ("auto", *FLOAT_DTYPES)
+DTYPE_SPELLINGS = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
+"""Other names of dtypes."""
+LOADED_QUANTIZATIONS = ("awq", "gptq", "fp8", "compressed-tensors", "mxfp4", "gguf", "bitsandbytes", "marlin")
+"""Beginnings of values of vLLM's ``--quantization`` that name the format of a checkpoint."""
 QUANTIZATIONS = ("auto", "none", "int8", "int4")
 AUTOTUNE = ("on", "off", "again")
 WEIGHT_FORMS = ("auto", "plain", "packed12")
@@ -363,15 +365,9 @@ class EngineOptions:
         flags.
 
         Raises:
-            UserError: a key is unknown or given twice, or a value has the wrong type or is out of bounds.
+            UserError: a key is unknown, or a value has the wrong type or is out of bounds.
         """
-        remaining: dict[str, Any] = {}
-        for key, value in values.items():
-            name = SAME_OPTIONS.get(key, key)
-            if name in remaining:
-                raise UserError(f"{key} is {name}, which is given too; leave one of them out")
-            if value is not None:
-                remaining[name] = value
+        remaining = {key: value for key, value in values.items() if value is not None}
         if layout := remaining.get("layout"):
             for name in PLANNED if layout == AUTO_LAYOUT else (*PLANNED, "dtype", "quantization"):
                 if name in remaining:
@@ -382,7 +378,8 @@ class EngineOptions:
             chosen = {f.name: remaining.pop(f.name) for f in dataclasses.fields(section) if f.name in remaining}
             sections[name] = convert_section(section, chosen)
         if remaining:
-            raise UserError(_describe_unknown(sorted(remaining)[0]))
+            known = ", ".join(sorted(f.name for section in SECTIONS for f in dataclasses.fields(section)))
+            raise UserError(f"unknown option {sorted(remaining)[0]!r}; known options: {known}")
         options = cls(**sections)
         options.check()
         if not options.parallel.layout:  # a layout may set int4
@@ -474,20 +471,3 @@ class EngineOptions:
         size = self.model.quantization_group_size
         if size != ModelOptions.quantization_group_size and "int4" not in self.model.quantization:
             raise UserError(f"--quantization-group-size {size} is for int4 only; add --quantization int4")
-
-
-def _describe_unknown(key: str) -> str:
-    """Error text for a keyword that is no option."""
-    names = sorted(f.name for section in SECTIONS for f in dataclasses.fields(section))
-    if key in SamplingParams.__struct_fields__:
-        return f"{key!r} is no option of the engine; give it to SamplingParams"
-    hint = suggest(flag_name(key), [flag_name(name) for name in names])
-    return as_keywords(f"unknown option {key!r}{hint or '; known options: ' + ', '.join(names)}")
-
-
-def as_keywords(message: str) -> str:
-    """Rewrite the flags in a message as the keyword arguments of ``LLM``: ``--max-num-seqs 0`` becomes ``max_num_seqs 0``."""
-    fields = [f for section in SECTIONS for f in dataclasses.fields(section)]
-    names = {flag_name(f.name): f.name for f in fields} | {"--plugin": "plugins"}
-    names |= {f.metadata["other_name"]: f.name for f in fields if f.metadata["other_name"]}
-    return re.sub(r"(?<![\w-])--?[a-z]+(?:-[a-z]+)*", lambda match: names.get(match[0], match[0]), message)

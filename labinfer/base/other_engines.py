@@ -1,9 +1,17 @@
-"""Options of vLLM, SGLang and llama.cpp: those that mean the same here, and what to use in place of others."""
+"""Flags and keyword arguments of vLLM, SGLang and llama.cpp: aliases of options, and hints for all others."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from labinfer.base.config import SECTIONS
+from labinfer.base.errors import UserError
+from labinfer.base.option_fields import flag_name
+from labinfer.base.sampling_params import SamplingParams
 
 SAME_OPTIONS = {
     "tp": "tensor_parallel_size",
@@ -13,16 +21,7 @@ SAME_OPTIONS = {
     "pp_size": "pipeline_parallel_size",
     "pipeline_parallel": "pipeline_parallel_size",
 }
-"""Other names of options with the same meaning, accepted as flags and as keywords of ``LLM``."""
-
-DTYPE_SPELLINGS = {
-    "half": "float16",
-    "fp16": "float16",
-    "bf16": "bfloat16",
-    "float": "float32",
-    "fp32": "float32",
-}
-"""Other names of dtypes."""
+"""Aliases of options, accepted as flags and as keywords of ``LLM``."""
 
 GPU_LAYERS = "--device cuda, or --device cuda,cpu --layers 14,10 on two ranks"
 REPLY_FORMAT = "--response-template NAME, where the checkpoint's chat template does not show the format"
@@ -58,7 +57,7 @@ REPLACEMENTS = {
 
 NEEDLESS = {
     "--trust-remote-code": "the code of a checkpoint is never run",
-    "--enforce-eager": "captured steps give the same tokens",
+    "--enforce-eager": "captured steps do not change the tokens",
     "--enable-chunked-prefill": "prompts are always split into chunks, of --chunked-prefill-size tokens at most",
     "--enable-auto-tool-choice": "tool calls are always parsed",
     "--load-format": "the format is recognized by the checkpoint's files",
@@ -69,9 +68,6 @@ NEEDLESS = {
     "--no-mmap": "files are always mapped",
 }
 """Flags of other engines that nothing corresponds to, and why."""
-
-LOADED_QUANTIZATIONS = ("awq", "gptq", "fp8", "compressed-tensors", "mxfp4", "gguf", "bitsandbytes", "marlin")
-"""Beginnings of values of vLLM's ``--quantization`` that name the format of a checkpoint."""
 
 NEAR = 0.8
 """Similarity (``difflib``) of a word to an option or a command from which on it counts as a typo. It is high, as all benchmarks share
@@ -104,3 +100,31 @@ def _nearest(flag: str, known: Collection[str]) -> str:
     if not candidates and len(word) > SHORTEST:
         candidates = difflib.get_close_matches(word, names, 1, NEAR)
     return names[candidates[0]] if candidates else ""
+
+
+def read_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of ``LLM`` under the names of their options, in the form of ``EngineOptions.from_flat``.
+
+    Raises:
+        UserError: a keyword is no option, and there is a hint what to give in its place; or an option is given by two names.
+    """
+    names = sorted(f.name for section in SECTIONS for f in dataclasses.fields(section))
+    values: dict[str, Any] = {}
+    for key, value in keywords.items():
+        name = SAME_OPTIONS.get(key, key)
+        if name in values:
+            raise UserError(f"{key} is {name}, which is given too; leave one of them out")
+        if name in SamplingParams.__struct_fields__:
+            raise UserError(f"{key!r} is no option of the engine; give it to SamplingParams")
+        if name not in names and (hint := suggest(flag_name(name), [flag_name(known) for known in names])):
+            raise UserError(as_keywords(f"unknown option {key!r}{hint}"))
+        values[name] = value
+    return values
+
+
+def as_keywords(message: str) -> str:
+    """Rewrite the flags in a message as the keyword arguments of ``LLM``: ``--max-num-seqs 0`` becomes ``max_num_seqs 0``."""
+    fields = [f for section in SECTIONS for f in dataclasses.fields(section)]
+    names = {flag_name(f.name): f.name for f in fields} | {"--plugin": "plugins"}
+    names |= {f.metadata["other_name"]: f.name for f in fields if f.metadata["other_name"]}
+    return re.sub(r"(?<![\w-])--?[a-z]+(?:-[a-z]+)*", lambda match: names.get(match[0], match[0]), message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import functools
 import itertools
 import os
 import re
@@ -19,6 +20,7 @@ from labinfer.base.option_fields import flag_name, is_switch, join
 from labinfer.base.other_engines import NEAR, SAME_OPTIONS, suggest
 from labinfer.base.sampling_options import SamplingOptions, sampling_sections
 from labinfer.cli.command_table import COMMANDS, REPEATED, commands
+from labinfer.cli.short_help import HELP_ALL, HelpAction, format_short_help
 
 HANDLED_FIRST = ("help", "bench")
 """First words of the command line that are handled before the command table."""
@@ -57,19 +59,6 @@ PROGRAM = "launch.py"
 """Default name of the program in messages."""
 PROGRAMS = {PROGRAM: ("python launch.py", "launch.py"), "labinfer": ("labinfer", "-m labinfer")}
 """Names of the program, with the command that starts it alone and the script that torchrun starts."""
-EPILOG = """other commands:
-  {name} help COMMAND       its options
-{listed}  {name} bench KIND         measure: latency, throughput, serve, comm, functions or accuracy
-
-examples:
-  {alone} --prompt "17 + 25 = ?"
-  {alone} --model DIR --prompt "Hello"
-  torchrun --nproc-per-node 4 {script} --model DIR -tp 2 -pp 2 --input prompts.jsonl --output out.jsonl
-  mpirun -n 3 {alone} --model DIR -tp 2,1 --layers 14,10 --input prompts.jsonl
-  {alone} chat --url http://127.0.0.1:8000
-  {alone} plan --model DIR -tp 2 -pp 2
-
-exit status: 0 all done, 1 some requests failed, 2 wrong usage, 70 a rank failed, 130 Ctrl-C, 143 SIGTERM"""
 
 
 class UsageError(UserError):
@@ -114,20 +103,27 @@ def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
     """
     flags, sections = commands()[command], commands()[command].options
     alone, script = PROGRAMS[program]
-    listed = "".join(
-        f"  {program} {f'{name} -- …' if name == 'supervise' else name:<18} {known.summary}\n"
-        for name, known in commands().items()
-        if known.summary
-    )
     is_plain = command == "generate"
     parser = Parser(
         prog=program if is_plain else f"{program} {command}",
         description=flags.description.replace(f"python {PROGRAM}", alone).replace(PROGRAM, program),
-        epilog=EPILOG.format(listed=listed, name=program, alone=alone, script=script) if is_plain else None,
-        formatter_class=argparse.RawDescriptionHelpFormatter if is_plain else argparse.HelpFormatter,
+        add_help=False,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"labinfer {labinfer.__version__}")
+    describe = functools.partial(_describe_program, parser, program) if is_plain else parser.format_help
+    parser.add_argument(
+        "-h",
+        "--help",
+        action=HelpAction,
+        describe=describe,
+        help="show this help" if not is_plain else "show a summary",
+    )
+    every = parser.add_argument(HELP_ALL, action=HelpAction, describe=parser.format_help, help="explain every option")
+    if not is_plain:
+        every.help = argparse.SUPPRESS  # --help explains them, too
+    parser.add_argument(
+        "--version", action="version", help="show the version", version=f"labinfer {labinfer.__version__}"
+    )
     if command != "supervise":  # supervise needs no plugins; the command that it starts has its own flags
         parser.add_argument("--plugin", action="append", metavar="FILE|MODULE|NAME", help=PLUGIN_HELP)
     if SamplingOptions in sections:
@@ -138,6 +134,29 @@ def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
     except argparse.ArgumentError as error:  # from a plugin: built-in flags are tested
         raise UsageError(f"a plugin adds a flag that there is already: {error}") from None
     return parser
+
+
+def _describe_program(parser: Parser, program: str) -> str:
+    """The short help of the program.
+
+    Args:
+        parser: parser of ``generate``.
+    """
+    alone, script = PROGRAMS[program]
+    kinds = [name.removeprefix("bench ") for name in COMMANDS if name.startswith("bench ")]
+    summaries = {
+        "supervise -- …" if name == "supervise" else name: known.summary
+        for name, known in commands().items()
+        if known.summary
+    }
+    return format_short_help(
+        program,
+        parser.description,
+        summaries=summaries | {"bench KIND": f"measure: {', '.join(kinds[:-1])} or {kinds[-1]}"},
+        groups=parser._action_groups,
+        alone=alone,
+        script=script,
+    )
 
 
 def build_bench_parser(program: str = PROGRAM) -> Parser:

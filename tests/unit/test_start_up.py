@@ -14,6 +14,7 @@ from labinfer.cli.command_table import COMMANDS
 
 QUESTIONS = {
     "help": ["--help"],
+    "all help": ["--help-all"],
     "help as a word": ["help"],
     "help of a word": ["help", "serve"],
     "help of benchmarks": ["bench", "--help"],

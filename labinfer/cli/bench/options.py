@@ -6,10 +6,9 @@ import math
 import os
 from dataclasses import dataclass
 
-from labinfer.base.config import FLOAT_DTYPES
+from labinfer.base.config import DTYPE_SPELLINGS, FLOAT_DTYPES
 from labinfer.base.errors import UserError
 from labinfer.base.option_fields import option
-from labinfer.base.other_engines import DTYPE_SPELLINGS
 
 GOALS = ("ttft", "tpot", "e2el")
 """Names that ``--goodput`` takes."""

@@ -11,9 +11,10 @@ from dataclasses import replace
 import msgspec
 
 from labinfer.api.llm import LLM, follow_all
-from labinfer.base.config import EngineOptions, as_keywords
+from labinfer.base.config import EngineOptions
 from labinfer.base.errors import CollectiveError, UserError
 from labinfer.base.option_fields import join
+from labinfer.base.other_engines import as_keywords
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.cli.commands.loading import announce, load
 from labinfer.cli.commands.session import Session

@@ -22,8 +22,8 @@ from contextlib import aclosing
 from typing import Any
 
 from labinfer.api.llm import LLM
-from labinfer.base.config import as_keywords
 from labinfer.base.errors import Interrupted, UserError
+from labinfer.base.other_engines import as_keywords
 from labinfer.base.pooling import EmbeddingOutput
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.comm.group.failure import end_process_with

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from labinfer.api.batch.options import JobOptions
-from labinfer.base.config import SECTIONS, EngineOptions, as_keywords
+from labinfer.base.config import SECTIONS, EngineOptions
 from labinfer.base.errors import UserError
 from labinfer.base.option_fields import check_bounds, convert_section
 from labinfer.base.sampling_options import SamplingOptions
@@ -213,45 +213,7 @@ def test_comma_of_a_chinese_keyboard_is_one():
     assert EngineOptions.from_flat({"tensor_parallel_size": "2，1"}).parallel.tensor_parallel_size == (2, 1)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"gpu_memory_utilization": 0.9}, "unknown option 'gpu_memory_utilization' (did you mean memory_utilization?)"),
-        ({"model ": "demo"}, "unknown option 'model ' (did you mean model?)"),
-        ({"max_seqs": 3}, "unknown option 'max_seqs' (did you mean max_num_seqs?)"),
-        ({"n_ctx": 4096}, "unknown option 'n_ctx' (did you mean max_model_len?)"),
-        ({"trust_remote_code": True}, "unknown option 'trust_remote_code'; leave it out: the code of a checkpoint is never run"),
-        ({"temperature": 0.8}, "'temperature' is no option of the engine; give it to SamplingParams"),
-        ({"tp": 2, "tensor_parallel_size": 2}, "tensor_parallel_size is tensor_parallel_size, which is given too"),
-    ],
-)  # fmt: skip
-def test_keywords_of_other_engines_lead_to_ours(values, message):
-    with pytest.raises(UserError) as caught:
-        EngineOptions.from_flat(values)
-    assert str(caught.value).startswith(message)
-
-
-def test_keywords_with_the_same_meaning_are_taken():
-    options = EngineOptions.from_flat({"tp": 2, "pp_size": 3})
-    assert options == EngineOptions.from_flat({"tensor_parallel_size": 2, "pipeline_parallel_size": 3})
-
-
 @pytest.mark.parametrize("name", ["awq", "gptq_marlin", "fp8", "compressed-tensors"])
 def test_quantization_of_a_checkpoint_need_not_be_named(name):
     with pytest.raises(UserError, match=f"^--quantization {name}: leave it out for a checkpoint in this format"):
         EngineOptions.from_flat({"quantization": name})
-
-
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("--max-num-seqs 0", "max_num_seqs 0"),
-        ("needs 4 ranks; change -tp and -pp", "needs 4 ranks; change tensor_parallel_size and pipeline_parallel_size"),
-        ("choose with -q, such as -q none,int8", "choose with quantization, such as quantization none,int8"),
-        ("a --plugin registers them", "a plugins registers them"),
-        ("write --trace x.json", "write trace x.json"),
-        ("mpirun -n 2, or model qwen-tp", "mpirun -n 2, or model qwen-tp"),
-    ],
-)
-def test_python_errors_name_keywords(message, expected):
-    assert as_keywords(message) == expected

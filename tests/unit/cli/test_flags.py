@@ -74,7 +74,7 @@ FUNCTIONS_FLAGS = {
 
 
 def flags_of(parser: argparse.ArgumentParser) -> set[str]:
-    return {name for action in parser._actions for name in action.option_strings} - {"-h", "--help"}
+    return {name for action in parser._actions for name in action.option_strings} - {"-h", "--help", "--help-all"}
 
 
 @pytest.mark.parametrize(
@@ -115,17 +115,60 @@ def test_every_flag_has_help(command):
         assert "default" in action.help or action.dest in ("help", "version"), action.option_strings
 
 
+def help_of(arguments: list[str], capsys: pytest.CaptureFixture, program: str = "launch.py") -> str:
+    """What ``--help`` and the like print."""
+    command, flags = split_command(arguments)
+    with pytest.raises(SystemExit) as ended:
+        build_parser(command, program).parse_args(flags)
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_is_a_summary_that_fits_a_screen(flag, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = help_of([flag], capsys)
+    lines = text.splitlines()
+    assert lines[0] == "usage: launch.py COMMAND [OPTION …]"
+    written = [line for line in lines if not line.startswith(("  python ", "  torchrun ", "  mpirun "))]
+    assert max(map(len, written)) <= columns and (columns < 80 or len(lines) <= 60)
+    (begin, end) = lines.index("commands:"), lines.index("", lines.index("commands:"))
+    commands = [line.split()[1] for line in lines[begin:end] if line.startswith("  launch.py ")]
+    assert commands == [
+        "--prompt", "--input", "serve", "chat", "supervise", "plan", "probe", "simulate", "cache", "bench"
+    ]  # fmt: skip
+
+
+def test_summary_names_every_option_of_a_job_and_help_all_explains_them(capsys):
+    summary, everything = help_of(["--help"], capsys), help_of(["--help-all"], capsys)
+    words = summary.split()
+    for action in build_parser()._actions:
+        flags = {*action.option_strings} - {"-h"}
+        if action.dest not in ("help", "version") and not action.option_strings[0].startswith("--no-"):
+            assert any(words.count(flag) for flag in flags), flags
+        assert all(flag in everything for flag in flags)
+    assert "fraction of" in everything and "fraction of" not in summary
+
+
+@pytest.mark.parametrize("command", ["serve", "bench latency", "plan"])
+def test_help_of_a_command_explains_its_options_with_either_flag(command, capsys):
+    text = help_of([*command.split(), "--help"], capsys)
+    assert text.startswith(f"usage: launch.py {command} [-h] ") and "--memory-utilization F\n" in text
+    assert help_of([*command.split(), "--help-all"], capsys) == text
+
+
 @pytest.mark.parametrize(
     ("started", "name", "example"),
     [
-        ("/src/launch.py", "launch.py", "\n  python launch.py chat"),
-        ("/env/bin/labinfer", "labinfer", "\n  labinfer chat"),
+        ("/src/launch.py", "launch.py", "\n  python launch.py serve"),
+        ("/env/bin/labinfer", "labinfer", "\n  labinfer serve"),
         ("/src/labinfer/__main__.py", "labinfer", "torchrun --nproc-per-node 4 -m labinfer --model"),
     ],
 )
-def test_program_calls_itself_as_it_was_called(started, name, example):
-    parser = build_parser(program=program_name(started))
-    assert parser.format_help().startswith(f"usage: {name} [-h]") and example in parser.format_help()
+def test_program_calls_itself_as_it_was_called(started, name, example, capsys):
+    text = help_of(["--help"], capsys, program_name(started))
+    assert text.startswith(f"usage: {name} COMMAND") and example in text
     with pytest.raises(UserError, match=f"see {name} plan --help"):
         build_parser("plan", program_name(started)).parse_args(["--modle", "x"])
 
@@ -147,7 +190,7 @@ def test_switch_is_given_alone_negated_or_with_a_value(arguments, autotune):
 def test_help_is_printed_without_importing_torch():
     code = (
         "import sys\nfrom labinfer.cli.main import main\n"
-        "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "try:\n    main(['--help-all'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
         "sys.stderr.write('torch' if 'torch' in sys.modules else 'light')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -233,7 +276,7 @@ def test_words_that_are_no_command_are_refused(words):
         (
             "generate",
             ["--enforce-eager"],
-            "unknown option --enforce-eager; leave it out: captured steps give the same ",
+            "unknown option --enforce-eager; leave it out: captured steps do not change ",
         ),
         ("generate", ["--prompt", "two", "words"], "unexpected 'words'; quote a text that has spaces"),
         ("generate", ["--model", "demo", "serve"], "unexpected 'serve'; commands come first"),

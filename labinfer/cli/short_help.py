@@ -1,0 +1,102 @@
+"""The program's ``--help``: its commands, the names of the options by group, and examples. ``--help-all`` explains every option."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+
+COLUMNS = 80
+"""Maximum width of the text; a narrower terminal has less."""
+COMMAND_COLUMNS, NARROW_COLUMNS = 28, 60
+"""Columns of a command, before its summary; below ``NARROW_COLUMNS`` the summary has lines of its own."""
+EXAMPLES = """{alone} --prompt "17 + 25 = ?"
+{alone} serve --model DIR
+torchrun --nproc-per-node 4 {script} --model DIR -tp 2 -pp 2 --prompt "Hello"
+mpirun -n 2 {alone} --model DIR --input in.jsonl --output out.jsonl"""
+EXIT_STATUS = "exit status: 0 all done, 1 some requests failed, 2 wrong usage, 70 a rank failed, 130 Ctrl-C, 141 output closed, 143 SIGTERM"
+JOBS = {
+    "--prompt TEXT": "answer a prompt (without --model: the bundled model)",
+    "--input FILE": "answer every line of a JSONL file",
+}
+"""Forms of the command line without a command word."""
+HELP_ALL = "--help-all"
+
+
+class HelpAction(argparse.Action):
+    """Prints the short help and exits.
+
+    Args:
+        describe: returns the text of the short help.
+    """
+
+    def __init__(self, option_strings: list[str], dest: str, *, describe: Callable[[], str], help: str):
+        super().__init__(option_strings, dest="help", default=argparse.SUPPRESS, nargs=0, help=help)
+        self._describe = describe
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        print(self._describe())
+        parser.exit()
+
+
+def format_short_help(
+    program: str,
+    description: str,
+    *,
+    summaries: Mapping[str, str],
+    groups: Iterable[argparse._ArgumentGroup],
+    alone: str,
+    script: str,
+) -> str:
+    """Text of the short help, as wide as the terminal but at most ``COLUMNS``.
+
+    Args:
+        summaries: command as it is typed → what it does.
+        groups: groups of options of the form without a command word.
+        alone, script: the command that starts the program, and the script for torchrun.
+    """
+    columns = min(COLUMNS, shutil.get_terminal_size((COLUMNS, 0)).columns)
+    lines = [f"usage: {program} COMMAND [OPTION …]", "", *_wrap(description, columns), "", "commands:"]
+    for command, summary in {**JOBS, **summaries}.items():
+        first = f"  {program} {command}"
+        if columns < NARROW_COLUMNS:
+            lines += [first, *_wrap(summary, columns, " " * 6, 6)]
+        else:
+            lines += _wrap(summary, columns, f"{first:<{COMMAND_COLUMNS}} ", COMMAND_COLUMNS + 1)
+    lines += [
+        "",
+        *_wrap(f"{program} help COMMAND explains the options of a command.", columns),
+        *_wrap(f"Options of --prompt and --input, which {program} {HELP_ALL} explains:", columns),
+    ]
+    for group in groups:
+        if names := [_shortest(action) for action in group._group_actions if _is_listed(action)]:
+            lines += _wrap(" ".join(names), columns, f"  {group.title}: ", 4)
+    lines += ["", "examples:"]
+    for example in EXAMPLES.format(alone=alone, script=script).splitlines():
+        lines += _wrap(example, columns, "  ", 6)
+    return "\n".join([*lines, "", *_wrap(EXIT_STATUS, columns)])
+
+
+def _is_listed(action: argparse.Action) -> bool:
+    """Whether an action is an option of a run: not ``--help`` or the like, nor the second action of a switch, ``--no-autotune``."""
+    return action.dest not in ("help", "version") and type(action) is not argparse._StoreConstAction
+
+
+def _shortest(action: argparse.Action) -> str:
+    """The flag with one hyphen if there is one, else the flag that is named after the option."""
+    flags = action.option_strings
+    named = "--" + action.dest.replace("_", "-")
+    return next((flag for flag in flags if not flag.startswith("--")), named if named in flags else flags[0])
+
+
+def _wrap(text: str, columns: int, first: str = "", indent: int = 0) -> list[str]:
+    """Lines of ``text`` of at most ``columns``; the first line begins with ``first``, the others with ``indent`` spaces."""
+    return textwrap.wrap(
+        text,
+        columns,
+        initial_indent=first,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
