@@ -33,6 +33,7 @@ MANUAL = re.compile(r"\w+\(\d\)")
 """A page of the system's manual, such as unix(7)."""
 ELSEWHERE = re.compile(r"https?://|Transformers|llama\.cpp|vLLM|Linux|POSIX|OpenAI|Anthropic|MPI|RFC|GPT-2|torchrun")
 """Marks a sentence that names the source of a foreign identifier."""
+COMMANDS_OF_SHELLS = {"docker", "kubectl", "make", "mpirun", "pip", "python", "srun", "sysctl", "torchrun", "ulimit"}
 SENTENCE = re.compile(r"(?<=[.;|])\s+")
 
 
@@ -201,3 +202,23 @@ def test_metrics_in_documents_are_exported():
     for path in (*DOCUMENTS, ROOT / "CHANGELOG.md"):
         for name in re.findall(r"`((?:vllm|labinfer):[a-z_]+)`", path.read_text(encoding="utf-8")):
             assert {name, name.removesuffix("_total")} & known, f"{path.name}: {name}"
+
+
+@pytest.mark.parametrize(
+    "path", ["docs/troubleshooting.md", "docs/zh/troubleshooting.md", "docs/operations.md", "docs/reliability.md"]
+)
+def test_messages_in_documents_are_in_the_sources(path):
+    """Of a quoted message most runs of three words stand in the sources; others contain values."""
+    for message in re.findall(r"`([a-z][^`\n]+)`", prose(ROOT / path)):
+        message_words = message.split()
+        if len(message_words) >= 5 and message_words[0] not in COMMANDS_OF_SHELLS:
+            runs = [" ".join(message_words[i : i + 3]) for i in range(len(message_words) - 2)]
+            runs = [run for run in runs if not re.search(r"[0-9…]", run)]
+            known = sum(run in literals() for run in runs)
+            assert 2 * known >= len(runs), f"{path}: no source has the message {message!r}"
+
+
+@cache
+def literals() -> str:
+    """The text of labinfer's modules with adjacent string literals joined."""
+    return re.sub(r'"\s*\n\s*[fr]*"', "", "\n".join(text for _, text in own_modules()))
