@@ -17,6 +17,7 @@ from labinfer.requests.protocol import (
     CompletionBody,
     OpenAIBody,
     StreamOptions,
+    check_max_tokens,
     typed_prompts,
 )
 from labinfer.text.tools import ToolUse
@@ -118,8 +119,10 @@ def _read(
     if max_tokens is None:
         max_tokens, max_tokens_field = body.max_tokens, "max_tokens" if body.max_tokens is not None else ""
     elif body.max_tokens is not None:
-        SamplingParams(max_tokens=body.max_tokens)  # must be in bounds, although max_completion_tokens takes precedence
+        check_max_tokens("max_tokens", body.max_tokens)  # although max_completion_tokens takes precedence
     prompt_alone, has_format = bool(body.echo) and max_tokens == 0, body.structured_outputs is None
+    if max_tokens is not None and not prompt_alone:
+        check_max_tokens(max_tokens_field, max_tokens)
     body = msgspec.structs.replace(
         body,
         max_tokens=1 if prompt_alone else max_tokens,

@@ -78,6 +78,16 @@ def _number(name: str) -> Any:
     return _bounded(kind, minimum=bounds.least, maximum=bounds.most)
 
 
+def check_max_tokens(field: str, value: int) -> None:
+    """Check ``value`` of ``field``, one of the names of ``max_tokens``.
+
+    Raises:
+        UserError: it is out of bounds; the message names ``field``.
+    """
+    kind, bounds = NUMBERS["max_tokens"]
+    bounds.check(field, kind, value)
+
+
 def _texts(name: str) -> Any:
     """Optional string or list of strings, with the bounds of the ``SamplingParams`` field ``name``."""
     short = {"minLength": 1, "maxLength": TEXTS[name].longest}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from labinfer.base.errors import UserError
 from labinfer.base.structured_outputs import StructuredOutputs
 from labinfer.text.gguf_tokenizer import fast_tokenizer_source
-from labinfer.text.guidance import LIMITS, first_line, grammar_source, need_json_file
+from labinfer.text.guidance import LIMITS, grammar_problem, grammar_source, need_json_file
 from labinfer.text.helper_process import (
     HelperEnded,
     HelperProcess,
@@ -148,7 +148,7 @@ def main(json_file: str) -> None:
     try:
         tokenizer, problem = LLTokenizer(fast_tokenizer_source(Path(json_file))), ""
     except ValueError as error:
-        tokenizer, problem = None, first_line(str(error))
+        tokenizer, problem = None, grammar_problem(str(error))
     limits = LLParserLimits(**LIMITS)
     answer_messages(
         lambda source: try_grammar(tokenizer, source.decode(), limits).encode(),
@@ -168,7 +168,7 @@ def try_grammar(tokenizer: LLTokenizer, source: str, limits: LLParserLimits) -> 
     mask = matcher.compute_bitmask()
     compiled = time.process_time()
     if matcher.is_error():
-        return first_line(matcher.get_error())
+        return grammar_problem(matcher.get_error())
     if compiled - begin > COMPILE_SECONDS:
         return f"it takes {compiled - begin:.1f} s to compile, and {COMPILE_SECONDS:g} s are allowed; make it simpler"
     draw, before = random.Random(0), compiled
@@ -181,7 +181,7 @@ def try_grammar(tokenizer: LLTokenizer, source: str, limits: LLParserLimits) -> 
             break
         mask = matcher.compute_bitmask()
         if matcher.is_error():
-            return f"after {number + 1} tokens: {first_line(matcher.get_error())}"
+            return f"after {number + 1} tokens: {grammar_problem(matcher.get_error())}"
         now = time.process_time()
         if now - before > STEP_SECONDS:
             return f"it takes {now - before:.1f} s to find the next token; make it simpler"

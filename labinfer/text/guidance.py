@@ -39,6 +39,13 @@ enough for 250 optional properties of an object."""
 WHITESPACE = r" |\n[ \t]{0,20}"
 """White space allowed between JSON tokens: a space, or a line break with indentation. It is bounded, as an unsure model could
 write white space forever."""
+MAX_PROBLEM = 200
+"""Maximum characters of an error of llguidance in a message."""
+OWN_MESSAGES = {
+    "oneOf constraints are not supported": "alternatives of a oneOf can match the same value, which a grammar cannot exclude; use anyOf, "
+    "or require a property in each of them with a constant that no other one has"
+}
+"""Messages by a part of the error of llguidance that they replace."""
 
 
 class GuidanceError(Exception):
@@ -158,7 +165,7 @@ class GuidanceVocabulary:
         try:
             self.tokenizer: LLTokenizer = LLTokenizer(fast_tokenizer_source(json_file), eos_token=ends[0])
         except ValueError as error:
-            raise UserError(f"structured_outputs cannot be used with {json_file}: {first_line(str(error))}") from None
+            raise UserError(f"structured_outputs cannot be used with {json_file}: {grammar_problem(str(error))}") from None
         tokenizer.check_unchanged()
         self.limits: LLParserLimits = LLParserLimits(**LIMITS)
         self._ends = sum(1 << end for end in set(ends))
@@ -172,7 +179,7 @@ class GuidanceVocabulary:
         """
         allowed = int.from_bytes(matcher.compute_bitmask(), "little") & self._text
         if matcher.is_error():
-            raise GuidanceError(first_line(matcher.get_error()))
+            raise GuidanceError(grammar_problem(matcher.get_error()))
         may_end = matcher.is_accepting()
         if matcher.is_stopped() or not allowed:
             if not may_end:
@@ -250,6 +257,8 @@ class GrammarGuide:
             return b""
 
 
-def first_line(text: str) -> str:
-    """The first line of an error message, at most 200 characters."""
-    return f"{text.strip().partition(chr(10))[0]:.200}"
+def grammar_problem(text: str) -> str:
+    """The first line of llguidance's error message, at most 200 characters. A message that names an option of llguidance, which a client cannot
+    set, is replaced."""
+    own = next((message for part, message in OWN_MESSAGES.items() if part in text), None)
+    return own or f"{text.strip().partition(chr(10))[0]:.{MAX_PROBLEM}}"

@@ -190,6 +190,16 @@ class TestBatches:
             client.batches.cancel(batch.id)
         client.files.delete(batch.input_file_id)
 
+    def test_error_names_the_field_of_the_file(self, client):
+        output = client.files.retrieve(wait(client, start(client, line("a")).id).output_file_id)
+        for id, error, code in (
+            ("file-1", openai.NotFoundError, "file_not_found"),
+            (output.id, openai.BadRequestError, None),
+        ):
+            with pytest.raises(error) as caught:
+                client.batches.create(input_file_id=id, endpoint=CHAT_URL, completion_window="24h")
+            assert (caught.value.param, caught.value.code) == ("input_file_id", code)
+
     def test_another_key_sees_nothing(self, server, client):
         batch, other = start(client, line("a")), make_client(server, KEYS[1])
         assert not list(other.files.list()) and not list(other.batches.list())

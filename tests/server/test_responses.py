@@ -294,7 +294,7 @@ REFUSED = [
     ({"input": [{"type": "function_call_output", "output": "x"}]}, "input"),
     ({"input": []}, "input"),
     ({"conversation": "conv_1"}, "conversation"),
-    ({"max_output_tokens": 0}, "max_tokens"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"text": {"format": {"type": "grammar"}}}, "text"),
     ({"reasoning": {"effort": "extreme"}}, "reasoning"),

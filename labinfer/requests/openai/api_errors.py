@@ -127,10 +127,14 @@ def not_found_request(request_id: str) -> ApiError:
     return ApiError(404, message, INVALID_REQUEST, param="id", code="request_not_found")
 
 
-def not_found_object(kind: str, id: str) -> ApiError:
-    """Error 404: the caller has no object of this ``kind`` and id."""
+def not_found_object(kind: str, id: str, param: str = "id") -> ApiError:
+    """Error 404: the caller has no object of this ``kind`` and id.
+
+    Args:
+        param: field or parameter of the request that has the id.
+    """
     message = f"no {kind} has the id {_shorten(id)}"
-    return ApiError(404, message, INVALID_REQUEST, param="id", code=f"{kind}_not_found")
+    return ApiError(404, message, INVALID_REQUEST, param=param, code=f"{kind}_not_found")
 
 
 def no_files() -> ApiError:

@@ -17,6 +17,7 @@ from labinfer.requests.protocol import (
     Metadata,
     StreamOptions,
     TextFormat,
+    check_max_tokens,
     given_sampling,
     json_form,
     sampled,
@@ -226,6 +227,7 @@ class ResponseBody(sampled(CountBody, *NOT_OFFERED), kw_only=True, forbid_unknow
     def _sampling(self, defaults: SamplingParams, left_out: list[str]) -> SamplingParams:
         given = given_sampling(self)
         if self.max_output_tokens is not None:
+            check_max_tokens("max_output_tokens", self.max_output_tokens)
             given["max_tokens"] = self.max_output_tokens
         if LOGPROBS in (self.include or ()):
             given["logprobs"] = self.top_logprobs or 0

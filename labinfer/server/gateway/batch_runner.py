@@ -88,9 +88,11 @@ class BatchRunner:
         Raises:
             ApiError: the file does not exist, there is no space for results, or too many batches are open.
         """
-        file = self._store.file(caller.owner, batch.input_file_id)
+        file = self._store.file(caller.owner, batch.input_file_id, "input_file_id")
         if file.purpose != "batch":
-            raise api_errors.bad_request(f"input_file_id: the purpose of {file.id} is {file.purpose!r}, not 'batch'")
+            raise api_errors.bad_request(
+                f"input_file_id: the purpose of {file.id} is {file.purpose!r}, not 'batch'", "input_file_id"
+            )
         self._store.check_room(caller.owner)
         before = self._store.batches(caller.owner)
         num_open = sum(other.is_open for other in before)

@@ -158,13 +158,16 @@ class FileStore:
         """Files of ``owner``, oldest first."""
         return [stored.file for stored in _owned_records(self._files, owner)]
 
-    def file(self, owner: str, id: str) -> FileObject:
+    def file(self, owner: str, id: str, param: str = "id") -> FileObject:
         """Return the owner's file with this id.
+
+        Args:
+            param: field or parameter of the request that has the id, for errors.
 
         Raises:
             ApiError: the owner has no such file.
         """
-        return _owned_record(self._files, owner, id, "file").file
+        return _owned_record(self._files, owner, id, "file", param).file
 
     def content(self, file: FileObject) -> Path:
         """Path of a file's content."""
@@ -346,15 +349,15 @@ def _owned_records(records: Mapping[str, Record], owner: str) -> list[Record]:
     return sorted(own, key=lambda record: record.created_at)
 
 
-def _owned_record(records: Mapping[str, Record], owner: str, id: str, kind: str) -> Record:
-    """Return the owner's record with this id.
+def _owned_record(records: Mapping[str, Record], owner: str, id: str, kind: str, param: str = "id") -> Record:
+    """Return the owner's record with this id, which the request has in ``param``.
 
     Raises:
         ApiError: the owner has no such record.
     """
     record = records.get(id)
     if record is None or record.owner != owner:
-        raise api_errors.not_found_object(kind, id)
+        raise api_errors.not_found_object(kind, id, param)
     return record
 
 

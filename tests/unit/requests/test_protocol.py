@@ -84,6 +84,8 @@ def test_max_completion_tokens_goes_before_max_tokens():
     for wrong in (-1, 0):
         with pytest.raises(UserError, match="max_tokens must be at least 1"):
             parse(chat("hi", max_tokens=wrong, max_completion_tokens=4))
+        with pytest.raises(UserError, match="^max_completion_tokens must be at least 1"):
+            parse(chat("hi", max_tokens=4, max_completion_tokens=wrong))
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,16 @@ def test_what_passes_is_compiled_and_followed_in_bounded_time(trial, demo, name)
         assert time.monotonic() - begin < 0.5
 
 
+def test_oneof_is_refused_in_words_of_the_request(trial):
+    """llguidance's own message names an option that clients do not have."""
+    schema = {"oneOf": [{"type": "string", "minLength": 2}, {"type": "string", "maxLength": 3}]}
+    with pytest.raises(
+        UserError, match="the schema is refused: alternatives of a oneOf can match .* use anyOf"
+    ) as caught:
+        trial.check(StructuredOutputs(json=schema), field="response_format")
+    assert "coerce_one_of" not in str(caught.value)
+
+
 def test_grammar_without_end_is_refused_and_the_next_one_is_tried(trial):
     with pytest.raises(UserError, match="structured_outputs.json is refused: it takes more than 1 s to compile"):
         trial.check(StructuredOutputs(**PATTERNS))

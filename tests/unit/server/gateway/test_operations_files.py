@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import re
 import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import fields
 
+import kubernetes_validate
 import pytest
 import yaml
 from launchers import ROOT
 
+from labinfer.base.errors import ExitStatus
 from labinfer.cli.main import build_parser, split_command
+from labinfer.server.gateway.endpoints import API
 from labinfer.server.gateway.metrics import Metrics
+from labinfer.server.gateway.options import ServerOptions
 
 FOLDER = ROOT / "docs" / "operations"
 
@@ -52,6 +62,12 @@ def test_panels_of_the_dashboard_do_not_overlap():
     assert max(x for x, _ in cells) == 23
 
 
+def pod() -> dict:
+    """Pod template of the Kubernetes deployment."""
+    deployment, _ = yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text(encoding="utf-8"))
+    return deployment["spec"]["template"]
+
+
 def commands() -> dict[str, list[str]]:
     """What follows launch.py for every rank, by file."""
     words = {}
@@ -59,8 +75,7 @@ def commands() -> dict[str, list[str]]:
         text = re.sub(r"\\\n\s*", "", (FOLDER / name).read_text(encoding="utf-8"))
         (line,) = (line for line in text.splitlines() if re.search(r"^[^#]*launch\.py", line))
         words[name] = shlex.split(line.rpartition("launch.py ")[2].rstrip("& "))
-    deployment, _ = yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text(encoding="utf-8"))
-    args = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    args = pod()["spec"]["containers"][0]["args"]
     words["kubernetes.yaml"] = args[args.index("launch.py") + 1 :]
     return words
 
@@ -70,3 +85,123 @@ def test_commands_parse(name, arguments):
     command, rest = split_command(arguments)
     assert command == ("generate" if name == "job.sbatch" else "serve")
     build_parser(command).parse_args(rest)
+
+
+# Kubernetes.
+
+
+def server_options(name: str) -> ServerOptions:
+    """Options of the server that a file starts."""
+    arguments = vars(build_parser("serve").parse_args(split_command(commands()[name])[1]))
+    names = {field.name for field in fields(ServerOptions)}
+    return ServerOptions(**{name: value for name, value in arguments.items() if name in names and value is not None})
+
+
+def test_prometheus_can_scrape_the_annotated_pod():
+    """Annotations cannot give Prometheus an API key."""
+    options, template = server_options("kubernetes.yaml"), pod()
+    annotations = template["metadata"]["annotations"]
+    assert annotations["prometheus.io/scrape"] == "true"
+    assert options.api_key_file and options.metrics_open
+    ports = {port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
+    assert {int(annotations["prometheus.io/port"]), options.port} == ports
+
+
+def test_probes_ask_for_routes_without_a_key():
+    (container,) = pod()["spec"]["containers"]
+    paths = {container[probe]["httpGet"]["path"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")}
+    assert paths == {"/ready", "/health"}
+    assert paths <= {endpoint.path for endpoint in API if not endpoint.needs_key}
+
+
+def test_pod_has_more_time_to_end_than_open_requests():
+    assert pod()["spec"]["terminationGracePeriodSeconds"] > server_options("kubernetes.yaml").drain_timeout
+
+
+def test_manifest_is_valid_by_the_schemas_of_kubernetes():
+    documents = list(yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text(encoding="utf-8")))
+    assert [document["kind"] for document in documents] == ["Deployment", "Service"]
+    for document in documents:
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+    documents[1]["spec"]["port"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError, match="'port' was unexpected"):
+        kubernetes_validate.validate(documents[1], kubernetes_validate.latest_version(), strict=True)
+
+
+# systemd.
+
+
+def unit_service() -> configparser.SectionProxy:
+    """Section ``Service`` of the unit."""
+    parser = configparser.ConfigParser(strict=False, interpolation=None, comment_prefixes=("#",))
+    parser.optionxform = str
+    parser.read_string(re.sub(r"\\\n\s*", "", (FOLDER / "labinfer.service").read_text(encoding="utf-8")))
+    return parser["Service"]
+
+
+def test_stopped_unit_has_not_failed_and_wrong_usage_is_not_repeated():
+    service = unit_service()
+    assert service["SuccessExitStatus"] == str(128 + signal.SIGTERM)
+    assert service["RestartPreventExitStatus"] == str(int(ExitStatus.USAGE))
+    assert float(service["TimeoutStopSec"]) > ServerOptions().drain_timeout
+
+
+def need(tool: str) -> str:
+    """Path of ``tool``; skips the test where it is missing."""
+    path = shutil.which(tool)
+    if path is None:
+        pytest.skip(f"{tool} is not installed")
+    return path
+
+
+def verify(tool: str, text: str, folder) -> str:
+    """Complaints of systemd about a unit, whose program is replaced by one of this machine."""
+    unit = folder / "labinfer.service"
+    unit.write_text(
+        text.replace("/opt/labinfer/.venv/bin/python launch.py supervise", f"{sys.executable} launch.py supervise")
+    )
+    done = subprocess.run([tool, "verify", unit], capture_output=True, text=True, timeout=60)
+    return done.stdout + done.stderr
+
+
+def test_systemd_accepts_the_unit(tmp_path):
+    tool, text = need("systemd-analyze"), (FOLDER / "labinfer.service").read_text(encoding="utf-8")
+    assert verify(tool, text, tmp_path) == ""
+    assert "SucessExitStatus" in verify(tool, text.replace("SuccessExitStatus", "SucessExitStatus"), tmp_path)
+
+
+# Prometheus and Grafana.
+
+
+def dashboard_queries() -> list[str]:
+    """PromQL of the panels, with Grafana's variables replaced."""
+    panels = json.loads((FOLDER / "grafana.json").read_text(encoding="utf-8"))["panels"]
+    queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    return [re.sub(r"\$__\w+", "5m", query).replace("$model", "demo") for query in queries]
+
+
+def check_rules(tool: str, rules: list[dict], file) -> str:
+    """Output of promtool about a file of rules; it fails unless they are valid."""
+    file.write_text(yaml.safe_dump({"groups": [{"name": "test", "rules": rules}]}))
+    done = subprocess.run([tool, "check", "rules", file], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_prometheus_accepts_the_alerts_and_the_queries_of_the_dashboard(tmp_path):
+    tool = need("promtool")
+    alerts = yaml.safe_load((FOLDER / "alerts.yml").read_text(encoding="utf-8"))["groups"][0]["rules"]
+    queries = [{"record": f"panel:{n}", "expr": query} for n, query in enumerate(dashboard_queries())]
+    assert len(queries) > 10
+    for rules in (alerts, queries):
+        assert f"SUCCESS: {len(rules)} rules found" in check_rules(tool, rules, tmp_path / "rules.yml")
+    with pytest.raises(AssertionError, match="could not parse expression"):
+        check_rules(tool, [{"record": "wrong", "expr": "sum by (le"}], tmp_path / "rules.yml")
+
+
+# Slurm.
+
+
+@pytest.mark.parametrize("name", ["serve.sbatch", "job.sbatch"])
+def test_bash_reads_the_batch_scripts(name):
+    subprocess.run(["bash", "-n", FOLDER / name], check=True, timeout=60)
