@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from launchers import LAUNCH, ROOT, command, descendants, environment, free_port, kill_tree, without_torchrun
+from openapi_check import check_reply
 from process_tree import entries, is_running, rank_number
 
 START_SECONDS = 90.0
@@ -87,9 +88,12 @@ class Server:
         return reply.status, reply.body
 
     def ask(self, method: str, path: str, body: Any = None, key: str = "", **headers: str) -> Reply:
+        """A whole reply, which is as ``/openapi.json`` says."""
         connection, response = self.open(method, path, body, key, **headers)
         with connection:
             data = response.read()
+        if method != "HEAD":
+            check_reply(method, path.partition("?")[0], response.status, response.headers, data)
         try:
             decoded = json.loads(data)
         except ValueError:

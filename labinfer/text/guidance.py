@@ -165,7 +165,9 @@ class GuidanceVocabulary:
         try:
             self.tokenizer: LLTokenizer = LLTokenizer(fast_tokenizer_source(json_file), eos_token=ends[0])
         except ValueError as error:
-            raise UserError(f"structured_outputs cannot be used with {json_file}: {grammar_problem(str(error))}") from None
+            raise UserError(
+                f"structured_outputs cannot be used with {json_file}: {grammar_problem(str(error))}"
+            ) from None
         tokenizer.check_unchanged()
         self.limits: LLParserLimits = LLParserLimits(**LIMITS)
         self._ends = sum(1 << end for end in set(ends))

@@ -32,6 +32,7 @@ ALL = {
     "unsupported_media_type": api_errors.unsupported_media_type("text/plain"),
     "unsupported_encoding": api_errors.unsupported_encoding("br"),
     "unsupported_form": api_errors.unsupported_form("Content-Type must be multipart/form-data"),
+    "range_outside": api_errors.range_outside(9),
     "too_large_head": api_errors.too_large_head(1 << 16),
     "rate_limited": api_errors.rate_limited("the budget is used up", 2.1, "tokens"),
     "cancelled": api_errors.cancelled(),
@@ -66,6 +67,7 @@ def test_every_constructor_is_tested_here():
         ("not_found_route", 404, "invalid_request_error", None, None),
         ("not_found_object", 404, "invalid_request_error", "id", "batch_not_found"),
         ("no_files", 404, "invalid_request_error", None, "files_not_offered"),
+        ("range_outside", 416, "invalid_request_error", None, "range_not_satisfiable"),
         ("unsupported_form", 415, "invalid_request_error", None, "unsupported_content_type"),
         ("not_found_request", 404, "invalid_request_error", "id", "request_not_found"),
         ("method_not_allowed", 405, "invalid_request_error", None, "method_not_allowed"),
@@ -97,6 +99,7 @@ def test_headers_say_what_to_do_next():
         "method_not_allowed": {"Allow": "GET, HEAD"},
         "timed_out": {"x-should-retry": "false"},
         "unsupported_encoding": {"Accept-Encoding": "gzip"},
+        "range_outside": {"Content-Range": "bytes */9"},
         "given_up": {"x-should-retry": "false"},
         "rate_limited": {"Retry-After": "3"},  # whole seconds, and not before
         "overloaded": {"Retry-After": "1"},

@@ -6,7 +6,9 @@ same with OpenAI's own schema of these routes, where anything may be refused, bu
 
 from __future__ import annotations
 
+import gzip
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,22 +17,32 @@ from openai_document import OpenAIDocument
 from schemathesis.config import SchemathesisConfig
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 from serving import Server, serving
+from starlette.requests import Request
 
-from labinfer.server.gateway.endpoints import API
+from labinfer.server.gateway.app import make_app
+from labinfer.server.gateway.async_llm_engine import AsyncLLMEngine
+from labinfer.server.gateway.endpoints import API, PAGES
+from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.openapi import ITEM_SCHEMA, describe_api
+from labinfer.server.gateway.options import ServerOptions
+from labinfer.server.gateway.routes import chat
 from labinfer.server.gateway.routes.cluster import MAX_EVENTS_SECONDS
+from labinfer.server.gateway.service import Service
+from tests.refusals import refused
 
 VOCAB_SIZE = 3072
 """Of the demo model."""
 MAX_PROMPTS, MAX_TOKENS = 2, 4
 LOOKING = ("/v1/cluster/events", "/v1/cluster/trace")
 """Paths whose answers take as many seconds as they are asked for."""
+OPEN = ("/health", "/ready", "/ping", "/version", "/openapi.json")
+"""Routes that never need a key."""
 LISTS = ("prompt", "input", "text_1", "text_2", "queries", "documents")
 """Fields with several texts."""
 NEEDED = {
     "/v1/responses": {"input": "red"},
     "/v1/responses/input_tokens": {"input": "red"},
-    "/score": {"text_1": "red", "text_2": ["blue"]},
+    **dict.fromkeys(("/score", "/v1/score"), {"text_1": "red", "text_2": ["blue"]}),
 }
 """By path, what the document leaves optional, because something else may stand for it: seldom made, and refused without."""
 CONFIG = {"seed": 1, "generation": {"deterministic": True, "database": "none", "no-shrink": True}}
@@ -130,7 +142,8 @@ def _is_far_bound(key: str, value: Any) -> bool:
     return key in ("maxItems", "maxProperties", "maxLength") and isinstance(value, int) and value > FAR
 
 
-DOCUMENT = describe_api(API, ["demo"], VOCAB_SIZE, needs_key=False)
+KEYLESS = [endpoint.with_options(ServerOptions(), keys_required=False) for endpoint in API]
+DOCUMENT = describe_api(KEYLESS, ["demo"], VOCAB_SIZE)
 KNOWN = {
     path: set(DOCUMENT["components"]["schemas"][name]["properties"]) - {"dimensions"}
     for path, name in (
@@ -240,6 +253,8 @@ def ask(server: Server, case, *unchecked):
         if case.operation.path in LOOKING and can_look(query.get("seconds", 1)):
             query["seconds"] = "0"  # not for a minute, or until this goes
         case.query = query  # in which an empty list would leave no trace
+    if case.meta.generation.mode.is_positive and (case.headers or {}).get("Content-Encoding", "identity") != "identity":
+        case.headers["Content-Encoding"] = "identity"  # schemathesis does not compress; ``test_gzip_is_unpacked`` does
     response = case.call(base_url=server.url, timeout=60)
     case.validate_response(response, excluded_checks=[positive_data_acceptance, *unchecked])
     if response.status_code >= 400:
@@ -271,16 +286,63 @@ def test_document_that_is_served_is_this_one(server: Server):
     assert server.get("/openapi.json") == (200, DOCUMENT)
 
 
-def test_every_endpoint_is_in_the_document_and_nothing_else():
-    routes = {(endpoint.method.lower(), re.sub(r":[a-z]+}", "}", endpoint.path)) for endpoint in API}
+def test_every_route_is_in_the_document_and_nothing_else():
+    """But for the pages of a browser, and HEAD, which comes with every GET."""
+    app = make_app(Service(ServerOptions(), ["demo"], AsyncLLMEngine()))
+    pages = {path for endpoint in PAGES for path in (endpoint.path, *endpoint.aliases)}
+    routes = {
+        (method.lower(), re.sub(r":[a-z]+}", "}", route.path))
+        for route in app.routes
+        if route.path not in pages
+        for method in route.methods - {"HEAD"}
+    }
     assert {(method, path) for path, methods in DOCUMENT["paths"].items() for method in methods} == routes
+    assert {("post", "/v1/score"), ("post", "/v1/rerank"), ("post", "/v2/rerank")} < routes
+    assert pages == {"/", "/cluster", "/webui/{path:path}"}
 
 
-def test_keys_are_asked_for_where_they_are_needed():
-    keyed = describe_api(API, ["demo"], VOCAB_SIZE, needs_key=True)
-    for endpoint in API:
-        path = re.sub(r":[a-z]+}", "}", endpoint.path)
-        wanted = [{"key": []}, {"header": []}] if endpoint.needs_key else None
-        assert keyed["paths"][path][endpoint.method.lower()].get("security") == wanted
-        assert "security" not in DOCUMENT["paths"][path][endpoint.method.lower()]
-        assert ("401" in DOCUMENT["paths"][path][endpoint.method.lower()]["responses"]) == endpoint.needs_key
+def test_names_of_operations_are_unique():
+    names = [operation["operationId"] for methods in DOCUMENT["paths"].values() for operation in methods.values()]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("metrics_open", [False, True])
+def test_keys_are_asked_for_where_they_are_needed(metrics_open):
+    options = ServerOptions(metrics_open=metrics_open)
+    keyed = describe_api([endpoint.with_options(options, True) for endpoint in API], ["demo"], VOCAB_SIZE)
+    for path, methods in keyed["paths"].items():
+        for method, operation in methods.items():
+            is_open = path in OPEN or (metrics_open and path == "/metrics")
+            assert operation.get("security") == (None if is_open else [{"key": []}, {"header": []}])
+            assert ("401" in operation["responses"]) != is_open
+            assert "security" not in DOCUMENT["paths"][path][method]
+            assert "401" not in DOCUMENT["paths"][path][method]["responses"]
+
+
+def test_no_handler_reads_a_parameter_that_is_not_declared():
+    """``HttpContext`` gives a handler the parameters of its endpoint only; what wrong values do is tried above."""
+    for path in Path(chat.__file__).parent.glob("*.py"):
+        assert "query_params" not in path.read_text(encoding="utf-8"), path
+    http = Request({"type": "http", "headers": [], "query_string": b"limit=1&other=2", "client": None})
+    context = HttpContext(
+        Service(ServerOptions(), ["demo"], AsyncLLMEngine()), http, "", parameters=frozenset(["limit"])
+    )
+    assert context.known_query() == {"limit": "1"}
+    with refused(400, match="unknown parameter 'other'; there is limit"):
+        context.query()
+
+
+def test_gzip_is_unpacked(server: Server):
+    for encoding in ("gzip", "x-gzip"):
+        packed = gzip.compress(b'{"prompt": "red"}')
+        reply = server.ask("POST", "/tokenize", packed, **{"Content-Encoding": encoding})
+        assert (reply.status, reply.body["count"]) == (200, 1)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/v1/batches"])
+def test_gzip_and_warnings_are_in_the_document(path):
+    operation = DOCUMENT["paths"][path]["post"]
+    assert operation["parameters"] == [
+        {"name": "Content-Encoding", "in": "header", "schema": {"enum": ["identity", "gzip", "x-gzip"]}}
+    ]
+    assert {"x-request-id", "x-warning"} <= operation["responses"]["200"]["headers"].keys()

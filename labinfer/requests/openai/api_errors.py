@@ -191,6 +191,13 @@ def unsupported_encoding(encoding: str) -> ApiError:
     return ApiError(415, message, INVALID_REQUEST, code="unsupported_content_encoding", headers=headers)
 
 
+def range_outside(num_bytes: int) -> ApiError:
+    """Error 416: the range begins after the end of the file."""
+    message = f"the range begins after the file's {num_bytes} bytes; ask for an earlier one"
+    headers = {"Content-Range": f"bytes */{num_bytes}"}  # RFC 9110, section 15.5.17
+    return ApiError(416, message, INVALID_REQUEST, code="range_not_satisfiable", headers=headers)
+
+
 def too_large_head(limit_bytes: int) -> ApiError:
     """Error 431: the request header is too long."""
     message = f"the request's head is larger than {limit_bytes} bytes; send less at once"

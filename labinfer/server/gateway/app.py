@@ -66,10 +66,12 @@ def make_app(service: Service) -> Starlette:
 
 
 def _guard(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaitable[HttpResponse]]:
-    needs_key = endpoint.needs_key and not (endpoint.opened_by and getattr(service.options, endpoint.opened_by))
+    needs_key = endpoint.with_options(service.options, service.keys.required).needs_key
 
     async def run(http: Request) -> HttpResponse:
-        context = HttpContext(service, http, endpoint.path, _error_form(http, endpoint))
+        context = HttpContext(
+            service, http, endpoint.path, _error_form(http, endpoint), frozenset(dict(endpoint.query))
+        )
         try:
             if needs_key:
                 context.caller = service.keys.authenticate(

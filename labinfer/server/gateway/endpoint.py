@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType, UnionType
 from typing import Any
 
@@ -12,10 +12,12 @@ from starlette.responses import Response
 
 from labinfer.server.gateway.error_form import OPENAI_ERRORS, ErrorForm
 from labinfer.server.gateway.event_stream import EventStream
+from labinfer.server.gateway.host_check import CHANGES_NOTHING
 from labinfer.server.gateway.http_context import JSON, HttpContext
+from labinfer.server.gateway.options import ServerOptions
 
 ANYWHERE = (400, 403, 405, 421, 431, 500)
-"""Error statuses of every endpoint."""
+"""Error statuses of every endpoint, but 403 of those whose method changes nothing."""
 READING = (*ANYWHERE, 404, 413, 415, 429, 503)
 """Error statuses of endpoints that read a body."""
 GENERATING = (*READING, 408, 499)
@@ -34,7 +36,7 @@ class Endpoint:
     method: str
     path: str
     aliases: tuple[str, ...] = ()
-    """Further paths of the handler, left out of ``/openapi.json``."""
+    """Further paths of the handler."""
     handler: Handler
     needs_key: bool = True
     opened_by: str = ""
@@ -47,6 +49,8 @@ class Endpoint:
     """Body as multipart form with a file."""
     answer: type | UnionType | None = None
     """Schema of a successful answer; None if it is always a stream."""
+    statuses: tuple[int, ...] = (200,)
+    """Statuses of responses with ``answer``; none if every request is refused."""
     events: tuple[type[msgspec.Struct], ...] = ()
     """Event schemas of a stream, if the endpoint can stream."""
     content_type: str = JSON
@@ -58,9 +62,19 @@ class Endpoint:
     """Whether Anthropic's API has the path too: its clients get its format, and ``answer`` is a union."""
 
     @property
-    def template(self) -> str:
-        """Path as OpenAPI writes it."""
-        return self.path.replace(":path}", "}")
+    def templates(self) -> list[str]:
+        """Paths as OpenAPI writes them."""
+        return [path.replace(":path}", "}") for path in (self.path, *self.aliases)]
+
+    @property
+    def error_statuses(self) -> tuple[int, ...]:
+        """All error statuses, sorted."""
+        return tuple(sorted({*self.errors, *[401] * self.needs_key} - {*[403] * (self.method in CHANGES_NOTHING)}))
+
+    def with_options(self, options: ServerOptions, keys_required: bool) -> Endpoint:
+        """Copy for a server with these options: it needs a key only if the server has keys, and no option makes it public."""
+        is_open = bool(self.opened_by) and getattr(options, self.opened_by)
+        return replace(self, needs_key=self.needs_key and keys_required and not is_open)
 
 
 def endpoint(method: str, path: str, **details: Any) -> Callable[[Handler], Handler]:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from labinfer.server.gateway.endpoint import endpoint, module_endpoints
 from labinfer.server.gateway.http_context import JSON, HttpContext
 from labinfer.server.gateway.openapi import describe_api
+from labinfer.server.gateway.options import ServerOptions
 from labinfer.server.gateway.routes import (
     batches,
     chat,
@@ -34,13 +35,14 @@ async def openapi(context: HttpContext) -> Response:
     """This document."""
     service = context.service
     vocab_size = max((model.info.vocab_size for model in service.models.values()), default=0)
-    document = _document(tuple(service.model_names), vocab_size, service.keys.required)
+    document = _document(tuple(service.model_names), vocab_size, service.options, service.keys.required)
     return Response(document, headers=context.headers, media_type=JSON)
 
 
 @lru_cache(2)
-def _document(model_names: tuple[str, ...], vocab_size: int, needs_key: bool) -> bytes:
-    return msgspec.json.encode(describe_api(API, list(model_names), vocab_size, needs_key))
+def _document(model_names: tuple[str, ...], vocab_size: int, options: ServerOptions, keys_required: bool) -> bytes:
+    endpoints = [endpoint.with_options(options, keys_required) for endpoint in API]
+    return msgspec.json.encode(describe_api(endpoints, model_names, vocab_size))
 
 
 ASKING = (chat, completions, embeddings, pooling, tokenization, responses, messages, files, batches)

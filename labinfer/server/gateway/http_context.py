@@ -43,10 +43,19 @@ class HttpContext:
     Args:
         route: path pattern of its endpoint; empty without one.
         error_form: format of its errors.
+        parameters: names of the query parameters of its endpoint.
     """
 
-    def __init__(self, service: Service, http: Request, route: str, error_form: ErrorForm = OPENAI_ERRORS):
+    def __init__(
+        self,
+        service: Service,
+        http: Request,
+        route: str,
+        error_form: ErrorForm = OPENAI_ERRORS,
+        parameters: frozenset[str] = frozenset(),
+    ):
         self.service, self.http, self.route, self.error_form = service, http, route, error_form
+        self._parameters = parameters
         given = http.headers.get(ID_HEADER, "")
         self.id = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
         self.caller: ApiCaller = ANONYMOUS
@@ -138,19 +147,24 @@ class HttpContext:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self.service.body_thread, work)
 
-    def query(self, *names: str) -> dict[str, str]:
-        """Query parameters with these names.
+    def query(self) -> dict[str, str]:
+        """Query parameters, which are all declared by the endpoint.
 
         Raises:
             ApiError: a parameter is unknown or a duplicate.
         """
         given = self.http.query_params.multi_items()
         for number, (name, _) in enumerate(given):
-            if name not in names:
-                raise api_errors.bad_request(f"unknown parameter {name!r:.60}; there is {' and '.join(names)}")
+            if name not in self._parameters:
+                known = " and ".join(sorted(self._parameters))
+                raise api_errors.bad_request(f"unknown parameter {name!r:.60}; there is {known}")
             if name in dict(given[:number]):
                 raise api_errors.bad_request(f"{name} is given twice", name)
         return dict(given)
+
+    def known_query(self) -> dict[str, str]:
+        """Query parameters that the endpoint declares; clients may send others, which are ignored. The last duplicate counts."""
+        return {name: value for name, value in self.http.query_params.items() if name in self._parameters}
 
     def answer_fields(self, prefix: str, model: str) -> dict[str, Any]:
         """Id, creation time and model of an answer."""

@@ -17,28 +17,31 @@ import labinfer
 from labinfer.base.sampling_params import MAX_LOGPROBS, sampling_parameters
 from labinfer.requests.protocol import NEUTRAL_VALUES, TOKEN_ID, ChatBody, CompletionBody, OpenAIBody
 from labinfer.server.gateway.endpoint import INTEGER, STRING, Endpoint
-from labinfer.server.gateway.error_form import ErrorForm
-from labinfer.server.gateway.http_context import JSON
+from labinfer.server.gateway.error_form import OPENAI_ERRORS, ErrorForm
+from labinfer.server.gateway.http_context import ID_HEADER, JSON, WARNING_HEADER
+from labinfer.server.gateway.packed_body import GZIP_NAMES
 from labinfer.text.messages import UNREAD_PARTS
 
 COMPONENT = "#/components/{kind}/{name}"
 STREAM, ITEM_SCHEMA, FORM = "text/event-stream", "x-itemSchema", "multipart/form-data"
+ANSWERS = {200: "Success.", 206: "A range of the file.", 503: "The engine is stalled."}
 ERRORS = {
-    400: "A field is wrong; `param` names it.",
-    401: "No API key, or none that is valid.",
-    403: "It comes from a page of another server.",
-    404: "No such model, request or path.",
-    405: "The path is there for another method.",
-    408: "The request took longer than it may.",
-    409: "It cannot be done now, or could not be.",
-    413: "The body is longer than may be.",
-    415: "The body does not say that it is JSON.",
-    421: "The server is not to be reached by this name.",
-    429: "This caller has had its share.",
-    431: "The head is longer than may be.",
+    400: "A field, a parameter or the HTTP message is invalid; `param` names the field.",
+    401: "The API key is missing or invalid.",
+    403: "The request comes from a page of another origin.",
+    404: "The model, object or path does not exist.",
+    405: "The path exists for other methods only.",
+    408: "The request timeout has passed.",
+    409: "The server's state does not allow the request.",
+    413: "The body is too long.",
+    415: "The content type or the content encoding is not supported.",
+    416: "The range lies outside the file.",
+    421: "The host name is not one of this server's.",
+    429: "The caller has reached a limit.",
+    431: "The request header is too long.",
     499: "The request was cancelled.",
-    500: "The server failed.",
-    503: "Loading, full, or shutting down.",
+    500: "The server has failed.",
+    503: "The server is loading, at capacity, or shutting down.",
 }
 
 
@@ -55,14 +58,11 @@ LOGPROBS: dict[type, dict[str, Any]] = {
 }
 
 
-def describe_api(
-    endpoints: Iterable[Endpoint], model_names: Iterable[str], vocab_size: int, needs_key: bool
-) -> dict[str, Any]:
+def describe_api(endpoints: Iterable[Endpoint], model_names: Iterable[str], vocab_size: int) -> dict[str, Any]:
     """Build the whole document.
 
     Args:
         vocab_size: largest vocabulary of the models; 0 if not known yet.
-        needs_key: whether an API key is required.
     """
     endpoints, names = list(endpoints), list(model_names)
     read = dict.fromkeys(endpoint.body for endpoint in endpoints if endpoint.body is not None)
@@ -72,7 +72,8 @@ def describe_api(
     assert not bodies.keys() & answers.keys(), f"two structs are called {bodies.keys() & answers.keys()}"
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
-        paths.setdefault(endpoint.template, {})[endpoint.method.lower()] = _describe(endpoint, names, needs_key)
+        for template in endpoint.templates:
+            paths.setdefault(template, {})[endpoint.method.lower()] = _describe(endpoint, template, names)
     return {
         "openapi": "3.1.1",
         "info": {
@@ -86,7 +87,7 @@ def describe_api(
             "responses": {
                 form.name + str(status): _describe_error(status, form)
                 for form in dict.fromkeys(endpoint.error_form for endpoint in endpoints)
-                for status in ERRORS
+                for status in sorted({status for endpoint in endpoints for status in endpoint.error_statuses})
             },
             "securitySchemes": {
                 "key": {"type": "http", "scheme": "bearer"},
@@ -166,52 +167,73 @@ def _bound_token_ids(schema: Any, largest: int) -> None:
             _bound_token_ids(part, largest)
 
 
-def _describe(endpoint: Endpoint, model_names: list[str], needs_key: bool) -> dict[str, Any]:
+def _describe(endpoint: Endpoint, template: str, model_names: list[str]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if endpoint.answer is not None:
         content[endpoint.content_type] = {"schema": _schema(endpoint.answer)}
     if endpoint.events:
         events = _event_schema((*endpoint.events, endpoint.error_form.answer))
         content[STREAM] = {"schema": STRING, ITEM_SCHEMA: events}
-    errors = endpoint.errors + ((401,) if endpoint.needs_key else ())
+    responses = {
+        str(status): _reference("responses", _form(endpoint, status).name + str(status))
+        for status in endpoint.error_statuses
+    }
+    for status in endpoint.statuses:
+        headers = _headers(status, has_warnings=endpoint.body is not None)
+        responses[str(status)] = {"description": ANSWERS[status], "headers": headers, "content": content}
     described: dict[str, Any] = {
         "summary": endpoint.summary,
-        "operationId": _operation_id(endpoint),
-        "responses": {"200": {"description": "Done.", "headers": _headers(200), "content": content}}
-        | {str(status): _reference("responses", endpoint.error_form.name + str(status)) for status in sorted(errors)},
+        "operationId": _operation_id(endpoint.method, template),
+        "responses": dict(sorted(responses.items())),
     }
     model = {"enum": model_names}
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": model if name == "model" else STRING}
-        for name in (part[1:-1] for part in endpoint.template.split("/") if part.startswith("{"))
+        for name in (part[1:-1] for part in template.split("/") if part.startswith("{"))
     ]
     parameters += [
         {"name": name, "in": "query", "schema": model if name == "model" else schema} for name, schema in endpoint.query
     ]
+    if endpoint.body is not None:
+        parameters.append({"name": "Content-Encoding", "in": "header", "schema": {"enum": ["identity", *GZIP_NAMES]}})
     if parameters:
         described["parameters"] = parameters
     if endpoint.body is not None:
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": _schema(endpoint.body)}}}
     if endpoint.form is not None:
         described["requestBody"] = {"required": True, "content": {FORM: {"schema": _schema(endpoint.form)}}}
-    if endpoint.needs_key and needs_key:
+    if endpoint.needs_key:
         described["security"] = [{"key": []}, {"header": []}]
     return described
 
 
+def _form(endpoint: Endpoint, status: int) -> ErrorForm:
+    """Format of an error; a header that is too long is refused before its path is known."""
+    return OPENAI_ERRORS if status == 431 else endpoint.error_form
+
+
 def _describe_error(status: int, form: ErrorForm) -> dict[str, Any]:
     content = {JSON: {"schema": _schema(form.answer)}}
-    return {"description": ERRORS[status], "headers": _headers(status), "content": content}
+    return {"description": ERRORS[status], "headers": _headers(status, has_warnings=True), "content": content}
 
 
-def _headers(status: int) -> dict[str, Any]:
+def _headers(status: int, has_warnings: bool) -> dict[str, Any]:
+    """Headers of a response that have a meaning here; none is always sent."""
+    retry_after = ("Retry-After", "Seconds after which a retry may succeed.", INTEGER | {"minimum": 0})
+    should_retry = ("x-should-retry", "`false` if a retry fails as well.", {"const": "false"})
     named = {
-        401: ("WWW-Authenticate", "How to say who calls.", STRING),
-        405: ("Allow", "The methods that are there.", STRING),
-        429: ("Retry-After", "Seconds until it is worth trying again.", INTEGER | {"minimum": 0}),
-        503: ("Retry-After", "Seconds until it is worth trying again.", INTEGER | {"minimum": 0}),
+        401: ("WWW-Authenticate", "Authentication scheme.", STRING),
+        405: ("Allow", "Methods of the path.", STRING),
+        408: should_retry,
+        409: should_retry,
+        415: ("Accept-Encoding", "Supported content encoding, if that of the request is not.", STRING),
+        429: retry_after,
+        500: should_retry,
+        503: retry_after,
     }
-    headers = [("x-request-id", "The request's id, for the server's log; that of the request if it has one.", STRING)]
+    headers = [(ID_HEADER, "Request id, also in the server's log; the client's own if it sent one.", STRING)]
+    if has_warnings:
+        headers.append((WARNING_HEADER, "Parts of the request that were ignored.", STRING))
     headers += [named[status]] if status in named else []
     return {name: {"description": description, "schema": schema} for name, description, schema in headers}
 
@@ -236,6 +258,6 @@ def _reference(kind: str, name: str) -> dict[str, str]:
     return {"$ref": COMPONENT.format(kind=kind, name=name)}
 
 
-def _operation_id(endpoint: Endpoint) -> str:
-    words = [part.strip("{}") for part in endpoint.template.replace(".", "_").split("/") if part]
-    return "_".join([endpoint.method.lower(), *words])
+def _operation_id(method: str, template: str) -> str:
+    words = [part.strip("{}") for part in template.replace(".", "_").split("/") if part]
+    return "_".join([method.lower(), *words])

@@ -9,7 +9,7 @@ from labinfer.requests.openai import api_errors
 
 GZIP = 31
 """zlib's window bits for the gzip format."""
-NAMES = ("gzip", "x-gzip")
+GZIP_NAMES = ("gzip", "x-gzip")
 
 
 def body_decoder(encoding: str) -> Callable[[bytes, int], bytes]:
@@ -25,7 +25,7 @@ def body_decoder(encoding: str) -> Callable[[bytes, int], bytes]:
     name = encoding.strip().lower()
     if name in ("", "identity"):
         return lambda piece, _: piece
-    if name not in NAMES:
+    if name not in GZIP_NAMES:
         raise api_errors.unsupported_encoding(encoding)
     packed = zlib.decompressobj(GZIP)
 

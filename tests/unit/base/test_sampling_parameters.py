@@ -175,7 +175,7 @@ def test_checkpoint_may_recommend_a_value(tmp_path, parameters):
 
 @pytest.mark.parametrize("body", ["CompletionBody", "ChatBody", "ResponseBody", "MessageBody"])
 def test_field_in_the_document(body, parameters):
-    properties = describe_api(API, ["demo"], 10, needs_key=False)["components"]["schemas"][body]["properties"]
+    properties = describe_api(API, ["demo"], 10)["components"]["schemas"][body]["properties"]
     bounds = {"minimum": 0.0, "maximum": 9.0, "default": None}
     assert properties["width"] == bounds | {"type": ["number", "null"], "description": "how wide"}
     assert properties["count"]["type"] == ["integer", "null"] and "free" not in properties

@@ -44,7 +44,7 @@ async def create(context: HttpContext) -> Response:
 @endpoint("GET", "/v1/batches", answer=BatchList, query=page_query(MAX_PAGE), errors=STORED)
 async def list_batches(context: HttpContext) -> Response:
     """List the batches of the same caller."""
-    page = checked(lambda: Page.read(context.http.query_params, MAX_PAGE))
+    page = checked(lambda: Page.read(context.known_query(), MAX_PAGE))
     batches = file_store(context).batches(context.caller.owner)
     return context.json(BatchList(**page.cut(batches, lambda batch: batch.id)))
 

@@ -38,7 +38,7 @@ JSONL = "application/jsonl"
 @endpoint("GET", "/v1/cluster", logged=False, answer=ClusterInfo, query=(("model", STRING),), errors=LOOKING)
 async def show(context: HttpContext) -> Response:
     """The ranks of a model, and its stats of the last hour."""
-    info, history = context.service.loaded_model(context.query("model").get("model")).info, context.service.history
+    info, history = context.service.loaded_model(context.query().get("model")).info, context.service.history
     stats = history.rank_stats(info.name)
     return context.json(
         ClusterInfo(
@@ -125,7 +125,7 @@ async def workload(context: HttpContext) -> Response:
 
     For ``launch.py plan`` and ``simulate``.
     """
-    name = context.service.loaded_model(context.query("model").get("model")).info.name
+    name = context.service.loaded_model(context.query().get("model")).info.name
     return Response(context.service.recent_requests.lines(name), headers=context.headers, media_type=JSONL)
 
 
@@ -164,7 +164,7 @@ async def _wait(events: AsyncIterator[bytes]) -> None:
 
 def _read_query(context: HttpContext, most: float) -> tuple[ModelInfo, float | None]:
     """Model and ``seconds`` of the query, see ``_seconds``. A HEAD request watches for 0 seconds."""
-    query = context.query("model", "seconds")
+    query = context.query()
     info, seconds = context.service.loaded_model(query.get("model")).info, _seconds(query, most)
     return info, 0.0 if context.http.method == "HEAD" else seconds
 

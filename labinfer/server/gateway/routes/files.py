@@ -11,7 +11,7 @@ from starlette.responses import FileResponse, Response
 
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.files import FileDeleted, FileForm, FileList, FileObject
-from labinfer.server.gateway.endpoint import READING, STORED, STRING, endpoint
+from labinfer.server.gateway.endpoint import STORED, STRING, endpoint
 from labinfer.server.gateway.file_store import FileStore, Upload
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.multipart import MultipartReader, PartBegin
@@ -24,10 +24,11 @@ MAX_FIELDS, MAX_FIELD_BYTES = 4, 1 << 10
 MAX_NAME = 255
 """Maximum length of a file name."""
 PURPOSE = "batch"
-ONE_RANGE = re.compile(rb"bytes=(?:(\d{1,18})-(\d{1,18})?|-\d{1,18})")
+CONTENT_TYPE = "application/octet-stream"
+ONE_RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{1,18})?|-([0-9]{1,18}))")
 
 
-@endpoint("POST", "/v1/files", form=FileForm, answer=FileObject, errors=READING)
+@endpoint("POST", "/v1/files", form=FileForm, answer=FileObject, errors=(*STORED, 413, 415))
 async def upload(context: HttpContext) -> Response:
     """Upload a file with the lines of a batch.
 
@@ -84,8 +85,9 @@ async def _read_form(context: HttpContext, reader: MultipartReader, incoming: Up
 @endpoint("GET", "/v1/files", answer=FileList, query=(*page_query(MAX_PAGE), ("purpose", STRING)), errors=STORED)
 async def list_files(context: HttpContext) -> Response:
     """The files of the same caller."""
-    page = checked(lambda: Page.read(context.http.query_params, MAX_PAGE))
-    files, purpose = file_store(context).files(context.caller.owner), context.http.query_params.get("purpose")
+    query = context.known_query()
+    page, purpose = checked(lambda: Page.read(query, MAX_PAGE)), query.get("purpose")
+    files = file_store(context).files(context.caller.owner)
     chosen = [file for file in files if purpose in (None, file.purpose)]
     return context.json(FileList(**page.cut(chosen, lambda file: file.id)))
 
@@ -107,19 +109,29 @@ async def delete(context: HttpContext) -> Response:
     return context.json(FileDeleted(id))
 
 
-@endpoint("GET", "/v1/files/{id}/content", answer=str, content_type="application/octet-stream", errors=STORED)
+@endpoint(
+    "GET",
+    "/v1/files/{id}/content",
+    answer=str,
+    content_type=CONTENT_TYPE,
+    statuses=(200, 206),
+    errors=(*STORED, 416),
+)
 async def content(context: HttpContext) -> Response:
-    """A file's content.
+    """A file's content, or one range of bytes of it.
 
-    One range of bytes may be asked for; other ranges are ignored, as RFC 9110 (14.2) allows.
+    Other ranges, such as several, are ignored, as RFC 9110 (14.2) allows.
     """
     store = file_store(context)
     file = store.file(context.caller.owner, context.http.path_params["id"])
     headers = context.http.scope["headers"]
-    headers[:] = [(name, value) for name, value in headers if name != b"range" or _is_range(value)]
-    return FileResponse(
-        store.content(file), headers=context.headers, media_type="application/octet-stream", filename=file.filename
-    )
+    for value in context.http.headers.getlist("range"):
+        if not _is_range(value, file.bytes) and _is_range(value) and "if-range" not in context.http.headers:
+            raise api_errors.range_outside(file.bytes)
+    headers[:] = [
+        (name, value) for name, value in headers if name != b"range" or _is_range(value.decode("latin-1"), file.bytes)
+    ]
+    return FileResponse(store.content(file), headers=context.headers, media_type=CONTENT_TYPE, filename=file.filename)
 
 
 def file_store(context: HttpContext) -> FileStore:
@@ -133,6 +145,9 @@ def file_store(context: HttpContext) -> FileStore:
     return context.service.files
 
 
-def _is_range(value: bytes) -> bool:
+def _is_range(value: str, num_bytes: int | None = None) -> bool:
+    """Whether ``value`` of the header ``Range`` is one range, which has bytes of a file of ``num_bytes`` if given."""
     match = ONE_RANGE.fullmatch(value)
-    return match is not None and (match[2] is None or int(match[1]) <= int(match[2]))
+    if match is None or (match[2] is not None and int(match[1]) > int(match[2])):
+        return False
+    return num_bytes is None or (int(match[1] or 0) < num_bytes and match[3] not in ("0", "00"))

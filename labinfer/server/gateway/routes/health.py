@@ -62,7 +62,7 @@ class ServerLoad(ApiObject):
     server_load: Count
 
 
-@endpoint("GET", "/health", needs_key=False, logged=False, answer=Health)
+@endpoint("GET", "/health", needs_key=False, logged=False, answer=Health, statuses=(200, 503))
 async def health(context: HttpContext) -> Response:
     """Liveness probe.
 
@@ -115,8 +115,8 @@ async def version(context: HttpContext) -> Response:
     return context.json(Version(labinfer.__version__))
 
 
-@endpoint("POST", "/ping", needs_key=False, logged=False, answer=Pong)
-@endpoint("GET", "/ping", needs_key=False, logged=False, answer=Pong)
+@endpoint("POST", "/ping", needs_key=False, logged=False, answer=Pong, statuses=(200, 503))
+@endpoint("GET", "/ping", needs_key=False, logged=False, answer=Pong, statuses=(200, 503))
 async def ping(context: HttpContext) -> Response:
     """Liveness probe of SageMaker."""
     return context.json(Pong(), 503 if _state(context.service) == "stalled" else 200)

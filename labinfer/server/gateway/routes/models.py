@@ -42,7 +42,7 @@ async def list_models(context: HttpContext) -> Response:
     Answered while models are loaded, too. OpenAI's form lists all models and ignores ``limit``.
     """
     entries = [_describe(context.service, name) for name in context.service.model_names]
-    query = context.http.query_params
+    query = context.known_query()
     limit = query.get("limit", "20")
     if not (limit.isascii() and limit.isdigit() and len(limit) <= MAX_DIGITS and 1 <= int(limit) <= MAX_PAGE):
         raise api_errors.bad_request(f"limit must be from 1 to {MAX_PAGE}, not {limit!r:.40}", "limit")

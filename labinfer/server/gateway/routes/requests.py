@@ -88,7 +88,7 @@ async def list_open(context: HttpContext) -> Response:
 
     Requests of all callers are listed, as are their steps under ``/v1/cluster``.
     """
-    model = context.service.loaded_model(context.query("model").get("model")).info
+    model = context.service.loaded_model(context.query().get("model")).info
     engine, now = context.service.engine, asyncio.get_running_loop().time()
     tasks, running = engine.tasks(model.name), engine.running_tasks(model.name)
     listed = [_describe(task, context.caller.name, task in running, now, model) for task in tasks[:MAX_LISTED]]

@@ -175,11 +175,14 @@ async def count(context: HttpContext) -> HttpResponse:
     return context.json(InputTokens(await count_prompt_tokens(context, model, lambda: body.prompt(conversation.items))))
 
 
-@endpoint("GET", "/v1/responses/{id}", answer=Response, errors=STORED)
+@endpoint("GET", "/v1/responses/{id}", answer=Response, query=(("stream", {"enum": ["false"]}),), errors=STORED)
 async def show(context: HttpContext) -> HttpResponse:
     """A stored response of the same caller."""
-    if context.http.query_params.get("stream") == "true":
-        raise api_errors.bad_request("stream=true is not offered for a response that is over; leave it out", "stream")
+    stream = context.known_query().get("stream", "false")
+    if stream != "false":
+        raise api_errors.bad_request(
+            f"stream={stream:.60} is not offered for a stored response; leave it out", "stream"
+        )
     return HttpResponse(_stored(context).response, headers=context.headers, media_type=JSON)
 
 
@@ -191,7 +194,7 @@ async def delete(context: HttpContext) -> HttpResponse:
     return context.json(ResponseDeleted(stored.id))
 
 
-@endpoint("POST", "/v1/responses/{id}/cancel", answer=Response, errors=STORED)
+@endpoint("POST", "/v1/responses/{id}/cancel", statuses=(), errors=STORED)
 async def cancel(context: HttpContext) -> HttpResponse:
     """Refused: no response runs in the background."""
     _stored(context)
@@ -202,7 +205,7 @@ async def cancel(context: HttpContext) -> HttpResponse:
 async def input_items(context: HttpContext) -> HttpResponse:
     """List the conversation that a stored response answers."""
     stored = _stored(context)
-    page = checked(lambda: Page.read(context.http.query_params, MAX_PAGE))
+    page = checked(lambda: Page.read(context.known_query(), MAX_PAGE))
     chain = context.service.stored_responses.chain(context.caller.name, stored.id)
 
     def cut() -> HttpResponse:
