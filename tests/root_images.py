@@ -20,11 +20,12 @@ RELEASE, MIRROR = "trixie", "http://deb.debian.org/debian"
 ENTER = """
 set -e
 ip link set lo up 2>/dev/null || :
-mount --types proc proc "$1/proc"
-mount --rbind /dev "$1/dev"
-mount --bind "$2" "$1/mnt"
-user=$3; shift 3
-exec chroot --userspec="$user" "$1" /usr/bin/env --ignore-environment "$@"
+root=$1 wheels=$2 user=$3
+shift 3
+mount --types proc proc "$root/proc"
+mount --rbind /dev "$root/dev"
+mount --bind "$wheels" "$root/mnt"
+exec chroot --userspec="$user" "$root" /usr/bin/env --ignore-environment "$@"
 """
 needs_root_images = pytest.mark.skipif(
     not may_make_hosts() or not shutil.which("debootstrap"), reason="needs root, unshare and debootstrap"
@@ -64,13 +65,18 @@ class RootImage:
 
     def run(self, script: str, *, network: bool = True, **variables: str) -> str:
         """Run a shell script inside; returns its output. Without ``network`` only the loopback device is up."""
-        pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/mnt", "DEBIAN_FRONTEND": "noninteractive"}
+        pip = {
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": "/mnt",
+            "PIP_NO_COMPILE": "1",
+            "DEBIAN_FRONTEND": "noninteractive",
+        }
         environment = (
             pip | self.variables | {"HOME": "/root" if self.user == "root" else f"/home/{self.user}"} | variables
         )
         enter = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *([] if network else ["--net"]), "sh", "-c"]
         inside = [f"{name}={value}" for name, value in environment.items()]
-        words = [*enter, ENTER, "sh", self.root, self._wheels, self.user, self.root, *inside]
+        words = [*enter, ENTER, "sh", self.root, self._wheels, self.user, *inside]
         return run([*words, "sh", "-c", f"cd {shlex.quote(self.folder)} && {script}"])
 
 
