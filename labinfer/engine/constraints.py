@@ -44,7 +44,7 @@ def check_constraints(request: Request, ends: Collection[int], vocab_size: int, 
         _, _, closing, _ = budget
         if missing := [token for token in closing if not left >> token & 1]:
             raise UserError(
-                f"{given} forbid token {missing[0]}, which closes a thought when thinking_token_budget is spent; "
+                f"{given} forbid token {missing[0]}, which ends the reasoning when thinking_token_budget is spent; "
                 "allow it, or leave thinking_token_budget out"
             )
 

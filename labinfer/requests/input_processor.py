@@ -22,7 +22,7 @@ from labinfer.requests.prompts import (
     TokensPrompt,
     parse_prompt,
 )
-from labinfer.text.grammar_trial import GrammarTrial
+from labinfer.text.grammar_sandbox import GrammarSandbox
 from labinfer.text.reply_grammar import before_form, forced_calls
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.tokenizing import PromptText, TokenizingProcess
@@ -63,7 +63,7 @@ class InputProcessor:
             if required or response_template or chat_template:
                 raise
             self._error = error
-        self._trial = GrammarTrial(self.need_tokenizer)
+        self._sandbox = GrammarSandbox(self.need_tokenizer)
         self.tokenizing = TokenizingProcess(
             directory, response_template, max_prompt_tokens, chat_template, self.tokenizer_digest
         )
@@ -98,7 +98,7 @@ class InputProcessor:
             if prompt.tool_use.is_forced:
                 sampling, fields["form_field"] = self._force_call(prompt.tool_use, sampling), "tools"
             if prompt.thinking_budget is not None:
-                sampling = self._bound_thoughts(token_ids, prompt, sampling)
+                sampling = self._bound_reasoning(token_ids, prompt, sampling)
             if sampling.structured_outputs is not None:
                 before = self._before_form(token_ids, prompt.tool_use)
         return Request(
@@ -134,7 +134,7 @@ class InputProcessor:
             UserError: the grammar is invalid or too costly.
         """
         if request.sampling.structured_outputs is not None:
-            self._trial.check(request.sampling.structured_outputs, request.before_form, request.form_field)
+            self._sandbox.check(request.sampling.structured_outputs, request.before_form, request.form_field)
 
     def knows_form(self, request: Request) -> bool:
         """Whether ``check_form`` returns at once (no grammar, or a cached verdict).
@@ -143,11 +143,11 @@ class InputProcessor:
             UserError: this checkpoint has no tokenizer, which a grammar needs.
         """
         form = request.sampling.structured_outputs
-        return form is None or self._trial.is_known(form, request.before_form)
+        return form is None or self._sandbox.is_known(form, request.before_form)
 
     def close(self) -> None:
         """End the worker processes, if they run."""
-        self._trial.close()
+        self._sandbox.close()
         self.tokenizing.close()
 
     def _force_call(self, tool_use: ToolUse, sampling: SamplingParams) -> SamplingParams:
@@ -166,17 +166,18 @@ class InputProcessor:
         grammar = forced_calls(tool_use, form, tokenizer.added_tokens)
         return msgspec.structs.replace(sampling, structured_outputs=StructuredOutputs(grammar=grammar))
 
-    def _bound_thoughts(self, token_ids: list[int], prompt: ChatPrompt, sampling: SamplingParams) -> SamplingParams:
+    def _bound_reasoning(self, token_ids: list[int], prompt: ChatPrompt, sampling: SamplingParams) -> SamplingParams:
         """Limit the reasoning to ``thinking_budget`` tokens, if the model closes it with a special token."""
         tokenizer = self.need_tokenizer()
-        form, parser = tokenizer.reply_format and tokenizer.reply_format.thought, tokenizer.reply_parser(token_ids, [])
-        if form is None or parser is None or (parser.has_reasoned and not parser.is_reasoning):
+        delimiters = tokenizer.reply_format and tokenizer.reply_format.reasoning
+        parser = tokenizer.reply_parser(token_ids, [])
+        if delimiters is None or parser is None or (parser.has_reasoned and not parser.is_reasoning):
             return sampling
         call, marks = tokenizer.reply_format.call, frozenset(tokenizer.added_tokens.values())
         may_call = prompt.tool_use.offered and call is not None
         opening, closing, call_ids = (
             tokenizer.encode(text, add_special_tokens=False)
-            for text in (form.open, form.close, (call.begin or call.text) if may_call else "")
+            for text in (delimiters.open, delimiters.close, (call.begin or call.text) if may_call else "")
         )
         if closing[0] not in marks:
             return sampling

@@ -9,7 +9,7 @@ from typing import Any
 
 import regex
 
-from labinfer.text.anchors import compile_pattern, overlap, within_time
+from labinfer.text.delimiters import compile_pattern, overlap, within_time
 from labinfer.text.region_values import Arguments, quote_keys, read_value, tag_marks
 
 _TOKEN = re.compile(

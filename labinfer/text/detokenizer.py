@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labinfer.text.anchors import overlap
+from labinfer.text.delimiters import overlap
 from labinfer.text.token_decoder import TokenDecoder
 
 

@@ -101,7 +101,7 @@ class MessageBuilder:
         self.role, self._tool_call_id = role, tool_call_id
         self.calls: list[PastCall] = []
         self._texts = [] if text is None else [text]
-        self._thoughts: list[str] = []
+        self._reasoning: list[str] = []
 
     @property
     def has_text(self) -> bool:
@@ -112,16 +112,16 @@ class MessageBuilder:
         """Append ``text`` to the content as a paragraph."""
         _add_paragraph(self._texts, text)
 
-    def add_thought(self, text: str) -> None:
+    def add_reasoning(self, text: str) -> None:
         """Add a paragraph to the reasoning."""
-        _add_paragraph(self._thoughts, text)
+        _add_paragraph(self._reasoning, text)
 
     def as_dict(self) -> dict[str, Any]:
         """The message in the form of chat templates."""
         message = Message(
             role=self.role,
             content=PARAGRAPHS.join(self._texts) if self._texts else None,
-            reasoning=PARAGRAPHS.join(self._thoughts) or None,
+            reasoning=PARAGRAPHS.join(self._reasoning) or None,
             tool_calls=self.calls or None,
             tool_call_id=self._tool_call_id,
         )

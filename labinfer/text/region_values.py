@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
-from labinfer.text.anchors import MATCH_SECONDS, compile_pattern, within_time
+from labinfer.text.delimiters import MATCH_SECONDS, compile_pattern, within_time
 
 Arguments = dict[str, Any]
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from labinfer.text.anchors import Match
 from labinfer.text.argument_schema import ArgumentSchema
 from labinfer.text.cut_values import CutValue, OpenText, read_cut_json, read_cut_value
+from labinfer.text.delimiters import Match
 from labinfer.text.region_values import read_value, transform
 from labinfer.text.reply_parts import ToolCall
 from labinfer.text.response_template import Field
@@ -28,7 +28,7 @@ class OpenCall:
     field: Field
     match: Match
     begin: int = 0
-    """Position of the text between the anchors."""
+    """Position of the text between the delimiters."""
     read: int = 0
     """Position up to which that text was scanned."""
     first: int = 0
@@ -90,7 +90,7 @@ class CallReader:
         """The calls in a region's text.
 
         Args:
-            captures: named groups of the opening anchor.
+            captures: named groups of the opening delimiter.
 
         Raises:
             ValueError: the text is neither a call nor a list of calls.
@@ -134,12 +134,12 @@ class CallReader:
         key = next(reversed(arguments), "")
         if schema and isinstance(arguments.get(key), OpenText) and not schema.takes_string(key):
             arguments, closing = {other: arguments[other] for other in arguments if other != key}, "}"
-        text = self._spell(name, arguments)
+        text = self._cached_text(name, arguments)
         if closing and not text.endswith(closing):  # the schema casts the truncated string to another type
-            text, closing = self._spell(name, dict(list(arguments.items())[:-1])), "}"
+            text, closing = self._cached_text(name, dict(list(arguments.items())[:-1])), "}"
         return [ToolCall(id=self._id(value), name=name, arguments=text[: len(text) - len(closing)], closing=closing)]
 
-    def _spell(self, name: str, arguments: dict[str, Any]) -> str:
+    def _cached_text(self, name: str, arguments: dict[str, Any]) -> str:
         return _spell_json(schema.cast(arguments) if (schema := self._schemas.get(name)) else arguments)
 
     def _id(self, value: dict[str, Any]) -> str:
@@ -156,7 +156,7 @@ class CallReader:
             arguments = read_value(arguments, "json", {})
         if not isinstance(arguments, dict):
             raise ValueError("arguments that are no object")
-        return ToolCall(id=self._id(value), name=name, arguments=self._spell(name, arguments))
+        return ToolCall(id=self._id(value), name=name, arguments=self._cached_text(name, arguments))
 
 
 def _reshape(value: Any, field: Field, captures: dict[str, str], is_cut: bool = False) -> Any:

@@ -27,7 +27,7 @@ NONE = "none"
 MAX_FILE_BYTES = 1 << 18
 
 
-class ThoughtForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ReasoningDelimiters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Delimiters of reasoning, as the model writes them."""
 
     open: str
@@ -48,12 +48,12 @@ class CallForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FormatFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file of ``response_templates/``."""
+    """Contents of a file in ``response_templates/``, or of ``--response-template``."""
 
     response_template: dict[str, Any]
     marks: list[str] = []
     """Texts in a chat template that identify this format."""
-    thought: ThoughtForm | None = None
+    reasoning: ReasoningDelimiters | None = None
     answer: str = ""
     """Text before the content, after reasoning."""
     call: CallForm | None = None
@@ -63,17 +63,17 @@ class FormatFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @dataclass(frozen=True, kw_only=True)
 class ReplyFormat:
-    """A loaded format."""
+    """Format of a model's replies: its response template, with the texts that structured output needs."""
 
     name: str
     template: ResponseTemplate
     source: dict[str, Any]
     """The response template as JSON."""
-    thought: ThoughtForm | None
-    """None if no form can follow reasoning."""
+    reasoning: ReasoningDelimiters | None
+    """Delimiters of reasoning; None if the template has none as fixed texts, so that no structured output can follow reasoning."""
     answer: str
     call: CallForm | None
-    """None if no call can be forced."""
+    """Text of tool calls; None if no call can be forced."""
     id_letters: int
 
     @property
@@ -86,7 +86,7 @@ class ReplyFormat:
         """A parser of one reply; the end of ``prompt`` is enough. See ``ReplyParser``."""
         prompt_part = self.template.after_start(prompt)
         if prompt_part is None:
-            prompt_part = next((text for text in self._thought_openings() if prompt.rstrip().endswith(text)), "")
+            prompt_part = next((text for text in self._reasoning_openings() if prompt.rstrip().endswith(text)), "")
         letters = self.id_letters
         if not letters:
             return ReplyParser(self.template, prompt_part, tools=tools, parallel=parallel)
@@ -95,13 +95,13 @@ class ReplyFormat:
         )
 
     def mentions(self, token: str) -> bool:
-        """Whether the anchors of a field contain ``token``, which must then be shown in replies."""
+        """Whether the delimiters of a field contain ``token``, which must then be shown in replies."""
         return token.replace("\\", "") in self._spelled()
 
     def _spelled(self) -> str:
         return json.dumps(self.source.get("fields"), ensure_ascii=False).replace("\\", "")
 
-    def _thought_openings(self) -> list[str]:
+    def _reasoning_openings(self) -> list[str]:
         field = self.template.reasoning
         return [] if field is None else literals(field.open)
 
@@ -202,23 +202,23 @@ def _make(name: str, file: FormatFile, like: ReplyFormat | None) -> ReplyFormat:
         ValueError: the template is invalid.
     """
     template = ResponseTemplate.parse(file.response_template)
-    thought = file.thought or (like and like.thought) or _plain_thought(template)
+    reasoning = file.reasoning or (like and like.reasoning) or _plain_delimiters(template)
     return ReplyFormat(
         name=name,
         template=template,
         source=file.response_template,
-        thought=thought,
+        reasoning=reasoning,
         answer=file.answer or (like.answer if like else ""),
         call=file.call or (like.call if like else None),
         id_letters=file.id_letters or (like.id_letters if like else 0),
     )
 
 
-def _plain_thought(template: ResponseTemplate) -> ThoughtForm | None:
+def _plain_delimiters(template: ResponseTemplate) -> ReasoningDelimiters | None:
     field = template.reasoning
     if field is None or not literals(field.open) or not literals(field.close):
         return None
-    return ThoughtForm(literals(field.open)[0], literals(field.close)[0])
+    return ReasoningDelimiters(literals(field.open)[0], literals(field.close)[0])
 
 
 def _random_letters(count: int) -> str:

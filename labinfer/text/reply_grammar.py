@@ -80,17 +80,17 @@ def before_form(
     Raises:
         UserError: the prompt has opened reasoning, and its closing text is unknown.
     """
-    writer, thought = GrammarWriter(added_tokens), format.thought
+    writer, delimiters = GrammarWriter(added_tokens), format.reasoning
     parts = []
     if parser.is_reasoning:
-        if thought is None:
+        if delimiters is None:
             raise UserError(
-                "the prompt opens a thought, and the response template does not say in fixed texts how it ends; "
-                "give --response-template FILE with a thought, or switch it off with chat_template_kwargs"
+                "the prompt opens reasoning, and the response template has no fixed text that closes it; "
+                "give a --response-template FILE with 'reasoning' delimiters, or switch reasoning off with chat_template_kwargs"
             )
-        parts = [writer.until(thought.close), BLANK]
-    elif thought is not None and may_think and not parser.has_reasoned:
-        parts = [f"({writer.text(thought.open)} {writer.until(thought.close)} {BLANK})?"]
+        parts = [writer.until(delimiters.close), BLANK]
+    elif delimiters is not None and may_think and not parser.has_reasoned:
+        parts = [f"({writer.text(delimiters.open)} {writer.until(delimiters.close)} {BLANK})?"]
     if format.answer and not for_call:
         parts.append(writer.text(format.answer))
     return "\n".join([f"before: {' '.join(parts)}", *writer.rules]) + "\n" if parts else ""

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from labinfer.text.anchors import Match
+from labinfer.text.delimiters import Match
 from labinfer.text.reply_calls import CallReader, OpenCall
 from labinfer.text.reply_parts import Content, Event, Reasoning, ReplyText, ToolCall
 from labinfer.text.response_template import Field, ResponseTemplate, is_empty
@@ -19,10 +19,10 @@ class ReplyParser:
     """Parses a reply as its text streams in. The joined events do not depend on how the text is divided into pieces.
 
     A call is one event, at its end. Text that is no valid call (its JSON is invalid, its name is missing, or the reply ends inside it)
-    remains text of the region in which it began, anchors included. Complete JSON is a call even without its closing anchor. A closing
-    anchor inside a JSON string is part of the string. No text raises an error.
+    remains text of the region in which it began, delimiters included. Complete JSON is a call even without its closing delimiter. A closing
+    delimiter inside a JSON string is part of the string. No text raises an error.
 
-    White space is dropped where two regions meet, unless the field has ``"strip": false``. A reply of one region without anchors keeps
+    White space is dropped where two regions meet, unless the field has ``"strip": false``. A reply of one region without delimiters keeps
     all its white space. Fields other than reasoning and calls are content.
 
     Args:
@@ -49,13 +49,13 @@ class ReplyParser:
         self._begin = 0  # text before it is decided
         self._end = 0  # of the window
         self._no_calls_before = 0  # calls are searched from here on: earlier ones have failed
-        self._passed: set[tuple[bool, str]] = set()  # anchors with an empty match at ``_begin``
+        self._passed: set[tuple[bool, str]] = set()  # delimiters with an empty match at ``_begin``
         self._field = template.leftover
         self._call: OpenCall | None = None
         self._is_over = self._is_cut = False
         self._num_forgotten = -len(prompt)  # characters of the reply dropped from ``_text``
-        self._thought_begin = 0  # offset in the reply, as all positions of reasoning
-        self._past_thoughts: list[tuple[int, int]] = []
+        self._reasoning_begin = 0  # offset in the reply, as all positions of reasoning
+        self._past_reasoning: list[tuple[int, int]] = []
         self._is_closed_by_prompt = _has_closing(template, prompt)
         self._events: list[Event] = []
         self._parts = {
@@ -76,7 +76,7 @@ class ReplyParser:
 
         Args:
             is_cut: whether the reply is truncated, as by ``max_tokens``. If tools were offered, an open call is then reported with its
-                arguments so far, and a possible beginning of an anchor is dropped.
+                arguments so far, and a possible beginning of a delimiter is dropped.
         """
         self._is_cut = is_cut and self._offers
         events = self._run(at_end=True)
@@ -90,10 +90,10 @@ class ReplyParser:
         return self._field is not None and self._field.is_reasoning
 
     @property
-    def thoughts(self) -> list[tuple[int, int | None]]:
-        """Begin and end of each reasoning region in the reply, anchors included, in characters; the end is None while it is open."""
-        is_open = [(self._thought_begin, None)] * self.is_reasoning
-        return [(max(0, begin), end) for begin, end in self._past_thoughts + is_open if end is None or end > 0]
+    def reasoning_spans(self) -> list[tuple[int, int | None]]:
+        """Begin and end of each reasoning region in the reply, delimiters included, in characters; the end is None while it is open."""
+        is_open = [(self._reasoning_begin, None)] * self.is_reasoning
+        return [(max(0, begin), end) for begin, end in self._past_reasoning + is_open if end is None or end > 0]
 
     @property
     def has_reasoned(self) -> bool:
@@ -130,22 +130,22 @@ class ReplyParser:
     def _read_text(self, at_end: bool) -> bool:
         matches, hold = [], self._end
         for is_close, field in self._watched():
-            anchor, begin = field.close if is_close else field.open, self._begin
+            delimiter, begin = field.close if is_close else field.open, self._begin
             if (is_close, field.name) in self._passed:
                 begin += 1
             if field.has_calls and not is_close:
                 begin = max(begin, self._no_calls_before)
             if begin > self._end:
                 continue
-            if match := anchor.find(self._text, begin, self._end):
+            if match := delimiter.find(self._text, begin, self._end):
                 matches.append((match.begin, -match.end, is_close, field.name, match, field))
             if not at_end or self._is_cut:
-                hold = min(hold, anchor.pending(self._text, begin, self._end))
+                hold = min(hold, delimiter.pending(self._text, begin, self._end))
         best = min(matches, key=lambda candidate: candidate[:4], default=None)
         if best is None or (best[0] >= hold and not at_end):
             self._write(hold)
             if at_end:
-                self._move(self._end)  # a truncated anchor
+                self._move(self._end)  # a truncated delimiter
             return False
         _, _, is_close, _, match, field = best
         self._write(match.begin)
@@ -163,7 +163,7 @@ class ReplyParser:
         return True
 
     def _watched(self) -> list[tuple[bool, Field]]:
-        """Anchors that may come next: whether each is a closing anchor, and its field."""
+        """Delimiters that may come next: whether each is a closing delimiter, and its field."""
         current = self._field
         closes = [(True, current)] if current is not None and current.close is not None else []
         if current is not self._template.leftover:
@@ -210,8 +210,8 @@ class ReplyParser:
     def _leave(self, end: int, next_field: Field | None) -> None:
         """End the current region at ``end``, and begin one of ``next_field``."""
         if self.is_reasoning:
-            self._past_thoughts.append((self._thought_begin, self._num_forgotten + end))
-        self._thought_begin = self._num_forgotten + end
+            self._past_reasoning.append((self._reasoning_begin, self._num_forgotten + end))
+        self._reasoning_begin = self._num_forgotten + end
         if part := self._part(self._field):
             part.close(self._field)
         self._parts[Content].is_first = False
@@ -293,7 +293,7 @@ class ReplyParser:
     def _fail(self, end: int) -> bool:
         """Treat the call as text of the region in which it began; another call may begin inside it.
 
-        Of the calls that begin inside it only the last can be complete: the anchor that ended this call would have ended the earlier ones.
+        Of the calls that begin inside it only the last can be complete: the delimiter that ended this call would have ended the earlier ones.
         """
         call, self._call = self._call, None
         self._no_calls_before = max(call.match.end, call.match.begin + 1)
@@ -312,7 +312,7 @@ class ReplyParser:
 
 
 def _has_closing(template: ResponseTemplate, prompt: str) -> bool:
-    """Whether a prompt contains the closing anchor of reasoning."""
+    """Whether a prompt contains the closing delimiter of reasoning."""
     close = template.reasoning and template.reasoning.close
     match = close.find(prompt, 0, len(prompt)) if close else None
     return match is not None and not is_empty(match)

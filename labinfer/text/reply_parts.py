@@ -61,9 +61,9 @@ class ReplyText:
 
     kind: type[Reasoning] | type[Content]
     is_first: bool
-    """Whether no anchor has come before this text: its leading white space stays."""
+    """Whether no delimiter has come before this text: its leading white space stays."""
     is_used: bool = False
-    """Whether an anchor has opened a region of this kind."""
+    """Whether a delimiter has opened a region of this kind."""
     blank: str = ""
     has_text: bool = False
     is_fresh: bool = True

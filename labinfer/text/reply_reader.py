@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from labinfer.text.reasoning_tokens import ReasoningTokens
 from labinfer.text.reply_parts import Content, Event, ToolCall
-from labinfer.text.thought_tokens import ThoughtTokens
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.tools import ToolUse
 
@@ -21,7 +21,7 @@ class ReplyReader:
         if tokenizer is not None:
             self._parser = tokenizer.reply_parser(prompt_token_ids, tool_use.offered, tool_use.is_parallel)
         if self._parser is not None:
-            self._thought_tokens = ThoughtTokens(tokenizer)
+            self._reasoning_tokens = ReasoningTokens(tokenizer)
         self.has_functions = tool_use.has_functions
         """Whether tool calls are reported in OpenAI's deprecated form (``function_call``)."""
         self.num_calls = 0
@@ -51,4 +51,4 @@ class ReplyReader:
 
     def num_reasoning_tokens(self, token_ids: list[int]) -> int:
         """Number of reasoning tokens in ``token_ids``, the answer so far; delimiters count."""
-        return 0 if self._parser is None else self._thought_tokens.count(self._parser, token_ids)
+        return 0 if self._parser is None else self._reasoning_tokens.count(self._parser, token_ids)

@@ -1,7 +1,7 @@
 """ResponseTemplate: which parts of a reply are reasoning, tool calls and content, in Transformers' format.
 
-A template (Transformers' documentation, "Response parsing") names fields. Each field has the anchors (delimiters) of its text, and
-the kind of that text. A field without an opening anchor takes the remaining text:
+A template (Transformers' documentation, "Response parsing") names fields. Each field has the delimiters of its text, and
+the kind of that text. A field without an opening delimiter takes the remaining text:
 
     {"start_anchor": "<|im_start|>assistant\\n",
      "fields": {"reasoning_content": {"open": "<think>", "close": "</think>"},
@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from labinfer.text.anchors import Anchor, LiteralAnchor, Match, PatternAnchor
+from labinfer.text.delimiters import Delimiter, LiteralDelimiter, Match, PatternDelimiter
 from labinfer.text.region_values import check_arguments, check_transform
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
@@ -47,9 +47,9 @@ class Field:
     """A field of a template."""
 
     name: str
-    open: Anchor | None
+    open: Delimiter | None
     """None for the field of the remaining text."""
-    close: Anchor | None
+    close: Delimiter | None
     """None if the field extends to the end of the reply."""
     content: str
     """See ``region_values.CONTENTS``."""
@@ -82,7 +82,7 @@ class ResponseTemplate:
     ``start`` precedes the reply, in the prompt.
     """
 
-    start: Anchor
+    start: Delimiter
     fields: tuple[Field, ...]
 
     @classmethod
@@ -95,7 +95,7 @@ class ResponseTemplate:
         _check_keys("response_template", source, TEMPLATE_KEYS)
         if source.get("version", 1) != 1:
             raise ValueError(f"response_template version {source['version']!r} is unknown; there is 1")
-        start = _read_anchor("response_template", source, "start_anchor", "start_anchor_pattern")
+        start = _read_delimiter("response_template", source, "start_anchor", "start_anchor_pattern")
         if start is None:
             raise ValueError("response_template needs start_anchor or start_anchor_pattern")
         fields = tuple(_read_field(name, field) for name, field in source.get("fields", {}).items())
@@ -117,7 +117,7 @@ class ResponseTemplate:
         return next((field for field in self.fields if field.is_reasoning), None)
 
     def after_start(self, prompt: str) -> str | None:
-        """The end of a prompt that belongs to the reply: the text after the last start anchor. None without a start anchor."""
+        """The end of a prompt that belongs to the reply: the text after the last start delimiter. None without a start delimiter."""
         begin, match = None, self.start.find(prompt, 0, len(prompt))
         while match:
             begin = match.end
@@ -125,9 +125,9 @@ class ResponseTemplate:
         return None if begin is None else prompt[begin:]
 
 
-def literals(anchor: Anchor | None) -> list[str]:
-    """Literal texts of an anchor; empty for a pattern."""
-    return anchor.literals if isinstance(anchor, LiteralAnchor) else []
+def literals(delimiter: Delimiter | None) -> list[str]:
+    """Literal texts of a delimiter; empty for a pattern."""
+    return delimiter.literals if isinstance(delimiter, LiteralDelimiter) else []
 
 
 def is_empty(match: Match) -> bool:
@@ -149,8 +149,8 @@ def _read_field(name: str, source: Any) -> Field:
         raise ValueError(f"{where}: {error}") from None
     return Field(
         name=name,
-        open=_read_anchor(where, source, "open", "open_pattern"),
-        close=_read_anchor(where, source, "close", "close_pattern"),
+        open=_read_delimiter(where, source, "open", "open_pattern"),
+        close=_read_delimiter(where, source, "close", "close_pattern"),
         content=source.get("content", "text"),
         arguments=source.get("content_args", {}),
         join=source.get("join", "\n"),
@@ -169,12 +169,12 @@ def _check_keys(where: str, source: Any, kinds: dict[str, Any]) -> None:
             raise ValueError(f"{where}: {key} cannot be {value!r:.60}")
 
 
-def _read_anchor(where: str, source: dict[str, Any], literal_key: str, pattern_key: str) -> Anchor | None:
+def _read_delimiter(where: str, source: dict[str, Any], literal_key: str, pattern_key: str) -> Delimiter | None:
     if literal_key in source and pattern_key in source:
         raise ValueError(f"{where}: give {literal_key} or {pattern_key}, not both")
     if pattern_key in source:
         try:
-            return PatternAnchor(source[pattern_key])
+            return PatternDelimiter(source[pattern_key])
         except ValueError as error:
             raise ValueError(f"{where}: {pattern_key} {error}") from None
     if literal_key not in source:
@@ -182,4 +182,4 @@ def _read_anchor(where: str, source: dict[str, Any], literal_key: str, pattern_k
     texts = source[literal_key] if isinstance(source[literal_key], list) else [source[literal_key]]
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise ValueError(f"{where}: {literal_key} must be a text or a list of texts, not {texts!r:.60}")
-    return LiteralAnchor(texts)
+    return LiteralDelimiter(texts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labinfer.text.spelling import unnamed
+from labinfer.text.token_text import unnamed_token
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.utf8_decoder import REPLACEMENT, Utf8Decoder
 
@@ -47,15 +47,15 @@ class TokenOffsets:
 
     def _add(self, token_id: int, offsets: list[int]) -> str:
         """The text of the next token; appends its offset to ``offsets``."""
-        spelling = self._tokenizer.spell(token_id) if self._tokenizer else unnamed(token_id)
-        if not spelling.num_characters or spelling.bytes is None:
+        token = self._tokenizer.token_text(token_id) if self._tokenizer else unnamed_token(token_id)
+        if not token.num_characters or token.bytes is None:
             offsets.append(self._offset)
-            self._offset += spelling.num_characters
-            return spelling.token
-        data, num_pending = bytes(spelling.bytes), len(self._utf8.pending)
+            self._offset += token.num_characters
+            return token.token
+        data, num_pending = bytes(token.bytes), len(self._utf8.pending)
         text = self._utf8.decode(data[:1])
         if num_pending and text.startswith(REPLACEMENT * num_pending):  # the token does not complete the character
             self._offset, text = self._offset + num_pending, text[num_pending:]
         offsets.append(self._offset)
         self._offset += len(text) + len(self._utf8.decode(data[1:]))
-        return spelling.token
+        return token.token

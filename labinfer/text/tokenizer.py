@@ -12,8 +12,8 @@ from labinfer.text.gguf_tokenizer import read_gguf_tokenizer
 from labinfer.text.messages import Ending
 from labinfer.text.reply_format import ReplyFormat, choose_format
 from labinfer.text.reply_parser import ReplyParser
-from labinfer.text.spelling import Spelling, spell
 from labinfer.text.token_decoder import TokenDecoder
+from labinfer.text.token_text import TokenText, make_token_text
 from labinfer.text.tokenizer_backends import FastBackend, SentencePieceBackend, TokenizerBackend
 from labinfer.weights.gguf.file import is_gguf
 from labinfer.weights.identity import changed_path, combined_digest, identify, setting_files, template_files
@@ -22,8 +22,8 @@ from labinfer.weights.json_file import need_plain_file, read_json, read_optional
 if TYPE_CHECKING:
     from labinfer.text.chat_template import ChatTemplate
 
-MAX_SPELLINGS = 1 << 16
-"""Tokens whose spelling is cached: log-probabilities mostly need a few thousand frequent tokens."""
+MAX_CACHED_TEXTS = 1 << 16
+"""Maximum number of tokens whose `TokenText` is cached: log-probabilities mostly need a few thousand frequent tokens."""
 
 FIRST_PART = 8
 """Characters per token of the limit in the first part of a long text that is tokenized; each further part is twice as long."""
@@ -61,12 +61,12 @@ class Tokenizer:
         )
         """Format for parsing replies; None if replies are plain content."""
         self._special_ids = frozenset(self._backend.special_tokens.values())
-        self._anchors = frozenset(
+        self._delimiters = frozenset(
             token_id
             for text, token_id in self._backend.special_tokens.items()
             if self.reply_format is not None and self.reply_format.mentions(text)
         )
-        self._spell = lru_cache(MAX_SPELLINGS)(self._spell_anew)
+        self._cached_text = lru_cache(MAX_CACHED_TEXTS)(self._make_token_text)
         self.check_unchanged()
 
     @property
@@ -188,7 +188,7 @@ class Tokenizer:
             with_special: whether to show all other special tokens, too.
             inside: whether the reply continues a message; see ``further_decoder``.
         """
-        return self._backend.decoder(self._special_ids if with_special else self._anchors, inside)
+        return self._backend.decoder(self._special_ids if with_special else self._delimiters, inside)
 
     def reply_parser(self, prompt_token_ids: list[int], tools: list[dict], parallel: bool = True) -> ReplyParser | None:
         """A parser of the reply to a prompt; None if replies are plain content.
@@ -202,13 +202,13 @@ class Tokenizer:
         prompt = self._backend.decoder(self._special_ids).decode(prompt_token_ids[-MAX_PROMPT_PART:])
         return self.reply_format.parser(prompt, tools, parallel)
 
-    def spell(self, token_id: int) -> Spelling:
+    def token_text(self, token_id: int) -> TokenText:
         """Text and bytes of a token inside a text."""
-        return self._spell(token_id)
+        return self._cached_text(token_id)
 
-    def _spell_anew(self, token_id: int) -> Spelling:
+    def _make_token_text(self, token_id: int) -> TokenText:
         text, name = self.further_decoder().decode([token_id]), self._backend.name(token_id)
-        return spell(token_id, text, name, self._backend.token_bytes(token_id))
+        return make_token_text(token_id, text, name, self._backend.token_bytes(token_id))
 
     def encode_chat(
         self,
@@ -250,10 +250,10 @@ class Tokenizer:
     @property
     def may_think(self) -> bool:
         """Whether the chat template contains the reply format's reasoning delimiters, so the model was trained to reason."""
-        if self.reply_format is None or self.reply_format.thought is None or self._template is None:
+        if self.reply_format is None or self.reply_format.reasoning is None or self._template is None:
             return False
-        thought = self.reply_format.thought
-        return any(thought.open in t.source or thought.close in t.source for t in self._templates)
+        reasoning = self.reply_format.reasoning
+        return any(reasoning.open in t.source or reasoning.close in t.source for t in self._templates)
 
     @property
     def _templates(self) -> list[ChatTemplate]:

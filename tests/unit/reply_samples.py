@@ -99,7 +99,7 @@ ANSWERS = {
     "ernie": ("<response>\nIt is **2**.\n</response>\n", "It is **2**."),
     "harmony": ("<|channel|>final<|message|>It is **2**.", "It is **2**."),
 }
-"""Content where it has anchors of its own, and what it says."""
+"""Content where it has delimiters of its own, and what it says."""
 
 
 def replies(name: str) -> list[str]:

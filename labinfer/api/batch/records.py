@@ -106,12 +106,12 @@ def _prompt_text(line: ParsedLine, output: RequestOutput, tokenizer: Tokenizer |
 
 
 def _simple_answer(completion: Completion, message: ChatMessage | None, echoed: str) -> dict[str, Any]:
-    text, thoughts = completion.text, {}
+    text, reasoning = completion.text, {}
     if message is not None:
-        text, thoughts = message.content, {} if message.reasoning is UNSET else {"reasoning": message.reasoning}
+        text, reasoning = message.content, {} if message.reasoning is UNSET else {"reasoning": message.reasoning}
     answer: dict[str, Any] = {
         "text": None if text is None else echoed + text,
-        **thoughts,
+        **reasoning,
         "token_ids": completion.token_ids,
         "finish_reason": completion.finish_reason,
     }

@@ -226,7 +226,7 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
     mcp_servers: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
 
     @property
-    def shows_thoughts(self) -> bool:
+    def shows_reasoning(self) -> bool:
         """Whether the response includes the reasoning: clients that do not request it expect text first."""
         thinking = self.thinking
         return thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"
@@ -265,7 +265,7 @@ def _add_turn(messages: list[MessageBuilder], turn: Turn) -> None:
             if block.type == "tool_use":
                 message.calls.append(PastCall(CalledFunction(block.name, block.input), block.id))
             elif block.type == "thinking":
-                message.add_thought(block.thinking)
+                message.add_reasoning(block.thinking)
         messages.append(message)
         return
     for block in blocks:

@@ -155,13 +155,13 @@ class MessageWriter:
     the events.
 
     Args:
-        shows_thoughts: whether to include the reasoning.
+        shows_reasoning: whether to include the reasoning.
     """
 
-    def __init__(self, id: str, model: str, usage: Usage, shows_thoughts: bool):
+    def __init__(self, id: str, model: str, usage: Usage, shows_reasoning: bool):
         self.message = AnthropicMessage(id=id, model=model, usage=message_usage(usage))
         """The message so far."""
-        self._shows_thoughts = shows_thoughts
+        self._shows_reasoning = shows_reasoning
         self._blocks: list[AnswerBlock] = []  # complete blocks
         self._open: type[Reasoning] | type[Content] | None = None
         self._pieces: list[str] = []  # texts of the open block
@@ -175,7 +175,7 @@ class MessageWriter:
         for event in events:
             if isinstance(event, ToolCall):
                 yield from self._call(event)
-            elif self._shows_thoughts or not isinstance(event, Reasoning):
+            elif self._shows_reasoning or not isinstance(event, Reasoning):
                 yield from self._write(event)
 
     def end(self, stop_reason: StopReason, stop_sequence: str | None, usage: Usage) -> Iterator[ApiObject]:

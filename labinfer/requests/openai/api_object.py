@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from labinfer.base.plan import TokenLogprobs
 from labinfer.requests.outputs import RequestOutput, RequestState
-from labinfer.text.spelling import Spelling, unnamed
+from labinfer.text.token_text import TokenText, unnamed_token
 from labinfer.text.tokenizer import Tokenizer
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -136,13 +136,13 @@ def prompt_logprobs(measured: list[TokenLogprobs] | None, tokenizer: Tokenizer |
         logprobs[token.token_id] = token.logprob, token.rank  # overrides its rank among the top tokens in case of a tie
         entries.append(
             {
-                token_id: PromptLogprob(logprob, rank, spell(token_id, tokenizer).token)
+                token_id: PromptLogprob(logprob, rank, token_text(token_id, tokenizer).token)
                 for token_id, (logprob, rank) in logprobs.items()
             }
         )
     return entries
 
 
-def spell(token_id: int, tokenizer: Tokenizer | None) -> Spelling:
+def token_text(token_id: int, tokenizer: Tokenizer | None) -> TokenText:
     """Text, length and bytes of a single token; a placeholder with its id if the checkpoint has no tokenizer."""
-    return tokenizer.spell(token_id) if tokenizer else unnamed(token_id)
+    return tokenizer.token_text(token_id) if tokenizer else unnamed_token(token_id)

@@ -15,7 +15,7 @@ from labinfer.requests.openai.api_object import (
     PromptLogprobs,
     Usage,
     or_unset,
-    spell,
+    token_text,
     total_usage,
 )
 from labinfer.requests.outputs import Completion, RequestOutput
@@ -234,17 +234,17 @@ def chat_logprobs(measured: list[TokenLogprobs], tokenizer: Tokenizer | None) ->
     """Logprobs of tokens, with the text of each token."""
     content = []
     for token in measured:
-        top = [SpelledLogprob(*_spell(token_id, logprob, tokenizer)) for token_id, logprob in token.top.items()]
-        content.append(ChosenLogprob(*_spell(token.token_id, token.logprob, tokenizer), top))
+        top = [SpelledLogprob(*_cached_text(token_id, logprob, tokenizer)) for token_id, logprob in token.top.items()]
+        content.append(ChosenLogprob(*_cached_text(token.token_id, token.logprob, tokenizer), top))
     return ChatLogprobs(content)
 
 
 def answer_tokens(token_ids: list[int], drafted: list[bool], tokenizer: Tokenizer | None) -> list[AnswerToken]:
     """Tokens of an answer, each with whether it was drafted."""
-    spellings = [spell(token_id, tokenizer) for token_id in token_ids]
+    shown = [token_text(token_id, tokenizer) for token_id in token_ids]
     return [
-        AnswerToken(spelling.token, spelling.bytes and list(spelling.bytes), is_drafted)
-        for spelling, is_drafted in zip(spellings, drafted, strict=True)
+        AnswerToken(token.token, token.bytes and list(token.bytes), is_drafted)
+        for token, is_drafted in zip(shown, drafted, strict=True)
     ]
 
 
@@ -264,6 +264,6 @@ def reply_delta(event: Event, num_calls: int, has_functions: bool = False) -> Ch
     return ChatDelta(content=event.text)
 
 
-def _spell(token_id: int, logprob: float, tokenizer: Tokenizer | None) -> tuple[str, float, list[int] | None]:
-    spelling = spell(token_id, tokenizer)
-    return spelling.token, logprob, spelling.bytes and list(spelling.bytes)
+def _cached_text(token_id: int, logprob: float, tokenizer: Tokenizer | None) -> tuple[str, float, list[int] | None]:
+    token = token_text(token_id, tokenizer)
+    return token.token, logprob, token.bytes and list(token.bytes)

@@ -17,7 +17,7 @@ from labinfer.requests.openai.api_object import (
     Usage,
     or_unset,
     prompt_logprobs,
-    spell,
+    token_text,
 )
 from labinfer.requests.outputs import Completion, Delta, RequestOutput
 from labinfer.text.token_offsets import TokenOffsets
@@ -165,5 +165,5 @@ def _top_by_text(token: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[str,
     """Text to logprob, of the most likely tokens and the chosen one; of tokens with equal text, the likelier one."""
     by_text: dict[str, float] = {}
     for token_id, logprob in [*token.top.items(), (token.token_id, token.logprob)]:  # by falling logprob
-        by_text.setdefault(spell(token_id, tokenizer).token, logprob)
+        by_text.setdefault(token_text(token_id, tokenizer).token, logprob)
     return by_text

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from labinfer.base.plan import TokenLogprobs
-from labinfer.requests.openai.api_object import ApiObject, Count, FinishReason, Usage, spell
+from labinfer.requests.openai.api_object import ApiObject, Count, FinishReason, Usage, token_text
 from labinfer.requests.openai.response_items import new_id
 from labinfer.requests.openai.responses import (
     IncompleteDetails,
@@ -169,7 +169,7 @@ class ResponseWriter:
         self._number = -1  # sequence number of the last event
         self._output: list[OutputItem] = []
         self._text: list[str] | None = None  # texts of the open message or reasoning item
-        self._is_thought = False
+        self._is_reasoning = False
         self._id = ""
         self._logprobs: list[ResponseLogprob] = []
         """Logprobs of the open message."""
@@ -222,21 +222,21 @@ class ResponseWriter:
 
     def _write(self, event: Reasoning | Content) -> Iterator[StreamEvent]:
         """Convert a piece of reasoning or of a message."""
-        if self._text is None or self._is_thought != isinstance(event, Reasoning):
+        if self._text is None or self._is_reasoning != isinstance(event, Reasoning):
             yield from self._close("completed")
             yield from self._open(type(event))
         self._text.append(event.text)
         place = {"item_id": self._id, "output_index": len(self._output)}
         logprobs, self._new_logprobs = self._new_logprobs, []
-        if self._is_thought:
+        if self._is_reasoning:
             yield ReasoningTextDelta(sequence_number=self._next(), **place, delta=event.text)
         else:
             self._logprobs += logprobs
             yield OutputTextDelta(sequence_number=self._next(), **place, delta=event.text, logprobs=logprobs)
 
     def _open(self, kind: type[Reasoning] | type[Content]) -> Iterator[StreamEvent]:
-        self._is_thought, self._text, self._logprobs = kind is Reasoning, [], []
-        self._id = new_id("reasoning" if self._is_thought else "message")
+        self._is_reasoning, self._text, self._logprobs = kind is Reasoning, [], []
+        self._id = new_id("reasoning" if self._is_reasoning else "message")
         index, item = len(self._output), self._item("in_progress", [])
         yield OutputItemAdded(sequence_number=self._next(), output_index=index, item=item)
         yield ContentPartAdded(sequence_number=self._next(), item_id=self._id, output_index=index, part=self._part())
@@ -246,7 +246,7 @@ class ResponseWriter:
         if self._text is None:
             return
         place = {"item_id": self._id, "output_index": len(self._output)}
-        if self._is_thought:
+        if self._is_reasoning:
             yield ReasoningTextDone(sequence_number=self._next(), **place, text="".join(self._text))
         else:
             self._logprobs += self._new_logprobs
@@ -277,16 +277,16 @@ class ResponseWriter:
     def _part(self) -> OutputText | ReasoningText:
         """Content part of the open output item, with the text so far."""
         text = "".join(self._text)
-        return ReasoningText(text) if self._is_thought else OutputText(text, logprobs=self._logprobs)
+        return ReasoningText(text) if self._is_reasoning else OutputText(text, logprobs=self._logprobs)
 
     def _item(self, status: ItemStatus, content: list) -> OutputItem:
-        kind = OutputReasoning if self._is_thought else OutputMessage
+        kind = OutputReasoning if self._is_reasoning else OutputMessage
         return kind(self._id, status, content)
 
     def _logprob(self, token: TokenLogprobs) -> ResponseLogprob:
-        top = [ResponseLogprobTop(*self._spell(token_id, logprob)) for token_id, logprob in token.top.items()]
-        return ResponseLogprob(*self._spell(token.token_id, token.logprob), top)
+        top = [ResponseLogprobTop(*self._cached_text(token_id, logprob)) for token_id, logprob in token.top.items()]
+        return ResponseLogprob(*self._cached_text(token.token_id, token.logprob), top)
 
-    def _spell(self, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
-        spelling = spell(token_id, self._tokenizer)
-        return spelling.token, logprob, list(spelling.bytes or b"")
+    def _cached_text(self, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+        token = token_text(token_id, self._tokenizer)
+        return token.token, logprob, list(token.bytes or b"")

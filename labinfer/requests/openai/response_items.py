@@ -77,7 +77,7 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.type == REFERENCE
 
     @property
-    def thought(self) -> str:
+    def reasoning(self) -> str:
         """Reasoning text."""
         return _text(self.content or self.summary or "")
 
@@ -117,7 +117,7 @@ def as_messages(items: Iterable[Item], instructions: str | None) -> list[dict[st
         last = messages[-1] if messages else None
         if item.type == "function_call_output":
             messages.append(MessageBuilder("tool", _text(item.output), item.call_id))
-        elif item.type == "reasoning" and not item.thought:
+        elif item.type == "reasoning" and not item.reasoning:
             continue  # clients omit the text
         elif item.type != "message" or item.role == "assistant":
             _add_to_turn(messages, item)
@@ -137,7 +137,7 @@ def _add_to_turn(messages: list[MessageBuilder], item: Item) -> None:
         turn = MessageBuilder("assistant")
         messages.append(turn)
     if item.type == "reasoning":
-        turn.add_thought(item.thought)
+        turn.add_reasoning(item.reasoning)
     elif item.type == "function_call":
         turn.calls.append(PastCall(CalledFunction(item.name, item.arguments), item.call_id))
     else:

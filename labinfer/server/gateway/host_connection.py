@@ -157,13 +157,13 @@ class HostListener:
                 logger.debug("a host is not taken in: %s", str(error) or "it says nothing")
                 link.close()
                 continue
-            message = self._objection(registration)
+            message = self._rejection_reason(registration)
             if not message:
                 return link
             logger.warning("a host is not taken in: %s", message)
             await link.reject(message)
 
-    def _objection(self, registration: RegisterHost) -> str:
+    def _rejection_reason(self, registration: RegisterHost) -> str:
         """Reason to reject a host, or ""."""
         if not hmac.compare_digest(registration.token.encode(), self._token.encode()):
             return "it does not know this gateway's token"

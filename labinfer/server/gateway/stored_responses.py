@@ -54,7 +54,7 @@ class StoredResponse:
 
 
 @dataclass(eq=False)
-class _Shelf:
+class _LruStore:
     """Responses of one owner, least recently used first."""
 
     responses: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
@@ -68,33 +68,33 @@ class StoredResponses:
 
     def __init__(self, options: ServerOptions):
         self._most, self._most_bytes = options.max_stored_responses, options.max_stored_size * MIB
-        self._shelves: dict[str, _Shelf] = {}
+        self._stores: dict[str, _LruStore] = {}
 
     def put(self, owner: str, stored: StoredResponse) -> None:
         """Store a response, unless it exceeds the limits by itself."""
         self.delete(owner, stored.id)
         if stored.num_bytes > self._most_bytes or not self._most:
             return
-        shelf = self._shelves.setdefault(owner, _Shelf())
-        shelf.responses[stored.id] = stored
-        shelf.places |= dict.fromkeys(stored.item_ids, stored.id)
-        shelf.num_bytes += stored.num_bytes
+        store = self._stores.setdefault(owner, _LruStore())
+        store.responses[stored.id] = stored
+        store.places |= dict.fromkeys(stored.item_ids, stored.id)
+        store.num_bytes += stored.num_bytes
         while self._is_too_full():
-            largest = max(self._shelves, key=lambda name: self._shelves[name].num_bytes)
-            self.delete(largest, next(iter(self._shelves[largest].responses)))
+            largest = max(self._stores, key=lambda name: self._stores[name].num_bytes)
+            self.delete(largest, next(iter(self._stores[largest].responses)))
 
     def get(self, owner: str, id: str) -> StoredResponse | None:
         """Return the owner's response with this id and mark it as used; None if there is none."""
-        shelf = self._shelves.get(owner)
-        if shelf is None or id not in shelf.responses:
+        store = self._stores.get(owner)
+        if store is None or id not in store.responses:
             return None
-        shelf.responses.move_to_end(id)
-        return shelf.responses[id]
+        store.responses.move_to_end(id)
+        return store.responses[id]
 
     def get_by_item(self, owner: str, item_id: str) -> StoredResponse | None:
         """Return the owner's latest response that contains this item."""
-        shelf = self._shelves.get(owner)
-        return None if shelf is None else self.get(owner, shelf.places.get(item_id, ""))
+        store = self._stores.get(owner)
+        return None if store is None else self.get(owner, store.places.get(item_id, ""))
 
     def chain(self, owner: str, id: str | None) -> list[StoredResponse]:
         """A response and its stored predecessors, oldest first. The oldest one may have a predecessor that is no longer stored. Stops
@@ -107,21 +107,21 @@ class StoredResponses:
 
     def delete(self, owner: str, id: str) -> bool:
         """Delete a response. Returns whether it existed."""
-        shelf = self._shelves.get(owner)
-        stored = None if shelf is None else shelf.responses.pop(id, None)
+        store = self._stores.get(owner)
+        stored = None if store is None else store.responses.pop(id, None)
         if stored is None:
             return False
-        shelf.num_bytes -= stored.num_bytes
+        store.num_bytes -= stored.num_bytes
         for item_id in stored.item_ids:
-            if shelf.places.get(item_id) == id:
-                del shelf.places[item_id]
-        if not shelf.responses:
-            del self._shelves[owner]
+            if store.places.get(item_id) == id:
+                del store.places[item_id]
+        if not store.responses:
+            del self._stores[owner]
         return True
 
     def _is_too_full(self) -> bool:
-        shelves = self._shelves.values()
+        shelves = self._stores.values()
         return (
-            sum(len(shelf.responses) for shelf in shelves) > self._most
-            or sum(shelf.num_bytes for shelf in shelves) > self._most_bytes
+            sum(len(store.responses) for store in shelves) > self._most
+            or sum(store.num_bytes for store in shelves) > self._most_bytes
         )

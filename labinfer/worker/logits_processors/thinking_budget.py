@@ -25,11 +25,11 @@ def thinking_budget(logits_V: torch.Tensor, value: Any, row: SampledRow) -> None
     begin = _mark_end(opening, output)
     if begin is None or len(output) - begin < count:
         return
-    thought = output[begin:]
-    if _mark_end(closing, thought) is not None or any(token in thought for token in calls):
+    reasoning = output[begin:]
+    if _mark_end(closing, reasoning) is not None or any(token in reasoning for token in calls):
         return
     written = next(
-        length for length in range(len(closing) - 1, -1, -1) if thought[len(thought) - length :] == closing[:length]
+        length for length in range(len(closing) - 1, -1, -1) if reasoning[len(reasoning) - length :] == closing[:length]
     )
     logits_V.fill_(NEVER)
     logits_V[closing[written]] = closing_N[written]

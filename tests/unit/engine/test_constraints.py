@@ -39,7 +39,7 @@ def mask_of(*tokens: int) -> bytes:
             (6, 7),
             "bad_words forbid every token with which the form of structured_outputs can begin",
         ),
-        ({"allowed_token_ids": [5], "logits_processors": BUDGET}, (), "forbid token 30, which closes a thought"),
+        ({"allowed_token_ids": [5], "logits_processors": BUDGET}, (), "forbid token 30, which ends the reasoning"),
         ({"bad": [[31]], "logits_processors": BUDGET}, (), "bad_words forbid token 31"),
     ],
 )

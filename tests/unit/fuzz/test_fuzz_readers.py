@@ -38,7 +38,7 @@ from labinfer.server.link.framing import FrameReader
 from labinfer.server.link.framing import pack as pack_frame
 from labinfer.text import limited_rendering
 from labinfer.text.chat_template import ChatTemplate
-from labinfer.text.grammar_trial import GrammarTrial
+from labinfer.text.grammar_sandbox import GrammarSandbox
 from labinfer.text.guidance import GrammarGuideMaker
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.weights.model_files import open_model
@@ -209,15 +209,15 @@ FORMS = [
 
 def test_forms_of_answers_are_tried_and_followed_or_refused(cases):
     demo = Tokenizer(Path(labinfer.__file__).parent / "assets" / "demo")
-    trial, maker, draw = (
-        GrammarTrial(lambda: demo),
+    sandbox, maker, draw = (
+        GrammarSandbox(lambda: demo),
         GrammarGuideMaker(lambda: demo, demo.vocab_size, [2]),
         random.Random(1),
     )
 
     def read(data: bytes) -> None:
         form = decode_json(data, StructuredOutputs)
-        trial.check(form)
+        sandbox.check(form)
         guide = maker.make(form)
         for _ in range(8):
             allowed = int.from_bytes(guide.mask, "little") & ~(1 << 2)
@@ -227,7 +227,7 @@ def test_forms_of_answers_are_tried_and_followed_or_refused(cases):
             guide.accept(allowed.bit_length() - rest.bit_length() + (rest & -rest).bit_length() - 1)
 
     fuzz(read, FORMS, refusals=(UserError,), change=mutate_json, **cases(60))
-    trial.close()
+    sandbox.close()
 
 
 def framed(*messages: msgspec.Struct) -> bytes:

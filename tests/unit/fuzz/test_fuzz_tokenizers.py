@@ -101,7 +101,7 @@ def test_tokenizers_are_read_or_refused(cases, tmp_path):
         tokenizer.decode(ids)
         tokenizer.further_decoder().decode(ids[1:])
         for token in (*ids[:3], tokenizer.vocab_size - 1):
-            tokenizer.spell(token)
+            tokenizer.token_text(token)
 
     seeds = [json.dumps(each).encode() for each in (TOKENIZER, OTHER_TOKENIZER)]
     counts = fuzz(read, seeds, refusals=(UserError,), change=mutate_json, **cases(100))

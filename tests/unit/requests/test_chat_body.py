@@ -214,7 +214,7 @@ def test_variables_of_a_chat_template_need_a_conversation(fields):
             parse_prompt(prompt | fields)
 
 
-def test_past_thoughts_are_told_to_the_chat_template():
+def test_past_reasoning_are_told_to_the_chat_template():
     for name in ("reasoning", "reasoning_content"):
         message = {"role": "assistant", "content": "42", name: "Add them."}
         line = {"messages": [message]}

@@ -188,7 +188,7 @@ def check(vocabulary: Vocabulary, token_ids: list[int], rng: random.Random) -> N
         assert text == theirs
         assert "\ufffd" not in "".join(pieces)
     # Log-probabilities: bytes, and where tokens begin.
-    data = [bytes(ours.spell(token_id).bytes) for token_id in shown]
+    data = [bytes(ours.token_text(token_id).bytes) for token_id in shown]
     assert decode(b"".join(data)) == inside
     _, offsets = TokenOffsets(ours).read(shown)
     for token, begin in zip(data, offsets, strict=True):

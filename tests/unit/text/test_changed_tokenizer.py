@@ -63,10 +63,10 @@ def test_guides_and_trials_of_grammars_are_of_the_same_tokenizer_only(directory)
         with pytest.raises(UserError, match="tokenizer.json has changed since it was read first"):
             GrammarGuideMaker(lambda: tokenizer, tokenizer.vocab_size, (2,)).make(FORM)
         with pytest.raises(UserError, match="tokenizer.json has changed since it was read first"):
-            inputs._trial.check(FORM)
+            inputs._sandbox.check(FORM)
         (directory / "tokenizer.json").write_bytes(before)
         assert GrammarGuideMaker(lambda: tokenizer, tokenizer.vocab_size, (2,)).make(FORM)
-        inputs._trial.check(FORM)
+        inputs._sandbox.check(FORM)
     finally:
         inputs.close()
 

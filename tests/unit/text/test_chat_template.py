@@ -173,7 +173,7 @@ def test_switch_of_thoughts_may_be_sent_to_a_template_that_does_not_read_it(bpe_
         encode(enable_thinkin=False)
 
 
-def test_past_thoughts_have_the_name_that_the_template_has(bpe_directory, tmp_path):
+def test_past_reasoning_have_the_name_that_the_template_has(bpe_directory, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes((bpe_directory / "tokenizer.json").read_bytes())
     source = "{# <|channel|><|message|> #}{{ messages[0].thinking }}{{ messages[0].reasoning_content }}"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))

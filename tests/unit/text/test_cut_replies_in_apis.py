@@ -86,7 +86,7 @@ def response(tokenizer: Tokenizer, pieces: list[tuple[str, str | None]]) -> tupl
 
 def message(tokenizer: Tokenizer, pieces: list[tuple[str, str | None]]) -> tuple[str, list[tuple[str, dict]]]:
     reader = ReplyReader(tokenizer, PROMPT, USE)
-    writer = MessageWriter("msg_1", "m", USAGE, shows_thoughts=True)
+    writer = MessageWriter("msg_1", "m", USAGE, shows_reasoning=True)
     events = list(writer.begin())
     for text, reason in pieces:
         events += writer.add(reader.read(text, reason))

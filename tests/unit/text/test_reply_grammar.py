@@ -193,7 +193,7 @@ FORMS = [
 @pytest.mark.parametrize("name", sorted(THOUGHTS))
 def test_form_begins_behind_the_thought(tokenizer, name, form, text):
     reply_format = load_built_in(name)
-    opening, closing, answer = reply_format.thought.open, reply_format.thought.close, reply_format.answer
+    opening, closing, answer = reply_format.reasoning.open, reply_format.reasoning.close, reply_format.answer
 
     def source(prompt: str, may_think: bool = True) -> str:
         parser = reply_format.parser(prompt, [], True)
@@ -221,7 +221,7 @@ def test_thought_whose_end_nobody_knows_is_refused():
 
     fields = {"thinking": {"open": "<t>", "close_pattern": "</t\\d>"}, "content": {}}
     reply_format = choose_format("", {"start_anchor": "A:", "fields": fields}, "")
-    with pytest.raises(UserError, match="how it ends"):
+    with pytest.raises(UserError, match="no fixed text that closes it"):
         before_form(reply_format, reply_format.parser("A:<t>", [], True), True, {})
 
 

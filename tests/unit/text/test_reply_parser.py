@@ -33,7 +33,7 @@ def test_parts_are_those_of_transformers_however_the_text_is_cut(name, text):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_parts_of_a_stream_whose_tokens_are_bytes_are_those_of_the_whole_text(name, demo):
-    byte_tokens = {demo.spell(token_id).bytes: token_id for token_id in range(demo.vocab_size)}
+    byte_tokens = {demo.token_text(token_id).bytes: token_id for token_id in range(demo.vocab_size)}
     for text in replies(name):
         parser = ReplyParser(load_built_in(name).template, tools=TOOLS, make_id=lambda: "an id")
         detokenizer, found = Detokenizer(demo.reply_decoder()), []
@@ -59,7 +59,7 @@ def test_samples_say_what_they_are_meant_to(name):
 @pytest.mark.parametrize("name", sorted(THOUGHTS))
 def test_thought_that_the_prompt_opened_goes_on_in_the_reply(name):
     reply_format = load_built_in(name)
-    opening, closing = reply_format.thought.open, reply_format.thought.close
+    opening, closing = reply_format.reasoning.open, reply_format.reasoning.close
     start = reply_format.source["start_anchor"]
     prompt = f"<s>{start if isinstance(start, str) else start[0]}{opening}\n"
     answer, content = ANSWERS.get(name, ("Hi.", "Hi."))
@@ -78,7 +78,7 @@ def test_thought_that_the_prompt_closed_is_over():
 
 @pytest.mark.parametrize("name", sorted(set(ONE_CALL) & set(THOUGHTS) - {"harmony"}))
 def test_call_ends_a_thought(name):
-    opening = load_built_in(name).thought.open
+    opening = load_built_in(name).reasoning.open
     text = f"{opening}I call\n{ONE_CALL[name]}"
     assert parts(check_every_cut(name, text)) == ("I call", "", CALLED) == oracle(name, text)
 
@@ -101,7 +101,7 @@ def test_white_space_is_dropped_where_regions_touch():
 @pytest.mark.parametrize(
     ("name", "opening", "closing"), [("hunyuan", "<answer>", "\n</answer>"), ("ernie", "<response>", "")]
 )
-def test_call_ends_an_answer_that_has_anchors(name, opening, closing):
+def test_call_ends_an_answer_that_has_delimiters(name, opening, closing):
     text = f"<think>\nHm\n</think>\n{opening}\nLook.\n{ONE_CALL[name]}{closing}"
     assert parts(check_every_cut(name, text)) == ("Hm", "Look.", CALLED) == oracle(name, text)
 
@@ -146,7 +146,7 @@ def test_other_fields_are_content():
 # Streams.
 
 
-def test_text_goes_out_as_soon_as_it_can_be_no_anchor():
+def test_text_goes_out_as_soon_as_it_can_be_no_delimiter():
     parser = ReplyParser(load_built_in("hermes").template, tools=TOOLS)
     assert parser.feed("Hi <") == [Content("Hi")]
     assert parser.feed("tool_cal") == []
@@ -181,19 +181,19 @@ def test_thoughts_are_found_where_they_stand(name, size):
     thought, _ = THOUGHTS[name]
     answer, _ = ANSWERS.get(name, ("It is **2**.", ""))
     text = ("" if name == "harmony" else "Well. ") + thought.replace("It < 5", "It < 5 " * 500) + answer
-    for opened in ("", load_built_in(name).thought.open):
+    for opened in ("", load_built_in(name).reasoning.open):
         whole = text.replace(opened, "", 1).removeprefix("Well. ") if opened else text
         parser = ReplyParser(load_built_in(name).template, opened)
         for begin in range(0, len(whole), size):
             parser.feed(whole[begin : begin + size])
-        (span,) = parser.thoughts
+        (span,) = parser.reasoning_spans
         assert whole[slice(*span)] == (thought.replace("It < 5", "It < 5 " * 500).rstrip().removeprefix(opened))
 
 
 def test_thought_that_is_open_has_no_end():
     parser = ReplyParser(load_built_in("hermes").template)
-    assert parser.thoughts == []
+    assert parser.reasoning_spans == []
     parser.feed("<think>Hm")
-    assert parser.thoughts == [(0, None)]
+    assert parser.reasoning_spans == [(0, None)]
     parser.feed('<tool_call>{"name": "now"}</tool_call>')
-    assert parser.thoughts == [(0, None)]  # without tools it is no call
+    assert parser.reasoning_spans == [(0, None)]  # without tools it is no call

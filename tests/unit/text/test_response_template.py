@@ -1,4 +1,4 @@
-"""Response templates: anchors that know what may still come, templates that are refused, and how a format is chosen."""
+"""Response templates: delimiters that know what may still come, templates that are refused, and how a format is chosen."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from transformers.utils.chat_parsing.content_parsers import parse_content
 
 from labinfer.base.config import ModelOptions
 from labinfer.base.errors import UserError
-from labinfer.text.anchors import MATCH_SECONDS, MAX_MATCH, LiteralAnchor, PatternAnchor
 from labinfer.text.cut_values import read_cut_value
+from labinfer.text.delimiters import MATCH_SECONDS, MAX_MATCH, LiteralDelimiter, PatternDelimiter
 from labinfer.text.region_values import read_value, tag_marks
 from labinfer.text.reply_format import NONE, built_in_names, choose_format, describe_choice, load_built_in
 from labinfer.text.reply_parser import ReplyParser
 from labinfer.text.reply_parts import join_events
 from labinfer.text.response_template import ResponseTemplate
 
-# Anchors.
+# Delimiters.
 
 PATTERNS = [
     "abc",
@@ -53,23 +53,23 @@ PATTERNS = [
 @given(st.sampled_from(PATTERNS), st.text("abc. ", max_size=12))
 def test_pattern_holds_back_what_may_still_become_a_match(pattern, text):
     """Beside the ``regex`` package, which Transformers uses for that."""
-    anchor, theirs = PatternAnchor(pattern), regex.compile(pattern, regex.DOTALL)
-    found, expected = anchor.find(text, 0, len(text)), theirs.search(text)
+    delimiter, theirs = PatternDelimiter(pattern), regex.compile(pattern, regex.DOTALL)
+    found, expected = delimiter.find(text, 0, len(text)), theirs.search(text)
     assert (found and (found.begin, found.end, found.captures)) == (
         expected
         and (expected.start(), expected.end(), {k: v for k, v in expected.groupdict().items() if v is not None})
     )
     partial = theirs.search(text, partial=True)
     if partial is not None and partial.partial and "+?" not in pattern:  # there it tells of what can be no match
-        assert anchor.pending(text, 0, len(text)) <= partial.start()
+        assert delimiter.pending(text, 0, len(text)) <= partial.start()
 
 
 @settings(max_examples=300)
 @given(st.sampled_from(PATTERNS), st.text("abc. ", max_size=10), st.text("abc. ", max_size=6))
 def test_text_that_is_not_held_back_never_becomes_a_match(pattern, text, more):
-    anchor = PatternAnchor(pattern)
-    free = anchor.pending(text, 0, len(text))
-    before, after = anchor.find(text, 0, len(text)), anchor.find(text + more, 0, len(text + more))
+    delimiter = PatternDelimiter(pattern)
+    free = delimiter.pending(text, 0, len(text))
+    before, after = delimiter.find(text, 0, len(text)), delimiter.find(text + more, 0, len(text + more))
     if after and after.begin < free:
         assert before == after
 
@@ -77,12 +77,12 @@ def test_text_that_is_not_held_back_never_becomes_a_match(pattern, text, more):
 @settings(max_examples=200)
 @given(st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), st.text("abc", max_size=12))
 def test_literals_hold_back_their_beginnings_only(literals, text):
-    anchor = LiteralAnchor(literals)
+    delimiter = LiteralDelimiter(literals)
     beginnings = [
         at for at in range(len(text)) if any(one.startswith(text[at:]) and one != text[at:] for one in literals)
     ]
-    assert anchor.pending(text, 0, len(text)) == min(beginnings, default=len(text))
-    found = anchor.find(text, 0, len(text))
+    assert delimiter.pending(text, 0, len(text)) == min(beginnings, default=len(text))
+    found = delimiter.find(text, 0, len(text))
     starts = [at for at in range(len(text)) if text.startswith(tuple(literals), at)]
     assert (found.begin if found else None) == min(starts, default=None)
     if found:
@@ -96,7 +96,7 @@ def test_literals_hold_back_their_beginnings_only(literals, text):
 )
 def test_pattern_that_is_broken_or_looks_back_is_refused(pattern):
     with pytest.raises(ValueError, match="no regular expression|not supported|4096 characters at most"):
-        PatternAnchor(pattern)
+        PatternDelimiter(pattern)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_pattern_that_is_broken_or_looks_back_is_refused(pattern):
     + [r"\u4f60\x41+", "a{}b", "[a-]+]", "(?:ab)*c", r"\(?<=a", r"[\N{DIGIT ONE}]*", "(?>a)"],
 )
 def test_pattern_that_fits_in_few_ways_is_taken(pattern):
-    PatternAnchor(pattern)
+    PatternDelimiter(pattern)
 
 
 HOSTILE_TEXTS = ("a" * 1024, "ab" * 512, "a" * 1000 + "y", "b" + "a" * 1022, " " * 1024, "\u4e01" * 1024)
@@ -119,25 +119,25 @@ HOSTILE_TEXTS = ("a" * 1024, "ab" * 512, "a" * 1000 + "y", "b" + "a" * 1022, " "
     + [r"\u4e01*\u4e01*\u4e01*x", r"[\u4e01-\u4e03]*[\u4e02-\u4e05]*[\U00004e02]*[xz]$", "(a|(?1)b)"],
 )
 def test_search_for_any_pattern_ends_in_time(pattern):
-    anchor = PatternAnchor(pattern)
+    delimiter = PatternDelimiter(pattern)
     for text in HOSTILE_TEXTS:
         begin = time.process_time()
-        anchor.find(text, 0, len(text))
-        anchor.pending(text, 0, len(text))
+        delimiter.find(text, 0, len(text))
+        delimiter.pending(text, 0, len(text))
         assert time.process_time() - begin < 4 * MATCH_SECONDS
 
 
 def test_pattern_that_takes_too_long_is_given_up_with_a_warning(caplog):
-    anchor, text = PatternAnchor("(a+)+$"), "a" * 1000 + "y"
-    assert anchor.find("baa", 0, 3).begin == 1
+    delimiter, text = PatternDelimiter("(a+)+$"), "a" * 1000 + "y"
+    assert delimiter.find("baa", 0, 3).begin == 1
     with caplog.at_level(logging.WARNING):
-        assert anchor.find(text, 0, len(text)) is None
+        assert delimiter.find(text, 0, len(text)) is None
     assert "pattern '(a+)+$' takes too long; it is given up" in caplog.text
     begin = time.process_time()
     for _ in range(100):
-        assert anchor.find(text, 0, len(text)) is None and anchor.pending(text, 0, len(text)) == len(text)
+        assert delimiter.find(text, 0, len(text)) is None and delimiter.pending(text, 0, len(text)) == len(text)
     assert time.process_time() - begin < MATCH_SECONDS
-    assert anchor.find("baa", 0, 3) is None and caplog.text.count("given up") == 1
+    assert delimiter.find("baa", 0, 3) is None and caplog.text.count("given up") == 1
 
 
 def test_reply_is_read_although_every_pattern_takes_too_long():
@@ -176,20 +176,20 @@ def test_tag_whose_pattern_takes_too_long_has_no_value():
     ).map("".join)
 )
 def test_pattern_that_is_taken_is_matched_in_bounded_time(pattern):
-    anchor = PatternAnchor(pattern)
+    delimiter = PatternDelimiter(pattern)
     begin = time.process_time()
     for text in ("a" * 1024, "ab" * 512, "a" * 1000 + "y", "b" + "a" * 1022):
-        anchor.find(text, 0, len(text))
-        anchor.pending(text, 0, len(text))
+        delimiter.find(text, 0, len(text))
+        delimiter.pending(text, 0, len(text))
     assert time.process_time() - begin < 4
 
 
 def test_longest_match_is_bounded():
-    anchor, text = PatternAnchor("a.*b"), "a" + "x" * MAX_MATCH + "b"
-    assert anchor.find(text, 0, len(text)) is None
-    assert anchor.find(text[2:], 0, len(text) - 2) is None
+    delimiter, text = PatternDelimiter("a.*b"), "a" + "x" * MAX_MATCH + "b"
+    assert delimiter.find(text, 0, len(text)) is None
+    assert delimiter.find(text[2:], 0, len(text) - 2) is None
     begin = time.process_time()
-    PatternAnchor(r"\s*a").find(" " * 4096, 0, 4096)
+    PatternDelimiter(r"\s*a").find(" " * 4096, 0, 4096)
     assert time.process_time() - begin < 1
 
 
@@ -328,7 +328,7 @@ def test_chat_template_without_marks_has_no_format():
 def test_checkpoints_own_template_comes_first(caplog):
     chosen = choose_format("", TEMPLATE, mark_text("hermes"))
     assert chosen.source == TEMPLATE and chosen.call == load_built_in("hermes").call
-    assert choose_format("", TEMPLATE, "").thought.close == "</think>"
+    assert choose_format("", TEMPLATE, "").reasoning.close == "</think>"
     with caplog.at_level(logging.WARNING):
         broken = {"start_anchor": "a", "fields": {"a": {"open_pattern": "(?<!x)"}}}
         assert choose_format("", broken, mark_text("hermes")).name == "hermes"
@@ -337,10 +337,10 @@ def test_checkpoints_own_template_comes_first(caplog):
 
 def test_format_may_be_a_file_of_the_user(tmp_path):
     path = tmp_path / "mine.json"
-    for source in (TEMPLATE, {"response_template": TEMPLATE, "thought": {"open": "<think>", "close": "</think>"}}):
+    for source in (TEMPLATE, {"response_template": TEMPLATE, "reasoning": {"open": "<think>", "close": "</think>"}}):
         path.write_text(json.dumps(source))
         chosen = choose_format(str(path), None, mark_text("kimi"))
-        assert chosen.source == TEMPLATE and chosen.thought.open == "<think>"
+        assert chosen.source == TEMPLATE and chosen.reasoning.open == "<think>"
     for text, says in (
         ("{", "cannot be used"),
         ('{"fields": {}}', "needs start_anchor"),

@@ -63,7 +63,7 @@ class MessageAnswer:
         (state,) = task.opened
         self._reader = ReplyReader(task.model.reader.tokenizer, state.prompt_token_ids, task.input.tool_use)
         self._writer = MessageWriter(
-            MESSAGE_PREFIX + context.id, task.model_name, task.usage([self._reader]), body.shows_thoughts
+            MESSAGE_PREFIX + context.id, task.model_name, task.usage([self._reader]), body.shows_reasoning
         )
 
     def whole(self, completion: Completion) -> Response:

@@ -74,7 +74,7 @@ async def tokenize(context: HttpContext) -> Response:
     def whole() -> Response:
         names: list[str] | UnsetType = UNSET
         if body.return_token_strs:
-            names = [model.reader.tokenizer.spell(token).token for token in token_ids]
+            names = [model.reader.tokenizer.token_text(token).token for token in token_ids]
         return context.json(Tokens(token_ids, len(token_ids), model.info.max_model_len, names))
 
     return await asyncio.to_thread(whole)

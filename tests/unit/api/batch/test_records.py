@@ -15,7 +15,7 @@ from labinfer.requests.jsonl import ParsedLine
 from labinfer.requests.outputs import Completion, RequestOutput
 from labinfer.requests.prompts import ChatPrompt, TextPrompt
 from labinfer.requests.protocol import CHAT_URL, COMPLETIONS_URL
-from labinfer.text.spelling import spell
+from labinfer.text.token_text import make_token_text
 from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.tools import ToolUse
 from labinfer.weights.resolve import resolve_model
@@ -152,9 +152,9 @@ class Letters:
     def decode(self, token_ids):
         return "".join(chr(ord("a") + token_id - 1) for token_id in token_ids)
 
-    def spell(self, token_id):
+    def token_text(self, token_id):
         text = self.decode([token_id])
-        return spell(token_id, text, text, text.encode())
+        return make_token_text(token_id, text, text, text.encode())
 
     def reply_parser(self, prompt_token_ids, tools, parallel):
         return None

@@ -87,12 +87,12 @@ def test_fields_become_sampling():
     assert sampling.stop == ("x",)
 
 
-@pytest.mark.parametrize("shows_thoughts", [True, False])
-def test_reply_becomes_blocks(shows_thoughts):
-    writer = MessageWriter("msg_1", "demo", USAGE, shows_thoughts)
+@pytest.mark.parametrize("shows_reasoning", [True, False])
+def test_reply_becomes_blocks(shows_reasoning):
+    writer = MessageWriter("msg_1", "demo", USAGE, shows_reasoning)
     events = [*writer.begin(), *writer.add(REPLY), *writer.end("tool_use", None, USAGE)]
     blocks = [ThinkingBlock("Hm.", SIGNATURE), TextBlock("Let me."), ToolUseBlock("c1", "f", {"a": 1})]
-    assert writer.message.content == blocks[not shows_thoughts :]
+    assert writer.message.content == blocks[not shows_reasoning :]
     kinds = [event.__struct_config__.tag for event in events]
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == len(writer.message.content)
     assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])

@@ -1,4 +1,4 @@
-"""Spelling: the text and the bytes of a single token, as shown in log-probabilities."""
+"""TokenText: the text and the bytes of a single token, as shown in log-probabilities."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from labinfer.text.utf8_decoder import REPLACEMENT
 
 
 @dataclass(frozen=True, slots=True)
-class Spelling:
+class TokenText:
     """Text and bytes of a single token."""
 
     token: str
@@ -19,8 +19,8 @@ class Spelling:
     """UTF-8 bytes of the token, maybe a part of a character; None if unknown."""
 
 
-def spell(token_id: int, text: str, name: str | None, data: bytes | None) -> Spelling:
-    """The spelling of a token.
+def make_token_text(token_id: int, text: str, name: str | None, data: bytes | None) -> TokenText:
+    """Text and bytes of a token.
 
     Args:
         text: text that the token adds.
@@ -29,12 +29,12 @@ def spell(token_id: int, text: str, name: str | None, data: bytes | None) -> Spe
     """
     token = text or name
     if not token:
-        return unnamed(token_id)
+        return unnamed_token(token_id)
     if not text or data is None:
         data = None if REPLACEMENT in text else token.encode()
-    return Spelling(token, len(text), None if data is None else tuple(data))
+    return TokenText(token, len(text), None if data is None else tuple(data))
 
 
-def unnamed(token_id: int) -> Spelling:
-    """The spelling of a token without text and name."""
-    return Spelling(f"token_id:{token_id}", 0, None)
+def unnamed_token(token_id: int) -> TokenText:
+    """Text and bytes of a token without text and name."""
+    return TokenText(f"token_id:{token_id}", 0, None)

@@ -1,6 +1,6 @@
-"""Anchor: literal texts and patterns that delimit the parts of a reply, matched in streamed text.
+"""Delimiter: literal texts and patterns that delimit the parts of a reply, matched in streamed text.
 
-An anchor says where it matches, and from which position on the text could become a match when more arrives. That text must be held
+A delimiter says where it matches, and from which position on the text could become a match when more arrives. That text must be held
 back, or the result would depend on how the text is divided into pieces.
 """
 
@@ -40,7 +40,7 @@ class Match:
     """Texts of the pattern's named groups."""
 
 
-class Anchor(Protocol):
+class Delimiter(Protocol):
     """Delimiter of a region in a reply: a literal text or a pattern."""
 
     def find(self, text: str, begin: int, end: int) -> Match | None:
@@ -52,7 +52,7 @@ class Anchor(Protocol):
         ...
 
 
-class LiteralAnchor:
+class LiteralDelimiter:
     """One of several literal texts; the longest one that matches at a position."""
 
     def __init__(self, literals: list[str]):
@@ -68,11 +68,11 @@ class LiteralAnchor:
         return end - max(overlap(tail, literal) for literal in self.literals)
 
 
-class PatternAnchor:
+class PatternDelimiter:
     """A regular expression of the ``regex`` package, in which the dot matches line feeds, too.
 
     Patterns come with checkpoints, and match by backtracking. A pattern whose searches exceed ``USUAL_SECONDS`` each by more than
-    ``MATCH_SECONDS`` in total is disabled with a warning: the anchor then matches nothing.
+    ``MATCH_SECONDS`` in total is disabled with a warning: the delimiter then matches nothing.
 
     Raises:
         ValueError: see ``compile_pattern``.

@@ -1,4 +1,4 @@
-"""ThoughtTokens: counts the reasoning tokens of an answer."""
+"""ReasoningTokens: counts the reasoning tokens of an answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from labinfer.text.reply_parser import ReplyParser
 from labinfer.text.tokenizer import Tokenizer
 
 
-class ThoughtTokens:
+class ReasoningTokens:
     """Counts the reasoning tokens of one answer, delimiters included.
 
     A token belongs to the text in which it ends. Each token is decoded once, so that an answer may be counted repeatedly while it grows.
@@ -29,7 +29,7 @@ class ThoughtTokens:
             self._ends.append(self._ends[-1] + len(self._decoder.add(token_id)))
         return sum(
             self._count_to(end, len(token_ids)) - self._count_to(begin, len(token_ids))
-            for begin, end in parser.thoughts
+            for begin, end in parser.reasoning_spans
         )
 
     def _count_to(self, position: int | None, num_tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""GrammarTrial: tries grammars in a helper process first, so that one that never finishes blocks no other request.
+"""GrammarSandbox: tries grammars in a helper process first, so that one that never finishes blocks no other request.
 
 llguidance's limits do not bound everything (``docs/decisions/0018``). A grammar that passes is compiled again where it is used, in
 the time that the trial took.
@@ -30,7 +30,7 @@ from labinfer.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
 
-MODULE = "labinfer.text.grammar_trial"
+MODULE = "labinfer.text.grammar_sandbox"
 TRIAL_SECONDS = 1.0
 """Timeout of a trial; a grammar that exceeds it is refused, and the process is killed."""
 COMPILE_SECONDS = 0.4
@@ -47,7 +47,7 @@ MAX_REMEMBERED = 256
 """Grammars whose verdicts are cached."""
 
 
-class GrammarTrial:
+class GrammarSandbox:
     """Client of the trial process; thread-safe.
 
     The process starts with the first grammar, and again after it was killed.

@@ -12,7 +12,7 @@ import pytest
 import labinfer
 from labinfer.base.errors import UserError
 from labinfer.base.structured_outputs import StructuredOutputs
-from labinfer.text.grammar_trial import TRIAL_SECONDS, GrammarTrial
+from labinfer.text.grammar_sandbox import TRIAL_SECONDS, GrammarSandbox
 from labinfer.text.guidance import GrammarGuideMaker
 from labinfer.text.tokenizer import Tokenizer
 
@@ -25,10 +25,10 @@ def demo() -> Tokenizer:
 
 
 @pytest.fixture
-def trial(demo):
-    trial = GrammarTrial(lambda: demo)
-    yield trial
-    trial.close()
+def sandbox(demo):
+    sandbox = GrammarSandbox(lambda: demo)
+    yield sandbox
+    sandbox.close()
 
 
 def nested(depth: int) -> dict:
@@ -79,14 +79,14 @@ COSTLY = {
 
 @pytest.mark.timing
 @pytest.mark.parametrize("name", COSTLY)
-def test_what_passes_is_compiled_and_followed_in_bounded_time(trial, demo, name):
+def test_what_passes_is_compiled_and_followed_in_bounded_time(sandbox, demo, name):
     """On any machine a second is long for these; a limit that is hit on the way ends the answer."""
-    trial.check(StructuredOutputs(regex="a"))  # it has started
+    sandbox.check(StructuredOutputs(regex="a"))  # it has started
     maker = GrammarGuideMaker(lambda: demo, VOCAB, (EOS,))
     maker.make(StructuredOutputs(regex="a"))
     wanted, begin = StructuredOutputs(**COSTLY[name]), time.monotonic()
     try:
-        trial.check(wanted)
+        sandbox.check(wanted)
     except UserError as error:
         assert str(error).startswith("structured_outputs.") and len(str(error)) < 300
         assert time.monotonic() - begin < TRIAL_SECONDS + 0.5
@@ -106,51 +106,51 @@ def test_what_passes_is_compiled_and_followed_in_bounded_time(trial, demo, name)
         assert time.monotonic() - begin < 0.5
 
 
-def test_oneof_is_refused_in_words_of_the_request(trial):
+def test_oneof_is_refused_in_words_of_the_request(sandbox):
     """llguidance's own message names an option that clients do not have."""
     schema = {"oneOf": [{"type": "string", "minLength": 2}, {"type": "string", "maxLength": 3}]}
     with pytest.raises(
         UserError, match="the schema is refused: alternatives of a oneOf can match .* use anyOf"
     ) as caught:
-        trial.check(StructuredOutputs(json=schema), field="response_format")
+        sandbox.check(StructuredOutputs(json=schema), field="response_format")
     assert "coerce_one_of" not in str(caught.value)
 
 
-def test_grammar_without_end_is_refused_and_the_next_one_is_tried(trial):
+def test_grammar_without_end_is_refused_and_the_next_one_is_tried(sandbox):
     with pytest.raises(UserError, match="structured_outputs.json is refused: it takes more than 1 s to compile"):
-        trial.check(StructuredOutputs(**PATTERNS))
-    trial.check(StructuredOutputs(regex="[0-9]+"))
+        sandbox.check(StructuredOutputs(**PATTERNS))
+    sandbox.check(StructuredOutputs(regex="[0-9]+"))
 
 
-def test_verdict_is_remembered(trial):
-    trial.check(StructuredOutputs(regex="[0-9]+"))
+def test_verdict_is_remembered(sandbox):
+    sandbox.check(StructuredOutputs(regex="[0-9]+"))
     for _ in range(2):
         with pytest.raises(UserError, match="takes more than"):
-            trial.check(StructuredOutputs(**PATTERNS))
-    assert not trial._helper.is_running  # the second time nothing was started
-    trial.check(StructuredOutputs(regex="[0-9]+"))
-    assert not trial._helper.is_running
-    assert trial.is_known(StructuredOutputs(**PATTERNS)) and not trial.is_known(StructuredOutputs(regex="b"))
+            sandbox.check(StructuredOutputs(**PATTERNS))
+    assert not sandbox._helper.is_running  # the second time nothing was started
+    sandbox.check(StructuredOutputs(regex="[0-9]+"))
+    assert not sandbox._helper.is_running
+    assert sandbox.is_known(StructuredOutputs(**PATTERNS)) and not sandbox.is_known(StructuredOutputs(regex="b"))
 
 
-def test_known_grammar_does_not_wait_for_one_that_is_tried(trial):
+def test_known_grammar_does_not_wait_for_one_that_is_tried(sandbox):
     known = StructuredOutputs(regex="[0-9]+")
-    trial.check(known)
+    sandbox.check(known)
     with ThreadPoolExecutor(1) as pool:
-        trying = pool.submit(trial.check, StructuredOutputs(**PATTERNS))
-        while not trial._trying.locked():
+        trying = pool.submit(sandbox.check, StructuredOutputs(**PATTERNS))
+        while not sandbox._trying.locked():
             time.sleep(0.001)
-        trial.check(known)
+        sandbox.check(known)
         assert not trying.done()
         with pytest.raises(UserError, match="takes more than"):
             trying.result()
 
 
-def test_process_that_dies_is_replaced(trial):
-    trial.check(StructuredOutputs(regex="a"))
-    trial._helper.end()
-    trial._helper._process.wait()
-    trial.check(StructuredOutputs(regex="b"))
+def test_process_that_dies_is_replaced(sandbox):
+    sandbox.check(StructuredOutputs(regex="a"))
+    sandbox._helper.end()
+    sandbox._helper._process.wait()
+    sandbox.check(StructuredOutputs(regex="b"))
 
 
 @pytest.mark.parametrize(
@@ -161,22 +161,22 @@ def test_process_that_dies_is_replaced(trial):
         ({"json": {"type": "strong"}}, "json is refused"),
     ],
 )
-def test_broken_grammar_is_refused_with_llguidances_reason(trial, form, says):
+def test_broken_grammar_is_refused_with_llguidances_reason(sandbox, form, says):
     with pytest.raises(UserError, match=f"structured_outputs.{says}") as caught:
-        trial.check(StructuredOutputs(**form))
+        sandbox.check(StructuredOutputs(**form))
     assert "\n" not in str(caught.value)
 
 
-def test_limit_that_any_answer_hits_soon_is_found(trial):
+def test_limit_that_any_answer_hits_soon_is_found(sandbox):
     properties = {f"property{number}": {"type": "null"} for number in range(1000)}
     with pytest.raises(UserError, match="after 1 tokens: .* items"):
-        trial.check(StructuredOutputs(json={"type": "object", "properties": properties}))
+        sandbox.check(StructuredOutputs(json={"type": "object", "properties": properties}))
 
 
-def test_threads_may_share_it(trial):
+def test_threads_may_share_it(sandbox):
     with ThreadPoolExecutor(8) as pool:
         forms = [StructuredOutputs(regex=f"[0-9]{{{number}}}") for number in range(1, 40)]
-        assert list(pool.map(trial.check, forms)) == [None] * len(forms)
+        assert list(pool.map(sandbox.check, forms)) == [None] * len(forms)
 
 
 def test_tokenizer_that_llguidance_does_not_read_is_refused(tmp_path):
@@ -186,13 +186,13 @@ def test_tokenizer_that_llguidance_does_not_read_is_refused(tmp_path):
     FastTokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     words = Tokenizer(tmp_path)
     with pytest.raises(UserError, match="structured_outputs cannot be used with .*tokenizer.json: "):
-        GrammarTrial(lambda: words).check(StructuredOutputs(regex="a"))
+        GrammarSandbox(lambda: words).check(StructuredOutputs(regex="a"))
 
 
 def test_it_ends_with_its_owner(demo):
-    trial = GrammarTrial(lambda: demo)
-    trial.check(StructuredOutputs(regex="a"))
-    process = trial._helper._process
+    sandbox = GrammarSandbox(lambda: demo)
+    sandbox.check(StructuredOutputs(regex="a"))
+    process = sandbox._helper._process
     process.stdin.close()  # as the owner's death does
     assert process.wait(10) == 0
     process.stdout.close()
@@ -211,17 +211,17 @@ def references(count: int) -> StructuredOutputs:
 
 
 @pytest.mark.parametrize("chain", [rules, references])
-def test_chain_that_would_be_too_deep_for_rank_0_is_refused(trial, demo, chain):
+def test_chain_that_would_be_too_deep_for_rank_0_is_refused(sandbox, demo, chain):
     """llguidance overflows its stack with it, which ends the process. What just passes is far from that in rank 0."""
     passes, fails = 100, 1500
     with pytest.raises(
         UserError, match="ended by SIG(SEGV|ABRT|BUS), probably for want of memory or stack|too much memory"
     ):
-        trial.check(chain(fails))
+        sandbox.check(chain(fails))
     while fails - passes > 20:
         middle = (passes + fails) // 2
         try:
-            trial.check(chain(middle))
+            sandbox.check(chain(middle))
             passes = middle
         except UserError:
             fails = middle

@@ -9,7 +9,7 @@ from labinfer.base.plan import TokenLogprobs
 from labinfer.requests.openai.chat import chat_logprobs
 from labinfer.requests.openai.completions import Echo, text_logprobs
 from labinfer.text.byte_rules import BYTE_LETTERS
-from labinfer.text.spelling import Spelling, spell
+from labinfer.text.token_text import TokenText, make_token_text
 from labinfer.text.tokenizer import Tokenizer
 
 PIECES = ["the fox", "你好", "🦊 ½ é", "x\n\ty", "\ufffd"]
@@ -26,14 +26,14 @@ def test_byte_alphabet_is_that_of_gpt2():
 def test_bytes_of_tokens_join_to_the_text(kind, text, request):
     tokenizer = request.getfixturevalue(kind)
     ids = tokenizer.encode(text, add_special_tokens=False)
-    joined = b"".join(bytes(tokenizer.spell(token).bytes) for token in ids)
+    joined = b"".join(bytes(tokenizer.token_text(token).bytes) for token in ids)
     assert joined.decode() == " " * (kind == "sp") + text
 
 
 @pytest.mark.parametrize("kind", ["bpe", "sp"])
 def test_half_a_character_has_its_real_bytes(kind, request):
     tokenizer = request.getfixturevalue(kind)
-    spelled = map(tokenizer.spell, range(tokenizer.vocab_size))
+    spelled = map(tokenizer.token_text, range(tokenizer.vocab_size))
     halves = [one for one in spelled if one.token == "\ufffd" and one.bytes != tuple("\ufffd".encode())]
     assert len({one.bytes for one in halves}) == len(halves) > 64
     for one in halves:
@@ -44,34 +44,36 @@ def test_half_a_character_has_its_real_bytes(kind, request):
 @pytest.mark.parametrize(
     ("text", "name", "data", "expected"),
     [
-        (" the", "Ġthe", b" the", Spelling(" the", 4, tuple(b" the"))),
-        ("\ufffd\ufffd", "ä½", b"\xe4\xbd", Spelling("\ufffd\ufffd", 2, (0xE4, 0xBD))),
-        ("\ufffd", "<0xE4>", b"\xe4", Spelling("\ufffd", 1, (0xE4,))),
-        ("\ufffd", "abc", None, Spelling("\ufffd", 1, None)),
-        ("\ufffd", None, None, Spelling("\ufffd", 1, None)),
-        ("A", "<0x41>", b"A", Spelling("A", 1, (65,))),
-        (" the", "the</w>", None, Spelling(" the", 4, tuple(b" the"))),
-        ("", "<|im_end|>", b"<|im_end|>", Spelling("<|im_end|>", 0, tuple(b"<|im_end|>"))),
-        (" ", "▁", b" ", Spelling(" ", 1, (32,))),
-        ("", "<｜begin▁of｜>", None, Spelling("<｜begin▁of｜>", 0, tuple("<｜begin▁of｜>".encode()))),
-        ("", None, b"", Spelling("token_id:7", 0, None)),
+        (" the", "Ġthe", b" the", TokenText(" the", 4, tuple(b" the"))),
+        ("\ufffd\ufffd", "ä½", b"\xe4\xbd", TokenText("\ufffd\ufffd", 2, (0xE4, 0xBD))),
+        ("\ufffd", "<0xE4>", b"\xe4", TokenText("\ufffd", 1, (0xE4,))),
+        ("\ufffd", "abc", None, TokenText("\ufffd", 1, None)),
+        ("\ufffd", None, None, TokenText("\ufffd", 1, None)),
+        ("A", "<0x41>", b"A", TokenText("A", 1, (65,))),
+        (" the", "the</w>", None, TokenText(" the", 4, tuple(b" the"))),
+        ("", "<|im_end|>", b"<|im_end|>", TokenText("<|im_end|>", 0, tuple(b"<|im_end|>"))),
+        (" ", "▁", b" ", TokenText(" ", 1, (32,))),
+        ("", "<｜begin▁of｜>", None, TokenText("<｜begin▁of｜>", 0, tuple("<｜begin▁of｜>".encode()))),
+        ("", None, b"", TokenText("token_id:7", 0, None)),
     ],
 )
 def test_token_reads_as_it_decodes_or_by_its_name(text, name, data, expected):
-    assert spell(7, text, name, data) == expected
+    assert make_token_text(7, text, name, data) == expected
 
 
 def test_special_tokens_go_by_their_names(bpe, sp):
-    assert bpe.spell(1) == Spelling("<|im_end|>", 0, tuple(b"<|im_end|>"))
-    assert sp.spell(2).token == "</s>"
+    assert bpe.token_text(1) == TokenText("<|im_end|>", 0, tuple(b"<|im_end|>"))
+    assert sp.token_text(2).token == "</s>"
     for tokenizer in (bpe, sp):
-        assert tokenizer.spell(tokenizer.vocab_size + 9) == Spelling(f"token_id:{tokenizer.vocab_size + 9}", 0, None)
+        assert tokenizer.token_text(tokenizer.vocab_size + 9) == TokenText(
+            f"token_id:{tokenizer.vocab_size + 9}", 0, None
+        )
 
 
 def test_spelling_is_remembered(bpe_directory):
     tokenizer = Tokenizer(bpe_directory)
-    first = tokenizer.spell(5)
-    assert tokenizer.spell(5) is first
+    first = tokenizer.token_text(5)
+    assert tokenizer.token_text(5) is first
 
 
 # Log-probabilities.
