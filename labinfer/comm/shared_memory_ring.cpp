@@ -100,12 +100,12 @@ int64_t ring_read(Counters* counters, int64_t room, void* message, int64_t size)
   Ring ring(counters, room);
   uint64_t at = counters->read.load(std::memory_order_relaxed);
   if (counters->written.load(std::memory_order_acquire) == at) return -1;
-  int64_t found;
-  ring.get(at, &found, sizeof found);
-  if (found != size) return found;
-  ring.get(at + sizeof found, message, size);
+  int64_t message_size;
+  ring.get(at, &message_size, sizeof message_size);
+  if (message_size != size) return message_size;
+  ring.get(at + sizeof message_size, message, size);
   counters->read.store(at + uint64_t(framed(size)), std::memory_order_release);
-  return found;
+  return message_size;
 }
 
 }  // extern "C"

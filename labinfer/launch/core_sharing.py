@@ -53,7 +53,7 @@ class CoreOffer(msgspec.Struct, frozen=True):
 
 
 class SharedCore(ctypes.Structure):
-    """Core of another process; the C++ struct in ``team.h`` has equal fields."""
+    """Core of another process; the C++ struct in ``thread_pool.h`` has equal fields."""
 
     _fields_ = [("is_idle", ctypes.c_void_p), ("cpu", ctypes.c_int64)]
 

@@ -6,19 +6,19 @@
 
 namespace {
 
-// e to the power of x for what becomes a number of a type.
+// e^x to the precision of the result's type.
 inline floats exponential(floats x, const bf16*) { return exponential(x); }
 inline floats exponential(floats x, const half*) { return exponential(x); }
 inline floats exponential(floats x, const float*) { return exact_exponential(x); }
 
-// Vectors are as exact as numbers of a type are.
+// Vector version, as precise as the type's scalars.
 struct Silu {
   template <typename Number = bf16>
   static floats many(floats value, const Number* kind = nullptr) { return value / (1.0f + exponential(-value, kind)); }
   static float one(float value) { return value / (1.0f + std::exp(-value)); }
 };
 
-// The tanh form, of which 1 + tanh(u) = 2 / (1 + exp(-2u)). Below -30 it is 0 within rounding, as at -30.
+// GELU, tanh approximation, with 1 + tanh(u) = 2 / (1 + exp(-2u)). Below -30 it is 0 within rounding, as at -30.
 struct Gelu {
   template <typename Number = bf16>
   static floats many(floats value, const Number* kind = nullptr) {
@@ -34,10 +34,10 @@ struct Gelu {
   static Value power(Value value) { return -1.5957691216f * (value + 0.044715f * value * value * value); }
 };
 
-// End of a product: nothing more, or the activation of a gated MLP. dense.py has the same.
+// Epilogue of a product: none, or the activation of a gated MLP. Values equal those in dense.py.
 enum class Finish { NOTHING, SILU, GELU };
 
-// Rounded to a type of numbers, and still floats.
+// Rounds to the precision of a type; results are still floats.
 template <typename Number>
 inline floats rounded(floats value) {
   Number numbers[WIDTH];
@@ -49,7 +49,7 @@ inline floats rounded<bf16>(floats value) { return widen(narrow(value)); }
 template <>
 inline floats rounded<float>(floats value) { return value; }
 
-// activate(gate) * up of numbers of a type.
+// activate(gate) * up for one type.
 template <typename Activate, typename Number>
 inline floats gated(floats gate, floats up, const Number* kind) {
   return rounded<Number>(Activate::many(gate, kind)) * up;

@@ -1,4 +1,4 @@
-// Whether tiles may be used.
+// Permission to use AMX tiles.
 #include "amx.h"
 
 #ifdef HAS_AMX
@@ -7,8 +7,8 @@
 
 extern "C" {
 
-// Asks the system for tiles, once for all threads of this process: it makes room for them where it saves registers (Linux
-// kernel documentation, x86/xstate).
+// Requests tiles from the kernel, once for all threads of this process: it then saves them at context switches (Linux kernel documentation,
+// x86/xstate).
 int64_t allow_amx() {
   constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
   return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;

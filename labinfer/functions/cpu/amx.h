@@ -1,5 +1,5 @@
-// Products with the tiles of AMX (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18): 16 rows with
-// 16 outputs at a time, from 64 bytes of each row. A panel is tiles already: 4 bytes of each output stand next to each other.
+// Matrix products with AMX tiles (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18): 16 rows times 16
+// outputs at a time, over 64 bytes of each row. A panel already has the tile layout: 4 bytes of each output are adjacent.
 #pragma once
 
 #include <type_traits>
@@ -18,7 +18,7 @@ constexpr int TILE_BYTES = 64;  // of a row
 
 namespace {
 
-// One instruction each. The compiler's own functions do not say which memory they read.
+// AMX instructions as inline assembly: the compiler's intrinsics do not declare which memory they read.
 template <int TILE>
 inline void load_tile(const void* from, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "n"(TILE) : "memory");
@@ -31,7 +31,7 @@ template <int TILE>
 inline void clear_tile() {
   asm volatile("tilezero %%tmm%c0" : : "n"(TILE));
 }
-// What tiles multiply: pairs in bfloat16, or fours of whole numbers in 8 bits. These have signs in rows, in weights or not.
+// Tile products: bfloat16 pairs, or four int8 values, signed or unsigned in rows and in weights.
 enum class Numbers { BFLOAT16, UNSIGNED_WEIGHTS, SIGNED_WEIGHTS };
 
 template <Numbers NUMBERS, int SUMS, int ROWS, int WEIGHTS>
@@ -44,8 +44,8 @@ inline void add_product() {
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "n"(SUMS), "n"(ROWS), "n"(WEIGHTS));
 }
 
-// The shape of a thread's tiles. A thread keeps it between panels, as setting it takes as long as three steps. The destructor releases
-// the tiles: other functions may use them, and as long as they are in use the system saves them whenever the thread stops.
+// Tile configuration of a thread. It is kept between panels, as setting it takes as long as three steps. The destructor releases the tiles:
+// other functions may use them, and the system saves tiles in use at every context switch.
 class TileShape {
  public:
   TileShape() = default;
@@ -54,8 +54,8 @@ class TileShape {
     if (rows) asm volatile("tilerelease");
   }
 
-  // So many rows, 32 or fewer, are multiplied with 32 outputs at once, so many bytes of each row a step. Tiles 0 and 1 are sums of the
-  // first 16 rows or fewer, 2 and 3 of the others, 4 and 5 rows, 6 and 7 the outputs' weights.
+  // Configures tiles for up to 32 rows times 32 outputs, with `bytes` bytes of each row per step. Tiles 0 and 1 are sums of the first 16
+  // rows, 2 and 3 of the others, 4 and 5 rows, 6 and 7 weights.
   void set(int num_rows, int row_bytes) {
     if (num_rows == rows && row_bytes == bytes) return;
     rows = num_rows, bytes = row_bytes;
@@ -85,21 +85,21 @@ inline void clear_sums(bool has_second) {
   if (has_second) clear_tile<2>(), clear_tile<3>();
 }
 
-// Loads the sums of 32 rows or fewer from out, whose rows are stride bytes apart.
+// Loads the sums of up to 32 rows from `out`, whose rows are `stride` bytes apart.
 inline void load_sums(bool has_second, const void* out, int64_t stride) {
   const char *from = (const char*)out, *below = from + WIDTH * stride;
   load_tile<0>(from, stride), load_tile<1>(from + TILE_BYTES, stride);
   if (has_second) load_tile<2>(below, stride), load_tile<3>(below + TILE_BYTES, stride);
 }
 
-// Stores them likewise.
+// Stores the sums of up to 32 rows to `out`, whose rows are `stride` bytes apart.
 inline void store_sums(bool has_second, void* out, int64_t stride) {
   char *to = (char*)out, *below = to + WIDTH * stride;
   store_tile<0>(to, stride), store_tile<1>(to + TILE_BYTES, stride);
   if (has_second) store_tile<2>(below, stride), store_tile<3>(below + TILE_BYTES, stride);
 }
 
-// A step of rows, stride bytes apart, times two tiles of weights, whose rows are apart bytes apart, is added to the sums.
+// Adds the product of one step of rows (`stride` bytes apart) and two tiles of weights (rows `apart` bytes apart) to the sums.
 template <Numbers NUMBERS>
 inline void add_step(bool has_second, const char* x, int64_t stride, const char* first, const char* second, int64_t apart) {
   load_tile<6>(first, apart), load_tile<4>(x, stride);
@@ -112,9 +112,9 @@ inline void add_step(bool has_second, const char* x, int64_t stride, const char*
   add_product<NUMBERS, 3, 5, 7>();
 }
 
-constexpr int64_t STEP_BYTES = TILE_BYTES / 4 * PANEL * 4;  // of a panel that a step reads
+constexpr int64_t STEP_BYTES = TILE_BYTES / 4 * PANEL * 4;  // bytes of a panel that a step reads
 
-// The ends of rows and of a panel that are less than a step, filled up with zeros.
+// Zero-padded copies of the ends of rows and of a panel that do not fill a step.
 struct LastStep {
   alignas(64) char rows[TILE_ROWS * TILE_BYTES], weights[STEP_BYTES];
 
@@ -129,32 +129,32 @@ struct LastStep {
   }
 };
 
-// Bytes of rows that are multiplied before others are: that part of a panel stays in the first-level cache, which a step would
-// else wait for.
+// Bytes of each row that are multiplied before moving to other rows: this part of a panel stays in the first-level cache, for which a step
+// would otherwise wait.
 constexpr int64_t NEAR_BYTES = 8 * TILE_BYTES;
 
-// A panel that stands in memory as tiles read it. Others are put there while they are multiplied.
+// Panel in memory in tile layout. Panels of other formats are decoded into memory during the product.
 struct PanelInMemory {
   const char* data;
   const Stream& stream;
 
-  // Comes before the panel's bytes up to that end of each row are read for the first time.
+  // Called before the panel's bytes up to `end` of each row are read for the first time.
   void ready(int64_t) const {}
 
-  // Where its bytes from there on of each row are, as many as a step takes.
+  // Address of the panel's bytes from `begin` of each row on, as many as a step reads.
   const char* step(int64_t from) const { return data + from * PANEL; }
 
-  // Lines that are fetched ahead with a step, and the first of them. Where there are many rows, a step of the panel is far from the next
-  // one in time: what is fetched is read when all rows have been multiplied with the bytes that are near.
+  // Lines to prefetch with a step, and the address of the first. With many rows there is much time between two steps of a panel:
+  // prefetched lines are read once all rows have been multiplied with the near bytes.
   int64_t lines() const { return stream.is_near ? 0 : STEP_BYTES / 64; }
   const char* ahead(int64_t from, bool many_rows) const {
     return stream.ahead(data + from * PANEL + (many_rows ? NEAR_BYTES * PANEL - AHEAD : 0));
   }
 };
 
-// Rows of so many bytes, stride bytes apart, times one panel: done(row, count, sums) with those of so many rows from that one on,
-// in float32 or whole numbers. Memory has room for the sums of all rows; where a whole panel is near, all take the place of the first
-// ones. What is read ahead is spread over the rows, as a processor waits where it fetches more lines at once than it has buffers for.
+// Multiplies rows of `bytes` bytes, `stride` bytes apart, with one panel. Calls done(row, count, sums) with float32 or int32 sums of
+// `count` rows from `row` on. `memory` has room for the sums of all rows; if a whole panel is near, all rows reuse the first part.
+// Prefetches are spread over the rows, because a processor stalls when it prefetches more lines at once than it has fill buffers.
 template <Numbers NUMBERS, typename Source, typename Done>
 void multiply_tiles(TileShape& shape, int rows, const char* x, int64_t stride, Source&& source, int64_t bytes, char* memory, Done done) {
   constexpr int64_t OUT = PANEL * 4;
@@ -193,7 +193,7 @@ void multiply_tiles(TileShape& shape, int rows, const char* x, int64_t stride, S
   }
 }
 
-// A kernel for bfloat16; see panel.h.
+// AMX kernel for bfloat16; see panel.h.
 struct Amx {
   using Input = bf16;
   using Stored = bf16;
@@ -208,7 +208,7 @@ struct Amx {
     panel(shape, rows, x, stride, PanelInMemory{(const char*)weight, stream}, pairs, memory, done);
   }
 
-  // The same with a panel that is put into memory meanwhile.
+  // Product with a panel that is decoded into memory meanwhile.
   template <typename Source, typename Done>
   static void panel(TileShape& shape, int rows, const bf16* x, int64_t stride, Source&& source, int64_t pairs, float* memory, Done done) {
     multiply_tiles<Numbers::BFLOAT16>(shape, rows, (const char*)x, 2 * stride, source, 4 * pairs, (char*)memory,

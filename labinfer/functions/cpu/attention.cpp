@@ -3,14 +3,14 @@
 
 #include "attention_tiles.h"
 #include "replay.h"
-#include "team.h"
+#include "thread_pool.h"
 
 namespace {
 
-constexpr int64_t AHEAD_EACH = UNITS / 2;  // units of each of several KV heads that are fetched before they are read
+constexpr int64_t AHEAD_EACH = UNITS / 2;  // units prefetched per KV head in tiles of several KV heads
 constexpr float LOG2_E = 1.44269504f;
 
-// A thread's own memory, kept from call to call.
+// Scratch memory of a thread, reused between calls.
 template <typename Kernel>
 struct Scratch {
   UnitMemory<typename Kernel::Element> units[MOST_TOGETHER];
@@ -18,8 +18,8 @@ struct Scratch {
   LineVector<float> total, part, scores;
 };
 
-// Scores of one row to weights (Milakov & Gimelshein 2018, arXiv:1805.02867), in powers of two: its largest score and the
-// sum of its weights. Only keys from ... to are seen; the others up to width get no weight.
+// Softmax of one row of scores (Milakov & Gimelshein 2018, arXiv:1805.02867) in powers of two, with its maximum score (top) and the sum of
+// its weights (mass). Only keys from `from` to `to` are visible; the others up to `width` get weight 0.
 template <typename Kernel>
 void soften(float* score, typename Kernel::Input* weight, int64_t width, int64_t from, int64_t to, float scale,
             const float* key_scales, const float* value_scales, float& top, float& mass) {
@@ -30,7 +30,7 @@ void soften(float* score, typename Kernel::Input* weight, int64_t width, int64_t
     return;
   }
   int64_t begin = from / WIDTH * WIDTH, seen = up_to(to, WIDTH);
-  floats peaks[4] = {same(-INFINITY), same(-INFINITY), same(-INFINITY), same(-INFINITY)};  // of four chains, as each waits for itself
+  floats peaks[4] = {same(-INFINITY), same(-INFINITY), same(-INFINITY), same(-INFINITY)};  // four independent chains hide the latency
   if (key_scales)
     for (int64_t key = begin; key < seen; key += WIDTH)
       store(score + key, load<floats>(score + key) * load<floats>(key_scales + key));
@@ -54,11 +54,11 @@ void soften(float* score, typename Kernel::Input* weight, int64_t width, int64_t
   if (seen) mass = sum(sum_here);
 }
 
-// What a span comes to joins what those before it came to. One function, so that it rounds alike wherever it is called.
+// Merges a span's partial softmax result into the sum of earlier spans. Not inlined, so that it rounds identically everywhere.
 __attribute__((noinline)) void join(float* total, float& top, float& mass, const float* part, float part_top,
                                     float part_mass, int64_t width) {
   if (part_top == -INFINITY) return;
-  if (top == -INFINITY) {  // nothing is before it
+  if (top == -INFINITY) {  // first span
     std::memcpy(total, part, width * sizeof(float));
     top = part_top, mass = part_mass;
     return;
@@ -78,7 +78,7 @@ inline void copy_pair(To* to, const From* from) {
   set(to[0], as_float(from[0])), set(to[1], as_float(from[1]));
 }
 
-// The queries that a tile has for a KV head, so many rows at once as the kernel takes them.
+// Packs a tile's queries of a KV head, for passes of `at_once` rows.
 template <typename Kernel>
 void pack_query(const Batch& batch, const Tile& tile, int64_t kv, int64_t at_once, typename Kernel::Input* query) {
   int64_t group = batch.group(kv), rows = tile.count * group, token = batch.row_ptr[tile.sequence] + tile.first;
@@ -94,7 +94,7 @@ void pack_query(const Batch& batch, const Tile& tile, int64_t kv, int64_t at_onc
   });
 }
 
-// Scores (rows, SPAN) of queries with so many units of keys; meanwhile others are fetched.
+// Scores (rows, SPAN) = queries times `units` units of keys, while the units at `soon` are prefetched.
 template <typename Kernel>
 void multiply_keys(PanelState<Kernel>& state, int rows, const typename Kernel::Input* query, int64_t size,
                    const typename Kernel::Element* const* keys, int64_t units, const typename Kernel::Element* const* soon, float* scores) {
@@ -108,7 +108,7 @@ void multiply_keys(PanelState<Kernel>& state, int rows, const typename Kernel::I
   }
 }
 
-// Sums (rows, out_size) of so many units of a span's values by weights (rows, SPAN).
+// out (rows, out_size) = weights (rows, SPAN) times `units` units of a span's values.
 template <typename Kernel>
 void multiply_values(PanelState<Kernel>& state, int rows, const typename Kernel::Input* weights, const Span<typename Kernel::Element>& span,
                      int64_t units, const typename Kernel::Element* const* soon, float* out, int64_t out_size) {
@@ -128,27 +128,27 @@ void multiply_values(PanelState<Kernel>& state, int rows, const typename Kernel:
   }
 }
 
-// Scores of some of a head's rows to weights, over the keys begin ... end of a span.
+// Softmax of a head's rows over the keys begin ... end of a span, with the causal mask.
 template <typename Kernel>
 void soften_rows(const Batch& batch, const Tile& tile, int64_t kv, int64_t row, int rows, int64_t begin, int64_t end, int64_t units,
                  const Span<typename Kernel::Element>& span, float* scores, typename Kernel::Input* weights, float* top, float* mass) {
   bool has_scales = batch.has_scales();
   for (int r = 0; r < rows; ++r) {
-    int64_t own = batch.position(tile) + (row + r) / batch.group(kv) - begin;  // the last key it sees, from here
+    int64_t own = batch.position(tile) + (row + r) / batch.group(kv) - begin;  // last visible key, relative to begin
     int64_t from = batch.window ? std::max<int64_t>(0, own - batch.window + 1) : 0;
     soften<Kernel>(scores + r * SPAN, weights + r * SPAN, up_to(units, 2) * UNIT, from, std::min(end - begin, own + 1), batch.scale * LOG2_E,
                    has_scales ? span.key_scales : nullptr, has_scales ? span.value_scales : nullptr, top[r], mass[r]);
   }
 }
 
-// Each span of a tile of one KV head: for every row the sum of weighted values, the largest score and the mass of weights, to
-// take(span, row, sums, top, mass).
+// Computes each span of a tile with one KV head. Calls take(span, row, sums, top, mass) with each row's weighted sum of values, maximum
+// score and sum of weights.
 template <typename Kernel, typename Take>
 void run_alone(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take take) {
   using Input = typename Kernel::Input;
   int64_t size = batch.even_size(), width = batch.width(), group = batch.group(tile.kv), rows = tile.count * group;
   int64_t at_once = pass_rows<Kernel>(rows);
-  // The second pass over a span finds it in the second-level cache and fetches the next one, where there is room for both.
+  // The second pass over a span reads it from the second-level cache and prefetches the next span, if both fit.
   bool looks_further = !IN_TILES<Kernel> && at_once < rows && 2 * SPAN * (size + width) * int64_t(sizeof(typename Kernel::Element)) < CACHE;
   Input *query = room(scratch.query, rows * size), *weights = room(scratch.weights, Kernel::ROWS * SPAN);
   float *scores = room(scratch.scores, Kernel::ROWS * SPAN), *part = room(scratch.part, Kernel::ROWS * width);
@@ -162,7 +162,7 @@ void run_alone(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, T
     for (int64_t row = 0; row < rows; row += at_once) {
       int some = int(std::min(at_once, rows - row));
       bool further = looks_further && row == at_once;
-      int64_t seen = batch.position(tile) + (row + some - 1) / group + 1 - begin;  // by the last of these rows
+      int64_t seen = batch.position(tile) + (row + some - 1) / group + 1 - begin;  // keys visible to the last of these rows
       int64_t units = std::min(span.count, up_to(std::max<int64_t>(0, seen), UNIT) / UNIT);
       multiply_keys<Kernel>(state, some, query + row * size, size, span.keys(), units, span.soon_keys(further), scores);
       soften_rows<Kernel>(batch, tile, tile.kv, row, some, begin, end, units, span, scores, weights, top, mass);
@@ -172,8 +172,8 @@ void run_alone(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, T
   }
 }
 
-// The same for a tile of several KV heads with few rows each. What they read of a block stands in one page of the cache. It is fetched
-// in the order of memory, as a processor fetches ahead within a page only while the page is read in full.
+// Computes each span of a tile with several KV heads that have few rows each. Their units of a block share a memory page, which is
+// prefetched in address order, because the hardware prefetcher works within a page that is read in full.
 template <typename Kernel, typename Take>
 void run_together(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take take) {
   using Element = typename Kernel::Element;
@@ -183,7 +183,7 @@ void run_together(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch
   float *scores = room(scratch.scores, heads * Kernel::FEW * SPAN), *part = room(scratch.part, Kernel::FEW * width);
   float top[MOST_TOGETHER][Kernel::FEW], mass[MOST_TOGETHER][Kernel::FEW];
   Span<Element> spans[MOST_TOGETHER];
-  const Element* order[(2 * UNITS + AHEAD_EACH) * MOST_TOGETHER];  // keys, values, and the next span's first keys
+  const Element* order[(2 * UNITS + AHEAD_EACH) * MOST_TOGETHER];  // addresses of keys, of values, and of the next span's first keys
   PanelState<Kernel> state;
   auto rows = [&](int64_t head) { return int(tile.count * batch.group(tile.kv + head)); };
   for (int64_t head = 0; head < heads; ++head)
@@ -226,7 +226,7 @@ void write(const Batch& batch, const Tile& tile, int64_t row, const float* total
   int64_t token = batch.row_ptr[tile.sequence] + tile.first, kv = tile.kv;
   for (; row >= tile.count * batch.group(kv); ++kv) row -= tile.count * batch.group(kv);
   int64_t group = batch.group(kv), head = batch.head_ptr[kv] + row % group;
-  if (batch.sinks) mass += std::exp2(batch.sinks[head] * LOG2_E - top);  // may be infinite: nothing is left of the values then
+  if (batch.sinks) mass += std::exp2(batch.sinks[head] * LOG2_E - top);  // may be infinite: the sink then takes all the weight
   float factor = 1.0f / mass;
   with_dtype(batch.dtype, batch.out, [&](auto* out) {
     auto* to = out + ((token + row / group) * batch.heads + head) * batch.value_size;
@@ -236,7 +236,7 @@ void write(const Batch& batch, const Tile& tile, int64_t row, const float* total
   });
 }
 
-// All spans of a tile, one after another.
+// Computes all spans of a tile in order, and joins them.
 template <typename Kernel>
 void finish(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch) {
   int64_t width = batch.width(), rows = batch.rows(tile);
@@ -248,22 +248,22 @@ void finish(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch) {
   for (int64_t row = 0; row < rows; ++row) write(batch, tile, row, total + row * width, top[row], mass[row]);
 }
 
-// Some spans of a tile; who comes last joins them all.
+// Computes some spans of a split tile; the thread that finishes last joins them all.
 template <typename Kernel>
-void finish_piece(const Batch& batch, const Tile& tile, Whole& whole, float* memory, Scratch<Kernel>& scratch) {
+void finish_part(const Batch& batch, const Tile& tile, SplitTile& split, float* memory, Scratch<Kernel>& scratch) {
   int64_t width = batch.width(), rows = batch.rows(tile), stride = rows * (width + 2);
-  memory += whole.memory;
+  memory += split.memory;
   run(batch, tile, scratch, [=](int64_t span, int64_t row, const float* part, float part_top, float part_mass) {
-    float* to = memory + (span - whole.tile.first_span) * stride;
+    float* to = memory + (span - split.tile.first_span) * stride;
     std::memcpy(to + row * width, part, width * sizeof(float));
     to[rows * width + row] = part_top, to[rows * width + rows + row] = part_mass;
   });
-  if (__atomic_sub_fetch(&whole.pending, 1, __ATOMIC_ACQ_REL)) return;
+  if (__atomic_sub_fetch(&split.pending, 1, __ATOMIC_ACQ_REL)) return;
   float* total = room(scratch.total, width);
   for (int64_t row = 0; row < rows; ++row) {
     float top = -INFINITY, mass = 0.0f;
     const float* from = memory;
-    for (int64_t span = whole.tile.first_span; span < whole.tile.end_span; ++span, from += stride)
+    for (int64_t span = split.tile.first_span; span < split.tile.end_span; ++span, from += stride)
       join(total, top, mass, from + row * width, from[rows * width + row], from[rows * width + rows + row], width);
     write(batch, tile, row, total, top, mass);
   }
@@ -271,28 +271,28 @@ void finish_piece(const Batch& batch, const Tile& tile, Whole& whole, float* mem
 
 template <typename Kernel>
 void attend_all(const Batch& batch, int64_t sequences, int threads) {
-  static thread_local std::vector<Tile> dealt;
-  static thread_local std::vector<Whole> divided;
+  static thread_local std::vector<Tile> own_tiles;
+  static thread_local std::vector<SplitTile> own_split_tiles;
   static thread_local std::vector<float> parts;
-  deal(batch, sequences, heads_together<Kernel>(batch, sequences, threads), threads, dealt, divided, parts);
-  std::vector<Tile>& tiles = dealt;  // the team shares the caller's
-  std::vector<Whole>& wholes = divided;
+  partition(batch, sequences, heads_together<Kernel>(batch, sequences, threads), threads, own_tiles, own_split_tiles, parts);
+  std::vector<Tile>& tiles = own_tiles;  // shared with the pool's threads: it is the caller's thread-local vector
+  std::vector<SplitTile>& split_tiles = own_split_tiles;
   float* memory = parts.data();
   for_each(threads, tiles.size(), [&](int64_t i) {
     static thread_local Scratch<Kernel> scratch;
-    if (tiles[i].whole < 0) finish(batch, tiles[i], scratch);
-    else finish_piece(batch, tiles[i], wholes[tiles[i].whole], memory, scratch);
+    if (tiles[i].split < 0) finish(batch, tiles[i], scratch);
+    else finish_part(batch, tiles[i], split_tiles[tiles[i].split], memory, scratch);
   });
 }
 
 }  // namespace
 
-// Plain C functions over pointers, called through ctypes. They check nothing: floats.py checks shapes and types.
+// C functions for ctypes; floats.py checks shapes and dtypes before the call.
 extern "C" {
 
-// Causal attention of all sequences' new tokens, q and out (tokens, heads, size), over what is cached of them, see Cache. The
-// tokens of a sequence are rows row_ptr[b] ... row_ptr[b + 1], its blocks tables[table_ptr[b]] ...; head_ptr says which query
-// heads read each KV head. What is all in bfloat16, or in int8 beside it, has a kernel for that; all else is multiplied in float32.
+// Causal attention of all sequences' new tokens, q and out (tokens, heads, size), over their KV cache (see Cache). Sequence b has the rows
+// row_ptr[b] ... row_ptr[b + 1] and the blocks tables[table_ptr[b]] ...; head_ptr maps query heads to KV heads. bfloat16, also with an int8
+// cache, has kernels of its own; other dtypes are multiplied in float32.
 #define ATTEND(NAME, KERNEL)                                                                                             \
   void NAME(const void* q, const void* k_cache, const float* k_scales, const void* v_cache, const float* v_scales,       \
             const int64_t* tables, const int64_t* table_ptr, const int64_t* row_ptr, const int64_t* context_lens,        \
@@ -308,8 +308,8 @@ extern "C" {
   }                                                                                                                      \
   REPLAYABLE(NAME)
 
-// The same of q (tokens, heads, size) over rows of a cache (slots, size) that are keys for all heads, and of which the first rank
-// numbers are values: out (tokens, heads, rank). A row is read once for the heads of a token and more.
+// Latent attention: q (tokens, heads, size) over cached rows (slots, size) that are keys of all heads, and whose first `rank` elements are
+// values: out (tokens, heads, rank). A row is read once for all heads of one or more tokens.
 #define ATTEND_LATENT(NAME, KERNEL)                                                                                      \
   void NAME(const bf16* q, const void* cache, const float* scales, const int64_t* tables, const int64_t* table_ptr,      \
             const int64_t* row_ptr, const int64_t* context_lens, bf16* out, int64_t sequences, int64_t heads,            \

@@ -1,28 +1,28 @@
-// The tiles of a call of attention: what is computed together, and what several threads share.
+// Partition of an attention call into tiles (work items), some of which several threads share.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "span.h"
+#include "kv_view.h"
 
 namespace {
 
-constexpr int64_t ROWS_OF_TILE = 512;  // query rows that go through a span together: what they come to stays in the cache
-constexpr int64_t PARTS = 4;           // pieces of work for each thread where keys of a sequence are dealt
-constexpr int64_t PAGE = 4096;         // bytes
-constexpr int MOST_TOGETHER = 2;       // KV heads
+constexpr int64_t ROWS_OF_TILE = 512;  // maximum query rows per tile: their sums stay in the cache
+constexpr int64_t PARTS = 4;           // work items per thread when a sequence's keys are split among threads
+constexpr int64_t PAGE = 4096;         // bytes of a memory page
+constexpr int MOST_TOGETHER = 2;       // maximum KV heads of a tile
 
-// A tile that is dealt: what each of its spans comes to.
-struct Whole {
+// Tile whose spans are split among threads, and the memory of its partial results.
+struct SplitTile {
   Tile tile;
-  int64_t memory;  // of its first span, in floats: sums, largest scores, masses
-  int pending;     // pieces that are not done
+  int64_t memory;  // offset of the first span's results, in floats: sums, maximum scores, masses
+  int pending;     // parts that are not finished
 };
 
-// Number of KV heads that go through a span together: MOST_TOGETHER where their units share a page and a step has few rows for each, else 1.
-// It is 1, too, where that was measured to be slower: with contexts of fewer than two spans, with blocks that do not stand one after
-// another, and where so few spans come of it that a thread would have more than an eighth more than its share.
+// Number of KV heads per tile: MOST_TOGETHER if their units share a page and each head has few rows, else 1. Also 1 in the cases that were
+// measured to be slower: contexts of fewer than two spans, blocks that are not adjacent in memory, and so few spans that a thread would get
+// over an eighth more than its share.
 template <typename Kernel>
 int64_t heads_together(const Batch& batch, int64_t sequences, int threads) {
   using Element = typename Kernel::Element;
@@ -50,11 +50,11 @@ int64_t heads_together(const Batch& batch, int64_t sequences, int threads) {
   return is_even || spans >= 2 * PARTS * threads ? MOST_TOGETHER : 1;
 }
 
-// The work of a call, the largest tiles first. A tile that is more than a thread's share of all is dealt by its spans.
-inline void deal(const Batch& batch, int64_t sequences, int64_t together, int threads, std::vector<Tile>& tiles, std::vector<Whole>& wholes,
+// Partitions a call into tiles, largest first. A tile with more than half of a thread's share of the work is split by spans.
+inline void partition(const Batch& batch, int64_t sequences, int64_t together, int threads, std::vector<Tile>& tiles, std::vector<SplitTile>& split_tiles,
           std::vector<float>& memory) {
   tiles.clear();
-  wholes.clear();
+  split_tiles.clear();
   auto work = [&](const Tile& tile) { return batch.rows(tile) * (tile.end_span - tile.first_span); };
   int64_t all = 0;
   for (int64_t sequence = 0; sequence < sequences; ++sequence) {
@@ -78,8 +78,8 @@ inline void deal(const Batch& batch, int64_t sequences, int64_t together, int th
     int64_t spans = tile.end_span - tile.first_span;
     if (work(tile) * threads * 2 <= all || spans == 1) continue;
     int64_t pieces = std::min(spans, (work(tile) * threads * PARTS + all - 1) / all);
-    tile.whole = wholes.size();
-    wholes.push_back({tile, floats, int(pieces)});
+    tile.split = split_tiles.size();
+    split_tiles.push_back({tile, floats, int(pieces)});
     floats += spans * batch.rows(tile) * (batch.width() + 2);
     for (int64_t piece = 0; piece < pieces; ++piece) {
       Tile part = tile;

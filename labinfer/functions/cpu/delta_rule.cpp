@@ -1,20 +1,20 @@
-// Layers whose memory of a sequence is a state of a fixed size: the gated delta rule (Yang et al. 2024, arXiv:2412.06464), the
-// convolution in front of it and the norm behind it. A column of the state depends on no other one, so work is cut by heads
-// and columns: all tokens of a sequence in turn, while the columns stay in a cache.
+// Layers with a recurrent state of fixed size: the gated delta rule (Yang et al. 2024, arXiv:2412.06464), its convolution and its norm.
+// Columns of the state are independent, so work is partitioned by heads and columns: a thread runs all tokens of a sequence while the
+// columns stay in its cache.
 #include <vector>
 
 #include "replay.h"
-#include "team.h"
+#include "thread_pool.h"
 #include "vectors.h"
 
 namespace {
 
-constexpr int64_t CHANNELS = 512;    // of a convolution that a thread takes together
-constexpr int ROW = REGISTERS / 4;   // registers' worth of columns for a single token: two sums of each stay in registers
-constexpr int FEW = PANEL / LANES;   // the same for more tokens: those of all rows stay in the first-level cache
+constexpr int64_t CHANNELS = 512;    // channels of a convolution per work item
+constexpr int ROW = REGISTERS / 4;   // column registers for a single token: two sums of each stay in registers
+constexpr int FEW = PANEL / LANES;   // column registers for several tokens: those of all rows stay in the first-level cache
 constexpr float L2_EPS = 1e-6f;
 
-// Where the tokens of each sequence are, and where its state is.
+// Token ranges and state slots of the sequences.
 struct Sequences {
   const int64_t *row_ptr, *context_lens, *slots;
   int64_t count;
@@ -23,13 +23,13 @@ struct Sequences {
   bool is_new(int64_t b) const { return context_lens[b] == tokens(b); }
 };
 
-// e to the power of x to a few parts in ten million: what is wrong in a state stays there. vectors.h has a faster one.
+// e^x to a few parts in ten million, because errors accumulate in the state. vectors.h has a faster version.
 inline floats precise_exponential(floats x) {
   x = smaller(same(87.0f), larger(same(-87.0f), x));
   floats rounded = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
   floats whole = rounded - 12582912.0f;
   floats rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;  // ln 2 in two parts, the first of which is short
-  floats value = same(1.0f / 720.0f);  // the series, for at most ln 2 / 2
+  floats value = same(1.0f / 720.0f);  // Taylor series for |x| up to ln 2 / 2
   value = value * rest + 1.0f / 120.0f;
   value = value * rest + 1.0f / 24.0f;
   value = value * rest + 1.0f / 6.0f;
@@ -42,7 +42,7 @@ inline floats precise_exponential(floats x) {
 inline floats silu(floats value) { return value / (1.0f + precise_exponential(-value)); }
 inline float silu(float value) { return value / (1.0f + std::exp(-value)); }
 
-// x (tokens, stride), of which the first channels; weight (width, channels); state (slots, width - 1, channels).
+// Causal convolution of the first `channels` of x (tokens, stride); weight (width, channels); state (slots, width - 1, channels).
 template <typename T>
 void convolve(const T* x, int64_t stride, const float* weight, T* state, const Sequences& all, T* out, int64_t channels,
               int64_t width, int threads) {
@@ -71,14 +71,14 @@ void convolve(const T* x, int64_t stride, const float* weight, T* state, const S
         set(to[c], silu(total));
       }
     }
-    for (int64_t w = 0; w < past; ++w) {  // from the oldest on, so that what is still needed is overwritten last
+    for (int64_t w = 0; w < past; ++w) {  // oldest first, so that no input is overwritten before it is used
       const T* from = input(tokens - past + w);
       if (from != before + w * channels) std::copy_n(from, size, before + w * channels);
     }
   });
 }
 
-// What all heads have in common.
+// Arguments of a call that all heads share.
 template <typename T>
 struct Rule {
   const T *qkv, *gates;
@@ -95,7 +95,7 @@ struct Item {
   int64_t sequence, head, first, size;  // columns of the head's state
 };
 
-// Key and query of a token with the length that they are to have, and what the gates make of the state and of a correction.
+// Scaled key and query of a token, and the gates' factors on the state and on the correction.
 struct Token {
   std::vector<float> k, q;
   float decay, beta, kq;
@@ -131,7 +131,7 @@ void read_token(const Rule<T>& rule, int64_t row, int64_t head, Token& token) {
   token.beta = 1.0f / (1.0f + std::exp(-as_float(gates[0])));
 }
 
-// Products of a key and of a query with the columns of a state.
+// Products of a key and a query with the columns of a state.
 template <int N>
 struct Read {
   lanes k[N] = {}, q[N] = {};
@@ -141,8 +141,8 @@ struct Read {
   }
 };
 
-// N registers' worth of columns of a head's state, over all tokens of a sequence. Each token changes the state and the next
-// one reads it in one pass. The output follows from what was read: q (decay S + k d) = decay (q S) + (q k) d.
+// Runs all tokens of a sequence on N registers of columns of a head's state. Each pass applies a token's update and reads the state for the
+// next token. The output follows from the values read: q (decay S + k d) = decay (q S) + (q k) d.
 template <int N, typename T>
 void advance(const Rule<T>& rule, const Item& item, int64_t row, int64_t tokens, float* state, int64_t stride,
              Token (&pair)[2]) {
@@ -185,7 +185,7 @@ void advance(const Rule<T>& rule, const Item& item, int64_t row, int64_t tokens,
   }
 }
 
-// Columns that do not fill registers, and those of several tokens, are copied to where they are next to each other.
+// Columns that do not fill registers, and those of several tokens, are copied to contiguous memory.
 template <int N, typename T>
 void advance_copy(const Rule<T>& rule, const Item& item, int64_t row, int64_t tokens, float* state, Token (&pair)[2]) {
   constexpr int64_t COLUMNS = N * LANES;
@@ -222,7 +222,7 @@ void apply(const Rule<T>& rule, const Sequences& all, int threads) {
   });
 }
 
-// x and out (tokens, heads, size), gate (tokens, stride), of which the first heads * size.
+// Gated RMSNorm: x and out (tokens, heads, size), gate (tokens, stride), of which the first heads * size.
 template <typename T>
 void norm_and_gate(const T* x, const T* gate, int64_t stride, const T* weight, T* out, int64_t tokens, int64_t heads,
                    int64_t size, float eps, int threads) {
@@ -245,7 +245,7 @@ void norm_and_gate(const T* x, const T* gate, int64_t stride, const T* weight, T
 
 }  // namespace
 
-// Plain C functions over pointers, called through ctypes. They check nothing: delta_rule.py checks shapes and types.
+// C functions for ctypes; delta_rule.py checks shapes and dtypes before the call.
 extern "C" {
 
 #define OF_TYPE(T, NAME)                                                                                               \

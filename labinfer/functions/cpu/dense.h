@@ -1,4 +1,4 @@
-// Matrices in bfloat16, as they are and in 12 bits, as products read them: panel by panel.
+// bfloat16 matrices, plain and in 12 bits, read panel by panel in products.
 #pragma once
 
 #include "amx.h"
@@ -7,15 +7,15 @@
 
 namespace {
 
-// Weights as pack_weight leaves them.
+// Weights packed by pack_weight.
 struct Plain {
   const bf16* weight;
   int64_t inputs;
 
-  // Outputs after the last panel, as they were.
+  // Rows after the last panel, unpacked.
   const bf16* rest(int64_t panels) const { return weight + panels * PANEL * inputs; }
 
-  // The product of so many rows with a panel, see multiply_panel, in one of a thread's passes over that panel. next is the panel after it.
+  // Multiplies rows with a panel, see multiply_panel, in one of a thread's passes over it. `next` is the panel after it.
   template <typename Kernel, typename Done>
   void panel(PanelState<Kernel>& state, int64_t number, int64_t next, const typename Kernel::Input* x, int rows, Pass pass, float* memory,
              Done done) const {
@@ -26,14 +26,13 @@ struct Plain {
   }
 };
 
-// Memory of a thread for a decoded panel, kept from call to call, so that nothing is allocated.
+// Thread-local memory for a decoded panel.
 inline LineVector<bf16>& decoded_panel() {
   static thread_local LineVector<bf16> whole;
   return whole;
 }
 
-// The same in 12 bits. The first product of several decodes the panel for the others; in tiles, for itself, too,
-// a little ahead of them.
+// 12-bit weights. The first of several passes decodes the panel for the others; with AMX tiles also for itself, shortly before use.
 struct Packed12 : Matrix12 {
   int64_t inputs;
 

@@ -1,12 +1,12 @@
-// One pass over the activations each.
+// Elementwise functions: norms, activations, rope with the KV cache write.
 #include <cfloat>
 #include <type_traits>
 #include <vector>
 
 #include "activations.h"
 #include "replay.h"
-#include "team.h"
-#include "units.h"
+#include "thread_pool.h"
+#include "attention_inner.h"
 
 namespace {
 
@@ -25,15 +25,14 @@ inline void rotate(const Number* from, const Number* cos, const Number* sin, Num
   }
 }
 
-// Norms of all heads over their dimensions, with weights (size) in the dtype of the heads, or in float32 where they are wide; those
-// of values have none.
+// QK norms over each head's dimensions, with weights (size) in the dtype of the heads, or in float32 if `wide`; values have no weights.
 struct HeadNorms {
   const void *q, *k;
   float eps;
   int32_t after_rotation, is_wide, values;
 };
 
-// Positions of the heads of all tokens: angles (tokens, rotated) of their first dimensions.
+// Rotary embedding: angles (tokens, rotated) of the first dimensions of each head.
 template <typename Number>
 struct Positions {
   const Number *cos, *sin;
@@ -64,7 +63,7 @@ inline void rotate_pairs(float* head, const Number* cos, const Number* sin, int6
   }
 }
 
-// One head, of the queries or of the keys. What is not only rotated is computed in wide and rounded once.
+// Norm and rope of one query or key head. If there is more than rope, it is computed in `wide` and rounded once.
 template <typename Number>
 inline void position(const Number* from, const Positions<Number>& at, bool is_key, int64_t token, float* wide, Number* to) {
   const Number *cos = at.cos + token * at.rotated, *sin = at.sin + token * at.rotated;
@@ -89,13 +88,13 @@ inline void normalize_value(const Number* from, const HeadNorms& norms, int64_t 
   for (int64_t i = 0; i < size; ++i) set(to[i], wide[i]);
 }
 
-// A head in whole numbers within 127 of 0; returns its scale. See layer_cache.py.
+// Quantizes a head to int8 (-127 to 127); returns its scale. See layer_cache.py.
 template <typename Number>
 inline float round_head(const Number* from, int8_t* to, int64_t size) {
   float peak = 0;
   for (int64_t i = 0; i < size; ++i) {
     float value = std::fabs(as_float(from[i]));
-    peak = value <= peak ? peak : value;  // what is no number stays
+    peak = value <= peak ? peak : value;  // NaN stays NaN
   }
   float scale = peak / 127.0f;
   if (scale < FLT_MIN) scale = FLT_MIN;
@@ -103,7 +102,7 @@ inline float round_head(const Number* from, int8_t* to, int64_t size) {
   return scale;
 }
 
-// A token's numbers of a KV head to row, in tiles to their places among those of its unit of keys, or of values. See units.h.
+// Writes a token's keys or values of a KV head to its row, or to its places in a unit of a tiled cache. See attention_inner.h.
 template <typename T>
 inline void write_head(T* cache, const T* numbers, int64_t row, int64_t key, int64_t size, bool tiled, bool is_key) {
   T* unit = cache + (row - key) * size;
@@ -114,7 +113,7 @@ inline void write_head(T* cache, const T* numbers, int64_t row, int64_t key, int
     for (int64_t i = 0; i < size; ++i) unit[(key / 2 * size + i) * 2 + key % 2] = numbers[i];
 }
 
-// Rounded to a type of numbers, and still a float.
+// Rounds to the precision of a type; the result is still a float.
 template <typename Number>
 inline float rounded(float value) {
   Number number;
@@ -122,8 +121,8 @@ inline float rounded(float value) {
   return as_float(number);
 }
 
-// hidden += delta (if there is one); out = hidden / rms(hidden) * weight, rounded where torch rounds: before the product with
-// a weight of 16 bits, only after that with one in float32.
+// hidden += delta (if given); out = hidden / rms(hidden) * weight, rounded as torch rounds: a 16-bit weight multiplies the rounded value, a
+// float32 weight the unrounded one.
 template <typename Number, typename Weight>
 void add_norm(Number* hidden, const Number* delta, const Weight* weight, Number* out, int64_t tokens, int64_t size, float eps,
               int threads) {
@@ -154,7 +153,7 @@ void add_norm(Number* hidden, const Number* delta, const Weight* weight, Number*
   });
 }
 
-// out (tokens, size) = activate(gate) * up of the halves of (tokens, 2 size).
+// out (tokens, size) = activate(gate) * up, from the halves of (tokens, 2 size).
 template <typename Activate, typename Number>
 void gate_by(const Number* gate_up, Number* out, int64_t tokens, int64_t size, int threads) {
   for_each(threads, tokens, [&](int64_t token) {
@@ -167,7 +166,7 @@ void gate_by(const Number* gate_up, Number* out, int64_t tokens, int64_t size, i
   });
 }
 
-// A head of keys or values to its row of the cache in the cache's dtype.
+// Writes a head of keys or values to its cache row in the cache's dtype.
 template <typename Number, typename T>
 inline void convert_head(T* cache, const Number* from, T* memory, int64_t row, int64_t key, int64_t size, bool tiled,
                          bool is_key) {
@@ -179,9 +178,9 @@ inline void convert_head(T* cache, const Number* from, T* memory, int64_t row, i
   }
 }
 
-// From qkv (tokens, (heads + 2 kv_heads) size): rotated queries to q (tokens, heads, size), rotated keys and values to
-// their slots of (slots, kv_heads, size) in the cache's dtype, in int8 with scales (slots, kv_heads); or in tiles, see units.h.
-// See Positions.
+// From qkv (tokens, (heads + 2 kv_heads) size): writes rotated queries to q (tokens, heads, size), and rotated keys and values to their
+// slots of (slots, kv_heads, size) in the cache's dtype (int8 with scales (slots, kv_heads)), or tiled, see attention_inner.h. See
+// Positions.
 template <typename Number>
 void rotate_all(const Number* qkv, const Positions<Number>& positions, const int64_t* slots, Number* q, void* k_cache,
                 float* k_scales, void* v_cache, float* v_scales, int64_t tokens, int64_t heads, int64_t kv_heads,
@@ -204,7 +203,7 @@ void rotate_all(const Number* qkv, const Positions<Number>& positions, const int
       if (is_key) position(from, positions, true, token, wide.data(), turned.data());
       if (is_normal_value) normalize_value(from, *positions.norms, size, wide.data(), turned.data());
       const Number* numbers = is_key || is_normal_value ? turned.data() : from;
-      float* memory = wide.data();  // is free again, and large enough for numbers of any dtype
+      float* memory = wide.data();  // reuses `wide`, which is large enough for any dtype
       if (cache_dtype == Dtype::INT8) {
         (is_key ? k_scales : v_scales)[row] = round_head(numbers, (int8_t*)memory, size);
         write_head((int8_t*)cache, (const int8_t*)memory, row, key, size, tiled, is_key);
@@ -219,7 +218,7 @@ void rotate_all(const Number* qkv, const Positions<Number>& positions, const int
 
 }  // namespace
 
-// Plain C functions over pointers, called through ctypes. They check nothing: floats.py checks shapes and types.
+// C functions for ctypes; floats.py checks shapes and dtypes before the call.
 extern "C" {
 
 #define ELEMENTWISE(NAME, NUMBER)                                                                                            \

@@ -1,33 +1,32 @@
-// The gated MLPs of a layer's experts, each for the tokens that chose it, in one call.
+// Mixture of experts: the gated MLPs of a layer's experts, each for the tokens routed to it, in one call.
 #include "activations.h"
 #include "experts.h"
 #include "replay.h"
-#include "team.h"
+#include "thread_pool.h"
 
 namespace {
 
-constexpr int64_t READING = 6;         // rows whose products with a panel take about as long as reading it from memory
-constexpr int64_t MANY = 4 * READING;  // rows of an expert beside which reading it takes no time
-constexpr int64_t PARTS = 8;           // pieces of work for each core at most: others take them from one that is slow
-constexpr int64_t TOGETHER = 8;        // panels of down in a piece, if there are enough: all rows are read once for each piece
+constexpr int64_t READING = 6;         // rows for which multiplying a panel takes about as long as reading it from memory
+constexpr int64_t MANY = 4 * READING;  // rows of an expert from which on reading it is negligible
+constexpr int64_t PARTS = 8;           // maximum work items per core, so that other cores can steal from a slow one
+constexpr int64_t TOGETHER = 8;        // panels of the down matrix per work item, if there are enough: all rows are read once per item
 
-// The activations of a call, bfloat16 or, with wide, float32, as beside weights in float16 and float32, and where its sums
-// are kept. A call may come in parts, each with some of the experts; the first part begins the sums, and the last one gives
-// them out.
+// Activations of a call (bfloat16, or float32 if `wide`, as with float16 and float32 weights), and its partial sums. A call may be split
+// into parts with some of the experts each; the first part initializes the sums, the last one writes the output.
 struct Call {
   const void* x;
   const int64_t* ids;    // (tokens, slots)
-  const float* weights;  // likewise
+  const float* weights;  // routing weights, (tokens, slots)
   void* out;
   float* sums;           // (tokens, hidden up to 32); null for a call in one part
   int64_t tokens, slots, first;
   int32_t is_first, is_last, wide, gelu;
   float alpha, limit;                               // see clamped_gate.py
-  const float *gate_bias, *up_bias, *down_bias;     // of each expert here; null for those without
-  int64_t bias_columns, bias_outputs;               // numbers of an expert in these, filled up to 32
+  const float *gate_bias, *up_bias, *down_bias;     // biases of each local expert; null for none
+  int64_t bias_columns, bias_outputs;               // elements per expert in these, padded to a multiple of 32
 };
 
-// What goes to down, from the products of 16 columns of an expert with gate and up. Not inlined, as compilers take long over many copies.
+// Activated inputs of down, from 16 gate and 16 up outputs. Not inlined, as many copies take long to compile.
 __attribute__((noinline)) floats activate(const Call& call, int64_t expert, int64_t column, floats gate, floats up) {
   if (!call.gate_bias) return (call.gelu ? Gelu::many(gate) : Silu::many(gate)) * up;
   int64_t at = expert * call.bias_columns + column;
@@ -37,17 +36,16 @@ __attribute__((noinline)) floats activate(const Call& call, int64_t expert, int6
   return bound_gate / (1.0f + exponential(-bound_gate * call.alpha)) * (bound_up + 1.0f);
 }
 
-// The pairs of a token and an expert that is here, sorted by expert: rows of one expert are next to each other, in the
-// order of their tokens.
+// Pairs of a token and a local expert, sorted by expert: rows of one expert are adjacent, in token order.
 struct Routing {
-  std::vector<int64_t> experts, begin;  // those with rows, and where the rows of each begin; one more begin than experts
+  std::vector<int64_t> experts, begin;  // experts with rows, and the first row of each, plus the end
   std::vector<int64_t> token;           // of each row
   std::vector<float> weight;
-  std::vector<int64_t> place;           // where the next row of each expert goes
+  std::vector<int64_t> place;           // next row of each expert while sorting
 
   int64_t rows() const { return begin.back(); }
 
-  // The first row of an expert, by its number among those with rows, of this token or a later one.
+  // First row of an expert (by its index among those with rows) whose token is this one or later.
   int64_t row_of(int64_t expert, int64_t from) const {
     auto tokens = token.begin();
     return std::lower_bound(tokens + begin[expert], tokens + begin[expert + 1], from) - tokens;
@@ -82,7 +80,7 @@ struct Routing {
   }
 };
 
-// Rows of inputs of any form, and blocks of them, as one thread multiplies them.
+// Input rows of any form, and the blocks in which one thread multiplies them.
 template <typename Form>
 class Rows {
  public:
@@ -91,7 +89,7 @@ class Rows {
     RoundedRows rows;
     const typename Dot::Input* x;
   };
-  static constexpr int64_t NUMBER = sizeof(typename Dot::Input);  // bytes of a number of a block
+  static constexpr int64_t NUMBER = sizeof(typename Dot::Input);  // bytes of a block's element
 
   template <typename T>
   void set(const Form& form, const T* x, int64_t rows, int64_t stride, int threads) {
@@ -109,7 +107,7 @@ class Rows {
     return block(form, near.rows(), count);
   }
 
-  // each(row, low, high) with 16 outputs and 16 more of each row.
+  // Calls each(row, low, high) with 2 × 16 outputs of each row.
   template <typename Each>
   static void multiply(PanelState<Form>& state, const Form& form, const Block& in, int64_t first, int count, const uint8_t* panel,
                        const float* scales, float unit, float* memory, const Stream& stream, Each each) {
@@ -173,13 +171,13 @@ class Rows<Dense<Kernel>> {
   int64_t stride;
 };
 
-// Some panels of a packed matrix, and what its products are multiplied with.
+// Panels of a packed matrix, and the scales of their products.
 struct Panels {
   const uint8_t* data;
-  const float* scales;  // null where there are none, or they are among the data
+  const float* scales;  // null if there are no scales, or if they are stored with the data
   float unit;
   int64_t begin, end;
-  const uint8_t* next;  // what the same thread reads afterwards; null for nothing
+  const uint8_t* next;  // data that this thread reads next; null for none
 };
 
 template <typename Form>
@@ -190,22 +188,22 @@ Panels panels_of(const uint8_t* expert, const Layout<Form>& layout, bool is_down
           load<float>(expert + layout.units() + is_down * sizeof(float)), begin, end, next};
 }
 
-// Where a panel of an expert's down is.
+// Address of a panel of an expert's down matrix.
 template <typename Form>
 const uint8_t* down_panel(const uint8_t* expert, const Layout<Form>& layout, int64_t panel) {
   return expert + layout.down_begin() + panel * layout.down.panel_bytes();
 }
 
-// Products of rows with panels. take(first, count) is a block of rows; each(panel, row, low, high) is given 16 outputs of a row, and 16 more.
-// Panels are read from memory for every block of rows, so blocks are of like size and rather a half larger than the part of
-// the cache that is theirs than one more.
+// Multiplies rows with panels. take(first, count) prepares a block of rows; each(panel, row, low, high) gets 2 × 16 outputs of a row.
+// Panels are read from memory for every block of rows, so blocks have similar sizes and may exceed their share of the cache by half rather
+// than become one more.
 template <typename Form, typename Take, typename Each>
 void multiply(const Form& form, const Panels& panels, int64_t rows, Take take, Each each) {
   constexpr int ROWS = Form::ROWS;
   alignas(64) float memory[ROWS * PANEL];
   PanelState<Form> state;
   const char* end = (const char*)panels.data + panels.end * form.panel_bytes();
-  Stream stream{end, panels.next ? (const char*)panels.next - end : -2 * AHEAD};  // what was read takes no time
+  Stream stream{end, panels.next ? (const char*)panels.next - end : -2 * AHEAD};  // panels that were read before are in the cache
   int64_t blocks = std::max<int64_t>(1, (rows * form.padded() * Rows<Form>::NUMBER + CACHE / 2) / CACHE);
   int64_t together = (rows + blocks - 1) / blocks;
   for (int64_t first = 0; first < rows; first += together) {
@@ -222,17 +220,17 @@ void multiply(const Form& form, const Panels& panels, int64_t rows, Take take, E
   }
 }
 
-// silu(gate) * up of every row, or what stands for it, to out (rows, columns up to 16). Panels of all experts are dealt as one list, each counting
-// as its rows do; the pieces of a core come one after another there, so that it reads memory in one stretch.
+// activation(gate) * up of every row, to out (rows, columns padded to a multiple of 16). The panels of all experts form one list,
+// partitioned by the number of their rows; a core's work items are adjacent, so that it reads memory sequentially.
 template <typename Form, typename T>
 void multiply_gates(const Layout<Form>& layout, const uint8_t* const* experts, const Routing& routing,
                     const Rows<Form>& rows_in, T* out, const Call& call, int threads) {
   int64_t panels = layout.gate_panels, total = 0, active = routing.experts.size();
   for (int64_t i = 0; i < active; ++i) total += (routing.begin[i + 1] - routing.begin[i] + READING) * panels;
-  int64_t cores = team_size(threads), each = std::clamp<int64_t>(active * panels / cores, 1, PARTS), parts = cores * each;
+  int64_t cores = pool_size(threads), each = std::clamp<int64_t>(active * panels / cores, 1, PARTS), parts = cores * each;
   for_each(threads, parts, [&](int64_t part) {
     int64_t from = total * part / parts, to = total * (part + 1) / parts;
-    auto panel_at = [&](int64_t i, int64_t at) {  // the first of an expert from this place in the list on
+    auto panel_at = [&](int64_t i, int64_t at) {  // index of the first panel at or after this position in the list
       int64_t passed = (routing.begin[i] + i * READING) * panels, cost = routing.begin[i + 1] - routing.begin[i] + READING;
       return std::clamp<int64_t>((at - passed + cost - 1) / cost, 0, panels);
     };
@@ -258,7 +256,7 @@ void multiply_gates(const Layout<Form>& layout, const uint8_t* const* experts, c
   });
 }
 
-// Writes count sums to out, from number first on.
+// Writes `count` sums to out, starting at element `first`.
 using GiveOut = void (*)(void* out, int64_t first, const float* sums, int64_t count);
 
 template <typename T>
@@ -269,16 +267,16 @@ void give_out(void* out, int64_t first, const float* sums, int64_t count) {
   for (; i < count; ++i) set(to[i], sums[i]);
 }
 
-// out (tokens, hidden): the weighted sums of the products with down, in float32 and in the order of the experts. A piece is some
-// columns of some tokens, so a token's numbers depend neither on the others nor on the threads. Few rows take as long as reading
-// the panels, which is fastest where each core reads one stretch of an expert; many are dealt in more pieces.
+// out (tokens, hidden): the weighted sums of the down products, in float32 and in expert order. A work item is a range of columns for some
+// tokens, so a token's result depends neither on other tokens nor on the number of threads. With few rows, time is spent on reading panels:
+// each core reads one contiguous part of an expert. Many rows are split into more items.
 template <typename Form>
 void multiply_downs(const Layout<Form>& layout, const uint8_t* const* experts, const Routing& routing,
                     const Rows<Form>& rows_in, float* sums, GiveOut give_out, const Call& call, int threads) {
   int64_t panels = layout.down_panels, width = panels * PANEL, active = routing.experts.size();
-  int64_t cores = team_size(threads), most = routing.rows() / std::max<int64_t>(1, active * MANY);
+  int64_t cores = pool_size(threads), most = routing.rows() / std::max<int64_t>(1, active * MANY);
   int64_t parts = most ? std::clamp(panels / TOGETHER, cores, cores * PARTS) : cores;
-  int64_t blocks = most ? std::min(most, (2 * cores + parts - 1) / parts) : 1;  // of tokens: two pieces for a core at least
+  int64_t blocks = most ? std::min(most, (2 * cores + parts - 1) / parts) : 1;  // blocks of tokens: at least two work items per core
   for_each(threads, blocks * parts, [&](int64_t piece) {
     int64_t block = piece / parts, part = piece % parts;
     int64_t from = call.tokens * block / blocks, to = call.tokens * (block + 1) / blocks;
@@ -344,11 +342,11 @@ void run_experts(const Experts& experts, const Call& call, int threads) {
 
 }  // namespace
 
-// Plain C functions over pointers, called through ctypes. They check nothing: experts.py checks shapes and types.
+// C functions for ctypes; experts.py checks shapes and dtypes before the call.
 extern "C" {
 
-// out (tokens, hidden) = for each token of x the weighted sum of what the experts give that its ids name; ids are those of
-// the model, of which the first here is given, and others add nothing.
+// out (tokens, hidden): for each token of x the weighted sum of the outputs of its experts. ids are the model's expert numbers, `first` is
+// the first local one; experts of other ranks add nothing.
 void experts(const Experts* experts, const Call* call, int threads) { run_experts<Fma>(*experts, *call, threads); }
 REPLAYABLE(experts)
 

@@ -1,4 +1,4 @@
-// Experts of a layer in memory: how their weights are state, and where the parts of each are.
+// Memory layout of a layer's experts.
 #pragma once
 
 #include "rounded_tiles.h"
@@ -7,14 +7,14 @@ namespace {
 
 enum Weights : int64_t { INT4, INT8, BFLOAT16, FLOAT16, FLOAT32, INT5 };
 
-// A rank's experts of a layer. Whole numbers have scales by groups of inputs, in 8 bits also by outputs, where group is 0;
-// coding and offset are those of rounded.h. lead inputs of nothing stand before the first of down.
+// A rank's experts of a layer. Quantized weights have scales per group of inputs, 8-bit ones per output if group is 0; coding and offset
+// are those of rounded.h. `lead` zero inputs precede the first input of down.
 struct Experts {
-  const uint8_t* const* data;  // where each one is; null for one that has no part in a call
+  const uint8_t* const* data;  // address of each expert; null for experts without rows in this call
   int64_t count, hidden, columns, weights, group, coding, offset, lead;
 };
 
-// The form of weights that are no whole numbers, as rounded.h has those.
+// Form of floating-point weights, with the interface of the quantized forms in rounded.h.
 template <typename Kernel>
 struct Dense {
   static constexpr int ROWS = Kernel::ROWS;
@@ -31,9 +31,8 @@ constexpr bool IN_TILES<Dense<Kernel>> = IN_TILES<Kernel>;
 template <typename Kernel>
 struct PanelState<Dense<Kernel>> : PanelState<Kernel> {};
 
-// Where the parts of an expert are in its memory: panels of gate and up, each of 16 gates and the 16 ups that go with them,
-// then those of down; where outputs have scales, these after their panels; last the units of both matrices. Columns are filled
-// up to 16 and outputs of down to 32, with zeros.
+// Offsets of an expert's parts: panels of gate and up, each of 16 gate and the matching 16 up outputs, then the panels of down; output
+// scales follow their panels; the units of both matrices are last. Columns are zero-padded to a multiple of 16, outputs of down to 32.
 template <typename Form>
 struct Layout {
   int64_t hidden, columns;
@@ -53,7 +52,7 @@ struct Layout {
   static int64_t scales(int64_t panels) { return Form::OUTPUT_SCALES ? panels * PANEL * sizeof(float) : 0; }
 };
 
-// Calls with the layout of experts in whole numbers, whose products are in tiles beside a kernel that is.
+// Calls `use` with the layout of quantized experts, whose products use AMX if the kernel does.
 template <typename Kernel = Fma, typename Use>
 void with_codes(const Experts& of, Use use) {
   if (of.weights == INT8 && !of.group) return use(Layout<FormBeside<Kernel, Int8>>(of));
@@ -63,7 +62,7 @@ void with_codes(const Experts& of, Use use) {
   });
 }
 
-// Calls with the layout of experts, whose kernel is given for bfloat16.
+// Calls `use` with the layout of experts, with the given kernel for bfloat16.
 template <typename Kernel, typename Use>
 void with_layout(const Experts& of, Use use) {
   if (of.weights == BFLOAT16) use(Layout<Dense<Kernel>>(of));

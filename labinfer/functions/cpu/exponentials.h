@@ -1,14 +1,14 @@
-// Powers of 2 and of e, 16 at a time.
+// Vectorized 2^x and e^x, 16 at a time.
 #pragma once
 
 #include "vectors.h"
 
 namespace {
 
-// 2 to the power of x, to 3 parts in a million; nothing below the smallest that a float can hold.
+// 2^x to 3 parts in a million; 0 below the smallest float.
 inline floats power_of_two(floats x) {
   x = larger(same(-126.0f), x);
-  floats rounded = x + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
+  floats rounded = x + 12582912.0f;  // adding 1.5 * 2^23 rounds to an integer
   floats rest = x - (rounded - 12582912.0f);
   floats value = same(9.56051e-3f);  // fitted to [-1/2, 1/2] by least squares of the relative error
   value = value * rest + 5.591704e-2f;
@@ -18,15 +18,15 @@ inline floats power_of_two(floats x) {
   return (floats)((words)value + ((words)rounded << 23));
 }
 
-// e to the power of x, as near, between the powers that a float can hold.
+// e^x with that precision, within the exponents of a float.
 inline floats exponential(floats x) {
   floats power = x * 1.44269504f;
   return power_of_two(smaller(same(126.0f), power));
 }
 
-// 2 to the power of x between -1/2 and 1/2, to half a unit in the last place of a float.
+// 2^x for x between -1/2 and 1/2, to half a unit in the last place of a float.
 inline floats exact_root(floats x) {
-  floats value = same(1.534581159e-4f);  // fitted by the largest relative error
+  floats value = same(1.534581159e-4f);  // minimax polynomial of the relative error
   value = value * x + 1.339993122e-3f;
   value = value * x + 9.618488959e-3f;
   value = value * x + 5.550328777e-2f;
@@ -35,14 +35,14 @@ inline floats exact_root(floats x) {
   return value * x + 1.0f;
 }
 
-// 2 to the power of x for what stays in float32; 0 below the smallest normal float.
+// 2^x to float32 precision; 0 below the smallest normal float.
 inline floats exact_power_of_two(floats x) {
   floats bounded = larger(same(-126.0f), x), rounded = bounded + 12582912.0f;
   floats value = exact_root(bounded - (rounded - 12582912.0f));
   return from_on(-126.0f, x, (floats)((words)value + ((words)rounded << 23)));
 }
 
-// e to the power of x for what stays in float32, of the nearest x that the powers of a float allow.
+// e^x to float32 precision, with x clamped to the exponents of a float.
 inline floats exact_exponential(floats x) {
   x = smaller(same(87.0f), larger(same(-87.0f), x));
   floats rounded = x * 1.44269504f + 12582912.0f, whole = rounded - 12582912.0f;

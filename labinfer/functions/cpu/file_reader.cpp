@@ -1,4 +1,4 @@
-// Reads parts of a file into memory with threads of its own, which nobody else has to wait for.
+// Asynchronous file reads with threads of its own.
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
@@ -40,7 +40,7 @@ int64_t read_piece(int file, Piece piece) {
 class Reader {
  public:
   Reader(int file, int64_t slots, int threads) : file_(file), left_(slots), errors_(slots) {
-    sigset_t all, before;  // signals are for Python's threads
+    sigset_t all, before;  // signals are delivered to Python's threads
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
@@ -92,7 +92,7 @@ class Reader {
   }
 
   const int file_;
-  std::vector<int64_t> left_, errors_;  // pieces that are still to be read, and what went wrong, by slot
+  std::vector<int64_t> left_, errors_;  // pieces left to read, and errors, by slot
   std::deque<Piece> queue_;
   std::vector<std::thread> threads_;
   std::mutex mutex_;
@@ -106,12 +106,12 @@ extern "C" {
 
 Reader* reader_open(int file, int64_t slots, int threads) { return new Reader(file, slots, threads); }
 
-// Reads a stretch of the file into a slot of memory, in pieces.
+// Starts reading a range of the file into a memory slot, in pieces.
 void reader_add(Reader* reader, int64_t slot, int64_t position, char* dest, int64_t size, int64_t piece_size) {
   reader->add(slot, position, dest, size, piece_size);
 }
 
-// Waits for a slot: 0, an errno, or -1 where the file ended.
+// Waits until a slot is read. Returns 0, an errno, or -1 if the file ended.
 int64_t reader_wait(Reader* reader, int64_t slot) { return reader->wait(slot); }
 
 void reader_close(Reader* reader) { delete reader; }

@@ -16,7 +16,7 @@ from labinfer.functions.packed_weight import DenseWeight
 from labinfer.functions.reference import linear
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.int8)
-"""Dtypes of activations and caches, in the order of their enum values in units.h; int8 is for caches."""
+"""Dtypes of activations and caches, in the order of their enum values in attention_inner.h; int8 is for caches."""
 
 
 class CompiledNorms(ctypes.Structure):

@@ -1,4 +1,4 @@
-// The products of rows with panels of all forms in groups.
+// Products of rows with panels of all grouped forms.
 #include "group_panels.h"
 
 GroupPanel group_panel(int form, int rows) {

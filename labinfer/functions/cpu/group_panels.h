@@ -1,5 +1,4 @@
-// The products of rows with panels of forms in groups. Compilers take long over them, so forms are spread over files: those of the
-// codes of each width.
+// Products of rows with panels of grouped forms. They take long to compile, so each code width has a file of its own.
 #pragma once
 
 #include "rounded.h"
@@ -24,7 +23,7 @@ GroupPanel panel_among(int rows, std::integer_sequence<int, ROWS...>) {
   return panels[rows - 1];
 }
 
-// Null for a form that is none of these.
+// Null for other forms.
 template <typename... Forms>
 GroupPanel panel_among_forms(int form, int rows) {
   GroupPanel panel = nullptr;

@@ -1,4 +1,4 @@
-// Products of rows with panels of all forms in groups, in tiles.
+// Products of rows with panels of all grouped forms, with AMX tiles.
 #include "rounded_tiles.h"
 
 #ifdef HAS_AMX
@@ -6,7 +6,7 @@ namespace {
 
 static_assert(LANES == WIDTH, "a row of a tile is a register");
 
-// Bytes of 4 inputs of each output stand next to each other; what is behind a group of fewer than whole steps stays zero.
+// Unpacked panel: 4 bytes (inputs) of each output are adjacent; the end of a group that does not fill a step stays zero.
 template <typename Coding>
 void decode(const uint8_t* codes, int64_t group, char* to) {
   constexpr int STEP = CodeWords<Coding::BITS>::STEP;
@@ -17,7 +17,7 @@ void decode(const uint8_t* codes, int64_t group, char* to) {
     }
 }
 
-// See panel_groups: the same arithmetic in the same order, a group at a time for all rows, so that codes are decoded once.
+// Result of panel_groups, with the same operations in the same order; a group at a time for all rows, so that codes are decoded once.
 template <typename Form>
 void multiply(void* shape, int rows, const int8_t* x, int64_t stride, const uint8_t* weight, int64_t groups, int64_t group, const int32_t* start,
               float* out, const void* stream) {

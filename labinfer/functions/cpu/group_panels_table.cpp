@@ -1,4 +1,4 @@
-// Products with weights in groups of 4-bit codes that stand for the numbers of a table.
+// Products with weights in groups of 4-bit codes that index a table of values.
 #include "group_panels.h"
 
 GroupPanel group_panel_table(int form, int rows) {

@@ -1,15 +1,15 @@
-// Latent attention around its products with latents: positions and norms, and the weights of the heads on either side.
+// Latent attention apart from its products with latents: norm, rope, and the per-head weights before and after.
 #include <cfloat>
 #include <vector>
 
 #include "replay.h"
-#include "team.h"
+#include "thread_pool.h"
 #include "vectors.h"
 
 namespace {
 
-constexpr int64_t TOKENS = 16;  // that go through a head's weights together, which the cache has from the second one on
-constexpr int64_t ROWS = 4;     // of weights that are added at once
+constexpr int64_t TOKENS = 16;  // tokens that are multiplied with a head's weights while these are in the cache
+constexpr int64_t ROWS = 4;     // weight rows that are added at once
 
 inline void rotate_pairs(bf16* numbers, const bf16* cos, const bf16* sin, int64_t size, bool interleaved) {
   int64_t step = interleaved ? 2 : 1, apart = interleaved ? 1 : size / 2;
@@ -20,7 +20,7 @@ inline void rotate_pairs(bf16* numbers, const bf16* cos, const bf16* sin, int64_
   }
 }
 
-// Rounded where torch rounds: before the product with the weight, and after it.
+// Rounds as torch does: before the product with the weight, and after it.
 inline void normalize(const bf16* from, const bf16* weight, bf16* to, int64_t size, float eps) {
   float squares = 0;
   for (int64_t i = 0; i < size; ++i) squares += widen(from[i]) * widen(from[i]);
@@ -28,12 +28,12 @@ inline void normalize(const bf16* from, const bf16* weight, bf16* to, int64_t si
   for (int64_t i = 0; i < size; ++i) to[i] = narrow(widen(weight[i]) * widen(narrow(widen(from[i]) * scale)));
 }
 
-// In whole numbers within 127 of 0; returns their scale. See layer_cache.py.
+// Quantizes to int8 (-127 to 127); returns the scale. See layer_cache.py.
 inline float round_part(const bf16* from, int8_t* to, int64_t size) {
   float peak = 0;
   for (int64_t i = 0; i < size; ++i) {
     float value = std::fabs(widen(from[i]));
-    peak = value <= peak ? peak : value;  // what is no number stays
+    peak = value <= peak ? peak : value;  // NaN stays NaN
   }
   float scale = std::max(peak / 127.0f, FLT_MIN);
   if (!std::isfinite(peak)) scale = peak;
@@ -41,7 +41,7 @@ inline float round_part(const bf16* from, int8_t* to, int64_t size) {
   return scale;
 }
 
-// total += numbers (count, at most ROWS) times rows. One function, so that it rounds alike for any number of tokens.
+// total += numbers (count, at most ROWS) times rows. Not inlined, so that it rounds identically for any number of tokens.
 __attribute__((noinline)) void add_rows(float* total, const bf16* numbers, const bf16* rows, int64_t count, int64_t size) {
   float factor[ROWS] = {};
   for (int64_t row = 0; row < count; ++row) factor[row] = widen(numbers[row]);
@@ -58,7 +58,7 @@ __attribute__((noinline)) void add_rows(float* total, const bf16* numbers, const
       store(total + i, load<floats>(total + i) + load_floats(rows + row * size + i) * factor[row]);
 }
 
-// out = rows (count, at most ROWS) times numbers. One function, as above.
+// out = rows (count, at most ROWS) times numbers. Not inlined, so that it rounds identically for any number of tokens.
 __attribute__((noinline)) void multiply_rows(const float* numbers, const bf16* rows, bf16* out, int64_t count, int64_t size) {
   floats total[ROWS] = {};
   if (count == ROWS)
@@ -72,14 +72,14 @@ __attribute__((noinline)) void multiply_rows(const float* numbers, const bf16* r
   for (int64_t row = 0; row < count; ++row) out[row] = narrow(sum(total[row]));
 }
 
-// A thread's memory for so many rows of a head's tokens.
+// Thread-local memory for the rows of a head's tokens.
 float* row_memory(int64_t rows, int64_t size) {
   static thread_local std::vector<float> memory;  // kept from call to call, so that nothing is allocated
   if (int64_t(memory.size()) < rows * size) memory.resize(rows * size);
   return memory.data();
 }
 
-// run(head, first token, end) for each head and some tokens, those of a head after each other.
+// Calls run(head, first token, end) for each head and block of tokens; the blocks of a head are consecutive.
 template <typename Run>
 void for_heads(int64_t tokens, int64_t heads, int threads, Run run) {
   int64_t parts = (tokens + TOKENS - 1) / TOKENS;
@@ -91,12 +91,12 @@ void for_heads(int64_t tokens, int64_t heads, int threads, Run run) {
 
 }  // namespace
 
-// Plain C functions over pointers, called through ctypes. They check nothing: latent.py checks shapes and types.
+// C functions for ctypes; latent.py checks shapes and dtypes before the call.
 extern "C" {
 
-// Rotates the last dimensions of q (tokens, heads, size) in place, and writes of kv (tokens, rank + rotated; rows stride apart)
-// the normalised latent and the rotated part to their slots of (slots, rank + rotated): in bfloat16, or in int8 where there are
-// scales (slots, 2). Angles (tokens, rotated).
+// Applies rope to the last dimensions of q (tokens, heads, size) in place, and writes the normalized latent and the rotated key of kv
+// (tokens, rank + rotated; rows `stride` apart) to their slots of (slots, rank + rotated): in bfloat16, or in int8 if there are scales
+// (slots, 2). Angles (tokens, rotated).
 void write_latent(bf16* q, const bf16* kv, const bf16* cos, const bf16* sin, const bf16* norm, const int64_t* slots, void* cache,
                   float* scales, int64_t tokens, int64_t heads, int64_t size, int64_t rank, int64_t rotated, int64_t stride,
                   float eps, int interleaved, int threads) {
@@ -119,8 +119,8 @@ void write_latent(bf16* q, const bf16* kv, const bf16* cos, const bf16* sin, con
 }
 REPLAYABLE(write_latent)
 
-// Queries as latents are multiplied with them: out (tokens, heads, rank + rotated) of q (tokens, heads, unrotated + rotated) and
-// weight (heads, unit, rank), of which a head's first rows are its keys'. The rotated part is copied.
+// Absorbed queries: out (tokens, heads, rank + rotated) from q (tokens, heads, unrotated + rotated) and weight (heads, unit, rank), whose
+// first rows of each head are its key weights. The rotated part is copied.
 void absorb_queries(const bf16* q, const bf16* weight, bf16* out, int64_t tokens, int64_t heads, int64_t unrotated,
                     int64_t rotated, int64_t unit, int64_t rank, int threads) {
   for_heads(tokens, heads, threads, [&](int64_t head, int64_t first, int64_t end) {
@@ -140,7 +140,8 @@ void absorb_queries(const bf16* q, const bf16* weight, bf16* out, int64_t tokens
 }
 REPLAYABLE(absorb_queries)
 
-// Values of sums of latents: out (tokens, heads, unit - unrotated) of sums (tokens, heads, rank) and the other rows of each head.
+// Values from sums of latents: out (tokens, heads, unit - unrotated) from sums (tokens, heads, rank) and the value rows of each head's
+// weight.
 void expand_values(const bf16* sums, const bf16* weight, bf16* out, int64_t tokens, int64_t heads, int64_t unrotated,
                    int64_t unit, int64_t rank, int threads) {
   int64_t size = unit - unrotated;

@@ -1,4 +1,4 @@
-// Products with packed weights.
+// Matrix products (linear) with packed bfloat16 weights.
 #include "dense.h"
 #include "packed.h"
 #include "products.h"
@@ -6,14 +6,14 @@
 
 namespace {
 
-// Products of blocks of rows with panels, plus their bias, as one thread makes them.
+// Products of blocks of rows with panels, plus bias, on one thread.
 template <typename Kernel, typename Weights>
 class Products {
  public:
   Products(const bf16* x, const Weights& weight, const bf16* bias, int64_t tokens, int64_t inputs, int64_t together)
       : x(x), weight(weight), bias(bias), tokens(tokens), inputs(inputs), together(together) {}
 
-  // write(token, low, high) with 16 outputs and 16 more of each row of a block that begins with that one; next is the panel after it.
+  // Calls write(token, low, high) with 2 × 16 outputs of each row of the block that begins at `first`; `next` is the panel after it.
   template <typename Write>
   void multiply(int64_t first, int64_t panel, int64_t next, Write write) {
     int64_t count = std::min(together, tokens - first), step = pass_rows<Kernel>(count);
@@ -37,7 +37,7 @@ class Products {
   const bf16* x;
   const Weights& weight;
   const bf16* bias;
-  int64_t tokens, inputs, together, taken = -1;  // the first row of those in rows_in
+  int64_t tokens, inputs, together, taken = -1;  // taken: first row of the block in rows_in
   const typename Kernel::Input* rows_in = nullptr;
   PanelState<Kernel> state;
   alignas(64) float memory[Kernel::ROWS * PANEL];
@@ -46,7 +46,7 @@ class Products {
 template <typename Kernel, typename Weights>
 void multiply(const bf16* x, const Weights& weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
               int64_t inputs, int threads) {
-  int64_t panels = outputs / PANEL, parts = (outputs + PANEL - 1) / PANEL;  // with the outputs after the last panel
+  int64_t panels = outputs / PANEL, parts = (outputs + PANEL - 1) / PANEL;  // including the partial panel at the end
   int64_t together = rows_together<Kernel>(tokens, inputs * sizeof(typename Kernel::Input), parts, threads);
   RowWriter<Kernel> writer(out, tokens, outputs);
   in_parallel(threads, (tokens + together - 1) / together * parts, [&](Pieces& pieces) {
@@ -78,10 +78,10 @@ void multiply_gated(Finish finish, const bf16* x, const Weights& weight, const b
 
 }  // namespace
 
-// Plain C functions over pointers, called through ctypes. They check nothing: floats.py checks shapes and types.
+// C functions for ctypes; floats.py checks shapes and dtypes before the call.
 extern "C" {
 
-// weight (outputs, inputs) is put into panels where it stands; inputs is even.
+// Packs weight (outputs, inputs) into panels in place; inputs is even.
 void pack_weight(bf16* weight, int64_t outputs, int64_t inputs, int threads) {
   pack_in_place(weight, outputs, inputs, threads, [=](const bf16* rows, bf16* to) {
     const bf16* each[PANEL];
@@ -90,8 +90,8 @@ void pack_weight(bf16* weight, int64_t outputs, int64_t inputs, int threads) {
   });
 }
 
-// out (tokens, outputs) = x (tokens, inputs) times packed weight, plus bias if there is one; with finish, see Finish, (tokens, outputs / 2)
-// from the halves of those outputs, which are whole panels.
+// out (tokens, outputs) = x (tokens, inputs) times packed weight, plus bias if there is one. With an epilogue (see Finish) out is (tokens,
+// outputs / 2), from the gate and up halves, which are whole panels.
 #define LINEAR(NAME, KERNEL, WEIGHTS, DATA)                                                                                     \
   void NAME(const bf16* x, const DATA* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs, int64_t inputs,    \
             int finish, int threads) {                                                                                          \
@@ -103,7 +103,7 @@ void pack_weight(bf16* weight, int64_t outputs, int64_t inputs, int threads) {
   }                                                                                                                             \
   REPLAYABLE(NAME)
 
-// With weights as pack_weight leaves them, and as pack12 has packed them.
+// Weights packed by pack_weight, and by pack12.
 #define LINEARS(PLAIN, TWELVE, KERNEL)                            \
   LINEAR(PLAIN, KERNEL, (Plain{weight, inputs}), bf16)            \
   LINEAR(TWELVE, KERNEL, (Packed12(weight, outputs, inputs)), uint8_t)

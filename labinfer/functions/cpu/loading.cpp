@@ -1,22 +1,21 @@
-// Slices of checkpoint files on their way into memory: read by range, brought into an order along the inputs, decoded, rounded.
+// Loading of checkpoint slices: range reads, reordering along inputs, decoding, rounding.
 #include <cerrno>
 #include <unistd.h>
 
 #include "panel.h"
-#include "team.h"
+#include "thread_pool.h"
 
 namespace {
 
-constexpr int64_t BLOCK = 1 << 18;  // bytes of one system call: an expert's matrix is enough for several threads
+constexpr int64_t BLOCK = 1 << 18;  // bytes of one read call: an expert's matrix is enough for several threads
 
-// Numbers of a byte each: whole ones, and e4m3.
-struct Whole {
+// Storage types of one byte: integers, and float8 e4m3.
+struct Integer {
   static floats many(const uint8_t* from) { return to_floats(widen_bytes(load<few_bytes>(from)) & 0xff); }
   static float one(uint8_t number) { return number; }
 };
 
-// The bits of e4m3 are those of a float16 that is 2^8 times smaller, seven places further left; only what is no number comes to
-// NO_NUMBER then.
+// e4m3 bits shifted left by seven are a float16 that is 2^8 times smaller; only NaN must be mapped to NO_NUMBER.
 struct Float8 {
   static constexpr float NO_NUMBER = 480;
   static floats many(const uint8_t* from) {
@@ -30,7 +29,7 @@ struct Float8 {
   }
 };
 
-// out = (number - zero) * scale, for numbers that share both.
+// out = (number - zero) * scale, for numbers that share zero and scale.
 template <typename Source, typename T>
 void decode_run(const uint8_t* numbers, float zero, float scale, T* out, int64_t count) {
   int64_t i = 0;
@@ -41,8 +40,8 @@ void decode_run(const uint8_t* numbers, float zero, float scale, T* out, int64_t
 struct Stored {
   const uint8_t* numbers;  // (rows, bytes), stride bytes apart, the first skip of no column; with halves two in a byte
   const float* scales;     // (rows, groups), group_stride apart
-  const uint8_t* zeros;    // the same; null where middle is the zero point of all
-  const int32_t* order;    // the group of each column; null where each has group of them, of the first lead fewer
+  const uint8_t* zeros;    // zero points, (rows, groups); null if `middle` is the zero point of all
+  const int32_t* order;    // group of each column (act-order); null if groups are consecutive, the first shorter by `lead`
   int64_t stride, group_stride, group, lead, skip;
   float middle;
   bool halves;
@@ -80,7 +79,7 @@ void decode_rows(const Stored& from, T* out, int64_t out_stride, int64_t rows, i
   });
 }
 
-// The same on 8 words at once: in word i code j becomes in word j code i.
+// Transposes 8 words of 8 codes: code j of word i becomes code i of word j.
 template <typename V>
 void exchange_codes(V* rows) {
 #define STAGE(STEP, MASK)                                               \
@@ -96,10 +95,10 @@ void exchange_codes(V* rows) {
 
 }  // namespace
 
-// Plain C functions over pointers, called through ctypes. They check nothing: loading.py checks shapes and types.
+// C functions for ctypes; loading.py checks shapes and dtypes before the call.
 extern "C" {
 
-// rows of a file, stride bytes apart, to out; false where it ends before them, or cannot be read.
+// Reads rows of a file, `stride` bytes apart, to out. Returns false if the file ends early or cannot be read.
 int64_t read_rows(int file, int64_t position, int64_t stride, uint8_t* out, int64_t out_stride, int64_t rows, int64_t bytes,
               int threads) {
   if (stride == bytes && out_stride == bytes) bytes *= rows, rows = 1;
@@ -131,7 +130,7 @@ void transpose_words(const uint32_t* from, int64_t stride, uint32_t* out, int64_
   });
 }
 
-// AWQ's words (inputs, columns), 8 outputs in each, output 2 i in code i and output 2 i + 1 in code i + 4, to out (8 columns,
+// Reorders AWQ words (inputs, columns), with 8 outputs in each (output 2 i in code i, output 2 i + 1 in code i + 4), to out (8 columns,
 // words of 8 inputs); strides in words.
 void transpose_awq(const uint32_t* from, int64_t stride, uint32_t* out, int64_t out_stride, int64_t inputs, int64_t columns,
                    int threads) {
@@ -159,8 +158,8 @@ void transpose_awq(const uint32_t* from, int64_t stride, uint32_t* out, int64_t 
   });
 }
 
-// Sum of words of 64 bits times odd numbers; the upper half of a word is mixed into its lower half, so that two changed top bits do
-// not cancel.
+// Checksum: sum of 64-bit words times odd numbers. The upper half of each word is mixed into its lower half, so that two changed top bits
+// do not cancel.
 int64_t checksum(const uint8_t* from, int64_t bytes) {
   uint64_t total = 0;
   for (int64_t i = 0; i < bytes / 8; ++i) {
@@ -171,7 +170,7 @@ int64_t checksum(const uint8_t* from, int64_t bytes) {
   return int64_t(total);
 }
 
-// Numbers of 4 or 8 bits, or e4m3 with float8, to out (rows, columns) of bfloat16 or, with wide, float32: see Stored. Strides
+// Dequantizes 4- or 8-bit integers, or e4m3 with `float8`, to out (rows, columns) in bfloat16, or float32 with `wide`: see Stored. Strides
 // in elements.
 void decode(const uint8_t* numbers, int64_t stride, const float* scales, const uint8_t* zeros, int64_t group_stride,
             const int32_t* order, void* out, int64_t out_stride, int64_t rows, int64_t columns, int64_t group, int64_t lead,
@@ -182,11 +181,11 @@ void decode(const uint8_t* numbers, int64_t stride, const float* scales, const u
     else decode_rows<decltype(source)>(from, (bf16*)out, out_stride, rows, columns, threads);
   };
   if (float8) call(Float8{});
-  else call(Whole{});
+  else call(Integer{});
 }
 
-// values (rows, columns) to codes of 8 bits (rows, groups of so many inputs), the first of which stand for lead zeros, and
-// scales (rows, groups), of 11 bits. Strides in elements.
+// Quantizes values (rows, columns) to 8-bit codes (rows, groups of `group` inputs; the first codes stand for `lead` zeros) and scales
+// (rows, groups) of 11 bits. Strides in elements.
 void round_groups(const float* values, int64_t stride, uint8_t* codes, int64_t code_stride, float* scales, int64_t scale_stride,
                   int64_t rows, int64_t columns, int64_t group, int64_t lead, int threads) {
   int64_t groups = (lead + columns + group - 1) / group;
@@ -195,7 +194,7 @@ void round_groups(const float* values, int64_t stride, uint8_t* codes, int64_t c
     for (int64_t number = 0; number < groups; ++number) {
       int64_t begin = std::max(number * group, lead), end = std::min((number + 1) * group, lead + columns);
       uint8_t* to = codes + row * code_stride;
-      floats most{}, zeros{};  // zeros become none where a number is not finite, and so does the scale
+      floats most{}, zeros{};  // zeros become NaN if a number is not finite, and so does the scale
       int64_t i = begin;
       for (; i + WIDTH <= end; i += WIDTH) {
         floats value = load<floats>(from + i);
@@ -210,7 +209,7 @@ void round_groups(const float* values, int64_t stride, uint8_t* codes, int64_t c
       float scale = (peak + zero) / 127.0f;
       uint32_t rounded;
       std::memcpy(&rounded, &scale, 4);
-      if (std::isfinite(scale)) rounded = (rounded + 0x1fff) & ~0x1fffu;  // the bits of what is no number may all be set
+      if (std::isfinite(scale)) rounded = (rounded + 0x1fff) & ~0x1fffu;  // NaN may have all bits set, so it is not rounded
       std::memcpy(&scale, &rounded, 4);
       scales[row * scale_stride + number] = scale;
       float factor = scale > 0 ? 1.0f / scale : 0.0f;

@@ -1,4 +1,4 @@
-"""Roofline limits of a CPU, measured with the loops of ``ceilings.cpp`` on a rank's threads."""
+"""Roofline limits of a CPU, measured with the loops of ``roofline.cpp`` on a rank's threads."""
 
 from __future__ import annotations
 

@@ -1,22 +1,22 @@
-// Experts one by one into the memory from which experts.cpp reads them.
+// Packing of single experts into the layout of experts.cpp.
 #include "experts.h"
 
 namespace {
 
-// A matrix in codes as the checkpoint has it; unit is a power of two for the scales of groups.
+// Quantized matrix in the checkpoint's codes; unit is a power of two that multiplies the groups' scales.
 struct UnpackedCodes {
   Codes codes;
   float unit;
 };
 
-// Rows of a matrix to panels; row(output) is where one begins, null for one of zeros.
+// Packs rows of a matrix into panels. row(output) is a row's address; null for a row of zeros.
 template <typename T, typename Kernel, typename Row>
 void pack_panels(const Dense<Kernel>& form, Row row, uint8_t* data, float*, int64_t outputs, float, int threads) {
   int64_t padded = form.padded();
   in_parallel(threads, (outputs + PANEL - 1) / PANEL, [&](Pieces& pieces) {
     std::vector<T> rows(PANEL * padded);
-    const T* found[PANEL];
-    for (int i = 0; i < PANEL; ++i) found[i] = rows.data() + i * padded;
+    const T* rows_of_panel[PANEL];
+    for (int i = 0; i < PANEL; ++i) rows_of_panel[i] = rows.data() + i * padded;
     for (int64_t number; pieces.next(number);) {
       int64_t first = number * PANEL;
       for (int i = 0; i < PANEL; ++i) {
@@ -27,10 +27,10 @@ void pack_panels(const Dense<Kernel>& form, Row row, uint8_t* data, float*, int6
       }
       T* to = (T*)(data + number * form.panel_bytes());
       if constexpr (Kernel::STEP == 2) {
-        pack_panel(found, padded, to);
+        pack_panel(rows_of_panel, padded, to);
       } else {
         for (int64_t input = 0; input < padded; ++input)
-          for (int i = 0; i < PANEL; ++i) to[input * PANEL + i] = found[i][input];
+          for (int i = 0; i < PANEL; ++i) to[input * PANEL + i] = rows_of_panel[i][input];
       }
     }
   });
@@ -41,7 +41,7 @@ void pack_panels(const Form& form, Row row, uint8_t* data, float* scales, int64_
   quantize<T>(form, row, data, scales, outputs, unit, threads);
 }
 
-// gate_up (2 columns, hidden), gates first, and down (hidden, columns) to the memory of an expert.
+// Packs gate_up (2 columns, hidden), gates first, and down (hidden, columns) into an expert's memory.
 template <typename Form, typename T>
 void pack(const Layout<Form>& layout, const T* gate_up, const T* down, uint8_t* to, float gate_up_unit, float down_unit,
           int threads) {
@@ -59,7 +59,7 @@ void pack(const Layout<Form>& layout, const T* gate_up, const T* down, uint8_t* 
   store(to + layout.units() + sizeof(float), down_unit);
 }
 
-// The same from codes.
+// Packs gate_up and down from codes into an expert's memory.
 template <typename Form>
 void pack(const Layout<Form>& layout, const UnpackedCodes& gate_up, const UnpackedCodes& down, uint8_t* to, int threads) {
   auto gate_or_up = [columns = layout.columns](int64_t half) {
@@ -76,7 +76,7 @@ void pack(const Layout<Form>& layout, const UnpackedCodes& gate_up, const Unpack
 
 }  // namespace
 
-// Plain C functions over pointers, called through ctypes. They check nothing: experts.py checks shapes and types.
+// C functions for ctypes; experts.py checks shapes and dtypes before the call.
 extern "C" {
 
 // Bytes of one expert.
@@ -86,8 +86,8 @@ int64_t expert_bytes(const Experts* experts) {
   return bytes;
 }
 
-// See pack. For whole numbers weights are bfloat16 or, with wide, float32, and are rounded to int4 without zero points or to
-// int8 with a scale for each output; units are powers of two for the scales of int4, else 1.
+// Packs an expert, see pack. For quantized layouts, weights are bfloat16 or (with `wide`) float32, and are rounded to int4 without zero
+// points or to int8 with a scale per output; units are powers of two that multiply int4 scales, else 1.
 void pack_expert(const Experts* experts, int64_t number, const void* gate_up, const void* down, float gate_up_unit,
                  float down_unit, int wide, int threads) {
   uint8_t* to = const_cast<uint8_t*>(experts->data[number]);

@@ -1,15 +1,15 @@
-// Matrices in panels: how weights are put into them, and their rows by number.
+// Packing of matrices into panels, and lookups of single rows.
 #pragma once
 
 #include <cstring>
 #include <vector>
 
-#include "team.h"
+#include "thread_pool.h"
 #include "vectors.h"
 
 namespace {
 
-// weight (outputs, inputs) is put into panels where it stands: write(rows, to) makes a panel of a copy of its rows.
+// Packs weight (outputs, inputs) into panels in place: write(rows, to) makes a panel from a copy of its rows.
 template <typename Stored, typename Write>
 void pack_in_place(Stored* weight, int64_t outputs, int64_t inputs, int threads, Write write) {
   in_parallel(threads, outputs / PANEL, [&](Pieces& pieces) {
@@ -22,8 +22,8 @@ void pack_in_place(Stored* weight, int64_t outputs, int64_t inputs, int threads,
   });
 }
 
-// out (tokens, inputs): row id - first of a table of so many outputs, zeros for ids outside. read(panel, row, to) reads a row
-// of a panel; those after the last panel are in rest as they were.
+// out (tokens, inputs): rows id - first of a table with `outputs` rows, zeros for ids outside. read(panel, row, to) reads a row of a panel;
+// rows after the last panel are in `rest`, unpacked.
 template <typename Stored, typename Read>
 void look_up(const int64_t* ids, const Stored* rest, Stored* out, int64_t tokens, int64_t outputs, int64_t inputs,
              int64_t first, int threads, Read read) {

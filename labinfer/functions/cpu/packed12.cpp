@@ -1,19 +1,19 @@
-// bfloat16 held in 12 bits: packing and look-ups.
+// bfloat16 compressed to 12 bits: packing and lookups.
 #include "packed.h"
 #include "packed12.h"
 #include "replay.h"
 
 namespace {
 
-typedef uint16_t panel_row __attribute__((vector_size(2 * PANEL)));  // the weights of half of a pair of inputs
+typedef uint16_t panel_row __attribute__((vector_size(2 * PANEL)));  // weights of half a pair of inputs
 typedef uint8_t panel_bytes __attribute__((vector_size(2 * PANEL)));
 typedef uint8_t row_bytes __attribute__((vector_size(PANEL)));
 typedef uint64_t eights __attribute__((vector_size(PANEL)));
 
-// A weight's upper byte without its sign.
+// Upper byte of a weight without its sign.
 inline int upper(bf16 weight) { return weight >> 8 & 0x7f; }
 
-// The first of the upper bytes that hold the most of these weights, going by one in seven of them.
+// Base of a panel: the first of the consecutive upper bytes that represent the most weights, estimated from every seventh weight.
 inline int best_base(const bf16* weights, int64_t count) {
   int32_t numbers[128] = {}, held = 0;
   for (int64_t i = 0; i < count; i += 7) ++numbers[upper(weights[i])];
@@ -26,42 +26,42 @@ inline int best_base(const bf16* weights, int64_t count) {
   return best;
 }
 
-// All ones in the weights whose upper byte is not held.
+// Mask of the weights whose upper byte is out of range.
 inline panel_row outside(panel_row weights, int base) {
   return (panel_row)(((weights >> 8) & 0x7f) - uint16_t(base) >= uint16_t(UPPERS));
 }
 
-// So many weights, a multiple of 32.
+// Number of out-of-range weights among `count`, a multiple of 32.
 inline int64_t count_outside(const bf16* weights, int64_t count, int base) {
   int64_t total = 0;
   while (count > 0) {
-    panel_row found{};
+    panel_row counts{};
     int64_t now = std::min<int64_t>(count, PANEL << 12);
-    for (int64_t i = 0; i < now; i += PANEL) found -= outside(load<panel_row>(weights + i), base);
-    for (int i = 0; i < PANEL; ++i) total += found[i];
+    for (int64_t i = 0; i < now; i += PANEL) counts -= outside(load<panel_row>(weights + i), base);
+    for (int i = 0; i < PANEL; ++i) total += counts[i];
     weights += now, count -= now;
   }
   return total;
 }
 
-// The lower bytes of a pair of inputs in two halves: those of each 8 weights of the first, then of the second.
+// Lower bytes of a pair of inputs in two halves: of each 8 weights of the first, then of the second.
 inline panel_bytes lower_bytes(panel_row first, panel_row second) {
   auto one = (eights)__builtin_convertvector(first, row_bytes), other = (eights)__builtin_convertvector(second, row_bytes);
   uint64_t both[] = {one[0], other[0], one[1], other[1], one[2], other[2], one[3], other[3]};
   return load<panel_bytes>(both);
 }
 
-// A panel of panel.h, its last group filled up, to its planes, counts and patches; size is what its pairs take.
+// Packs a panel of panel.h (last group zero-padded) into planes, counts and patches; `size` is the panel's size in pairs.
 inline void encode_panel(const bf16* from, int64_t size, int64_t groups, int base, uint8_t* planes, uint16_t* counts,
                          uint32_t* patches) {
   for (int64_t group = 0; group < groups; ++group, from += GROUP_WEIGHTS, size -= GROUP_WEIGHTS) {
-    panel_row found{};
+    panel_row is_outside{};
     for (int64_t quad = 0; quad < PAIRS / 2; ++quad, planes += QUAD_BYTES) {
       panel_bytes code[2];
       for (int pair = 0; pair < 2; ++pair) {
         const bf16* at = from + (2 * quad + pair) * 2 * PANEL;
         auto first = load<panel_row>(at), second = load<panel_row>(at + PANEL);
-        found |= outside(first, base) | outside(second, base);
+        is_outside |= outside(first, base) | outside(second, base);
         store(planes + pair * 2 * PANEL, lower_bytes(first, second));
         code[pair] = lower_bytes(first >> 8, second >> 8);
       }
@@ -70,7 +70,7 @@ inline void encode_panel(const bf16* from, int64_t size, int64_t groups, int bas
       store(planes + 4 * PANEL, code[0] | (code[1] & 7) << 4 | code[1] >> 4);
     }
     uint32_t any = 0;
-    for (int i = 0; i < PANEL; ++i) any |= found[i];
+    for (int i = 0; i < PANEL; ++i) any |= is_outside[i];
     uint32_t* begin = patches;
     for (int64_t i = 0; any && i < std::min(size, GROUP_WEIGHTS); ++i)
       if (unsigned(upper(from[i]) - base) >= UPPERS) *patches++ = uint32_t(i) << 16 | from[i];
@@ -78,9 +78,9 @@ inline void encode_panel(const bf16* from, int64_t size, int64_t groups, int bas
   }
 }
 
-// The weights of a row of a panel.
+// Unpacks the weights of one row of a panel.
 inline void decode_row(const Panel12& panel, int64_t row, int64_t inputs, bf16* to) {
-  int64_t place = row % WIDTH / 4 * 16 + row / WIDTH * 8 + row % 4 * 2;  // of the row's first weight among the bytes of a pair
+  int64_t place = row % WIDTH / 4 * 16 + row / WIDTH * 8 + row % 4 * 2;  // position of the row's first weight among the bytes of a pair
   for (int64_t pair = 0; pair < inputs / 2; ++pair) {
     const uint8_t* quad = panel.planes + pair / 2 * QUAD_BYTES + place;
     for (int odd = 0; odd < 2; ++odd) {
@@ -100,10 +100,10 @@ inline void decode_row(const Panel12& panel, int64_t row, int64_t inputs, bf16* 
 
 }  // namespace
 
-// Plain C functions over pointers, called through ctypes. They check nothing: packed12.py checks shapes and types.
+// C functions for ctypes; packed12.py checks shapes and dtypes before the call.
 extern "C" {
 
-// The base of each panel, and begin (panels + 1): where its patches begin among those of the matrix. Gives their number.
+// Computes the base of each panel, and begin (panels + 1): the index of each panel's first patch. Returns the number of patches.
 int64_t count_patches(const bf16* weight, int64_t outputs, int64_t inputs, uint8_t* bases, int64_t* begin, int threads) {
   int64_t panels = outputs / PANEL, size = PANEL * inputs;
   begin[0] = 0;
@@ -116,12 +116,12 @@ int64_t count_patches(const bf16* weight, int64_t outputs, int64_t inputs, uint8
   return begin[panels];
 }
 
-// Bytes of a matrix with so many patches.
+// Bytes of a matrix with `num_patches` patches.
 int64_t packed12_bytes(int64_t outputs, int64_t inputs, int64_t patches) {
   return Matrix12(nullptr, outputs, inputs).bytes(patches);
 }
 
-// weight (outputs, inputs), of even inputs, to data of so many bytes; bases and begin as count_patches gave them.
+// Packs weight (outputs, inputs), with even inputs, into data; bases and begin come from count_patches.
 void pack12(const bf16* weight, const uint8_t* bases, const int64_t* begin, uint8_t* data, int64_t outputs, int64_t inputs,
             int threads) {
   Matrix12 to(data, outputs, inputs);
@@ -141,7 +141,7 @@ void pack12(const bf16* weight, const uint8_t* bases, const int64_t* begin, uint
   });
 }
 
-// embedding with such a table.
+// Embedding lookup in a 12-bit table.
 void embedding12(const int64_t* ids, const uint8_t* table, bf16* out, int64_t tokens, int64_t outputs, int64_t inputs,
                  int64_t first, int threads) {
   Matrix12 matrix(table, outputs, inputs);

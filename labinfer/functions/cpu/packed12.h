@@ -1,34 +1,34 @@
-// bfloat16 held in 12 bits, bit for bit, and the products of few rows with it.
+// Lossless 12-bit compression of bfloat16, and products of few rows with it.
 #pragma once
 
 #include "panel.h"
 
 namespace {
 
-// Of a weight's two bytes the lower one is held as it is: the mantissa and the exponent's last bit. Of the upper one 4 bits are
-// held: the sign, and how far the rest of the exponent is above the base of its panel. Exponents beyond those 16 are few: their
-// weights are patched, by a list for each group of 16 inputs. Panels and pairs are those of panel.h; for two pairs there are 64
-// lower bytes of the first, 64 of the second, and 64 with the upper bytes of both.
+// The lower byte of a weight (mantissa and the exponent's last bit) is stored unchanged. Of the upper byte 4 bits are stored: the sign, and
+// the offset of the remaining exponent from its panel's base. The few weights with other exponents are patched from a list per group of 16
+// inputs. Panels and pairs are those of panel.h; two pairs take 64 lower bytes of the first, 64 of the second, and 64 with the upper bytes
+// of both.
 constexpr int64_t PAIRS = 8, GROUP_INPUTS = 2 * PAIRS;  // of a group
 constexpr int64_t QUAD_BYTES = 192, GROUP_BYTES = PAIRS / 2 * QUAD_BYTES;
 constexpr int64_t GROUP_WEIGHTS = GROUP_INPUTS * PANEL;
-constexpr int UPPERS = 8;  // different upper bytes, signs left out
+constexpr int UPPERS = 8;  // number of distinct upper bytes, without signs
 
 typedef uint8_t lane_bytes __attribute__((vector_size(REGISTER)));
 typedef uint16_t lane_shorts __attribute__((vector_size(REGISTER)));
 constexpr int SHORTS = REGISTER / 2;  // weights in a register
 
-// A panel as it is read.
+// Pointers to a panel's parts.
 struct Panel12 {
   const uint8_t* planes;
   const uint16_t* counts;   // of the patches of each group
-  const uint32_t* patches;  // of the first group on: the place in the group's weights as panel.h has them, then the weight
+  const uint32_t* patches;  // patches from the first group on: the position in the group's weights in panel.h order, then the weight
   uint8_t base;
   Stream stream;  // of planes
 };
 
-// A matrix in one stretch of memory: the panels' planes, where the patches of each panel begin, rows that are less than a panel
-// and stay in 16 bits, the groups' counts, the panels' bases, all patches.
+// A matrix in contiguous memory: the panels' planes, the index of each panel's first patch, the remaining rows (in 16 bits), the groups'
+// patch counts, the panels' bases, all patches.
 struct Matrix12 {
   int64_t panels, groups;
   const uint8_t* planes;
@@ -49,7 +49,7 @@ struct Matrix12 {
 
   int64_t bytes(int64_t count) const { return (const uint8_t*)(patches + count) - planes; }
 
-  // next is the panel that is read after it.
+  // Panel `number`; `next` is read after it.
   Panel12 panel(int64_t number, int64_t next) const {
     int64_t bytes = groups * GROUP_BYTES;
     return {planes + number * bytes, counts + number * groups, patches + begin[number], bases[number], panel_stream(planes, bytes, number, next)};
@@ -57,7 +57,7 @@ struct Matrix12 {
   Panel12 panel(int64_t number) const { return panel(number, number + 1); }
 };
 
-// The bytes of two registers in turn: of every 16 the first 8, or the last.
+// Interleaves the bytes of two registers: of every 16 bytes the first 8, or the last 8.
 template <bool LAST>
 inline lane_shorts interleave(lane_bytes one, lane_bytes other) {
 #if defined(__AVX512BW__)
@@ -75,7 +75,7 @@ inline lane_shorts interleave(lane_bytes one, lane_bytes other) {
 #endif
 }
 
-// A register of the weights of two pairs: those of one half of each, from a place in it on.
+// A register of weights of two pairs: one half of each pair, from a position on.
 struct Quad {
   lane_shorts half[2][2];  // by pair and half
 
@@ -107,11 +107,11 @@ inline void decode_group(const uint8_t* from, uint8_t base, const uint32_t* patc
   for (int64_t i = 0; i < count; ++i) to[patches[i] >> 16] = bf16(patches[i]);
 }
 
-// A panel that is decoded a little before tiles read it, which have to wait for what was just written; see PanelInMemory.
+// Panel that is decoded shortly before AMX tiles read it, because a read directly after a write stalls; see PanelInMemory.
 class DecodedPanel {
  public:
-  // To memory as panel.h has it, its last group filled up; is_kept where it is read again, by other rows or those after whole tiles. Else
-  // the first RING weights of memory take turns: they stay in the first-level cache, and are two times what is near.
+  // Decodes into `memory` in the layout of panel.h, the last group zero-padded. If is_kept, other rows read it again. Otherwise the first
+  // RING weights of memory are a ring buffer: they stay in the first-level cache and cover twice the near distance.
   DecodedPanel(const Panel12& panel, int64_t groups, bf16* to, bool is_kept)
       : panel(panel), groups(groups), mask(is_kept ? -1 : RING - 1), patches(panel.patches), to(to) {}
 
@@ -136,9 +136,9 @@ class DecodedPanel {
   bf16* to;
 };
 
-// Kernels that decode on the way into registers. They do the same arithmetic in the same order as those of panel.h. Groups
-// with patches, and the last one where it is not full, go through memory, and all of them where the panel is kept for other
-// rows: then it is there as panel.h has it, its last group filled up.
+// Kernels that decode in registers, with the same operations in the same order as the kernels of panel.h. Groups with patches, and a
+// partial last group, go through memory, as do all groups if the panel is kept for other rows: then memory has the layout of panel.h, with
+// the last group zero-padded.
 template <int COUNT, typename Decoded, typename Loaded>
 inline void for_groups(const Panel12& panel, int64_t pairs, bf16* kept, bool is_there, Decoded from_quad, Loaded from_memory) {
   alignas(64) bf16 own[GROUP_WEIGHTS];
@@ -164,7 +164,7 @@ inline void for_groups(const Panel12& panel, int64_t pairs, bf16* kept, bool is_
   }
 }
 
-// The products of rows with a pair of inputs, of which both has some registers, are added to total.
+// Adds the products of rows with a pair of inputs to `total`; `both` has the pair's weights.
 template <int COUNT, int TOGETHER>
 inline void add_pair(const Fma*, const float* x, int64_t stride, const lane_shorts* both, lanes (&total)[COUNT][TOGETHER]) {
 #pragma GCC unroll 2
@@ -193,7 +193,7 @@ inline void add_pair(const Dot*, const bf16* x, int64_t stride, const lane_short
 }
 #endif
 
-// x (COUNT, stride) times one panel to out (COUNT, 32); see for_groups.
+// Multiplies x (COUNT, stride) with one panel to out (COUNT, 32); see for_groups.
 template <typename Kernel, int COUNT>
 void multiply12(const typename Kernel::Input* x, int64_t stride, const Panel12& weight, int64_t pairs, bf16* kept, float* out) {
   constexpr int ACROSS = PANEL / LANES, TOGETHER = together(COUNT, ACROSS);
@@ -230,8 +230,8 @@ using PanelOf12 = void (*)(const typename Kernel::Input*, int64_t, const Panel12
 
 template <typename Kernel, int... ROWS>
 constexpr PanelOf12<Kernel> panel12_among(int rows, std::integer_sequence<int, ROWS...>) {
-  constexpr PanelOf12<Kernel> found[] = {multiply12<Kernel, ROWS + 1>...};
-  return found[rows - 1];
+  constexpr PanelOf12<Kernel> variants[] = {multiply12<Kernel, ROWS + 1>...};
+  return variants[rows - 1];
 }
 
 template <typename Kernel>

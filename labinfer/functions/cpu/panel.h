@@ -1,4 +1,4 @@
-// The inner loops of linear and of attention over several query tokens: 32 outputs for a few rows.
+// Panel layout of weights, and the inner loops of floating-point matrix products: 32 outputs for a few rows.
 #pragma once
 
 #include <utility>
@@ -8,11 +8,11 @@
 
 namespace {
 
-// Weights are held in panels of 32 outputs: for each pair of inputs the 32 pairs of weights one after another, so that a
-// step of the inner loop reads one straight stream. The last rows, fewer than a panel, stay as they were. In float16 and
-// float32 inputs stand alone, not in pairs, see unpaired.cpp.
+// Weights are stored in panels of 32 outputs: for each pair of inputs the 32 pairs of weights, so that the inner loop reads sequentially.
+// Remaining rows (fewer than a panel) are stored unchanged. float16 and float32 panels have single inputs instead of pairs, see
+// gemm_f32.cpp.
 
-// Columns of 16 vectors become vectors.
+// Transposes 16 vectors of 16 words in place.
 inline void transpose(words* rows) {
 #define STAGE(STEP)                                                                                      \
   for (int i = 0; i < WIDTH; ++i)                                                                        \
@@ -25,7 +25,7 @@ inline void transpose(words* rows) {
 #undef STAGE
 }
 
-// So many of a vector's words, from or to memory; all of them without a call.
+// Loads or stores the first `count` words of a vector; a full vector needs no call of memcpy.
 inline words load_some(const void* from, int64_t count) {
   if (count == WIDTH) return load<words>(from);
   words value{};
@@ -37,7 +37,7 @@ inline void store_some(void* to, words value, int64_t count) {
   else std::memcpy(to, &value, 4 * count);
 }
 
-// 16 rows of 16 words or fewer, stride words apart, to 16 columns, with zeros for what is missing.
+// Loads up to 16 rows of up to 16 words (`stride` words apart) as 16 columns, zero-padded.
 inline void load_transposed(const uint32_t* from, int64_t stride, int64_t rows, int64_t columns, words* block) {
   if (rows == WIDTH && columns == WIDTH)
     for (int row = 0; row < WIDTH; ++row) block[row] = load<words>(from + row * stride);
@@ -46,7 +46,7 @@ inline void load_transposed(const uint32_t* from, int64_t stride, int64_t rows, 
   transpose(block);
 }
 
-// 16 rows of 16 words or fewer, stride words apart: put(i, word i of all rows), with zeros for rows that are missing.
+// Calls put(i, word i of all rows) for up to 16 rows of up to 16 words, `stride` words apart; missing rows are zeros.
 template <typename Put>
 inline void transpose_block(const uint32_t* from, int64_t stride, int64_t rows, int64_t columns, Put put) {
   words block[WIDTH];
@@ -54,7 +54,7 @@ inline void transpose_block(const uint32_t* from, int64_t stride, int64_t rows, 
   for (int64_t i = 0; i < columns; ++i) put(i, block[i]);
 }
 
-// 16 rows or fewer of so many words, stride words apart: put(i, word i of all rows).
+// Calls put(i, word i of all rows) for up to 16 rows of `columns` words, `stride` words apart.
 template <typename Put>
 inline void transpose_rows(const uint32_t* from, int64_t stride, int64_t rows, int64_t columns, Put put) {
   for (int64_t word = 0; word < columns; word += WIDTH)
@@ -62,12 +62,12 @@ inline void transpose_rows(const uint32_t* from, int64_t stride, int64_t rows, i
                     [&](int64_t i, words column) { put(word + i, column); });
 }
 
-// The stream of one of a matrix's panels, of so many bytes each, after which the next one is read.
+// Read stream of panel `number` of a matrix with panels of `bytes` bytes, followed by panel `next`.
 inline Stream panel_stream(const void* panels, int64_t bytes, int64_t number, int64_t next) {
   return {(const char*)panels + (number + 1) * bytes, (next - number - 1) * bytes};
 }
 
-// 32 rows of an even size to a panel.
+// Packs 32 rows of an even size into a panel.
 inline void pack_panel(const bf16* const* rows, int64_t size, bf16* to) {
   for (int first = 0; first < PANEL; first += WIDTH, to += 2 * WIDTH) {
     int64_t i = 0;
@@ -82,7 +82,7 @@ inline void pack_panel(const bf16* const* rows, int64_t size, bf16* to) {
   }
 }
 
-// The product of a row with one that is in no panel.
+// Dot product of two rows, for outputs that are in no panel.
 inline float dot(const bf16* a, const bf16* b, int64_t size) {
   floats total{};
   int64_t i = 0;
@@ -92,10 +92,10 @@ inline float dot(const bf16* a, const bf16* b, int64_t size) {
   return rest;
 }
 
-// A kernel multiplies panels with up to ROWS rows of its type of Input. Which one is faster depends on the processor:
-// some do a bfloat16 dot product at half the rate of float32.
+// A kernel multiplies a panel with up to ROWS rows of its Input type. The fastest kernel depends on the processor: some do a bfloat16 dot
+// product at half the rate of float32.
 
-// Dtypes of weights as they are read: at points to those of an input, or of STEP inputs that stand next to each other.
+// Dtypes of stored weights. widen() loads the weights of one input, of STEP adjacent ones.
 struct Bfloat16 {
   using Stored = bf16;
   using Activation = bf16;
@@ -120,13 +120,13 @@ struct Float32 {
   static lanes widen(const float* at, int) { return load<lanes>(at); }
 };
 
-// Registers of outputs, of so many at most, that are summed at once: there is room for their sums with each row, for what is multiplied, a
-// register of each, and for an input. With one register too many the compiler keeps sums in memory.
+// Number of output registers (at most `most`) that are summed at once, so that the sums of all rows, one register of weights each, and one
+// input fit into the registers. With one too many the compiler spills sums to memory.
 constexpr int together(int rows, int most) {
   return most == 1 || (rows + 1) * most < REGISTERS ? most : together(rows, most / 2);
 }
 
-// Weights become float32 on the way in; any processor can do that.
+// FMA kernel: weights are converted to float32 in registers; for any processor.
 template <typename Dtype>
 struct FloatKernel {
   using Input = float;
@@ -136,7 +136,7 @@ struct FloatKernel {
 
   static const float* inputs(const float* x, int64_t) { return x; }
 
-  // The inputs once in float32, so that the inner loop takes them from memory as they are. Each thread has its own.
+  // Converts a row of inputs to float32 once per thread, so that the inner loop loads them directly.
   template <typename Number>
   static const float* inputs(const Number* x, int64_t size) {
     static thread_local std::vector<float> wide;  // kept from call to call, so that nothing is allocated
@@ -183,7 +183,7 @@ using Fma = FloatKernel<Bfloat16>;
 
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #define HAS_BFLOAT16_DOT
-// The processor's dot product of pairs in bfloat16, summed in float32.
+// Kernel with the bfloat16 pair dot-product instruction, accumulated in float32.
 struct Dot {
   using Input = bf16;
   using Stored = bf16;
@@ -226,20 +226,20 @@ struct Dot {
 };
 #endif
 
-constexpr int TILE_ROWS = 2 * WIDTH;  // rows that a kernel in tiles multiplies at once
+constexpr int TILE_ROWS = 2 * WIDTH;  // rows that an AMX kernel multiplies at once
 
-// Whether a kernel works in tiles: it takes any number of rows up to its own at run time, best a multiple of 32; see amx.h.
+// Whether a kernel uses AMX tiles: it takes any number of rows up to its ROWS at run time, best a multiple of 32; see amx.h.
 template <typename Kernel>
 constexpr bool IN_TILES = false;
 
-// What a kernel keeps on a thread from one panel to the next; see TileShape.
+// Per-thread state of a kernel between panels; see TileShape.
 template <typename Kernel>
 struct PanelState {};
 
-// How many rows of so many, of so many bytes each, are multiplied with a panel before the next panel is read: as many as stay in the
-// second-level cache. Processors with registers of 32 bytes take fewer of short rows, to leave room for the panels, and more of long ones,
-// as they would wait for a panel that is read for a few rows; but not where there are too few panels for all threads. Processors that have
-// tiles have more of that cache. Blocks are of like size, in whole passes of the kernel.
+// Rows (of `row_bytes` bytes each) that are multiplied with a panel before the next panel is read, so that they stay in the second-level
+// cache. With 32-byte registers, fewer short rows (to leave room for the panels) and more long rows (which would otherwise wait for the
+// next panel), unless there are too few panels for all threads. Processors with tiles have a larger cache. Blocks have similar sizes, in
+// whole passes of the kernel.
 template <typename Kernel>
 int64_t rows_together(int64_t rows, int64_t row_bytes, int64_t panels, int threads) {
   constexpr bool IS_NARROW = REGISTER == 32;
@@ -252,8 +252,8 @@ int64_t rows_together(int64_t rows, int64_t row_bytes, int64_t panels, int threa
   return up_to((rows + blocks - 1) / blocks, ROWS);
 }
 
-// Writes 32 outputs of rows. Where a call writes more than STREAMED bytes, whole lines go past the caches, since each would be read
-// before it is written. STREAMED was measured: two second-level caches.
+// Writes 32 outputs of rows. Calls that write more than STREAMED bytes use non-temporal stores, because a cached store would first read
+// each line. STREAMED was measured: two second-level caches.
 template <typename Kernel>
 class RowWriter {
  public:
@@ -270,7 +270,7 @@ class RowWriter {
     store(to, narrow(low)), store(to + WIDTH, narrow(high));
   }
 
-  // Before others read what a thread wrote.
+  // Fence before other threads read the outputs.
   void finish() const {
 #ifdef __AVX512BF16__
     if (streams) _mm_sfence();
@@ -283,24 +283,23 @@ class RowWriter {
   bool streams;
 };
 
-// The number of rows in each pass of a kernel or form over so many: of the same size, as few rows in the last would waste it; tiles
-// are filled first.
+// Rows per pass of a kernel or form over `rows` rows: equal passes, because a last pass with few rows is wasteful; whole tiles for AMX.
 template <typename Kernel>
 int64_t pass_rows(int64_t rows) {
   int64_t passes = (rows + Kernel::ROWS - 1) / Kernel::ROWS;
   return up_to((rows + passes - 1) / passes, IN_TILES<Kernel> ? TILE_ROWS : 1);
 }
 
-// One of a thread's passes over a panel, each with some rows of a block.
+// Index of a thread's pass over a panel; each pass has other rows of the block.
 struct Pass {
   int64_t number, count;
   bool is_first() const { return number == 0; }
   bool is_last() const { return number + 1 == count; }
 
-  // What a pass fetches ahead while it reads a range. whole is the stream of the panel, of so many bytes; kept of them, or of what they
-  // became, are read in all passes. Where both panels have room in the cache each pass fetches its share of the next one, as memory
-  // and arithmetic take about as long; the first pass does not if it may have to bring some of its own. Tiles spread what they fetch themselves,
-  // and forms of six rows a pass gained nothing.
+  // Prefetch stream of a pass over a range. `whole` is the stream of the panel, which has `bytes` bytes; `kept` bytes (of the panel or
+  // its decoded form) are read in every pass. If both panels fit in the cache, each pass prefetches its share of the next panel, as
+  // memory and arithmetic take about equally long; the first pass does not if it may have to fetch its own panel. AMX kernels spread
+  // their own prefetches, and forms of six rows a pass gained nothing.
   template <typename Kernel>
   Stream stream(const Stream& whole, const Stretch& range, int64_t bytes, int64_t kept) const {
     Stream stream = whole;
@@ -321,18 +320,18 @@ using Panel = void (*)(const typename Kernel::Input*, int64_t, const typename Ke
 
 template <typename Kernel, int... ROWS>
 constexpr Panel<Kernel> panel_among(int rows, std::integer_sequence<int, ROWS...>) {
-  constexpr Panel<Kernel> found[] = {Kernel::template panel<ROWS + 1>...};
-  return found[rows - 1];
+  constexpr Panel<Kernel> variants[] = {Kernel::template panel<ROWS + 1>...};
+  return variants[rows - 1];
 }
 
-// Sums (rows, 32) of rows with a panel: 16 of them from a row's first half or its second.
+// Sums (rows, 32) of a panel's product, read 16 at a time: the first half (0) or the second (1).
 struct FloatSums {
   const float* sums;
   floats operator()(int row, int half) const { return load<floats>(sums + row * PANEL + half * WIDTH); }
 };
 
-// x (rows, stride) times one panel, for a number of rows up to the kernel's: done(row, count, sums) for all rows, some at a time. Sums
-// are there within done alone; memory (rows, 32) is where they are kept.
+// Multiplies x (rows, stride) with one panel, for at most the kernel's ROWS rows. Calls done(row, count, sums) for all rows, some at a
+// time. Sums are valid within `done` only; `memory` (rows, 32) is their scratch space.
 template <typename Kernel, typename Done>
 inline void multiply_panel(PanelState<Kernel>& state, int rows, const typename Kernel::Input* x, int64_t stride, const typename Kernel::Stored* weight,
                            int64_t steps, float* memory, const Stream& stream, Done done) {

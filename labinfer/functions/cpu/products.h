@@ -1,16 +1,16 @@
-// What becomes of products with matrices: the activation of a gated MLP where they end.
+// Matrix products with an epilogue: the activation of a gated MLP.
 #pragma once
 
 #include "activations.h"
 #include "panel.h"
-#include "team.h"
+#include "thread_pool.h"
 
 namespace {
 
-// out (tokens, columns) = activate(gate) * up, of which columns outputs each are gates and ups. A thread multiplies some rows with a panel
-// of gates and with the ups that go with them; all is rounded as by linear and an activation after it. make() gives what makes a thread's
-// products: its multiply(first, panel, next, write) calls write(token, low, high) with 16 outputs and 16 more of each row from that one on,
-// of as many as are multiplied together; next is the panel after it, whose beginning is fetched ahead.
+// out (tokens, columns) = activate(gate) * up, with `columns` gate outputs and as many up outputs. A thread multiplies rows with a panel of
+// gates and the matching panel of ups; rounding equals that of linear followed by the activation. make() creates a thread's products, whose
+// multiply(first, panel, next, write) calls write(token, low, high) with 2 × 16 outputs of each row of a block; the beginning of panel
+// `next` is prefetched.
 template <typename Kernel, typename T, typename Make>
 void write_gated(Finish finish, T* out, int64_t tokens, int64_t columns, int64_t together, int threads, Make make) {
   int64_t panels = columns / PANEL;

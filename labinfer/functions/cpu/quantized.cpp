@@ -1,11 +1,11 @@
-// Products with weights as whole numbers, and rows of a rounded table.
+// Matrix products with quantized weights, and rows of quantized tables.
 #include "replay.h"
 #include "rounded_products.h"
 #include "rounded_tiles.h"
 
 namespace {
 
-// A call's activations are bfloat16 or, with wide, float32.
+// Calls `use` with the activations' dtype: bfloat16, or float32 if `wide`.
 template <typename Form>
 void multiply_any(const Form& form, const void* x, const uint8_t* weight, const float* scales, const void* bias, void* out,
                   int64_t tokens, int64_t outputs, float unit, int wide, Finish finish, int threads) {
@@ -21,7 +21,7 @@ void quantize_rows(const Form& form, const T* weight, uint8_t* data, float* scal
   quantize<T>(form, row, data, scales, outputs, unit, threads);
 }
 
-// A weight of an output: number(at its panel, output within it, input).
+// Dequantized weight of an output: number(address of its panel, output within it, input).
 template <typename Form, typename T, typename Number>
 void look_up(const Form& form, const int64_t* ids, const uint8_t* data, T* out, int64_t tokens, int64_t outputs, int64_t first,
              int threads, Number number) {
@@ -66,11 +66,12 @@ void rows_of_groups(const Grouped<Coding, OFFSET>& form, const int64_t* ids, con
 
 }  // namespace
 
-// Plain C functions over pointers, called through ctypes. They check nothing: quantized.py checks shapes and types.
-// Weights, biases, inputs and outputs are bfloat16 or, with wide, float32.
+// C functions for ctypes; quantized.py checks shapes and dtypes before the call. Weights, biases, inputs and outputs are bfloat16 or, with
+// `wide`, float32.
 extern "C" {
 
-// weight (outputs, inputs) to data (panels of 32 rows, inputs up to 4) and scales (rows up to 32).
+// Quantizes weight (outputs, inputs) to int8: data (panels of 32 rows, inputs padded to a multiple of 4) and scales (rows padded to a
+// multiple of 32).
 void quantize_int8(const void* weight, uint8_t* data, float* scales, int64_t outputs, int64_t inputs, int wide,
                    int threads) {
   Int8 form{inputs};
@@ -78,8 +79,8 @@ void quantize_int8(const void* weight, uint8_t* data, float* scales, int64_t out
   else quantize_rows(form, (const bf16*)weight, data, scales, outputs, 1.0f, threads);
 }
 
-// weight (outputs, inputs) to data (panels of 32 rows, groups, 64 + 16 group bytes); unit is a power of two, which all
-// scales are to be multiplied with.
+// Quantizes weight (outputs, inputs) to int4: data (panels of 32 rows, groups, 64 + 16 group bytes); unit is a power of two that multiplies
+// all scales.
 void quantize_int4(const void* weight, uint8_t* data, int64_t outputs, int64_t inputs, int64_t group, float unit, int wide,
                    int threads) {
   Int4 form{inputs, group};
@@ -87,8 +88,8 @@ void quantize_int4(const void* weight, uint8_t* data, int64_t outputs, int64_t i
   else quantize_rows(form, (const bf16*)weight, data, nullptr, outputs, unit, threads);
 }
 
-// Codes to data (panels of 32 rows: of each group scales, offsets if there are any, codes); unit is a power of two, which
-// all scales and minima are to be multiplied with. Without groups, which is for 8 bits, scales are put beside them (rows up to 32).
+// Packs codes to data (panels of 32 rows: of each group scales, offsets if any, codes); unit is a power of two that multiplies all scales
+// and minima. Without groups (8 bits only), scales are separate (rows padded to a multiple of 32).
 void pack_codes(const uint32_t* words, const float* scales, const void* offsets, uint8_t* data, float* output_scales,
                 int64_t outputs, int64_t inputs, int64_t group, int bits, int coding, int offset, float unit, int threads) {
   auto put = [&](auto form) {
@@ -98,8 +99,8 @@ void pack_codes(const uint32_t* words, const float* scales, const void* offsets,
   else put(Int8{inputs});
 }
 
-// out (tokens, outputs) = x (tokens, inputs) times the weight, plus bias if there is one; with finish, see Finish, (tokens, outputs / 2)
-// from the halves of those outputs, which are whole panels.
+// out (tokens, outputs) = x (tokens, inputs) times the weight, plus bias if there is one. With an epilogue (see Finish) out is (tokens,
+// outputs / 2), from the gate and up halves, which are whole panels.
 #define LINEAR_INT8(NAME, FORM)                                                                                               \
   void NAME(const void* x, const uint8_t* data, const float* scales, const void* bias, void* out, int64_t tokens,             \
             int64_t outputs, int64_t inputs, int wide, int finish, int threads) {                                             \
@@ -107,7 +108,7 @@ void pack_codes(const uint32_t* words, const float* scales, const void* offsets,
   }                                                                                                                           \
   REPLAYABLE(NAME)
 
-// The same with weights in groups, before whose first input lead others are held.
+// Product with weights in groups; `lead` inputs of other ranks precede the first input in its group.
 #define LINEAR_GROUPS(NAME, FORM)                                                                                             \
   void NAME(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs, int64_t inputs, \
             int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide, int finish, int threads) {   \
@@ -124,7 +125,7 @@ LINEAR_INT8(linear_int8_amx, InTiles<Int8>{inputs})
 LINEAR_GROUPS(linear_groups_amx, InTiles<decltype(form)>(form))
 #endif
 
-// out (tokens, inputs): row id - first of a quantised table of so many outputs, zeros for ids outside.
+// out (tokens, inputs): rows id - first of a quantized table with `outputs` rows, zeros for ids outside.
 void embedding_int8(const int64_t* ids, const uint8_t* data, const float* scales, void* out, int64_t tokens,
                     int64_t outputs, int64_t inputs, int64_t first, int wide, int threads) {
   if (wide) rows_of_int8(ids, data, scales, (float*)out, tokens, outputs, inputs, first, threads);
@@ -132,7 +133,7 @@ void embedding_int8(const int64_t* ids, const uint8_t* data, const float* scales
 }
 REPLAYABLE(embedding_int8)
 
-// The same of a table in groups; see linear_groups.
+// Rows of a table quantized in groups; see linear_groups.
 void embedding_groups(const int64_t* ids, const uint8_t* data, void* out, int64_t tokens, int64_t outputs, int64_t inputs,
                       int64_t first, int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide,
                       int threads) {

@@ -1,4 +1,4 @@
-// Vectors of 16 numbers as types with operators: the compiler's own where they fit into a register, else registers side by side.
+// Vector types of 16 numbers: compiler vectors if they fit into a register, else arrays of registers.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@ namespace {
 
 constexpr int WIDTH = 16;  // floats in a vector
 
-// The processor's own vectors: bytes of one, and how many there are. Loops that keep sums in registers are written over
-// them, since compilers keep wider vectors in memory.
+// Bytes of a vector register, and number of registers. Loops that keep sums in registers use native vectors, because compilers keep wider
+// vectors in memory.
 #if defined(__AVX512F__)
 constexpr int REGISTER = 64, REGISTERS = 32;
 #elif defined(__AVX__)
@@ -41,8 +41,8 @@ typedef uint32_t words __attribute__((vector_size(4 * WIDTH)));
 typedef uint16_t halves __attribute__((vector_size(2 * WIDTH)));
 typedef int8_t few_bytes __attribute__((vector_size(WIDTH)));
 #else
-// 16 numbers in registers next to each other, with the operators of the compiler's own vectors: those that are wider than a register
-// it keeps in memory, and hands from one operation to the next through it.
+// 16 numbers in several registers, with the operators of compiler vectors. Compilers keep vectors wider than a register in memory and pass
+// them between operations through it.
 template <typename T>
 struct Registers {
   static constexpr int BYTES = std::min<int>(REGISTER, WIDTH * sizeof(T)), COUNT = WIDTH * sizeof(T) / BYTES;
@@ -51,7 +51,7 @@ struct Registers {
 
   Registers() = default;
   template <typename Other>
-  explicit Registers(const Registers<Other>& bits) {  // the same bits
+  explicit Registers(const Registers<Other>& bits) {  // bit cast
     static_assert(sizeof(Other) == sizeof(T));
     for (int i = 0; i < COUNT; ++i) part[i] = (Part)bits.part[i];
   }
@@ -83,7 +83,7 @@ using words = Registers<uint32_t>;
 using halves = Registers<uint16_t>;
 using few_bytes = Registers<int8_t>;
 
-// All bits where a number is not less than a bound, else none.
+// Mask: all bits set where a number is not less than the bound.
 inline ints operator>=(const floats& a, float b) {
   ints mask;
   for (int i = 0; i < floats::COUNT; ++i) mask.part[i] = a.part[i] >= b;
@@ -114,7 +114,7 @@ inline void store(void* to, V value) {
     std::memcpy(to, &value, sizeof(V));
 }
 
-// Whole numbers of other sizes: the compilers' own conversions take numbers one by one where they change their size by more than two.
+// Integer conversions: compilers convert elements one by one if the size changes by more than a factor of two.
 #if defined(__AVX512F__)
 inline words widen_words(halves value) { return (words)_mm512_cvtepu16_epi32((__m256i)value); }
 inline ints widen_bytes(few_bytes value) { return (ints)_mm512_cvtepi8_epi32((__m128i)value); }

@@ -1,7 +1,7 @@
-// Many calls as one: between them no time passes in which the other threads would fall asleep.
+// Replays many recorded calls in one, so that the pool's threads do not fall asleep in between.
 #include <cstdint>
 
-#include "team.h"
+#include "thread_pool.h"
 
 namespace {
 

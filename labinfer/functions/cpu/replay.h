@@ -1,4 +1,4 @@
-// Calls that are written down with their arguments, to be made again.
+// Recorded calls with their arguments, for replay.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ inline void call(void (*function)(T...), const int64_t* words) {
 
 }  // namespace
 
-// replay_NAME calls NAME with arguments from memory, each at the beginning of a word. For functions that do the same again
-// whenever what their pointers point at is the same.
+// replay_NAME calls NAME with arguments from memory, each at the beginning of a word. For functions without state besides the memory that
+// their pointers name.
 #define REPLAYABLE(NAME) \
   void replay_##NAME(const int64_t* words) { call(NAME, words); }

@@ -1,4 +1,4 @@
-// Weights as whole numbers of 8, 5 or 4 bits, rows of inputs rounded to 8 bits, and the products of both.
+// Quantized weights of 8, 5 or 4 bits, input rows rounded to int8, and their products.
 #pragma once
 
 #include <cfloat>
@@ -6,22 +6,22 @@
 #include <vector>
 
 #include "amx.h"
-#include "dot4.h"
-#include "team.h"
+#include "int8_gemm.h"
+#include "thread_pool.h"
 
-// The product of some rows with a panel of a form in groups, see panel_groups in dot4.h; the first argument is its Dot's Input, the last one
-// a Stream.
+// Product of rows with a panel of a grouped form, see panel_groups in int8_gemm.h; the first argument is its Dot's Input, the last one a
+// Stream.
 using GroupPanel = void (*)(const void*, int64_t, const uint8_t*, int64_t, int64_t, const int32_t*, float*, const void*);
 
-// That for a form and a number of rows, defined once for all files, as compilers take long over them.
+// Product function of a form and a number of rows, instantiated once for all files because it takes long to compile.
 GroupPanel group_panel(int form, int rows);
 
 namespace {
 
-// A form is a way to hold a matrix of weights in whole numbers, in panels of 32 outputs: numbers with MIDDLE added, so that
-// they are not negative. Its products take up to ROWS rows of its Dot's Input at once.
+// A form is a storage format of quantized weights in panels of 32 outputs: integers plus MIDDLE, so that they are not negative. Its
+// products take up to ROWS rows of its Dot's Input at once.
 
-// 8 bits, and apart from them a scale for each output.
+// int8 weights, with separate scales per output.
 struct Int8 {
   using Dot = CodeDot<8>;
   static constexpr int ROWS = Dot::ROWS, MIDDLE = 128;
@@ -33,7 +33,7 @@ struct Int8 {
   int64_t padded() const { return group; }
   int64_t groups() const { return 1; }
   int64_t panel_bytes() const { return PANEL * padded(); }
-  // What each pass over a panel reads.
+  // Memory that each pass over a panel reads.
   Stretch read_in_pass(const uint8_t* panel) const { return {panel, panel_bytes()}; }
 
   template <int COUNT>
@@ -43,8 +43,8 @@ struct Int8 {
   }
 };
 
-// Codes of 4, 5 or 8 bits, and among them a scale for each group of inputs of an output; with an offset this, too, in
-// float16, in place of the middle. lead inputs of nothing stand before the first: a group begins outside of what this rank holds.
+// Codes of 4, 5 or 8 bits, interleaved with a scale per output and group of inputs, and with a float16 offset instead of the middle if
+// there is one. `lead` zero inputs precede the first: its group begins in another rank's inputs.
 template <typename Coding_, Offset OFFSET_ = NONE>
 struct Grouped {
   using Coding = Coding_;
@@ -72,10 +72,10 @@ struct Grouped {
 
 using Int4 = Grouped<Uniform<4>>;
 
-// Codings by their numbers in packed_weight.py.
+// Codings, numbered as in packed_weight.py.
 enum CodingNumber : int64_t { UNIFORM, E2M1, IQ4 };
 
-// Calls with the form that weights in groups are of; only uniform codes have offsets, and those of 5 bits no zero points.
+// Calls `use` with the form of grouped weights. Only uniform codes have offsets, and 5-bit codes have no zero points.
 template <typename Use>
 void with_groups(int64_t inputs, int64_t group, int64_t lead, int bits, int64_t coding, int64_t offset, Use use) {
   auto with = [&](auto coding) {
@@ -97,11 +97,11 @@ using WholePanel = void (*)(const Form&, const typename Form::Dot::Input*, const
 
 template <typename Form, int... ROWS>
 constexpr WholePanel<Form> whole_panel_among(int rows, std::integer_sequence<int, ROWS...>) {
-  constexpr WholePanel<Form> found[] = {Form::template panel<ROWS + 1>...};
-  return found[rows - 1];
+  constexpr WholePanel<Form> variants[] = {Form::template panel<ROWS + 1>...};
+  return variants[rows - 1];
 }
 
-// The product of so many rows, next to each other, with one panel: done and memory are those of panel.h.
+// Multiplies adjacent rows with one panel; `done` and `memory` are those of panel.h.
 template <typename Form, typename Done>
 inline void multiply_panel(PanelState<Form>& state, const Form& form, int rows, const typename Form::Dot::Input* x,
                            const uint8_t* weight, const int32_t* start, float* memory, const Stream& stream, Done done) {
@@ -113,14 +113,14 @@ inline void multiply_panel(PanelState<Form>& state, const Form& form, int rows, 
   }
 }
 
-// Rows in 8 bits: x is about q times a scale. The inputs of a group times the middle of the weights come off again.
+// int8 rows: x ≈ q * scale. The sum of a group's inputs times the weights' middle is subtracted again (start).
 struct RoundedRows {
   const int8_t* q;       // (rows, padded)
   const float* scale;    // (rows)
   const int32_t* start;  // (rows, groups): minus MIDDLE times the sum of the group's q
 };
 
-// So many numbers of rows in 8 bits, as a processor's way reads them; in memory where it does not take bytes.
+// `count` elements of int8 rows in the format of a Dot; copied if it does not take bytes.
 template <typename Dot>
 const typename Dot::Input* inputs(const int8_t* q, int64_t count, LineVector<typename Dot::Input>& memory) {
   if constexpr (std::is_same_v<typename Dot::Input, int8_t>) {
@@ -132,7 +132,7 @@ const typename Dot::Input* inputs(const int8_t* q, int64_t count, LineVector<typ
   }
 }
 
-// The sizes of a form that rounded rows depend on.
+// Sizes of a form on which rounded rows depend.
 struct RowShape {
   int64_t inputs, padded, lead, groups, group;
   int middle;
@@ -142,17 +142,17 @@ struct RowShape {
       : inputs(form.inputs), padded(form.padded()), lead(form.lead), groups(form.groups()), group(form.group), middle(Form::MIDDLE) {}
 };
 
-// The memory of such rows.
+// Memory of int8 rows.
 class Rounded {
  public:
-  // Each row of x, which are a stride apart, by all threads together; a few are not worth a barrier.
+  // Rounds the rows of x (`stride` apart) on all threads; a few rows are not worth a barrier.
   template <typename T>
   void round(const RowShape& shape, const T* x, int64_t rows, int64_t stride, int threads) {
     resize(shape, rows);
     for_each(rows * shape.inputs >= SHARED ? threads : 1, rows, [&](int64_t row) { round_row(shape, x + row * stride, row); });
   }
 
-  // Some rows of others, next to each other.
+  // Copies some of another object's rows to adjacent memory.
   void gather(const RowShape& shape, const RoundedRows& from, const int64_t* numbers, int64_t rows) {
     resize(shape, rows);
     int64_t padded = shape.padded, groups = shape.groups;
@@ -170,10 +170,10 @@ class Rounded {
   std::vector<float> scale;
   std::vector<int32_t> start;
 
-  static constexpr int64_t SHARED = 1 << 13;  // numbers that take longer to round than threads to meet
+  static constexpr int64_t SHARED = 1 << 13;  // elements from which on rounding takes longer than synchronizing threads
 
   void resize(const RowShape& shape, int64_t rows) {
-    int64_t size = rows * shape.padded + TILE_BYTES;  // products in tiles may read past the end, and multiply that with zeros
+    int64_t size = rows * shape.padded + TILE_BYTES;  // AMX products may read past the end, and multiply those bytes with zeros
     if (int64_t(q.size()) < size) q.resize(size);
     if (int64_t(scale.size()) < rows) scale.resize(rows);
     if (int64_t(start.size()) < rows * shape.groups) start.resize(rows * shape.groups);
@@ -182,7 +182,7 @@ class Rounded {
   template <typename T>
   void round_row(const RowShape& shape, const T* x, int64_t row) {
     int64_t inputs = shape.inputs, padded = shape.padded, groups = shape.groups;
-    floats most{}, zeros{};  // zeros become none where a number is not finite, and so does the row
+    floats most{}, zeros{};  // zeros become NaN if a number is not finite, and so does the row
     int64_t i = 0;
     for (; i + WIDTH <= inputs; i += WIDTH) {
       floats value = load_floats(x + i);
@@ -200,7 +200,7 @@ class Rounded {
     int8_t *all = &q[row * padded], *to = all + shape.lead;
     std::memset(all, 0, shape.lead);
     for (i = 0; i + WIDTH <= inputs; i += WIDTH) {
-      words bits = (words)(load_floats(x + i) * factor + 12582912.0f);  // fused, so one rounding; 1.5 * 2^23 leaves the whole number in the low bits
+      words bits = (words)(load_floats(x + i) * factor + 12582912.0f);  // fused, so one rounding; 1.5 * 2^23 leaves the integer in the low bits
       store(to + i, low_bytes(bits));
     }
     for (; i < padded - shape.lead; ++i) to[i] = i < inputs ? int8_t(std::nearbyint(double(as_float(x[i])) * factor)) : 0;
@@ -212,13 +212,13 @@ class Rounded {
   }
 };
 
-// 16 sums of a row's products, times its scale and, where there are, those of the outputs, plus other numbers.
+// 16 sums of a row's products, times its scale and the outputs' scales (if any), plus other values.
 inline floats scaled(floats value, float row_scale, const float* output_scales, floats other = floats{}) {
   if (output_scales) value *= load<floats>(output_scales);
   return multiply_add(value, same(row_scale), other);
 }
 
-// Weights of one output that are rounded together, as floats; what fills the last vector up is zeros.
+// A group of weights of one output as floats, zero-padded to full vectors.
 struct WeightGroup {
   std::vector<float> values;
   int64_t vectors = 0;
@@ -234,7 +234,7 @@ struct WeightGroup {
 
   floats operator[](int64_t vector) const { return load<floats>(&values[vector * WIDTH]); }
 
-  // The weight furthest from zero; of two the first.
+  // Weight with the largest magnitude; the first of equal ones.
   float extreme() const {
     floats most{}, least{};
     for (int64_t i = 0; i < vectors; ++i) {
@@ -254,8 +254,8 @@ inline floats clamp_int4(floats value) {
   return smaller(same(7.0f), larger(same(-8.0f), value));
 }
 
-// The scale that rounds a group of weights to -8 ... 7 with the least squared error, of those near the one that just
-// holds the largest of them; in float16, to be multiplied with the unit.
+// int4 scale of a group (codes -8 ... 7) with the least squared error, among candidates near the one that just covers the largest weight;
+// in float16, to be multiplied with the unit.
 inline uint16_t best_scale(const WeightGroup& group, float unit) {
   constexpr int STEPS = 9;
   float extreme = group.extreme(), scales[STEPS], least = INFINITY;
@@ -277,7 +277,7 @@ inline uint16_t best_scale(const WeightGroup& group, float unit) {
   return best;
 }
 
-// Rows of weights to panels. row(output) is where one begins; null for one of zeros, as are those from outputs on.
+// Quantizes rows of weights into panels. row(output) is a row's address; null for a row of zeros, as are rows from `outputs` on.
 template <typename T, typename Rows>
 void quantize(const Int8& form, Rows row, uint8_t* data, float* scales, int64_t outputs, float, int threads) {
   in_parallel(threads, up_to(outputs, PANEL), [&](Pieces& pieces) {
@@ -297,7 +297,7 @@ void quantize(const Int8& form, Rows row, uint8_t* data, float* scales, int64_t 
   });
 }
 
-// unit is a power of two, which all scales are to be multiplied with.
+// unit is a power of two that multiplies all scales.
 template <typename T, typename Rows>
 void quantize(const Int4& form, Rows row, uint8_t* data, float*, int64_t outputs, float unit, int threads) {
   int64_t groups = form.groups(), size = form.group;
@@ -326,7 +326,7 @@ void quantize(const Int4& form, Rows row, uint8_t* data, float*, int64_t outputs
   });
 }
 
-// Of 8 codes of 4 bits the first four in the low halves of the bytes, the others in the high ones.
+// Reorders 8 codes of 4 bits: the first four to the low halves of the bytes, the others to the high halves.
 inline words in_halves(words codes) {
   auto spread = [](words four) {
     four = (four | four << 8) & 0x00ff00ff;
@@ -335,24 +335,24 @@ inline words in_halves(words codes) {
   return spread(codes & 0xffff) | spread(codes >> 16) << 4;
 }
 
-// A matrix in codes: words along the inputs of each output, as codes.py has them, and what its groups have.
+// Quantized matrix: words of codes along the inputs of each output, as in codes.py, and scales and offsets of its groups.
 struct Codes {
   const uint32_t* words;  // (outputs, words)
   const float* scales;    // (outputs, groups)
-  const void* offsets;    // likewise: zero points as bytes, or minima as float32
+  const void* offsets;    // (outputs, groups): zero points as bytes, or minima as float32
 };
 
-// Neighbouring rows of a matrix, 16 or fewer, that are one half of a panel; the rest of it is zeros.
+// Up to 16 adjacent rows of a matrix, which form one half of a panel, zero-padded.
 struct Half {
   int64_t row, count;
 };
 
-// A matrix of so many rows as it is.
+// Rows of a matrix in its own order.
 inline auto halves_of(int64_t rows) {
   return [rows](int64_t half) { return Half{half * WIDTH, std::clamp<int64_t>(rows - half * WIDTH, 0, WIDTH)}; };
 }
 
-// Codes to panels, as they are; rows(half) are those of each half.
+// Packs codes into panels without requantizing; rows(half) are the rows of each half.
 template <typename Rows>
 void pack(const Int8& form, const Codes& codes, Rows rows, uint8_t* data, float* scales, int64_t panels, float, int threads) {
   int64_t quads = form.padded() / 4;
@@ -371,7 +371,7 @@ void pack(const Grouped<Coding, OFFSET>& form, const Codes& codes, Rows rows, ui
           int threads) {
   constexpr int BITS = Coding::BITS, SCALE_BYTES = Coding::SCALE_BYTES;
   int64_t groups = form.groups(), group_words = form.group * BITS / 32, row_words = groups * group_words;
-  std::vector<int64_t> places(row_words);  // of the words of a row in a panel
+  std::vector<int64_t> places(row_words);  // position of each of a row's words in the panel
   for (int64_t i = 0; i < row_words; ++i)
     places[i] = i / group_words * form.group_bytes() + form.HEAD + i % group_words * PANEL * 4;
   for_each(threads, 2 * panels, [&](int64_t half) {

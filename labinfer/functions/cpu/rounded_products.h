@@ -1,4 +1,4 @@
-// Products of rows that are rounded to 8 bits with matrices of any form.
+// Products of int8 rows with matrices of any form.
 #pragma once
 
 #include "products.h"
@@ -6,27 +6,27 @@
 
 namespace {
 
-// Rows in 8 bits, weights and all else that a call's products are made of. unit is what all scales among the data are multiplied with.
+// Operands of a call: int8 rows, weights, scales and bias. `unit` multiplies all scales that are stored with the data.
 template <typename Form, typename T>
 struct Operands {
   const Form& form;
   RoundedRows rows;
   const uint8_t* weight;
-  const float* scales;  // null where they are among the data
+  const float* scales;  // null if scales are stored with the data
   const T* bias;        // null for none
   int64_t tokens, outputs;
   float unit;
   int64_t together;  // rows of a block
 };
 
-// Products of blocks of rows with panels, as one thread makes them.
+// Products of blocks of rows with panels, on one thread.
 template <typename Form, typename T>
 class RoundedProducts {
  public:
   explicit RoundedProducts(const Operands<Form, T>& operands) : all(operands) {}
 
-  // write(token, low, high) with 16 outputs and 16 more of each row of a block that begins with that one; those after the last are not
-  // defined. next is the panel after it.
+  // Calls write(token, low, high) with 2 × 16 outputs of each row of the block that begins at `first`; outputs after the last one are
+  // undefined. `next` is the panel after it.
   template <typename Write>
   void multiply(int64_t first, int64_t panel, int64_t next, Write write) {
     int64_t count = std::min(all.together, all.tokens - first), step = pass_rows<Form>(count), output = panel * PANEL;
@@ -58,25 +58,25 @@ class RoundedProducts {
  private:
   using Dot = typename Form::Dot;
 
-  // Memory of a thread, kept from call to call, so that nothing is allocated.
+  // Thread-local memory.
   static LineVector<typename Dot::Input>& wide() {
     static thread_local LineVector<typename Dot::Input> memory;
     return memory;
   }
 
   const Operands<Form, T>& all;
-  int64_t taken = -1;  // the first row of those in rows_in
+  int64_t taken = -1;  // first row of the block in rows_in
   const typename Dot::Input* rows_in = nullptr;
   PanelState<Form> state;
   alignas(64) float memory[Form::ROWS * PANEL];
 };
 
-// Rows of x, rounded: memory is kept from call to call, so that nothing is allocated.
+// Rounds the rows of x into memory that is reused between calls.
 template <typename Form, typename T>
 RoundedRows round_rows(const Form& form, const T* x, int64_t tokens, int threads) {
   static thread_local Rounded rounded;
   rounded.round(form, x, tokens, form.inputs, threads);
-  return rounded.rows();  // the threads of the team share the caller's
+  return rounded.rows();  // shared with the pool's threads: it is the caller's thread-local memory
 }
 
 template <typename Form, typename T>

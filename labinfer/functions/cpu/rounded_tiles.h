@@ -1,10 +1,10 @@
-// Products of rounded rows with weights in whole numbers, in tiles.
+// Products of int8 rows with quantized weights, with AMX tiles.
 #pragma once
 
 #include "rounded.h"
 
 #ifdef HAS_AMX
-// The product of any number of rows, in tiles of that shape, with a panel of a form in groups; see GroupPanel.
+// Product of any number of rows, in tiles of that shape, with a panel of a grouped form; see GroupPanel.
 using GroupPanelAmx = void (*)(void* shape, int rows, const int8_t*, int64_t, const uint8_t*, int64_t, int64_t, const int32_t*, float*,
                                const void*);
 GroupPanelAmx group_panel_amx(int form);
@@ -15,12 +15,12 @@ namespace {
 template <typename Form>
 struct InTiles;
 
-// A form as it is multiplied beside a kernel.
+// Form to use together with a kernel: with AMX tiles if the kernel has them.
 template <typename Kernel, typename Form>
 using FormBeside = std::conditional_t<IN_TILES<Kernel>, InTiles<Form>, Form>;
 
 #ifdef HAS_AMX
-// The same as FloatSums of whole numbers, to which a row's start is added.
+// Counterpart of FloatSums for integers, to which a row's start is added.
 struct WholeSums {
   const int32_t *sums, *start;
   floats operator()(int row, int half) const {
@@ -28,11 +28,11 @@ struct WholeSums {
   }
 };
 
-// A form whose products are in tiles. They come to the same bits, as sums are exact.
+// Form whose products use AMX tiles. Results have identical bits, as integer sums are exact.
 template <typename Form>
 struct InTiles : Form {
-  static constexpr int ROWS = Form::OUTPUT_SCALES ? Amx::ROWS : Amx::ROWS / 4;  // sums of groups are added to others, which have to be near
-  static constexpr int FEW = Form::OUTPUT_SCALES ? std::min(8, Form::ROWS) : ROWS_HELD;  // up to so many rows vectors are as fast
+  static constexpr int ROWS = Form::OUTPUT_SCALES ? Amx::ROWS : Amx::ROWS / 4;  // sums of groups are added to float sums, which must be in a near cache
+  static constexpr int FEW = Form::OUTPUT_SCALES ? std::min(8, Form::ROWS) : ROWS_HELD;  // rows up to which vector instructions are as fast
 
   using Form::Form;
   explicit InTiles(const Form& form) : Form(form) {}

@@ -1,25 +1,25 @@
-// The experts that tokens are sent to: the router's product, scores and choice.
+// Expert routing: the router's product, scores and choice.
 #include <limits>
 #include <vector>
 
 #include "replay.h"
-#include "team.h"
+#include "thread_pool.h"
 #include "vectors.h"
 
 namespace {
 
-constexpr int TOGETHER = 4;  // tokens, and experts, whose products are computed at once
+constexpr int TOGETHER = 4;  // tokens and experts whose products are computed at once
 
 enum Scores : int32_t { SOFTMAX, SIGMOID, CHOSEN };
 
-// How scores become a choice; see routing_rule.py.
+// Parameters of the routing rule; see routing_rule.py.
 struct Rule {
   int64_t experts, chosen, groups, chosen_groups, group_best;
   int32_t scores, is_normalized;
   float least_sum, scale;
 };
 
-// Fewer numbers than a vector has, and zeros.
+// Loads fewer numbers than a vector has, zero-padded.
 template <typename T>
 inline floats load_rest(const T* from, int64_t count) {
   T padded[WIDTH] = {};
@@ -27,8 +27,8 @@ inline floats load_rest(const T* from, int64_t count) {
   return load_floats(padded);
 }
 
-// Products of TOKENS rows of x with EXPERTS rows of weights. Each sum is taken in one order, however many there are at once;
-// also its rest in a vector, since compilers round loops over single numbers as they please.
+// Products of TOKENS rows of x with EXPERTS weight rows. The order of each sum is independent of how many are computed at once, also for
+// the partial vector at the end, because compilers round scalar loops arbitrarily.
 template <int TOKENS, int EXPERTS, typename T, typename Weight>
 void dot_products(const T* x, const Weight* weight, int64_t size, float* logits, int64_t stride) {
   floats total[TOKENS][EXPERTS] = {};
@@ -77,7 +77,7 @@ void multiply(const T* x, const void* weight, bool is_narrow, float* logits, int
   else multiply(x, (const float*)weight, logits, tokens, experts, size, threads);
 }
 
-// The largest number of those that are not taken yet; where none is larger than another, the first.
+// Index of the largest number that is not taken yet; the first of equal ones.
 inline int64_t take_largest(float* numbers, int64_t count, std::vector<char>& taken) {
   int64_t best = -1;
   for (int64_t i = 0; i < count; ++i)
@@ -86,7 +86,7 @@ inline int64_t take_largest(float* numbers, int64_t count, std::vector<char>& ta
   return best;
 }
 
-// Minus infinity for experts outside of the groups whose best have the largest sums.
+// Sets experts to minus infinity outside of the groups with the largest sums of their best experts.
 void keep_best_groups(float* ranked, const Rule& rule, std::vector<float>& sums, std::vector<char>& taken) {
   int64_t size = rule.experts / rule.groups;
   sums.resize(rule.groups);
@@ -102,7 +102,7 @@ void keep_best_groups(float* ranked, const Rule& rule, std::vector<float>& sums,
     if (!taken[expert / size]) ranked[expert] = -std::numeric_limits<float>::infinity();
 }
 
-// Of one token: logits become scores; ids and weights (chosen).
+// Turns the logits of one token into scores, and chooses experts: ids and weights (chosen).
 void choose(float* scores, const float* bias, const float* factors, const Rule& rule, int64_t* ids, float* weights) {
   static thread_local std::vector<float> ranked, sums;  // kept from call to call, so that nothing is allocated
   static thread_local std::vector<char> taken;
@@ -128,7 +128,7 @@ void choose(float* scores, const float* bias, const float* factors, const Rule& 
     total += weights[i] = scores[ids[i]];
   }
   if (rule.scores == CHOSEN) {
-    float top = weights[0], mass = 0;  // the first is the largest
+    float top = weights[0], mass = 0;  // weights[0] is the largest
     for (int64_t i = 0; i < rule.chosen; ++i) mass += weights[i] = std::exp(weights[i] - top);
     for (int64_t i = 0; i < rule.chosen; ++i) weights[i] /= mass;
   } else {
@@ -140,17 +140,17 @@ void choose(float* scores, const float* bias, const float* factors, const Rule& 
 
 }  // namespace
 
-// Plain C functions over pointers, called through ctypes. They check nothing: routing.py checks shapes and types.
+// C functions for ctypes; routing.py checks shapes and dtypes before the call.
 extern "C" {
 
-// ids and weights (tokens, chosen) of x (tokens, size), bfloat16 or, with wide, float32; weight (experts, size), float32 or, if
-// narrow, bfloat16; bias and factors on the weights (experts) or null. counts (experts), if there are any, grow by the tokens that each expert is given.
+// ids and weights (tokens, chosen) for x (tokens, size) in bfloat16, or float32 with `wide`; weight (experts, size) in float32, or bfloat16
+// with `narrow`; bias and weight factors (experts) or null. counts (experts), if given, are incremented by each expert's tokens.
 void route(const Rule* rule, const void* x, const void* weight, const float* bias, const float* factors, int64_t* ids,
            float* weights, int64_t* counts, int64_t tokens, int64_t size, int wide, int narrow, int threads) {
   static thread_local std::vector<float> memory;
   int64_t experts = rule->experts, chosen = rule->chosen;
   if (int64_t(memory.size()) < tokens * experts) memory.resize(tokens * experts);
-  float* logits = memory.data();  // the threads of the team share the caller's
+  float* logits = memory.data();  // shared with the pool's threads: it is the caller's thread-local memory
   if (wide) multiply((const float*)x, weight, narrow, logits, tokens, experts, size, threads);
   else multiply((const bf16*)x, weight, narrow, logits, tokens, experts, size, threads);
   for_each(threads, tokens, [&](int64_t token) {

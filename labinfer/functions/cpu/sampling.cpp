@@ -1,30 +1,30 @@
-// Choosing tokens: the largest logit, and draws from sets that are found by counting instead of sorting.
+// Token sampling: argmax, and draws from top-k / top-p sets that are found by counting (radix selection) instead of sorting.
 #include <array>
 #include <functional>
 #include <limits>
 #include <vector>
 
-#include "doubles.h"
+#include "float64_vectors.h"
 #include "exponentials.h"
-#include "team.h"
+#include "thread_pool.h"
 
 namespace {
 
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 constexpr double LIKELIEST = 1099511627776.0;  // weight of the largest logit, 2^40
-constexpr double FAR = 40;                      // below the largest logit, over the temperature, there is no weight
-constexpr double NEAR[] = {4, 6, 8, 10, 13, 17};  // and down to these there may be most of it
-constexpr int BOUNDS = 7;                         // these, and the far one
+constexpr double FAR = 40;                      // distance below the largest logit, after the temperature, beyond which weights are 0
+constexpr double NEAR[] = {4, 6, 8, 10, 13, 17};  // smaller distances that may contain most of the weight
+constexpr int BOUNDS = 7;                         // the distances of NEAR, and FAR
 
 constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15;
 
-constexpr int64_t SHARED = 1 << 18;  // logits that take longer to read than another thread takes to wake up
+constexpr int64_t SHARED = 1 << 18;  // logits from which on reading takes longer than waking another thread
 
-constexpr int64_t SEARCHED = 256;  // logits that are searched for the largest one, once it is known that it is there
+constexpr int64_t SEARCHED = 256;  // logits of a block that is searched for its known maximum
 
 constexpr int32_t PLACES[WIDTH] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// As functions/draw.py has it; log_min_p is the logarithm of min_p.
+// Parameters of a draw, with the fields of the Python struct; log_min_p is the logarithm of min_p.
 struct Draw {
   int64_t row, position, seed, top_k;
   double temperature, top_p, log_min_p;
@@ -35,7 +35,7 @@ struct Top {
   int64_t id;
 };
 
-// The last candidate: those with larger logits are candidates too, and those with equal ones up to its id.
+// Last candidate of a set: larger logits are candidates, too, and equal logits up to its id.
 struct Cut {
   float logit;
   int64_t id;
@@ -45,7 +45,7 @@ struct Listed {
   float logit;
   int32_t id;
   int64_t weight;
-  Listed() {}  // so that a long list is not filled with zeros first
+  Listed() {}  // leaves a long list uninitialized
 };
 
 struct Drawn {
@@ -53,32 +53,33 @@ struct Drawn {
   int64_t id;
 };
 
-// The next logits of a row, filled up with -inf where it ends.
+// Loads the next logits of a row, padded with -inf at its end.
 template <typename T>
 inline floats read(const T* from, int64_t left) {
   if (left >= WIDTH) return load_floats(from);
-  floats found = same(NOTHING);
-  for (int64_t i = 0; i < left; ++i) found[i] = as_float(from[i]);
-  return found;
+  floats values = same(NOTHING);
+  for (int64_t i = 0; i < left; ++i) values[i] = as_float(from[i]);
+  return values;
 }
 
 inline bool any(ints mask) {
-  uint64_t parts[WIDTH / 2], found = 0;
+  uint64_t parts[WIDTH / 2], bits = 0;
   std::memcpy(parts, &mask, sizeof(mask));
-  for (uint64_t part : parts) found |= part;
-  return found;
+  for (uint64_t part : parts) bits |= part;
+  return bits;
 }
 
-// Where the second comes after the first in the row.
+// The larger of two; `second` comes after `first` in the row.
 inline Top larger(Top first, Top second) {
   if (first.value != first.value) return first;
   return second.value != second.value || second.value > first.value ? second : first;
 }
 
-// The first of the largest logits; the first NaN where there is one. Blocks are told apart by their largest, and one is searched.
+// Argmax: the first of the largest logits, or the first NaN if there is one. Blocks are compared by their maximum, and one block is
+// searched.
 template <typename T>
 Top largest_of(const T* row, int64_t begin, int64_t end) {
-  Top found{NOTHING, begin};
+  Top largest{NOTHING, begin};
   for (int64_t block = begin; block < end; block += SEARCHED) {
     int64_t stop = std::min(end, block + SEARCHED);
     floats best = same(NOTHING);
@@ -92,14 +93,14 @@ Top largest_of(const T* row, int64_t begin, int64_t end) {
       for (int64_t i = block; i < stop; ++i)
         if (as_float(row[i]) != as_float(row[i])) return {as_float(row[i]), i};
     float top = ::largest(best);
-    if (top > found.value) found = {top, block};
+    if (top > largest.value) largest = {top, block};
   }
-  if (found.value != NOTHING)
-    while (as_float(row[found.id]) != found.value) ++found.id;
-  return found;
+  if (largest.value != NOTHING)
+    while (as_float(row[largest.id]) != largest.value) ++largest.id;
+  return largest;
 }
 
-// Probabilities as whole numbers, whose sum is the same in any order; the largest logit comes over the temperature.
+// Probabilities as integers, whose sum is independent of the order; logits are relative to the largest one, after the temperature.
 inline longs weigh(floats x, double temperature, double largest, float far) {
   doubles scaled = to_doubles(::larger(same(far), x)) / temperature;
   return __builtin_convertvector(exponential(scaled - largest) * LIKELIEST, longs);
@@ -115,7 +116,7 @@ inline V split_mix(V x) {
 
 inline double gumbel(uint64_t bits) { return -std::log(-std::log((double(bits >> 11) + 0.5) * 0x1p-53)); }
 
-inline uint32_t in_order(float value) {  // larger numbers for larger floats; 0 and -0 are the same
+inline uint32_t in_order(float value) {  // order-preserving map from float to integer; 0 and -0 are equal
   uint32_t bits;
   value += 0.0f;
   std::memcpy(&bits, &value, 4);
@@ -129,7 +130,7 @@ inline float from_order(uint32_t key) {
   return value;
 }
 
-// The smallest logit that is this much or more when it is divided by the temperature.
+// Smallest logit that is at least this value after division by the temperature.
 float least(double scaled, double temperature) {
   if (!std::isfinite(scaled)) return NOTHING;
   float logit = float(scaled * temperature);
@@ -138,12 +139,12 @@ float least(double scaled, double temperature) {
   return logit;
 }
 
-// The last token before which those with larger logits, and equal ones with smaller ids, weigh less than the limit.
-// A digit of the sorted order is found at a time. Tokens come by id.
+// Cut: the last token before which the tokens with larger logits, or equal ones with smaller ids, weigh less than the limit. Finds one
+// digit of the sorted order at a time (radix selection). Tokens come by id.
 Cut cut_at(std::vector<Listed> tokens, double limit) {
   constexpr int BITS = 11;
   int64_t before = 0;
-  uint32_t prefix = 0;  // of the cut's place in the order, as far as it is known
+  uint32_t prefix = 0;  // known prefix of the cut's logit, in sorted order
   std::vector<int64_t> sums(1 << BITS);
   for (int shift : {22, 11, 0}) {
     std::fill(sums.begin(), sums.end(), 0);
@@ -161,7 +162,7 @@ Cut cut_at(std::vector<Listed> tokens, double limit) {
 
 inline bool is_in(float logit, int64_t id, Cut cut) { return logit > cut.logit || (logit == cut.logit && id <= cut.id); }
 
-// One row of logits, in blocks that threads may share.
+// One row of logits, in blocks that several threads may process.
 template <typename T>
 struct Row {
   const T* logits;
@@ -175,31 +176,30 @@ struct Row {
     return (length + WIDTH - 1) / WIDTH * WIDTH;
   }
 
-  // The largest logit of every block.
-  std::vector<Top> tops(int64_t wanted) const {
-    int64_t length = block_length(wanted), blocks = (size + length - 1) / length;
-    std::vector<Top> found(blocks);
+  // Computes the largest logit of every block.
+  std::vector<Top> tops(int64_t num_needed) const {
+    int64_t length = block_length(num_needed), blocks = (size + length - 1) / length;
+    std::vector<Top> maxima(blocks);
     for_each(size >= SHARED ? threads : 1, blocks, [&](int64_t b) {
-      found[b] = largest_of(logits, b * length, std::min(size, (b + 1) * length));
+      maxima[b] = largest_of(logits, b * length, std::min(size, (b + 1) * length));
     });
-    return found;
+    return maxima;
   }
 
   Top largest(const std::vector<Top>& tops) const {
-    Top found = tops[0];
-    for (const Top& top : tops) found = larger(found, top);
-    return found;
+    Top best = tops[0];
+    for (const Top& top : tops) best = larger(best, top);
+    return best;
   }
 
-  // The tokens whose logits are not less, by id, each with a weight of 1. Where all are wanted, what fills the row up comes too,
-  // as its last ones.
+  // Tokens whose logits are at least the bound, by id, each with weight 1. If all tokens qualify, the row's padding follows.
   std::vector<Listed> from(float logit) const {
     ints counts{};
     for (int64_t i = 0; i < size; i += WIDTH) counts -= read(logits + i, size - i) >= logit;
     int64_t count = 0;
     for (int lane = 0; lane < WIDTH; ++lane) count += counts[lane];
-    std::vector<Listed> found(count + WIDTH);
-    Listed* next = found.data();
+    std::vector<Listed> listed(count + WIDTH);
+    Listed* next = listed.data();
     for (int64_t i = 0; i < size; i += WIDTH) {
       floats x = read(logits + i, size - i);
       if (!any(x >= logit)) continue;
@@ -210,11 +210,11 @@ struct Row {
         next += x[lane] >= logit;
       }
     }
-    found.resize(count);
-    return found;
+    listed.resize(count);
+    return listed;
   }
 
-  // The weight of the tokens whose logits are not less than each of these.
+  // Total weight of the tokens whose logits are at least each bound.
   std::array<int64_t, BOUNDS> masses(const std::array<float, BOUNDS>& bounds, double temperature, double largest) const {
     int64_t length = block_length(threads);
     std::atomic<int64_t> sums[BOUNDS] = {};
@@ -230,14 +230,14 @@ struct Row {
       for (int n = 0; n < BOUNDS; ++n)
         for (int lane = 0; lane < WIDTH; ++lane) sums[n] += within[n][lane];
     });
-    std::array<int64_t, BOUNDS> found;
-    std::copy(sums, sums + BOUNDS, found.begin());
-    return found;
+    std::array<int64_t, BOUNDS> totals;
+    std::copy(sums, sums + BOUNDS, totals.begin());
+    return totals;
   }
 
-  // The last of as many tokens as top-k wants, and all of them, by id.
+  // Cut of top-k, and all its candidates by id.
   Cut top_k(int64_t count, const std::vector<Top>& tops, std::vector<Listed>& tokens) const {
-    // So many logits are not below the last of so many blocks' largest ones.
+    // The k-th largest block maximum is a lower bound: k logits are at least that large.
     std::vector<float> values;
     for (const Top& top : tops) values.push_back(top.value);
     float bound = NOTHING;
@@ -284,8 +284,8 @@ struct Row {
     return bound > cut.logit ? Cut{bound, size} : cut;
   }
 
-  // The candidate with the largest sum of logit and noise. Of most the noise is not computed: with u uniform it is
-  // -log(-log u), and -log u >= 1 - u, so that a token wins only where 1 - u <= exp(its logit - the best sum).
+  // Gumbel-max: the candidate with the largest sum of logit and noise. For most candidates the noise is not computed: with u uniform it
+  // is -log(-log u), and -log u >= 1 - u, so a token can win only if 1 - u <= exp(its logit - the best sum).
   Drawn best_of(const Draw& draw, Cut cut, uint64_t key, Drawn best, int64_t begin, int64_t end) const {
     const double inverse = 1.0 / draw.temperature;
     for (int64_t i = begin; i < end; i += WIDTH) {
@@ -295,7 +295,7 @@ struct Row {
       hashes bits = split_mix(key + __builtin_convertvector(load<wide_ints>(PLACES) + int32_t(i), hashes) * GAMMA);
       wide_ints upper = __builtin_convertvector(~bits >> 33, wide_ints);
       floats rest = ::to_floats(load<ints>(&upper)) * 0x1p-31f;
-      double bound = best.score - 1e-3 - 1e-14 * std::abs(best.score);  // more than float32's exponential is off
+      double bound = best.score - 1e-3 - 1e-14 * std::abs(best.score);  // margin above the error of the float32 exponential
       doubles ahead = to_doubles(x) * inverse - bound;
       may_win &= rest <= exponential(to_floats(ahead));
       if (!any(may_win)) continue;
@@ -318,18 +318,18 @@ struct Row {
     uint64_t key = split_mix(split_mix(uint64_t(draw.seed)) + uint64_t(draw.position));
     Drawn first{largest + gumbel(split_mix(key + uint64_t(top.id) * GAMMA)), top.id};
     int64_t length = block_length(threads), blocks = (size + length - 1) / length;
-    std::vector<Drawn> found(blocks);
+    std::vector<Drawn> bests(blocks);
     for_each(threads, blocks, [&](int64_t b) {
-      found[b] = best_of(draw, cut, key, first, b * length, std::min(size, (b + 1) * length));
+      bests[b] = best_of(draw, cut, key, first, b * length, std::min(size, (b + 1) * length));
     });
     Drawn best = first;
-    for (const Drawn& one : found)
+    for (const Drawn& one : bests)
       if (one.score > best.score || (one.score == best.score && one.id < best.id)) best = one;
     return best.id;
   }
 };
 
-// Threads take rows; where there are more threads than rows, they share one row after another.
+// Threads take rows. If there are more threads than rows, all threads share each row in turn.
 template <typename Call>
 void for_rows(int64_t rows, int threads, Call of_row) {
   if (threads == 1 || rows < threads) {
@@ -356,7 +356,7 @@ void sample_of(const T* logits, const Draw* draws, int64_t* ids, int64_t count, 
 
 }  // namespace
 
-// Plain C functions over pointers, called through ctypes. They check nothing: sampling.py checks shapes and types.
+// C functions for ctypes; sampling.py checks shapes and dtypes before the call.
 extern "C" {
 
 void argmax_bfloat16(const bf16* logits, int64_t* ids, int64_t rows, int64_t size, int threads) {

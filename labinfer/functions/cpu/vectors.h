@@ -1,4 +1,4 @@
-// What is done with vectors of 16 numbers, whatever the registers are.
+// Operations on vectors of 16 numbers, for any register size.
 #pragma once
 
 #include <algorithm>
@@ -13,11 +13,11 @@
 namespace {
 
 using bf16 = uint16_t;
-constexpr int PANEL = 2 * WIDTH;       // outputs of a product that are computed together
-constexpr int64_t CACHE = 512 * 1024;  // bytes of the second-level cache that blocks of inputs are sized by
-constexpr int64_t AHEAD = 8192;        // bytes that are fetched ahead of a stream: the hardware alone does not look so far
+constexpr int PANEL = 2 * WIDTH;       // outputs of a product that are computed at once
+constexpr int64_t CACHE = 512 * 1024;  // bytes of second-level cache by which blocks of inputs are sized
+constexpr int64_t AHEAD = 8192;        // prefetch distance in bytes; the hardware prefetcher alone does not reach that far
 
-// Memory that begins at a cache line, as what is read a line at a time should.
+// Allocator of memory aligned to cache lines.
 template <typename T>
 struct LineAllocator {
   using value_type = T;
@@ -32,7 +32,7 @@ struct LineAllocator {
 template <typename T>
 using LineVector = std::vector<T, LineAllocator<T>>;
 
-// A range of memory.
+// Contiguous range of memory.
 struct Stretch {
   const char* begin;
   int64_t bytes;
@@ -41,8 +41,8 @@ struct Stretch {
   const char* end() const { return begin + bytes; }
 };
 
-// A stream of weights that is read to its end, whence it jumps to where the next one begins: what is fetched ahead follows it.
-// One that was read before is near already.
+// Sequential read of weights, with the distance from its end to the beginning of the next stream, which prefetches follow. `is_near` marks
+// memory that is in the cache already.
 struct Stream {
   const char* end = (const char*)UINTPTR_MAX;
   int64_t jump = 0;
@@ -51,7 +51,8 @@ struct Stream {
   Stream() = default;
   Stream(const char* end, int64_t jump) : end(end), jump(jump) {}
 
-  // For a pass of so many rows. One of few is the only pass as a rule, and its inner loop has no time for more than a sum.
+  // Prefetch address during a pass of ROWS rows. A pass of few rows is usually the only one, and its inner loop has no time for more than
+  // an addition.
   template <int ROWS = 1>
   const char* ahead(const void* at) const {
     const char* soon = (const char*)at + AHEAD;
@@ -59,7 +60,7 @@ struct Stream {
     return soon < end ? soon : soon + jump;
   }
 
-  // For one of several passes, which reads a range: meanwhile its share of the next stream, of so many bytes, is fetched.
+  // Stream of one of several passes over a range: meanwhile it prefetches its share of the next stream, which has `bytes` bytes.
   Stream in_pass(const Stretch& range, int64_t next_bytes, int64_t pass, int64_t passes) const {
     Stream stream;
     stream.read = intptr_t(range.begin);
@@ -68,7 +69,7 @@ struct Stream {
     return stream;
   }
 
-  // With smaller registers arithmetic takes several times as long as memory, so that it was not worth a look.
+  // Not used with smaller registers, where arithmetic takes several times as long as memory.
   static constexpr bool CAN_SPREAD = REGISTER == 64;
 
  private:
@@ -76,11 +77,10 @@ struct Stream {
 
   intptr_t read = 0;
   const char* fetched = (const char*)AHEAD;
-  int64_t share = 1 << SHIFT;  // of a byte that is read: what is fetched meanwhile
+  int64_t share = 1 << SHIFT;  // bytes prefetched per byte read, in units of 2^-SHIFT
 };
 
-// The same address, of which the compiler knows nothing: it reads again what is there instead of keeping it in a register, of which
-// sums need all.
+// Hides an address from the compiler, so that it reloads from there instead of keeping the value in a register that sums need.
 template <typename T>
 inline const T* opaque(const T* at) {
   asm volatile("" : "+r"(at));
@@ -104,7 +104,7 @@ inline bf16 narrow(float value) {  // to the nearest, ties to even, as torch doe
 inline floats widen(halves value) { return (floats)(widen_words(value) << 16); }
 
 inline halves narrow(floats value) {
-#if defined(__AVX512BF16__)  // numbers too small for a normal float become 0
+#if defined(__AVX512BF16__)  // subnormal numbers become 0
   return (halves)_mm512_cvtneps_pbh((__m512)value);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
   __m256i narrowed[2];
@@ -123,7 +123,7 @@ inline halves narrow(floats value) {
 #endif
 }
 
-// float16, of finite numbers only: its bits as those of a float are 2^112 times too small, also where it is denormal.
+// float16 to float32, for finite numbers: the bits as a float are 2^112 times too small, also for subnormals.
 #ifdef __AVX512F__
 inline floats widen_float16(halves value) { return (floats)_mm512_cvtph_ps((__m256i)value); }
 #else
@@ -163,7 +163,7 @@ inline float widen_float16(uint16_t value) {
   return std::copysign(magnitude * 0x1p112f, value & 0x8000 ? -1.0f : 1.0f);
 }
 
-// A number in float16 as activations are: it need not be finite.
+// float16 activation to float32; it may be infinite or NaN.
 struct half {
   uint16_t bits;
 };
@@ -192,7 +192,7 @@ inline int64_t up_to(int64_t size, int64_t unit) { return (size + unit - 1) / un
 
 inline floats same(float value) { return value - floats{}; }
 
-// The nearest whole numbers, ties to even.
+// Rounds to the nearest integers, ties to even.
 inline ints nearest(floats value) {
 #ifdef __AVX512F__
   return (ints)_mm512_cvtps_epi32((__m512)value);
@@ -207,7 +207,7 @@ inline ints nearest(floats value) {
 #endif
 }
 
-// Numbers of any type, as floats.
+// Loads numbers of any type as float32.
 inline floats load_floats(const half* from) {
 #if defined(__AVX512F__)
   return (floats)_mm512_cvtph_ps(load<__m256i>(from));
@@ -258,8 +258,7 @@ inline float as_float(float value) { return value; }
 inline void set(bf16& to, float value) { to = narrow(value); }
 inline void set(float& to, float value) { to = value; }
 
-// A vector whose i-th number is that of a at Places::of(i, SIZE), or, from SIZE on, what follows there in b. V has SIZE numbers of 4
-// bytes.
+// Shuffle of two vectors: the i-th number is a[Places::of(i, SIZE)], where indices from SIZE on refer to b. V has SIZE numbers of 4 bytes.
 template <typename Places, typename V>
 inline V shuffled(V a, V b) {
   constexpr int SIZE = sizeof(V) / 4;
@@ -277,8 +276,8 @@ inline V shuffled(V a, V b) {
 #undef FOUR
 }
 
-// Of two vectors, a before b in a matrix: lanes without STEP's bit come from those of a and b without it, or, with SECOND, from those
-// with it. In stages of 8, 4, 2, 1 this transposes.
+// One transposition step of two rows a and b of a matrix: lanes without STEP's bit come from the lanes of a and b without it, or, with
+// SECOND, from those with it. Stages of 8, 4, 2, 1 transpose 16 rows.
 template <int STEP, bool SECOND>
 struct Woven {
   static constexpr int of(int i, int size) { return i & STEP ? (SECOND ? size + i : size + i - STEP) : (SECOND ? i + STEP : i); }
@@ -299,7 +298,7 @@ inline words both(const words& a, const words& b) {
 #endif
 }
 
-// Each number in the place of the one whose index differs by STEP's bit.
+// Swaps each number with the one whose index differs by STEP's bit.
 template <int STEP>
 struct Swapped {
   static constexpr int of(int i, int) { return i ^ STEP; }
@@ -318,8 +317,8 @@ inline floats exchanged(const floats& value) {
 #endif
 }
 
-// a > b ? a : b, a < b ? a : b, what is where x is not below a bound, else 0, and a * b + c, rounded once where the processor can: in
-// compilers' own words these become one instruction at some places and not at others. Of a number and none the second comes out.
+// larger, smaller, "x if not below a bound, else 0", and a * b + c (rounded once if the processor has FMA). Written with intrinsics,
+// because compilers turn the expressions into one instruction only sometimes. If an argument is NaN, the second one is returned.
 #if defined(__AVX512F__)
 inline floats larger(floats a, floats b) { return a > b ? a : b; }
 inline floats smaller(floats a, floats b) { return a < b ? a : b; }

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "units.h"
+#include "attention_inner.h"
 
 extern "C" {
 #define DECLARE(DTYPE, NUMBER)                                                                                            \

@@ -17,8 +17,8 @@ from labinfer.native.targets import TARGETS, X86_64_V3, X86_64_V4, Target, proce
 
 GROUP_PANELS = ("group_panels", *(f"group_panels_{codes}" for codes in ("4", "5", "8", "table", "amx")))
 CHECKS = {
-    "kernel_check": ("amx", "team", *GROUP_PANELS),
-    "functions_check": ("amx", "team", "attention", "elementwise", "linear", "unpaired"),
+    "kernel_check": ("amx", "thread_pool", *GROUP_PANELS),
+    "functions_check": ("amx", "thread_pool", "attention", "elementwise", "linear", "gemm_f32"),
 }
 """Programs of this folder, and files of the library that each is linked with."""
 EMULATORS = {"aarch64": "qemu-aarch64"}
@@ -50,7 +50,7 @@ def compile_check(target: Target, folder: Path, name: str = "kernel_check", *, l
         run([found, *flags, "-S", str(source), "-o", str(out)])
     if name == "kernel_check" and "avx_vnni" in target.features and not target.runs_here():
         for path in assembly:
-            if path.stem not in ("team", "group_panels"):
+            if path.stem not in ("thread_pool", "group_panels"):
                 recode(path)
     program = folder / name
     run([found, *flags, "-static", *map(str, assembly), "-o", str(program)])

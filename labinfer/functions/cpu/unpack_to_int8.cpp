@@ -1,5 +1,5 @@
-// Products with weights in codes that become bytes.
-#include "codes_in_bytes.h"
+// Matrix products with 4- and 5-bit weights that are unpacked to int8.
+#include "unpack_to_int8.h"
 #include "replay.h"
 #include "rounded_products.h"
 
@@ -8,7 +8,7 @@ namespace {
 
 typedef int16_t lane_int16 __attribute__((vector_size(REGISTER)));
 
-// The largest number, without its sign, that codes less their middle stand for.
+// Largest magnitude of code minus middle.
 template <typename Coding>
 constexpr int largest_number() {
   int most = 0;
@@ -19,8 +19,8 @@ constexpr int largest_number() {
   return most;
 }
 
-// Numbers are multiplied in 16 bits, SHIFT bits to the left so that their factors have 15 bits and are below one. even and odd are those
-// of the even bytes and of the odd ones of a word's part.
+// 16-bit fixed-point multiplication: numbers are shifted left by SHIFT, and factors have 15 bits and are below one. even and odd are the
+// even and odd bytes of a word's part.
 template <typename Coding>
 struct ShiftedNumbers {
   static constexpr int SHIFT = [] {
@@ -35,7 +35,7 @@ struct ShiftedNumbers {
   lane_int16 odd(int part) const { return (lane_int16)(weights.part[part] >> 8 & 0x00ff00ff) << SHIFT; }
 };
 
-// Codes of 4 bits that are numbers go to their places with one shift at most.
+// Uniform 4-bit codes need at most one shift.
 template <>
 struct ShiftedNumbers<Uniform<4>> {
   static constexpr int SHIFT = 4;
@@ -50,7 +50,7 @@ template <typename Coding, Offset OFFSET>
 void largest_weights(const uint8_t* panel, int64_t groups, int64_t group_bytes, float* largest) {
   constexpr float TOP = (1 << Coding::BITS) - 1;
   for (int half = 0; half < 2; ++half) {
-    lanes most{}, zeros{};  // zeros become none where a scale is not finite, and so does what comes out
+    lanes most{}, zeros{};  // zeros become NaN if a scale is not finite, and so does the output
     for (int64_t group = 0; group < groups; ++group) {
       const uint8_t* at = panel + group * group_bytes;
       lanes scale = magnitude(group_numbers<Coding::SCALE_BYTES>(at, half * WIDTH)), number = same(float(largest_number<Coding>()));
@@ -65,7 +65,7 @@ void largest_weights(const uint8_t* panel, int64_t groups, int64_t group_bytes, 
   }
 }
 
-// A number in both halves of each word.
+// Copies a 16-bit number to both halves of each word.
 inline lane_int16 twice(lane_ints numbers) { return (lane_int16)((numbers & 0xffff) | numbers << 16); }
 
 template <typename Coding, Offset OFFSET>
@@ -121,7 +121,7 @@ extern "C" {
 void WITH_GROUPS(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs, int64_t inputs,
                  int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide, int finish, int threads);
 
-// The same in bfloat16, with weights that have lost a little: each is rounded to a 127th of the largest that its output can have.
+// Product in bfloat16 with slightly requantized weights: each is rounded to a 127th of its output's largest weight.
 void linear_groups_bytes(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs, int64_t inputs,
                          int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide, int finish, int threads) {
   const ByteCoding* bytes = byte_coding(bits, coding, offset);

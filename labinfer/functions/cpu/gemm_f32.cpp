@@ -1,16 +1,16 @@
-// Products with packed weights in float32 and float16, computed in float32, and rows of packed tables.
+// Matrix products with packed float32 and float16 weights, accumulated in float32, and embedding lookups in packed tables.
 #include "packed.h"
 #include "panel.h"
 #include "replay.h"
 
 namespace {
 
-// Inputs that are summed at once; such sums are then added. So a sum is as long for one row as for many, its rounding errors grow
-// with the square root of the inputs at most, and a part of a panel stays in the cache for all rows.
+// Chunk of the K dimension. Each chunk is summed by itself, then chunk sums are added: the order does not depend on the number of rows,
+// rounding errors grow with at most the square root of the inputs, and a chunk of a panel stays in the cache for all rows.
 constexpr int64_t CHUNK = 256;
-constexpr int64_t MOST_ROWS = 240;  // that go through a panel together
+constexpr int64_t MOST_ROWS = 240;  // maximum rows multiplied with a panel before the next one is read
 
-// Outputs after the last whole panel have stayed as they were: rows of inputs.
+// Dot product for the outputs after the last full panel, which are stored as plain rows.
 template <typename Number>
 inline float dot(const float* a, const Number* b, int64_t size) {
   float total = 0.0f;
@@ -25,7 +25,7 @@ inline float dot(const float* a, const Number* b, int64_t size) {
   return total;
 }
 
-// Some rows times a panel, chunk by chunk of the inputs: sums (rows, PANEL).
+// Multiplies rows with a panel, one chunk of inputs at a time: sums (rows, PANEL).
 template <typename Kernel>
 void multiply_in_chunks(const float* x, const typename Kernel::Stored* panel, int64_t rows, int64_t inputs, float* sums) {
   alignas(64) float part[Kernel::ROWS * PANEL];
@@ -41,18 +41,18 @@ void multiply_in_chunks(const float* x, const typename Kernel::Stored* panel, in
     }
 }
 
-// A row's sums are in the same order whatever stands beside it.
+// out = x times weight, plus bias. The summation order of a row is independent of the other rows (batch invariant).
 template <typename Dtype, typename Number>
 void multiply(const Number* x, const typename Dtype::Stored* weight, const Number* bias, Number* out, int64_t tokens,
               int64_t outputs, int64_t inputs, int threads) {
   using Kernel = FloatKernel<Dtype>;
   constexpr int64_t TOGETHER = MOST_ROWS / Kernel::ROWS * Kernel::ROWS;
   int64_t panels = outputs / PANEL, blocks = (tokens + TOGETHER - 1) / TOGETHER;
-  int64_t parts = (outputs + PANEL - 1) / PANEL;  // with the outputs after the last panel
+  int64_t parts = (outputs + PANEL - 1) / PANEL;  // including the partial panel at the end
   in_parallel(threads, blocks * parts, [&](Pieces& pieces) {
     alignas(64) float sums[TOGETHER * PANEL];
     const float* rows = nullptr;
-    int64_t taken = -1;  // the first of those
+    int64_t taken = -1;  // first row that `rows` points to
     for (int64_t piece; pieces.next(piece);) {
       int64_t first = piece / parts * TOGETHER, count = std::min(TOGETHER, tokens - first), output = piece % parts * PANEL;
       if (first != taken) rows = Kernel::inputs(x + first * inputs, count * inputs), taken = first;
@@ -76,9 +76,8 @@ void multiply(const Number* x, const typename Dtype::Stored* weight, const Numbe
 
 }  // namespace
 
-// Plain C functions over pointers, called through ctypes. They check nothing: floats.py checks shapes and types. Linear
-// is out (tokens, outputs) = x (tokens, inputs) times packed weight, plus bias if there is one; these products have no other end than
-// Finish::NOTHING.
+// C functions for ctypes; floats.py checks shapes and dtypes before the call. Linear is out (tokens, outputs) = x (tokens, inputs) times
+// packed weight, plus bias if there is one. The only epilogue here is Finish::NOTHING.
 extern "C" {
 
 #define UNPAIRED(DTYPE, KIND, NUMBER)                                                                                     \

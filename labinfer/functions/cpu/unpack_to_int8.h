@@ -1,4 +1,4 @@
-// Weights in codes of 4 or 5 bits that become bytes, with one scale for an output, before they are multiplied.
+// Unpacks 4- and 5-bit weights to int8, with one scale per output, before they are multiplied.
 #pragma once
 
 #include "rounded.h"
@@ -6,24 +6,23 @@
 #if defined(HAS_AMX) || defined(__AVX512VNNI__)
 #define HAS_CODES_IN_BYTES
 
-// How weights of a form in groups become bytes. Functions take a panel or group where its scales begin.
+// Unpacking functions of a grouped form. They take the address of a panel's or group's scales.
 struct ByteCoding {
-  int64_t head, bits;  // of a group: bytes before its codes; of a code
+  int64_t head, bits;  // bytes of a group before its codes; bits of a code
 
-  // The largest weight, without its sign, that each output can have; groups are so many bytes apart. Not finite where a scale is not.
+  // Largest magnitude that each output's weights can have; groups are `stride` bytes apart. Not finite if a scale is not finite.
   void (*largest_weights)(const uint8_t* panel, int64_t groups, int64_t group_bytes, float* largest);
 
-  // A group's weights times a factor for each output, rounded, to a panel of bytes, to which BYTE_MIDDLE is added.
+  // Writes a group's weights times a factor per output, rounded, to an int8 panel, plus BYTE_MIDDLE.
   void (*decode_codes)(const uint8_t* weight, int64_t group, const float* factors, char* to);
 };
 
-// Null for forms that keep their groups: those of 8 bits, which would lose more than they have lost, and those with minima.
+// Null for forms that are not unpacked: 8-bit ones, which would lose more precision than they have lost, and those with minima.
 const ByteCoding* byte_coding(int bits, int coding, int offset);
 
 namespace {
 
-// A thread's panel in bytes of so many inputs, for all rows that are multiplied with it. It is kept from call to call, so that nothing is
-// allocated.
+// Thread-local int8 panel of `inputs` inputs, for all rows that are multiplied with it.
 struct DecodedBytes {
   LineVector<char> bytes;
   float scales[PANEL];
@@ -36,9 +35,9 @@ inline DecodedBytes& decoded_bytes(int64_t inputs) {
 
 #ifdef HAS_AMX
 constexpr int BYTE_ROWS = Amx::ROWS;
-constexpr uint32_t BYTE_MIDDLE = 0;  // tiles take bytes with signs
+constexpr uint32_t BYTE_MIDDLE = 0;  // tiles take signed bytes
 
-// A panel whose codes become bytes a little before tiles read them, see PanelInMemory.
+// Panel whose codes are unpacked shortly before AMX tiles read them, see PanelInMemory.
 class BytePanel {
  public:
   BytePanel(const ByteCoding& coding, const uint8_t* weight, int64_t groups, int64_t group, int64_t group_bytes, const float* factors,
@@ -48,7 +47,7 @@ class BytePanel {
   void ready(int64_t end) {
     for (; next < groups && next * group < end + LEAD; ++next) {
       const uint8_t* at = weight + next * group_bytes;
-      // scales of the next panel, all of which are looked at before it is multiplied
+      // scales of the next panel, all of which are read before it is multiplied
       const uint8_t* soon = at + groups * group_bytes + stream.jump;
       for (int64_t byte = 0; byte < coding.head; byte += 64) __builtin_prefetch(soon + byte, 0, 2);
       coding.decode_codes(at, group, factors, to + next * group * PANEL);
@@ -70,7 +69,7 @@ class BytePanel {
   char* to;
 };
 
-// Sums of whole numbers times the outputs' scales, see FloatSums.
+// Integer sums times the outputs' scales, see FloatSums.
 struct ScaledSums {
   const int32_t* sums;
   const float* scales;
@@ -83,8 +82,8 @@ constexpr int BYTE_ROWS = ByteDot::ROWS;
 constexpr uint32_t BYTE_MIDDLE = Int8::MIDDLE;
 #endif
 
-// A form in groups. Its weights become bytes for the first pass of a block of rows: in tiles a little ahead of them, otherwise all
-// before it.
+// Grouped form whose weights are unpacked in the first pass of a block of rows: shortly before they are used with AMX tiles, otherwise all
+// at once.
 struct CodesInBytes {
   using Dot = ByteDot;
   static constexpr int ROWS = BYTE_ROWS, MIDDLE = BYTE_MIDDLE;
@@ -94,7 +93,7 @@ struct CodesInBytes {
   CodesInBytes(const ByteCoding& coding, int64_t inputs, int64_t group, int64_t lead)
       : coding(coding), inputs(inputs), code_group(group), lead(lead), group(up_to(lead + inputs, group)) {}
 
-  // Of rows, all of whose inputs are one group.
+  // Shape of rounded rows whose inputs form a single group.
   int64_t padded() const { return group; }
   int64_t groups() const { return 1; }
 
@@ -102,7 +101,7 @@ struct CodesInBytes {
   int64_t panel_bytes() const { return group / code_group * group_bytes(); }
   Stretch read_in_pass(const uint8_t*) const { return {decoded_bytes(group).bytes.data(), PANEL * group}; }
 
-  // A panel's scales of outputs to decoded, and what its weights are multiplied with to become bytes.
+  // Writes a panel's output scales to `decoded`, and the factors that turn its weights into int8.
   void scale_outputs(const uint8_t* weight, DecodedBytes& decoded, float* factors) const {
     coding.largest_weights(weight, group / code_group, group_bytes(), decoded.scales);
     for (int i = 0; i < PANEL; ++i) {

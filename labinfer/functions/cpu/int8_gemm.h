@@ -1,14 +1,14 @@
-// The inner loops of products in small whole numbers: 32 outputs for a few rows, 4 inputs at a time. All sums are exact, so
-// every processor finds the same.
+// Inner loops of int8 matrix products: 32 outputs for a few rows, 4 inputs at a time. Integer sums are exact, so every processor gets
+// identical results.
 #pragma once
 
 #include <algorithm>
 
-#include "dots.h"
+#include "int8_dot.h"
 
 namespace {
 
-// For each byte of a register, of which the upper halves are zeros, the entry of a table of 16; the table is there four times.
+// Table lookup of each byte of `codes` (whose upper four bits are zero) in a table of 16 entries, which is stored four times.
 inline lane_words look_up(const uint8_t* table, lane_words codes) {
 #if defined(__AVX512BW__)
   return (lane_words)_mm512_shuffle_epi8(load<__m512i>(table), (__m512i)codes);
@@ -24,8 +24,8 @@ inline lane_words look_up(const uint8_t* table, lane_words codes) {
 #endif
 }
 
-// A coding says how codes of BITS bits stand for whole numbers, to which MIDDLE is added so that they are not negative, what
-// multiplies them, and the bytes of a scale: 2 for float16, 1 for the exponent of a power of two.
+// A coding maps codes of BITS bits to integers plus MIDDLE (so that they are not negative) and names the dot product to use. SCALE_BYTES is
+// 2 for float16 scales, 1 for power-of-two exponents.
 template <int BITS_>
 struct Uniform {
   static constexpr int NUMBER = BITS_ == 5 ? 4 : BITS_ / 8, BITS = BITS_, MIDDLE = 1 << (BITS - 1), SCALE_BYTES = 2, SHIFT = BITS == 8 ? CodeDot<BITS>::SHIFT : 0;
@@ -34,7 +34,7 @@ struct Uniform {
   static constexpr int number(int code) { return code; }
 };
 
-// Twice the numbers of MXFP4 (OCP Microscaling Formats 1.0, 5.3.3).
+// MXFP4 values, doubled (OCP Microscaling Formats 1.0, 5.3.3).
 struct E2m1 {
   static constexpr int NUMBER = 2, BITS = 4, MIDDLE = 12, SCALE_BYTES = 1, SHIFT = 0;
 #ifdef HAS_SMALL_DOT
@@ -49,7 +49,7 @@ struct E2m1 {
   static constexpr int number(int code) { return TABLE[code]; }
 };
 
-// The numbers of IQ4_NL and IQ4_XS (ggml-org/llama.cpp, ggml/src/ggml-common.h, kvalues_iq4nl).
+// Values of IQ4_NL and IQ4_XS (ggml-org/llama.cpp, ggml/src/ggml-common.h, kvalues_iq4nl).
 struct Iq4 {
   static constexpr int NUMBER = 3, BITS = 4, MIDDLE = 128, SCALE_BYTES = 2, SHIFT = CodeDot<8>::SHIFT;
   using Dot = CodeDot<8>;
@@ -60,31 +60,31 @@ struct Iq4 {
   static constexpr int number(int code) { return TABLE[code]; }
 };
 
-// What every group has beside its scale: nothing, a zero point that is taken off its codes, or a minimum that is added to its weights.
+// Offset of each quantization group: none, a zero point that is subtracted from codes, or a minimum that is added to weights.
 enum Offset { NONE, ZEROS, MINIMA };
 
-// What a group's sums begin with: in start is minus the middle of the codes times the sum of the group's inputs. With an offset
-// the middle is 1, and the caller adds start by itself, times the offset.
+// Initial value of a group's sums. `start` is minus the coding's middle times the sum of the group's inputs. With an offset the middle is
+// 1, and the caller adds `start` times the offset.
 template <typename Coding, Offset OFFSET>
 inline int32_t first_sum(int32_t start) {
   constexpr int MIDDLE = OFFSET ? 1 : Coding::MIDDLE;
   return (OFFSET ? 0 : start) - Coding::SHIFT * (start / MIDDLE);
 }
 
-// How codes stand in words of 4 bytes of every output. A word has those of STEP inputs: with 8 bits 4, otherwise 8, of which the
-// first four fill the lowest bits of the bytes, and the second four what is left above them. With 5 bits these have room for their
-// UPPER bits only: their LOWER ones, of SHARED words, are in a word before these, the first word's in the lowest bits.
+// Bit layout of codes in 4-byte words of each output. A word has the codes of STEP inputs: 4 with 8 bits, otherwise 8: the first four in
+// the low bits of the bytes, the second four in the remaining bits above them. 5-bit codes have room there for their UPPER bits only: the
+// LOWER bits of SHARED words are in a word before them, the first word's in the lowest bits.
 template <int BITS>
 struct CodeWords {
   static constexpr int STEP = BITS == 8 ? 4 : 8, UPPER = 8 - BITS, LOWER = BITS == 8 ? 0 : BITS - UPPER;
-  static constexpr int64_t SHARED = LOWER ? 8 / LOWER : 1, BYTES = STEP * BITS / 8;  // of an output for each step, shared words parted
+  static constexpr int64_t SHARED = LOWER ? 8 / LOWER : 1, BYTES = STEP * BITS / 8;  // per output and step, with the shared words divided among their steps
 
   static constexpr int64_t place(int64_t step) { return LOWER ? step + step / SHARED + 1 : step; }
   static constexpr int64_t lower_place(int64_t step) { return step / SHARED * (SHARED + 1); }
 };
 
-// A register's outputs' weights of a step's first four inputs, and of its second four where there are any; codes begin with that
-// register of the first step.
+// Weights of a register's outputs for a step: its first four inputs, and its second four if there are any. `codes` points to that register
+// in the first step.
 template <typename Coding>
 struct StepWeights {
   using Words = CodeWords<Coding::BITS>;
@@ -93,7 +93,7 @@ struct StepWeights {
   __attribute__((always_inline)) inline StepWeights(const uint8_t* codes, int64_t step) {
     lane_words word = load<lane_words>(codes + Words::place(step) * 4 * PANEL);
 #ifdef __x86_64__
-    asm("" : "+v"(word));  // loaded once: gcc may read it anew for every row
+    asm("" : "+v"(word));  // load once: gcc may otherwise reload it for every row
 #endif
     if constexpr (Coding::BITS == 8) {
       part[0] = Coding::weights(word);
@@ -109,7 +109,7 @@ struct StepWeights {
   }
 };
 
-// Some rows times one panel's codes of so many inputs. done(row, i, sums) is given the i-th register of a row's sums.
+// Multiplies ROWS rows with one panel of codes over `inputs` inputs. done(row, i, sums) gets the i-th register of a row's sums.
 template <typename Coding, int ROWS, typename Done>
 __attribute__((always_inline)) inline void multiply_codes(const typename Coding::Dot::Input* x, int64_t stride, const uint8_t* codes,
                                                           int64_t inputs, const int32_t* first, const Stream& stream, Done done) {
@@ -126,7 +126,7 @@ __attribute__((always_inline)) inline void multiply_codes(const typename Coding:
     const uint8_t* from = codes + column * REGISTER;
     auto add = [&](auto& sums, int64_t step, int64_t end) __attribute__((always_inline)) {
       for (; step < end; ++step) {
-        const char* ahead = stream.ahead<ROWS>(from + step * Words::BYTES * PANEL);  // evenly: lines in bursts come in late
+        const char* ahead = stream.ahead<ROWS>(from + step * Words::BYTES * PANEL);  // spread evenly, because lines fetched in bursts arrive late
         for (int line = 0; line < TOGETHER * LANES * Words::BYTES; line += 64) __builtin_prefetch(ahead + line);
         typename Dot::Weights weights[STEP / 4][TOGETHER];
 #pragma GCC unroll 8
@@ -164,7 +164,7 @@ __attribute__((always_inline)) inline void multiply_codes(const typename Coding:
   }
 }
 
-// Panels of 32 outputs: for each 4 inputs the 4 bytes of every output. out (ROWS, 32) = start of a row + its products.
+// Panel of 32 outputs with int8 weights: for each 4 inputs, 4 bytes of every output. out (ROWS, 32) = start of the row + its products.
 template <int ROWS>
 inline void panel_int8(const CodeDot<8>::Input* x, int64_t stride, const uint8_t* weight, int64_t inputs, const int32_t* start,
                        float* out, const Stream& stream) {
@@ -175,7 +175,7 @@ inline void panel_int8(const CodeDot<8>::Input* x, int64_t stride, const uint8_t
   });
 }
 
-// LANES scales or offsets of a group, from that of lane i on.
+// LANES scales or offsets of a group, starting at output i.
 template <int BYTES>
 inline lanes group_numbers(const uint8_t* from, int i) {
   if constexpr (BYTES == 2) return widen_float16(load<lane_halves>(from + 2 * i));
@@ -183,7 +183,7 @@ inline lanes group_numbers(const uint8_t* from, int i) {
   return (lanes)(__builtin_convertvector(load<lane_bytes>(from + i), lane_words) << 23);  // 2^-127 becomes 0
 }
 
-// A single one.
+// One scale or offset of a group, of output i.
 template <int BYTES>
 inline float group_number(const uint8_t* from, int64_t i) {
   if (BYTES == 2) return widen_float16(load<uint16_t>(from + 2 * i));
@@ -191,21 +191,21 @@ inline float group_number(const uint8_t* from, int64_t i) {
   return load<float>(&bits);
 }
 
-// The sums of a row's codes in a group, as numbers: off is minus the middle's part, see panel_groups.
+// Scaled sums of a row's codes in a group. `off` is the row's start of the group, see panel_groups.
 template <typename Coding, Offset OFFSET>
 inline lanes group_product(lane_ints sums, float off, lanes scale, lanes offset) {
   lanes sum = __builtin_convertvector(sums, lanes);
-  if constexpr (OFFSET == ZEROS) sum += offset * off;  // all of these are whole numbers below 2^24, so nothing is rounded
+  if constexpr (OFFSET == ZEROS) sum += offset * off;  // integers below 2^24, so nothing is rounded
   sum *= scale;
   if constexpr (OFFSET == MINIMA) sum -= offset * off;
   return sum;
 }
 
-// A row has sums of whole numbers and of floats: with AVX-512 those of so many rows are held in registers. Those in floats of more rows
-// stay in memory, to which they go once for each group.
+// A row has integer and float sums. With AVX-512, both kinds are kept in registers for up to this many rows. For more rows, the float sums
+// are in memory and updated once per group.
 constexpr int ROWS_HELD = 6;
 
-// Whether what a product has beside whole sums leaves registers for those of more rows than ROWS_HELD. Others take up to 40 % longer then.
+// Whether a coding leaves registers for float sums of more than ROWS_HELD rows. Where it does not, products take up to 40 % longer.
 template <typename Coding>
 constexpr bool has_free_registers([[maybe_unused]] Offset offset) {
 #ifdef HAS_BYTE_DOT
@@ -215,9 +215,9 @@ constexpr bool has_free_registers([[maybe_unused]] Offset offset) {
 #endif
 }
 
-// Panels of 32 outputs: for each group of inputs 32 scales, with an offset 32 of these in float16 as well, then
-// the codes, see CodeWords. start (ROWS, groups): as above, for each group; with an offset minus the sum of the group's x. A
-// group has a multiple of 8 inputs, of 32 with codes of 5 bits.
+// Panel of 32 outputs quantized in groups: for each group of inputs 32 scales, with an offset 32 float16 offsets, then the codes (see
+// CodeWords). start (ROWS, groups): minus MIDDLE times the sum of the group's inputs, with an offset minus that sum. A group has a multiple
+// of 8 inputs, with 5-bit codes of 32.
 template <int ROWS, typename Coding, Offset OFFSET>
 inline void panel_groups(const typename Coding::Dot::Input* x, int64_t stride, const uint8_t* weight, int64_t groups, int64_t group,
                          const int32_t* start, float* out, const Stream& stream) {

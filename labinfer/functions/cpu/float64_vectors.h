@@ -1,15 +1,15 @@
-// 16 numbers of 8 bytes at a time.
+// Vectors of 16 float64, int64 or uint64 numbers.
 #pragma once
 
 #include "vectors.h"
 
 namespace {
 
-// Wider than any register: arithmetic is split well by compilers, comparisons are not and are left to floats.
+// Vector types wider than any register. Compilers split arithmetic on them well but comparisons badly; comparisons use floats.
 typedef double doubles __attribute__((vector_size(8 * WIDTH)));
 typedef int64_t longs __attribute__((vector_size(8 * WIDTH)));
 typedef uint64_t hashes __attribute__((vector_size(8 * WIDTH)));
-// As compilers convert them from and to these.
+// Narrow types for compiler conversions from and to these vectors.
 typedef float wide_floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t wide_ints __attribute__((vector_size(4 * WIDTH)));
 
@@ -20,7 +20,7 @@ inline floats to_floats(doubles x) {
 }
 inline longs to_longs(const ints& x) { return __builtin_convertvector(load<wide_ints>(&x), longs); }
 
-inline doubles exponential(doubles x) {  // of -700 to 700, to about one unit in the last place
+inline doubles exponential(doubles x) {  // for x from -700 to 700, to about one unit in the last place
   doubles scaled = x * 1.4426950408889634 + 6755399441055744.0;  // adding 1.5 * 2^52 rounds to a whole number
   longs power = (longs)scaled << 52;
   doubles whole = scaled - 6755399441055744.0;

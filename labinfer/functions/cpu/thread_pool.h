@@ -1,26 +1,27 @@
-// Work that is dealt to the threads of a team.
+// Thread pool with work stealing: parallel regions whose work items are partitioned over threads.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 
-// A region is so many pieces of work. Its threads take them one by one: each has a range of its own, which it takes from the front,
-// and when that is done it takes from the back of others' ranges. So a slow core holds nobody up, a thread reads memory in one
-// stretch as long as all are as fast, and a thread that sleeps is not waited for. Which thread does what is never the same twice:
-// a piece must not depend on it.
+// A parallel region consists of numbered work items (pieces). Each thread has a contiguous range of them, from which it takes items in
+// order. A thread that has finished its range steals from the back of other ranges. So a slow core delays nobody, each thread reads memory
+// sequentially while all are equally fast, and a sleeping thread is not waited for. Which thread computes an item varies from run to run: a
+// result must not depend on it.
 
-// Pieces from one to another, packed as begin and end so that both change at once.
+// Range of work items. Begin and end are packed into one word, so that both change atomically.
 struct alignas(64) Range {
   std::atomic<uint64_t> bounds{0};
 };
 
-// What a thread of a region takes pieces from. A helper thread on a core of another process stops when is_idle becomes 0.
+// Iterator over the work items that a thread takes in a region. A helper thread on a core of another process stops when `is_idle` becomes
+// 0.
 class Pieces {
  public:
   Pieces(Range* ranges, int number, int own, const std::atomic<uint32_t>* is_idle = nullptr)
       : ranges(ranges), is_idle(is_idle), number(number), from(own) {}
 
-  // The next one; false when there is none left.
+  // Takes the next item. Returns false when no item is left.
   bool next(int64_t& piece) {
     if (is_idle && !is_idle->load(std::memory_order_relaxed)) return false;
     for (; tried < number; ++tried, from = from + 1 < number ? from + 1 : 0) {
@@ -43,20 +44,20 @@ class Pieces {
   int number, from, tried = 0;
 };
 
-// A core of another process, which is idle while the word is not 0.
+// Core of another process; the process idles while `is_idle` is not 0.
 struct SharedCore {
   const std::atomic<uint32_t>* is_idle;
   int64_t cpu;
 };
 
-// Runs work(data, pieces) once on the calling thread and on each of the others that comes in time, threads at most; returns when
-// all pieces are done. From within a region it runs on the calling thread alone.
+// Runs work(data, pieces) once on the calling thread and on each other thread that arrives in time, at most `threads` in all. Returns when
+// all items are done. A nested region runs on the calling thread alone.
 void run_region(int threads, int64_t count, void (*work)(void*, Pieces&), void* data);
 
-// Threads of a region that began now, with those on idle cores of other processes.
-int team_size(int threads);
+// Number of threads that a region started now would have, including helper threads on idle cores of other processes.
+int pool_size(int threads);
 
-// While one is there, the others of the calling thread's team wait for work without sleeping: for many regions in a row.
+// RAII guard: while one exists, the threads of the caller's pool spin between regions instead of sleeping. For many regions in a row.
 struct Awake {
   Awake();
   ~Awake();
@@ -64,13 +65,13 @@ struct Awake {
 
 namespace {
 
-// run(pieces) once on each thread that takes part, which takes pieces until there are none.
+// Calls run(pieces) once on each participating thread.
 template <typename Run>
 inline void in_parallel(int threads, int64_t count, Run run) {
   run_region(threads, count, [](void* data, Pieces& pieces) { (*(Run*)data)(pieces); }, &run);
 }
 
-// run(piece) for each piece.
+// Calls run(piece) for each work item.
 template <typename Run>
 inline void for_each(int threads, int64_t count, Run run) {
   in_parallel(threads, count, [&](Pieces& pieces) {

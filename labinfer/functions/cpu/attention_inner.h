@@ -1,4 +1,4 @@
-// The inner loops of attention: rows times 32 columns of keys or values, as the cache holds them.
+// Inner loops of attention: query or weight rows times 32 columns of keys or values, in the memory layout of the KV cache.
 #pragma once
 
 #include "amx.h"
@@ -6,20 +6,19 @@
 
 namespace {
 
-// A cache in tiles holds the keys of 16 tokens of a KV head as a unit (pairs of numbers, 16 keys, 2), and their values as a
-// unit (pairs of keys, numbers, 2): what a step of a product reads stands together, and a unit is one straight stream.
+// A tiled KV cache stores the keys of 16 tokens of a KV head as a unit (pairs of dimensions, 16 keys, 2), and their values as a unit (pairs
+// of keys, dimensions, 2): the operands of a product's step are adjacent, and a unit is read sequentially.
 constexpr int UNIT = WIDTH;
-// So many units before they are read, what they hold is on its way, to the second-level cache: the first has too few places for
-// lines that are awaited.
+// Prefetch distance in units, to the second-level cache: the first-level cache has too few line fill buffers.
 constexpr int AHEAD_UNITS = 4;
 
-// Dtypes of activations and of a cache. INT8 has scales.
+// Dtypes of activations and of a KV cache. INT8 (caches only) has scales.
 enum class Dtype : int { BFLOAT16, FLOAT32, FLOAT16, INT8 };
 
 constexpr Dtype dtype_of(const bf16*) { return Dtype::BFLOAT16; }
 constexpr Dtype dtype_of(const float*) { return Dtype::FLOAT32; }
 
-// use(pointer) with the type of numbers that it points at, which are no whole ones.
+// Calls use(pointer) with the pointer cast to its floating-point dtype.
 template <typename Use>
 inline void with_dtype(Dtype dtype, void* pointer, Use use) {
   if (dtype == Dtype::BFLOAT16) use((bf16*)pointer);
@@ -27,37 +26,37 @@ inline void with_dtype(Dtype dtype, void* pointer, Use use) {
   else use((float*)pointer);
 }
 
-// Keys of a step of the softmax. Spans begin at multiples of it, each is computed for itself, and they are joined in their
-// order: so a token comes to the same bits whatever else is computed with it, and by whom.
+// Keys of one softmax block (span). Spans begin at multiples of SPAN, are computed independently, and are joined in order: a token's output
+// has identical bits in any batch and on any thread.
 constexpr int64_t SPAN = 256;
 
-// Rows as kernels read them that are not in tiles, at distances that the compiler knows: those of queries pair by pair, all
-// rows' first pair, then all rows' second; those of weights one after another.
+// Memory layout of the rows that kernels read (but for AMX tiles), with strides known at compile time. QUERIES: pair by pair, the first
+// pair of all rows, then the second of all rows. WEIGHTS: one row after another.
 enum class Rows { QUERIES, WEIGHTS };
 template <Rows ROWS, int COUNT>
 struct Distance {
   static constexpr int64_t ROW = ROWS == Rows::QUERIES ? 2 : SPAN, PAIR = ROWS == Rows::QUERIES ? 2 * COUNT : 2;
 };
 
-// What is multiplied: groups of pairs, of which each has its first 16 columns and its second 16 somewhere. Meanwhile the groups at soon_first
-// and soon_second are fetched.
+// Matrix operand: groups of pairs; each group has separate addresses of its first 16 and its second 16 columns. Meanwhile the groups at
+// soon_first and soon_second are prefetched.
 template <typename Element>
 struct Columns {
   const Element *const *first, *const *second;
   const Element *const *soon_first, *const *soon_second;
-  int64_t first_offset, second_offset;  // of the columns from there, in numbers
-  int64_t pairs, group;                 // in all, and of each group but the last
-  int64_t stride;                       // numbers from pair to pair
+  int64_t first_offset, second_offset;  // of the columns from those addresses, in elements
+  int64_t pairs, group;                 // total, and per group (but for the last)
+  int64_t stride;                       // elements from pair to pair
 };
 
-// Up to so many rows are multiplied with one straight stream, by processors that have the registers.
+// Maximum rows that are multiplied in a single sequential pass over the units, by processors with enough registers.
 constexpr int FEW_ROWS = REGISTER == 64 ? 7 : 0;
 
-// 2 to the power of x, which is 0 below the smallest normal float, to 8 parts in 100,000: for weights in bfloat16.
+// 2^x to 8 parts in 100,000, for weights in bfloat16; 0 below the smallest normal float.
 inline floats rough_power_of_two(floats x) {
-  floats rounded = x + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
+  floats rounded = x + 12582912.0f;  // adding 1.5 * 2^23 rounds to an integer
   floats rest = x - (rounded - 12582912.0f);
-  floats value = same(5.517164e-2f);  // fitted to [-1/2, 1/2] by the largest relative error
+  floats value = same(5.517164e-2f);  // minimax polynomial of the relative error on [-1/2, 1/2]
   value = value * rest + 2.4261113e-1f;
   value = value * rest + 6.9326097e-1f;
   value = value * rest + 9.9992806e-1f;
@@ -65,7 +64,7 @@ inline floats rough_power_of_two(floats x) {
   return from_on(-126.0f, x, value);
 }
 
-// Keys and values become float32 on the way in; any processor can do that.
+// bfloat16 keys and values converted to float32 in registers, with FMA; for any processor.
 struct FmaUnits {
   using Input = float;
   using Element = bf16;
@@ -82,8 +81,8 @@ struct FmaUnits {
   static void multiply(const float* x, const Columns<bf16>& columns, float* out, int64_t out_stride) {
     using At = Distance<KIND, COUNT>;
     constexpr int ACROSS = PANEL / LANES, TOGETHER = together(COUNT, ACROSS);
-    constexpr int UNIT_REGISTERS = UNIT / LANES, AT_ONCE = std::max(1, TOGETHER / UNIT_REGISTERS);  // units that are read together
-    // What is read stays until both of its halves are multiplied, where there are registers for that.
+    constexpr int UNIT_REGISTERS = UNIT / LANES, AT_ONCE = std::max(1, TOGETHER / UNIT_REGISTERS);  // units that are read at once
+    // A loaded register is kept until both of its halves are multiplied, if there are enough registers.
     constexpr bool STAYS = REGISTERS == 32 || (COUNT + 2) * TOGETHER + 2 <= REGISTERS;
     for (int column = 0; column < ACROSS; column += TOGETHER) {
       lanes total[COUNT][TOGETHER] = {};
@@ -131,7 +130,7 @@ struct FmaUnits {
   }
 };
 
-// Keys and values in float32: products of a pair's numbers are summed apart from each other, and added at the end.
+// float32 keys and values: the even and odd elements of pairs have separate sums, which are added at the end.
 struct FloatUnits {
   using Input = float;
   using Element = float;
@@ -143,7 +142,7 @@ struct FloatUnits {
   template <Rows KIND, int COUNT>
   static void multiply(const float* x, const Columns<float>& columns, float* out, int64_t out_stride) {
     using At = Distance<KIND, COUNT>;
-    constexpr int ACROSS = 2 * PANEL / LANES, TOGETHER = together(COUNT, std::min(4, 2 * UNIT / LANES));  // those of one unit at most
+    constexpr int ACROSS = 2 * PANEL / LANES, TOGETHER = together(COUNT, std::min(4, 2 * UNIT / LANES));  // at most the registers of one unit
     for (int column = 0; column < ACROSS; column += TOGETHER) {
       lanes total[COUNT][TOGETHER] = {};
       const float* input = x;
@@ -179,7 +178,7 @@ struct FloatUnits {
 };
 
 #ifdef HAS_BFLOAT16_DOT
-// The processor's dot product of pairs in bfloat16, summed in float32.
+// bfloat16 pair dot-product instruction, accumulated in float32.
 struct DotUnits {
   using Input = bf16;
   using Element = bf16;
@@ -230,7 +229,7 @@ struct DotUnits {
 #endif
 
 #ifdef HAS_AMX
-// Tiles: rows stand as they are, one after another.
+// AMX tiles; rows are stored one after another.
 struct AmxUnits {
   using Input = bf16;
   using Element = bf16;
@@ -315,8 +314,8 @@ using Multiply = void (*)(const typename Kernel::Input*, const Columns<typename 
 
 template <typename Kernel, Rows KIND, int... COUNT>
 constexpr Multiply<Kernel> multiply_among(int rows, std::integer_sequence<int, COUNT...>) {
-  constexpr Multiply<Kernel> found[] = {Kernel::template multiply<KIND, COUNT + 1>...};
-  return found[rows - 1];
+  constexpr Multiply<Kernel> variants[] = {Kernel::template multiply<KIND, COUNT + 1>...};
+  return variants[rows - 1];
 }
 
 template <typename Kernel, Rows KIND>
@@ -326,8 +325,8 @@ constexpr Multiply<Kernel> multiply_of(int rows) {
 
 template <typename Kernel, Rows KIND, int ACROSS, int... COUNT>
 constexpr Multiply<Kernel> straight_among(int rows, std::integer_sequence<int, COUNT...>) {
-  constexpr Multiply<Kernel> found[] = {multiply_straight<Kernel, KIND, COUNT + 1, ACROSS>..., nullptr};
-  return found[rows - 1];
+  constexpr Multiply<Kernel> variants[] = {multiply_straight<Kernel, KIND, COUNT + 1, ACROSS>..., nullptr};
+  return variants[rows - 1];
 }
 
 template <typename Kernel, Rows KIND, int ACROSS>

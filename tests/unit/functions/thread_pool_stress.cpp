@@ -1,9 +1,9 @@
-// Regions of a team, one after another and from several threads at once: each piece is done once, and before the region ends.
+// Stress test of the thread pool: regions one after another and from several threads at once. Each item is done once, before its region ends.
 #include <cstdio>
 #include <thread>
 #include <vector>
 
-#include "team.h"
+#include "thread_pool.h"
 
 extern "C" void use_idle_cores(const SharedCore* cores, int64_t count);
 
@@ -28,7 +28,7 @@ static void regions(int threads, int rounds) {
 
 int main() {
   regions(4, 20000);
-  std::vector<std::thread> callers;  // each has a team of its own
+  std::vector<std::thread> callers;  // each has a pool of its own
   for (int i = 0; i < 3; ++i) callers.emplace_back(regions, 3, 3000);
   for (std::thread& caller : callers) caller.join();
 

@@ -1,4 +1,4 @@
-"""The team of threads under stress, built with and without the thread sanitizer."""
+"""The thread pool under stress, built with and without the thread sanitizer."""
 
 import shutil
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 SOURCES = Path(__file__).parents[3] / "labinfer" / "functions" / "cpu"
-STRESS = Path(__file__).with_name("team_stress.cpp")
+STRESS = Path(__file__).with_name("thread_pool_stress.cpp")
 
 
 @pytest.mark.parametrize("flags", [["-O2"], ["-O1", "-fsanitize=thread"]], ids=["plain", "sanitizer"])
@@ -15,7 +15,7 @@ def test_pieces_are_done_once_and_in_time(flags, tmp_path):
     if shutil.which("g++") is None:
         pytest.skip("there is no g++")
     program = tmp_path / "stress"
-    files = [str(STRESS), str(SOURCES / "team.cpp")]
+    files = [str(STRESS), str(SOURCES / "thread_pool.cpp")]
     subprocess.run(
         ["g++", "-std=c++17", "-pthread", *flags, f"-I{SOURCES}", *files, "-o", str(program)], check=True, timeout=120
     )

@@ -1,5 +1,5 @@
-// The threads of a team: they wait for regions of work, shortly without sleeping, and take pieces.
-#include "team.h"
+// Thread pool: threads spin briefly, then sleep, until a parallel region starts.
+#include "thread_pool.h"
 
 #include <pthread.h>
 
@@ -15,8 +15,8 @@
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// How long a thread that waits looks again and again before it sleeps. Between the calls of a step in Python it is short: whoever
-// it waits for may be without a core. In a replayed step nothing takes long.
+// Spin times of a waiting thread before it sleeps. Short between the calls of a step that runs in Python, because the thread it waits for
+// may lack a core; long in a replayed step, where calls follow each other at once.
 constexpr std::chrono::microseconds SHORT{10}, LONG{200};
 
 inline void pause() {
@@ -27,7 +27,7 @@ inline void pause() {
 #endif
 }
 
-// Looks until it is there or the time is over; says whether it is there.
+// Spins until there() or until the time is over. Returns whether there() became true.
 template <typename There>
 bool look(std::chrono::microseconds time, There there) {
   Clock::time_point end{};
@@ -40,27 +40,27 @@ bool look(std::chrono::microseconds time, There there) {
   }
 }
 
-// Cores of other processes for every team that starts a region from now on, and the number of calls of use_idle_cores.
+// Cores of other processes that every pool may use from its next region on, and the number of calls of use_idle_cores.
 std::mutex shared_mutex;
 std::vector<SharedCore> shared_cores;
 std::atomic<int> shared_changes{0};
 
-// The threads that work for one thread, and helper threads on cores of other processes, which sleep unless there is work and their
-// core is idle. A region's number, the number of threads inside, and whether more may enter are one word, so that the last thread to
-// leave and the end of a region never miss each other.
-class Team {
+// Worker threads of one calling thread, and helper threads on cores of other processes, which sleep unless there is work and their core is
+// idle. The region's number, the number of threads inside, and whether more may enter are one atomic word, so that the last thread to leave
+// and the end of a region cannot miss each other.
+class ThreadPool {
   struct Helper {
     explicit Helper(const SharedCore& core) : core(core) {}
     bool is_idle() const { return core.is_idle->load(std::memory_order_acquire); }
 
     SharedCore core;
-    int range = -1;  // of the present region; -1 if the helper has no part in it
+    int range = -1;  // index in the current region; -1 if the helper has no part in it
     std::atomic<bool> sleeps{false}, stops{false};
     std::thread thread;
   };
 
  public:
-  ~Team() {
+  ~ThreadPool() {
     {
       std::lock_guard<std::mutex> lock(mutex);
       stops = true;
@@ -86,7 +86,7 @@ class Team {
     work_as(0);
     state.fetch_and(~OPEN);
     auto empty = [&] { return state.load(std::memory_order_acquire) % REGION == 0; };
-    while (!look(LONG, empty)) std::this_thread::yield();  // someone in the middle of a piece has no core
+    while (!look(LONG, empty)) std::this_thread::yield();  // a thread in the middle of an item may lack a core
   }
 
   int size(int threads) {
@@ -124,7 +124,7 @@ class Team {
     bool others_sleep = sleeping.load() > 0, helpers_sleep = false;
     for (Helper& helper : helpers) helpers_sleep |= helper.sleeps.load() && helper.is_idle();
     if (!others_sleep && !helpers_sleep) return;
-    std::lock_guard<std::mutex> lock(mutex);  // whoever is about to sleep does so first
+    std::lock_guard<std::mutex> lock(mutex);  // so that a thread that is about to sleep is asleep before the notification
     if (others_sleep) wake.notify_all();
     if (helpers_sleep) wake_helpers.notify_all();
   }
@@ -134,7 +134,7 @@ class Team {
     work(data, pieces);
   }
 
-  // Takes part in the region that is open if it is still the one seen.
+  // Enters the open region if its number is still `seen`.
   template <typename Work>
   void enter(uint32_t now, uint32_t seen, Work work) {
     while (now & OPEN && now / REGION == seen)
@@ -152,9 +152,9 @@ class Team {
 };
 
 thread_local bool is_inside = false;
-thread_local std::unique_ptr<Team> team;
+thread_local std::unique_ptr<ThreadPool> pool;
 
-void Team::serve(int number, uint32_t seen) {
+void ThreadPool::serve(int number, uint32_t seen) {
   is_inside = true;
   for (;;) {
     uint32_t now;
@@ -170,23 +170,23 @@ void Team::serve(int number, uint32_t seen) {
     enter(now, seen, [&] {
       if (number < members) work_as(number);
     });
-    if (stops) return;  // written before the region's number
+    if (stops) return;  // written before the region's number is incremented
   }
 }
 
-void Team::help(Helper& helper, uint32_t seen) {
+void ThreadPool::help(Helper& helper, uint32_t seen) {
   is_inside = true;
 #ifdef __linux__
   cpu_set_t cores;
   CPU_ZERO(&cores);
   CPU_SET(helper.core.cpu, &cores);
-  if (pthread_setaffinity_np(pthread_self(), sizeof(cores), &cores)) return;  // not a core that this process may use
+  if (pthread_setaffinity_np(pthread_self(), sizeof(cores), &cores)) return;  // this process may not use the core
 #endif
   while (!helper.stops) {
     uint32_t now = 0;
     auto is_new = [&] { return now = state.load(), now / REGION != seen; };
-    bool found = awake.load() && helper.is_idle() && look(LONG, [&] { return is_new() || !helper.is_idle(); }) && is_new();
-    if (!found) {
+    bool has_work = awake.load() && helper.is_idle() && look(LONG, [&] { return is_new() || !helper.is_idle(); }) && is_new();
+    if (!has_work) {
       std::unique_lock<std::mutex> lock(mutex);
       helper.sleeps = true;
       wake_helpers.wait(lock, [&] { return helper.stops || (helper.is_idle() && is_new()); });
@@ -201,7 +201,7 @@ void Team::help(Helper& helper, uint32_t seen) {
   }
 }
 
-void Team::stop_helpers() {
+void ThreadPool::stop_helpers() {
   {
     std::lock_guard<std::mutex> lock(mutex);
     for (Helper& helper : helpers) helper.stops = true;
@@ -211,8 +211,8 @@ void Team::stop_helpers() {
   helpers.clear();
 }
 
-// Replaces the helper threads by one for each of shared_cores.
-void Team::start_helpers() {
+// Replaces the helper threads by one for each core in shared_cores.
+void ThreadPool::start_helpers() {
   stop_helpers();
   std::lock_guard<std::mutex> lock(shared_mutex);
   seen_changes = shared_changes.load();
@@ -224,16 +224,16 @@ void Team::start_helpers() {
   }
 }
 
-// The other threads are not there in a forked process.
-void forget() { team.release(); }
+// Runs in the child after a fork: the worker threads do not exist there, so the pool is leaked.
+void forget() { pool.release(); }
 
-Team& own_team() {
-  if (!team) {
+ThreadPool& own_pool() {
+  if (!pool) {
     static int once = pthread_atfork(nullptr, nullptr, forget);
     (void)once;
-    team.reset(new Team);
+    pool.reset(new ThreadPool);
   }
-  return *team;
+  return *pool;
 }
 
 }  // namespace
@@ -242,7 +242,7 @@ void run_region(int threads, int64_t count, void (*work)(void*, Pieces&), void* 
   if (threads > count) threads = int(count);
   if (count > 1 && (threads > 1 || shared_changes.load()) && !is_inside) {
     is_inside = true;
-    own_team().run(threads, count, work, data);
+    own_pool().run(threads, count, work, data);
     is_inside = false;
     return;
   }
@@ -252,15 +252,15 @@ void run_region(int threads, int64_t count, void (*work)(void*, Pieces&), void* 
   if (count > 0) work(data, pieces);
 }
 
-int team_size(int threads) { return is_inside ? 1 : shared_changes.load() ? own_team().size(threads) : threads; }
+int pool_size(int threads) { return is_inside ? 1 : shared_changes.load() ? own_pool().size(threads) : threads; }
 
-Awake::Awake() { own_team().keep_awake(1); }
-Awake::~Awake() { own_team().keep_awake(-1); }
+Awake::Awake() { own_pool().keep_awake(1); }
+Awake::~Awake() { own_pool().keep_awake(-1); }
 
 extern "C" {
 
-// Has teams also compute on cores of other processes while these are idle. Replaces the cores of an earlier call, whose words must
-// stay readable.
+// Makes all pools also use cores of other processes while these are idle. Replaces the cores of an earlier call, whose flags must stay
+// readable.
 void use_idle_cores(const SharedCore* cores, int64_t count) {
   std::lock_guard<std::mutex> lock(shared_mutex);
   shared_cores.assign(cores, cores + count);

@@ -1,60 +1,61 @@
-// The keys and values of a span as attention multiplies them: where the cache holds them, or laid out for it.
+// Keys and values of a span as attention multiplies them: in place in the KV cache, or converted into scratch memory.
 #pragma once
 
 #include <type_traits>
 #include <vector>
 
-#include "units.h"
+#include "attention_inner.h"
 
 namespace {
 
 constexpr int64_t UNITS = SPAN / UNIT;
 
-// (slots, KV heads, size), or in tiles (blocks, KV heads, units of a block; see units.h); in any dtype, in int8 with scales
-// (slots, KV heads), or (blocks, KV heads, keys of a block). Where values are part of keys there is one KV head, and scales are
-// (slots, 2): of the values, and of what is behind them.
+// One KV cache (keys or values). Layout (slots, KV heads, size), or tiled (blocks, KV heads, units of a block; see attention_inner.h), in
+// any dtype. int8 has scales (slots, KV heads) or (blocks, KV heads, keys of a block). If values are a part of the keys (latent attention),
+// there is one KV head, and scales are (slots, 2): of the values, and of the dimensions after them.
 struct Cache {
   const void* data;
   const float* scales;
   Dtype dtype;
 };
 
-// A piece of work: some query tokens of a sequence, for the heads that read kv_heads KV heads from kv on, and the keys that they see.
+// Work item: `count` query tokens of a sequence, for the heads that read `kv_heads` KV heads from `kv` on, and the range of keys that they
+// see.
 struct Tile {
   int64_t sequence, kv, kv_heads;
-  int64_t first, count;                // tokens from the sequence's first new one
+  int64_t first, count;                // tokens, counted from the sequence's first new one
   int64_t begin, end;                  // keys
-  int64_t first_span, end_span;        // of these
-  int64_t whole;                       // where they are dealt to several threads; else -1
+  int64_t first_span, end_span;        // spans with these keys
+  int64_t split;                       // index in `wholes` if the spans are split among threads; else -1
 
-  // The keys of a span that it reads; the first is the first of a unit.
+  // Range of keys that the tile reads in a span; it begins at a unit's first key.
   int64_t first_key(int64_t span) const { return std::max(span * SPAN, begin / UNIT * UNIT); }
   int64_t end_key(int64_t span) const { return std::min((span + 1) * SPAN, end); }
 };
 
-// What all sequences have in common.
+// Arguments of an attention call that all sequences share.
 struct Batch {
   const void* q;
   Cache keys, values;
   const int64_t *tables, *table_ptr, *row_ptr, *context_lens, *head_ptr;
   void* out;
-  Dtype dtype;  // of queries and of what comes out
+  Dtype dtype;  // of queries and outputs
   int64_t heads, kv_heads, size, block_size;
   bool tiled;
   float scale;
   int64_t window, value_size;
-  bool shared;         // values are the first numbers of the keys
-  const float* sinks;  // of each head: a logit that counts without a value; null for none
+  bool shared;         // values are the first dimensions of the keys
+  const float* sinks;  // attention sinks: one logit per head, without a value; null for none
 
   int64_t even_size() const { return up_to(size, 2); }
-  bool has_scales() const { return keys.scales && !shared; }  // that are not in the numbers already, as they are laid out
+  bool has_scales() const { return keys.scales && !shared; }  // scales that are applied to scores and weights; shared caches are scaled when they are converted
   int64_t group(int64_t kv, int64_t kv_heads = 1) const { return head_ptr[kv + kv_heads] - head_ptr[kv]; }
   int64_t rows(const Tile& tile) const { return tile.count * group(tile.kv, tile.kv_heads); }
-  // The position of a tile's first token in its sequence.
+  // Position of the tile's first token in its sequence.
   int64_t position(const Tile& tile) const {
     return context_lens[tile.sequence] - (row_ptr[tile.sequence + 1] - row_ptr[tile.sequence]) + tile.first;
   }
-  int64_t width() const { return up_to(value_size, PANEL); }  // of a row of sums
+  int64_t width() const { return up_to(value_size, PANEL); }  // of a row of output sums
 };
 
 template <typename T, typename Allocator>
@@ -63,14 +64,14 @@ T* room(std::vector<T, Allocator>& memory, int64_t size) {
   return memory.data();
 }
 
-// Numbers of a cache as numbers that are multiplied; bfloat16 has all whole ones of int8.
+// Converts 16 cached elements to the kernel's dtype; bfloat16 represents every int8 exactly.
 inline void convert(bf16* to, const int8_t* from) { store(to, low_halves((words)load_floats(from) >> 16)); }
 template <typename To, typename From>
 inline void convert(To* to, const From* from) {
   store_floats(to, load_floats(from));
 }
 
-// So many numbers times a scale.
+// to[i] = from[i] * scale for `count` elements.
 template <typename To, typename From>
 inline void multiply_by(float scale, const From* from, To* to, int64_t count) {
   int64_t i = 0;
@@ -78,14 +79,14 @@ inline void multiply_by(float scale, const From* from, To* to, int64_t count) {
   for (; i < count; ++i) set(to[i], as_float(from[i]) * scale);
 }
 
-// use(numbers) with the type of those of a cache.
+// Calls use(elements) with the cache's data cast to its dtype.
 template <typename Use>
 inline void with_numbers(const Cache& cache, Use use) {
   if (cache.dtype == Dtype::INT8) use((const int8_t*)cache.data);
   else with_dtype(cache.dtype, (void*)cache.data, use);
 }
 
-// The units of a tile's span, of a KV head's keys or values.
+// Units of a tile's span in the keys or values of one KV head.
 template <typename Element>
 struct Units {
   const Batch& batch;
@@ -95,7 +96,7 @@ struct Units {
 
   const int64_t* table() const { return batch.tables + batch.table_ptr[tile.sequence]; }
 
-  // Its first key among those of all blocks' KV heads, in tiles.
+  // Index of a unit's first key in a tiled cache, over blocks, KV heads and keys.
   int64_t key_of(int64_t unit) const {
     int64_t units = batch.block_size / UNIT;
     return (table()[unit / units] * batch.kv_heads + kv) * batch.block_size + unit % units * UNIT;
@@ -103,13 +104,13 @@ struct Units {
 
   const Element* in_place(int64_t unit) const { return (const Element*)cache.data + key_of(unit) * batch.size; }
 
-  // Whether its rows, all of which are seen, stand one after another as they are multiplied.
+  // Whether the unit's rows are complete, fully visible, and contiguous in the kernel's dtype, so that they can be used in place.
   bool has_rows(int64_t unit, int64_t count) const {
     bool is_whole = count == UNIT && unit * UNIT >= tile.begin && batch.block_size % UNIT == 0;
     return is_whole && batch.kv_heads == 1 && batch.size % 2 == 0 && cache.dtype == dtype_of((const Element*)nullptr);
   }
 
-  // A unit of a cache in tiles of another dtype; of int8 without the scales, which are exact.
+  // Converts a unit of a tiled cache of another dtype; int8 is converted exactly, without its scales.
   void convert_unit(int64_t unit, int64_t next, Element* to, float* scales) const {
     with_numbers(cache, [&](auto* numbers) {
       auto* from = numbers + key_of(unit) * batch.size;
@@ -125,8 +126,8 @@ struct Units {
     std::memcpy(scales, cache.scales + key_of(unit), UNIT * sizeof(float));
   }
 
-  // Rows of a cache that is not in tiles: 16 (or fewer, then zeros) one after another, each with a zero behind it if its size is
-  // odd. Zeros, too, before the first key that is seen: the table need not say where those are.
+  // Copies the rows of a unit from a cache that is not tiled: 16 rows, zero-padded to an even size. Rows after `count` and before the
+  // first visible key are zeros: the block table need not be valid there.
   void stage(int64_t unit, int64_t count, Element* rows, float* scales) const {
     for (int64_t key = 0; key < UNIT; ++key) {
       Element* to = rows + key * batch.even_size();
@@ -161,7 +162,7 @@ inline void pack_keys(const float* rows, int64_t size, float* to) {
     for (int64_t key = 0; key < UNIT; ++key) std::memcpy(to + 2 * key, rows + key * size + i, 2 * sizeof(float));
 }
 
-// 16 numbers of each of two keys as pairs.
+// Interleaves 16 elements of two keys as pairs.
 inline void pair_up(const bf16* even, const bf16* odd, bf16* to) {
   store(to, widen_words(load<halves>(even)) | widen_words(load<halves>(odd)) << 16);
 }
@@ -169,7 +170,7 @@ inline void pair_up(const float* even, const float* odd, float* to) {
   for (int64_t i = 0; i < WIDTH; ++i) to[2 * i] = even[i], to[2 * i + 1] = odd[i];
 }
 
-// Of rows of any length the first size numbers, and zeros up to width.
+// Packs the first `size` elements of each row as a unit of values, zero-padded to `width`.
 template <typename Element>
 inline void pack_values(const Element* rows, int64_t length, int64_t size, int64_t width, Element* to) {
   for (int64_t key = 0; key < UNIT; key += 2, rows += 2 * length, to += 2 * width) {
@@ -180,21 +181,22 @@ inline void pack_values(const Element* rows, int64_t length, int64_t size, int64
   }
 }
 
-// Units that are laid out anew.
+// Scratch memory of converted units.
 template <typename Element>
 struct UnitMemory {
   LineVector<Element> rows, keys, values;
 };
 
-// Where the units of a span are: keys, then values, then the next span's, as many.
+// Addresses of a span's units: keys, then values, then as many of the next span for prefetching.
 template <typename Element>
 struct Span {
   const Element* units[4 * (UNITS + 1) + AHEAD_UNITS];
   float key_scales[SPAN], value_scales[SPAN];
-  int64_t count, width;  // units, and numbers of a row of values
+  int64_t count, width;  // number of units; elements of a row of values
 
-  // The units of keys begin ... end; begin is the first of one, what is past the end is zero among the values. With gathers these stand one
-  // after another, an even number of units. Of the next span only the first keys are found unless it looks further.
+  // Sets the addresses of the units with keys begin ... end (begin is a unit's first key); values past the end are zeroed. With `gathers`
+  // the values are made contiguous, in an even number of units. Addresses of the next span cover its first keys only, unless
+  // looks_further.
   void find(const Batch& batch, const Tile& tile, int64_t kv, int64_t begin, int64_t end, bool gathers, bool looks_further,
             UnitMemory<Element>& memory) {
     int64_t first = begin / UNIT, last = (tile.end - 1) / UNIT, even = up_to(end - begin, 2 * UNIT) / UNIT;
@@ -242,7 +244,7 @@ struct Span {
   const Element* const* keys() const { return units; }
   const Element* const* values() const { return units + up_to(count, 2); }
 
-  // What is fetched while keys, and while values are read: what comes soon, or the same of the next span.
+  // Addresses to prefetch while keys and while values are read: units soon to be read, or those of the next span.
   const Element* const* soon_keys(bool looks_further) const { return keys() + (looks_further ? up_to(count, 2) + count : AHEAD_UNITS); }
   const Element* const* soon_values(bool looks_further) const { return values() + (looks_further ? 2 * count : AHEAD_UNITS); }
 };

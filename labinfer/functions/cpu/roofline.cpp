@@ -1,15 +1,15 @@
-// What the processor can do at most: the ceilings that bench functions compares with. Each function does a known amount of
-// work and returns it, for the caller to time; the instructions are those of the kernels.
+// Microbenchmarks of the processor's roofline limits, for `bench functions`. Each function does a known amount of work and returns it, for
+// the caller to time; the instructions are those of the kernels.
 #include "amx.h"
-#include "dot4.h"
-#include "team.h"
+#include "int8_gemm.h"
+#include "thread_pool.h"
 
 namespace {
 
-constexpr int CHAINS = 12;  // sums at once, more than an instruction's latency needs
+constexpr int CHAINS = 12;  // independent sums, more than an instruction's latency needs
 
-// So many rounds in which each thread does sum = step(sum) with all its sums. They begin with values that the compiler
-// cannot know, or it would find them all alike, and what comes out is stored where nobody looks.
+// Runs `rounds` rounds of sum = step(sum) on all independent sums of each thread. Initial values are unknown to the compiler, so that it
+// cannot merge the sums, and results are stored, so that it cannot drop them.
 template <typename Number, typename V, typename Step>
 void keep_busy(int64_t rounds, int threads, Step step) {
   for_each(threads, threads, [&](int64_t) {
@@ -27,7 +27,7 @@ void keep_busy(int64_t rounds, int threads, Step step) {
 }
 
 #ifdef HAS_AMX
-// Steps with rows and weights that stay in the first-level cache.
+// Tile steps on rows and weights in the first-level cache.
 template <Numbers NUMBERS>
 int64_t fill_tiles(int64_t steps, int threads) {
   for_each(threads, threads, [&](int64_t) {
@@ -48,11 +48,11 @@ int64_t fill_tiles(int64_t steps, int threads) {
 
 extern "C" {
 
-// Reads so many bytes, which should be more than the caches hold; returns them.
+// Reads `bytes` bytes, which should exceed the caches. Returns the number of bytes.
 int64_t ceiling_memory(const uint8_t* data, int64_t bytes, int threads) {
   constexpr int64_t STEP = 4 * REGISTER;
   int64_t steps = bytes / STEP;
-  std::atomic<uint32_t> found{0};
+  std::atomic<uint32_t> bits{0};
   for_each(threads, threads, [&](int64_t part) {
     lane_words seen[4] = {};
     for (int64_t step = steps * part / threads; step < steps * (part + 1) / threads; ++step) {
@@ -61,14 +61,14 @@ int64_t ceiling_memory(const uint8_t* data, int64_t bytes, int threads) {
       for (int i = 0; i < 4; ++i) seen[i] |= load<lane_words>(at + i * REGISTER);
     }
     lane_words all = seen[0] | seen[1] | seen[2] | seen[3];
-    for (int i = 0; i < LANES; ++i) found |= all[i];
+    for (int i = 0; i < LANES; ++i) bits |= all[i];
   });
-  volatile uint32_t sink = found;
+  volatile uint32_t sink = bits;
   (void)sink;
   return steps * STEP;
 }
 
-// Multiplications and additions in float32; returns how many of both.
+// float32 FMA. Returns the number of multiplications and additions.
 int64_t ceiling_float32(int64_t rounds, int threads) {
   volatile float factor = 0.5f, summand = 1.0f;
   lanes by = factor - lanes{}, plus = summand - lanes{};
@@ -77,7 +77,7 @@ int64_t ceiling_float32(int64_t rounds, int threads) {
 }
 
 #ifdef HAS_BFLOAT16_DOT
-// The same in products of bfloat16.
+// bfloat16 dot products. Returns the number of multiplications and additions.
 int64_t ceiling_dot(int64_t rounds, int threads) {
   volatile uint32_t pair = 0x3f803f80;
   lane_words one = pair - lane_words{};
@@ -87,7 +87,7 @@ int64_t ceiling_dot(int64_t rounds, int threads) {
 #endif
 
 #ifdef HAS_BYTE_DOT
-// The same in products of 8 bits.
+// int8 dot products. Returns the number of multiplications and additions.
 int64_t ceiling_int8(int64_t rounds, int threads) {
   volatile uint32_t four = 0x01010101;
   lane_words one = four - lane_words{};
@@ -97,7 +97,7 @@ int64_t ceiling_int8(int64_t rounds, int threads) {
 #endif
 
 #ifdef HAS_AMX
-// The same in tiles.
+// AMX tile products. Returns the number of multiplications and additions.
 int64_t ceiling_amx(int64_t rounds, int threads) { return fill_tiles<Numbers::BFLOAT16>(rounds, threads); }
 int64_t ceiling_int8_amx(int64_t rounds, int threads) { return fill_tiles<Numbers::UNSIGNED_WEIGHTS>(rounds, threads); }
 #endif

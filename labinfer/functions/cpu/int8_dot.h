@@ -1,4 +1,4 @@
-// How processors multiply small whole numbers: 4 codes of each output, as many outputs as a register has words, with 4 inputs.
+// int8 dot-product instructions by processor: 4 weight codes of each output (as many outputs as a register has words) times 4 inputs.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +13,15 @@ typedef int32_t lane_ints __attribute__((vector_size(REGISTER)));
 
 constexpr int64_t NO_LIMIT = std::numeric_limits<int64_t>::max();
 
-// A processor's way takes the 4 inputs of a row in so many TURNS. It reads rows as Input: bytes, or wider numbers that widen() makes of
-// them once, in the order that it wants. Those of a turn, for all outputs, are Inputs. Sums take the products of at most RUN inputs and then
-// become whole() numbers. SHIFT is what codes of 8 bits lose on the way to Weights. ROWS rows are multiplied at a time, with at most HELD
-// registers of sums.
+// Interface of a dot-product class. It multiplies the 4 inputs of a row in TURNS instructions. Rows are stored as Input: bytes, or wider
+// integers that widen() makes of them once, in the order that the instruction needs. Inputs is the operand of one turn for all outputs.
+// Sums accumulates at most RUN inputs; whole() converts it to int32. SHIFT is subtracted from 8-bit codes when they become Weights. ROWS
+// rows are multiplied at a time, with at most HELD registers of sums.
 
 #if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__)) || \
     defined(__ARM_FEATURE_MATMUL_INT8) || defined(__ARM_FEATURE_DOTPROD)
 #define HAS_BYTE_DOT
-// Dot products of bytes.
+// Byte dot products in one instruction: AVX-VNNI, AVX512-VNNI, or Arm dotprod / i8mm.
 struct ByteDot {
   using Input = int8_t;
   using Inputs = lane_ints;
@@ -30,7 +30,7 @@ struct ByteDot {
   static constexpr int64_t RUN = NO_LIMIT;
   static constexpr int TURNS = 1, ROWS = REGISTER == 64 ? 13 : 6, HELD = REGISTERS == 32 ? 26 : 12;
 #if defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
-  static constexpr int SHIFT = 128;  // both factors have signs
+  static constexpr int SHIFT = 128;  // the instruction is signed × signed
 #else
   static constexpr int SHIFT = 0;
 #endif
@@ -56,7 +56,7 @@ template <int BITS>
 using CodeDot = ByteDot;
 
 #elif defined(__SSE2__)
-// One instruction of the processor on all of a register.
+// Applies one 128-, 256- or 512-bit instruction to a full register.
 #if defined(__AVX512BW__)
 #define WHOLE_REGISTER(NAME, a, b) (lane_ints) _mm512_##NAME((__m512i)(a), (__m512i)(b))
 #elif defined(__AVX2__) && !defined(__AVX512F__)
@@ -73,14 +73,14 @@ inline lane_ints in_parts(lane_ints a, lane_ints b, Operation operation) {
 }
 #endif
 
-// Sums as they are at this place. Compilers take products from elsewhere first, and of 16 registers there are too few for them.
+// Compiler barrier on a sum: without it, compilers reorder products and spill when there are only 16 registers.
 template <typename Sums>
 inline Sums in_turn(Sums sums) {
   if constexpr (REGISTERS == 16) asm("" : "+v"(sums));
   return sums;
 }
 
-// Products of pairs in 16 bits: the first and third input of each 4, then the second and fourth, so that an output has one sum.
+// int16 pair products (pmaddwd): the first and third of each 4 inputs, then the second and fourth, so that each output has one sum.
 struct PairDot {
   using Input = int16_t;
   using Inputs = lane_ints;
@@ -111,7 +111,7 @@ struct PairDot {
 };
 
 #ifdef __SSSE3__
-// Products of codes up to MOST, as many as fit into 16 bits: for codes of 4 bits 16, as 16 * 15 * 127 < 2^15, for those of 5 bits 8.
+// int16 sums of byte products (pmaddubsw) for codes up to MOST: 4-bit codes allow 16 inputs, as 16 * 15 * 127 < 2^15, 5-bit codes allow 8.
 template <int MOST>
 struct SmallDot {
   using Input = int8_t;
@@ -139,7 +139,7 @@ using CodeDot = PairDot;
 #undef WHOLE_REGISTER
 
 #else
-// Any processor: each of the 4 inputs by itself.
+// Portable fallback: each of the 4 inputs by itself.
 struct SingleDot {
   using Input = int32_t;
   using Inputs = int32_t;
