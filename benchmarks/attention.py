@@ -21,9 +21,9 @@ from experts import CACHE, compiled_function, seconds
 
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.attention_heads import AttentionHeads
-from labinfer.functions.ceilings import Ceilings
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.layer_cache import LayerCache
+from labinfer.functions.roofline_limits import RooflineLimits
 from labinfer.native.memory import use_huge_pages
 from labinfer.observe.table import format_table
 
@@ -139,7 +139,7 @@ def main() -> None:
     print_figures(cases, [statistics.median(measured) for measured in times], (before, provider.ceilings()))
 
 
-def print_figures(cases: list[Case], times: list[float], ceilings: tuple[Ceilings, Ceilings]) -> None:
+def print_figures(cases: list[Case], times: list[float], ceilings: tuple[RooflineLimits, RooflineLimits]) -> None:
     """A row for each case, with its share of the mean of the ceilings."""
     memory = statistics.mean(ceiling.memory for ceiling in ceilings)
     dense = statistics.mean(max(ceiling.dot, ceiling.float32) for ceiling in ceilings)

@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from labinfer.functions.cpu import library  # noqa: E402
 from labinfer.functions.cpu.floats import CpuFunctions  # noqa: E402
-from labinfer.functions.cpu.measure_ceilings import measure_ceilings  # noqa: E402
+from labinfer.functions.cpu.measure_roofline import measure_roofline  # noqa: E402
 from labinfer.functions.cpu.quantized import CpuQuantized  # noqa: E402
 from labinfer.functions.packed_weight import QuantizedWeight  # noqa: E402
 from labinfer.native.targets import TARGETS  # noqa: E402
-from labinfer.weights.codes import CodeForm, Codes  # noqa: E402
+from labinfer.weights.codes import Codes, QuantLayout  # noqa: E402
 
 OUTPUTS, INPUTS, GROUP = 9728, 896, 32
 ROWS = (1, 8, 64)
@@ -51,7 +51,7 @@ def random_codes(quantized: CpuQuantized, bits: int) -> QuantizedWeight:
     """A matrix of codes, as files have them."""
     words_OW = torch.randint(-(2**31), 2**31, (OUTPUTS, INPUTS * bits // 32), dtype=torch.int32)
     scales_OG = torch.rand(OUTPUTS, INPUTS // GROUP)
-    form = CodeForm(bits, GROUP)
+    form = QuantLayout(bits, GROUP)
     codes = Codes(form=form, columns=(0, INPUTS), words=words_OW, scales=scales_OG, zeros=None)
     return quantized.pack_codes(codes, torch.bfloat16)
 
@@ -79,7 +79,7 @@ def main() -> None:
     names = arguments.targets.split(",")
     compiled = {name: library.load(library.build(target=known.get(name))) for name in names}
     matrix = torch.randn(OUTPUTS, INPUTS).bfloat16()
-    memory = measure_ceilings(compiled[names[0]]).memory / 1e9
+    memory = measure_roofline(compiled[names[0]]).memory / 1e9
     print(f"{arguments.threads} threads, memory reads {memory:.1f} GB/s; GB/s of weights at 1 row, G(FL)OP/s at more")
     print(f"{'':12}{'rows':>5}" + "".join(f"{name:>16}" for name in names))
     made = {name: products(compiled[name]) for name in names}

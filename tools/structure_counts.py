@@ -66,7 +66,7 @@ EXTENSIONS = {
     "core sharing": ("launch/core_sharing.py",),
     "messages in shared memory": ("comm/shared_memory_ring.py",),
     "measuring": (
-        *(f"functions/{name}.py" for name in ("autotune", "ceilings", "rank_calls")),
+        *(f"functions/{name}.py" for name in ("autotune", "roofline_limits", "rank_calls")),
         *("comm/links.py", "worker/stats_reporter.py", "observe/*.py"),
     ),
     "transports": tuple(f"comm/{name}.py" for name in ("mpi", "torch_dist", "shared_memory", "segment", "polling")),

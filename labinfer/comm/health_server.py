@@ -13,7 +13,7 @@ from labinfer.comm.health_channel import FIREWALL, FaultOptions, HealthChannel, 
 from labinfer.comm.health_messages import LENGTH_BYTES, RegisterRank, decode
 from labinfer.comm.listening import listen
 
-MAX_HELLO, MAX_SILENT = 1 << 10, 1 << 8
+MAX_REGISTRATION_BYTES, MAX_SILENT = 1 << 10, 1 << 8
 """Maximum bytes of a follower's first message, and maximum number of connections that have not sent one."""
 
 
@@ -96,7 +96,7 @@ def _first_messages(server: socket.socket, deadline: float) -> Iterator[tuple[so
                     elif connection in silent:
                         before = silent[connection]
                         silent[connection] = said = before + _receive_ready(connection, _num_missing(before))
-                        if said == before or _num_missing(said) > MAX_HELLO:  # closed, or not a follower
+                        if said == before or _num_missing(said) > MAX_REGISTRATION_BYTES:  # closed, or not a follower
                             let_go(connection).close()
                         elif not _num_missing(said):
                             yield let_go(connection), said[LENGTH_BYTES:]

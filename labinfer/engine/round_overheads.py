@@ -10,7 +10,7 @@ MIN_ROUNDS = 3
 """Minimum number of rounds of a size class before it has an estimate."""
 PLAIN_EVERY = 64
 """Interval, in rounds, of baseline rounds without drafts; no round is forced if one occurred by itself."""
-FIRST_PLAIN_EVERY = 4
+FIRST_BASELINE_EVERY = 4
 """Interval, in rounds, of attempts to get a first baseline round without drafts."""
 FORGET_AFTER = 1024
 """Rounds after which the estimate of an untried draft length is dropped, so that it is tried again."""
@@ -59,7 +59,7 @@ class RoundOverheads:
         asked = self._num_asked[decodes] = self._num_asked.get(decodes, 0) + 1
         if asked % FORGET_AFTER == 0:
             self._forget(decodes)
-        every = PLAIN_EVERY if (decodes, 0) in self._quartiles else FIRST_PLAIN_EVERY
+        every = PLAIN_EVERY if (decodes, 0) in self._quartiles else FIRST_BASELINE_EVERY
         if -asked % every >= self._num_plain or asked - self._last_seen.get((decodes, 0), -every) < every // 2:
             return False
         return any(size[0] == decodes and size[1] for size in self._last_seen)

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from labinfer.functions.clamped_gate import ClampedGate
-from labinfer.weights.codes import CodeForm, Codes, Range
+from labinfer.weights.codes import Codes, QuantLayout, Range
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class ExpertShape:
     """Range of each expert's MLP columns that this rank holds."""
     dtype: torch.dtype
     """Dtype of the loaded weights, or of the dequantized codes."""
-    form: CodeForm | None = None
+    form: QuantLayout | None = None
     """Quantized form of all experts of the layer in the checkpoint; None if they are not quantized."""
 
     @property

@@ -53,7 +53,7 @@ class Provider:
         return ()
 
     def ceilings(self) -> Any:
-        """Measured roofline limits of the device, a ``ceilings.Ceilings``; None if they cannot be measured."""
+        """Measured roofline limits of the device, a ``RooflineLimits``; None if they cannot be measured."""
         return None
 
     def compiled(self) -> ctypes.CDLL | None:

@@ -68,8 +68,8 @@ class EngineLimits:
 
 
 @dataclass(frozen=True)
-class Room:
-    """Minimum cache capacity of every stage."""
+class CacheDemand:
+    """Cache capacity that every stage of a layout must have."""
 
     kv_tokens: float
     num_seqs: int
@@ -188,18 +188,24 @@ def kv_room(
 
 
 def has_room(
-    costs: HostCosts, layers: Mapping[str, float], limits: EngineLimits, least: Room, *, is_first: bool, is_last: bool
+    costs: HostCosts,
+    layers: Mapping[str, float],
+    limits: EngineLimits,
+    demand: CacheDemand,
+    *,
+    is_first: bool,
+    is_last: bool,
 ) -> bool:
-    """Whether a stage has the room ``least``."""
+    """Whether a stage has cache memory for ``demand``."""
     blocks, states = kv_room(costs, layers, limits, is_first=is_first, is_last=is_last)
-    return blocks * limits.block_size >= least.kv_tokens and states >= least.num_seqs
+    return blocks * limits.block_size >= demand.kv_tokens and states >= demand.num_seqs
 
 
-def fits(stages: Sequence[Stage], limits: EngineLimits, least: Room) -> bool:
-    """Whether every stage of a layout has the room ``least``."""
+def fits(stages: Sequence[Stage], limits: EngineLimits, demand: CacheDemand) -> bool:
+    """Whether every stage of a layout has cache memory for ``demand``."""
     last = len(stages) - 1
     return all(
-        has_room(stage.costs, stage.layers, limits, least, is_first=number == 0, is_last=number == last)
+        has_room(stage.costs, stage.layers, limits, demand, is_first=number == 0, is_last=number == last)
         for number, stage in enumerate(stages)
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from labinfer.planner.cluster import Cluster
-from labinfer.planner.objective import Criterion, EngineLimits, Room, Stage
+from labinfer.planner.objective import CacheDemand, Criterion, EngineLimits, Stage
 from labinfer.planner.units import FIRST_FORMS, FormLevel
 from labinfer.planner.workload import MeanRequest
 
@@ -46,7 +46,7 @@ class Problem:
     options: tuple[tuple[str, str], ...] = ()
     """Options that determine the KV cache capacity; see ``room_options``."""
 
-    def least_room(self, num_seqs: int) -> Room:
-        """Room that every stage needs for ``num_seqs`` concurrent sequences, and for one request of ``max_model_len`` tokens."""
+    def cache_demand(self, num_seqs: int) -> CacheDemand:
+        """Cache capacity that every stage needs for ``num_seqs`` concurrent sequences, and for one request of ``max_model_len`` tokens."""
         tokens = max(self.limits.max_model_len, num_seqs * self.request.decode_context, self.kv_tokens)
-        return Room(tokens, num_seqs)
+        return CacheDemand(tokens, num_seqs)

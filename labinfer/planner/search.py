@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from labinfer.planner.class_search import ClassSearch
+from labinfer.planner.branch_and_bound import BranchAndBound
 from labinfer.planner.cluster import Cluster
-from labinfer.planner.layer_room import LayerRoom
+from labinfer.planner.max_layers import MaxLayers
 from labinfer.planner.objective import Stage, fits, kv_tokens, make_criteria
 from labinfer.planner.problem import Problem, Solution
 from labinfer.planner.units import FormLevel, choose_units, form_levels
@@ -23,23 +23,23 @@ def find_layout(problem: Problem) -> Solution | None:
     wants_room = problem.objective == "memory"
     if wants_room:
         problem = replace(problem, objective="throughput")
-    layer_room = LayerRoom(problem.limits)
+    max_layers = MaxLayers(problem.limits)
     for level in form_levels(problem.cluster, problem.dtypes):
-        best = _find_best(problem, level, layer_room)
+        best = _find_best(problem, level, max_layers)
         if best is not None:
-            return replace(_find_roomiest(problem, best, level, layer_room) if wants_room else best, level=level)
+            return replace(_find_roomiest(problem, best, level, max_layers) if wants_room else best, level=level)
     return None
 
 
-def _find_best(problem: Problem, level: FormLevel, layer_room: LayerRoom) -> Solution | None:
+def _find_best(problem: Problem, level: FormLevel, max_layers: MaxLayers) -> Solution | None:
     best: Solution | None = None
-    least = problem.least_room(num_seqs=1)
+    demand = problem.cache_demand(num_seqs=1)
     for classes in choose_units(problem.cluster, problem.dtypes, level).choices:
         num_layers = len(classes[0].costs.layers)
-        most = [max(layer_room.count(each.costs, least, is_last=last) for last in (False, True)) for each in classes]
+        most = [max(max_layers.count(each.costs, demand, is_last=last) for last in (False, True)) for each in classes]
         if sum(count * each.count for count, each in zip(most, classes, strict=True)) < num_layers:
             continue  # cheap check: there may be hundreds of choices, and a search takes seconds
-        best = ClassSearch(problem=problem, classes=classes, known=best, layer_room=layer_room).run() or best
+        best = BranchAndBound(problem=problem, classes=classes, known=best, max_layers=max_layers).run() or best
     return best
 
 
@@ -49,7 +49,7 @@ def _without(cluster: Cluster, excluded: Collection[str]) -> Cluster:
     return Cluster(machines=machines, links=links, default_link=cluster.default_link)
 
 
-def _find_roomiest(problem: Problem, fastest: Solution, level: FormLevel, layer_room: LayerRoom) -> Solution:
+def _find_roomiest(problem: Problem, fastest: Solution, level: FormLevel, max_layers: MaxLayers) -> Solution:
     """The layout with the most KV tokens among those with ``MEMORY_SHARE`` of the best throughput, by bisection over KV tokens."""
     best, most = fastest, fastest.value / MEMORY_SHARE
     size = problem.limits.block_size
@@ -57,7 +57,7 @@ def _find_roomiest(problem: Problem, fastest: Solution, level: FormLevel, layer_
     high = problem.limits.useful_blocks
     while low < high:
         middle = (low + high + 1) // 2
-        solution = _find_best(replace(problem, kv_tokens=middle * size), level, layer_room)
+        solution = _find_best(replace(problem, kv_tokens=middle * size), level, max_layers)
         if solution is not None and solution.value <= most:
             best, low = solution, kv_tokens(solution.stages, problem.limits) // size
         else:
@@ -71,7 +71,7 @@ def judge(problem: Problem, stages: Sequence[Stage]) -> Solution | None:
     best = None
     for criterion in make_criteria(objective, problem.request, problem.limits, len(stages)):
         fewest, most = criterion.num_stages
-        if fewest <= len(stages) <= most and fits(stages, problem.limits, problem.least_room(criterion.num_seqs)):
+        if fewest <= len(stages) <= most and fits(stages, problem.limits, problem.cache_demand(criterion.num_seqs)):
             value = criterion.evaluate(stages, problem.cluster)
             if best is None or value < best.value:
                 best = Solution(value, criterion, tuple(stages))

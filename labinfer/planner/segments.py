@@ -7,13 +7,19 @@ from collections.abc import Sequence
 
 from labinfer.planner.cluster import Cluster
 from labinfer.planner.costs import HostCosts
-from labinfer.planner.objective import Criterion, EngineLimits, Parts, Room, Stage, has_room
+from labinfer.planner.objective import CacheDemand, Criterion, EngineLimits, Parts, Stage, has_room
 
 FAR = float("inf")
 
 
 def cut_layers(
-    order: Sequence[Stage], criterion: Criterion, cluster: Cluster, limits: EngineLimits, *, room: Room, target: float
+    order: Sequence[Stage],
+    criterion: Criterion,
+    cluster: Cluster,
+    limits: EngineLimits,
+    *,
+    demand: CacheDemand,
+    target: float,
 ) -> tuple[Stage, ...] | None:
     """The layout with the least value that has the machines and costs of ``order``; None if none is below ``target``.
 
@@ -22,7 +28,7 @@ def cut_layers(
 
     Args:
         order: stages in pipeline order; their layers are ignored.
-        room: minimum room of each stage.
+        demand: cache capacity that each stage must have.
     """
     count = len(order[0].costs.layers)
     last = len(order) - 1
@@ -31,7 +37,7 @@ def cut_layers(
         _Spans(stage.costs, criterion.bottleneck, number == 0, number == last) for number, stage in enumerate(order)
     ]
     ends = [
-        last_ends(stage.costs, limits, room, is_first=number == 0, is_last=number == last)
+        last_ends(stage.costs, limits, demand, is_first=number == 0, is_last=number == last)
         for number, stage in enumerate(order)
     ]
     hops, transfer = criterion.route_seconds(order, cluster)
@@ -73,24 +79,26 @@ class _Spans:
         return self.fixed + self.sums[end] - self.sums[begin]
 
 
-def last_ends(costs: HostCosts, limits: EngineLimits, room: Room, *, is_first: bool, is_last: bool) -> list[int]:
+def last_ends(
+    costs: HostCosts, limits: EngineLimits, demand: CacheDemand, *, is_first: bool, is_last: bool
+) -> list[int]:
     """For each first layer, the exclusive end of the largest stage that fits. Stages but the last end at ``costs.last_cut`` at most."""
     count, end, ends = len(costs.layers), 0, []
     most = count if is_last or costs.last_cut is None else costs.last_cut
     for begin in range(count):
         end = max(end, begin)
         while end < most and has_room(
-            costs, costs.count_layers(begin, end + 1), limits, room, is_first=is_first, is_last=is_last
+            costs, costs.count_layers(begin, end + 1), limits, demand, is_first=is_first, is_last=is_last
         ):
             end += 1
         ends.append(end)
     return ends
 
 
-def most_layers(costs: HostCosts, limits: EngineLimits, room: Room, *, is_first: bool, is_last: bool) -> int:
+def most_layers(costs: HostCosts, limits: EngineLimits, demand: CacheDemand, *, is_first: bool, is_last: bool) -> int:
     """Most layers of a stage, over all positions in the model."""
     count = len(costs.layers)
-    ends = last_ends(costs, limits, room, is_first=is_first, is_last=is_last)
+    ends = last_ends(costs, limits, demand, is_first=is_first, is_last=is_last)
     begins = range(1) if is_first else range(count)
     return max((ends[begin] - begin for begin in begins if not is_last or ends[begin] == count), default=0)
 

@@ -15,7 +15,7 @@ from labinfer.base.errors import UserError
 from labinfer.text.limited_rendering import LimitedEnvironment, limited, within_limits
 from labinfer.text.messages import Ending
 
-GOES_ON = "<goes on here>"
+CONTINUATION_MARK = "<goes on here>"
 """Marker appended to a message that is to be continued; it is removed from the rendered text."""
 MAX_TEMPLATE = 1 << 20
 """Maximum characters of a template."""
@@ -76,7 +76,10 @@ class ChatTemplate:
         """
         goes_on = ending == "in message"
         if goes_on:
-            messages = [*messages[:-1], messages[-1] | {"content": (messages[-1].get("content") or "") + GOES_ON}]
+            messages = [
+                *messages[:-1],
+                messages[-1] | {"content": (messages[-1].get("content") or "") + CONTINUATION_MARK},
+            ]
         for name in variables or {}:
             if name not in self.variables:
                 known = ", ".join(sorted(self.variables)) or "none"
@@ -100,7 +103,7 @@ class ChatTemplate:
             raise UserError(f"the chat template refuses these messages: {error or type(error).__name__}") from None
         if not goes_on:
             return text
-        before, mark, _ = text.rpartition(GOES_ON)
+        before, mark, _ = text.rpartition(CONTINUATION_MARK)
         if not mark:
             raise UserError(
                 "continue_final_message: this model's chat template does not write the last message as it is"

@@ -43,7 +43,7 @@ OTHER_TYPE_NAMES = {
     "none": "null",
 }
 """Type names of programming languages that clients write in place of JSON Schema's."""
-UNHELD_PATTERN = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\\[bB]")
+UNSUPPORTED_PATTERN = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\\[bB]")
 """Lookaround, backreferences and word boundaries in a regular expression."""
 MAX_SCHEMA_BYTES = 1 << 18
 """Maximum length of a schema as JSON, including descriptions and other parts that a grammar ignores."""
@@ -234,5 +234,5 @@ def _can_hold(keyword: str, value: Any) -> bool:
     if keyword == "format":
         return value in FORMATS
     if keyword == "pattern":
-        return not UNHELD_PATTERN.search(value)
+        return not UNSUPPORTED_PATTERN.search(value)
     return value == "#" or value.startswith("#/")

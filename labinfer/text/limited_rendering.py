@@ -30,7 +30,7 @@ MAX_BITS = 1 << 14
 """Bits of the largest integer."""
 LOOK_SECONDS = 0.02
 """Seconds between two checks of a rendering's CPU time and memory."""
-AGAIN_SECONDS = 1.0
+RETRY_SECONDS = 1.0
 """Time after which a rendering that survived the exception (a destructor may have swallowed it) gets another one."""
 Result = TypeVar("Result")
 _WIDTH = re.compile(r"%[^a-zA-Z%]*(?:\d{8}|\*)|\{[^{}]*:[^{}]*(?:\d{8}|\{)")
@@ -122,7 +122,7 @@ class _Watch:
         """Stop the watchdog thread. It raises nothing in the rendering thread afterwards."""
         try:
             self._take_back()
-        except RenderingEnded:  # raised just now; the next one takes at least ``AGAIN_SECONDS``
+        except RenderingEnded:  # raised just now; the next one takes at least ``RETRY_SECONDS``
             self._take_back()
 
     def _take_back(self) -> None:
@@ -138,7 +138,7 @@ class _Watch:
 
     def _run(self) -> None:
         with suppress(OSError):  # the thread is gone
-            while not self._stopped.wait(AGAIN_SECONDS if self.reason else LOOK_SECONDS):
+            while not self._stopped.wait(RETRY_SECONDS if self.reason else LOOK_SECONDS):
                 taken = time.clock_gettime(self._clock) - self._begin
                 if taken > RENDER_SECONDS:
                     self._end(f"it takes more than {RENDER_SECONDS:g} s")

@@ -8,7 +8,7 @@ from typing import Protocol
 from labinfer.text.byte_rules import ByteRules
 from labinfer.text.utf8_decoder import REPLACEMENT, Utf8Decoder
 
-MAX_BROKEN = 3
+MAX_INCOMPLETE = 3
 """U+FFFD characters at the end of a text that further bytes may complete: a UTF-8 character has at most four bytes."""
 MAX_UNREAD_TOKENS = 64
 """Tokens that are decoded repeatedly while the text ends in U+FFFD; after more tokens the text is final."""
@@ -85,7 +85,7 @@ class ContextDecoder:
     def add(self, token_id: int) -> str:
         self._token_ids.append(token_id)
         text = self._unread()
-        settled = text[:-MAX_BROKEN] + text[-MAX_BROKEN:].rstrip(REPLACEMENT)
+        settled = text[:-MAX_INCOMPLETE] + text[-MAX_INCOMPLETE:].rstrip(REPLACEMENT)
         begin, self._num_shown = self._num_shown, max(self._num_shown, len(settled))  # a text may become shorter
         if text and (settled == text or len(self._token_ids) - self._read > MAX_UNREAD_TOKENS):
             self._num_shown, settled = 0, text

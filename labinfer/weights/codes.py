@@ -23,7 +23,7 @@ CHUNK = 1 << 19
 
 
 @dataclass(frozen=True)
-class CodeForm:
+class QuantLayout:
     """Layout of quantized values: bits, group size, zero points or minima."""
 
     bits: int
@@ -56,7 +56,7 @@ class CodeForm:
 class Codes:
     """Memory for the codes of some outputs and a range of inputs. The range is extended to whole groups at both ends."""
 
-    form: CodeForm
+    form: QuantLayout
     columns: Range
     """Requested range of inputs."""
     words: torch.Tensor
@@ -69,7 +69,7 @@ class Codes:
     """(outputs, groups) float32; None if the form has no minima."""
 
     @classmethod
-    def empty(cls, form: CodeForm, outputs: int, columns: Range, device: torch.device | str = "cpu") -> Codes:
+    def empty(cls, form: QuantLayout, outputs: int, columns: Range, device: torch.device | str = "cpu") -> Codes:
         """Codes with uninitialized memory."""
         begin, end = columns
         groups = -(-end // form.group) - begin // form.group if form.group else 1

@@ -18,7 +18,7 @@ from labinfer.base.errors import UserError
 from labinfer.native.cache_file import digest
 from labinfer.weights.checkpoint import CheckpointReader
 from labinfer.weights.checkpoint_names import CheckpointNames
-from labinfer.weights.codes import CodeForm, Codes
+from labinfer.weights.codes import Codes, QuantLayout
 from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.slices import MatrixSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule
@@ -57,7 +57,7 @@ def weight_slices(model: nn.Module, names: CheckpointNames | None = None) -> Ite
             yield _stored(part, names)
 
 
-def choose_forms(model: nn.Module, form: Callable[[str], CodeForm | None]) -> None:
+def choose_forms(model: nn.Module, form: Callable[[str], QuantLayout | None]) -> None:
     """Choose the form in memory of each matrix of a new model, which is still on the meta device.
 
     Args:
@@ -65,7 +65,7 @@ def choose_forms(model: nn.Module, form: Callable[[str], CodeForm | None]) -> No
     """
     names = _names(model)
 
-    def choose(matrix: str) -> CodeForm | None:
+    def choose(matrix: str) -> QuantLayout | None:
         """Form that all possible names of ``matrix`` agree on; floating point (None) if they differ, as every format can provide it."""
         forms = {form(name) for name in names.spellings(matrix)}
         return forms.pop() if len(forms) == 1 else None

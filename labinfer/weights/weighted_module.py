@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from labinfer.native.memory import use_huge_pages
-from labinfer.weights.codes import CodeForm
+from labinfer.weights.codes import QuantLayout
 from labinfer.weights.slices import WeightSlice
 
 
@@ -32,7 +32,7 @@ class WeightedModule(nn.Module):
         """
         return iter(())
 
-    def choose_forms(self, prefix: str, form: Callable[[str], CodeForm | None]) -> None:
+    def choose_forms(self, prefix: str, form: Callable[[str], QuantLayout | None]) -> None:
         """Choose the forms in which this module holds its matrices, if it supports them.
 
         Args:

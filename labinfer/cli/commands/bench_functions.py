@@ -18,9 +18,9 @@ from labinfer.cli.commands.plot_file import check_plot
 from labinfer.cli.commands.roofline import Figure, draw_roofline
 from labinfer.cli.commands.session import Session
 from labinfer.functions.autotune import TIMED_ROWS, Times, choose, is_tuned, time_candidates
-from labinfer.functions.ceilings import Ceilings
 from labinfer.functions.rank_calls import RankCalls
 from labinfer.functions.registry import parse_overrides
+from labinfer.functions.roofline_limits import RooflineLimits
 from labinfer.launch.find_model import find_model
 from labinfer.launch.layout.layout import make_layout
 from labinfer.launch.providers import make_registry
@@ -59,7 +59,7 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
     measured = (provider.ceilings() for provider in providers)
     ticker = contextlib.closing(Ticker(lambda: "measuring")) if group.rank == 0 else contextlib.nullcontext()
     with ticker, torch.inference_mode():
-        ceilings = next(filter(None, measured), Ceilings(torch.get_num_threads(), 0, 0, 0, 0))
+        ceilings = next(filter(None, measured), RooflineLimits(torch.get_num_threads(), 0, 0, 0, 0))
         times = time_candidates(calls, calls.candidates, SECONDS, dropout_ratio=float("inf"))
         figures = make_figures(calls, times, ceilings, is_tuned(dtype) and options.model.autotune != "off")
     with group.raise_on_all_ranks():
@@ -75,7 +75,7 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
     return ExitStatus.OK
 
 
-def make_figures(calls: RankCalls, times: Times, ceilings: Ceilings, is_tuned: bool) -> list[Figure]:
+def make_figures(calls: RankCalls, times: Times, ceilings: RooflineLimits, is_tuned: bool) -> list[Figure]:
     """A figure for each measured time."""
     contested = calls.contested()
     autotuned = {
@@ -110,7 +110,7 @@ def make_figures(calls: RankCalls, times: Times, ceilings: Ceilings, is_tuned: b
     return figures
 
 
-def describe_ceilings(ceilings: Ceilings) -> str:
+def describe_ceilings(ceilings: RooflineLimits) -> str:
     """The measured ceilings in one line."""
     if not ceilings.memory:
         return "no ceilings: they are measured by compiled functions, which there are not"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from labinfer.cli.commands.plot_file import save_plot
-from labinfer.functions.ceilings import Ceilings
+from labinfer.functions.roofline_limits import RooflineLimits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Figure:
     """Whether a run would choose this implementation."""
 
 
-def draw_roofline(path: str, figures: list[Figure], ceilings: Ceilings) -> None:
+def draw_roofline(path: str, figures: list[Figure], ceilings: RooflineLimits) -> None:
     """Draw a roofline plot: products by arithmetic intensity, under the ceilings of memory and arithmetic.
 
     Raises:

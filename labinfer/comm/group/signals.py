@@ -17,7 +17,7 @@ from labinfer.comm.spmd.environment import LaunchEnvironment
 
 GRACE_SECONDS = 5.0
 """Time between a signal and the forced exit of a process whose main thread does not shut down."""
-ONE_WISH_SECONDS = 1.0
+DEBOUNCE_SECONDS = 1.0
 """Signals closer together than this count as one."""
 NUDGE_SECONDS = (0.001, 0.01, 0.05, 0.1, 0.3)
 """Delay after each nudge that follows a signal."""
@@ -92,10 +92,10 @@ class SignalGuard:
         self.tell(signum)
         if self.running:
             # Launchers and terminals may send a signal twice at once; only a later one is a second request.
-            time.sleep(min(ONE_WISH_SECONDS, self.grace_seconds))
+            time.sleep(min(DEBOUNCE_SECONDS, self.grace_seconds))
             while self._next_wish(0):
                 pass
-            self._next_wish(self.grace_seconds - ONE_WISH_SECONDS)
+            self._next_wish(self.grace_seconds - DEBOUNCE_SECONDS)
         os._exit(128 + signum)
 
     def _next_wish(self, seconds: float | None) -> int:

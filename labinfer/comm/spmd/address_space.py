@@ -10,7 +10,7 @@ from labinfer.base.errors import UserError
 
 LEAST_BYTES = 768 << 20
 """Minimum address space for importing torch: below it, libraries kill the process in ways that Python does not notice."""
-SYMPTOMS = (
+OUT_OF_MEMORY_MESSAGES = (
     "failed to map segment",  # the dynamic linker, of a library
     "can't start new thread",
     "can't allocate memory",  # torch
@@ -61,7 +61,7 @@ def explain_by_limit(error: BaseException | None) -> str:
     if not (limit := describe_limit()):
         return ""
     while error is not None:
-        if isinstance(error, MemoryError) or any(symptom in str(error) for symptom in SYMPTOMS):
+        if isinstance(error, MemoryError) or any(symptom in str(error) for symptom in OUT_OF_MEMORY_MESSAGES):
             return f"there is no address space left: {limit}"
         error = error.__cause__ or error.__context__
     return ""

@@ -17,13 +17,13 @@ import labinfer
 from labinfer.comm.spmd.processes import ancestor, descendants, start_time
 
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
-PATIENCE_SECONDS = 3.0
+EXIT_TIMEOUT_SECONDS = 3.0
 """Seconds that a launcher has to exit before it is killed."""
 LOOK_SECONDS = 0.1
 
 
 def end_launcher() -> str:
-    """Kill the mpirun above this process and its descendants, if it is still running after ``PATIENCE_SECONDS``.
+    """Kill the mpirun above this process and its descendants, if it is still running after ``EXIT_TIMEOUT_SECONDS``.
 
     Returns a text that describes the action; empty without an mpirun, as on machines that mpirun reaches by ssh.
     """
@@ -38,12 +38,12 @@ def end_launcher() -> str:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    return f", and mpirun (process {pid}), too, where it waits for them for more than {PATIENCE_SECONDS:g} s"
+    return f", and mpirun (process {pid}), too, where it waits for them for more than {EXIT_TIMEOUT_SECONDS:g} s"
 
 
 def main(pid: int) -> None:
-    """Wait for a launcher to exit; after ``PATIENCE_SECONDS`` kill it and its descendants."""
-    begun, until = start_time(pid), time.monotonic() + PATIENCE_SECONDS
+    """Wait for a launcher to exit; after ``EXIT_TIMEOUT_SECONDS`` kill it and its descendants."""
+    begun, until = start_time(pid), time.monotonic() + EXIT_TIMEOUT_SECONDS
     while begun and start_time(pid) == begun:
         if time.monotonic() > until:
             for each in [pid, *descendants(pid)]:

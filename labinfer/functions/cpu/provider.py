@@ -9,16 +9,15 @@ from pathlib import Path
 
 import torch
 
-from labinfer.functions.ceilings import Ceilings
 from labinfer.functions.cpu import library
 from labinfer.functions.cpu.delta_rule import CpuDeltaRule
-from labinfer.functions.cpu.expert_arena import ExpertArena
+from labinfer.functions.cpu.expert_cache import ExpertCache
 from labinfer.functions.cpu.experts import CpuExperts
 from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.graph import CpuCapture
 from labinfer.functions.cpu.latent import CpuLatent
 from labinfer.functions.cpu.loading import CpuLoading
-from labinfer.functions.cpu.measure_ceilings import measure_ceilings
+from labinfer.functions.cpu.measure_roofline import measure_roofline
 from labinfer.functions.cpu.packed12 import CpuPacked12
 from labinfer.functions.cpu.quantized import CpuQuantized
 from labinfer.functions.cpu.routing import CpuRouting
@@ -33,6 +32,7 @@ from labinfer.functions.registry import (
     VOCABULARY_INT4,
     FunctionRegistry,
 )
+from labinfer.functions.roofline_limits import RooflineLimits
 from labinfer.native import compiler
 
 logger = logging.getLogger(__name__)
@@ -131,8 +131,8 @@ class CpuProvider(Provider):
         library = self._library
         return self._processor, *((library.file_name, library.kernels) if library is not None else (None,))
 
-    def ceilings(self) -> Ceilings | None:
-        return measure_ceilings(self._library) if self._library is not None else None
+    def ceilings(self) -> RooflineLimits | None:
+        return measure_roofline(self._library) if self._library is not None else None
 
     def compiled(self) -> ctypes.CDLL | None:
         return self._library.compiled if self._library is not None else None
@@ -140,8 +140,8 @@ class CpuProvider(Provider):
     def capture(self) -> Capture | None:
         return CpuCapture(self._library) if self._library is not None else None
 
-    def expert_offload(self, num_bytes: int, folder: Path) -> ExpertArena | None:
-        return ExpertArena(self._library, num_bytes, folder) if self._library is not None else None
+    def expert_offload(self, num_bytes: int, folder: Path) -> ExpertCache | None:
+        return ExpertCache(self._library, num_bytes, folder) if self._library is not None else None
 
     def loading(self) -> CpuLoading | None:
         return CpuLoading(self._library) if self._library is not None else None

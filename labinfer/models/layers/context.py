@@ -11,7 +11,7 @@ import torch
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.functions.functions import Functions
 from labinfer.weights.checkpoint_names import CheckpointNames
-from labinfer.weights.codes import CodeForm
+from labinfer.weights.codes import QuantLayout
 
 ExpertCut = Literal["columns", "whole"]
 """Sharding of experts over TP ranks: a range of columns of every expert, or whole experts."""
@@ -29,7 +29,7 @@ class StageContext:
     """End of the stage's layers, exclusive."""
     is_first: bool
     is_last: bool
-    form: Callable[[str], CodeForm | None] = lambda matrix: None
+    form: Callable[[str], QuantLayout | None] = lambda matrix: None
     """Name of a matrix in the checkpoint → the quantized form in which to hold it; None for a dequantized matrix."""
     experts: ExpertCut = "columns"
     names: CheckpointNames = CheckpointNames()  # noqa: RUF009 - it is frozen

@@ -13,7 +13,7 @@ from labinfer.functions.calls import FunctionCall, LinearCall
 from labinfer.functions.functions import MatrixFunctions, MatrixKind
 from labinfer.functions.packed_weight import PackedWeight, export_packed, import_packed
 from labinfer.models.layers.context import StageContext
-from labinfer.weights.codes import CodeForm, Codes, Range
+from labinfer.weights.codes import Codes, QuantLayout, Range
 from labinfer.weights.slices import MatrixSlice
 from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
@@ -61,7 +61,7 @@ class Matrix(WeightedModule):
         (block,) = self._blocks
         return block.packed
 
-    def choose_forms(self, prefix: str, form: Callable[[str], CodeForm | None]) -> None:
+    def choose_forms(self, prefix: str, form: Callable[[str], QuantLayout | None]) -> None:
         if not self._code_functions:
             return
         parts = [part for part in self.slices(prefix) if isinstance(part, MatrixSlice)]

@@ -40,7 +40,7 @@ PRIVATE = 0o077
 """File mode mask: files of ``--files-dir`` hold prompts and answers, and are private to this user."""
 logger = logging.getLogger(__name__)
 
-LAST_WORDS_SECONDS = 3
+DRAIN_SECONDS = 3
 """Grace period for open responses after the engine has ended."""
 
 
@@ -111,7 +111,7 @@ async def _serve(
         ssl_certfile=setup.options.ssl_certfile or None,
         ssl_keyfile=setup.options.ssl_keyfile or None,
         timeout_keep_alive=setup.options.keep_alive,
-        timeout_graceful_shutdown=LAST_WORDS_SECONDS,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
     )
     server = Server(config)
     service.metrics.watch_connections(lambda: len(server.server_state.connections))

@@ -23,7 +23,7 @@ from labinfer.server.link.private_directory import private_directory
 GATEWAY = "labinfer.server.gateway.main"
 END_SECONDS = 6.0
 """Grace period for the process to finish its responses."""
-DEATH_SECONDS = 0.5
+EXIT_DELAY_SECONDS = 0.5
 """Maximum delay between a broken connection and the exit of its process."""
 
 
@@ -99,7 +99,7 @@ class GatewayProcess:
     def explain(self, error: BrokenConnection) -> BrokenConnection:
         """Explain a broken link by the exit status; ``error`` itself if the process still runs."""
         try:
-            status = self._process.wait(DEATH_SECONDS)
+            status = self._process.wait(EXIT_DELAY_SECONDS)
         except subprocess.TimeoutExpired:
             return error
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"has ended with status {status}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-FORGOTTEN_SECONDS = 600.0
+RESET_SECONDS = 600.0
 """Uptime in seconds after which the restart count is reset."""
-LONGEST_PAUSE = 30.0
+MAX_BACKOFF_SECONDS = 30.0
 """Maximum back-off in seconds."""
 
 
@@ -22,9 +22,9 @@ class Restarts:
 
     def next_pause(self, lived_seconds: float) -> float | None:
         """Back-off in seconds before the next restart of a group that ran for ``lived_seconds``; None if the limit is reached."""
-        if lived_seconds >= FORGOTTEN_SECONDS:
+        if lived_seconds >= RESET_SECONDS:
             self.count = 0
         if self.count >= self._limit:
             return None
         self.count += 1
-        return 0.0 if self.count == 1 else min(2.0 ** (self.count - 2), LONGEST_PAUSE)
+        return 0.0 if self.count == 1 else min(2.0 ** (self.count - 2), MAX_BACKOFF_SECONDS)

@@ -27,7 +27,7 @@ REFUSED_SECONDS, REFUSALS = 20.0, 3
 """A launcher that ends this early this often, with one status and before its ranks have met, has refused its arguments: it is not restarted."""
 LOOK_SECONDS = 0.05
 """Polling interval for the group, the gateway and signals."""
-LAST_WORDS_SECONDS = 1.0
+DRAIN_SECONDS = 1.0
 """Timeout for the rest of the log of a group that has ended."""
 LOG_BYTES = 1 << 16
 """Maximum bytes of log per read: the capacity of a pipe (``pipe(7)``)."""
@@ -132,7 +132,7 @@ class Supervisor:
                 process.kill()
             time.sleep(LOOK_SECONDS)
         if process.stderr is not None:
-            log.join(LAST_WORDS_SECONDS)  # bounded: processes that the group left behind may keep the pipe open
+            log.join(DRAIN_SECONDS)  # bounded: processes that the group left behind may keep the pipe open
         return process.returncode
 
     def _own_status(self) -> int | None:

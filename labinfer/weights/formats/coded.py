@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from labinfer.base.errors import UserError
-from labinfer.weights.codes import CodeForm, Codes, unpack
+from labinfer.weights.codes import Codes, QuantLayout, unpack
 from labinfer.weights.formats.decoded import fill
 from labinfer.weights.formats.format import TensorReader
 from labinfer.weights.slices import MatrixSlice, Range
@@ -40,9 +40,9 @@ class CodedFormat(ABC):
     def __init__(self, bits: int, group: int, has_zeros: bool):
         self.group = group
         per_output = bits == 8 and not group and not has_zeros
-        self.own_form = CodeForm(bits, 0 if per_output else math.gcd(group, LARGEST_GROUP), has_zeros)
+        self.own_form = QuantLayout(bits, 0 if per_output else math.gcd(group, LARGEST_GROUP), has_zeros)
 
-    def form(self, quantization: str) -> CodeForm | None:
+    def form(self, quantization: str) -> QuantLayout | None:
         return None if quantization == "none" else self.own_form
 
     def tensor_names(self, matrix: str) -> tuple[str, ...]:

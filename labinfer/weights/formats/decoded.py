@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from labinfer.weights.codes import CodeForm, Codes, Range, row_chunks
+from labinfer.weights.codes import Codes, QuantLayout, Range, row_chunks
 from labinfer.weights.formats.format import TensorReader
 from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.slices import MatrixSlice
 
-ROUNDED = CodeForm(bits=8, group=128)
+ROUNDED = QuantLayout(bits=8, group=128)
 """Form of requantized weights. Blocks of FP8 have 128 inputs, too."""
 Decode = Callable[[int, int, torch.Tensor], None]
 """Fills (rows, columns) of float32 or bfloat16 with the weights of rows of a slice: ``decode(begin, end, out)``."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from labinfer.weights.codes import CodeForm
+from labinfer.weights.codes import QuantLayout
 from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.slices import MatrixSlice, Range, TensorSlice
 
@@ -61,7 +61,7 @@ class TensorReader(Protocol):
 class MatrixForm(Protocol):
     """Form of a matrix in memory, and the tensors in which it is stored."""
 
-    def form(self, quantization: str) -> CodeForm | None:
+    def form(self, quantization: str) -> QuantLayout | None:
         """Layout of the quantized values that a rank should hold; None for floating-point values, which its functions may quantize.
 
         Args:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 
 from labinfer.base.errors import UserError
-from labinfer.weights.codes import CodeForm, Range
+from labinfer.weights.codes import QuantLayout, Range
 from labinfer.weights.formats.decoded import ROUNDED, Decode, DecodedFormat
 from labinfer.weights.formats.format import Format, FormatByName, TensorReader
 from labinfer.weights.formats.plain import PlainFormat
@@ -43,7 +43,7 @@ class Fp8Format(DecodedFormat):
     def __init__(self, block: tuple[int, int] | None, is_certain: bool = True, may_round: bool = True):
         self._block, self._is_certain, self._may_round = block, is_certain, may_round
 
-    def form(self, quantization: str) -> CodeForm | None:
+    def form(self, quantization: str) -> QuantLayout | None:
         return ROUNDED if quantization == "int8" and self._may_round else None
 
     def tensor_names(self, matrix: str) -> tuple[str, ...]:

@@ -14,14 +14,14 @@ import re
 import torch
 
 from labinfer.base.errors import UserError
-from labinfer.weights.codes import CodeForm, Codes, Range, row_chunks, unpack
+from labinfer.weights.codes import Codes, QuantLayout, Range, row_chunks, unpack
 from labinfer.weights.formats.format import Format, FormatByName, TensorReader
 from labinfer.weights.formats.plain import PlainFormat
 from labinfer.weights.formats.settings import Settings
 from labinfer.weights.slices import MatrixSlice
 
 GROUP = 32
-FORM = CodeForm(bits=4, group=GROUP, table="e2m1")
+FORM = QuantLayout(bits=4, group=GROUP, table="e2m1")
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Values of the 16 E2M1 codes (4-bit floats), doubled so that they are integers."""
 
@@ -39,7 +39,7 @@ def half_powers(exponents: torch.Tensor) -> torch.Tensor:
 class Mxfp4Format:
     """Matrix of one expert, read from the tensors of all experts of a layer; see ``Format``. Tensor names begin with the stack's name."""
 
-    def form(self, quantization: str) -> CodeForm | None:
+    def form(self, quantization: str) -> QuantLayout | None:
         return None if quantization == "none" else FORM
 
     def tensor_names(self, matrix: str) -> tuple[str, ...]:

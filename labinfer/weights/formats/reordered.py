@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from labinfer.base.errors import UserError
-from labinfer.weights.codes import CodeForm, Range
+from labinfer.weights.codes import QuantLayout, Range
 from labinfer.weights.formats.coded import CodedFormat
 from labinfer.weights.formats.decoded import ROUNDED, Decode, DecodedFormat
 from labinfer.weights.formats.format import Format, FormatByName, TensorReader
@@ -36,7 +36,7 @@ class ReorderedFormat(DecodedFormat):
     def __init__(self, ordered: CodedFormat, order: str):
         self._ordered, self._order = ordered, order
 
-    def form(self, quantization: str) -> CodeForm | None:
+    def form(self, quantization: str) -> QuantLayout | None:
         return None if quantization == "none" else ROUNDED
 
     def tensor_names(self, matrix: str) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ MAX_ALIGNMENT = 1 << 20
 MAX_SPLITS = 1 << 12
 CHUNK = 1 << 20
 """Bytes of one read of the file."""
-OF_ALL_PARTS = ("general.architecture", "general.name", "split.tensors.count")
+SHARED_KEYS = ("general.architecture", "general.name", "split.tensors.count")
 """Metadata keys that must agree between split files, if present."""
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
@@ -152,7 +152,7 @@ class GgufFile:
             raise UserError(
                 f"{part} is one of {count} files; give the first of them under the name that ends in -00001-of-{count:05}.gguf"
             )
-        own = {"split.no": index, "split.count": num_parts} | {key: self._values.get(key) for key in OF_ALL_PARTS}
+        own = {"split.no": index, "split.count": num_parts} | {key: self._values.get(key) for key in SHARED_KEYS}
         for key, expected in own.items():
             if expected is not None and values.get(key, expected) != expected:
                 raise UserError(

@@ -6,26 +6,26 @@ from collections.abc import Callable
 
 import torch
 
-from labinfer.weights.codes import CodeForm, Codes
+from labinfer.weights.codes import Codes, QuantLayout
 from labinfer.weights.formats.format import Formats
 from labinfer.weights.gguf.blocks import decode_numbers
 from labinfer.weights.gguf.file import GgufFile, GgufTensor
 from labinfer.weights.gguf.types import BlockType
 
-FIVE_BITS = CodeForm(bits=5, group=32, has_minima=True)
-TABLE_4 = CodeForm(bits=4, group=32, table="iq4")
+FIVE_BITS = QuantLayout(bits=5, group=32, has_minima=True)
+TABLE_4 = QuantLayout(bits=4, group=32, table="iq4")
 FORMS = {
-    "Q4_0": CodeForm(bits=4, group=32),
-    "Q4_1": CodeForm(bits=4, group=32, has_minima=True),
-    "Q5_0": CodeForm(bits=5, group=32),
+    "Q4_0": QuantLayout(bits=4, group=32),
+    "Q4_1": QuantLayout(bits=4, group=32, has_minima=True),
+    "Q5_0": QuantLayout(bits=5, group=32),
     "Q5_1": FIVE_BITS,
-    "Q8_0": CodeForm(bits=8, group=32),
-    "Q4_K": CodeForm(bits=4, group=32, has_minima=True),
+    "Q8_0": QuantLayout(bits=8, group=32),
+    "Q4_K": QuantLayout(bits=4, group=32, has_minima=True),
     "Q5_K": FIVE_BITS,
-    "Q6_K": CodeForm(bits=8, group=16),
+    "Q6_K": QuantLayout(bits=8, group=16),
     "IQ4_NL": TABLE_4,
     "IQ4_XS": TABLE_4,
-    "MXFP4": CodeForm(bits=4, group=32, table="e2m1"),
+    "MXFP4": QuantLayout(bits=4, group=32, table="e2m1"),
 }
 
 
@@ -36,10 +36,10 @@ class GgufForm:
         form: layout of its quantized values; None for floating point.
     """
 
-    def __init__(self, form: CodeForm | None = None):
+    def __init__(self, form: QuantLayout | None = None):
         self._form = form
 
-    def form(self, quantization: str) -> CodeForm | None:
+    def form(self, quantization: str) -> QuantLayout | None:
         return None if quantization == "none" else self._form
 
     def tensor_names(self, matrix: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from published_formats import pack
 
-from labinfer.functions.cpu.expert_arena import ExpertArena
+from labinfer.functions.cpu.expert_cache import ExpertCache
 from labinfer.functions.cpu.experts import CpuExperts
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.functions import ExpertFunctions, Functions
@@ -17,7 +17,7 @@ from labinfer.functions.packed_experts import ExpertMLPs, ExpertShape
 from labinfer.functions.packed_weight import TABLES
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.launch.providers import make_registry, reference_registry
-from labinfer.weights.codes import CodeForm, Codes, unpack
+from labinfer.weights.codes import Codes, QuantLayout, unpack
 
 CPU = torch.device("cpu")
 EXPERTS, CHOSEN = 5, 3
@@ -42,11 +42,11 @@ def _seed():
     torch.manual_seed(0)
 
 
-def code_form(form: tuple[int, int, str]) -> CodeForm:
+def code_form(form: tuple[int, int, str]) -> QuantLayout:
     """Of bits, a group's inputs, and the kind of offsets or the table."""
     bits, group, kind = form
     table = kind if kind in TABLES else ""
-    return CodeForm(bits, group, has_zeros=kind == "zeros", has_minima=kind == "minima", table=table)
+    return QuantLayout(bits, group, has_zeros=kind == "zeros", has_minima=kind == "minima", table=table)
 
 
 def random_codes(outputs: int, inputs: int, form: tuple[int, int, str], lead: int = 0):
@@ -130,7 +130,7 @@ def expected(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, matrices
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize(("hidden", "columns", "lead"), SIZES)
 def test_coded_experts_are_those_of_the_formula(functions, form, hidden, columns, lead):
-    own = functions.coded_experts[CodeForm(form[0]).quantization]
+    own = functions.coded_experts[QuantLayout(form[0]).quantization]
     packed, matrices = make(own, form, hidden, columns, lead)
     for tokens in (1, 5, 40):
         x, (ids, weights) = torch.randn(tokens, hidden), route(tokens)
@@ -148,7 +148,7 @@ def test_coded_experts_are_those_of_the_formula(functions, form, hidden, columns
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_coded_experts_take_activations_of_16_bits(compiled_functions, form, dtype):
     cpu = CpuExperts(compiled_functions)
-    quantization = CodeForm(form[0]).quantization
+    quantization = QuantLayout(form[0]).quantization
     own = ExpertFunctions(**cpu.calls(quantization, 0), target="experts", quantization=quantization)
     packed, matrices = make(own, form, 70, 50, 16, dtype)
     x, (ids, weights) = torch.randn(9, 70).to(dtype), route(9)
@@ -163,7 +163,7 @@ def test_coded_experts_take_activations_of_16_bits(compiled_functions, form, dty
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_size_of_coded_experts_is_known_before_they_are_packed(form):
-    own = reference_registry().select(CPU, torch.float32).coded_experts[CodeForm(form[0]).quantization]
+    own = reference_registry().select(CPU, torch.float32).coded_experts[QuantLayout(form[0]).quantization]
     packed, _ = make(own, form, 70, 50, 16)
     assert packed.nbytes == sum(a.nbytes + b.nbytes for a, b in packed.pairs)
     assert packed.clone().nbytes == packed.nbytes
@@ -174,8 +174,8 @@ def test_coded_experts_may_be_in_a_file(compiled_functions, tmp_path):
     functions = make_registry([ReferenceProvider(), CpuProvider(compiled_functions)]).select(CPU, torch.float32)
     form = (4, 32, True)
     resident, _ = make(functions.coded_experts["int4"], form, 70, 40, 16)
-    arena = ExpertArena(compiled_functions, 3 * resident.nbytes // EXPERTS, tmp_path)
-    own = arena.offload(functions).coded_experts["int4"]
+    cache = ExpertCache(compiled_functions, 3 * resident.nbytes // EXPERTS, tmp_path)
+    own = cache.offload(functions).coded_experts["int4"]
     torch.manual_seed(0)
     offloaded, _ = make(own, form, 70, 40, 16)
     assert offloaded.nbytes == resident.nbytes
@@ -184,7 +184,7 @@ def test_coded_experts_may_be_in_a_file(compiled_functions, tmp_path):
         assert torch.equal(
             own.experts(x, ids, weights, ExpertMLPs(offloaded)), own.experts(x, ids, weights, ExpertMLPs(resident))
         )
-    assert arena.stats.misses > 0
+    assert cache.stats.misses > 0
 
 
 def test_registry_has_experts_for_codes_under_a_target_of_their_own():
@@ -202,7 +202,7 @@ def test_numbers_of_a_table_give_the_bits_of_the_same_numbers(compiled_functions
     shape = ExpertShape(EXPERTS, hidden, (0, columns), torch.float32)
     few, many = (
         functions.coded_experts[form.quantization].make_experts(replace(shape, form=form), CPU)
-        for form in (CodeForm(4, 32, table=table), CodeForm(8, 32))
+        for form in (QuantLayout(4, 32, table=table), QuantLayout(8, 32))
     )
     for index in range(EXPERTS):
         both = [random_codes(*sizes, (4, 32, table))[0] for sizes in ((2 * columns, hidden), (hidden, columns))]
@@ -228,7 +228,7 @@ def in_8_bits(codes: Codes, table: str) -> Codes:
     """The numbers that codes of a table stand for, as codes of 8 bits."""
     numbers = torch.tensor(TABLES[table])[unpack(codes.words, 4).long()] + 128
     words = numbers.to(torch.uint8).view(torch.int32)
-    return replace(codes, form=CodeForm(8, codes.form.group), words=words)
+    return replace(codes, form=QuantLayout(8, codes.form.group), words=words)
 
 
 OFFSETS = [
@@ -247,7 +247,7 @@ OFFSETS = [
 @pytest.mark.parametrize("form", OFFSETS, ids=str)
 def test_rows_and_products_of_a_matrix_in_codes_are_those_of_its_values(functions, form):
     bits, group, kind = form
-    own, lead = functions.codes[CodeForm(bits).quantization], 16 % group
+    own, lead = functions.codes[QuantLayout(bits).quantization], 16 % group
     codes, values = random_codes(70, 90, form, lead)
     packed = own.pack_codes(codes, torch.float32)
     ids = torch.tensor([5, 74, 3, 4, 73, 90])

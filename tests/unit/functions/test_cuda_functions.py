@@ -23,7 +23,7 @@ from labinfer.functions.reference import experts as reference_experts
 from labinfer.functions.reference import latent_attention as reference_latent
 from labinfer.functions.reference import linear as dense
 from labinfer.functions.reference import quantized
-from labinfer.weights.codes import CodeForm, Codes
+from labinfer.weights.codes import Codes, QuantLayout
 
 DTYPES = pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 
@@ -239,7 +239,7 @@ def make_weight(kind: str, outputs: int, inputs: int, dtype: torch.dtype):
     zeros = torch.randint(0, 1 << bits, (outputs, groups), device=DEVICE).to(torch.uint8) if name != "iq4" else None
     minima = -torch.rand(outputs, groups, device=DEVICE) if name == "minima" else None
     codes = Codes(
-        form=CodeForm(bits, int(group), table="iq4" if name == "iq4" else ""),
+        form=QuantLayout(bits, int(group), table="iq4" if name == "iq4" else ""),
         columns=(0, inputs),
         words=words.to(torch.int32),
         scales=scales,

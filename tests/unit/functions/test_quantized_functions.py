@@ -16,7 +16,7 @@ from labinfer.functions.reference import quantized
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.launch.providers import make_registry, reference_registry
 from labinfer.native import compiler
-from labinfer.weights.codes import CodeForm, Codes
+from labinfer.weights.codes import Codes, QuantLayout
 
 CPU = torch.device("cpu")
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
@@ -188,7 +188,7 @@ def coded_matrices(cpu: CpuQuantized, dtype: torch.dtype) -> dict[tuple[int, str
             "minima": torch.randn(70, 6) if kind == "minima" else None,
         }
         words = torch.randint(-(2**31), 2**31, (70, 192 * bits // 32), dtype=torch.int32)
-        codes = Codes(form=CodeForm(bits, 32, table=table), columns=(0, 192), words=words, scales=scales, **offsets)
+        codes = Codes(form=QuantLayout(bits, 32, table=table), columns=(0, 192), words=words, scales=scales, **offsets)
         matrices[bits, kind, table] = cpu.pack_codes(codes, dtype)
     return matrices
 
@@ -264,7 +264,7 @@ def test_codes_in_bytes_are_within_half_a_byte_or_exact(compiled_functions, in_b
 def test_codes_in_bytes_may_begin_within_a_group(in_bytes):
     """The 30 inputs before the first are not of this rank."""
     words, scales = torch.randint(-(2**31), 2**31, (70, 24), dtype=torch.int32), torch.rand(70, 6)
-    codes = Codes(form=CodeForm(4, 32), columns=(0, 192), words=words, scales=scales, zeros=None)
+    codes = Codes(form=QuantLayout(4, 32), columns=(0, 192), words=words, scales=scales, zeros=None)
     whole, part = (in_bytes.pack_codes(each, torch.bfloat16) for each in (codes, replace(codes, columns=(30, 192))))
     x = torch.randn(50, 162).bfloat16()
     assert torch.equal(in_bytes.linear(x, part), in_bytes.linear(torch.nn.functional.pad(x, (30, 0)), whole))

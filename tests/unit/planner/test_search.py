@@ -26,10 +26,10 @@ from random_clusters import (
 )
 
 from labinfer.base.errors import UserError
-from labinfer.planner.class_search import ClassSearch
+from labinfer.planner.branch_and_bound import BranchAndBound
 from labinfer.planner.cluster import Cluster, Machine, MachinePairLink, NetworkLink
 from labinfer.planner.costs import HostCosts, Points
-from labinfer.planner.objective import RESERVE, EngineLimits, Room, Stage, kv_tokens, make_criteria
+from labinfer.planner.objective import RESERVE, CacheDemand, EngineLimits, Stage, kv_tokens, make_criteria
 from labinfer.planner.problem import Problem
 from labinfer.planner.search import find_layout, judge
 
@@ -42,7 +42,7 @@ def compare(problem: Problem) -> None:
         return
     assert best.value == pytest.approx(expected.value, rel=1e-9)
     assert best.criterion.evaluate(best.stages, problem.cluster) == pytest.approx(best.value, rel=1e-9)
-    assert fits(best.stages, problem.limits, Room(problem.limits.max_model_len, best.criterion.num_seqs))
+    assert fits(best.stages, problem.limits, CacheDemand(problem.limits.max_model_len, best.criterion.num_seqs))
     assert [stage.begin for stage in best.stages[1:]] == [stage.end for stage in best.stages[:-1]]
     assert problem.first in ("", best.stages[0].machine)
     assert problem.required <= {stage.machine for stage in best.stages}
@@ -80,7 +80,7 @@ def compare_unlike_layers(problem: Problem) -> None:
     assert (best is None) == (try_all(problem) is None)
     if best is None:
         return
-    room = problem.least_room(best.criterion.num_seqs)
+    room = problem.cache_demand(best.criterion.num_seqs)
     values = [
         best.criterion.evaluate(stages, problem.cluster)
         for stages in all_layouts(problem)
@@ -173,7 +173,7 @@ def test_memory_balances_kv_tokens_at_little_cost():
             criterion.evaluate(stages, problem.cluster)
             for criterion in make_criteria("throughput", problem.request, limits, 2)
             if criterion.num_stages[0] <= len(stages) <= criterion.num_stages[1]
-            and fits(stages, limits, problem.least_room(criterion.num_seqs))
+            and fits(stages, limits, problem.cache_demand(criterion.num_seqs))
         )
         <= fastest.value / 0.9
     ]
@@ -296,7 +296,7 @@ def test_first_allowed_dtype_that_was_measured_is_taken():
 
 def test_model_that_fits_nowhere_is_told_without_a_search(monkeypatch):
     """Ten unlike machines have thousands of choices of precisions."""
-    monkeypatch.setattr(ClassSearch, "run", lambda search: pytest.fail("searched"))
+    monkeypatch.setattr(BranchAndBound, "run", lambda search: pytest.fail("searched"))
     machines = [make_machine(name, 2 + number, num_layers=80) for number, name in enumerate("abcdefghij")]
     problem = make_problem(Cluster(machines=machines, default_link=LAN), dtypes=FORMS)
     assert find_layout(problem) is None

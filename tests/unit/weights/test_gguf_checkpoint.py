@@ -16,7 +16,7 @@ from labinfer.base.errors import UserError
 from labinfer.comm.spmd.topology import shard_range
 from labinfer.functions.packed_weight import TABLES
 from labinfer.functions.reference.quantized import dequantize, pack_codes
-from labinfer.weights.codes import CHUNK, CodeForm, Codes
+from labinfer.weights.codes import CHUNK, Codes, QuantLayout
 from labinfer.weights.formats.mxfp4 import E2M1
 from labinfer.weights.gguf import blocks as blocks_module
 from labinfer.weights.gguf.config import gguf_config, gguf_generation_config
@@ -158,7 +158,7 @@ def test_rank_reads_its_bytes_alone(tmp_path):
     assert checkpoint.bytes_read == 16 * INPUTS // 32 * 34
 
 
-@pytest.mark.parametrize("form", [None, CodeForm(bits=8, group=32)])
+@pytest.mark.parametrize("form", [None, QuantLayout(bits=8, group=32)])
 def test_matrix_is_decoded_in_pieces(tmp_path, monkeypatch, form):
     """However large it is, so that it is never held in floats as a whole."""
     writer = GGUFWriter(tmp_path / "a.gguf", "llama")

@@ -13,7 +13,7 @@ from labinfer.functions.packed_experts import ExpertMLPs, ExpertShape, PackedExp
 from labinfer.models.families.layers.expert_biases import ClampedGateConfig, ExpertBiases
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.sharding import shard_columns, shard_experts
-from labinfer.weights.codes import CodeForm, Codes
+from labinfer.weights.codes import Codes, QuantLayout
 from labinfer.weights.slices import MatrixSlice, MatrixStack, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
@@ -109,7 +109,7 @@ class RoutedExperts(WeightedModule):
         for expert in range(*self._range):
             yield from self._expert_slices(prefix, expert)
 
-    def choose_forms(self, prefix: str, form: Callable[[str], CodeForm | None]) -> None:
+    def choose_forms(self, prefix: str, form: Callable[[str], QuantLayout | None]) -> None:
         forms = {form(part.name) for part in self.slices(prefix)}
         if len(forms) == 1 and (chosen := forms.pop()) is not None:
             self._functions = self._code_functions[chosen.quantization]
@@ -124,7 +124,7 @@ class RoutedExperts(WeightedModule):
     def check_room(self) -> None:
         self._make()  # still on the meta device
 
-    def _empty_codes(self, form: CodeForm, device: torch.device) -> tuple[Codes, Codes]:
+    def _empty_codes(self, form: QuantLayout, device: torch.device) -> tuple[Codes, Codes]:
         gate_up = Codes.empty(form, 2 * self._width, (0, self._hidden_size), device)
         return gate_up, Codes.empty(form, self._hidden_size, self._columns, device)
 

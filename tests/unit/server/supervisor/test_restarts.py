@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labinfer.server.supervisor.restarts import FORGOTTEN_SECONDS, Restarts
+from labinfer.server.supervisor.restarts import RESET_SECONDS, Restarts
 
 
 def test_pauses_double_until_restarts_are_used_up():
@@ -13,7 +13,7 @@ def test_pauses_double_until_restarts_are_used_up():
 def test_restarts_are_forgotten_after_a_long_life():
     restarts = Restarts(2)
     assert [restarts.next_pause(1.0) for _ in range(2)] == [0, 1]
-    assert restarts.next_pause(FORGOTTEN_SECONDS) == 0
+    assert restarts.next_pause(RESET_SECONDS) == 0
     assert (restarts.next_pause(1.0), restarts.next_pause(1.0)) == (1, None)
 
 

@@ -1,4 +1,4 @@
-"""``ExpertArena``: LRU cache of a rank's experts in memory, backed by a file that holds all of them."""
+"""``ExpertCache``: LRU cache of a rank's experts in memory, backed by a file that holds all of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LEAST_SLOTS = 2
 """Minimum slots: one expert to compute, and one to read into."""
 
 
-class ExpertArena:
+class ExpertCache:
     """Memory slots for experts of all layers of a rank, with LRU eviction.
 
     Threads read a layer's experts from the file ahead of the computation, as far as there are slots.
@@ -49,7 +49,7 @@ class ExpertArena:
         self._library, self._num_bytes, self._folder, self._clock = library, num_bytes, folder, clock
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - it lives as long as the arena
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - it lives as long as the cache
         except OSError as error:
             raise UserError(f"--expert-offload: no file for experts in {folder} ({error.strerror})") from None
         self._end = self._expert_bytes = 0
@@ -63,7 +63,7 @@ class ExpertArena:
         """Positions of experts whose reads have not been waited for."""
 
     def offload(self, functions: Functions) -> Functions:
-        """``functions`` whose ``make_experts`` places all experts in this arena."""
+        """``functions`` whose ``make_experts`` places all experts in this cache."""
 
         def offloaded(own: ExpertFunctions) -> ExpertFunctions:
             return dataclasses.replace(own, make_experts=partial(OffloadedExperts, self, own.make_experts))
@@ -221,7 +221,7 @@ def _round_up(expert_bytes: int) -> int:
 
 
 class OffloadedExperts:
-    """A layer's experts in an arena; ``PackedExperts`` documents the other fields.
+    """A layer's experts in an `ExpertCache`; ``PackedExperts`` documents the other fields.
 
     Args:
         make_experts: allocates experts in their packed layout.
@@ -229,12 +229,12 @@ class OffloadedExperts:
 
     data_EB = addresses_E = None
 
-    def __init__(self, arena: ExpertArena, make_experts: MakeExperts, shape: ExpertShape, device: torch.device):
-        self._arena, self._make, self._shape, self._device = arena, make_experts, shape, device
+    def __init__(self, cache: ExpertCache, make_experts: MakeExperts, shape: ExpertShape, device: torch.device):
+        self._cache, self._make, self._shape, self._device = cache, make_experts, shape, device
         self._layer = make_experts(shape, torch.device("meta"))
         if self._layer.addresses_E is None:
             raise needs_compiled_experts()
-        arena.expect(self._alone(torch.device("meta")).data_EB.shape[1])
+        cache.expect(self._alone(torch.device("meta")).data_EB.shape[1])
         self.num_experts, self.nbytes = shape.num_experts, self._layer.nbytes
         self._positions = [0] * self.num_experts
 
@@ -247,7 +247,7 @@ class OffloadedExperts:
     def _put(self, index: int, pack: Callable[[PackedExperts], None]) -> None:
         alone = self._alone(self._device)
         pack(alone)
-        self._positions[index] = self._arena.write(alone.data_EB[0])
+        self._positions[index] = self._cache.write(alone.data_EB[0])
 
     def _alone(self, device: torch.device) -> PackedExperts:
         """Memory for one packed expert."""
@@ -264,7 +264,7 @@ class OffloadedExperts:
         if not chosen:
             yield self._layer, True
         done = 0
-        for addresses, is_last in self._arena.parts([self._positions[index] for index in chosen]):
+        for addresses, is_last in self._cache.parts([self._positions[index] for index in chosen]):
             part = chosen[done : done + len(addresses)]
             done += len(part)
             addresses_E[part] = addresses

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from labinfer.base.errors import UserError
-from labinfer.functions.cpu.expert_arena import ExpertArena, OffloadedExperts
+from labinfer.functions.cpu.expert_cache import ExpertCache, OffloadedExperts
 from labinfer.functions.cpu.experts import CpuExperts
 from labinfer.functions.cpu.file_reader import BLOCK_BYTES, PIECE_BYTES
 from labinfer.functions.packed_experts import ExpertMLPs, ExpertShape
@@ -26,17 +26,17 @@ SIZE, SLOT = 5000, 2 * BLOCK_BYTES
 
 
 @pytest.fixture
-def arena(compiled_functions, tmp_path):
-    """``arena(slots, experts)``: with so many experts in its file, which are bytes of their number, and their positions."""
+def cache(compiled_functions, tmp_path):
+    """``cache(slots, experts)``: with so many experts in its file, which are bytes of their number, and their positions."""
 
-    def make(slots: int, experts: int = 0) -> tuple[ExpertArena, list[int]]:
-        made = ExpertArena(compiled_functions, slots * SLOT, tmp_path)
+    def make(slots: int, experts: int = 0) -> tuple[ExpertCache, list[int]]:
+        made = ExpertCache(compiled_functions, slots * SLOT, tmp_path)
         return made, [made.write(torch.full((SIZE,), number, dtype=torch.uint8)) for number in range(experts)]
 
     return make
 
 
-def numbers(made: ExpertArena, parts) -> list[list[int]]:
+def numbers(made: ExpertCache, parts) -> list[list[int]]:
     """The experts at the addresses of each part, read at once."""
     slots = made._slots_SB
     found = []
@@ -47,16 +47,16 @@ def numbers(made: ExpertArena, parts) -> list[list[int]]:
     return found
 
 
-def test_arena_gives_experts_in_order_also_more_than_it_has_slots(arena):
-    made, positions = arena(slots=4, experts=11)
+def test_cache_gives_experts_in_order_also_more_than_it_has_slots(cache):
+    made, positions = cache(slots=4, experts=11)
     parts = numbers(made, made.parts(positions))
     assert [number for part in parts for number in part] == list(range(11))
     assert all(len(part) <= 2 for part in parts)  # half of the slots, the other half is read into
     assert [is_last for _, is_last in made.parts(positions)] == [False] * 5 + [True]
 
 
-def test_arena_keeps_what_was_used_last(arena):
-    made, positions = arena(slots=4, experts=6)  # the first four are in memory
+def test_cache_keeps_what_was_used_last(cache):
+    made, positions = cache(slots=4, experts=6)  # the first four are in memory
     for wanted in ((0, 1), (4,), (0, 1), (5,), (0, 1)):
         assert sum(numbers(made, made.parts([positions[number] for number in wanted])), []) == list(wanted)
     assert (made.stats.hits, made.stats.misses) == (6, 2)
@@ -66,28 +66,28 @@ def test_arena_keeps_what_was_used_last(arena):
     assert made.stats.stall_time > 0
 
 
-def test_arena_reads_a_layer_in_some_parts_of_like_size(arena):
-    made, positions = arena(slots=40, experts=60)
+def test_cache_reads_a_layer_in_some_parts_of_like_size(cache):
+    made, positions = cache(slots=40, experts=60)
     parts = numbers(made, made.parts(positions[40:60]))
     assert parts == [list(range(begin, begin + 5)) for begin in (40, 45, 50, 55)]
     assert numbers(made, made.parts(positions[40:60])) == [list(range(40, 60))]  # in memory now
 
 
-def test_experts_in_memory_come_before_those_that_are_read_at_once(arena):
-    made, positions = arena(slots=20, experts=30)
+def test_experts_in_memory_come_before_those_that_are_read_at_once(cache):
+    made, positions = cache(slots=20, experts=30)
     wanted = [0, 1, 20, 2, 21, 22, 3]
     assert numbers(made, made.parts([positions[number] for number in wanted])) == [[0, 1], [20, 2, 21, 22, 3]]
 
 
-def test_arena_survives_a_step_that_ended_early(arena):
-    made, positions = arena(slots=4, experts=8)
+def test_cache_survives_a_step_that_ended_early(cache):
+    made, positions = cache(slots=4, experts=8)
     for _ in made.parts(positions[4:]):
         break
     assert sum(numbers(made, made.parts(positions)), []) == list(range(8))
 
 
-def test_failed_read_leaves_nothing_stale_in_memory(arena):
-    made, positions = arena(slots=4, experts=8)
+def test_failed_read_leaves_nothing_stale_in_memory(cache):
+    made, positions = cache(slots=4, experts=8)
     file, last = made._file.fileno(), positions[4:]
     data = os.pread(file, 8 * SLOT, 0)
     os.ftruncate(file, 5 * SLOT)
@@ -101,8 +101,8 @@ def test_failed_read_leaves_nothing_stale_in_memory(arena):
 
 
 @contextlib.contextmanager
-def broken_disk(made: ExpertArena, folder: Path) -> Iterator[None]:
-    """The arena's file is a folder, which cannot be read."""
+def broken_disk(made: ExpertCache, folder: Path) -> Iterator[None]:
+    """The cache's file is a folder, which cannot be read."""
     file = made._reader._file.fileno()
     kept, broken = os.dup(file), os.open(folder, os.O_RDONLY)
     os.dup2(broken, file)
@@ -114,17 +114,17 @@ def broken_disk(made: ExpertArena, folder: Path) -> Iterator[None]:
         os.close(broken)
 
 
-def test_disk_that_fails_is_named(arena, tmp_path):
-    made, positions = arena(slots=2, experts=3)
+def test_disk_that_fails_is_named(cache, tmp_path):
+    made, positions = cache(slots=2, experts=3)
     message = f"experts' file in {tmp_path} cannot be read at {2 * SLOT}: Is a directory"
     with broken_disk(made, tmp_path), pytest.raises(OSError, match=message):
         numbers(made, made.parts(positions[2:]))
     assert numbers(made, made.parts(positions[2:])) == [[2]]
 
 
-def test_arena_that_goes_while_it_reads_leaves_no_thread(arena):
+def test_cache_that_goes_while_it_reads_leaves_no_thread(cache):
     begin = threads()
-    made, positions = arena(slots=4, experts=8)
+    made, positions = cache(slots=4, experts=8)
     assert threads() > begin
     next(made.parts(positions[4:]))
     del made
@@ -142,7 +142,7 @@ def threads() -> int:
 def test_large_expert_is_read_in_pieces_and_as_a_whole(compiled_functions, tmp_path):
     """With bytes that tell where they stand."""
     size = 2 * PIECE_BYTES + BLOCK_BYTES
-    made = ExpertArena(compiled_functions, 2 * size, tmp_path)
+    made = ExpertCache(compiled_functions, 2 * size, tmp_path)
     expert = torch.arange(size, dtype=torch.int64).remainder(251).to(torch.uint8)
     positions = [made.write(expert + number) for number in range(3)]
     for number in (2, 0, 1, 2):
@@ -151,40 +151,40 @@ def test_large_expert_is_read_in_pieces_and_as_a_whole(compiled_functions, tmp_p
         assert torch.equal(made._slots_SB[row], expert + number)
 
 
-def test_reads_go_as_far_ahead_as_there_are_slots(arena):
-    made, positions = arena(slots=6, experts=14)
+def test_reads_go_as_far_ahead_as_there_are_slots(cache):
+    made, positions = cache(slots=6, experts=14)
     parts = made.parts(positions[6:])
     next(parts)
     assert made.stats.misses == 6, "three are multiplied with, three are under way"
     assert numbers(made, parts) == [[9, 10, 11], [12, 13]]
 
 
-def test_arena_without_room_for_two_experts_is_refused(arena):
+def test_cache_without_room_for_two_experts_is_refused(cache):
     with pytest.raises(UserError, match=r"--expert-offload has room for 1 experts of 8192 bytes; give 16384 bytes"):
-        arena(slots=1, experts=1)
+        cache(slots=1, experts=1)
 
 
-def test_experts_of_two_sizes_are_refused(arena):
-    made, _ = arena(slots=4, experts=1)
+def test_experts_of_two_sizes_are_refused(cache):
+    made, _ = cache(slots=4, experts=1)
     with pytest.raises(UserError, match="experts of one size; those of this checkpoint take 5000 and 1200 bytes"):
         made.write(torch.zeros(1200, dtype=torch.uint8))
 
 
-def test_arena_in_a_folder_that_cannot_be_is_refused(compiled_functions, tmp_path):
+def test_cache_in_a_folder_that_cannot_be_is_refused(compiled_functions, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--expert-offload: no file for experts in"):
-        ExpertArena(compiled_functions, SIZE, tmp_path / "file")
+        ExpertCache(compiled_functions, SIZE, tmp_path / "file")
 
 
-def test_full_disk_is_refused(arena, monkeypatch):
-    made, _ = arena(slots=2)
+def test_full_disk_is_refused(cache, monkeypatch):
+    made, _ = cache(slots=2)
     monkeypatch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(UserError, match=r"ends at 0 bytes \(No space left on device\)"):
         made.write(torch.zeros(SIZE, dtype=torch.uint8))
 
 
 def test_experts_of_the_reference_cannot_be_offloaded(compiled_functions, tmp_path):
-    made, functions = ExpertArena(compiled_functions, SIZE, tmp_path), reference_registry().select(CPU, torch.float32)
+    made, functions = ExpertCache(compiled_functions, SIZE, tmp_path), reference_registry().select(CPU, torch.float32)
     with pytest.raises(UserError, match="--expert-offload needs the compiled experts"):
         OffloadedExperts(made, functions.experts.make_experts, ExpertShape(2, 8, (0, 4), torch.float32), CPU)
 
@@ -200,7 +200,7 @@ def test_offloaded_experts_give_the_same_bits(compiled_functions, tmp_path, quan
     make = cpu.calls(quantization, 0)["make_experts"]
     shape = ExpertShape(8, 70, (0, 20), dtype)
     expert_bytes = make(shape, CPU).nbytes // 8
-    made = ExpertArena(compiled_functions, 5 * -(-expert_bytes // BLOCK_BYTES) * BLOCK_BYTES, tmp_path)
+    made = ExpertCache(compiled_functions, 5 * -(-expert_bytes // BLOCK_BYTES) * BLOCK_BYTES, tmp_path)
     layers = []
     for _ in range(2):
         resident, offloaded = make(shape, CPU), OffloadedExperts(made, make, shape, CPU)

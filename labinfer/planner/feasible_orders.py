@@ -1,20 +1,20 @@
-"""FittingOrders: orders of units in whose memory a model fits, also with several kinds of layers."""
+"""FeasibleOrders: orders of units in whose memory a model fits, also with several kinds of layers."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from labinfer.planner.objective import EngineLimits, Room
+from labinfer.planner.objective import CacheDemand, EngineLimits
 from labinfer.planner.routes import State, StateGraph
 from labinfer.planner.segments import last_ends
 from labinfer.planner.units import UnitClass
 
 
-class FittingOrders:
+class FeasibleOrders:
     """For each set of units (smallest first): how many leading layers the set can hold, over all orders.
 
     Args:
-        room: minimum room of each stage.
+        demand: cache capacity that each stage must have.
         firsts: classes that may run the first stage.
     """
 
@@ -23,14 +23,14 @@ class FittingOrders:
         classes: Sequence[UnitClass],
         graph: StateGraph,
         limits: EngineLimits,
-        room: Room,
+        demand: CacheDemand,
         *,
         firsts: Collection[int],
     ):
         self._graph, self._firsts = graph, firsts
         self._num_layers = len(classes[0].costs.layers)
         self._ends = {
-            (number, is_first, is_last): last_ends(each.costs, limits, room, is_first=is_first, is_last=is_last)
+            (number, is_first, is_last): last_ends(each.costs, limits, demand, is_first=is_first, is_last=is_last)
             for number, each in enumerate(classes)
             for is_first in (False, True)
             for is_last in (False, True)

@@ -1,4 +1,4 @@
-"""ClassSearch: exact search for the layout with the least value of a criterion, over classes of equal units.
+"""BranchAndBound: exact search for the layout with the least value of a criterion, over classes of equal units.
 
 Layers of one kind cost the same. Given a set of units, its first and last stage, and an upper bound on the stage time, the sum of
 stage times is least if each unit has one layer and the cheapest units have all others, up to the bound and their memory. Hops do
@@ -12,9 +12,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from labinfer.planner.fitting_orders import FittingOrders
-from labinfer.planner.layer_room import LayerRoom
-from labinfer.planner.objective import Criterion, Parts, Room, Stage, make_criteria
+from labinfer.planner.feasible_orders import FeasibleOrders
+from labinfer.planner.max_layers import MaxLayers
+from labinfer.planner.objective import CacheDemand, Criterion, Parts, Stage, make_criteria
 from labinfer.planner.problem import Problem, Solution
 from labinfer.planner.routes import Routes, State, StateGraph
 from labinfer.planner.segments import cut_layers
@@ -104,14 +104,14 @@ class _CriterionLines:
 
 
 @dataclass(kw_only=True)
-class ClassSearch:
+class BranchAndBound:
     """Search over the numbers of units of each class."""
 
     problem: Problem
     classes: list[UnitClass]
     known: Solution | None
     """Best layout of earlier searches; only better layouts count."""
-    layer_room: LayerRoom
+    max_layers: MaxLayers
     best: Solution | None = None
     near: dict[tuple[Criterion, tuple[str, ...]], Solution] = field(default_factory=dict)
     """With several kinds of layers: the best layout of mean layers, by criterion and order of machines."""
@@ -147,9 +147,9 @@ class ClassSearch:
 
     def _prepare(self, criterion: Criterion) -> _CriterionLines | None:
         """Stage times and layer capacities for ``criterion``; None if the model does not fit."""
-        room = self.problem.least_room(criterion.num_seqs)
+        demand = self.problem.cache_demand(criterion.num_seqs)
         caps = {
-            (number, first, last): self.layer_room.count(each.costs, room, is_first=first, is_last=last)
+            (number, first, last): self.max_layers.count(each.costs, demand, is_first=first, is_last=last)
             for number, each in enumerate(self.classes)
             for first, last in itertools.product((False, True), repeat=2)
         }
@@ -328,24 +328,26 @@ class ClassSearch:
         best = None
         for solution in sorted(self.near.values(), key=lambda solution: solution.value)[:MAX_ORDERS]:
             criterion, problem = solution.criterion, self.problem
-            room = problem.least_room(criterion.num_seqs)
-            stages = cut_layers(solution.stages, criterion, problem.cluster, problem.limits, room=room, target=target)
+            demand = problem.cache_demand(criterion.num_seqs)
+            stages = cut_layers(
+                solution.stages, criterion, problem.cluster, problem.limits, demand=demand, target=target
+            )
             if stages is not None:
                 target = criterion.evaluate(stages, problem.cluster)
                 best = replace(solution, value=target, stages=stages)
-        return best if best or self.known else self._cut_fitting_orders()
+        return best if best or self.known else self._cut_feasible_orders()
 
-    def _cut_fitting_orders(self) -> Solution | None:
+    def _cut_feasible_orders(self) -> Solution | None:
         """The best cut of the real layers over orders in which they fit; None if there is no such order."""
         problem, best = self.problem, None
         firsts = [n for n, each in enumerate(self.classes) if problem.first in ("", *each.machines)]
-        orders: dict[Room, list[tuple[int, ...]]] = {}
+        orders: dict[CacheDemand, list[tuple[int, ...]]] = {}
         for criterion in self.criteria:
-            room = problem.least_room(criterion.num_seqs)
-            if room not in orders:
-                fitting = FittingOrders(self.classes, self.graph, problem.limits, room, firsts=firsts)
-                orders[room] = list(itertools.islice(fitting.orders({*self.states}), MAX_ORDERS))
-            for order in orders[room]:
+            demand = problem.cache_demand(criterion.num_seqs)
+            if demand not in orders:
+                feasible = FeasibleOrders(self.classes, self.graph, problem.limits, demand, firsts=firsts)
+                orders[demand] = list(itertools.islice(feasible.orders({*self.states}), MAX_ORDERS))
+            for order in orders[demand]:
                 if not criterion.num_stages[0] <= len(order) <= criterion.num_stages[1]:
                     continue
                 units = [
@@ -353,7 +355,7 @@ class ClassSearch:
                     for n, name in zip(order, self._names(order), strict=True)
                 ]
                 target = best.value if best else float("inf")
-                stages = cut_layers(units, criterion, problem.cluster, problem.limits, room=room, target=target)
+                stages = cut_layers(units, criterion, problem.cluster, problem.limits, demand=demand, target=target)
                 if stages is not None:
                     best = Solution(criterion.evaluate(stages, problem.cluster), criterion, stages)
         return best

@@ -8,8 +8,8 @@ from functools import partial
 
 import torch
 
-from labinfer.functions.ceilings import Ceilings
 from labinfer.functions.cpu.library import Library
+from labinfer.functions.roofline_limits import RooflineLimits
 
 BYTES = 256 * 2**20
 """Size of the buffer that is read: larger than the caches."""
@@ -18,7 +18,7 @@ REPEATS = 30
 """Number of short measurements: other processes may disturb some of them."""
 
 
-def measure_ceilings(library: Library, num_bytes: int = BYTES, rounds: int = ROUNDS) -> Ceilings:
+def measure_roofline(library: Library, num_bytes: int = BYTES, rounds: int = ROUNDS) -> RooflineLimits:
     """Best rate of ``REPEATS`` runs of each loop."""
     threads = torch.get_num_threads()
     data = torch.ones(num_bytes, dtype=torch.uint8)
@@ -28,7 +28,7 @@ def measure_ceilings(library: Library, num_bytes: int = BYTES, rounds: int = ROU
         return max((_best_rate(partial(loop, rounds, threads)) for loop in present), default=0.0)
 
     memory = _best_rate(lambda: library.ceiling_memory(data.data_ptr(), num_bytes, threads))
-    return Ceilings(
+    return RooflineLimits(
         threads,
         memory,
         arithmetic("ceiling_float32"),

@@ -1,4 +1,4 @@
-"""``Ceilings``: roofline limits of a rank's memory and arithmetic."""
+"""``RooflineLimits``: roofline limits of a rank's memory and arithmetic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Ceilings:
+class RooflineLimits:
     """Rates per second of all threads of a rank together; 0 for instructions that the processor does not have."""
 
     threads: int

@@ -1,13 +1,13 @@
-"""LayerRoom: how many layers fit in a unit's memory, cached over all searches for a problem."""
+"""MaxLayers: how many layers fit in a unit's memory, cached over all searches for a problem."""
 
 from __future__ import annotations
 
 from labinfer.planner.costs import HostCosts
-from labinfer.planner.objective import EngineLimits, Room, has_room
+from labinfer.planner.objective import CacheDemand, EngineLimits, has_room
 from labinfer.planner.segments import most_layers
 
 
-class LayerRoom:
+class MaxLayers:
     """Cached numbers of layers that fit in the memory of units.
 
     Args:
@@ -16,26 +16,26 @@ class LayerRoom:
 
     def __init__(self, limits: EngineLimits):
         self._limits = limits
-        self._counts: dict[tuple[int, Room, bool, bool], int] = {}
+        self._counts: dict[tuple[int, CacheDemand, bool, bool], int] = {}
 
-    def count(self, costs: HostCosts, room: Room, *, is_first: bool = False, is_last: bool = False) -> int:
+    def count(self, costs: HostCosts, demand: CacheDemand, *, is_first: bool = False, is_last: bool = False) -> int:
         """Most layers that fit in a unit's memory, at its best position if there are several kinds of layers.
 
         Args:
-            room: KV tokens and sequences that must fit beside the layers.
+            demand: KV tokens and sequences that must fit beside the layers.
         """
-        key = (id(costs), room, is_first, is_last)
+        key = (id(costs), demand, is_first, is_last)
         if key not in self._counts:
             counts = _count_alike if len(set(costs.layers)) == 1 else most_layers
-            self._counts[key] = counts(costs, self._limits, room, is_first=is_first, is_last=is_last)
+            self._counts[key] = counts(costs, self._limits, demand, is_first=is_first, is_last=is_last)
         return self._counts[key]
 
 
-def _count_alike(costs: HostCosts, limits: EngineLimits, room: Room, *, is_first: bool, is_last: bool) -> int:
+def _count_alike(costs: HostCosts, limits: EngineLimits, demand: CacheDemand, *, is_first: bool, is_last: bool) -> int:
     low, high = 0, len(costs.layers)
     while low < high:
         middle = (low + high + 1) // 2
-        if has_room(costs, costs.count_layers(0, middle), limits, room, is_first=is_first, is_last=is_last):
+        if has_room(costs, costs.count_layers(0, middle), limits, demand, is_first=is_first, is_last=is_last):
             low = middle
         else:
             high = middle - 1
