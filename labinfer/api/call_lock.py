@@ -9,7 +9,7 @@ from typing import Any
 
 from labinfer.base.errors import UserError
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 """Interval at which a waiter checks whether the holder's thread has ended without a release."""
 
 
@@ -62,7 +62,7 @@ class CallLock:
                 if self._may_take_over():
                     self._holder = mine
                     return
-            timeout = LOOK_SECONDS
+            timeout = POLL_SECONDS
         self._holder = mine
 
     def _may_take_over(self) -> bool:

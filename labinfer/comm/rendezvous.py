@@ -7,7 +7,7 @@ import time
 
 import torch.distributed as dist
 
-LOOK_SECONDS = 0.02
+POLL_SECONDS = 0.02
 """Interval at which rank 0 polls for arrived ranks."""
 
 
@@ -37,5 +37,5 @@ def fresh_namespace(store: dist.Store, rank: int, world_size: int, timeout: floa
         for name in (f"come/{rank}" for rank in missing):
             if store.check([name]):
                 store.set(f"part/{store.get(name).decode()}", own)
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     return namespace

@@ -44,7 +44,7 @@ TIME_LIMIT = 600
 """Timeout of one compilation in seconds."""
 WAIT_LIMIT = 1200
 """Time in seconds that a process waits for another one that compiles the library, before it compiles the library itself."""
-LOOK_SECONDS = 0.2
+REPORT_SECONDS = 0.2
 """Seconds between two progress reports of a compilation."""
 
 COMPILING = "compiling-"
@@ -268,7 +268,7 @@ def _run_all(commands: list[list[str]], on_progress: OnProgress) -> None:
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         running = {threads.submit(_run, command) for command in commands}
         while running:
-            done, running = wait(running, LOOK_SECONDS, FIRST_COMPLETED)
+            done, running = wait(running, REPORT_SECONDS, FIRST_COMPLETED)
             on_progress(len(commands) - len(running), len(commands))
             for each in done:
                 each.result()

@@ -28,7 +28,7 @@ MAX_SIZE = 1 << 24
 """Largest number that a string method or a filter may receive, and the longest repetition."""
 MAX_BITS = 1 << 14
 """Bits of the largest integer."""
-LOOK_SECONDS = 0.02
+POLL_SECONDS = 0.02
 """Seconds between two checks of a rendering's CPU time and memory."""
 RETRY_SECONDS = 1.0
 """Time after which a rendering that survived the exception (a destructor may have swallowed it) gets another one."""
@@ -138,7 +138,7 @@ class _Watch:
 
     def _run(self) -> None:
         with suppress(OSError):  # the thread is gone
-            while not self._stopped.wait(RETRY_SECONDS if self.reason else LOOK_SECONDS):
+            while not self._stopped.wait(RETRY_SECONDS if self.reason else POLL_SECONDS):
                 taken = time.clock_gettime(self._clock) - self._begin
                 if taken > RENDER_SECONDS:
                     self._end(f"it takes more than {RENDER_SECONDS:g} s")

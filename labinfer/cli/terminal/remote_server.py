@@ -17,7 +17,7 @@ from labinfer.base.errors import UserError
 from labinfer.cli.terminal.backend import AnswerFailed, ChatReply, MessageRefused, Thought
 from labinfer.comm.group.signals import SignalGuard
 
-EXIT_TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = 10.0
 """Timeout for connecting, and for the list of models."""
 KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -142,7 +142,7 @@ class RemoteServer:
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Iterator[http.client.HTTPResponse]:
         """A successful HTTP response. The connection is closed afterwards, which makes the server stop generating."""
         kind = http.client.HTTPSConnection if self._is_encrypted else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=EXIT_TIMEOUT_SECONDS)
+        connection = kind(self._host, self._port, timeout=TIMEOUT_SECONDS)
         response = None
         try:
             with self._signals.raising():

@@ -18,7 +18,7 @@ from labinfer.comm.spmd.processes import stopped_ancestor, stopped_siblings
 
 TRANSPORT_SECONDS = 2.0
 """Extra time in which transports with their own timeout may report first."""
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 """Interval between checks for stopped ranks."""
 
 
@@ -65,7 +65,7 @@ def time_limit_for_leaving(environment: LaunchEnvironment, timeout: float) -> It
 
     def watch() -> None:
         since: dict[int, float] = {}  # time at which each process was first seen stopped
-        while not left.wait(LOOK_SECONDS):
+        while not left.wait(POLL_SECONDS):
             now = time.monotonic()
             since = {pid: since.get(pid, now) for pid in stopped_siblings()}
             if late := [pid for pid, begun in since.items() if now - begun >= timeout]:

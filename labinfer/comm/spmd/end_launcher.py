@@ -19,7 +19,7 @@ from labinfer.comm.spmd.processes import ancestor, descendants, start_time
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
 EXIT_TIMEOUT_SECONDS = 3.0
 """Seconds that a launcher has to exit before it is killed."""
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 
 def end_launcher() -> str:
@@ -51,7 +51,7 @@ def main(pid: int) -> None:
                     with suppress(OSError):  # the process has ended meanwhile
                         os.kill(each, signal.SIGKILL)
             return
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 if __name__ == "__main__":

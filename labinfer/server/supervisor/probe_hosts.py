@@ -12,7 +12,7 @@ from contextlib import suppress
 from labinfer.comm.spmd.processes import descendants
 from labinfer.server.supervisor.launch_command import ANSWER, LaunchCommand
 
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 
 
 def probe_hosts(
@@ -26,7 +26,7 @@ def probe_hosts(
     probes = {host: _start(command.ask(host)) for host in hosts}
     until = time.monotonic() + seconds
     while any(probe.poll() is None for probe in probes.values()) and time.monotonic() < until and not is_over():
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     matches = {host: ANSWER.search(_end(probe)) for host, probe in probes.items()}
     return {host: match[1] for host, match in matches.items() if match}
 

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 REFUSED_SECONDS, REFUSALS = 20.0, 3
 """A launcher that ends this early this often, with one status and before its ranks have met, has refused its arguments: it is not restarted."""
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 """Polling interval for the group, the gateway and signals."""
 DRAIN_SECONDS = 1.0
 """Timeout for the rest of the log of a group that has ended."""
@@ -130,7 +130,7 @@ class Supervisor:
                 logger.warning("the gateway has ended; the group is started again with another one")
                 is_told = True
                 process.kill()
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         if process.stderr is not None:
             log.join(DRAIN_SECONDS)  # bounded: processes that the group left behind may keep the pipe open
         return process.returncode
@@ -145,7 +145,7 @@ class Supervisor:
     def _wait(self, seconds: float) -> None:
         until = self._clock() + seconds
         while self._clock() < until and not self._signum():
-            self._clock.sleep(LOOK_SECONDS)
+            self._clock.sleep(POLL_SECONDS)
 
 
 def _pass_on_log(pipe: IO[bytes]) -> None:
