@@ -1,1 +1,1 @@
-"""Functions for NVIDIA's cards, and for those that torch drives as such."""
+"""CUDA functions: Triton kernels for NVIDIA GPUs, and for GPUs that torch addresses as ``cuda`` (ROCm)."""

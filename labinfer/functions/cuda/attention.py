@@ -1,7 +1,7 @@
-"""Paged attention in Triton: tiles of queries over tiles of keys with a running softmax (Dao 2023, arXiv:2307.08691), and keys
-in parts where there are few queries (Dao et al. 2023, "Flash-Decoding").
+"""Paged attention in Triton: tiles of queries over tiles of keys with an online softmax (Dao 2023, arXiv:2307.08691); for few
+queries the keys are split among programs (split-KV; Dao et al. 2023, "Flash-Decoding").
 
-All that a program needs of the batch it reads from the card's memory, so that a captured step goes on as contexts grow.
+Programs read the batch's metadata from GPU memory, so that a captured step stays valid while contexts grow.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.reference import attention
 
 PROGRAMS = 256
-"""Programs that keep a large card busy."""
+"""Number of Triton programs that keep a large GPU busy."""
 MAX_SPLITS = 32
-"""Parts of a sequence's keys, at most."""
+"""Maximum number of parts into which a sequence's keys are split."""
 QUERIES = 64
-"""Query heads of one program, over several tokens, where there are many."""
+"""Query rows (heads × tokens) of one program in long prefills."""
 TILE_BYTES = 16 << 10
-"""Keys of a tile, at most: several tiles are in a multiprocessor's shared memory at once, of which small cards have 100 KiB."""
+"""Maximum bytes of a tile of keys: several tiles share a multiprocessor's shared memory, 100 KiB on small GPUs."""
 
 
 def paged_attention(
     q_THP: torch.Tensor, cache: LayerCache, batch: AttentionBatch, heads: AttentionHeads
 ) -> torch.Tensor:
-    """Causal attention over the cache, as ``PagedAttention`` has it; of any batch in one call."""
+    """Causal attention of any batch over the paged KV cache; see ``PagedAttention``."""
     rows, num_heads, size = q_THP.shape
     num_kv, sinks_H = len(heads.head_ptr) - 1, heads.sinks_H
     group = num_heads // num_kv
@@ -84,13 +84,14 @@ def paged_attention(
 
 
 def count_splits(programs: int, most: int) -> int:
-    """Parts of what each of so many programs reads, for programs of their own; a power of two, as each number is compiled for."""
+    """Number of splits of each program's work, so that about ``PROGRAMS`` programs run: at most ``most``, and a power of two, because
+    each number is a separate compilation."""
     splits = max(1, min(most, PROGRAMS // programs))
     return 1 << (splits.bit_length() - 1)
 
 
 def make_parts(out_THP: torch.Tensor, splits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory for what ``join_parts`` reads; where there is one part, the result's stands in its place."""
+    """Buffers ``(parts, stats)`` of partial results for ``join_parts``; with one split, ``out_THP`` itself."""
     if splits == 1:
         return out_THP, out_THP
     rows, heads, size = out_THP.shape
@@ -99,11 +100,11 @@ def make_parts(out_THP: torch.Tensor, splits: int) -> tuple[torch.Tensor, torch.
 
 
 def join_parts(out_THP: torch.Tensor, parts: torch.Tensor, stats: torch.Tensor) -> None:
-    """Write what parts of the keys come to together.
+    """Merge the partial softmax results of split keys into ``out_THP``.
 
     Args:
-        parts: (T, H, splits, P), sums of values weighted by exponentials of scores less the largest one; float32.
-        stats: (T, H, 2, splits), these largest scores, and the sums of the weights; float32.
+        parts: (T, H, splits, P), sums of values weighted by exp(score - maximum score); float32.
+        stats: (T, H, 2, splits), maximum scores and sums of the weights; float32.
     """
     rows, heads, splits, size = parts.shape
     block = triton.next_power_of_2(size)
@@ -114,7 +115,7 @@ def join_parts(out_THP: torch.Tensor, parts: torch.Tensor, stats: torch.Tensor) 
 
 @triton.jit(
     do_not_specialize=["num_sequences"],
-    # Parts of one buffer of numbers, whose places depend on how many sequences and rows there are.
+    # Views of one integer buffer; their offsets depend on the numbers of sequences and rows.
     do_not_specialize_on_alignment=["tables", "table_ptr", "row_ptr", "context_lens"],
 )
 def _attend(
@@ -147,7 +148,7 @@ def _attend(
     HAS_SINKS: tl.constexpr,
     ONE_ROW: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # a program for the query heads of ROWS tokens of a sequence that read one KV head, and a part of its keys
+):  # one program per block of ROWS tokens of a sequence, KV head and split of the keys
     block, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     sequence = block
     number = 0
@@ -188,7 +189,7 @@ def _attend(
     table = tables + tl.load(table_ptr + sequence)
     for tile in range(begin_tile, end_tile):
         key = tile * TILE + tl.arange(0, TILE)
-        is_key = (key >= start) & (key < end)  # others may be no numbers
+        is_key = (key >= start) & (key < end)  # others may be NaN
         slot = tl.load(table + key // PAGE, mask=is_key, other=0) * PAGE + key % PAGE
         entry = slot * num_kv + kv_head
         k = tl.load(keys + entry[None, :] * SIZE + p[:, None], mask=inside[:, None] & is_key[None, :], other=0)
@@ -220,7 +221,7 @@ def _attend(
 
 @triton.jit
 def _find_sequence(row_ptr, num_sequences, block, ROWS: tl.constexpr):
-    """The sequence that a block of queries belongs to: that of rows ``row_ptr[b]`` begins with block ``row_ptr[b] // ROWS + b``."""
+    """Sequence of a block of queries. The blocks of sequence b begin at ``row_ptr[b] // ROWS + b``."""
     low = tl.full([], 0, tl.int32)
     high = tl.full([], 0, tl.int32) + num_sequences
     while high - low > 1:
@@ -234,7 +235,7 @@ def _find_sequence(row_ptr, num_sequences, block, ROWS: tl.constexpr):
 @triton.jit
 def _join(
     out, parts, stats, SIZE: tl.constexpr, BLOCK_HEAD: tl.constexpr, SPLITS: tl.constexpr
-):  # a program for each head
+):  # one program per head
     place = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     p = tl.arange(0, BLOCK_HEAD)

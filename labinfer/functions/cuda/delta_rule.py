@@ -1,4 +1,4 @@
-"""The gated delta rule and its convolution in Triton, for steps of one token of each sequence; others are the reference's."""
+"""Gated delta rule and its causal convolution in Triton, for decode steps (one token per sequence); other steps use the reference."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from labinfer.functions.delta_heads import DeltaHeads
 from labinfer.functions.reference import delta_rule as reference
 
 CHANNELS = 256
-"""Channels of a program of the convolution."""
+"""Channels of the convolution per program."""
 COLUMNS = 32
-"""Columns of a head's state in one program."""
+"""Columns of a head's state per program."""
 
 
 def causal_conv(
     x_TC: torch.Tensor, weight_WC: torch.Tensor, state: torch.Tensor, batch: AttentionBatch
 ) -> torch.Tensor:
-    """Convolve each sequence's rows with the inputs before them, as ``CausalConv`` has it."""
+    """Causal convolution of each sequence's rows with its previous inputs; see ``CausalConv``."""
     if not (batch.has_single_rows(x_TC) and x_TC.stride(1) == 1 and state.is_contiguous()):
         return reference.causal_conv(x_TC, weight_WC, state, batch)
     num_rows, channels = x_TC.shape
@@ -43,7 +43,7 @@ def causal_conv(
 def delta_rule(
     qkv_TC: torch.Tensor, gates_TG: torch.Tensor, state: torch.Tensor, batch: AttentionBatch, heads: DeltaHeads
 ) -> torch.Tensor:
-    """Bring states up to date and read them, as ``DeltaRule`` has it."""
+    """Update the recurrent states and read them with the queries; see ``DeltaRule``."""
     _, num_heads, key_size, value_size = state.shape
     num_keys = (qkv_TC.shape[1] - num_heads * value_size) // (2 * key_size)
     group = num_heads // max(1, num_keys)
@@ -77,7 +77,7 @@ def delta_rule(
 @triton.jit(do_not_specialize_on_alignment=["context_lens", "slots"])
 def _convolve(
     out, x, weight, state, context_lens, slots, x_stride, channels, WIDTH: tl.constexpr, CHANNELS: tl.constexpr
-):  # a program for CHANNELS channels of a sequence
+):  # one program per sequence and CHANNELS channels
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < channels
@@ -113,7 +113,7 @@ def _step(
     KEYS: tl.constexpr,
     COLUMNS: tl.constexpr,
     EPS: tl.constexpr,
-):  # a program for COLUMNS columns of a value head's state
+):  # one program per value head and COLUMNS columns of its state
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = tl.arange(0, KEYS)
     column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)

@@ -1,4 +1,4 @@
-"""Norm, activation and rotation in Triton (Tillet et al. 2019, MAPL): one kernel each, where torch has up to ten."""
+"""Norms, gated activations and rope in Triton (Tillet et al. 2019, MAPL), one fused kernel each."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from labinfer.functions.reference import elementwise
 from labinfer.functions.reference.attention import write_kv
 
 COLUMNS = 1024
-"""Numbers of a row that one program of an activation takes."""
+"""Columns of a row per program of an activation."""
 NO_NORM, NORM_BEFORE, NORM_AFTER = range(3)
-"""Places of the norms of heads: before the rotation, or after it."""
+"""Position of the QK norms relative to rope."""
 
 
 def add_rms_norm(
     hidden_TD: torch.Tensor, delta_TD: torch.Tensor | None, weight_D: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``hidden + delta`` and its norm, as ``AddRMSNorm`` has it."""
+    """``hidden + delta`` and its RMSNorm; see ``AddRMSNorm``."""
     if not (hidden_TD.dim() == 2 and hidden_TD.is_contiguous()):
         return elementwise.add_rms_norm(hidden_TD, delta_TD, weight_D, eps)
     rows, size = hidden_TD.shape
@@ -49,14 +49,14 @@ def silu_and_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_and_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
-    """``gelu(gate) * up`` of the two halves, gelu by its tanh form: (T, 2F) → (T, F)."""
+    """``gelu(gate) * up`` of the two halves, with the tanh approximation of GELU: (T, 2F) → (T, F)."""
     return _activate(gate_up_TF, is_gelu=True)
 
 
 def rotate_and_write(
     qkv_THP: torch.Tensor, cache: LayerCache, slots_T: torch.Tensor, angles: Angles | None, heads: QKVHeads
 ) -> torch.Tensor:
-    """Positions and norms for queries and keys, and keys and values into the cache, as ``RotateAndWrite`` has it."""
+    """Apply rope and QK norms to queries and keys, and write keys and values to the KV cache; see ``RotateAndWrite``."""
     qkv_THP = qkv_THP.contiguous()
     rows, num_heads, size = qkv_THP.shape
     num_kv, norms = heads.num_kv, heads.norms
@@ -65,7 +65,7 @@ def rotate_and_write(
     if not rows:
         return q_THP
     in_rows = num_kv > 0 and not cache.is_tiled and cache.k_scale is None
-    k = v = q_THP  # where there are none, nothing is written
+    k = v = q_THP  # without new keys, nothing is written
     if in_rows:
         k, v = cache.k, cache.v
     elif num_kv:
@@ -111,7 +111,7 @@ def _activate(gate_up_TF: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
 @triton.jit
 def _add_rms_norm(
     hidden, delta, weight, summed, normed, size, eps, HAS_DELTA: tl.constexpr, BLOCK: tl.constexpr
-):  # a program for each row
+):  # one program per row
     first = tl.program_id(0).to(tl.int64) * size
     columns = tl.arange(0, BLOCK)
     inside = columns < size
@@ -128,12 +128,12 @@ def _add_rms_norm(
 
 @triton.jit
 def _times_weight(x, scale, w):
-    """``w * (x * scale)``; what a weight of fewer bits multiplies is rounded to these first."""
+    """``w * (x * scale)``. If ``w`` has 16 bits, ``x * scale`` is first rounded to its dtype."""
     return (x * scale).to(w.dtype).to(tl.float32) * w.to(tl.float32)
 
 
 @triton.jit
-def _gate(gate_up, out, columns, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):  # a program for BLOCK columns of a row
+def _gate(gate_up, out, columns, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):  # one program per BLOCK columns of a row
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
@@ -169,7 +169,7 @@ def _rotate_and_write(
     NORM: tl.constexpr,
     VALUE_NORM: tl.constexpr,
     BY_SLOTS: tl.constexpr,
-):  # a program for each query head of a token, and for each KV head
+):  # one program per token and query head or KV head
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     is_key = head >= num_queries
     p = tl.arange(0, BLOCK)

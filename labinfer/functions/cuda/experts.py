@@ -1,4 +1,4 @@
-"""``CudaExperts``: the experts that a rank holds of a layer, one after another in memory, and their gated MLPs."""
+"""``CudaExperts``: a layer's experts on this rank, stacked in GPU memory, and their gated MLPs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from labinfer.functions.reference import experts as reference
 from labinfer.weights.codes import Codes
 
 MAX_PAIRS = 512
-"""Pairs of a token and an expert, at most, of which each reads its expert's weights by itself; more are sorted by expert."""
+"""Maximum number of (token, expert) pairs that run as single rows, each reading its expert's weights; more pairs are sorted by expert."""
 ROWS = 64
-"""Rows of an expert that are multiplied at a time, where pairs are sorted."""
+"""Rows of an expert per program when pairs are sorted by expert."""
 
 
 class StackedMatrix:
-    """The same matrix of all experts; tensors have a first dimension for the expert.
+    """One matrix of every expert, stacked: its tensors have a leading expert dimension.
 
     Args:
-        count: experts.
+        count: number of experts.
     """
 
     def __init__(self, count: int):
@@ -33,7 +33,7 @@ class StackedMatrix:
         self.units_E: torch.Tensor | None = None
 
     def put(self, index: int, weight: PackedWeight) -> PackedWeight:
-        """Bring an expert's matrix in; the same matrix in the memory of the stack."""
+        """Copy the matrix of expert ``index`` into the stack. Returns the copy, whose tensors are views of the stack."""
         tensors = {name: value for name, value in _fields(weight).items() if isinstance(value, torch.Tensor)}
         if self._stacked is None:
             stacked = {name: x.new_zeros(self._count, *x.shape) for name, x in tensors.items()}
@@ -49,12 +49,12 @@ class StackedMatrix:
 
     @property
     def weight(self) -> PackedWeight | None:
-        """Matrices of all experts; None before the first, or where the kernel does not take them."""
+        """Stacked matrices of all experts; None before the first ``put``, or if the kernel does not support their format."""
         return self._stacked if self._stacked is not None and can_multiply(self._stacked) else None
 
 
 class CudaExperts(reference.ReferenceExperts):
-    """Experts as the reference has them, each with its matrices in stacks."""
+    """Experts with the reference's interface whose matrices are stacked in GPU memory."""
 
     def __init__(self, *arguments, **named):
         super().__init__(*arguments, **named)
@@ -89,12 +89,14 @@ def experts(
     weights_TA: torch.Tensor,
     mlps: ExpertMLPs,
 ) -> torch.Tensor:
-    """Weighted sum of the chosen experts' gated MLPs, as ``Experts`` has it."""
+    """Weighted sum of the gated MLPs of each token's experts; see ``Experts``."""
     packed: CudaExperts = mlps.packed
     gate_up, down, gate = packed.gate_up.weight, packed.down.weight, mlps.gate
     if gate_up is None or down is None:
         return reference.experts(x_TD, expert_ids_TA, weights_TA, mlps)
-    expert_ids_TA, order_TA = expert_ids_TA.sort(dim=1)  # they are added in this order, whoever is in the batch
+    expert_ids_TA, order_TA = expert_ids_TA.sort(
+        dim=1
+    )  # summed in expert order, so that results do not depend on the batch
     weights_TA = weights_TA.gather(1, order_TA)
     local_TA = expert_ids_TA - mlps.first
     is_here_TA = (local_TA >= 0) & (local_TA < packed.num_experts)
@@ -117,17 +119,17 @@ def experts(
 
 
 def make_single_rows(local_P: torch.Tensor) -> ExpertRows:
-    """Each pair as a group by itself."""
+    """Groups for ``ExpertRows`` with a single (token, expert) pair each."""
     order_P = torch.arange(len(local_P), device=local_P.device)
     return ExpertRows(expert_G=local_P, begin_G=order_P, end_G=order_P + 1, order_P=order_P, rows_each=16)
 
 
 def sort_pairs(local_P: torch.Tensor, num_experts: int) -> ExpertRows:
-    """Pairs of each expert in groups of ``ROWS``. Nothing is read of the tensor in Python, so that there are as many groups as there
-    may have to be.
+    """Groups of up to ``ROWS`` pairs of the same expert, sorted by expert. To avoid a synchronization with the GPU, the number of groups is
+    its upper bound; surplus groups are empty.
 
     Args:
-        local_P: the expert of each pair, -1 for none.
+        local_P: local expert of each pair, -1 for none.
     """
     keys_P = torch.where(local_P < 0, num_experts, local_P)
     sorted_P, order_P = keys_P.sort(stable=True)

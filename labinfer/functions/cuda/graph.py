@@ -1,4 +1,4 @@
-"""Graphs of a card's kernels: a step is hundreds of short ones, and starting them one by one takes longer than all of them."""
+"""CUDA graphs: a decode step launches hundreds of short kernels, and launching them one by one takes longer than running them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ SYNCHRONIZES = "called a synchronizing CUDA operation"
 
 
 class CudaGraph:
-    """Kernels that a card starts by itself, one after another.
+    """Captured kernels, launched at once.
 
     Args:
-        out: what they compute.
+        out: output tensor of the captured calls.
     """
 
-    num_bytes = program_bytes = 0  # all share the memory of what is computed in between, and the driver has the kernels
+    num_bytes = program_bytes = (
+        0  # graphs share a memory pool for intermediate results, and the driver stores the kernels
+    )
 
     def __init__(self, graph: torch.cuda.CUDAGraph, out: torch.Tensor):
         self._graph, self._out = graph, out
@@ -38,14 +40,14 @@ class CudaCapture:
     """Capture of a step's kernels, see ``functions.graph.Capture``.
 
     Args:
-        device: the card.
+        device: GPU on which steps are captured.
     """
 
     def __init__(self, device: torch.device):
         self._device, self._stream = device, torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._first: torch.cuda.CUDAGraph | None = None
-        """Graph that keeps the pool: it ends with the last of its graphs, and some are not kept."""
+        """Graph that keeps the memory pool alive, which is freed with its last graph."""
         self._is_broken = False
 
     def __call__(
@@ -57,7 +59,7 @@ class CudaCapture:
         if waits:
             logger.debug("a step is run in Python: something in it waits for the card")
             return out, None
-        # Graphs use the same memory for what they compute in between, so that a result has to be elsewhere.
+        # Graphs share memory for intermediate results, so the result is copied.
         kept = out.clone()
         try:
             if self._first is None:
@@ -73,11 +75,11 @@ class CudaCapture:
         return kept, CudaGraph(graph, kept)
 
     def _record(self, calls: Callable[[], torch.Tensor]) -> torch.cuda.CUDAGraph:
-        """Go through a step without carrying it out; its graph."""
+        """Capture ``calls`` into a graph without running them."""
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            # Other threads may copy and allocate meanwhile.
+            # Other threads may copy and allocate during the capture.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 calls()
@@ -88,17 +90,17 @@ class CudaCapture:
 
 
 def _watch(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, bool]:
-    """Run something; its result, and whether the host waited for the card in it: a captured step cannot."""
+    """Call ``run``. Returns its result, and whether it synchronized the host with the GPU, which a captured step must not do."""
     before, thread, waits = torch.cuda.get_sync_debug_mode(), threading.get_ident(), []
 
     def hear(message: Warning | str, *others: object) -> None:
-        if SYNCHRONIZES in str(message) and threading.get_ident() == thread:  # other threads may wait
+        if SYNCHRONIZES in str(message) and threading.get_ident() == thread:  # other threads may synchronize
             waits.append(message)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = hear
-        torch.cuda.set_sync_debug_mode("warn")  # which itself warns of being young
+        torch.cuda.set_sync_debug_mode("warn")  # which warns that it is a prototype feature
         try:
             out = run()
         finally:

@@ -1,7 +1,7 @@
-"""Latent attention in Triton, for steps of one token of each sequence; others are the reference's.
+"""Latent attention in Triton, for decode steps (one token per sequence); other steps use the reference.
 
-Queries are absorbed, see ``functions.reference.latent_attention``: all heads meet the latents as if these were the keys and the
-values of one KV head, so that a tile of them is read once for the scores and the sums of many heads.
+Queries are absorbed (see ``functions.reference.latent_attention``): the latents act as keys and values of a single KV head, so a
+tile of latents is read once for the scores and the sums of many heads.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.reference import latent_attention as reference
 
 HEADS = 16
-"""Heads of one program."""
+"""Query heads per program."""
 TILE = 32
-"""Keys of a tile in 16 bits, of the usual 512 numbers each; half as many in 32."""
+"""Keys of a tile with 16-bit latents of the usual size 512; half as many with 32 bits."""
 
 
 def latent_attention(
     q_THQ: torch.Tensor, cache: LatentCache, batch: AttentionBatch, weight_HUL: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Causal attention over latents, as ``LatentAttention`` has it."""
+    """Causal attention over cached latents; see ``LatentAttention``."""
     if not batch.has_single_rows(q_THQ) or cache.latent_scale is not None:
         return reference.latent_attention(q_THQ, cache, batch, weight_HUL, scale)
     num_rows, heads, size = q_THQ.shape
@@ -84,7 +84,7 @@ def _attend_latents(
     HEADS: tl.constexpr,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
-):  # a program for HEADS heads of a sequence, and a part of its keys
+):  # one program per sequence, HEADS heads and split of the keys
     sequence, split = tl.program_id(0), tl.program_id(2)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     is_head = head < num_heads

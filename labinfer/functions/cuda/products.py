@@ -1,7 +1,7 @@
-"""Products with weights in whole numbers, and with those of experts, in Triton: what is read of a matrix is read once, as it is kept.
+"""Matrix products with quantized weights and with experts' weights in Triton; weights are read once, in their stored format.
 
-Weights become numbers of the inputs' dtype on the way into the card's matrix units, where whole numbers of 8 bits are exact; inputs
-are not rounded to 8 bits, as the reference does it.
+Weights are converted to the inputs' dtype in registers, in which int8 values are exact. Unlike in the CPU functions, inputs are not
+quantized to int8.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from labinfer.functions.packed_weight import TABLES, DenseWeight, PackedWeight, 
 from labinfer.functions.reference import quantized
 
 OUTPUTS = 64
-"""Outputs of one program."""
+"""Outputs per program."""
 INPUTS = 128
-"""Inputs of a tile, at most."""
+"""Maximum number of inputs per tile."""
 MAX_ROWS = 64
-"""Rows of one program, at most."""
+"""Maximum number of rows per program."""
 CODED_ROWS = 128
-"""Rows of a product that reads codes, at most: for more a matrix is first turned into the inputs' dtype."""
+"""Maximum number of rows for which quantized weights are multiplied directly; for more rows they are dequantized first."""
 MAX_SPLITS = 8
 """Maximum number of splits of a product's inputs (split-K), each with its own programs."""
 COLUMNS = 256
-"""Outputs of a program that adds these parts up."""
+"""Outputs per program that adds up the splits."""
 WIDE_BYTES = 64 << 20
-"""Memory of a matrix in the inputs' dtype: rows of it at a time, beyond."""
+"""Maximum bytes of dequantized weights; larger matrices are dequantized some rows at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertRows:
-    """Rows of a product, by the expert whose matrix is theirs."""
+    """Rows of a product, grouped by expert."""
 
     expert_G: torch.Tensor
     """Expert of each group of rows, int64; -1 for none."""
     begin_G: torch.Tensor
     end_G: torch.Tensor
-    """Rows of each group: these places of ``order_P``."""
+    """Range of each group's rows in ``order_P``."""
     order_P: torch.Tensor
-    """Pairs of a token and an expert; int64."""
+    """Indices of the (token, expert) pairs in group order; int64."""
     rows_each: int
-    """Rows of a group, at most."""
+    """Maximum number of rows per group."""
 
 
 def can_multiply(weight: PackedWeight) -> bool:
-    """Whether the kernel takes a matrix in this form."""
+    """Whether the kernel supports the format of ``weight``."""
     if isinstance(weight, DenseWeight):
         return True
     in_groups = weight.group >= 32 and weight.group & (weight.group - 1) == 0
@@ -57,10 +57,10 @@ def can_multiply(weight: PackedWeight) -> bool:
 
 
 class CudaProducts:
-    """Products with what checkpoints hold in codes, or were rounded to whole numbers, on one card.
+    """Matrix products with quantized weights on one GPU.
 
     Args:
-        device: the card.
+        device: GPU of the weights.
     """
 
     def __init__(self, device: torch.device):
@@ -92,14 +92,14 @@ class CudaProducts:
         pairs_each: int = 1,
         units_E: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Product with a matrix, or of each row with that of its expert: (T, O), or (T × pairs, O) in which rows of no expert are
+        """Multiply with a matrix: (T, O); or each pair's row with its expert's matrix: (T × pairs, O), where rows without an expert are
         not written.
 
         Args:
             x_TI: contiguous.
-            weight: as ``can_multiply`` has it; with ``rows`` its tensors have a first dimension for the expert.
-            pairs_each: pairs that a row of ``x`` is part of.
-            units_E: ``unit`` of each expert's matrix, float32; None without experts, or without codes.
+            weight: matrix for which ``can_multiply`` is true; with ``rows`` its tensors have a leading expert dimension.
+            pairs_each: number of pairs per row of ``x``.
+            units_E: ``unit`` of each expert's matrix, float32; None without experts, or if weights are not quantized.
         """
         num_rows = x_TI.shape[0] * pairs_each
         out_TO = x_TI.new_empty(num_rows, weight.outputs)
@@ -128,7 +128,9 @@ class CudaProducts:
             parts,
             x_TI,
             weight.data,
-            *(out_TO if tensor is None else tensor for tensor in tensors),  # what is not there is not read
+            *(
+                out_TO if tensor is None else tensor for tensor in tensors
+            ),  # placeholders for missing tensors, which the kernel does not read
             num_rows,
             weight.outputs,
             weight.inputs,
@@ -194,7 +196,7 @@ def _multiply(
     OUTPUTS: tl.constexpr,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
-):  # a program for OUTPUTS outputs of some rows, and a part of the inputs
+):  # one program per block of rows, OUTPUTS outputs and split of the inputs
     block, split = tl.program_id(1), tl.program_id(2)
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_output = output < outputs
@@ -287,7 +289,7 @@ def _multiply(
 @triton.jit(do_not_specialize=["num_rows"])
 def _add_parts(
     out, parts, bias, num_rows, outputs, HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr
-):  # a program for COLUMNS outputs of a row
+):  # one program per COLUMNS outputs of a row
     row = tl.program_id(0).to(tl.int64)
     output = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_output = output < outputs

@@ -1,4 +1,4 @@
-"""The kernels of this folder as a provider."""
+"""``CudaProvider``: registers the Triton kernels and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class CudaProvider(Provider):
-    """Kernels in Triton, which comes with torch where torch has such a card, and captured steps."""
+    """Provider of the Triton kernels (Triton is installed with CUDA builds of torch) and of captured steps."""
 
     def __init__(self):
         self._device: torch.device | None = None
@@ -33,7 +33,7 @@ class CudaProvider(Provider):
         if device.type != "cuda":
             return
         try:
-            # It is not everywhere, and takes a second.
+            # imported here because Triton is not installed everywhere, and takes a second to import
             import triton
 
             from labinfer.functions.cuda import elementwise

@@ -1,6 +1,6 @@
-"""Draws of several rows at once: a card takes about as long for all of them as for one, and is waited for once.
+"""Sampling of all rows of a batch at once, with a single synchronization with the GPU.
 
-The tokens are those of ``functions.reference.sampling``.
+Drawn tokens equal those of ``functions.reference.sampling``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from labinfer.functions.reference.sampling import argmax, gumbel_noise, integer_
 from labinfer.functions.reference.sampling import sample as sample_one_by_one
 
 LIKELIEST = 1024
-"""Tokens among which candidates are looked for: nearly always they are all there."""
+"""Number of the likeliest tokens that are searched first; they nearly always include all candidates."""
 ROW_BYTES = 16 << 20
-"""Logits of rows at a time, in float64, of which some copies are there at once."""
+"""Maximum bytes of float64 logits processed at a time; several copies exist at once."""
 UNDECIDED = -1
-"""Placeholder for a token, where candidates may be missing."""
+"""Placeholder token of a row whose candidates may be incomplete."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawTensors:
-    """Numbers of some draws as columns, (R, 1); see ``Draw``."""
+    """Parameters of the draws as columns, (R, 1); see ``Draw``."""
 
     seed: torch.Tensor
     position: torch.Tensor
@@ -53,13 +53,13 @@ class DrawTensors:
 
 
 def sample(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-    """The token of each draw, as ``Sample`` has it."""
+    """Sample the token of each draw; see ``Sample``."""
     vocab_size, cut, uncut, undecided = logits_BV.shape[1], [], [], []
     rows_each = max(1, ROW_BYTES // (vocab_size * torch.float64.itemsize))
     for i, draw in enumerate(draws):
         params = draw.params
         is_cut = 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
-        # The sum over the k largest, which top-p is a part of, takes all of them.
+        # Top-p is a fraction of the probability of the top-k tokens, whose sum needs all of them.
         is_wide = params.top_p < 1.0 and LIKELIEST < params.top_k < vocab_size
         (undecided if params.typical_p < 1.0 or is_wide else cut if is_cut else uncut).append(i)
     tokens: dict[int, int] = {}
@@ -78,16 +78,17 @@ def sample(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
 
 
 def draw_from_all(scaled_RV: torch.Tensor, draws: DrawTensors) -> torch.Tensor:
-    """A token of each row (R), of logits over the temperature."""
+    """Draw a token of each row (R) from the whole vocabulary, by the temperature-scaled logits."""
     ids_V = torch.arange(scaled_RV.shape[1], device=scaled_RV.device)
     return (scaled_RV + gumbel_noise(draws.seed, draws.position, ids_V)).argmax(dim=1)
 
 
 def draw_from_likeliest(scaled_RV: torch.Tensor, draws: DrawTensors) -> torch.Tensor:
-    """A token of each row (R), of logits over the temperature; ``UNDECIDED`` where not all candidates are among the likeliest."""
+    """Draw a token of each row (R) from the likeliest tokens of the temperature-scaled logits; ``UNDECIDED`` if they may not include all
+    candidates."""
     count = min(LIKELIEST, scaled_RV.shape[1])
     values_RN, ids_RN = scaled_RV.topk(count)
-    for keys_RN, falling in ((ids_RN, False), (None, True)):  # falling, equal ones by id
+    for keys_RN, falling in ((ids_RN, False), (None, True)):  # descending, ties by id
         order_RN = (values_RN if keys_RN is None else keys_RN).argsort(dim=1, descending=falling, stable=True)
         values_RN, ids_RN = values_RN.gather(1, order_RN), ids_RN.gather(1, order_RN)
     largest_R1 = values_RN[:, :1]
@@ -103,7 +104,7 @@ def draw_from_likeliest(scaled_RV: torch.Tensor, draws: DrawTensors) -> torch.Te
     tokens_R = ids_RN.gather(1, best_R1).squeeze(1)
     if count == scaled_RV.shape[1]:
         return tokens_R
-    # Candidates are the first in this order, and none is missing if those behind them are there with all their equals.
-    last_R1 = (is_candidate_RN.sum(1, keepdim=True) - 1).clamp(min=0)  # there are none where the largest is no number
+    # Candidates come first in this order. None is missing if a token after them, with all its ties, is included, too.
+    last_R1 = (is_candidate_RN.sum(1, keepdim=True) - 1).clamp(min=0)  # there are none if the largest logit is NaN
     least_R1 = values_RN.gather(1, last_R1)
     return tokens_R.masked_fill((least_R1 <= values_RN[:, -1:]).squeeze(1), UNDECIDED)
