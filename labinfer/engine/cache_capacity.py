@@ -29,7 +29,7 @@ class WindowNeeds:
     least: int
     """Minimum number of blocks for a sequence to advance."""
     useful: int
-    """Upper limit: the blocks of all running sequences, and as many again for cached tokens of others."""
+    """Maximum useful number of blocks: those of all running sequences, and equally many for the prefix cache."""
 
 
 @dataclass(frozen=True)

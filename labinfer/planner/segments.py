@@ -96,7 +96,7 @@ def last_ends(
 
 
 def most_layers(costs: HostCosts, limits: EngineLimits, demand: CacheDemand, *, is_first: bool, is_last: bool) -> int:
-    """Most layers of a stage, over all positions in the model."""
+    """Maximum number of layers that fit in a stage, over all positions in the model."""
     count = len(costs.layers)
     ends = last_ends(costs, limits, demand, is_first=is_first, is_last=is_last)
     begins = range(1) if is_first else range(count)

@@ -26,7 +26,7 @@ class ValueTexts:
     strings: list[str] = field(default_factory=list)
     """Permitted strings, without quotes."""
     values: list[str] = field(default_factory=list)
-    """JSON of other permitted values."""
+    """Permitted values other than strings, as JSON."""
     schemas: list[dict[str, Any]] = field(default_factory=list)
     """Schemas of further values, which are written as JSON."""
 

@@ -33,7 +33,7 @@ class _Summary:
 
 
 class SchemaExclusion:
-    """Comparisons of the alternatives inside one schema, in time linear in its length.
+    """Decides whether the alternatives of ``oneOf`` and ``anyOf`` in one schema exclude each other, in time linear in its length.
 
     Args:
         root: the whole schema, for references.

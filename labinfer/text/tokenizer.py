@@ -26,10 +26,11 @@ MAX_CACHED_TEXTS = 1 << 16
 """Maximum number of tokens whose `TokenText` is cached: log-probabilities mostly need a few thousand frequent tokens."""
 
 FIRST_PART = 8
-"""Characters per token of the limit in the first part of a long text that is tokenized; each further part is twice as long."""
+"""Size of the first tokenized prefix of a long text, in characters per allowed token; the prefix doubles until the text exceeds the
+limit or is complete."""
 MARGIN = 2
-"""Multiple of the token limit above which a part refuses the text. Cutting a text changes only the tokens beside the cut, for common
-tokenizers."""
+"""Multiple of the token limit above which a prefix's token count refuses the text: with common tokenizers, cutting a text changes only
+tokens beside the cut."""
 
 UNKNOWN = "\U0010ffff"
 """Character that no vocabulary has, except perhaps as bytes."""

@@ -44,7 +44,7 @@ def error_event(error: ApiError) -> bytes:
 
 @dataclass(frozen=True)
 class StreamForm:
-    """Events of an API that carry no answer."""
+    """Stream events of an API besides the answer itself: end marker, keep-alive, and error."""
 
     end: bytes = DONE
     keep_alive: bytes = KEEP_ALIVE

@@ -19,7 +19,7 @@ Decode = Callable[[int, int, torch.Tensor], None]
 
 
 class DecodedFormat(ABC):
-    """Format whose stored values no kernel uses; see ``Format``."""
+    """Format whose stored values are always dequantized while loading, as no kernel reads them; see ``Format``."""
 
     def read(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
         for rows, decode in self.pieces(tensors, matrix):

@@ -57,7 +57,7 @@ class ParallelDenseMoE(nn.Module):
             yield call
 
     def forward(self, x_TD: torch.Tensor, hidden_TD: torch.Tensor) -> torch.Tensor:
-        """(T, D) → (T, D).
+        """Sum of the dense MLP's and the experts' normalized outputs, (T, D).
 
         Args:
             x_TD: input of the MLP, normalized.
