@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from labinfer.planner.cluster import Cluster, Machine, MachinePairLink, NetworkLink
 from labinfer.planner.costs import HostCosts, LayerCosts, Points
-from labinfer.planner.objective import EngineLimits, Room, Stage, has_room, make_criteria
+from labinfer.planner.objective import CacheDemand, EngineLimits, Stage, has_room, make_criteria
 from labinfer.planner.problem import Problem, Solution
 from labinfer.planner.units import FormLevel
 from labinfer.planner.workload import MeanRequest, RequestLengths, Workload
@@ -115,7 +115,9 @@ def try_all(problem: Problem) -> Solution | None:
             fewest, most = criterion.num_stages
             context = criterion.num_seqs * problem.request.decode_context
             tokens = max(context, problem.limits.max_model_len, problem.kv_tokens)
-            if not fewest <= len(stages) <= most or not fits(stages, problem.limits, Room(tokens, criterion.num_seqs)):
+            if not fewest <= len(stages) <= most or not fits(
+                stages, problem.limits, CacheDemand(tokens, criterion.num_seqs)
+            ):
                 continue
             value = criterion.evaluate(stages, problem.cluster)
             if best is None or value < best.value:
@@ -148,7 +150,7 @@ def try_all_forms(problem: Problem) -> Solution | None:
     return None
 
 
-def fits(stages: tuple[Stage, ...], limits: EngineLimits, room: Room) -> bool:
+def fits(stages: tuple[Stage, ...], limits: EngineLimits, room: CacheDemand) -> bool:
     last = len(stages) - 1
     return all(
         has_room(stage.costs, stage.layers, limits, room, is_first=number == 0, is_last=number == last)
