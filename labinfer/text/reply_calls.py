@@ -134,12 +134,12 @@ class CallReader:
         key = next(reversed(arguments), "")
         if schema and isinstance(arguments.get(key), OpenText) and not schema.takes_string(key):
             arguments, closing = {other: arguments[other] for other in arguments if other != key}, "}"
-        text = self._cached_text(name, arguments)
+        text = self._call_text(name, arguments)
         if closing and not text.endswith(closing):  # the schema casts the truncated string to another type
-            text, closing = self._cached_text(name, dict(list(arguments.items())[:-1])), "}"
+            text, closing = self._call_text(name, dict(list(arguments.items())[:-1])), "}"
         return [ToolCall(id=self._id(value), name=name, arguments=text[: len(text) - len(closing)], closing=closing)]
 
-    def _cached_text(self, name: str, arguments: dict[str, Any]) -> str:
+    def _call_text(self, name: str, arguments: dict[str, Any]) -> str:
         return _spell_json(schema.cast(arguments) if (schema := self._schemas.get(name)) else arguments)
 
     def _id(self, value: dict[str, Any]) -> str:
@@ -156,7 +156,7 @@ class CallReader:
             arguments = read_value(arguments, "json", {})
         if not isinstance(arguments, dict):
             raise ValueError("arguments that are no object")
-        return ToolCall(id=self._id(value), name=name, arguments=self._cached_text(name, arguments))
+        return ToolCall(id=self._id(value), name=name, arguments=self._call_text(name, arguments))
 
 
 def _reshape(value: Any, field: Field, captures: dict[str, str], is_cut: bool = False) -> Any:

@@ -234,8 +234,8 @@ def chat_logprobs(measured: list[TokenLogprobs], tokenizer: Tokenizer | None) ->
     """Logprobs of tokens, with the text of each token."""
     content = []
     for token in measured:
-        top = [SpelledLogprob(*_cached_text(token_id, logprob, tokenizer)) for token_id, logprob in token.top.items()]
-        content.append(ChosenLogprob(*_cached_text(token.token_id, token.logprob, tokenizer), top))
+        top = [SpelledLogprob(*_logprob_entry(token_id, logprob, tokenizer)) for token_id, logprob in token.top.items()]
+        content.append(ChosenLogprob(*_logprob_entry(token.token_id, token.logprob, tokenizer), top))
     return ChatLogprobs(content)
 
 
@@ -264,6 +264,6 @@ def reply_delta(event: Event, num_calls: int, has_functions: bool = False) -> Ch
     return ChatDelta(content=event.text)
 
 
-def _cached_text(token_id: int, logprob: float, tokenizer: Tokenizer | None) -> tuple[str, float, list[int] | None]:
+def _logprob_entry(token_id: int, logprob: float, tokenizer: Tokenizer | None) -> tuple[str, float, list[int] | None]:
     token = token_text(token_id, tokenizer)
     return token.token, logprob, token.bytes and list(token.bytes)

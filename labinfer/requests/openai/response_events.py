@@ -284,9 +284,9 @@ class ResponseWriter:
         return kind(self._id, status, content)
 
     def _logprob(self, token: TokenLogprobs) -> ResponseLogprob:
-        top = [ResponseLogprobTop(*self._cached_text(token_id, logprob)) for token_id, logprob in token.top.items()]
-        return ResponseLogprob(*self._cached_text(token.token_id, token.logprob), top)
+        top = [ResponseLogprobTop(*self._logprob_entry(token_id, logprob)) for token_id, logprob in token.top.items()]
+        return ResponseLogprob(*self._logprob_entry(token.token_id, token.logprob), top)
 
-    def _cached_text(self, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+    def _logprob_entry(self, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
         token = token_text(token_id, self._tokenizer)
         return token.token, logprob, list(token.bytes or b"")
