@@ -82,14 +82,14 @@ def cluster(*ranks: Event, **fields: Any) -> Event:
         "num_blocks": 8192,
         "max_model_len": 2048,
         "max_num_seqs": 64,
-        "hop_seconds": 0.0001,
+        "stage_latency_seconds": 0.0001,
         "pipeline_schedule": "1f1b",
         "ranks": list(ranks) or [rank(0, 0), rank(1, 1)],
         "links": [],
         "stages": [],
         "machine_links": [],
         "plan": None,
-        "verdict": None,
+        "bottleneck": None,
         "history": [],
     } | fields
 
@@ -119,7 +119,7 @@ def stats(at: float, **fields: Any) -> Event:
         ],
         "links": [],
         "stages": [],
-        "verdict": None,
+        "bottleneck": None,
     } | fields
 
 

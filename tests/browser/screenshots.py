@@ -1,8 +1,8 @@
-"""The pictures of both pages in docs/images: real answers and steps of servers on two stages.
+"""Screenshots of both pages for docs/images: the chat page with the demo model, the cluster page under load.
 
     python tests/browser/screenshots.py DIR
 
-The cluster is that of the model in DIR, one whose steps take some milliseconds (``make screenshots`` makes one).
+The cluster page shows the model in DIR on three pipeline stages; steps should take some milliseconds (``make screenshots`` makes such a model).
 
 Both themes, both languages, 1280 and 390 pixels.
 """
@@ -13,6 +13,7 @@ import itertools
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -30,8 +31,14 @@ IMAGES = ROOT / "docs" / "images"
 LOCALES = {"en": "en-US", "zh": "zh-CN"}
 THEMES = ("light", "dark")
 SIZES = {1280: 860, 390: 844}
-WATCHED_MS = 9000
-"""Of the cluster page, so that its figures have a history."""
+"""Width to height of the window."""
+CLUSTER_HEIGHT = 955
+"""Height of the window for the wide cluster page, which shows the first row of charts, too."""
+WARM_UP_SECONDS = 90
+"""Load before the first screenshot of the cluster page, so that the charts have a history."""
+WATCHED_MS = 6000
+"""Time on the cluster page before a screenshot, in milliseconds."""
+USERS = ("ann", "bo", "chen", "dee", "eli", "fay", "gil", "han", "ida", "jo", "kim", "lu")
 QUESTIONS = {
     "en": ["17 + 25 = ?", "What is the capital of France?", "How much time is lost in a pipeline?"],
     "zh": ["17 + 25 = ?", "法国的首都是哪里？", "流水线会损失多少时间？"],
@@ -93,7 +100,11 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         with serving("--model", "demo", launcher="mpirun", ranks=2) as server:
             draw_chats(server, browser)
-        with serving("--model", f"small={sys.argv[1]}", launcher="mpirun", ranks=2) as server, users(server):
+        with (
+            serving("--model", f"small={sys.argv[1]}", "-pp", "3", launcher="mpirun", ranks=3) as server,
+            users(server),
+        ):
+            time.sleep(WARM_UP_SECONDS)
             draw_clusters(server, browser)
         browser.close()
 
@@ -113,6 +124,8 @@ def draw_chats(server: Server, browser: Browser) -> None:
 def draw_clusters(server: Server, browser: Browser) -> None:
     for language, theme, width in itertools.product(LOCALES, THEMES, SIZES):
         with opened(browser, language, theme, width) as page:
+            if width > min(SIZES):
+                page.set_viewport_size({"width": width, "height": CLUSTER_HEIGHT})
             page.goto(f"{server.url}/cluster")
             page.wait_for_timeout(WATCHED_MS)
             page.screenshot(path=IMAGES / f"cluster-{language}-{theme}-{width}.png")
@@ -133,7 +146,7 @@ def opened(browser: Browser, language: str, theme: str, width: int) -> Iterator[
 
 
 def record(server: Server, browser: Browser, language: str) -> Path:
-    """The conversations as the page exports them, with answers that the model is held to."""
+    """Export file of conversations with the answers of ``ANSWERS``, to which the model is constrained."""
     with opened(browser, "en", "light", 1280) as page:
         page.goto(server.url)
         for question, answer in zip(QUESTIONS[language], ANSWERS[language], strict=True):
@@ -149,17 +162,20 @@ def record(server: Server, browser: Browser, language: str) -> Path:
 
 @contextmanager
 def users(server: Server) -> Iterator[None]:
-    """Six who ask for texts of different lengths, again and again."""
+    """Load: one request after another of each of ``USERS``, with different prompt and answer lengths."""
     over = threading.Event()
 
     def ask_on(user: int) -> None:
-        prompt, num_tokens = [10 + (user + n) % 300 for n in range(60 + 20 * user)], 100 + 40 * user
-        while not over.is_set():
-            body = {"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True}
+        num_tokens = 40 + 15 * user
+        for number in itertools.count():
+            if over.is_set():
+                return
+            prompt = [10 + (7 * user + 3 * number * (number % 4) + n) % 300 for n in range(100 + 40 * user)]
+            body = {"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "user": USERS[user]}
             server.ask("POST", "/v1/completions", body)
 
-    with ThreadPoolExecutor(6) as pool:
-        for user in range(6):
+    with ThreadPoolExecutor(len(USERS)) as pool:
+        for user in range(len(USERS)):
             pool.submit(ask_on, user)
         yield
         over.set()

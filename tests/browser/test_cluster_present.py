@@ -1,4 +1,4 @@
-"""What the cluster page says of the present: the verdict, open requests, links, memory, and the step under the pointer."""
+"""What the cluster page says of the present: the bottleneck, open requests, links, memory, and the step under the pointer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from axe_findings import findings
 from cluster_page import MS, cluster, come_back_to, picture, push, see, stats, step, steps, wait_streams
 from playwright.sync_api import expect
 
-VERDICT = {
+REPORT = {
     "time_us": 1_700_000_000_000_000,
     "seconds": 9.5,
     "bound": "stage",
@@ -21,7 +21,7 @@ VERDICT = {
     "busiest": 1,
     "lead": 1.6,
     "move_to": 0,
-    "hop_seconds": 0.0005,
+    "stage_latency_seconds": 0.0005,
     "running": 1.2,
     "full": None,
 }
@@ -52,11 +52,11 @@ SAYINGS = [
         "瓶颈：并发请求太少。平均运行 1.2 个序列，少于 2 个阶段。每个阶段有 60 % 到 96 % 的时间在忙碌。",
     ),
     (
-        {"bound": "hops"},
-        "Bottleneck: communication. Stage 1, the busiest, computes 9.6 ms and waits 400 µs per step "
-        "(stage-to-stage latency at startup: 500 µs).",
+        {"bound": "communication"},
+        "Bottleneck: communication. Stage 1, the busiest, computes 9.6 ms and waits 0.4 ms per step "
+        "(stage-to-stage latency at startup: 0.5 ms).",
         "Try fewer stages, a faster network, or more concurrent requests.",
-        "瓶颈：通信。最忙的阶段 1 每步计算 9.6 ms，等待 400 µs（启动时测得的阶段间延迟：500 µs）。",
+        "瓶颈：通信。最忙的阶段 1 每步计算 9.6 ms，等待 0.4 ms（启动时测得的阶段间延迟：0.5 ms）。",
     ),
     (
         ONE_STAGE | {"bound": "models"},
@@ -90,30 +90,30 @@ def request(number: int, **fields) -> dict:
     } | fields
 
 
-def test_verdict_is_a_sentence_in_both_languages(opened):
+def test_bottleneck_is_a_sentence_in_both_languages(opened):
     said = opened.evaluate(
-        """async (verdicts) => {
-            const { saysBound, saysTry } = await import("/webui/cluster/verdict_view.js");
+        """async (reports) => {
+            const { adviceText, bottleneckText } = await import("/webui/cluster/bottleneck_view.js");
             const { english } = await import("/webui/words_en.js");
             const { chinese } = await import("/webui/words_zh.js");
-            return verdicts.map((verdict) => [saysBound(verdict, english), saysTry(verdict, english), saysBound(verdict, chinese)]);
+            return reports.map((report) => [bottleneckText(report, english), adviceText(report, english), bottleneckText(report, chinese)]);
         }""",
-        [VERDICT | fields for fields, *_ in SAYINGS],
+        [REPORT | fields for fields, *_ in SAYINGS],
     )
     assert [tuple(row) for row in said] == [tuple(texts) for _, *texts in SAYINGS]
 
 
 def test_present_is_told_as_it_comes(opened):
-    """The verdict, links, memory against what there is, and how busy each rank was."""
-    expect(opened.locator("#verdict-says")).to_have_text("No data yet; send some requests.")
+    """The bottleneck, links, memory against what there is, and how busy each rank was."""
+    expect(opened.locator("#bottleneck-says")).to_have_text("No data yet; send some requests.")
     expect(opened.locator("#links")).to_be_hidden()
     links = [
         {"source": 0, "destination": 1, "bytes_sent": 5 << 20, "bytes_per_second": 2048.0, "bytes_per_step": 512.0},
         {"source": 1, "destination": 0, "bytes_sent": 300, "bytes_per_second": None, "bytes_per_step": None},
     ]
-    push(opened, stats(0), stats(1, verdict=VERDICT, links=links))
-    expect(opened.locator("#verdict")).to_contain_text("Bottleneck: stage 1. It computes 96 % of the time")
-    expect(opened.locator("#verdict-of")).to_contain_text("over 9.5 s with work")
+    push(opened, stats(0), stats(1, bottleneck=REPORT, links=links))
+    expect(opened.locator("#bottleneck")).to_contain_text("Bottleneck: stage 1. It computes 96 % of the time")
+    expect(opened.locator("#bottleneck-of")).to_contain_text("over 9.5 s with work")
     rows = opened.locator("#links tbody tr")
     expect(rows.nth(0)).to_have_text("Rank 0 → rank 1node-0 → node-12 KiB/s512 B5 MiB")
     expect(rows.nth(1)).to_have_text("Rank 1 → rank 0node-1 → node-0––300 B")
@@ -258,7 +258,7 @@ def test_step_under_the_pointer_is_told(opened):
     expect(hover).to_be_hidden()
 
 
-@pytest.mark.parametrize("language, theme, title", [("en", "light", "Bottleneck"), ("zh", "dark", "瓶颈")])
+@pytest.mark.parametrize("language, theme, title", [("en", "light", "Diagnosis"), ("zh", "dark", "诊断")])
 def test_telephone_has_room_for_all_of_several_models(opened, language, theme, title):
     names = ["meta-llama/Llama-3.3-70B-Instruct-with-a-long-name", "Qwen/Qwen3-235B-A22B-Instruct-2507"]
     link = {"source": 0, "destination": 1, "bytes_sent": 5 << 20, "bytes_per_second": 2048.0, "bytes_per_step": 512.0}
@@ -269,7 +269,7 @@ def test_telephone_has_room_for_all_of_several_models(opened, language, theme, t
         "refusal": "out of order " * 5,
         "cluster": cluster(
             model=names[0],
-            verdict=VERDICT,
+            bottleneck=REPORT,
             links=[link],
             experts=experts,
             expert_reads=[],

@@ -41,7 +41,7 @@ def test_settings_are_explained_checked_and_kept_by_name(page):
     expect(dialog).to_contain_text("0 is greedy decoding")
     for name, value, why in (
         ("Temperature", "-1", "Temperature: This must be between 0 and 100."),
-        ("Top p", "0", "above 0 and at most 1"),
+        ("Top p", "0", "greater than 0 and at most 1"),
         ("Max tokens", "1.5", "integer"),
     ):
         dialog.get_by_label(name).fill(value)
@@ -82,7 +82,7 @@ def test_text_files_go_with_a_message(page):
     page.locator("#attach-files").set_input_files(files)
     expect(chips).to_have_text(["note.txt"])
     expect(page.locator("#not-attached")).to_contain_text("paper.pdf is a PDF")
-    expect(page.locator("#not-attached")).to_contain_text("picture.png is no text")
+    expect(page.locator("#not-attached")).to_contain_text("picture.png is not a text file")
     page.evaluate(
         """() => {
             const dataTransfer = new DataTransfer();
@@ -181,12 +181,12 @@ def test_errors_and_waits_are_told_in_chinese(page):
     page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json=body))
     page.route("**/health", lambda route: route.fulfill(json={"status": "ok", "wait": wait}))
     page.reload()
-    expect(page.locator("#banner")).to_contain_text("已等待 12 秒：rank 0 在等 rank 1，第 481 步。")
+    expect(page.locator("#banner")).to_contain_text("已停滞 12 秒：rank 0 在等待 rank 1（第 481 步）。")
     for code, text in ERRORS.items():
         body["error"] = {"message": "in English", "code": code}
         page.get_by_role("textbox", name="输入消息").fill(code)
         page.keyboard.press("Enter")
-        expect(page.get_by_role("article", name="回答").last).to_contain_text(text)
+        expect(page.get_by_role("article", name="助手").last).to_contain_text(text)
     words = json.dumps(page.locator("body").inner_text(), ensure_ascii=False)
     assert "in English" not in words
     page.evaluate("localStorage['labinfer.language'] = 'en'")

@@ -157,7 +157,7 @@ def test_rank_that_stands_still_is_named(page, server):
     send(page, "Count from 3 to 15.")
     expect(answers(page).last).to_contain_text("3, 4")
     os.kill(server.rank_pid(1), signal.SIGSTOP)
-    expect(page.locator("#banner")).to_contain_text("rank 0 for rank 1, step", timeout=20_000)
+    expect(page.locator("#banner")).to_contain_text("rank 0 waits for rank 1 in step", timeout=20_000)
     os.kill(server.rank_pid(1), signal.SIGCONT)
     expect(page.locator("#banner")).to_be_hidden()
     page.keyboard.press("Escape")

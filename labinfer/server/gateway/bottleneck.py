@@ -44,10 +44,10 @@ def diagnose(window: Sequence[EngineStats], info: ModelInfo, time_us: int, other
     busiest = max(stages, key=lambda stage: stage.busy)
     others = [stage for stage in stages if stage is not busiest]
     lead = busiest.busy / max(fmean(stage.busy for stage in others), 1e-3) if others else 1.0
-    hop = info.hop_seconds or None
+    latency = info.stage_latency_seconds or None
     at_work = [stats for stats in window if stats.has_work]
     running = fmean(stats.running for stats in at_work) if at_work else None
-    bound = _bound(stages, busiest, lead=lead, running=running, hop=hop, others_ran=others_ran)
+    bound = _bound(stages, busiest, lead=lead, running=running, latency=latency, others_ran=others_ran)
     has_spare = all(rank.num_layers > 1 for rank in info.ranks if rank.stage == busiest.stage)
     return BottleneckReport(
         time_us=time_us,
@@ -57,7 +57,7 @@ def diagnose(window: Sequence[EngineStats], info: ModelInfo, time_us: int, other
         busiest=busiest.stage,
         lead=lead,
         move_to=min(others, key=lambda stage: stage.busy).stage if bound == "stage" and has_spare else None,
-        hop_seconds=hop,
+        stage_latency_seconds=latency,
         running=running,
         full=_full(at_work, window[-1].num_preemptions > window[0].num_preemptions, info.max_num_seqs),
     )
@@ -102,9 +102,9 @@ def _bound(
     *,
     lead: float,
     running: float | None,
-    hop: float | None,
+    latency: float | None,
     others_ran: bool,
-) -> Literal["stage", "stages", "requests", "hops", "models", "outside"]:
+) -> Literal["stage", "stages", "requests", "communication", "models", "outside"]:
     mean, waits = fmean(stage.busy for stage in stages), 1.0 - busiest.busy
     if len(stages) > 1 and mean < BUSY and running is not None and len(stages) - running >= TOO_FEW:
         return "requests"
@@ -112,8 +112,8 @@ def _bound(
         return "stage" if lead >= UNEVEN else "stages"
     if others_ran:
         return "models"
-    if hop is not None and busiest.busy > 0 and hop >= 0.5 * waits * busiest.step_seconds / busiest.busy:
-        return "hops"
+    if latency is not None and busiest.busy > 0 and latency >= 0.5 * waits * busiest.step_seconds / busiest.busy:
+        return "communication"
     return "outside"
 
 

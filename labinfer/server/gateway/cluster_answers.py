@@ -92,7 +92,7 @@ class BottleneckReport(ApiObject, kw_only=True):
     """Bottleneck of a model's throughput, measured over the last seconds with work.
 
     ``stage``: one stage computes much longer than the others. ``stages``: all stages compute nearly all the time. ``requests``:
-    fewer sequences ran than there are stages. ``hops``: stage-to-stage latency is most of the busiest stage's idle time in a step.
+    fewer sequences ran than there are stages. ``communication``: stage-to-stage latency is most of the busiest stage's idle time in a step.
     ``models``: the stages were idle while other models ran on the ranks. ``outside``: the stages wait for something else, such
     as scheduling.
     """
@@ -101,7 +101,7 @@ class BottleneckReport(ApiObject, kw_only=True):
     """Time of the last stats, in microseconds since 1970."""
     seconds: float
     """Measured time with work."""
-    bound: Literal["stage", "stages", "requests", "hops", "models", "outside"]
+    bound: Literal["stage", "stages", "requests", "communication", "models", "outside"]
     stages: list[StageLoad]
     busiest: Count
     """Index of the busiest stage."""
@@ -109,7 +109,7 @@ class BottleneckReport(ApiObject, kw_only=True):
     """Busy time of the busiest stage as a multiple of the other stages' mean; 1 with a single stage."""
     move_to: Count | None
     """With ``stage``: the least busy stage, if the busiest one has a layer to move."""
-    hop_seconds: float | None
+    stage_latency_seconds: float | None
     """Latency between two stages, measured at the start; null if not measured."""
     running: float | None
     """Mean number of running sequences; null if unknown."""
@@ -138,7 +138,7 @@ class StatsEvent(StatsPoint, tag_field="object", tag="cluster.stats"):
     links: list[RankTraffic]
     stages: list[StageSpeed]
     """Empty until the model has run steps."""
-    verdict: BottleneckReport | None
+    bottleneck: BottleneckReport | None
     """Null until the model has had work for some seconds."""
     drift: LayoutDrift | None
     """Null with one stage, and until the model has had work for some twenty seconds."""
@@ -227,7 +227,7 @@ class ClusterInfo(ApiObject, kw_only=True, tag_field="object", tag="cluster"):
     pipeline_schedule: str
     plugins: list[str]
     """Name and digest of each plugin loaded by the ranks."""
-    hop_seconds: float | None
+    stage_latency_seconds: float | None
     """Latency between two stages, measured at the start; null if not measured."""
     ranks: list[ClusterRank]
     experts: list[LayerExperts]
@@ -241,7 +241,7 @@ class ClusterInfo(ApiObject, kw_only=True, tag_field="object", tag="cluster"):
     """Measured links between machines; empty if not measured."""
     plan: str | None
     """Table of the planned layout and its alternatives; null if the layout was not planned."""
-    verdict: BottleneckReport | None
+    bottleneck: BottleneckReport | None
     """Null until the model has had work for some seconds."""
     drift: LayoutDrift | None
     """Null with one stage, and until the model has had work for some twenty seconds."""

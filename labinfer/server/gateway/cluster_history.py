@@ -216,7 +216,7 @@ class ClusterHistory:
                 _rank_traffic(before.get(rank.rank), rank, to) for rank in ranks for to in sorted(rank.bytes_sent)
             ],
             "stages": find_stage_speeds(model.minute[0][1], model.last) if model.minute else [],
-            "verdict": model.bottleneck,
+            "bottleneck": model.bottleneck,
             "drift": _layout_drift(model.last.drift),
         }
 

@@ -109,7 +109,7 @@ class HostedModel:
             num_window_blocks=llm.spec.num_window_blocks,
             max_num_seqs=options.scheduler.max_num_seqs,
             pipeline_schedule=options.scheduler.pipeline_schedule,
-            hop_seconds=llm.spec.step_times.hop if llm.spec.step_times else 0.0,
+            stage_latency_seconds=llm.spec.step_times.hop if llm.spec.step_times else 0.0,
             machine_links=list(self.machine_links),
             plan=self.plan,
             changed=self.changed,

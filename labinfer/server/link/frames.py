@@ -154,7 +154,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     """Maximum sequences per batch."""
     pipeline_schedule: str
-    hop_seconds: float = 0.0
+    stage_latency_seconds: float = 0.0
     """Latency between two stages, measured at the start; 0 with one stage or without a measurement."""
     machine_links: list[MachineLinkInfo] = []
     """Links measured at the start."""

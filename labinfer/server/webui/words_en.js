@@ -235,9 +235,9 @@ export const english = {
     caller: "Caller", state: "State", age: "Age", prompt: "Prompt tokens", generated: "Generated tokens", end: "Cancel", link: "Link",
     rate: "Rate", perStep: "Per step", inAll: "Total", computes: "Compute per step", expected: "Expected", ratio: "Ratio", fromMachine: "From / to",
   },
-  verdict: "Bottleneck",
-  noVerdict: "No data yet; send some requests.",
-  verdictOf: (span, time) => `Measured over ${span} with work, until ${time}.`,
+  diagnosis: "Diagnosis",
+  noBottleneck: "No data yet; send some requests.",
+  measuredOver: (span, time) => `Measured over ${span} with work, until ${time}.`,
   between: " ",
   range: (least, most) => `${least} to ${most}`,
   bounds: {
@@ -247,8 +247,8 @@ export const english = {
       ? `Bottleneck: compute. The only stage is busy ${shares} of the time.` : `Bottleneck: compute. The stages are balanced, each busy ${shares} of the time.`),
     requests: ({ count, shares, running }) =>
       `Bottleneck: too few concurrent requests. ${running} sequences run on average, fewer than the ${count} stages. Each stage is busy ${shares} of the time.`,
-    hops: ({ stage, hop, step, waits }) =>
-      `Bottleneck: communication. Stage ${stage}, the busiest, computes ${step} and waits ${waits} per step (stage-to-stage latency at startup: ${hop}).`,
+    communication: ({ stage, latency, step, waits }) =>
+      `Bottleneck: communication. Stage ${stage}, the busiest, computes ${step} and waits ${waits} per step (stage-to-stage latency at startup: ${latency}).`,
     models: ({ count, stage, busy }) =>
       `Bottleneck: other models on the same ranks. ${count === 1 ? "The only stage" : `Stage ${stage}, the busiest,`} computes for this model ${busy} of the time.`,
     outside: ({ count, stage, busy }) => (count === 1
@@ -259,7 +259,7 @@ export const english = {
     layers: (from, to) => `Try moving layers from stage ${from} to stage ${to} (--layers).`,
     ranks: "Try more ranks (-tp, -pp) or fewer bits per weight (--dtype, --quantization).",
     requests: "Try more concurrent requests.",
-    hops: "Try fewer stages, a faster network, or more concurrent requests.",
+    communication: "Try fewer stages, a faster network, or more concurrent requests.",
     links: "Try fewer stages or a faster network.",
     kv_cache: "Sequences wait because the KV cache is full. Try a larger --memory-utilization, or --kv-cache-dtype int8.",
     max_num_seqs: "Sequences wait because the batch is full. Try a larger --max-num-seqs.",
@@ -275,7 +275,7 @@ export const english = {
   atMost: (n, most) => `${n} of max. ${most}`,
   links: "Links",
   link: (from, to) => `Rank ${from} → rank ${to}`,
-  hopSays: (time) => `Stage-to-stage latency at startup: ${time}.`,
+  stageLatency: (time) => `Stage-to-stage latency at startup: ${time}.`,
   speeds: "Step time per stage",
   speedsSay: (ratio) => `Means over the last minute with work. The mark shows the expected time: measured at startup if known, else the mean of the other stages. A stage is red above ${ratio} times its time at startup.`,
   predicted: "measured at startup",

@@ -50,7 +50,7 @@ async def show(context: HttpContext) -> Response:
             num_window_blocks=info.num_window_blocks,
             max_model_len=info.max_model_len,
             max_num_seqs=info.max_num_seqs,
-            hop_seconds=info.hop_seconds or None,
+            stage_latency_seconds=info.stage_latency_seconds or None,
             pipeline_schedule=info.pipeline_schedule,
             plugins=PLUGINS.identities(),
             ranks=[_describe_rank(rank, stats.get(rank.rank)) for rank in info.ranks],

@@ -18,7 +18,7 @@ import { describe, StepView } from "./step_view.js";
 import { StepsView } from "./steps_view.js";
 import { Timeline } from "./timeline.js";
 import { duration, grouped, percent, timeOfDay } from "./units.js";
-import { VerdictView } from "./verdict_view.js";
+import { BottleneckView } from "./bottleneck_view.js";
 
 const PAUSE_MS = 1600; // time without work before the page says idle: the last steps arrive up to this much after the last stats
 const MOVE_MS = 5000; // interval of chart updates without stats, and of polling expert loads
@@ -51,7 +51,7 @@ export class Cluster {
     this._links = new LinksView(byId("links"));
     this._speeds = new SpeedsView(byId("speeds"));
     this._machines = new MachinesView(byId("machines"));
-    this._verdict = new VerdictView();
+    this._bottleneck = new BottleneckView();
     this._requests = new RequestsView(byId("requests"), (id) => this._cancel(id));
     this._open = { data: [], total: 0, running: 0 }; // requests
     this._experts = new ExpertsView(byId("experts"));
@@ -70,7 +70,7 @@ export class Cluster {
     byId("span").value = String(this._gantt.span);
     byId("range").replaceChildren(...RANGES.map((minutes) => new Option(words.ranges[minutes], String(minutes))));
     byId("range").value = String(this._history.range / MINUTE_US);
-    for (const id of ["verdict", "open", "minutes", "everyone"]) byId(id).hidden = !this._cluster;
+    for (const id of ["bottleneck", "open", "minutes", "everyone"]) byId(id).hidden = !this._cluster;
     if (this._cluster) this._renderCluster();
     this._charts.render(words);
     this._renderState();
@@ -216,8 +216,8 @@ export class Cluster {
 
   _take(event) {
     if (event.object === "cluster.stats") {
-      const { links, stages, verdict, drift, ...point } = event;
-      Object.assign(this._cluster, { links, stages, verdict, drift });
+      const { links, stages, bottleneck, drift, ...point } = event;
+      Object.assign(this._cluster, { links, stages, bottleneck, drift });
       this._history.add([point]);
       this._charts.render(this._words);
       this._renderPresent();
@@ -303,7 +303,7 @@ export class Cluster {
     this._ranks.update(words);
     this._links.render(this._cluster.links, this._cluster, words);
     this._speeds.render(this._cluster.stages ?? [], this._cluster, words);
-    this._verdict.render(this._cluster.verdict, words);
+    this._bottleneck.render(this._cluster.bottleneck, words);
   }
 
   _renderModels() {

@@ -25,6 +25,6 @@ export class LinksView {
     const { scrollLeft } = place;
     place.replaceChildren(table(words.links, ["link", "rate", "perStep", "inAll"].map((name) => words.columns[name]), rows));
     place.scrollLeft = scrollLeft;
-    byId("links-say").textContent = cluster.hop_seconds ? words.hopSays(duration(cluster.hop_seconds * 1e6)) : "";
+    byId("links-say").textContent = cluster.stage_latency_seconds ? words.stageLatency(duration(cluster.stage_latency_seconds * 1e6)) : "";
   }
 }

@@ -45,7 +45,7 @@ def info(stages: tuple[int, ...] = (0, 1), num_layers: int = 4, hop: float = 0.0
         num_blocks=16,
         max_num_seqs=8,
         pipeline_schedule="1f1b",
-        hop_seconds=hop,
+        stage_latency_seconds=hop,
         ranks=ranks,
     )
 
@@ -85,7 +85,7 @@ def window(*busy: float, stages: tuple[int, ...] = (0, 1), seconds: float = 10.0
         ((0.95, 0.95), {"running": 1}, 0, False, "stages"),  # the chunks of one long prompt
         ((0.5, 0.45), {}, 0, False, "outside"),
         ((0.5, 0.45), {}, 0, True, "models"),
-        ((0.5, 0.45), {}, 0.03, False, "hops"),  # of 50 ms a step
+        ((0.5, 0.45), {}, 0.03, False, "communication"),  # of 50 ms a step
         ((0.5, 0.45), {}, 0.02, False, "outside"),
         ((0.5, 0.45), {"running": 0}, 0, False, "outside"),  # nobody saw any that ran: too few cannot be said
     ],
