@@ -20,11 +20,12 @@ class HubServer:
     Attributes:
         models: folder of each model by its id.
         requests: method and path of each request, in order.
-        broken: names of files that are answered with status 403.
+        broken: names of files that are answered with status 404.
+        gated: ids of models that are answered with status 403.
     """
 
     def __init__(self, models: dict[str, Path]):
-        self.models, self.requests, self.broken = models, [], set[str]()
+        self.models, self.requests, self.broken, self.gated = models, [], set[str](), set[str]()
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -58,6 +59,9 @@ class HubServer:
             thread.join()
 
     def answer(self, handler: BaseHTTPRequestHandler, path: list[str], query: dict[str, list[str]]) -> None:
+        if any(f"/{model}" in handler.path for model in self.gated):
+            send(handler, 403, b"{}", {"Content-Type": "application/json", "X-Error-Code": "GatedRepo"})
+            return
         match path:
             case ["api", "models", owner, name, "revision", _]:
                 folder = self.models.get(f"{owner}/{name}")
@@ -82,7 +86,7 @@ class HubServer:
 
     def send_file(self, handler: BaseHTTPRequestHandler, file: Path) -> None:
         if file.name in self.broken:
-            return send_json(handler, 403, {"error": "broken"})
+            return send_json(handler, 404, {"error": "broken"})
         data = file.read_bytes()
         headers = {"Content-Type": "application/octet-stream", "ETag": f'"{digest(file)}"', "X-Repo-Commit": REVISION}
         return send(handler, 200, data, headers)

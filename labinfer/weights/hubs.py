@@ -25,6 +25,8 @@ class Hub:
     title: str
     elsewhere: str
     """What to do if the hub cannot be reached, for errors."""
+    token_variable: str
+    """Environment variable from which the client reads the user's access token."""
 
     def repository(self, model_id: str) -> str:
         """Id of a model on this hub, from its id on the Hugging Face hub."""
@@ -47,9 +49,16 @@ class Hub:
         """
         raise NotImplementedError
 
-    def refuses(self, error: BaseException) -> bool:
-        """Whether ``error`` is the answer of a hub that was reached: it has no such model, or wants a login."""
-        raise NotImplementedError
+    def advice(self, error: BaseException) -> str:
+        """What the user can do about an error of ``download``; empty if the hub has no such model."""
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if self.is_offline():
+            return "$HF_HUB_OFFLINE is set: unset it to download the model, or give a local directory"
+        if status in (401, 403):
+            return f"if the model is private or gated, set ${self.token_variable} to a token that may read it"
+        if status is None or status >= 500:
+            return f"if the {self.title} cannot be reached from here, {self.elsewhere}"
+        return ""
 
     def is_offline(self) -> bool:
         """Whether the user has forbidden the client to access the network."""
@@ -61,6 +70,7 @@ class HuggingFaceHub(Hub):
 
     title = "Hugging Face hub"
     elsewhere = "set HF_ENDPOINT=https://hf-mirror.com for a mirror, add --hub modelscope for ModelScope, or give a local directory"
+    token_variable = "HF_TOKEN"
     metadata_timeout_seconds = 5.0
 
     def cached(self, repository: str) -> Path:
@@ -81,12 +91,10 @@ class HuggingFaceHub(Hub):
             )
         )
 
-    def refuses(self, error: BaseException) -> bool:
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    def advice(self, error: BaseException) -> str:
+        from huggingface_hub.errors import HFValidationError
 
-        if isinstance(error, HfHubHTTPError):
-            return error.response is not None and error.response.status_code < 500
-        return isinstance(error, HFValidationError)
+        return "" if isinstance(error, HFValidationError) else super().advice(error)
 
     def is_offline(self) -> bool:
         from huggingface_hub.constants import HF_HUB_OFFLINE
@@ -100,6 +108,7 @@ class ModelScopeHub(Hub):
 
     title = "ModelScope hub"
     elsewhere = "add --hub huggingface (with HF_ENDPOINT=https://hf-mirror.com for a mirror), or give a local directory"
+    token_variable = "MODELSCOPE_API_TOKEN"
 
     def repository(self, model_id: str) -> str:
         return MODELSCOPE_IDS.get(model_id, model_id)
@@ -121,10 +130,6 @@ class ModelScopeHub(Hub):
             ) from None
         logging.getLogger("modelscope_hub").setLevel(logging.WARNING)  # each rank says where it has found the cache
         return Path(snapshot_download(repository, allow_patterns=patterns, local_files_only=local_files_only))
-
-    def refuses(self, error: BaseException) -> bool:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        return status is not None and status < 500
 
 
 def _complete(directory: Path) -> Path:

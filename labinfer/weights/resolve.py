@@ -116,8 +116,5 @@ def _from_hub(hub: Hub, name: str, may_download: bool, tried: list[str]) -> Path
             return hub.download(repository)
         except Exception as error:  # noqa: BLE001 - the clients raise whatever their HTTP libraries do
             tried.append(f"{hub.title} for {repository} ({first_line(error):.80})")
-            if hub.is_offline():
-                advice = "; $HF_HUB_OFFLINE is set: unset it to download the model, or give a local directory"
-            elif not hub.refuses(error):
-                advice = f"; if the {hub.title} cannot be reached from here, {hub.elsewhere}"
-    raise UserError(f"--model {name} was not found; tried: {'; '.join(tried)}{advice}")
+            advice = hub.advice(error)
+    raise UserError(f"--model {name} was not found; tried: {'; '.join(tried)}{advice and f'; {advice}'}")

@@ -98,6 +98,14 @@ def test_model_that_a_hub_does_not_have_is_refused_without_advice_on_networks(hu
     assert done.returncode == 2 and "hub for nobody/none (" in error and "cannot be reached" not in error
 
 
+def test_gated_model_asks_for_a_token(hub, server, tmp_path):
+    server.gated.add("Qwen/Qwen3-0.6B")
+    done = run("single", 1, LAUNCH, "--hub", hub, "--model", "qwen3", *QUESTION, **variables(tmp_path, server.url))
+    (error,) = done.our_errors
+    variable = {"huggingface": "$HF_TOKEN", "modelscope": "$MODELSCOPE_API_TOKEN"}[hub]
+    assert done.returncode == 2 and f"if the model is private or gated, set {variable}" in error
+
+
 def test_offline_mode_is_named(server, tmp_path):
     env = variables(tmp_path, server.url) | {"HF_HUB_OFFLINE": "1"}
     done = run("single", 1, LAUNCH, "--model", "qwen3", *QUESTION, **env)
