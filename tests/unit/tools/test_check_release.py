@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import zipfile
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "tools/check_release.py"
+import labinfer
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = ROOT / "tools/check_release.py"
 METADATA = """Metadata-Version: 2.4
 Name: labinfer
 Version: {version}
@@ -74,3 +78,10 @@ def test_changelog_of_a_release_has_an_empty_section_for_the_next_one(release):
         release.check_changelog("## [Unreleased]\n\n## [1.0.0]\n", "1.0.0")
     with pytest.raises(SystemExit, match="entries under Unreleased; move them to 1.0.0: - new"):
         release.check_changelog("## [Unreleased]\n\n- new\n\n## [1.0.0] - 2026-01-31\n", "1.0.0")
+
+
+def test_documents_name_the_files_of_this_version():
+    versions = set()
+    for path in (*ROOT.glob("README*.md"), *ROOT.glob("docs/**/install.md")):
+        versions |= set(re.findall(r"labinfer-(\d+\.\d+\.\d+)", path.read_text(encoding="utf-8")))
+    assert versions == {labinfer.__version__}
