@@ -13,8 +13,8 @@ DOCUMENTS = sorted(
     path for folder in (".", "docs", "docs/zh") for path in (ROOT / folder).glob("*.md") if path.name != "CHANGELOG.md"
 )
 PROGRAMS = (
-    "cp", "curl", "echo", "export", "git", "kubectl", "lighteval", "lm_eval", "make", "mpirun", "pip", "python", "srun",
-    "systemctl", "torchrun",
+    "apptainer", "cp", "curl", "docker", "echo", "export", "git", "kubectl", "lighteval", "lm_eval", "make", "mpirun", "pip", "python",
+    "sh", "srun", "systemctl", "tar", "torchrun",
 )  # fmt: skip
 """Programs that the documentation calls, and builtins of the shell."""
 
@@ -36,9 +36,10 @@ class CodeBlock:
 
     @property
     def commands(self) -> list[str]:
-        """Shell commands without prompt and comment, a continued one as one line."""
+        """Shell commands without prompt and comment, a continued one as one line, and ``labinfer`` as ``python launch.py``."""
         lines = re.sub(r"\\\n\s*", "", self.text).splitlines()
         stripped = (re.sub(r"\s{2,}#.*", "", line).strip().removeprefix("$ ") for line in lines)
+        stripped = (re.sub(r"^labinfer ", "python launch.py ", line) for line in stripped)
         return [line for line in stripped if _first_program(line) in PROGRAMS]
 
 

@@ -24,6 +24,8 @@ ELSEWHERE = {
     r"make (run|test|lint)$": "what continuous integration and the first hour of a checkout run; the target is checked",
     r"make ": "takes minutes to hours, or a network; the target is checked",
     r"(pip install|git clone) ": "needs a network",
+    r"(apptainer|docker|sh|tar) ": "a container engine or a bundle; tests/packages runs what they do",
+    r".* --hub ": "needs a network; tests/cluster/test_hubs.py asks servers that stand in for the hubs",
     r"(cp|systemctl|kubectl|srun) |mpirun -+hostfile |.* mpirun -hostfile ": "needs other machines, or a service manager",
     r"export ANTHROPIC_": "variables of another program; tests/clients/agents runs it",
     r"(lm_eval|lighteval) ": "other programs; tests/clients runs them",
