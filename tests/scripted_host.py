@@ -63,7 +63,9 @@ class Gateway(Server):
 
 
 @contextmanager
-def gateway(outlives_host: bool, fault_timeout: float = 3600.0, **options) -> Iterator[Gateway]:
+def gateway(
+    outlives_host: bool, fault_timeout: float = 3600.0, log_level: str = "error", **options
+) -> Iterator[Gateway]:
     """A gateway process.
 
     Args:
@@ -76,7 +78,7 @@ def gateway(outlives_host: bool, fault_timeout: float = 3600.0, **options) -> It
             options=ServerOptions(**options),
             model_names=["demo"],
             cpus=sorted(os.sched_getaffinity(0)),
-            log_level="error",
+            log_level=log_level,
             token=TOKEN,
             fault_timeout=fault_timeout,
             outlives_host=outlives_host,

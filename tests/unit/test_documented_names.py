@@ -31,7 +31,9 @@ PLACEHOLDER = re.compile(r"FILE|NAME|llama\.cpp|\blab/|^--plugin")
 """A file of the reader's; llama.cpp is no file."""
 MANUAL = re.compile(r"\w+\(\d\)")
 """A page of the system's manual, such as unix(7)."""
-ELSEWHERE = re.compile(r"https?://|Transformers|llama\.cpp|vLLM|Linux|POSIX|OpenAI|Anthropic|MPI|RFC|GPT-2|torchrun")
+ELSEWHERE = re.compile(
+    r"https?://|OpenTelemetry|Transformers|llama\.cpp|vLLM|Linux|POSIX|OpenAI|Anthropic|MPI|RFC|GPT-2|torchrun"
+)
 """Marks a sentence that names the source of a foreign identifier."""
 COMMANDS_OF_SHELLS = {"docker", "kubectl", "make", "mpirun", "pip", "python", "srun", "sysctl", "torchrun", "ulimit"}
 SENTENCE = re.compile(r"(?<=[.;|])\s+")

@@ -20,6 +20,7 @@ from labinfer.server.gateway.admission_control import RETRY_SECONDS, Lease
 from labinfer.server.gateway.event_stream import OPENAI_FORM, EventStream, StreamForm
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.metrics import COMPLETE
+from labinfer.server.gateway.otel import RequestEnd
 from labinfer.server.gateway.recent_requests import RequestSize
 from labinfer.server.gateway.refusals import checked, refused_field
 from labinfer.server.gateway.service import Model
@@ -307,7 +308,24 @@ class GenerationTask:
                     first_token_seconds=first,
                 )
                 self._keep(request, answer, reasons[-1])
+        self._observe(now)
         context.log_fields["finish_reason"] = ",".join(dict.fromkeys(reasons))
+
+    def _observe(self, now: float) -> None:
+        """Pass each request to the observer of the service. ``now`` is the end of an incomplete one."""
+        context = self._context
+        for number, state in enumerate(self.opened):
+            error = (self._error.code or self._error.type) if self._error else None
+            end = RequestEnd(
+                id=f"{context.id}-{number}" if len(self.opened) > 1 else context.id,
+                model=self.model_name,
+                headers=context.http.headers,
+                state=state,
+                begin=context.begin,
+                end=max(answer.end_time for answer in state.answers) if state.is_done else now,
+                error=None if state.is_done else error or "cancelled",
+            )
+            context.service.on_request_end(end)
 
     def _keep(self, request: RequestState, answer: CompletionState, reason: str) -> None:
         """Keep the size of a complete answer. Further answers of a request found its prompt in the prefix cache."""

@@ -13,6 +13,7 @@ from labinfer.base.config import MAX_PORT, MAX_TIMEOUT
 from labinfer.base.errors import UserError
 from labinfer.base.option_fields import flag_name, option
 from labinfer.base.plugins import PluginSource
+from labinfer.server.gateway.otlp_endpoint import check_library, traces_url
 
 MIB = 1 << 20
 ORIGIN = re.compile(r"https?://[^\s/?#]+", re.IGNORECASE)
@@ -124,6 +125,12 @@ class ServerOptions:
         "slower, and does more in ten minutes than the pause costs; off only says so",
         choices=("off", "auto"),
     )
+    otlp_traces_endpoint: str = option(
+        "",
+        "URL of an OpenTelemetry collector, such as http://localhost:4318/v1/traces, to which a span per request is sent (OTLP over "
+        "HTTP)",
+        metavar="URL",
+    )
     log_json: bool = option(False, "log every finished request as a JSON object, one a line, instead of text")
 
     @property
@@ -143,8 +150,10 @@ class ServerOptions:
         """Copy with absolute paths, as the gateway has another working directory.
 
         Raises:
-            UserError: the certificate cannot be used.
+            UserError: the certificate cannot be used, or the OpenTelemetry library is missing.
         """
+        if self.otlp_traces_endpoint:
+            check_library()
         names = ("api_key_file", "ssl_certfile", "ssl_keyfile", "files_dir")
         paths = {name: str(Path(path).resolve()) for name in names if (path := getattr(self, name))}
         if self.ssl_certfile:
@@ -176,6 +185,8 @@ class ServerOptions:
                 raise UserError(
                     f"--allowed-origins {origin!r:.80} must be a scheme and a host, such as https://chat.example, or *"
                 )
+        if self.otlp_traces_endpoint:
+            traces_url(self.otlp_traces_endpoint)
         for name in ("request_timeout", "drain_timeout", "keep_alive"):
             seconds = getattr(self, name)
             if not seconds < MAX_TIMEOUT:  # also true for NaN

@@ -25,6 +25,7 @@ from labinfer.server.gateway.cluster_history import ClusterHistory
 from labinfer.server.gateway.file_store import FileStore
 from labinfer.server.gateway.metrics import Metrics
 from labinfer.server.gateway.options import ServerOptions
+from labinfer.server.gateway.otel import RequestEnd, RequestTracer
 from labinfer.server.gateway.recent_requests import RecentRequests
 from labinfer.server.gateway.request_builder import RequestBuilder
 from labinfer.server.gateway.request_log import RequestLog
@@ -101,7 +102,7 @@ class Service:
         log: stream of the request log; standard error by default.
 
     Raises:
-        UserError: the key file or the folder of files cannot be used.
+        UserError: the key file, the folder of files or the OpenTelemetry library cannot be used.
     """
 
     def __init__(
@@ -129,11 +130,22 @@ class Service:
         self.recent_requests = RecentRequests(model_names)
         engine.on_stats, engine.on_trace = self._add_stats, self.history.add_trace
         engine.on_begin, engine.on_attach, engine.on_end = self.history.begin, self._attach, self._end
+        self.on_request_end: Callable[[RequestEnd], None] = lambda end: None
+        """Observer of engine requests that have ended."""
+        self._tracer: RequestTracer | None = None
+        if options.otlp_traces_endpoint:
+            self._tracer = RequestTracer(options.otlp_traces_endpoint, clock, wall_clock)
+            self.on_request_end = self._tracer.record
         self.log = RequestLog(log or StandardError(), options.log_json, wall_clock)
         self.models: dict[str, Model] = {}
         self._num_hosts = 0  # number of hosts that have ended
         self._attached: asyncio.Queue[tuple[int, list[ModelInfo]]] = asyncio.Queue()
         self.started = int(wall_clock())
+
+    def close(self) -> None:
+        """Export the queued traces. Blocks for a moment; for the end of the gateway."""
+        if self._tracer is not None:
+            self._tracer.close()
 
     def _add_stats(self, stats: EngineStats) -> None:
         self.metrics.update_engine(stats)
