@@ -252,6 +252,8 @@ def main() -> None:
         vocab_size=args.vocab_size,
         faint_from=args.faint_from,
     )
+    num_bytes = sum(path.stat().st_size for path in args.directory.iterdir())
+    print(f"{args.directory}: {num_bytes / 1e6:.1f} MB in {args.dtype}, of shape {args.shape}, with random weights")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ import ctypes
 import dataclasses
 import functools
 import gc
+import math
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -26,13 +28,13 @@ from typing import TYPE_CHECKING, Any
 
 from labinfer.api.batch.options import JobOptions
 from labinfer.base.config import AUTO_LAYOUT, GROUP_SECTIONS, SECTIONS, EngineOptions, ModelOptions
-from labinfer.base.errors import CollectiveError, ExitStatus, UserError
+from labinfer.base.errors import CollectiveError, ExitStatus, Interrupted, UserError
 from labinfer.base.option_fields import check_bounds, convert, convert_section
 from labinfer.base.plugins import PLUGINS, find_plugin, named_plugins
 from labinfer.base.registry import REGISTRY
 from labinfer.base.sampling_options import as_flags, sampling_sections
 from labinfer.base.sampling_params import SamplingParams
-from labinfer.base.standard_error import protect_standard_streams, write_error
+from labinfer.base.standard_error import has_lost_reader, protect_standard_streams, write_error
 from labinfer.cli.alone import RUN_ALONE, ParsedCommand
 from labinfer.cli.bench.options import LoadOptions
 from labinfer.cli.command_table import COMMANDS, REPEATED, commands
@@ -63,6 +65,8 @@ if TYPE_CHECKING:
 
 EXIT_SECONDS = 10
 """Timeout after which SIGALRM kills a process that hangs in its libraries' exit handlers."""
+OUTPUT_CLOSED = 128 + signal.SIGPIPE
+"""Exit status if the reader of standard output, such as ``head``, has closed it: that of a program that SIGPIPE ends."""
 SPEAK_SECONDS = 0.3
 """Delay before other ranks exit, so that rank 0 can print the error before their exit makes the launcher kill it."""
 
@@ -99,12 +103,22 @@ def main(argv: list[str] | None = None) -> int:
 def run_program() -> typing.NoReturn:
     """Run a command and end the process, without spending time on freeing torch's modules."""
     protect_standard_streams()  # before anything opens a file
-    status = main()
+    try:
+        status = main()
+    except SystemExit as end:  # of --help and --version
+        status = end.code or ExitStatus.OK
+    except (BrokenPipeError, Interrupted) as error:
+        if isinstance(error, BrokenPipeError) and not has_lost_reader():
+            raise
+        status = OUTPUT_CLOSED if isinstance(error, BrokenPipeError) else 128 + error.signum
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         raise SystemExit(status)  # Python waits for them
     atexit._run_exitfuncs()  # includes MPI_Finalize
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or missing
-        sys.stdout.flush()
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            status = status or OUTPUT_CLOSED
     if "mpi4py.MPI" in sys.modules:
         # MPICH reports a normal exit to mpirun from a C exit handler; without it mpirun returns 0 or 9. PyDLL keeps the GIL, so that
         # no daemon thread runs meanwhile.
@@ -159,7 +173,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
     if rank == 0:  # a launcher may hide that there is a terminal
         seconds = START_SECONDS if environment.world_size > 1 else PLAIN_SECONDS
         text = "ending all ranks" if refusal else "starting: importing torch"
-        starting = Ticker(lambda: text, plain_seconds=seconds)
+        starting = Ticker(lambda: text, plain_seconds=math.inf if refusal else seconds)  # one error is one line
     gc.disable()  # imported modules are no garbage, so collecting during imports only costs time
     from labinfer.cli.commands.session import Session
     from labinfer.comm.group.failure import end_process_with, leave_agreed
@@ -178,6 +192,8 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
         leave_agreed(error, session.group, is_said=refusal is not None)
         return ExitStatus.USAGE
     except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the group
+        if isinstance(error, BrokenPipeError) and has_lost_reader():
+            error = Interrupted(signal.SIGPIPE)
         return end_process_with(error, session.group, session.group is not None or environment.local_rank == 0)
 
 
@@ -251,6 +267,10 @@ def _choose(
     if environment.is_one_node and ModelOptions in flags.options:  # other nodes may have files that this node lacks
         for model in models.values() or [options.model.model]:
             _check_model(model, options.model.hub_or(environment.hub), environment)
+    if environment.is_one_node and name == "generate":
+        from labinfer.api.batch.reader import check_input
+
+        check_input(own["job"].input)
     check_address_space()
     refusal = None
     if rank == 0:
@@ -424,6 +444,7 @@ def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
         UserError: a flag of either command is invalid, or the command cannot be restarted.
     """
     here = arguments.index("--") if "--" in arguments else len(arguments)
+    _check_separator(program, arguments[:here], arguments[here + 1 :])
     given = _given(build_parser("supervise", program).parse_args(arguments[:here]), SuperviseOptions)
     own = convert_section(SuperviseOptions, given)
     check_bounds(own)
@@ -465,6 +486,21 @@ def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
         model_names=list(models),
         options=options,
     )
+
+
+def _check_separator(program: str, flags: list[str], command: list[str]) -> None:
+    """Check that the command of ``supervise`` comes after ``--``.
+
+    Args:
+        flags, command: words before and after the first ``--``.
+
+    Raises:
+        UserError: the command begins among the flags; the text has the right command line.
+    """
+    starts = (i for i, word in enumerate(flags) if os.path.basename(word) in PROGRAMS or shutil.which(word))
+    if (start := next(starts, None)) is not None:
+        words = [*flags[:start], "--", *flags[start:], *(["--"] if command else []), *command]
+        raise UserError(f"supervise needs -- before the command to start: {program} supervise {shlex.join(words)}")
 
 
 def _import_command(name: str, own: dict[str, Any]) -> Callable[[Session], int]:

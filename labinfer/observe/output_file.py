@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import sys
 from pathlib import Path
 from typing import Any
 
-from labinfer.base.errors import UserError
+from labinfer.base.errors import Interrupted, UserError
+from labinfer.base.standard_error import write_error
 
 STANDARD = "-"
 STANDARD_OUTPUT = 1
@@ -78,6 +80,7 @@ class OutputFile:
         """Write all of ``text``; if that fails, a regular file keeps none of it.
 
         Raises:
+            Interrupted: the reader of standard output, such as ``head``, wants no more; as by SIGPIPE.
             UserError: the text could not be written.
         """
         view = memoryview(text.encode("utf-8", errors="replace"))
@@ -86,6 +89,8 @@ class OutputFile:
             try:
                 view = view[os.write(self._fd, view) :]
             except OSError as error:
+                if isinstance(error, BrokenPipeError) and self._fd == STANDARD_OUTPUT:
+                    raise Interrupted(signal.SIGPIPE) from None
                 if self._is_regular:
                     os.ftruncate(self._fd, before)
                 raise UserError(
@@ -99,3 +104,14 @@ class OutputFile:
             UserError: the line could not be written.
         """
         self.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def tell_written(*paths: str) -> None:
+    """Tell the user which files were written, one line each.
+
+    Args:
+        paths: values of options; empty for an option that was not given, ``-`` for standard output.
+    """
+    for path in paths:
+        if path not in ("", STANDARD):
+            write_error(f"labinfer: wrote {path}\n")

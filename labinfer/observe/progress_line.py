@@ -26,7 +26,8 @@ class ProgressLine:
 
     Args:
         stream: standard error by default.
-        plain_seconds: minimum time between two lines if ``stream`` is no terminal.
+        plain_seconds: minimum time between two lines if ``stream`` is no terminal; doubles up to ``PLAIN_SECONDS``, as a few lines
+            show that work goes on.
         at_once: whether the first update is due at once if ``stream`` is no terminal.
     """
 
@@ -54,6 +55,7 @@ class ProgressLine:
         self._last_time = time.monotonic()
         if not self._live:
             write_error(f"labinfer: {text}{ending}\n", self._stream)
+            self._seconds = max(self._seconds, min(2 * self._seconds, PLAIN_SECONDS))
             return
         columns = self._columns()
         line = fit_parts(text, columns - display_width(ending)) + ending

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from labinfer.base.errors import UserError, first_line
+from labinfer.base.standard_error import write_error
 from labinfer.weights.hubs import Hub, find_hub
 from labinfer.weights.model_files import file_endings, is_model_file, open_model
 
@@ -26,6 +27,25 @@ ALIASES = {
     "llama3.2": "meta-llama/Llama-3.2-1B-Instruct",
 }
 DEFAULT_HUB = "huggingface"
+
+
+ALIAS_GIGABYTES = {
+    "qwen2": 1.0,
+    "qwen2-1.5b": 3.1,
+    "qwen2-7b": 15.2,
+    "qwen2.5": 1.0,
+    "qwen2.5-1.5b": 3.1,
+    "qwen2.5-7b": 15.2,
+    "qwen3": 1.5,
+    "qwen3-4b": 8.0,
+    "qwen3-8b": 16.4,
+    "llama2": 13.5,
+    "llama3": 16.1,
+    "llama3.2": 2.5,
+}
+"""Size of the files that an alias downloads, in units of 10^9 bytes."""
+WITHOUT_MODEL = "; without a model at hand, leave --model out for the bundled one, or write one with random weights by tools/random_checkpoint.py"
+"""Advice of errors about models that are not found."""
 
 
 def resolve_model(name: str, model_dir: str, may_download: bool, hub: str = DEFAULT_HUB) -> Path:
@@ -87,8 +107,9 @@ def find_directory(name: str, model_dir: str) -> tuple[Path | None, list[str]]:
     if repository.count("/") == 1 and not repository.startswith(("/", ".", "~")):
         return None, tried
     if "/" not in name and not is_file:
-        tried.append(f"name {name} (known: {', '.join((*BUNDLED, *ALIASES))})")
-    raise UserError(f"--model {name} was not found; tried: {'; '.join(tried)}")
+        sizes = [f"{alias} ({ALIAS_GIGABYTES[alias]} GB)" for alias in ALIASES]
+        tried.append(f"name {name} (known: {', '.join((*BUNDLED, *sizes))})")
+    raise UserError(f"--model {name} was not found; tried: {'; '.join(tried)}{WITHOUT_MODEL}")
 
 
 def _is_model(path: str | Path) -> bool:
@@ -112,9 +133,12 @@ def _from_hub(hub: Hub, name: str, may_download: bool, tried: list[str]) -> Path
         tried.append(f"cache of the {hub.title} for {repository}")
     advice = ""
     if may_download:
+        size = f" ({ALIAS_GIGABYTES[name]} GB)" if name in ALIASES else ""
+        if not hub.is_offline():
+            write_error(f"labinfer: {repository}{size} is not in the cache; asking the {hub.title} for it\n")
         try:
             return hub.download(repository)
         except Exception as error:  # noqa: BLE001 - the clients raise whatever their HTTP libraries do
             tried.append(f"{hub.title} for {repository} ({first_line(error):.80})")
             advice = hub.advice(error)
-    raise UserError(f"--model {name} was not found; tried: {'; '.join(tried)}{advice and f'; {advice}'}")
+    raise UserError(f"--model {name} was not found; tried: {'; '.join(tried)}{advice and f'; {advice}'}{WITHOUT_MODEL}")

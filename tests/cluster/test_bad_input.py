@@ -159,7 +159,9 @@ def refused_together(folder, model, launches, tmp_path_factory) -> dict[str, Fin
 
 @pytest.mark.parametrize("name", ["missing input", "unwritable output", "report is the output"])
 def test_files_are_refused_before_the_ranks_meet(name, refused_together):
-    assert "transport" not in refused_together[name].text
+    done = refused_together[name]
+    assert "transport" not in done.text
+    assert done.text.count("\n") == 1, done.text
 
 
 @pytest.mark.parametrize("name", [*TOGETHER, *JOB_CASES])

@@ -128,5 +128,22 @@ class JsonlReader:
         return UserError(f"cannot read --input {self._path}: {error.strerror}")
 
 
+def check_input(path: str) -> None:
+    """Check that an input file exists, without opening it.
+
+    Args:
+        path: value of ``--input``.
+
+    Raises:
+        UserError: the file is missing, or its directory may not be read.
+    """
+    if path in ("", STANDARD):
+        return
+    try:
+        os.stat(path)
+    except OSError as error:
+        raise UserError(f"cannot read --input {path}: {error.strerror}") from None
+
+
 def _num_bytes(line: bytes | LongLine) -> int:
     return len(line) if isinstance(line, bytes) else 0

@@ -35,7 +35,7 @@ from labinfer.comm.group.rank_group import RankGroup
 from labinfer.launch.build import build_rank
 from labinfer.launch.find_model import find_model
 from labinfer.launch.rank_runtime import RankRuntime
-from labinfer.observe.output_file import STANDARD, OutputFile
+from labinfer.observe.output_file import STANDARD, OutputFile, tell_written
 from labinfer.observe.table import format_bytes, format_table
 from labinfer.text.documents import Document, cut, read_documents
 from labinfer.text.tokenizer import Tokenizer
@@ -136,6 +136,7 @@ def run(session: Session, own: AccuracyOptions) -> int:
         output.begin()
         record = as_dict(options.model.model, own, reports)
         output.write(msgspec.json.format(msgspec.json.encode(record), indent=2).decode() + "\n")
+        tell_written(own.output_json)
     group.close()
     return ExitStatus.OK
 

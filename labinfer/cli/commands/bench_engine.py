@@ -20,7 +20,7 @@ from labinfer.cli.commands.loading import announce, load
 from labinfer.cli.commands.plot_file import check_plot
 from labinfer.cli.commands.session import Session
 from labinfer.observe.gantt import make_gantt
-from labinfer.observe.output_file import STANDARD, OutputFile
+from labinfer.observe.output_file import STANDARD, OutputFile, tell_written
 from labinfer.observe.progress_line import Ticker
 from labinfer.observe.recorder import CAPACITY
 from labinfer.observe.trace import make_tracks
@@ -62,6 +62,8 @@ def run(session: Session, kind: str, options: list) -> int:
             if figures and own.plot:
                 gantt = make_gantt(make_tracks(llm.report.workers), figures.steps)
                 draw_gantt(own.plot, gantt, f"bench {kind} of {_describe(llm, options)}")
+            if figures:
+                tell_written(own.output_json, own.plot, session.options.observe.trace)
         else:
             llm.follow()
     llm.close()

@@ -25,7 +25,7 @@ from labinfer.launch.find_model import find_model
 from labinfer.launch.layout.layout import make_layout
 from labinfer.launch.providers import make_registry
 from labinfer.launch.tune import make_rank_calls, prepare_providers
-from labinfer.observe.output_file import STANDARD, OutputFile
+from labinfer.observe.output_file import STANDARD, OutputFile, tell_written
 from labinfer.observe.progress_line import Ticker
 from labinfer.observe.table import format_table
 
@@ -71,6 +71,8 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
             file.write(json.dumps(report, indent=1) + "\n")
         if group.rank == 0 and own.plot:
             draw_roofline(own.plot, figures, ceilings)
+        if group.rank == 0:
+            tell_written(own.output_json, own.plot)
     group.close()
     return ExitStatus.OK
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import signal
 from collections import Counter
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from labinfer.cli.commands.loading import announce, load
 from labinfer.cli.commands.prompt_answers import PromptAnswers
 from labinfer.cli.commands.session import Session
 from labinfer.engine.request import Request
-from labinfer.observe.output_file import STANDARD
+from labinfer.observe.output_file import STANDARD, tell_written
 from labinfer.requests.outputs import Completion
 from labinfer.requests.prompts import ChatPrompt, Prompt, TextPrompt
 
@@ -99,7 +100,10 @@ class Rank0Job:
                 job.run(self.llm, self.session.signals.check)
             else:
                 self._answer(prompts, requests)
-        except Interrupted:
+        except Interrupted as interrupt:
+            if interrupt.signum == signal.SIGPIPE:  # nobody reads the answers any more
+                self.session.signals.signum = signal.SIGPIPE
+                return ExitStatus.OK
             hint = "; --resume goes on from there" if self.files.output.is_journaled else ""
             logger.info("interrupted; what was finished is written%s", hint)
             is_interrupted = True
@@ -123,6 +127,7 @@ class Rank0Job:
         if self.files.report is not None:
             self.files.report.begin()
             self.files.report.write(json.dumps(report.as_dict(), indent=2) + "\n")
+        tell_written(self.job.report, self.session.options.observe.trace)
         num_failed = output.num_failed + (job.num_failed if job is not None else 0)
         if num_failed:
             total = len(output.digests) + job.num_failed + job.num_answered

@@ -8,7 +8,7 @@ from labinfer.base.errors import ExitStatus
 from labinfer.cli.commands.measuring import measuring
 from labinfer.cli.commands.session import Session
 from labinfer.launch.measure.probe import probe_cluster
-from labinfer.observe.output_file import STANDARD, OutputFile
+from labinfer.observe.output_file import STANDARD, OutputFile, tell_written
 from labinfer.observe.table import format_bytes, format_table
 from labinfer.planner.cluster import Machine
 from labinfer.planner.costs import HostCosts
@@ -56,6 +56,7 @@ def run(session: Session, own: ProbeOptions) -> int:
             file.begin()
             file.write(msgspec.json.format(msgspec.json.encode(cluster), indent=1).decode() + "\n")
             file.close()
+            tell_written(own.save)
     group.close()
     return ExitStatus.OK
 

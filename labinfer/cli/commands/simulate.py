@@ -17,7 +17,7 @@ from labinfer.cli.commands.gantt import draw_gantt
 from labinfer.cli.commands.plot_file import check_plot
 from labinfer.observe.gantt import make_gantt
 from labinfer.observe.logs import set_up_logging
-from labinfer.observe.output_file import STANDARD, OutputFile
+from labinfer.observe.output_file import STANDARD, OutputFile, tell_written
 from labinfer.observe.recorder import CAPACITY
 from labinfer.observe.table import format_table
 from labinfer.observe.trace import make_tracks
@@ -84,6 +84,7 @@ def run(
         source = ", ".join(Path(path).name for path in [own.replay] * bool(own.replay) or own.cluster)
         title = f"simulated: {source}, {options.scheduler.pipeline_schedule}"
         draw_gantt(bench.plot, make_gantt(make_tracks(model.report.workers), result.steps), title)
+    tell_written(bench.output_json, bench.plot, options.observe.trace)
     return ExitStatus.OK
 
 

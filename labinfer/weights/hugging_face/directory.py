@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from labinfer.weights.checkpoint_names import CheckpointNames
     from labinfer.weights.formats.format import Formats
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
+CONFIG, GENERATION, ADAPTER = "config.json", "generation_config.json", "adapter_config.json"
 
 
 class HuggingFaceDirectory(ModelFiles):
@@ -36,6 +36,13 @@ class HuggingFaceDirectory(ModelFiles):
                 raise UserError(
                     f"{self.path} has no {CONFIG}, but {ending[1:].upper()} files; give one of them, such as --model {files[0]}"
                 )
+        if not self.config_path.exists() and (self.path / ADAPTER).exists():
+            base = read_optional(self.path / ADAPTER).get("base_model_name_or_path")
+            of = f" of {base!r:.100}" if isinstance(base, str) else ""
+            raise UserError(
+                f"{self.path} is a LoRA adapter{of} ({ADAPTER} without {CONFIG}), not a model; merge it into its model by PEFT's "
+                "merge_and_unload, save that with save_pretrained, and give its directory"
+            )
         return read_json(self.config_path)
 
     def generation_config(self) -> dict[str, Any]:

@@ -211,3 +211,15 @@ def test_line_of_which_a_part_is_written_goes_on(monkeypatch):
     assert os.read(read_end, 100) == b"a whole line\n"
     os.close(read_end)
     os.close(write_end)
+
+
+def test_plain_lines_of_a_long_start_come_less_often(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress_line.time, "monotonic", lambda: now[0])
+    line, shown = ProgressLine(io.StringIO(), plain_seconds=1.5), []
+    for _ in range(160):
+        if line.due():
+            line.update("starting")
+            shown.append(now[0] - 100.0)
+        now[0] += 0.25
+    assert shown == [1.5, 4.5, 10.5, 20.5, 30.5]

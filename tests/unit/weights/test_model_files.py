@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from labinfer.base.errors import UserError
@@ -29,3 +31,14 @@ def test_kind_of_files_is_chosen_by_the_ending_of_a_file(tmp_path, add_part):
     (tmp_path / "folder.gguf").rmdir()
     with pytest.raises(UserError, match=f"has no config.json, but ONE files; .*{tmp_path}/a.one"):
         open_model(tmp_path).config()
+
+
+@pytest.mark.parametrize(
+    ("values", "of"), [({"base_model_name_or_path": "Qwen/Qwen3-0.6B"}, " of 'Qwen/Qwen3-0.6B'"), ({}, "")]
+)
+def test_lora_adapter_is_named(values, of, tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match=f"^{tmp_path} is a LoRA adapter{of} .*merge it into its model by PEFT"):
+        open_model(tmp_path).config()
+    (tmp_path / "config.json").write_text('{"a": 1}')
+    assert open_model(tmp_path).config() == {"a": 1}

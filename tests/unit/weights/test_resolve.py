@@ -10,7 +10,7 @@ import pytest
 from labinfer import LLM
 from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
-from labinfer.weights.resolve import BUNDLED, resolve_model
+from labinfer.weights.resolve import ALIAS_GIGABYTES, ALIASES, BUNDLED, resolve_model
 
 
 def test_bundled_model_is_the_default():
@@ -38,7 +38,9 @@ def test_model_directory_variable_takes_names_and_aliases(tmp_path):
 def test_unknown_name_lists_what_was_tried_and_what_is_known(tmp_path):
     with pytest.raises(UserError, match=r"--model nonsense was not found; tried: directory nonsense.*demo, demo-draft"):
         resolve_model("nonsense", str(tmp_path), may_download=False)
-    with pytest.raises(UserError, match=r"tried: file none\.gguf; file /.*none\.gguf$"):
+    with pytest.raises(
+        UserError, match=r"tried: file none\.gguf; file /.*none\.gguf; without a model at hand, leave --model out"
+    ):
         resolve_model("none.gguf", str(tmp_path), may_download=False)
 
 
@@ -75,3 +77,26 @@ def test_hub_that_fails_without_a_word_is_named_by_its_error(monkeypatch):
         match=r"tried: .*cache of the Hugging Face hub for Qwen/Qwen3-0\.6B; Hugging Face hub for Qwen/Qwen3-0\.6B \(ConnectionError\)",
     ):
         resolve_model("qwen3", "", may_download=True)
+
+
+def test_aliases_say_how_much_they_download(tmp_path):
+    assert ALIAS_GIGABYTES.keys() == ALIASES.keys()
+    with pytest.raises(UserError, match=r"qwen2\.5 \(1\.0 GB\), .*llama3 \(16\.1 GB\).*tools/random_checkpoint\.py$"):
+        resolve_model("nonsense", str(tmp_path), may_download=False)
+
+
+@pytest.mark.parametrize(("name", "told"), [("qwen3-4b", "Qwen/Qwen3-4B (8.0 GB)"), ("some/model", "some/model")])
+def test_download_is_announced(name, told, tmp_path, monkeypatch, capsys):
+    """Before it begins, with the size if it is known."""
+    said = []
+
+    def snapshot(repository: str, local_files_only: bool, **options) -> str:
+        if local_files_only:
+            raise OSError("not in the cache")
+        said.append(capsys.readouterr().err)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    assert resolve_model(name, "", may_download=True) == tmp_path
+    assert said == [f"labinfer: {told} is not in the cache; asking the Hugging Face hub for it\n"]

@@ -334,11 +334,12 @@ def test_estimated_costs_are_told(tmp_path, capfd):
     assert "with estimated costs" in capfd.readouterr().out
 
 
-def test_chart_and_trace_are_written(tmp_path, files):
+def test_chart_and_trace_are_written(tmp_path, files, capfd):
     pytest.importorskip("matplotlib")
     chart, trace = tmp_path / "chart.svg", tmp_path / "trace.json"
     flags = ["simulate", "--cluster", files, "--link", "1gbit,0.3ms", "--num-prompts", "4", "--output-len", "8"]
     assert main([*flags, "--plot", str(chart), "--trace", str(trace)]) == 0
+    assert capfd.readouterr().err.splitlines()[-2:] == [f"labinfer: wrote {chart}", f"labinfer: wrote {trace}"]
     assert b"<svg" in chart.read_bytes() and json.loads(trace.read_bytes())["otherData"]["facts"]["num_stages"] == 3
 
 
