@@ -70,7 +70,7 @@ def test_drafted_tokens_are_tinted_where_the_settings_say_so(context, two_models
 def test_settings_are_sent_and_kept_with_the_conversation(page):
     page.get_by_role("button", name="Conversation settings").click()
     temperature = page.get_by_label("Temperature")
-    expect(temperature).to_have_attribute("placeholder", "server: 0.3")
+    expect(temperature).to_have_attribute("placeholder", "default: 0.3")
     temperature.fill("0")
     page.get_by_label("Max tokens").fill("5")
     page.get_by_label("System prompt").fill("Be brief.")
