@@ -22,8 +22,10 @@ RUN apt-get update && apt-get install --yes --no-install-recommends ca-certifica
 RUN python3 -m venv /opt/labinfer
 RUN /opt/labinfer/bin/pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$TORCH" "setuptools>=68"
 COPY . /src
+# What LABInfer needs comes first, as the script that builds its wheel imports it.
+RUN /opt/labinfer/bin/pip install --no-cache-dir "/src[mpi,modelscope]"
 RUN /opt/labinfer/bin/python /src/tools/build_wheel.py --output /tmp/wheels --targets "$TARGETS"
-RUN /opt/labinfer/bin/pip install --no-cache-dir "$(echo /tmp/wheels/labinfer-*.whl)[mpi,modelscope]"
+RUN /opt/labinfer/bin/pip install --no-cache-dir --no-deps --force-reinstall /tmp/wheels/labinfer-*.whl
 
 FROM ${BASE}
 ARG RUNTIME_PACKAGES=""
