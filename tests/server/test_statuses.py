@@ -159,6 +159,18 @@ def test_error_404_is_an_unknown_model_or_object(server):
         expect(404, method, template, reply)
 
 
+def test_errors_of_models_have_anthropics_form_for_its_clients(server):
+    for status, key, path in (
+        (401, "wrong", "/v1/models"),
+        (400, KEY, "/v1/models?limit=0"),
+        (404, KEY, "/v1/models/other"),
+    ):
+        headers = {"Authorization": f"Bearer {key}", "anthropic-version": "2023-06-01"}
+        reply = send(server, "GET", path, b"", headers)
+        expect(status, "GET", path.partition("?")[0], reply)
+        assert json.loads(reply[2])["type"] == "error"
+
+
 def test_error_404_is_a_server_without_files():
     with gateway(outlives_host=True) as server:
         for method, template in operations(404):

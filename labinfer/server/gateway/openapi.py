@@ -17,7 +17,7 @@ import labinfer
 from labinfer.base.sampling_params import MAX_LOGPROBS, sampling_parameters
 from labinfer.requests.protocol import NEUTRAL_VALUES, TOKEN_ID, ChatBody, CompletionBody, OpenAIBody
 from labinfer.server.gateway.endpoint import INTEGER, STRING, Endpoint
-from labinfer.server.gateway.error_form import OPENAI_ERRORS, ErrorForm
+from labinfer.server.gateway.error_form import ANTHROPIC_ERRORS, OPENAI_ERRORS, ErrorForm
 from labinfer.server.gateway.http_context import ID_HEADER, JSON, WARNING_HEADER
 from labinfer.server.gateway.packed_body import GZIP_NAMES
 from labinfer.text.messages import UNREAD_PARTS
@@ -85,9 +85,12 @@ def describe_api(endpoints: Iterable[Endpoint], model_names: Iterable[str], voca
         "components": {
             "schemas": bodies | forms | answers,
             "responses": {
-                form.name + str(status): _describe_error(status, form)
-                for form in dict.fromkeys(endpoint.error_form for endpoint in endpoints)
-                for status in sorted({status for endpoint in endpoints for status in endpoint.error_statuses})
+                _error_name(forms, status): _describe_error(status, forms)
+                for forms, status in dict.fromkeys(
+                    (_error_forms(endpoint, status), status)
+                    for endpoint in endpoints
+                    for status in endpoint.error_statuses
+                )
             },
             "securitySchemes": {
                 "key": {"type": "http", "scheme": "bearer"},
@@ -175,7 +178,7 @@ def _describe(endpoint: Endpoint, template: str, model_names: list[str]) -> dict
         events = _event_schema((*endpoint.events, endpoint.error_form.answer))
         content[STREAM] = {"schema": STRING, ITEM_SCHEMA: events}
     responses = {
-        str(status): _reference("responses", _form(endpoint, status).name + str(status))
+        str(status): _reference("responses", _error_name(_error_forms(endpoint, status), status))
         for status in endpoint.error_statuses
     }
     for status in endpoint.statuses:
@@ -207,13 +210,21 @@ def _describe(endpoint: Endpoint, template: str, model_names: list[str]) -> dict
     return described
 
 
-def _form(endpoint: Endpoint, status: int) -> ErrorForm:
-    """Format of an error; a header that is too long is refused before its path is known."""
-    return OPENAI_ERRORS if status == 431 else endpoint.error_form
+def _error_forms(endpoint: Endpoint, status: int) -> tuple[ErrorForm, ...]:
+    """Formats of an error of ``endpoint``. A header that is too long is refused before its path is known."""
+    if status == 431:
+        return (OPENAI_ERRORS,)
+    return (OPENAI_ERRORS, ANTHROPIC_ERRORS) if endpoint.is_anthropics_too else (endpoint.error_form,)
 
 
-def _describe_error(status: int, form: ErrorForm) -> dict[str, Any]:
-    content = {JSON: {"schema": _schema(form.answer)}}
+def _error_name(forms: tuple[ErrorForm, ...], status: int) -> str:
+    """Name of the response with ``status`` in one of ``forms``."""
+    return f"{'Either' if len(forms) > 1 else forms[0].name}{status}"
+
+
+def _describe_error(status: int, forms: tuple[ErrorForm, ...]) -> dict[str, Any]:
+    schemas = [_schema(form.answer) for form in forms]
+    content = {JSON: {"schema": {"anyOf": schemas} if len(schemas) > 1 else schemas[0]}}
     return {"description": ERRORS[status], "headers": _headers(status, has_warnings=True), "content": content}
 
 
