@@ -47,7 +47,7 @@ NUM_LINES = 4000
 """Lines of a job, which is not to end by itself."""
 ERRORS = (
     r"^labinfer: error: (.*)",
-    r"^labinfer: (rank \d+ is gone without a word.*)",
+    r"^labinfer: (rank \d+ exited without a message.*)",
     r"(Killed \(signal 9\)|SIGKILL|failed \(exitcode: -9\).*)",
 )
 """Lines that are looked for in what a run said, one kind after the other; the last is of launchers."""

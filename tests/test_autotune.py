@@ -47,7 +47,7 @@ def test_measured_once_and_then_remembered(said, tmp_path, monkeypatch):
     except compiler.NoCompiler:
         pytest.skip("no C++ compiler, so there is nothing to choose")
     assert answer() == answer() == "42"
-    assert len(said) == 2 and "measured in" in said[0] and "as measured before" in said[1]
+    assert len(said) == 2 and "measured in" in said[0] and "cached timings" in said[1]
     assert said[0].split(":")[1] == said[1].split(":")[1]  # the same choice
     for name in ("linear", "vocabulary.linear"):
         assert f" {name} " in said[0]

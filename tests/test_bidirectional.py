@@ -34,7 +34,7 @@ def is_supported(kind: str, directory: Path) -> bool:
     try:
         return not load_config(make_bidirectional(directory, kind)).is_causal
     except UserError as error:
-        assert "is_causal false is supported only where every layer has full attention" in str(error)
+        assert "is_causal false needs full attention in every layer" in str(error)
         return False
 
 
@@ -82,16 +82,14 @@ def test_every_family_has_the_vectors_of_transformers_or_is_refused(family, tmp_
 
 def test_generation_is_refused(checkpoint):
     with LLM(str(checkpoint), **SMALL) as llm:
-        with pytest.raises(
-            UserError, match=r"attends to later tokens as well \(its files say is_causal: false\).*ask for embeddings"
-        ):
+        with pytest.raises(UserError, match=r"is bidirectional \(is_causal: false\).*request embeddings"):
             llm.generate(PROMPTS, SamplingParams(max_tokens=2))
         assert len(llm.embed(PROMPTS)) == len(PROMPTS)
 
 
 def test_context_is_that_of_a_step(checkpoint, caplog):
     with caplog.at_level("INFO"), LLM(str(checkpoint), **SMALL, max_num_batched_tokens=16) as llm:
-        assert "the context is 16 tokens; --max-num-batched-tokens raises it" in caplog.text
+        assert "limits the context length to 16 tokens; raise it with --max-num-batched-tokens" in caplog.text
         with pytest.raises(UserError, match=r"maximum context length is 16 tokens.*your prompt has 17 tokens"):
             llm.embed([[5] * 17])
         assert len(llm.embed([[5] * 16])) == 1
@@ -105,7 +103,7 @@ def test_sliding_window_is_refused(checkpoint):
 def test_draft_model_has_to_be_causal(checkpoint, kind, tmp_path):
     causal = tmp_path / "causal"
     make_base_model(causal, kind, tie_word_embeddings=True)
-    with pytest.raises(UserError, match="the draft model .* attends to later tokens as well"):
+    with pytest.raises(UserError, match="the draft model .* is bidirectional"):
         LLM(str(causal), **SMALL, speculative_config={"model": str(checkpoint), "num_speculative_tokens": 2})
 
 

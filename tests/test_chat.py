@@ -45,12 +45,12 @@ def talk(terminal: PseudoTerminal, work: Path, wait_idle: Callable[[], None] = l
     """A whole conversation, with all that a user may do at the prompt; ends with Ctrl-D."""
     greeting = terminal.wait_for("\n> ")
     assert HELP in greeting and "demo" in greeting
-    assert "before the first answer" in terminal.say("/stats")
+    assert "before the first reply" in terminal.say("/stats")
     assert terminal.say("17 + 25 = ?") == "42"
     assert terminal.say("My name is Alice Young.") == "Nice to meet you, Alice Young."
     assert terminal.say("What is my name?") == "Your name is Alice Young."
     stats = terminal.say("/stats")
-    assert "ended by stop" in stats and "tokens/s" in stats and "3 answers" in stats and "?" not in stats
+    assert "finish reason stop" in stats and "tokens/s" in stats and "3 replies" in stats and "?" not in stats
     assert terminal.say("法国的首都是哪里？") == "巴黎"
 
     # Ctrl-C in mid-answer, which would otherwise go on to the end of the context.
@@ -60,16 +60,16 @@ def talk(terminal: PseudoTerminal, work: Path, wait_idle: Callable[[], None] = l
     terminal.type(CTRL_C)
     terminal.wait_for("[stopped]\n> ", seconds=5)
     wait_idle()
-    assert "ended by stopped" in terminal.say("/stats")
+    assert "finish reason stopped" in terminal.say("/stats")
     terminal.say("/set ignore_eos")
     assert terminal.say("1 + 1 = ?") == "2"
-    assert "taken back: 1 + 1 = ?" in terminal.say("/undo")
+    assert "removed: 1 + 1 = ?" in terminal.say("/undo")
     assert terminal.say("/retry").startswith("3, 4, 5, 6")
 
     terminal.type("half a message")
     terminal.wait_for("half a message")
     terminal.type(CTRL_C)
-    terminal.wait_for("Ctrl-D or /exit leaves\n> ", seconds=5)
+    terminal.wait_for("Ctrl-D or /exit quits\n> ", seconds=5)
     terminal.say("/reset")
     terminal.type('"""' + ENTER + "17 + 25" + ENTER + '= ?"""' + ENTER)
     terminal.wait_for('"""\n')
@@ -91,12 +91,12 @@ def talk(terminal: PseudoTerminal, work: Path, wait_idle: Callable[[], None] = l
     assert said(terminal, saved) == ["What is my name?", "17 + 25 = ?"]
     assert json.loads(saved.read_text())["messages"][0] == {"role": "system", "content": "Answer briefly."}
     assert "exists" in terminal.say(f"/save {saved}")
-    assert "no command /nonsense" in terminal.say("/nonsense")
+    assert "unknown command /nonsense" in terminal.say("/nonsense")
     assert "temperature must be" in terminal.say("/set temperature 1000")
-    assert "settings are" in terminal.say("/set colour red")
+    assert "unknown parameter" in terminal.say("/set colour red")
     assert "/reset" in terminal.say("/help")
     terminal.type("/sta\t" + ENTER)  # completed by the Tab key
-    terminal.wait_for("last answer")
+    terminal.wait_for("last reply")
     terminal.wait_for("\n> ")
 
     terminal.type(CTRL_D)
@@ -106,7 +106,7 @@ def talk(terminal: PseudoTerminal, work: Path, wait_idle: Callable[[], None] = l
 
 def said(terminal: PseudoTerminal, file: Path) -> list[str]:
     """The user's messages, as the conversation has them."""
-    assert "written" in terminal.say(f"/save {file}")
+    assert "saved to" in terminal.say(f"/save {file}")
     return [message["content"] for message in json.loads(file.read_text())["messages"] if message["role"] == "user"]
 
 
@@ -157,7 +157,7 @@ class TestTerminal:
             terminal.type(CTRL_Z)
             terminal.wait_for("shell$ ")
             terminal.type("fg" + ENTER)
-            assert "[cut off" in terminal.wait_for("\n> ")  # the answer went on to the end of the context
+            assert "[truncated" in terminal.wait_for("\n> ")  # the answer went on to the end of the context
             assert terminal.say("/set ignore_eos") == "temperature 0.0"
 
     def test_sigterm_in_mid_answer_ends_in_order(self, tmp_path):
@@ -189,7 +189,7 @@ class TestLaunchers:
             for pid in descendants(terminal.process.pid):
                 os.kill(pid, signal.SIGCONT)  # as Slurm does when it lets a job go on
             terminal.type("half" + CTRL_C)
-            terminal.wait_for("Ctrl-D or /exit leaves\n> ")
+            terminal.wait_for("Ctrl-D or /exit quits\n> ")
             assert terminal.settings()[6][termios.VSUSP] == b"\0"  # Ctrl-Z would stop the launcher alone
             terminal.type(CTRL_D)
             assert terminal.wait() == 0
@@ -216,13 +216,13 @@ class TestLaunchers:
             terminal.wait_for("\n> ")
             terminal.type("中文\x7f国" + ENTER)
             terminal.wait_for("\n> ")
-            assert "taken back: 中国" in terminal.say("/undo")
+            assert "removed: 中国" in terminal.say("/undo")
             for _ in range(5):
                 terminal.type("y" * 1000)
                 time.sleep(0.05)
             terminal.type(ENTER)
             assert "at most 4094 bytes" in terminal.wait_for("\n> ")
-            assert "nothing has been said yet" in terminal.say("/undo")
+            assert "the conversation is empty" in terminal.say("/undo")
 
     def test_terminal_is_as_before_when_a_rank_dies(self, tmp_path):
         arguments = command("mpirun", 2, LAUNCH, "chat", "--dtype", "float32")
@@ -255,7 +255,7 @@ class TestPipe:
     def test_with_a_server_a_failed_message_is_a_status(self, server):
         done = pipe(with_server(server, "--api-key", KEY), "17 + 25 = ?\n/nonsense\n17 + 26 = ?\n")
         assert (done.returncode, done.stdout) == (1, "42\n43\n")
-        assert done.stderr.startswith("labinfer: error: there is no command /nonsense")
+        assert done.stderr.startswith("labinfer: error: unknown command /nonsense")
 
     def test_without_a_standard_input_it_ends_at_once(self, server):
         done = pipe(["sh", "-c", 'exec "$@" <&-', "sh", *with_server(server, "--api-key", KEY)], "")
@@ -303,10 +303,10 @@ class TestFailures:
             one.type("/exit" + ENTER)
             assert one.wait() == 0
         with pseudo_terminal(with_server(server, "--api-key", "wrong"), tmp_path) as one:
-            assert "refuses the key" in one.wait_for("\n> ")
-            assert "refuses the key" in one.say("hello")
+            assert "rejects the API key" in one.wait_for("\n> ")
+            assert "rejects the API key" in one.say("hello")
         with pseudo_terminal(with_server(server), tmp_path) as one:
-            assert "wants a key; give --api-key KEY" in one.wait_for("\n> ")
+            assert "needs an API key; give --api-key KEY" in one.wait_for("\n> ")
 
 
 @pytest.mark.timing

@@ -44,7 +44,7 @@ def test_answer_is_broken_off_where_nothing_is_allowed(demo, seven, fields):
     for completion in output.completions:
         assert (completion.token_ids, completion.finish_reason) == ([seven] * 2, "abort")
         assert completion.error == (
-            "allowed_token_ids and bad_words allow no token behind the answer's 2 tokens; leave one of them out"
+            "allowed_token_ids and bad_words allow no token after 2 output tokens; leave one of them out"
         )
         assert completion.logprobs is None or len(completion.logprobs) == 2
     assert demo.generate(["red"], SamplingParams(max_tokens=4))[0].finish_reason == "length"
@@ -80,7 +80,7 @@ def test_answer_is_broken_off_with_drafts_of_the_models_own(tmp_path):
 
 
 def test_contradiction_is_refused_before_anything_runs(demo, seven):
-    with pytest.raises(UserError, match="min_tokens 3 forbids these"):
+    with pytest.raises(UserError, match="which min_tokens 3 forbids"):
         demo.generate(["red"], SamplingParams(allowed_token_ids=[EOS], min_tokens=3))
     with pytest.raises(UserError, match="allowed_token_ids and bad_words together allow no token"):
         demo.generate(["red"], SamplingParams(allowed_token_ids=[seven], bad_words=["7"]))
@@ -104,7 +104,7 @@ def test_line_of_a_job_that_is_broken_off_is_an_error(demo, seven, tmp_path):
         {"id": "b", "prompt": "red", "max_tokens": 2},
     ]
     by_id = run_job(demo, lines, tmp_path)
-    assert "allow no token behind the answer's 2 tokens" in by_id["a"]["error"]["message"]
+    assert "allow no token after 2 output tokens" in by_id["a"]["error"]["message"]
     assert len(by_id["b"]["token_ids"]) == 2
 
 

@@ -24,5 +24,7 @@ def test_endless_context_is_that_of_transformers_cache(kind, tmp_path):
 
 def test_context_shift_is_refused_for_keys_that_are_normalised_after_rotation(tmp_path):
     directory = make_checkpoint(tmp_path / "model", "hunyuan")
-    with pytest.raises(UserError, match="^context_shift does not go with this model: .*keys cannot be rotated further"):
+    with pytest.raises(
+        UserError, match="^context_shift is not supported for this model .*keys that cannot be re-rotated"
+    ):
         LLM(str(directory), context_shift=True)

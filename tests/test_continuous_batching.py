@@ -84,7 +84,7 @@ def test_short_queue_loses_nothing(checkpoint, with_room):
 
 def test_more_answers_than_may_wait_are_refused(checkpoint):
     with LLM(str(checkpoint), num_kv_blocks=100, max_queued_requests=2) as llm:
-        with pytest.raises(Exception, match="3 answers are wanted, but at most 2 can wait"):
+        with pytest.raises(Exception, match="3 outputs are requested, but the queue holds at most 2"):
             llm.generate(PROMPTS[0], SamplingParams(n=3))
 
 
@@ -93,7 +93,7 @@ def test_full_queue_refuses_and_takes_again_when_there_is_room(checkpoint):
         requests = [llm.make_request(index, PROMPTS[index], SamplingParams(max_tokens=4)) for index in range(3)]
         for request in requests[:2]:
             llm.engine.add_request(request)
-        with pytest.raises(QueueFull, match="2 sequences are waiting already; try again later"):
+        with pytest.raises(QueueFull, match="the queue is full: 2 sequences are waiting; try again later"):
             llm.engine.add_request(requests[2])
         llm.engine.step()
         llm.engine.add_request(requests[2])

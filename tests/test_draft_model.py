@@ -155,7 +155,7 @@ def test_same_noise_makes_more_drafts_right_than_the_bound_says(prompts):
 
 def test_draft_model_with_another_vocabulary_is_refused(tmp_path):
     directory = make_checkpoint(tmp_path / "other", "qwen2-tied")
-    with pytest.raises(UserError, match="has a vocabulary of 512 ids, the model one of 3072"):
+    with pytest.raises(UserError, match="has a vocabulary of 512 tokens, the model one of 3072"):
         LLM(num_kv_blocks=40, speculative_config={"model": str(directory)}, **OPTIONS)
 
 

@@ -150,12 +150,12 @@ GUIDED = StructuredOutputs(regex="[a-z]{3}")
 @pytest.mark.parametrize(
     ("params", "tokens", "says"),
     [
-        (SamplingParams(max_tokens=3), (5, 6, 7), "has 3 tokens, but at most 3 are to be generated"),
-        (SamplingParams(stop_token_ids=(6,)), (5, 6), "has token 6, which ends the answer"),
+        (SamplingParams(max_tokens=3), (5, 6, 7), "has 3 tokens, but at most 3 may be generated"),
+        (SamplingParams(stop_token_ids=(6,)), (5, 6), "has token 6, which ends the output"),
         (SamplingParams(), (5, 10**6), "token id 1000000 is outside the vocabulary"),
-        (SamplingParams(n=2, temperature=1.0), (5,), "a single answer"),
-        (SamplingParams(num_beams=2, max_tokens=9), (5,), "a single answer"),
-        (SamplingParams(structured_outputs=GUIDED), (0,), "do not keep to structured_outputs: token 0, 0"),
+        (SamplingParams(n=2, temperature=1.0), (5,), "a single output"),
+        (SamplingParams(num_beams=2, max_tokens=9), (5,), "a single output"),
+        (SamplingParams(structured_outputs=GUIDED), (0,), "violate structured_outputs: token 0 at position 0"),
     ],
     ids=["length", "stop", "vocabulary", "n", "beams", "form"],
 )
@@ -172,7 +172,7 @@ def test_resumed_answer_that_is_complete_is_refused(checkpoint):
         params = SamplingParams(structured_outputs=GUIDED)
         request = llm.make_request(0, [7, 8, 9], params)
         tokens = tuple(llm.tokenizer.encode("abc", add_special_tokens=False))
-        with pytest.raises(UserError, match="a complete answer"):
+        with pytest.raises(UserError, match="already complete"):
             llm.engine.add_request(replace(request, output_token_ids=tokens))
 
 

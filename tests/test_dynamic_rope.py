@@ -94,7 +94,7 @@ def generate(directory, prompts):
 
 
 def test_context_shift_is_refused(checkpoint):
-    with pytest.raises(UserError, match="context_shift does not go with this model"):
+    with pytest.raises(UserError, match="context_shift is not supported for this model"):
         LLM(str(checkpoint), **SMALL, context_shift=True)
 
 

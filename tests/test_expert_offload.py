@@ -27,12 +27,12 @@ def test_offloaded_experts_give_the_same_tokens_and_are_told_of(mixture, packed)
 
     with LLM(mixture, **OPTIONS, **packed) as llm:
         expected, meta = tokens(llm), llm.layout.meta(llm.place)
-        assert "experts in memory" not in llm.report.format()
+        assert "expert cache hits" not in llm.report.format()
     with LLM(mixture, **OPTIONS, **packed, expert_offload=meta.expert_bytes / 2 / 2**30) as llm:
         assert tokens(llm) == expected
         reads = llm.report.workers[0].expert_reads
         assert reads.hits > 0 and reads.misses > 0 and reads.bytes_read > 0
-        assert "% of" in llm.report.format().partition("experts in memory")[2]
+        assert "% of" in llm.report.format().partition("expert cache hits")[2]
         assert llm.report.as_dict()["expert_reads"][0]["misses"] == reads.misses
         assert meta.weight_bytes - llm.layout.weight_bytes(llm.place) == pytest.approx(meta.expert_bytes / 2, abs=1)
         assert [llm.generate([PROMPTS[0]], GREEDY)[0].token_ids] == expected[:1]
@@ -52,16 +52,16 @@ def test_offloaded_experts_with_biases_or_another_activation_give_the_same_token
 
 
 def test_offload_without_experts_is_refused():
-    with pytest.raises(UserError, match=r"expert_offload 1: a model of \w+ has no experts"):
+    with pytest.raises(UserError, match=r"expert_offload 1: \w+ has no MoE experts"):
         LLM("demo", expert_offload=1)
 
 
 def test_offload_of_the_references_experts_is_refused(mixture):
-    with pytest.raises(UserError, match="expert_offload needs the compiled experts"):
+    with pytest.raises(UserError, match="expert_offload needs the compiled CPU kernels"):
         LLM(mixture, expert_offload=1, num_kv_blocks=64, functions="reference")
 
 
 def test_offload_with_too_little_room_is_refused_before_loading(mixture, monkeypatch):
     monkeypatch.setattr(Checkpoint, "load", lambda *arguments: pytest.fail("something was read"))
-    with pytest.raises(UserError, match=r"expert_offload has room for 0 experts of \d+ bytes; give \d+ bytes"):
+    with pytest.raises(UserError, match=r"expert_offload holds 0 experts of \d+ bytes; give at least \d+ bytes"):
         LLM(mixture, expert_offload=1e-9 * 2, num_kv_blocks=64)

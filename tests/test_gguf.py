@@ -173,7 +173,7 @@ def test_chat_and_structured_outputs_work(tmp_path):
 
 def test_what_is_no_model_is_refused_in_one_line(tmp_path):
     (tmp_path / "a.gguf").write_bytes(b"no")
-    with pytest.raises(UserError, match=r"a\.gguf is not a GGUF file that can be read: it ends too early"):
+    with pytest.raises(UserError, match=r"a\.gguf is not a readable GGUF file: it ends too early"):
         LLM(str(tmp_path / "a.gguf"))
     (tmp_path / "a.bin").write_bytes(b"no")
     with pytest.raises(UserError, match=r"is a file; give the directory .* or a \.gguf file"):

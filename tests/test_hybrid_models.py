@@ -143,11 +143,11 @@ def test_plan_shows_what_a_token_and_a_sequence_take(checkpoint):
     """One layer with 5 heads of 16 keys and values; three with 3 inputs of 560 channels and 10 heads of 32 by 24."""
     with recorded(checkpoint, max_num_seqs=4) as (llm, _):
         (row,) = layout_rows(llm.layout, llm.group.everyone, [1600], [llm.capacity.sizes.num_states])
-    assert row[HEADER.index("a token") :] == ("640 B", 1600, "109.7 KiB", 8)
+    assert row[HEADER.index("KV/token") :] == ("640 B", 1600, "109.7 KiB", 8)
 
 
 def test_context_shift_is_refused(checkpoint):
-    with pytest.raises(UserError, match="^context_shift does not go with this model: no token can be taken out of"):
+    with pytest.raises(UserError, match="^context_shift is not supported for this model .recurrent states"):
         LLM(str(checkpoint), context_shift=True, num_kv_blocks=60)
 
 
@@ -170,8 +170,8 @@ def test_other_parts_than_the_texts_are_left_out_and_named(with_pictures, caplog
     tokens, logits = [r["token_ids"] for r in references], [r["logits"] for r in references]
     with caplog.at_level(logging.INFO, "labinfer"), recorded(with_pictures) as (llm, rows):
         check_answers(greedy(llm, PROMPTS[:3], 16), rows, tokens, logits)
-    (line,) = [record.message for record in caplog.records if "left out" in record.message]
-    assert "tensors of model.visual and mtp are left out" in line
+    (line,) = [record.message for record in caplog.records if "not loaded" in record.message]
+    assert "tensors of model.visual and mtp are not loaded" in line
 
 
 def test_text_model_may_have_the_names_of_the_whole(with_pictures, tmp_path):

@@ -36,7 +36,7 @@ def test_captured_steps_are_left_room_beside_the_blocks(checkpoint, monkeypatch)
         monkeypatch.setattr(kv_capacity, "free_memory", lambda device, room=room: CAPTURED_BYTES + room)
         options = {"memory_utilization": 1.0, "block_size": BLOCK, "autotune": False, "weight_cache_size": 0.0}
         if not room:
-            with pytest.raises(UserError, match="no room for KV cache"):
+            with pytest.raises(UserError, match="too little memory for a KV cache"):
                 LLM(str(checkpoint), **options)
             continue
         with LLM(str(checkpoint), **options) as llm:
@@ -174,13 +174,13 @@ def test_without_a_shift_the_context_ends_an_answer(checkpoint):
 def test_context_too_short_is_refused(checkpoint):
     with LLM(str(checkpoint), num_kv_blocks=60, context_shift=True, keep=10, block_size=BLOCK) as llm:
         with pytest.raises(
-            UserError, match=r"context of 16 tokens is too short .* --keep 10 and two blocks of 4 take 20"
+            UserError, match=r"context length of 16 tokens is too short .* --keep 10 and two blocks of 4 take 20"
         ):
             llm.generate([5, 6, 7], SamplingParams(max_context_len=16))
     with LLM(str(checkpoint), num_kv_blocks=3, block_size=BLOCK) as llm:
-        with pytest.raises(UserError, match=r"length is 12 tokens\. .* has 12 tokens, and at most 11 fit beside"):
+        with pytest.raises(UserError, match=r"length is 12 tokens\. .* has 12 tokens, and at most 11 leave space"):
             llm.generate(list(range(3, 15)))
-        with pytest.raises(UserError, match=r"length is 5 tokens\. .* has 5 tokens, and at most 4 fit beside"):
+        with pytest.raises(UserError, match=r"length is 5 tokens\. .* has 5 tokens, and at most 4 leave space"):
             llm.generate([5] * 5, SamplingParams(max_context_len=5))
 
 
@@ -188,7 +188,7 @@ def test_context_too_short_is_refused(checkpoint):
 
 
 def test_more_swap_space_than_memory_is_refused(checkpoint):
-    with pytest.raises(UserError, match=r"swap_space 1e\+06 GiB is more than the .* GiB that are free"):
+    with pytest.raises(UserError, match=r"swap_space 1e\+06 GiB exceeds the .* GiB of free memory"):
         LLM(str(checkpoint), num_kv_blocks=8, swap_space=1e6)
 
 

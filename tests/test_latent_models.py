@@ -117,7 +117,7 @@ def test_plan_shows_one_latent_a_token_and_layer_on_every_rank(checkpoint, kv_ca
     options = {"tensor_parallel_size": 3, "kv_cache_dtype": kv_cache_dtype}
     layout = make_layout(EngineOptions.from_flat(options), config, everyone)
     rows = layout_rows(layout, everyone, [100] * 3, [None] * 3)
-    assert [row[HEADER.index("a token")] for row in rows] == [size] * 3
+    assert [row[HEADER.index("KV/token")] for row in rows] == [size] * 3
     assert all(layout.meta(place).is_cache_replicated for place in layout.topology.places)
     weights = [layout.weight_bytes(place) for place in layout.topology.places]
     assert weights[0] > weights[1]  # 4, 3 and 3 heads
@@ -127,7 +127,7 @@ def test_plan_shows_one_latent_a_token_and_layer_on_every_rank(checkpoint, kv_ca
 def test_plan_says_that_tensor_parallelism_makes_no_token_smaller(checkpoint, tp_size, is_told):
     command = [sys.executable, LAUNCH, "plan", "--model", str(checkpoint), "-tp", str(tp_size)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert ("every tensor-parallel rank keeps the whole latent" in said) is is_told
+    assert ("each tensor-parallel rank caches the full MLA latent" in said) is is_told
 
 
 def test_sliding_window_is_refused(checkpoint):

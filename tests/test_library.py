@@ -110,7 +110,7 @@ def test_iterator_that_is_left_open_makes_way(llm, expected):
     stream = llm.stream(PROMPTS, GREEDY)
     next(stream)
     assert tokens(llm.generate(PROMPTS, GREEDY)) == expected
-    with pytest.raises(UserError, match="a later call of this LLM has ended this iterator"):
+    with pytest.raises(UserError, match="a later call on this LLM has ended this iterator"):
         next(stream)
     left = []
     thread = threading.Thread(target=lambda: left.append(llm.stream(PROMPTS, GREEDY)) or next(left[0]))
@@ -121,7 +121,7 @@ def test_iterator_that_is_left_open_makes_way(llm, expected):
 
 
 def test_call_from_within_a_call_is_an_error(llm, expected):
-    with pytest.raises(UserError, match="at work on the call that called this one"):
+    with pytest.raises(UserError, match="cannot be called from within its own callback"):
         llm.generate(PROMPTS, GREEDY, on_delta=lambda delta: llm.generate(PROMPTS[0], GREEDY))
     assert_is_idle_and_right(llm, expected)
 
@@ -179,7 +179,7 @@ def test_fork_after_use_is_an_error(llm, checkpoint, makes_another):
     process.start()
     process.join(20)
     assert process.exitcode == 0
-    assert said.get().startswith(f"this process is a fork of process {os.getpid()}, which has used an LLM")
+    assert said.get().startswith(f"this process was forked from process {os.getpid()} after an LLM was used there")
 
 
 def test_dir_shows_what_users_need():

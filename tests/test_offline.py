@@ -143,12 +143,12 @@ def test_later_calls_find_earlier_prompts_and_another_llm_begins_anew(checkpoint
 @pytest.mark.parametrize(
     ("prompts", "params", "message"),
     [
-        (None, GREEDY, "rank 0 must be given prompts"),
+        (None, GREEDY, "rank 0 needs prompts"),
         (["fine", ""], GREEDY, "prompt 1: the prompt is empty"),
         (["fine", []], GREEDY, "prompt 1: the prompt is empty"),
         (["fine", [5, 512]], GREEDY, "prompt 1: token id 512 is outside the vocabulary of 512 ids"),
         (["fine", [5] * 600], GREEDY, "prompt 1: This model.s .* has 600 tokens, and at most 511 fit"),
-        (["fine", 5], GREEDY, "prompt 1: a prompt is text, a list of token ids or a list of messages, not 5"),
+        (["fine", 5], GREEDY, "prompt 1: a prompt must be a string, a list of token ids or a list of messages, not 5"),
         (["fine", {"text": "x"}], GREEDY, "prompt 1: a prompt has no key 'text'; its keys are prompt, "),
         ([{"prompt": "x", "messages": CHAT}], GREEDY, "prompt 0: a prompt needs exactly one of"),
         ([{"prompt": "x", "cache_salt": 7}], GREEDY, "prompt 0: cache_salt must be a string, not 7"),
@@ -176,7 +176,7 @@ def test_wrong_options_are_refused_by_name(checkpoint):
         LLM(str(checkpoint), max_seqs=4)
     with pytest.raises(UserError, match="^batch_policy eager: choose one of auto, balanced"):
         LLM(str(checkpoint), batch_policy="eager")
-    with pytest.raises(UserError, match="^response_template hermit is no file, and none of the built-in ones"):
+    with pytest.raises(UserError, match="^response_template hermit is neither a file nor a built-in template"):
         LLM(checkpoint, response_template="hermit")
     with pytest.raises(UserError, match="^model no-such-model/at-all was not found") as caught:
         LLM("no-such-model/at-all")

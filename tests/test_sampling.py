@@ -182,8 +182,8 @@ def test_best_of_several_cannot_stream(llm):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"logits_processors": {"nonsense": 1}}, "there is no logits processor 'nonsense'"),
-        ({"logits_processors": {"logit_bias": {10**6: 1}}}, "there is no logits processor 'logit_bias'"),
+        ({"logits_processors": {"nonsense": 1}}, "unknown logits processor 'nonsense'"),
+        ({"logits_processors": {"logit_bias": {10**6: 1}}}, "unknown logits processor 'logit_bias'"),
         ({"logit_bias": {10**6: 1.0}}, "logit_bias: token id 1000000 is outside the vocabulary"),
         ({"allowed_token_ids": [-1]}, "allowed_token_ids: token id -1 is outside"),
         ({"stop_token_ids": [10**9]}, "stop_token_ids: token id"),

@@ -69,14 +69,17 @@ def test_method_drafts_and_changes_no_answer(checkpoint, requests, plain, method
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (None, "there is no file .*drafter.py"),
+        (None, "file .*drafter.py does not exist"),
         ("import nothing_of_that_name", "cannot be imported: ModuleNotFoundError"),
         ("make = 3", "has no function make_proposer"),
-        ("def make_proposer(options, facts):\n    raise OSError('no disk')", "made no proposer: OSError"),
+        ("def make_proposer(options, facts):\n    raise OSError('no disk')", "failed to create a proposer: OSError"),
         ("\nimport nothing_of_that_name", "drafter.py, line 2 cannot be imported: "),
         ("def f(:", "drafter.py, line 1 cannot be imported: SyntaxError"),
         ("", "drafter.py is empty"),
-        ("def make_proposer(options, facts):\n    raise OSError('no disk')", "drafter.py, line 2 made no proposer: "),
+        (
+            "def make_proposer(options, facts):\n    raise OSError('no disk')",
+            "drafter.py, line 2 failed to create a proposer: ",
+        ),
     ],
     ids=["missing", "import", "function", "raises", "line of import", "syntax", "empty", "line that raises"],
 )
@@ -111,7 +114,9 @@ def test_registered_proposer_that_cannot_be_made_is_refused(checkpoint, add_prop
         raise OSError("no disk")
 
     add_proposer("broken", broken)
-    with pytest.raises(UserError, match=r"test_speculation.py, line [0-9]+ made no proposer: OSError: no disk"):
+    with pytest.raises(
+        UserError, match=r"test_speculation.py, line [0-9]+ failed to create a proposer: OSError: no disk"
+    ):
         LLM(checkpoint, speculative_config={"method": "broken"}, **OPTIONS)
 
 

@@ -34,7 +34,9 @@ class CallLock:
         with self.turn(steps):
             yield from steps
             if self._holder is None or self._holder[1] is not steps:
-                raise UserError(f"a later call of this {self._name} has ended this iterator; take all of it first")
+                raise UserError(
+                    f"a later call on this {self._name} has ended this iterator; consume it before the next call"
+                )
 
     @contextmanager
     def turn(self, steps: Generator | None = None) -> Iterator[None]:
@@ -74,5 +76,5 @@ class CallLock:
             if holder[1] is not None:
                 holder[1].close()
         except ValueError:  # the generator is running: it has called this function
-            raise UserError(f"this {self._name} is at work on the call that called this one") from None
+            raise UserError(f"this {self._name} cannot be called from within its own callback") from None
         return True

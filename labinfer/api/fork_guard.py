@@ -26,6 +26,6 @@ class ForkGuard:
         self._number = self._number or os.getpid()
         if not self.is_here:
             raise UserError(
-                f"this process is a fork of process {self._number}, which has used an LLM: its threads are not here, so "
-                'nothing can run; fork before, or start processes with multiprocessing.get_context("spawn")'
+                f"this process was forked from process {self._number} after an LLM was used there, and a fork does not copy threads; "
+                'fork before using an LLM, or start processes with multiprocessing.get_context("spawn")'
             )

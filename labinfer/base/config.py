@@ -50,8 +50,8 @@ class ModelOptions:
 
     model: str = option(
         "demo",
-        "checkpoint: demo, the small one that comes with LABInfer; a directory, a GGUF file (of a split one the first), a name "
-        "under $LABINFER_MODEL_DIR, a Hugging Face id, or an alias such as qwen2",
+        "checkpoint: a directory, a GGUF file (the first part of a split one), a name under $LABINFER_MODEL_DIR, a "
+        "Hugging Face id, an alias such as qwen2, or demo, the small model that comes with LABInfer",
         metavar="DIR|FILE|NAME",
     )
     hub: str = option(
@@ -61,18 +61,19 @@ class ModelOptions:
         choices=("auto", "huggingface", "modelscope"),
     )
     tokenizer: str = option(
-        "", "tokenizer directory, or a GGUF file that has one (default: the model's)", metavar="DIR"
+        "", "tokenizer directory, or a GGUF file that contains one (default: the model's)", metavar="DIR"
     )
     chat_template: str = option(
         "",
-        "Jinja file with another chat template, for conversations with tools, too (default: the checkpoint's)",
+        "Jinja file with the chat template, used for tool calls as well (default: the checkpoint's)",
         metavar="FILE",
     )
     response_template: str = option(
         "",
-        "how chat replies are read: one of the built-in formats (deepseek_v3, deepseek_v31, deepseek_v32, ernie, gemma4, glm, "
-        "harmony, hermes, hunyuan, kimi, llama3, minimax, mistral, mistral_json, qwen_xml, think), a JSON file, or none "
-        "(default: the checkpoint's own response_template, else the format that its chat template shows)",
+        "format by which reasoning and tool calls are parsed from chat replies: a JSON file, none, or one of "
+        "deepseek_v3, deepseek_v31, deepseek_v32, ernie, gemma4, glm, harmony, hermes, hunyuan, kimi, llama3, "
+        "minimax, mistral, mistral_json, qwen_xml, think (default: the checkpoint's response_template, else "
+        "detected from its chat template)",
         metavar="NAME|FILE",
     )
     dtype: tuple[str, ...] = option(
@@ -83,41 +84,44 @@ class ModelOptions:
     )
     functions: tuple[str, ...] = option(
         ("auto",),
-        "implementations by function, such as linear=reference, or one for all; auto takes the fastest",
+        "kernel implementation per function, such as linear=reference, or one name for all functions; auto takes "
+        "the fastest",
         metavar="F=NAME[,…]",
     )
     autotune: str = option(
         "on",
-        "measure at the start which implementations are the fastest on these ranks (16-bit models; remembered in "
-        "~/.cache/labinfer, and measured once more where the machine was busy); again measures everything anew, costs of machines included; with off the "
-        "preferred ones are taken, which are the compiled ones where there are any",
+        "time the kernels at startup and use the fastest (16-bit models; results are cached in ~/.cache/labinfer); "
+        "again ignores cached timings and machine costs; off uses compiled kernels wherever they exist",
         choices=AUTOTUNE,
     )
     weights: str = option(
         "auto",
-        "how weights in bfloat16 are held in memory, the experts of mixtures left out: plain as they are, or packed12 in 12 bits "
-        "each without losing any, for the same numbers from three quarters of the bytes (on CPUs, with compiled functions); auto takes "
-        "packed12 there, unless plain is measured to be faster by a tenth",
+        "storage of bfloat16 weights in memory: plain, or packed12, a lossless compression to 12 bits (on CPUs; MoE "
+        "experts stay plain); auto takes packed12 on CPUs unless plain is measured to be 10 % faster",
         choices=WEIGHT_FORMS,
     )
     quantization: tuple[str, ...] = option(
         ("auto",),
-        "round the weights while they are loaded, for all stages or one per stage: int8 (a scale for each output, activations in "
-        "8 bits too; for FP8 a scale for each 128 inputs), or int4 (a scale for each group of inputs, of 32 in the vocabulary); what "
-        "a checkpoint holds in whole numbers stays as it is, but with none, which decodes it; auto rounds nothing",
+        "quantize the weights on load, for all stages or one value per stage: int8 (per-channel scales, 8-bit "
+        "activations) or int4 (per-group scales); auto does not quantize; already quantized checkpoints are left "
+        "unchanged, but none dequantizes them",
         other_name="-q",
         metavar="|".join(QUANTIZATIONS) + "[,…]",
     )
-    quantization_group_size: int = option(64, "inputs that share a scale in int4: 32, 64 or 128", metavar="N")
+    quantization_group_size: int = option(
+        64, "group size of int4, the number of inputs that share a scale: 32, 64 or 128", metavar="N"
+    )
     ignore_tensors: tuple[str, ...] = option(
         (),
-        "leave tensors of the checkpoint unread that the model has no place for, by their names: globs such as '*.aux_head.*' "
-        "(default: such tensors are refused)",
+        "skip checkpoint tensors that the model does not use, by glob patterns such as '*.aux_head.*' (default: an "
+        "unused tensor is an error)",
         metavar="PATTERN[,…]",
     )
-    max_model_len: int = option(0, "longest prompt + output in tokens (default: what the model allows)", metavar="N")
+    max_model_len: int = option(
+        0, "context length: maximum prompt plus output, in tokens (default: the model's maximum)", metavar="N"
+    )
     sliding_window: int = option(
-        0, "every layer sees only the last N tokens (default: as the checkpoint says)", metavar="N"
+        0, "sliding-window attention over the last N tokens in every layer (default: as in the checkpoint)", metavar="N"
     )
 
     def hub_or(self, default: str) -> str:
@@ -127,138 +131,147 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelOptions:
-    """The layout: each rank's part of the model, and its device."""
+    """The layout: stages, tensor parallelism and devices."""
 
     tensor_parallel_size: tuple[int, ...] = option(
         (1,),
-        "tensor-parallel ranks: one number for every stage, or one per stage (2,1)",
+        "tensor-parallel ranks per stage: one number for all stages, or one per stage (2,1)",
         other_name="-tp",
         metavar="N[,N…]",
         least=1,
     )
     pipeline_parallel_size: int = option(
-        0, "pipeline stages (default: as many as the ranks allow)", other_name="-pp", metavar="N"
+        0, "number of pipeline stages (default: as many as the ranks allow)", other_name="-pp", metavar="N"
     )
-    layers: tuple[int, ...] = option((), "layers per stage, such as 14,10 (default: split evenly)", metavar="N[,N…]")
+    layers: tuple[int, ...] = option(
+        (), "number of layers per stage, such as 14,10 (default: an even split)", metavar="N[,N…]"
+    )
     experts: tuple[str, ...] = option(
         ("columns",),
-        "how tensor-parallel ranks share a mixture's experts, for all stages or one per stage: columns (a part of each "
-        "expert) or whole (some experts, where columns would get thin)",
+        "how the tensor-parallel ranks shard MoE experts, for all stages or one value per stage: columns (a slice "
+        "of every expert) or whole (complete experts, better where slices would be too narrow)",
         metavar="CUT[,CUT…]",
     )
     ranks: tuple[int, ...] = option(
         (),
-        "the ranks of stage 0, then those of stage 1, …, such as 0,2,1; ranks that are left out are spare (default: all, "
-        "counting up)",
+        "ranks in the order of the stages: those of stage 0, then those of stage 1, …, such as 0,2,1; omitted ranks "
+        "are spare (default: all ranks, ascending)",
         metavar="N[,N…]",
     )
     layout: str = option(
         "",
-        "in place of -tp, -pp, --layers and --ranks: a plan that launch.py plan --auto --save wrote, or auto, which measures all machines "
-        "(once; remembered in ~/.cache/labinfer) and chooses for throughput (default: by these flags)",
+        "layout that replaces -tp, -pp, --layers and --ranks: a file written by launch.py plan --auto --save, or "
+        "auto, which measures all hosts once (cached in ~/.cache/labinfer) and plans for throughput (default: these "
+        "flags)",
         metavar="FILE|auto",
     )
     device: tuple[str, ...] = option(
-        ("auto",), "auto|cpu|cuda|npu|… for all stages, or one per stage", metavar="DEV[,DEV…]"
+        ("auto",), "device for all stages, or one per stage: auto, cpu, cuda, npu, …", metavar="DEV[,DEV…]"
     )
     transport: str = option(
         "auto",
-        "how bytes move between ranks: MPI, or torch.distributed (auto: MPI under an MPI launcher on CPUs; and sums of "
-        "tensor-parallel CPUs through memory they share)",
+        "communication backend: MPI or torch.distributed (auto: MPI under an MPI launcher on CPUs; all-reduce "
+        "between CPU ranks of a node uses shared memory)",
         choices=TRANSPORTS,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions:
-    """The paged KV cache, memory for experts, and packed weights on disk."""
+    """The paged KV cache, memory for MoE experts, and the disk cache of packed weights."""
 
-    block_size: int = option(16, "tokens in one KV block", metavar="N", least=1)
-    num_kv_blocks: int = option(0, "KV blocks on every rank (default: from free memory)", metavar="N")
+    block_size: int = option(16, "tokens per KV cache block", metavar="N", least=1)
+    num_kv_blocks: int = option(
+        0, "KV cache blocks per rank (default: as many as fit into --memory-utilization)", metavar="N"
+    )
     kv_cache_dtype: str = option(
         "auto",
-        "dtype of cached keys and values (auto: each stage's --dtype); int8 has a scale for each token and head",
+        "dtype of cached keys and values; auto is each stage's --dtype, int8 has one scale per token and head",
         choices=KV_CACHE_DTYPES,
         spellings=DTYPE_SPELLINGS,
     )
-    enable_prefix_caching: bool = option(True, "find the tokens of earlier requests in the KV cache again")
+    enable_prefix_caching: bool = option(True, "reuse KV cache blocks of earlier requests that share a prefix")
     prefix_cache_eviction: str = option(
         "lru",
-        "which unreferenced block of the prefix cache is evicted next: the least recently used one, or what a plugin chooses; "
-        "also holds for snapshots of states and for a draft model's cache",
+        "eviction policy of the prefix cache: lru, or a plugin's; it also applies to snapshots of recurrent states "
+        "and to a draft model's cache",
         choices=PREFIX_CACHE_EVICTIONS,
     )
     snapshot_interval: int = option(
         1024,
-        "tokens from one snapshot of a sequence's state to the next, beside the one at its prompt's end; the prefix cache of "
-        "models whose layers keep states goes on from there",
+        "tokens between two snapshots of a sequence's recurrent state, from which prefix caching resumes "
+        "(models with linear-attention layers); the end of each prompt gets a snapshot as well",
         metavar="N",
         least=1,
     )
     swap_space: float = option(
         0.0,
-        "GiB of host memory on every rank for preempted sequences (default: 4 where a rank uses an accelerator or "
-        "--preemption-mode is swap; none where all use CPUs, as the KV cache has their memory already)",
+        "host memory per rank for swapped sequences, in GiB (default: 4 if a rank uses an accelerator or "
+        "--preemption-mode is swap, else 0)",
         metavar="GIB",
     )
     expert_offload: float = option(
         0.0,
-        "GiB of memory on every rank for the experts of a mixture: all are in a file in ~/.cache/labinfer, and those that were "
-        "used last in memory (default: all in memory)",
+        "memory per rank for MoE experts, in GiB: all experts are kept in a file in ~/.cache/labinfer, the recently "
+        "used ones in memory (default: all in memory)",
         metavar="GIB",
     )
     weight_cache_size: float = option(
         20.0,
-        "GiB of disk, in ~/.cache/labinfer, for packed and quantised weights, which the next start maps instead of making them "
-        "again; launch.py cache shows them; 0 keeps none",
+        "disk cache of packed and quantized weights in ~/.cache/labinfer, in GiB; later starts map the weights "
+        "instead of packing them again; 0 disables it; launch.py cache lists it",
         metavar="GIB",
     )
-    memory_utilization: float = option(
-        0.8, "fraction of a device's free memory that weights and KV cache may take", metavar="F"
-    )
+    memory_utilization: float = option(0.8, "fraction of a device's free memory for weights and KV cache", metavar="F")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerOptions:
-    """Scheduling: the way from requests to micro-batches."""
+    """Scheduling of requests into micro-batches."""
 
-    max_num_seqs: int = option(64, "sequences running at once", metavar="N", least=1)
-    max_num_batched_tokens: int = option(512, "tokens in one micro-batch at most", metavar="N", least=1)
-    chunked_prefill_size: int = option(512, "tokens of one prompt in one micro-batch at most", metavar="N", least=1)
-    max_queued_requests: int = option(0, "sequences that may wait; 0 for any number", metavar="N")
+    max_num_seqs: int = option(64, "maximum number of running sequences", metavar="N", least=1)
+    max_num_batched_tokens: int = option(512, "maximum number of tokens in a micro-batch", metavar="N", least=1)
+    chunked_prefill_size: int = option(
+        512, "maximum size of a prefill chunk: tokens of one prompt in a micro-batch", metavar="N", least=1
+    )
+    max_queued_requests: int = option(0, "maximum number of waiting sequences; 0 for no limit", metavar="N")
     scheduling_policy: str = option(
         "fcfs",
-        "who is next: the first to come, the lowest priority, or the users in turn",
+        "queue order: first come first served, by priority (lowest value first), or round-robin over users",
         choices=SCHEDULING_POLICIES,
     )
     batch_policy: str = option(
         "auto",
-        "how work is split over micro-batches: balanced splits decodes evenly, throttle prompt tokens as well, greedy "
-        "takes all there is, phases runs prompts and answers in turn; auto is throttle for several stages at work at "
-        "once, else balanced",
+        "how work is divided into micro-batches: balanced (decodes evenly), throttle (decodes and prompt tokens "
+        "evenly), greedy (as much as fits) or phases (prefill and decode alternate); auto is throttle if several "
+        "stages work at once, else balanced",
         choices=BATCH_POLICIES,
     )
     preemption_mode: str = option(
         "auto",
-        "what becomes of a preempted sequence: it is computed again, swapped to host memory (as far as --swap-space "
-        "goes), or whichever was measured to be faster",
+        "recompute preempted sequences, or swap them to host memory (within --swap-space); auto picks the faster",
         choices=PREEMPTION_MODES,
     )
     context_shift: bool = option(
-        False, "where the context is full, drop half of it and go on, instead of ending the answer"
+        False, "when the context is full, drop half of it and continue instead of ending the output"
     )
-    keep: int = option(0, "tokens at the beginning that a context shift keeps, in whole blocks", metavar="N")
+    keep: int = option(
+        0, "tokens at the start of the context that a context shift keeps, rounded to whole blocks", metavar="N"
+    )
     pipeline_schedule: str = option(
         "1f1b",
-        "1f1b keeps every stage busy; gpipe flushes; lockstep runs one batch at a time",
+        "1f1b (as many micro-batches in flight as stages), gpipe (fill, then drain) or lockstep (one micro-batch at "
+        "a time)",
         choices=PIPELINE_SCHEDULES,
     )
-    max_inflight: int = option(0, "micro-batches in flight (default: the number of stages)", metavar="N")
+    max_inflight: int = option(
+        0, "maximum number of micro-batches in flight (default: the number of stages)", metavar="N"
+    )
     speculative_config: SpeculativeOptions | None = option(
         None,
-        "guess next tokens, and verify several in one step; answers are the same as without. A JSON object with vLLM's names: "
-        "method, ngram, mtp, draft_model, or a plugin's; model, that drafts, and draft_rank, a spare rank for it; "
-        "num_speculative_tokens, a number or auto; continuous, prompt_lookup_min and prompt_lookup_max; see docs/speculation.md",
+        "lossless speculative decoding: a JSON object with vLLM's keys method (ngram, mtp, draft_model or a "
+        "plugin's), model, num_speculative_tokens (a number or auto), prompt_lookup_min and prompt_lookup_max, and "
+        "with draft_rank and continuous; see docs/speculation.md",
         metavar="JSON",
     )
 
@@ -275,25 +288,28 @@ class SchedulerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeOptions:
-    """Behaviour of a rank on its machine."""
+    """Threads, logs, timeouts and ports of a rank."""
 
-    threads: int = option(0, "CPU threads of a rank (default: its share of the node's cores)", metavar="N")
+    threads: int = option(0, "CPU threads per rank (default: its share of the node's cores)", metavar="N")
     log_level: str = option(
         "info",
-        "what rank 0 says on standard error; debug adds every step (default: info; for --prompt, chat, plan without --auto warning)",
+        "log level of rank 0 on standard error; debug logs every step (default: info; warning for --prompt, chat, "
+        "and plan without --auto)",
         choices=LOG_LEVELS,
     )
-    timeout: float = option(300.0, "seconds a rank waits for a peer before it gives up and names it", metavar="S")
+    timeout: float = option(
+        300.0, "seconds that a rank waits for a peer before it fails with an error that names the peer", metavar="S"
+    )
     port_range: str = option(
         "",
-        "TCP ports that ranks listen on for those of other machines, for firewalls, such as 29600-29699 (default: any that is "
-        "free); gloo, under torchrun and srun, takes those of the system besides, see docs/operations.md",
+        "TCP ports for connections between ranks on different hosts, for firewalls, such as 29600-29699; gloo "
+        "(torchrun, srun) uses other ports as well, see docs/operations.md (default: any free port)",
         metavar="LOW-HIGH",
     )
     fault_timeout: float = option(
         30.0,
-        "seconds without a sign of life after which a process counts as stopped or cut off, is named, and the group ends; "
-        "one that is only busy gives signs of life",
+        "heartbeat timeout in seconds: a process that is silent for this long is reported and the job is aborted; "
+        "busy processes keep sending heartbeats",
         metavar="S",
     )
 
@@ -310,7 +326,7 @@ class RuntimeOptions:
         low, high = map(int, match.groups()) if match else (0, 0)
         if not 0 < low <= high <= MAX_PORT:
             raise UserError(
-                f"--port-range {self.port_range:.60}: give the lowest and the highest port, from 1 to {MAX_PORT}, as in 29600-29699"
+                f"--port-range {self.port_range:.60}: give LOW-HIGH with ports from 1 to {MAX_PORT}, as in 29600-29699"
             )
         return range(low, high + 1)
 
@@ -321,15 +337,14 @@ class ObserveOptions:
 
     trace: str = option(
         "",
-        "write where the time of every step went on every rank to this file, at the end of a run; https://ui.perfetto.dev "
-        "shows it",
+        "at the end of a run, write a timeline of every step on every rank to this file, for https://ui.perfetto.dev",
         other_name="--profile",
         metavar="FILE",
     )
     step_sink: tuple[str, ...] = option(
         (),
-        "hand every step of every rank to the sink of a plugin, with a text such as a file's path; may be given several times, see "
-        "docs/extending.md",
+        "pass every step of every rank to a plugin's step sink, with an optional argument such as a file path; "
+        "repeatable, see docs/extending.md",
         metavar="NAME[=TEXT]",
     )
 
@@ -338,7 +353,7 @@ class ObserveOptions:
 class WeightCacheOptions:
     """Packed weights on disk."""
 
-    clean: bool = option(False, "remove them all; what runs with them goes on")
+    clean: bool = option(False, "delete all cached weights; running processes keep theirs")
 
 
 GROUP_SECTIONS = (ParallelOptions, RuntimeOptions)
@@ -371,7 +386,7 @@ class EngineOptions:
         if layout := remaining.get("layout"):
             for name in PLANNED if layout == AUTO_LAYOUT else (*PLANNED, "dtype", "quantization"):
                 if name in remaining:
-                    raise UserError(f"--layout {layout} says what {flag_name(name)} is; leave one of them out")
+                    raise UserError(f"--layout {layout} already sets {flag_name(name)}; leave one of them out")
         sections = {}
         names = [f.name for f in dataclasses.fields(cls) if isinstance(f.default, SECTIONS)]
         for name, section in zip(names, SECTIONS, strict=True):
@@ -436,23 +451,28 @@ class EngineOptions:
         for sink in self.observe.step_sink:
             if (name := sink.partition("=")[0]) not in (known := REGISTRY.names("step_sink")):
                 raise UserError(
-                    f"--step-sink {name}: there is no such sink; there are: {', '.join(known) or 'none, as a --plugin registers them'}"
+                    f"--step-sink {name}: unknown sink; registered sinks: "
+                    f"{', '.join(known) or 'none; a --plugin registers them'}"
                 )
         if (size := self.model.quantization_group_size) not in QUANTIZATION_GROUP_SIZES:
             raise UserError(f"--quantization-group-size {size}: choose one of {join(QUANTIZATION_GROUP_SIZES)}")
         if self.model.weights == "packed12" and {"int8", "int4"} & set(self.model.quantization):
             given = join(self.model.quantization)
             raise UserError(
-                f"--weights packed12 holds bfloat16 as it is, --quantization {given} rounds it; leave one out"
+                f"--weights packed12 stores unquantized bfloat16 weights, --quantization {given} quantizes them; "
+                "leave one out"
             )
         if not 0.0 < self.cache.memory_utilization <= 1.0:
             raise UserError(f"--memory-utilization must be above 0 and at most 1, not {self.cache.memory_utilization}")
         if self.parallel.layers and min(self.parallel.layers) < 1:
             raise UserError(f"--layers {join(self.parallel.layers)}: every stage needs at least one layer")
         if self.cache.swap_space and self.scheduler.preemption_mode == "recompute":
-            raise UserError(f"--swap-space {self.cache.swap_space:g} is of no use with --preemption-mode recompute")
+            raise UserError(
+                f"--swap-space {self.cache.swap_space:g} has no effect with --preemption-mode recompute; leave one of "
+                "them out"
+            )
         if self.scheduler.keep and not self.scheduler.context_shift:
-            raise UserError(f"--keep {self.scheduler.keep} says what --context-shift keeps; add --context-shift")
+            raise UserError(f"--keep {self.scheduler.keep} needs --context-shift; add it")
         self.runtime.ports  # noqa: B018 - raises UserError for a --port-range that is no range
         if not 0 < self.runtime.timeout < MAX_TIMEOUT:
             raise UserError(f"--timeout must be above 0 and under {MAX_TIMEOUT:g} seconds, not {self.runtime.timeout}")

@@ -118,7 +118,7 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     if hint is str:
         value = str(value).removeprefix("torch.")  # Python callers may pass torch.bfloat16
         if not value and name not in ("tokenizer", "response_template", "chat_template"):
-            raise UserError(f"{flag_name(name)} is empty; give a value or leave the option out")
+            raise UserError(f"{flag_name(name)} is empty; give a value, or leave the option out")
         return value
     if hint is bool:
         if not isinstance(value, bool):

@@ -81,8 +81,8 @@ class Plugins:
                 self.loaded.append(self._import(source))
             elif known.digest != source.digest:
                 raise UserError(
-                    f"{FLAG} {source.name}: {source.path} ({source.digest}) has the name of {known.path} ({known.digest}), which this "
-                    "process has loaded; rename one, or start a new process"
+                    f"{FLAG} {source.name}: {source.path} ({source.digest}) has the same name as {known.path} "
+                    f"({known.digest}), which is already loaded; rename one, or start a new process"
                 )
 
     def _import(self, source: PluginSource) -> PluginSource:
@@ -94,8 +94,8 @@ class Plugins:
         added = self._registry.added_by(source.name)
         if not added:
             raise UserError(
-                f"{FLAG} {source.name}: {source.path} registers nothing; decorate a function or class with @register, and do not import "
-                "the plugin elsewhere"
+                f"{FLAG} {source.name}: {source.path} registers nothing; decorate a function or class with "
+                "@register, and do not import the plugin as a module elsewhere"
             )
         details = {name: self._registry.entry(kind, name).details for kind, name in added if kind == PROCESSOR}
         parameters = {name: detail["parameter"] for name, detail in details.items() if detail}

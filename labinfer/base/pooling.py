@@ -34,8 +34,8 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
             return f"embeddings: {self.refusal}"
         if self.default_prompt:
             return (
-                f"embeddings: sentence-transformers puts the prompt {self.default_prompt!r} before every text (default_prompt_name); "
-                "here texts are embedded as they are sent"
+                f"embeddings: sentence-transformers puts the prompt {self.default_prompt!r} before every text "
+                "(default_prompt_name); here, texts are embedded without a prompt"
             )
         return ""
 
@@ -50,7 +50,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
         """
         if pooling is None:
             if self.refusal:
-                raise UserError(f"pooling: {self.refusal}; name a pooling: {', '.join(POOLINGS)}")
+                raise UserError(f"pooling: {self.refusal}; choose one: {', '.join(POOLINGS)}")
             return self.pooling
         if pooling not in POOLINGS:
             raise UserError(f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r:.60}")
@@ -76,9 +76,10 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.resolve(pooling) and pooling is None and not self.is_embedder:
             raise UserError(
-                "pooling: by its files this model is no embedder (modules.json has no Pooling, the architecture is no base model), so "
-                "cosines of its vectors are no scores; rerankers that read both texts at once are not supported yet. To get "
-                f"cosines anyway, name a pooling: {', '.join(POOLINGS)}"
+                "pooling: this model is not an embedding model (no Pooling in modules.json, and the architecture "
+                "is not a base model), so cosine similarities of its vectors are not meaningful scores; "
+                "cross-encoder rerankers are not supported. To get cosine similarities anyway, choose a pooling: "
+                f"{', '.join(POOLINGS)}"
             )
 
 

@@ -54,11 +54,11 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         """Describe the times in one line, for the startup log."""
-        text = f"a step of the slowest stage takes {self._slowest(self.by_stage)} decoding sequences"
-        text += f" ({self._slowest(self.alone)} while the others wait)" if self.alone else ""
-        text += f", a hop {self.hop * 1e3:.2f} ms" if self.hop else ""
-        text += f", a swapped KV block {self.swapped_block * 1e3:.2f} ms" if self.swapped_block else ""
-        return text + (f", a swapped state {self.swapped_state * 1e3:.2f} ms" if self.swapped_state else "")
+        text = f"step time of the slowest stage: {self._slowest(self.by_stage)} decoding sequences"
+        text += f" ({self._slowest(self.alone)} while the others are idle)" if self.alone else ""
+        text += f", stage-to-stage transfer {self.hop * 1e3:.2f} ms" if self.hop else ""
+        text += f", swapping a KV block {self.swapped_block * 1e3:.2f} ms" if self.swapped_block else ""
+        return text + (f", swapping a recurrent state {self.swapped_state * 1e3:.2f} ms" if self.swapped_state else "")
 
     def _slowest(self, times: list[list[float]]) -> str:
         return ", ".join(f"{max(of[i] for of in times) * 1e3:.1f} ms for {size}" for i, size in enumerate(self.sizes))

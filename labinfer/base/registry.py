@@ -67,18 +67,16 @@ class Registry:
             UserError: the kind is unknown, the name is taken, or the decorated object breaks the kind's contract.
         """
         if kind not in self._kinds:
-            raise UserError(
-                f"register({kind!r:.60}, {name!r:.60}): there is no such kind; kinds are {', '.join(self._kinds)}"
-            )
+            raise UserError(f"register({kind!r:.60}, {name!r:.60}): unknown kind; kinds: {', '.join(self._kinds)}")
         if not isinstance(name, str) or not name or set(name) & set(", =\n"):
-            raise UserError(
-                f"register({kind!r}, {name!r:.60}): a name is a text without spaces, commas and equals signs"
-            )
+            raise UserError(f"register({kind!r}, {name!r:.60}): a name must have no spaces, commas or equals signs")
 
         def add(part: Part) -> Part:
             if (taken := self._entries[kind].get(name)) is not None:
                 by = f"by {taken.origin}" if taken.origin else "as shipped with LABInfer"
-                raise UserError(f"register({kind!r}, {name!r}): the name is registered {by}; choose another one")
+                raise UserError(
+                    f"register({kind!r}, {name!r}): the name is already registered {by}; choose another one"
+                )
             self._check(kind, name, part, details)
             self._entries[kind][name] = RegistryEntry(part=part, details=details, origin=self._origin)
             return part
@@ -107,7 +105,7 @@ class Registry:
         entry = self._entries[kind].get(name)
         if entry is None:
             raise UserError(
-                f"there is no {kind.replace('_', ' ')} {name!r:.60}; there are: {', '.join(self._entries[kind])}"
+                f"unknown {kind.replace('_', ' ')} {name!r:.60}; available: {', '.join(self._entries[kind])}"
             )
         return entry
 
@@ -154,7 +152,7 @@ class Registry:
         if unknown:
             known = ", ".join(listed.details) or "none"
             raise UserError(
-                f"register({kind!r}, {name!r}): {unknown[0]!r} is no detail of this kind, which has: {known}"
+                f"register({kind!r}, {name!r}): {unknown[0]!r} is not a detail of this kind, which has: {known}"
             )
         if not callable(part):
             raise UserError(f"register({kind!r}, {name!r}) decorates {part!r:.60}; decorate a function or a class")

@@ -10,21 +10,24 @@ from labinfer.base.option_fields import flag_name, option
 from labinfer.base.sampling_params import SamplingParams, sampling_parameters
 
 SAMPLING_FLAGS = {
-    "max_tokens": ("tokens to generate at most", "N"),
-    "temperature": ("0 is greedy", "T"),
-    "top_p": ("nucleus sampling: the smallest set of tokens with this much probability", "P"),
-    "top_k": ("only the k most likely tokens; 0 for all", "K"),
-    "min_p": ("only tokens at least this likely, as a fraction of the likeliest", "P"),
-    "repetition_penalty": ("above 1, tokens of prompt and answer become less likely", "F"),
-    "presence_penalty": ("taken once from the logits of the answer's tokens", "F"),
-    "frequency_penalty": ("taken from them for each time they occur", "F"),
-    "min_tokens": ("before this many, nothing ends an answer", "N"),
-    "n": ("answers to each prompt", "N"),
-    "num_beams": ("beam search over so many continuations", "N"),
-    "length_penalty": ("above 0, beam search favours longer answers", "F"),
-    "seed": ("the same seed gives the same tokens on every layout (fp32)", "N"),
-    "stop": ("end before this text; may be given several times", "TEXT"),
-    "ignore_eos": ("go on after an end-of-sequence token", ""),
+    "max_tokens": ("maximum number of output tokens", "N"),
+    "temperature": ("sampling temperature; 0 is greedy decoding", "T"),
+    "top_p": ("nucleus sampling: sample from the smallest set of tokens with this cumulative probability", "P"),
+    "top_k": ("sample from the k most likely tokens; 0 for all", "K"),
+    "min_p": ("minimum probability of a token, relative to that of the most likely one", "P"),
+    "repetition_penalty": ("above 1, tokens that occur in the prompt or the output become less likely", "F"),
+    "presence_penalty": ("subtracted from the logits of all tokens that occur in the output", "F"),
+    "frequency_penalty": ("subtracted from a token's logit for each occurrence in the output", "F"),
+    "min_tokens": (
+        "minimum number of output tokens: neither stop strings nor end-of-sequence tokens end the output earlier",
+        "N",
+    ),
+    "n": ("number of outputs per prompt", "N"),
+    "num_beams": ("number of beams of a beam search; 1 for none", "N"),
+    "length_penalty": ("exponent of the length in a beam's score: larger values favour longer outputs", "F"),
+    "seed": ("random seed; in fp32, a seed gives the same tokens on every layout", "N"),
+    "stop": ("stop string, at which the output ends; it is not part of the output; repeatable", "TEXT"),
+    "ignore_eos": ("continue after end-of-sequence tokens", ""),
 }
 """Fields of ``SamplingParams`` that are flags: help and metavar. Their types, defaults and bounds are those of the field."""
 _TYPES = typing.get_type_hints(SamplingParams)
@@ -35,7 +38,7 @@ SamplingOptions = dataclasses.make_dataclass(
         (name, _TYPES[name], option(getattr(_DEFAULTS, name), help, metavar=metavar))
         for name, (help, metavar) in SAMPLING_FLAGS.items()
     ],
-    namespace={"__doc__": "Choice of tokens, for requests that do not set their own."},
+    namespace={"__doc__": "Defaults for requests without sampling parameters of their own."},
     frozen=True,
 )
 
@@ -48,7 +51,7 @@ def sampling_sections() -> tuple[type, ...]:
     ]
     if not fields:
         return (SamplingOptions,)
-    text = "Parameters of plugins' logits processors, for requests that do not set their own."
+    text = "Defaults for the parameters of plugins' logits processors."
     return SamplingOptions, dataclasses.make_dataclass("PluginSamplingOptions", fields, namespace={"__doc__": text})
 
 

@@ -307,7 +307,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise UserError(f"structured_outputs must be StructuredOutputs, not {self.structured_outputs!r:.60}")
         if self.ignore_eos:
             raise UserError(
-                "ignore_eos does not go with structured_outputs, whose form says where to end; leave it out"
+                "ignore_eos cannot be combined with structured_outputs, which determine the end of the output; "
+                "leave it out"
             )
 
     def _check_beams(self) -> None:
@@ -321,7 +322,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ("structured_outputs", None),
         ):
             if getattr(self, name) != neutral:
-                raise UserError(f"{name} {getattr(self, name)!r:.60} does not go with num_beams; leave it out")
+                raise UserError(f"{name} {getattr(self, name)!r:.60} cannot be combined with num_beams; leave it out")
 
     @property
     def num_choices(self) -> int:

@@ -67,7 +67,7 @@ class SpeculativeOptions:
                 value = json.loads(value)
             except (ValueError, RecursionError):
                 raise UserError(
-                    f'{FLAG} {value:.60} is no JSON; give an object, as in \'{{"method": "ngram"}}\''
+                    f'{FLAG} {value:.60} is not valid JSON; give an object, as in \'{{"method": "ngram"}}\''
                 ) from None
         if not isinstance(value, dict):
             raise UserError(f'{FLAG} must be an object, as in {{"method": "ngram"}}, not {value!r:.60}')
@@ -99,16 +99,16 @@ class SpeculativeOptions:
         known = (*REGISTRY.names("proposer"), DRAFT_MODEL)
         if not isinstance(self.method, str) or not (self.method in known or self.method.endswith(OWN_METHOD)):
             raise UserError(
-                f"{FLAG}: method {self.method!r:.60} is none of {', '.join(known)}, nor a Python file; choose one"
+                f"{FLAG}: method {self.method!r:.60} is not one of {', '.join(known)}, nor a Python file; choose one"
             )
         if not isinstance(self.model, str) or bool(self.model) != (self.method == DRAFT_MODEL):
             raise UserError(
-                f"{FLAG}: model {self.model!r:.60} does not go with the method {self.method}; the method {DRAFT_MODEL} takes the "
-                "name of a model, and no other one does"
+                f"{FLAG}: model {self.model!r:.60} cannot be combined with method {self.method}; method "
+                f"{DRAFT_MODEL} needs a model, the others take none"
             )
         if self.draft_rank and self.method != DRAFT_MODEL:
             raise UserError(
-                f"{FLAG}: draft_rank {self.draft_rank} is for the method {DRAFT_MODEL}, not for {self.method}; leave it out"
+                f"{FLAG}: draft_rank {self.draft_rank} needs method {DRAFT_MODEL}, not {self.method}; leave it out"
             )
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise UserError(
@@ -117,7 +117,7 @@ class SpeculativeOptions:
         if self.method != NGRAM:
             for name in ("prompt_lookup_min", "prompt_lookup_max"):
                 if getattr(self, name) != getattr(type(self), name):
-                    raise UserError(f"{FLAG}: {name} is for the method {NGRAM}, not for {self.method}; leave it out")
+                    raise UserError(f"{FLAG}: {name} needs method {NGRAM}, not {self.method}; leave it out")
 
 
 def _check_number(name: str, values: dict[str, Any], least: int, most: int, instead: str = "") -> None:

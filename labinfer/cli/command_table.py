@@ -70,79 +70,79 @@ class CommandFlags:
 
 COMMANDS = {
     "generate": CommandFlags(
-        description="Distributed large-language-model inference. The same command starts every rank.",
+        description="Distributed LLM inference: run prompts or a JSONL job. Every rank is started with the same command.",
         options=(JobOptions, SamplingOptions, *SECTIONS),
     ),
     "serve": CommandFlags(
-        description="Serve models over OpenAI's API. The same command starts every rank.",
-        summary="OpenAI's API over HTTP",
+        description="Serve models over the OpenAI and Anthropic APIs. Every rank is started with the same command.",
+        summary="serve the OpenAI and Anthropic APIs over HTTP",
         options=(ServerOptions, *SECTIONS),
         repeated=(*REPEATED, "model"),
         left_out=("trace",),  # written at the end of a run
     ),
     "chat": CommandFlags(
-        description="Talk to a model in the terminal: one on these ranks, or one that is served. Sampling that is not given is as the "
-        "checkpoint or the server would have it, and an answer may fill the context. In the chat, /help lists the commands.",
-        summary="talk to a model in the terminal",
+        description="Chat with a model in the terminal: one that these ranks load, or one behind a server (--url). Sampling parameters default "
+        "to those of the checkpoint or the server; a reply may fill the context. /help in the chat lists its commands.",
+        summary="chat with a model in the terminal",
         options=(ChatOptions, SamplingOptions, *SECTIONS),
         repeated=("stop", "step_sink"),
         defaults={"log_level": "warning"} | {f.name: "" for f in dataclasses.fields(SamplingOptions)},
         left_out=(*MANY_ANSWERS, "trace"),
     ),
     "supervise": CommandFlags(
-        description="Start a server or a job again when its ranks die, as in launch.py supervise -- mpirun -n 2 python launch.py serve. "
-        "A server's clients see a pause, and no error; a job goes on where it was.",
-        summary="start a server or a job again when its ranks die",
+        description="Restart a server or a job when its ranks die, as in launch.py supervise -- mpirun -n 2 python launch.py serve. "
+        "Clients of a server see a pause instead of an error; a job resumes where it stopped.",
+        summary="restart a server or a job when its ranks die",
         options=(SuperviseOptions,),
     ),
     "plan": CommandFlags(
-        description="Show which rank would hold what, without loading anything; or, with --auto, choose it by measured costs.",
-        summary="show which rank would hold what",
+        description="Show the layout (the layers, weights and KV cache of each rank) without loading the model; or, with --auto, choose one "
+        "from measured costs.",
+        summary="show or choose a layout: the layers and memory of each rank",
         options=(PlanOptions, *SECTIONS),
     ),
     "probe": CommandFlags(
-        description="Measure the time of a model's parts on these hosts and the speed of the links between them; kept in "
+        description="Measure how long the parts of a model take on these hosts, and the links between the hosts. Results are cached in "
         "~/.cache/labinfer.",
-        summary="measure hosts and links, for plans",
+        summary="measure hosts and links, for plan and simulate",
         options=(ProbeOptions, *MEASURING),
         left_out=("layout",),
     ),
     "simulate": CommandFlags(
-        description="What bench serve would measure: the same engine on a virtual clock, without a model and without other ranks; all times "
-        "are what the run would take. Speculation is left out: drafts depend on tokens, which a simulation does not compute.",
-        summary="what bench serve would measure, computed",
+        description="Predict the results of bench serve: the same engine on a virtual clock, in one process, without loading a model. "
+        "Speculative decoding is not simulated, because drafts depend on the tokens.",
+        summary="predict the results of bench serve",
         options=(SimulateOptions, BenchOptions, LoadOptions, ServeOptions, *SECTIONS),
         left_out=tuple(f.name for section in SECTIONS for f in dataclasses.fields(section) if f.name not in SIMULATED),
     ),
     "cache": CommandFlags(
-        description="Show the packed weights that are kept for the next start of a model.",
-        summary="show the packed weights that are kept on disk",
+        description="List the disk cache of packed and quantized weights, from which later starts load.",
+        summary="list or delete the disk cache of packed weights",
         options=(WeightCacheOptions,),
     ),
     "bench latency": CommandFlags(
-        description="Time of a fixed batch, from its first request to its last token.",
+        description="Latency of a fixed batch, from its first request to its last token.",
         options=(BenchOptions, LatencyOptions, *SECTIONS),
     ),
     "bench throughput": CommandFlags(
-        description="Requests and tokens a second, with all requests there from the beginning.",
+        description="Requests and tokens per second, with all requests sent at the start.",
         options=(BenchOptions, LoadOptions, *SECTIONS),
     ),
     "bench serve": CommandFlags(
-        description="Latencies of requests that arrive one by one, whether or not the engine keeps up.",
+        description="Latency percentiles of requests that arrive at a given rate (open loop).",
         options=(BenchOptions, LoadOptions, ServeOptions, *SECTIONS),
     ),
     "bench comm": CommandFlags(
-        description="Latency and bandwidth of every collective and send in use.",
+        description="Latency and bandwidth of the collectives and sends that the layout uses.",
         options=(ParallelOptions, RuntimeOptions),
         left_out=("layout",),
     ),
     "bench accuracy": CommandFlags(
-        description="What dtypes, quantised weights and KV cache types lose against the float32 model: of all of them, or of "
-        "the one that --dtype, --quantization and --kv-cache-dtype name.",
+        description="Accuracy of dtypes, quantized weights and KV cache dtypes (all of them, or those given as flags) against float32.",
         options=(AccuracyOptions, *MEASURING),
     ),
     "bench functions": CommandFlags(
-        description="Time every implementation of every function at a model's sizes, beside the limits of this machine.",
+        description="Time every kernel implementation at a model's sizes, and compare it with the roofline limits of this machine.",
         options=(FunctionBenchOptions, *MEASURING),
         left_out=("layout",),
     ),
@@ -156,7 +156,7 @@ def commands() -> dict[str, CommandFlags]:
     return COMMANDS | {
         name: CommandFlags(
             description=details.get("help", ""),
-            summary=details.get("help") or "a command of a plugin",
+            summary=details.get("help") or "command of a plugin",
             options=tuple(details.get("options", ())),
         )
         for name, details in own.items()

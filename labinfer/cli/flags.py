@@ -33,9 +33,9 @@ def check_command(name: str, command: Callable[..., int], details: Mapping[str, 
         UserError: the message says what they must be.
     """
     if name in HANDLED_FIRST or name.startswith("-"):
-        raise UserError("this word means something else on the command line; choose another name")
+        raise UserError("this word is reserved on the command line; choose another name")
     if not isinstance(details.get("help", ""), str):
-        raise UserError(f"help must be a text, not {details['help']!r:.60}")
+        raise UserError(f"help must be a string, not {details['help']!r:.60}")
     options = details.get("options", ())
     if not isinstance(options, (tuple, list)) or not all(map(dataclasses.is_dataclass, options)):
         raise UserError(f"options must be a tuple of dataclasses, not {options!r:.60}")
@@ -43,17 +43,17 @@ def check_command(name: str, command: Callable[..., int], details: Mapping[str, 
         for f in dataclasses.fields(section):
             if "help" not in f.metadata:
                 raise UserError(
-                    f"the field {f.name} of {section.__name__} must be made by option(…) of base/option_fields.py"
+                    f"the field {f.name} of {section.__name__} must be made with option(…) from labinfer.base.option_fields"
                 )
 
 
 QUOTES, DASHES = "“”‘’＂＇„«»", "—–―－‐−"
 """Characters that keyboards and word processors insert in place of quotes and hyphens."""
-QUOTES_HINT = "to a shell only \" and ' are quotes, not “ and ”"
+QUOTES_HINT = "shells know only the quotes \" and ', not “ and ”"
 
 PLUGIN_HELP = (
-    "load code of your own on every rank: a Python file, which only rank 0 needs; the name of a file in lab/; or an installed module; may "
-    "be given several times, see docs/extending.md (default: none)"
+    "plugin to load on every rank: a Python file (needed on rank 0 only), the name of a file in lab/, or an installed module; repeatable, "
+    "see docs/extending.md (default: none)"
 )
 PROGRAM = "launch.py"
 """Default name of the program in messages."""
@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
             _check_hyphens(flag)
             if not flag.startswith("-"):
                 is_command = any(name.split()[0] == flag for name in commands())
-                hint = "commands come first" if is_command else "quote a text that has spaces"
+                hint = "commands come first" if is_command else "put quotes around a text with spaces"
                 if any(argument[:1] in QUOTES for argument in arguments if argument):
                     hint = QUOTES_HINT
                 self.error(f"unexpected {unknown[0]!r}; {hint}")
@@ -132,7 +132,7 @@ def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
         for section in sections:
             add_options(parser, section, flags.repeated, flags.defaults, flags.left_out)
     except argparse.ArgumentError as error:  # from a plugin: built-in flags are tested
-        raise UsageError(f"a plugin adds a flag that there is already: {error}") from None
+        raise UsageError(f"a plugin adds a flag that already exists: {error}") from None
     return parser
 
 
@@ -165,7 +165,7 @@ def build_bench_parser(program: str = PROGRAM) -> Parser:
     lines = [f"  {program} {name:<17} {description[0].lower()}{description[1:]}" for name, description in kinds.items()]
     return Parser(
         prog=f"{program} bench",
-        description="Measure an engine or a machine; each kind has its own --help.",
+        description="Benchmark the engine or the machine. Each kind has its own --help.",
         epilog="\n".join(["kinds:", *lines]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -186,16 +186,14 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
         for name in known:
             if words[: len(name.split())] == name.split():
                 word = words[len(name.split())]
-                raise UsageError(f"{name}: unexpected {word!r}; a model is given as --model {word}")
+                raise UsageError(f"{name}: unexpected {word!r}; to choose a model, use --model {word}")
         if any(" " in word for word in words):
-            raise UsageError(
-                f"there is no command {command!r:.80}; a text to answer is given as --prompt {command!r:.80}"
-            )
+            raise UsageError(f"unknown command {command!r:.80}; to run a prompt, use --prompt {command!r:.80}")
         names = [name for name in known if name != "generate"]
         if near := difflib.get_close_matches(command, names, n=1, cutoff=NEAR):
-            raise UsageError(f"there is no command {command!r}; did you mean {near[0]}?")
+            raise UsageError(f"unknown command {command!r} (did you mean {near[0]}?)")
         raise UsageError(
-            f"there is no command {command!r}; commands are {', '.join(names)}, and without one --prompt or --input is run"
+            f"unknown command {command!r}; commands: {', '.join(names)}; without a command, --prompt or --input is run"
         )
     return command, arguments[len(words) :]
 
@@ -205,7 +203,9 @@ def _check_hyphens(word: str) -> None:
     UsageError: ``word`` begins with a typographic dash in place of a hyphen.
     """
     if word.startswith(tuple(DASHES)):
-        raise UsageError(f"unknown option {word}: it begins with a dash; options begin with two hyphens, --")
+        raise UsageError(
+            f"unknown option {word}: it begins with a typographic dash; options begin with two hyphens, --"
+        )
 
 
 def add_options(

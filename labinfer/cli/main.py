@@ -164,7 +164,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
     name, options, own, refusal = chosen
     if environment.local_rank == 0 and (limit := describe_limit()):
         # Before anything is loaded: C++ aborts a process without memory, with no message of ours.
-        write_error(f"labinfer: warning: {limit}; a process that needs more may end without another word\n")
+        write_error(f"labinfer: warning: {limit}; a process that needs more may be killed without a message\n")
     if name in ("generate", "serve", "chat"):
         from labinfer.launch.prefetch import prefetch_weights
 
@@ -172,7 +172,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
     starting = None
     if rank == 0:  # a launcher may hide that there is a terminal
         seconds = START_SECONDS if environment.world_size > 1 else PLAIN_SECONDS
-        text = "ending all ranks" if refusal else "starting: importing torch"
+        text = "stopping all ranks" if refusal else "starting: importing torch"
         starting = Ticker(lambda: text, plain_seconds=math.inf if refusal else seconds)  # one error is one line
     gc.disable()  # imported modules are no garbage, so collecting during imports only costs time
     from labinfer.cli.commands.session import Session
@@ -240,7 +240,7 @@ def _choose(
         usual["log_level"] = "warning"
         for text in args.prompt:
             if rank == 0 and len(text) > 1 and {text[0], text[-1]} <= {*QUOTES}:
-                write_error(f"labinfer: warning: the model sees the quotes of {text}: {QUOTES_HINT}\n")
+                write_error(f"labinfer: warning: the quotes in {text} are sent to the model: {QUOTES_HINT}\n")
     if name == "plan" and not getattr(
         args, "auto", False
     ):  # messages on the present ranks say little about the planned layout
@@ -249,7 +249,7 @@ def _choose(
     own = _check_own(name, args) | ({"models": models} if models else {})
     if len(models) > 1 and options.parallel.layout:
         raise UserError(
-            f"--layout is for one model, and --model was given {len(models)} times; leave it out, or serve one"
+            f"--layout supports one model, and --model was given {len(models)} times; leave --layout out, or serve one model"
         )
     if name in RUN_ALONE:
         command = ParsedCommand(environment=environment, signals=signals, options=options, given=given, own=own)
@@ -397,9 +397,7 @@ def _take_models(args: argparse.Namespace) -> dict[str, str]:
         if not name or not model:
             raise UserError(f"--model {text}: give NAME=DIR, or DIR")
         if name in models:
-            raise UserError(
-                f"--model {text}: there is a model {name} already; give it another name, as in NAME={model}"
-            )
+            raise UserError(f"--model {text}: the name {name} is already in use; give another one, as in NAME={model}")
         models[name] = model
     args.model = next(iter(models.values()))
     return models
@@ -414,10 +412,10 @@ def _check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
         hint = "not both" if job.prompt else "--help lists all options"
         raise UserError(f"give either --prompt TEXT or --input FILE; {hint}")
     if job.overwrite and (job.resume or job.retry_errors):
-        raise UserError("--overwrite empties the output that --resume goes on with; give one of them")
+        raise UserError("--overwrite would delete the output that --resume continues; give one of them")
     check_bounds(job)
     if job.output_format == "text" and (not job.input or job.output not in ("", STANDARD)):
-        raise UserError("--output-format text shows the answers to --input at the terminal; leave it or --output out")
+        raise UserError("--output-format text prints the results of --input to the terminal; leave it or --output out")
     if "" in job.prompt:
         raise UserError("--prompt is empty; give some text")
     return job, _sampling(args)[1]
@@ -456,7 +454,7 @@ def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
         )
     PLUGINS.load(map(find_plugin, named_plugins(command[programs[0] + 1 :])))
     if shutil.which(command[0]) is None:
-        raise UserError(f"supervise: there is no program {command[0]} to start; give its path")
+        raise UserError(f"supervise: program {command[0]} not found; give its path")
     name, args = _parse(command[programs[0] + 1 :], program)
     again, server, models = command, None, {}
     if name == "serve":
@@ -464,12 +462,10 @@ def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
         server = _check_own(name, args)["own"]
     elif name == "generate" and args.input not in (None, STANDARD) and args.output not in (None, STANDARD):
         if _check_job(args)[0].overwrite:
-            raise UserError(
-                f"a job that is supervised goes on with its output; remove {args.output} and leave --overwrite out"
-            )
+            raise UserError(f"a supervised job resumes from its output; delete {args.output} and leave --overwrite out")
         again = command if args.resume else [*command, "--resume"]
     else:
-        raise UserError("supervise starts serve again, or a job with --input FILE and --output FILE; give one of them")
+        raise UserError("supervise restarts serve, or a job with --input FILE and --output FILE; give one of them")
     options = EngineOptions.from_flat(_given(args, *SECTIONS))
     if options.model.autotune == "again":
         again = [*again, "--autotune", "on"]  # a restart uses the measurements of the first start

@@ -67,19 +67,20 @@ class ControlChannel:
         """
         self._sends.drain()
         for part in wire.pack(reply):
-            self._comm.isend(part, 0).wait(f"rank 0 to take {what}", timeout)
+            self._comm.isend(part, 0).wait(f"rank 0 to receive {what}", timeout)
 
     def collect(self, what: str = "the report") -> list:
         """Rank 0: wait for one reply of every follower. Returns the replies in rank order."""
         self._sends.drain()
         return [
-            wire.unpack(self._receive(source, f"{what} of rank {source}"), self._replies) for source in self._followers
+            wire.unpack(self._receive(source, f"{what} from rank {source}"), self._replies)
+            for source in self._followers
         ]
 
     def _send(self, parts: list[torch.Tensor]) -> None:
         for part in parts:
             for dest in self._receivers:
-                self._sends.keep(self._comm.isend(part, dest), f"rank {dest} to take a command")
+                self._sends.keep(self._comm.isend(part, dest), f"rank {dest} to receive a command")
 
     def _receive(self, source: int, what: str, timeout: float | None = None) -> list[torch.Tensor]:
         """Tensors of one message."""

@@ -38,7 +38,7 @@ from labinfer.comm.health_messages import (
 CONNECT_SECONDS = 5.0
 """Connection timeout for each address of rank 0."""
 FIREWALL = (
-    "a firewall may block the ports that ranks listen on: open them, or choose ports that are open with --port-range LOW-HIGH "
+    "a firewall may block the ports of the ranks: open them, or set --port-range LOW-HIGH to open ports "
     "(docs/operations.md)"
 )
 GRACE_SECONDS = 1.5
@@ -172,7 +172,7 @@ class HealthChannel:
         deadline = time.monotonic() + STATES_SECONDS
         while len(self._states) <= len(self._connections) and time.monotonic() < deadline:
             time.sleep(0.01)
-        silent = {rank: f"rank {rank}: does not answer (stopped, or its node is gone)" for rank in self._connections}
+        silent = {rank: f"rank {rank}: no answer (stopped, or its node is down)" for rank in self._connections}
         return [text for _, text in sorted((silent | self._states).items())]
 
     def ask_stats(self, detail: int = 0) -> None:
@@ -265,13 +265,13 @@ class HealthChannel:
         if self._rank > 1:
             time.sleep(2 * self._heartbeat.interval + PRECEDENCE_SECONDS)
         names = " and ".join(map(self._faults.name, peers))
-        states = "; ".join(self._last_words.get(peer, f"rank {peer}: nothing yet") for peer in peers)
+        states = "; ".join(self._last_words.get(peer, f"rank {peer}: no heartbeat yet") for peer in peers)
         hosts = self._faults.hosts
         is_cut_off = self._rank == 0 and any(hosts[peer : peer + 1] != hosts[:1] for peer in peers)
         text = (
-            f"labinfer: error: no sign of life of {names} for {self._faults.timeout:g} s (--fault-timeout): stopped, or "
-            f"the machine or its network is gone; last heard of {states}; ending all ranks"
-            f"{self._faults.end_launcher() if is_cut_off else ''}"
+            f"labinfer: error: no heartbeat from {names} for {self._faults.timeout:g} s (--fault-timeout): the "
+            f"process is stopped, or its host or network is down; last state: {states}; aborting all "
+            f"ranks{self._faults.end_launcher() if is_cut_off else ''}"
         )
 
         def end_others() -> None:
@@ -283,7 +283,7 @@ class HealthChannel:
 
     def _on_closed(self, peer: int) -> None:
         time.sleep(GRACE_SECONDS)  # the failed rank's launcher may report and end all ranks first
-        text = f"labinfer: rank {peer} is gone without a word (killed, or out of memory?); ending all ranks"
+        text = f"labinfer: rank {peer} exited without a message (killed, or out of memory?); aborting all ranks"
         if self._rank == 0:
             self._tell_all(Failure(text))
         self._finish(text if self._rank == 0 or peer == 0 else "")

@@ -87,7 +87,7 @@ def _pass_on(comm: Communicator, hosts: Sequence[int], index: int) -> float:
         incoming.wait(f"{LARGE_BYTES} bytes from rank {hosts[index - 1]}")
     seconds = time.perf_counter() - begin
     if leaving is not None:
-        leaving.wait(f"rank {hosts[index + 1]} to take {LARGE_BYTES} bytes")
+        leaving.wait(f"rank {hosts[index + 1]} to receive {LARGE_BYTES} bytes")
     return seconds
 
 
@@ -103,11 +103,11 @@ def _time_pair(comm: Communicator, peer: int, size: int, *, leads: bool) -> floa
     def there_and_back(size: int) -> None:
         data = torch.zeros(size, dtype=torch.uint8)
         if leads:
-            comm.isend(data, peer).wait(f"rank {peer} to take {size} bytes")
+            comm.isend(data, peer).wait(f"rank {peer} to receive {size} bytes")
             comm.irecv(data, peer).wait(f"{size} bytes from rank {peer}")
         else:
             comm.irecv(data, peer).wait(f"{size} bytes from rank {peer}")
-            comm.isend(data, peer).wait(f"rank {peer} to take {size} bytes")
+            comm.isend(data, peer).wait(f"rank {peer} to receive {size} bytes")
 
     there_and_back(size)
     begin = time.perf_counter()
@@ -115,9 +115,9 @@ def _time_pair(comm: Communicator, peer: int, size: int, *, leads: bool) -> floa
     seconds = time.perf_counter() - begin
     count = torch.tensor([min(MAX_ROUNDS, max(MIN_ROUNDS, round(PAIR_SECONDS / seconds)))])
     if leads:
-        comm.isend(count, peer).wait(f"rank {peer} to take a number of rounds")
+        comm.isend(count, peer).wait(f"rank {peer} to receive the number of rounds")
     else:
-        comm.irecv(count, peer).wait(f"a number of rounds from rank {peer}")
+        comm.irecv(count, peer).wait(f"the number of rounds from rank {peer}")
     times = []
     for _ in range(int(count)):
         begin = time.perf_counter()

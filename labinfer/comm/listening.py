@@ -30,7 +30,8 @@ def listen(ports: Sequence[int], backlog: int) -> socket.socket:
                 raise
             reason = error.strerror
     raise UserError(
-        f"no port of --port-range {ports[0]}-{ports[-1]} can be listened on: {str(reason).partition(' (')[0]}; give a wider one"
+        f"no port in --port-range {ports[0]}-{ports[-1]} is available: {str(reason).partition(' (')[0]}; give a "
+        "wider range"
     )
 
 

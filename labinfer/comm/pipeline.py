@@ -100,7 +100,7 @@ class PipelineCommunicator:
         sends = self._comm.isend_after(header, hidden_TD, self._destinations)
         for dest, send in zip(self._destinations, sends, strict=True):
             self.bytes_sent[dest] += HEADER_BYTES + hidden_TD.nbytes
-            self._sends.keep(send, f"{self._labels[dest]} to take the activations of step {step_id}")
+            self._sends.keep(send, f"{self._labels[dest]} to receive the activations of step {step_id}")
 
     def post_result(self, step_id: int, capacity: int) -> ResultArrival:
         """Rank 0: post the receive of a step's result of up to ``capacity`` bytes."""
@@ -121,7 +121,7 @@ class PipelineCommunicator:
         self.bytes_sent[0] += len(padded)
         self._sends.keep(
             self._host_comm.isend(torch.frombuffer(padded, dtype=torch.uint8), 0),
-            f"{self._labels[0]} to take the result of step {step_id}",
+            f"{self._labels[0]} to receive the result of step {step_id}",
         )
 
     def drain(self) -> None:

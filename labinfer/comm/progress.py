@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from labinfer.base.errors import WaitTimeout
 
-WAITING_FOR_NOBODY = "waiting for nobody: look here first"
+WAITING_FOR_NOBODY = "waiting for no other rank; look here first"
 NAMED_RANKS = re.compile(r"\branks? (\d+(?:-\d+|(?:, \d+)*))")
 """Pattern of ranks in a text, as written by ``name_ranks`` and by the labels of places."""
 
@@ -75,7 +75,7 @@ class Progress:
     def timed_out(self, what: str, seconds: float) -> WaitTimeout:
         """Timeout error of a wait for ``what`` of more than ``seconds``."""
         return WaitTimeout(
-            f"{self.label} waited {seconds:g} s ({self._step}) for {what}; raise --timeout if it only needs longer"
+            f"{self.label} waited {seconds:g} s ({self._step}) for {what}; raise --timeout if it is only slow"
         )
 
     @property

@@ -33,7 +33,7 @@ def fresh_namespace(store: dist.Store, rank: int, world_size: int, timeout: floa
     namespace, missing, deadline = dist.PrefixStore(own, store), list(range(1, world_size)), time.monotonic() + timeout
     while missing := [rank for rank in missing if not namespace.check([f"here/{rank}"])]:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"no word from {', '.join(f'rank {rank}' for rank in missing)} in {timeout:g} s")
+            raise RuntimeError(f"no message from {', '.join(f'rank {rank}' for rank in missing)} within {timeout:g} s")
         for name in (f"come/{rank}" for rank in missing):
             if store.check([name]):
                 store.set(f"part/{store.get(name).decode()}", own)

@@ -203,7 +203,10 @@ def share_memory(carrier: Communicator, on_progress: compiler.OnProgress = lambd
         return SharedMemoryCommunicator(carrier, shared.library, shared.memory, shared.labels)
     if carrier.rank == 0:
         logger.warning(
-            "%s share no memory (%s); their sums go over %s, which is slower", carrier.members, shared, carrier.name
+            "%s share no memory (%s); all-reduce falls back to %s, which is slower",
+            carrier.members,
+            shared,
+            carrier.name,
         )
     return carrier
 

@@ -310,7 +310,7 @@ def share_rings(
     )
     if not isinstance(shared, SharedSegment):
         if machine.rank == 0:
-            logger.info("%s share no memory (%s): their messages go over %s", machine.members, shared, machine.name)
+            logger.info("%s share no memory (%s); messages fall back to %s", machine.members, shared, machine.name)
         return list(carriers)
     memory = torch.frombuffer(shared.memory, dtype=torch.uint8)
     parts = memory[: len(carriers) * size].view(len(carriers), size)

@@ -107,11 +107,12 @@ class TorchCommunicator(Communicator):
                 if own_addresses is not None:
                     store.set(f"addresses/{rank}", " ".join(own_addresses))
                     peers = [store.get(f"addresses/{peer}").decode().split() for peer in range(world_size)]
-                    tried = f" ({choose_interface(peers)}; GLOO_SOCKET_IFNAME names another interface)"
+                    tried = f" ({choose_interface(peers)}; GLOO_SOCKET_IFNAME chooses another interface)"
                 dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
             except (RuntimeError, dist.DistError) as error:
                 raise UserError(
-                    f"rank {rank} could not meet the other {world_size - 1} ranks at {place or address}: {first_line(error):.200}{tried}"
+                    f"rank {rank} could not connect to the other {world_size - 1} ranks at {place or address}: "
+                    f"{first_line(error):.200}{tried}"
                 ) from None
         return cls(progress, dist.group.WORLD, "cpu")
 

@@ -198,14 +198,14 @@ class BeamSearch:
         states = tables.states
         if states is not None and sampling.num_beams > states.slots.num_blocks:
             raise UserError(
-                f"num_beams {sampling.num_beams} is more than the {states.slots.num_blocks} sequences whose states there is "
-                "room for; lower it, or raise --memory-utilization"
+                f"num_beams {sampling.num_beams} is more than the {states.slots.num_blocks} slots for recurrent "
+                "states; lower it, or raise --memory-utilization"
             )
         num_candidates = BeamGroup.num_candidates(sampling, request.ends(self._scheduler.eos_token_ids))
         if num_candidates > self._vocab_size:
             raise UserError(
-                f"num_beams {sampling.num_beams} looks at {num_candidates} tokens, more than the vocabulary of "
-                f"{self._vocab_size}; lower it"
+                f"num_beams {sampling.num_beams} needs {num_candidates} candidate tokens, more than the vocabulary "
+                f"of {self._vocab_size}; lower it"
             )
         longest = min(max_context, len(request.prompt_token_ids) + sampling.max_tokens)
         needs = [(sampling.num_beams * tables.blocks.blocks_for(longest), tables.blocks, "KV blocks")]
@@ -214,7 +214,7 @@ class BeamSearch:
                 max_context - self._scheduler.shifted(max_context)[1]
             )
             needed = windows.blocks_for_beams(sampling.num_beams, longest, keeps)
-            needs.append((needed, windows.blocks, "KV blocks of windowed layers"))
+            needs.append((needed, windows.blocks, "KV blocks of sliding-window layers"))
         for needed, pool, what in needs:
             if needed > pool.num_blocks:
                 raise UserError(

@@ -30,16 +30,14 @@ def check_constraints(request: Request, ends: Collection[int], vocab_size: int, 
     given = " and ".join(name for name, value in (("allowed_token_ids", allowed), ("bad_words", never)) if value)
     left = (_bits(allowed) if allowed else (1 << vocab_size) - 1) & ~_bits(never)
     if not left:
-        raise UserError(f"{given} together allow no token; allow one that no bad word is")
+        raise UserError(f"{given} together allow no token; allow a token that is not a bad word")
     if sampling.min_tokens and not mask and not left & ~_bits(ends):
         raise UserError(
-            f"{given} leave only tokens that end the answer, and min_tokens {sampling.min_tokens} forbids these; "
-            "allow another token, or leave min_tokens out"
+            f"{given} allow only end-of-sequence tokens, which min_tokens {sampling.min_tokens} forbids; allow "
+            "another token, or leave min_tokens out"
         )
     if mask and not left & int.from_bytes(mask, "little"):
-        raise UserError(
-            f"{given} forbid every token with which the form of {request.form_field} can begin; leave one out"
-        )
+        raise UserError(f"{given} forbid every token with which {request.form_field} can start; leave one of them out")
     if (budget := sampling.logits_processors.get(THINKING_BUDGET)) is not None:
         _, _, closing, _ = budget
         if missing := [token for token in closing if not left >> token & 1]:
@@ -62,7 +60,11 @@ def no_token_left(request: Request, num_output_tokens: int) -> str:
         **dict.fromkeys(parameters, True),
     }
     names = [name for name, value in given.items() if value]
-    behind = f"behind the answer's {num_output_tokens} tokens" if num_output_tokens else "at the answer's beginning"
+    behind = (
+        f"after {num_output_tokens} output token{'s' * (num_output_tokens > 1)}"
+        if num_output_tokens
+        else "at the start of the output"
+    )
     return f"{' and '.join(names)} allow no token {behind}; leave one of them out"
 
 

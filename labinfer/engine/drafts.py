@@ -343,19 +343,19 @@ class Drafts(Speculation):
                 raise ValueError(f"{len(proposals)} drafts for {len(limits)} sequences")
             for token in (token for proposed in proposals for token in proposed):
                 if type(token) is not int or not 0 <= token < self._vocab_size:
-                    raise ValueError(f"{token!r:.60} is no id of a vocabulary of {self._vocab_size}")
+                    raise ValueError(f"{token!r:.60} is not a token id (vocabulary of {self._vocab_size})")
         except (PeerLost, WaitTimeout):
             raise  # the rank of a remote drafter is lost
         except Exception as error:  # noqa: BLE001 - it may be anybody's code, and no answer needs it
             self._switch_off(error)
             return [[] for _ in limits]
-        assert lengths_after == lengths, f"{type(self.proposer).__name__} changed a sequence"
+        assert lengths_after == lengths, f"{type(self.proposer).__name__} modified a sequence"
         return proposals
 
     def _switch_off(self, error: Exception) -> None:
         name = type(self.proposer).__name__
         logger.warning(
-            "nothing is drafted any more, answers go on without: %s failed: %s: %s: %s",
+            "speculative decoding is off for the rest of this run: %s failed: %s: %s: %s",
             name,
             locate(error, source_path(type(self.proposer))),
             type(error).__name__,

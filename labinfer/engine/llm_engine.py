@@ -146,7 +146,7 @@ class LLMEngine:
         sampling = request.sampling
         self._check_choices(sampling)
         if not admitted and not self.scheduler.has_room(sampling.num_choices):
-            raise QueueFull(f"{len(self.scheduler.waiting)} sequences are waiting already; try again later")
+            raise QueueFull(f"the queue is full: {len(self.scheduler.waiting)} sequences are waiting; try again later")
         self.check_request(request)
         ends = sorted(token for token in request.ends(self.scheduler.eos_token_ids) if token < self._vocab_size)
         if sampling.num_beams > 1:
@@ -189,18 +189,18 @@ class LLMEngine:
         form = request.sampling.structured_outputs
         if form is None:
             return None
-        assert self._guides is not None, "nobody can make guides"
+        assert self._guides is not None, "no guide factory for structured outputs was given to the engine"
         guide = self._guides.make(form, request.before_form)
         for number, token in enumerate(request.output_token_ids):
             if not allows(guide.mask, token):
                 raise UserError(
-                    f"output_token_ids do not keep to structured_outputs: token {number}, {token}, cannot come there"
+                    f"output_token_ids violate structured_outputs: token {token} at position {number} is not allowed"
                 )
             guide.accept(token)
             if guide.error:
-                raise UserError(f"output_token_ids cannot be followed: {guide.error}")
+                raise UserError(f"output_token_ids cannot be matched against structured_outputs: {guide.error}")
         if not guide.mask:
-            raise UserError("output_token_ids are a complete answer by structured_outputs; nothing is left to generate")
+            raise UserError("output_token_ids already complete the structured output; nothing is left to generate")
         return guide
 
     def _context_size(self, request: Request) -> int:
@@ -226,10 +226,11 @@ class LLMEngine:
             if len(prompt_ids) > context:
                 raise PromptTooLong.for_context(context, f"your prompt has {len(prompt_ids)} tokens")
         elif self._no_generation:
-            raise UserError(f"this model {self._no_generation} and generates nothing; ask for embeddings")
+            raise UserError(f"this model {self._no_generation} and cannot generate text; request embeddings instead")
         elif len(prompt_ids) >= context:
             raise PromptTooLong.for_context(
-                context, f"your prompt has {len(prompt_ids)} tokens, and at most {context - 1} fit beside one new token"
+                context,
+                f"your prompt has {len(prompt_ids)} tokens, and at most {context - 1} leave space for one output token",
             )
         elif len(prompt_ids) + sampling.max_tokens > context:
             if self._options.context_shift:
@@ -249,7 +250,7 @@ class LLMEngine:
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(sampling, name) or 0) > self._vocab_size:
                 raise UserError(
-                    f"{name} {getattr(sampling, name)} is more than the vocabulary of {self._vocab_size} ids"
+                    f"{name} {getattr(sampling, name)} is more than the vocabulary size, {self._vocab_size}"
                 )
         self._check_resumed(request)
         guide = self._make_guide(request)
@@ -261,7 +262,9 @@ class LLMEngine:
     def _check_choices(self, sampling: SamplingParams) -> None:
         limit = self.scheduler.max_queued
         if limit and sampling.num_choices > limit:
-            raise UserError(f"{sampling.num_choices} answers are wanted, but at most {limit} can wait in the queue")
+            raise UserError(
+                f"{sampling.num_choices} outputs are requested, but the queue holds at most {limit} sequences"
+            )
 
     def _check_resumed(self, request: Request) -> None:
         tokens, sampling = request.output_token_ids, request.sampling
@@ -269,29 +272,30 @@ class LLMEngine:
             return
         if request.pooling or sampling.num_beams > 1 or sampling.num_choices > 1:
             raise UserError(
-                "output_token_ids go with a single answer, without beams or pooling; ask for each on its own"
+                "output_token_ids need a single output, without beam search or pooling; send separate requests"
             )
         self._check_ids("output_token_ids: token id", tokens)
         if len(tokens) >= (most := self._max_tokens(request)):
-            raise UserError(f"output_token_ids has {len(tokens)} tokens, but at most {most} are to be generated")
+            raise UserError(f"output_token_ids has {len(tokens)} tokens, but at most {most} may be generated")
         if ends := request.ends(self.scheduler.eos_token_ids).intersection(tokens):
             raise UserError(
-                f"output_token_ids has token {min(ends)}, which ends the answer; nothing is left to generate"
+                f"output_token_ids has token {min(ends)}, which ends the output; nothing is left to generate"
             )
 
     def _check_shift(self, context: int) -> None:
         least = self.blocks.tokens_in(self.blocks.blocks_for(self._options.keep) + 2)
         if context < least:
             raise UserError(
-                f"the context of {context} tokens is too short to be shifted: --keep {self._options.keep} and two blocks of "
-                f"{self.blocks.block_size} take {least}; lower --keep or --block-size"
+                f"the context length of {context} tokens is too short for --context-shift: --keep "
+                f"{self._options.keep} and two blocks of {self.blocks.block_size} need {least}; lower --keep or "
+                "--block-size"
             )
 
     def _check_ids(self, what: str, token_ids: Iterable[int]) -> None:
         token_ids = list(token_ids)
         low, high = min(token_ids, default=0), max(token_ids, default=0)
         if low < 0 or high >= self._vocab_size:
-            raise UserError(f"{what} {low if low < 0 else high} is outside the vocabulary of {self._vocab_size} ids")
+            raise UserError(f"{what} {low if low < 0 else high} is outside the vocabulary of {self._vocab_size} tokens")
 
     def abort(self, sequence: Sequence, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a sequence (with all beams of its request) at once, and free its blocks."""

@@ -32,7 +32,7 @@ def find_proposer(options: SpeculativeOptions) -> MakeProposer:
             return make(options, spec)
         except Exception as error:  # noqa: BLE001 - it may be anybody's code
             raise UserError(
-                f"{FLAG}: {locate(error, source_path(make))} made no proposer: {describe_error(error)}"
+                f"{FLAG}: {locate(error, source_path(make))} failed to create a proposer: {describe_error(error)}"
             ) from error
 
     return make_proposer
@@ -47,7 +47,7 @@ def source_path(part: Any) -> str:
 def _read_maker(path: str) -> MakeProposer:
     """Load the function ``OWN_FUNCTION`` from a file."""
     if not Path(path).is_file():
-        raise UserError(f"{FLAG}: there is no file {path}; give the path of a drafter of your own, or another method")
+        raise UserError(f"{FLAG}: file {path} does not exist; give the path of your own drafter, or another method")
     source = read_file(FLAG, Path(path))
     try:
         module = run_file(source)

@@ -125,8 +125,8 @@ class Scheduler:
         """Compose the next micro-batch; None if nothing can start now. Never blocks."""
         if not self._schedule.may_launch(len(self.in_flight), self._micro_batches_now()):
             assert self.in_flight, (
-                f"the pipeline schedule {type(self._schedule).__name__} starts nothing although nothing is in flight "
-                "(see engine/pipeline_schedule.py)"
+                f"the pipeline schedule {type(self._schedule).__name__} starts no micro-batch although none is in "
+                "flight (see engine/pipeline_schedule.py)"
             )
             return None
         chosen = self._compose(self._batch_policy)
@@ -138,8 +138,8 @@ class Scheduler:
                 break
         if not chosen:
             assert self.in_flight or not self.has_work, (
-                f"nothing can start, and no result is awaited: {len(self.running)} sequences run and {len(self.waiting)} wait, "
-                f"with {self._blocks.num_free} free KV blocks"
+                f"the scheduler is stuck, with no micro-batch in flight: {len(self.running)} sequences run and "
+                f"{len(self.waiting)} wait, with {self._blocks.num_free} free KV blocks"
             )
             return None
         self._was_prefilling = self._is_prefilling
@@ -152,7 +152,7 @@ class Scheduler:
         """
         batch = self.in_flight.popleft()
         assert batch.plan.step_id == result.step_id, (
-            f"step {result.step_id} came back, but {batch.plan.step_id} was awaited"
+            f"step {result.step_id} arrived, but step {batch.plan.step_id} was expected"
         )
         self.drafts.record_round(batch.plan, batch.sequences, 1 + len(self.in_flight))
         advanced = []

@@ -245,14 +245,14 @@ class Sequence:
         if self.guide is not None:
             self.guide.accept(token)
             if self.guide.error:
-                return self.break_off(f"{self.request.form_field} became too complex to follow: {self.guide.error}")
+                return self.break_off(f"{self.request.form_field} became too complex: {self.guide.error}")
             if not self.guide.mask:
                 return FinishReason.STOP
         return FinishReason.LENGTH if self.num_output_tokens >= self.max_tokens else None
 
     def break_off(self, error: str) -> FinishReason:
         """Record why the answer cannot continue. Returns ``FinishReason.ABORT``."""
-        logger.warning("sequence %d is broken off: %s", self.seq_id, error)
+        logger.warning("sequence %d is aborted: %s", self.seq_id, error)
         self.error = error
         return FinishReason.ABORT
 

@@ -233,7 +233,7 @@ def read_times(path: Path, calls: RankCalls) -> Times | None:
     except FileNotFoundError:
         return None
     except (Damaged, msgspec.DecodeError, UnicodeDecodeError) as error:
-        logger.warning("%s is not used (%s); functions are timed anew", path, error)
+        logger.warning("%s is ignored (%s); kernels are timed again", path, error)
         return None
     expected = {
         target: [(name, item.layout) for name, item in candidates.items()]
@@ -243,7 +243,7 @@ def read_times(path: Path, calls: RankCalls) -> Times | None:
     seconds = [each for timings in times.values() for timing in timings for each in (timing.seconds, timing.medians)]
     plausible = all(len(each) == len(TIMED_ROWS) and all(0 < number < math.inf for number in each) for each in seconds)
     if names != expected or not plausible:
-        logger.warning("%s is not used (it has other candidates or impossible times); functions are timed anew", path)
+        logger.warning("%s is ignored (other candidates, or invalid times); kernels are timed again", path)
         return None
     return times
 

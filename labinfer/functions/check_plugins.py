@@ -109,7 +109,8 @@ def _compare(call: FunctionCall, item: Implementation, calls: RankCalls, registr
             if problem := _difference(result, right, item.tolerance):
                 tokens = f"{rows} token{'s' * (rows > 1)} in {str(setting.dtype).removeprefix('torch.')}"
                 raise UserError(
-                    f"{FLAG} {item.plugin}: {function}={item.name} {problem}, for {tokens}; mend it, or leave the plugin out"
+                    f"{FLAG} {item.plugin}: {function}={item.name} {problem}, for {tokens}; fix it, or leave the "
+                    "plugin out"
                 )
 
 

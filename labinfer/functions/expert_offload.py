@@ -37,6 +37,5 @@ class ExpertOffload(Protocol):
 def needs_compiled_experts() -> UserError:
     """Error of ``--expert-offload`` if the experts are not those of the compiled provider."""
     return UserError(
-        "--expert-offload needs the compiled experts, and these are torch's: it is for CPUs, with a C++ compiler and "
-        "without --functions reference"
+        "--expert-offload needs the compiled CPU kernels: CPUs, a C++ compiler, and no --functions reference"
     )

@@ -53,7 +53,7 @@ class RankCalls:
             function = target.rpartition(".")[2]
             kinds = {call.quantization for call in calls if isinstance(call, WeightCall)} or {"none"}
             if len(kinds) > 1:
-                raise ValueError(f"{target} reads weights of {', '.join(sorted(kinds))}: give each a target of its own")
+                raise ValueError(f"{target} reads weights of {', '.join(sorted(kinds))}; give each its own target")
             self.quantization[target] = kind = kinds.pop()
             where = (setting.device, setting.dtype, overrides, kind)
             self.candidates[target] = registry.candidates(function, *where)

@@ -133,11 +133,11 @@ class FunctionRegistry:
             UserError: a plugin's implementation has the name of an existing one of another source.
         """
         if function not in self._candidates:
-            raise KeyError(f"no function {function!r}; there are {', '.join(self._candidates)}")
+            raise KeyError(f"unknown function {function!r}; available: {', '.join(self._candidates)}")
         if self.plugin:
             name = implementation.name
             if any(item.name == name and item.plugin != self.plugin for item in self._candidates[function]):
-                raise UserError(f"there is an implementation {name!r:.60} of {function} already; choose another name")
+                raise UserError(f"{function} already has an implementation {name!r:.60}; choose another name")
             implementation = replace(implementation, call=_show_to_capture(implementation.call), plugin=self.plugin)
         self._candidates[function].append(implementation)
 
@@ -287,12 +287,12 @@ class FunctionRegistry:
         for function, name in overrides.items():
             if function not in self._candidates:
                 known = ", ".join(FUNCTIONS)
-                raise UserError(f"--functions {function}={name}: there is no such function; there are {known}")
+                raise UserError(f"--functions {function}={name}: unknown function; available: {known}")
         fused, linear = overrides.get("gated_linear"), overrides.get("linear")
         if fused and linear and fused != linear and fused != "reference":
             raise UserError(
-                f"--functions linear={linear},gated_linear={fused}: these take turns; name one of them, or both alike, or give "
-                "gated_linear=reference for two calls"
+                f"--functions linear={linear},gated_linear={fused}: both are used for the same layers; give one of "
+                "them, the same name for both, or gated_linear=reference"
             )
         for own in {kind_quantization(kind, quantization): None for kind in get_args(MatrixKind) if kind != "exact"}:
             layouts: dict[tuple[str, ...], set[str]] = {}
@@ -304,8 +304,9 @@ class FunctionRegistry:
                 known = self.candidates(looked_up, device, dtype, {}, own if reads_weights else "none")
                 if known and name not in known:
                     raise UserError(
-                        f"--functions {function}={name}: there is none of this name for "
-                        f"{_describe(device, dtype, own if reads_weights else 'none')}; choose one of {', '.join(known)}"
+                        f"--functions {function}={name}: no such implementation for "
+                        f"{_describe(device, dtype, own if reads_weights else 'none')}; choose one of "
+                        f"{', '.join(known)}"
                     )
                 if known and reads_weights and (function, name) != ("gated_linear", "reference"):
                     layouts.setdefault(reads_weights, set()).add(known[name].layout)
@@ -313,7 +314,8 @@ class FunctionRegistry:
                 if len(different) > 1:
                     given = ",".join(f"{function}={overrides[function]}" for function in group if function in overrides)
                     raise UserError(
-                        f"--functions {given}: these share packed weights, but pack them in different ways; choose names that go together"
+                        f"--functions {given}: these functions share packed weights, but pack them differently; "
+                        "choose compatible names"
                     )
 
 
@@ -333,9 +335,7 @@ def _show_to_capture(call: Callable) -> Callable:
 
 def _describe(device: torch.device, dtype: torch.dtype, quantization: str) -> str:
     """Device, dtype and quantization in words, for errors."""
-    weights = {"none": "", VOCABULARY_INT4: ", the vocabulary in int4"}.get(
-        quantization, f", weights in {quantization}"
-    )
+    weights = {"none": "", VOCABULARY_INT4: ", int4 vocabulary"}.get(quantization, f", weights in {quantization}")
     return f"{device.type} in {str(dtype).removeprefix('torch.')}{weights}"
 
 

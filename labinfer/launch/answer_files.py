@@ -48,7 +48,7 @@ class AnswerFiles:
         """
         for label in stamps.keys() & self.stamps.keys():
             if stamps[label] != self.stamps[label]:
-                raise FilesChanged(f"{self.identity[label].path} was written to while it was read; start again")
+                raise FilesChanged(f"{self.identity[label].path} was modified while it was read; restart")
 
     def check_loaded(self) -> None:
         """Check that no file changed since ``identify_answer_files``, so that the loaded weights match ``identity``.
@@ -59,9 +59,9 @@ class AnswerFiles:
         try:
             written = self._written()
         except UserError as error:
-            raise FilesChanged(f"{error}; it was there when this start began") from None
+            raise FilesChanged(f"{error}; it was deleted during this start") from None
         if written:
-            raise FilesChanged(f"{min(written.values())} was written to while the model was loaded; start again")
+            raise FilesChanged(f"{min(written.values())} was modified while the model was loaded; restart")
 
     def check_unchanged(self) -> None:
         """Check that the files have the contents that were loaded.
@@ -70,7 +70,7 @@ class AnswerFiles:
             UserError: a file has other contents, is new, or is gone.
         """
         if path := changed_path({label: self.identity[label] for label in self.stamps}, self.find()):
-            raise UserError(f"{path} has changed since the model was loaded; put the old files back, or start again")
+            raise UserError(f"{path} has changed since the model was loaded; restore the old files, or restart")
 
     def _written(self) -> dict[str, Path]:
         """Files that were written to, are new or are gone since they were identified, by label.

@@ -144,7 +144,7 @@ def build_placed(
         model.make_rotary_tables(sizes.max_model_len, device, scheduling.max_num_batched_tokens)
         if draft_model is not None:
             draft_model.make_cache(sizes.num_blocks, scheduling.max_num_seqs, capture)
-    logger.debug("KV cache and rotary tables are made")
+    logger.debug("KV cache and rotary tables are allocated")
 
     runner = ModelRunner(
         model, cache, device=device, dtype=dtype, functions=context.functions, around=capture_steps(capture)

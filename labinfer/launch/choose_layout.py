@@ -59,7 +59,7 @@ def choose_layout(
     nodes, data = [info.node for info in group.everyone], b""
     cluster = probe_cluster(group, options, on_progress, for_plan=True) if is_auto else None
     if is_auto:
-        on_progress("done; looking for the best layout")
+        on_progress("done; searching for the best layout")
     with group.raise_on_all_ranks(), _named(layout):
         if group.rank == 0:
             plan = (
@@ -70,7 +70,8 @@ def choose_layout(
     with group.raise_on_all_ranks(), _named(layout):
         if plan.model != (model := model_name(config)):
             raise UserError(
-                f"the plan is for another model ({plan.model}) than --model {options.model.model} ({model}); plan again"
+                f"the plan is for another model ({plan.model}) than --model {options.model.model} ({model}); make "
+                "a new plan"
             )
         chosen = plan_options(plan, options, nodes)
         chosen.check_group_size()
@@ -83,10 +84,11 @@ def choose_layout(
     if group.rank == 0:
         logger.info("--layout %s: %s", layout, describe_plan(plan, nodes))
         if plan.num_blocks and not difference:
-            logger.info("--layout %s: room for %d KV tokens", layout, plan.num_tokens)
+            logger.info("--layout %s: KV cache capacity %d tokens", layout, plan.num_tokens)
         elif plan.num_blocks:
             logger.info(
-                "--layout %s: the %d KV tokens of the plan are for other options, so all that fit are taken: %s",
+                "--layout %s: the plan's %d KV cache tokens do not apply, as options differ from the plan; using "
+                "all memory: %s",
                 layout,
                 plan.num_tokens,
                 difference,

@@ -99,16 +99,16 @@ def _exchange_cores(
 
     def load() -> ctypes.CDLL:
         if compiled is None:
-            raise NoCompiler("no compiled functions")
+            raise NoCompiler("no compiled kernels")
         return compiled
 
     if not all(offer.has_flags for offer in offers):
         shared = share_segment(machine, len(ranks) * FLAG_BYTES, load)
         if not isinstance(shared, SharedSegment):
-            logger.debug("stages of this machine do not share cores: %s", shared)
+            logger.debug("core sharing between the stages of this machine is off: %s", shared)
             return []
         flags = IdleFlags(shared, ranks, group.rank)
     group.progress.on_wait = flags
-    logger.debug("stages of this machine compute on each other's idle cores")
+    logger.debug("core sharing is on: stages of this machine use each other's idle cores")
     others = (rank for rank in ranks if topology.place(rank).stage != place.stage)
     return [SharedCore(flags.address(rank), cpu) for rank in others for cpu in cpus[rank]]

@@ -87,8 +87,9 @@ class LoadedDraftModel:
         num_states = draft_states_that_fit(int(room), per_state, options.scheduler.max_num_seqs)
         if per_state and num_states < STATES_EACH:
             raise UserError(
-                f"the draft model {options.model.model} has no room for {STATES_EACH} states of {per_state} bytes on rank "
-                f"{group.rank}; raise --memory-utilization or choose another draft model"
+                f"the draft model {options.model.model} has too little memory for {STATES_EACH} recurrent states "
+                f"of {per_state} bytes on rank {group.rank}; raise --memory-utilization or choose another draft "
+                "model"
             )
         self.sizes = CacheSizes(num_blocks=0, num_states=num_states, max_model_len=self.layout.max_model_len)
         self.state_bytes = num_states * per_state

@@ -125,13 +125,13 @@ def build_draft_rank(
     num_blocks = given or int(free * options.cache.memory_utilization) // model.block_bytes
     if num_blocks < model.layout.least_blocks:
         raise UserError(
-            f"the draft model {name} has no room for a KV cache ({max(0, free) >> 20} MiB free for it); raise --memory-utilization or "
-            "choose another draft_rank"
+            f"the draft model {name} has too little memory for a KV cache ({max(0, free) >> 20} MiB free); raise "
+            "--memory-utilization or choose another draft_rank"
         )
     if given and (needed := min(given, useful) * model.block_bytes) > free:
         raise UserError(
-            f"--num-kv-blocks {given} needs {needed >> 20} MiB for the draft model {name}, but {max(0, free) >> 20} MiB are free for "
-            "it; give less or choose another draft_rank"
+            f"--num-kv-blocks {given} needs {needed >> 20} MiB for the draft model {name}, but "
+            f"{max(0, free) >> 20} MiB are free; give less, or choose another draft_rank"
         )
     model.make_cache(num_blocks, scheduling.max_num_seqs, capture)
     return DraftRank(model, channel)

@@ -82,7 +82,7 @@ def load_stage(
         keep_freed_memory()  # each decoded matrix reuses the memory of the one before it
     packed = packed_files(cache, options, layout, place, directory, providers=providers)
     load_weights(model, checkpoint, device, on_progress, packed)
-    logger.debug("weights are loaded: %d MiB read", checkpoint.bytes_read >> 20)
+    logger.debug("weights loaded: %d MiB read", checkpoint.bytes_read >> 20)
     return model
 
 

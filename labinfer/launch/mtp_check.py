@@ -30,6 +30,4 @@ def check_mtp(
         projection = model_class(config).names.with_mtp(config.num_layers).resolve(tensors).stored("mtp.fc")
         has_layer = any(name.startswith(f"{projection}.") for name in tensors)
     if not has_layer:
-        raise UserError(
-            f"{FLAG}: {directory} has no MTP layer that could draft; choose another method, such as ngram, or another model"
-        )
+        raise UserError(f"{FLAG}: {directory} has no MTP layer; choose another method, such as ngram, or another model")

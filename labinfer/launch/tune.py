@@ -77,11 +77,9 @@ def choose_functions(
     if options.model.autotune != "off":
         is_anew = options.model.autotune == "again"
         choice = tune(group, layout, place, calls, cache=cache_folder(), providers=providers, anew=is_anew)
-    logger.debug("functions are chosen")
+    logger.debug("kernels are chosen")
     if group.rank == 0 and registry.has_plugins:
-        logger.info(
-            "functions of plugins: %s", describe(calls.chosen_plugins(choice or {})) or "none; others are faster here"
-        )
+        logger.info("kernels of plugins: %s", describe(calls.chosen_plugins(choice or {})) or "none, others are faster")
     with group.raise_on_all_ranks():
         return layout.select_functions(place, registry, overrides, choice)
 
@@ -144,10 +142,10 @@ def tune(
     stage = [gathered[rank] for rank in layout.topology.stage_ranks(place.stage)]
     choice = choose([msgspec.msgpack.decode(data, type=Times) for data in stage])
     if group.rank == 0 and choice:
-        again = "" if b"new" in states else " again, as the machine had been busy,"
+        again = "" if b"new" in states else " again (the machine was busy before)"
         measured_in = f"measured{again} in {time.perf_counter() - begin:.1f} s"
-        how = "as measured before" if remembered else measured_in
-        logger.info("functions, %s: %s", how, describe(choice))
+        how = "cached timings" if remembered else measured_in
+        logger.info("kernels (%s): %s", how, describe(choice))
     return choice
 
 
@@ -155,7 +153,7 @@ def _keep(path: Path, times: Times) -> None:
     try:
         write_times(path, times)
     except OSError as error:
-        logger.info("what was measured could not be kept: %s", error)
+        logger.info("the timings could not be saved: %s", error)
 
 
 def _file_name(group: RankGroup, layout: Layout, calls: RankCalls, providers: Sequence[Provider]) -> str:

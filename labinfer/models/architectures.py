@@ -60,5 +60,5 @@ def refuse_unknown(path: Path, values: Mapping[str, Any]) -> None:
         what = f"architecture {names[0]!r:.60}"
     else:
         return
-    code = " (the code that 'auto_map' names is never run)" if values.get("auto_map") else ""
+    code = " (remote code of 'auto_map' is never run)" if values.get("auto_map") else ""
     raise UserError(f"{path}: {what} is not supported{code}; supported are {', '.join(families)}")

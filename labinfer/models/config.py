@@ -69,7 +69,7 @@ class ModelConfig:
         """Reason why the model cannot generate tokens, as the predicate of a sentence; empty if it can."""
         if not self.has_head:
             return "has no output head (lm_head)"
-        return "" if self.is_causal else "attends to later tokens as well (its files say is_causal: false)"
+        return "" if self.is_causal else "is bidirectional (is_causal: false)"
 
     @property
     def num_layers(self) -> int:
@@ -128,8 +128,8 @@ def _read_causal(file: ConfigFile, layers: Sequence[LayerConfig]) -> bool:
     is_full = all(isinstance(layer.mixer, AttentionConfig) and not layer.mixer.window for layer in layers)
     file.require(
         is_causal or is_full,
-        "is_causal false is supported only where every layer has full attention, not with sliding windows, latent attention or "
-        "linear attention",
+        "is_causal false needs full attention in every layer (no sliding windows, latent attention or linear "
+        "attention)",
     )
     return is_causal
 

@@ -15,12 +15,13 @@ from labinfer.models.decoder import Decoder
 from labinfer.weights.model_files import open_model
 
 OWN_HEAD = (
-    "tie_word_embeddings is true, but the checkpoint has an output head that differs from the embedding; the head is used, as by "
-    "Transformers. Set tie_word_embeddings to false in config.json to silence this warning"
+    "tie_word_embeddings is true, but the checkpoint has an output head that differs from the embedding; the head "
+    "is used, as in Transformers. Set tie_word_embeddings to false in config.json to silence this warning"
 )
 LOST_HEAD = (
-    "the checkpoint has no output head (lm_head), and tie_word_embeddings is false: only embeddings work, and every generation is "
-    "refused. If the model is to generate, download the missing file, or set tie_word_embeddings to true where its head is the embedding"
+    "the checkpoint has no output head (lm_head), and tie_word_embeddings is false: only embeddings work, and "
+    "generation requests are rejected. To generate text, download the missing file, or set tie_word_embeddings to "
+    "true if the head is the embedding"
 )
 
 
@@ -63,6 +64,6 @@ def with_window(config: ModelConfig, window: int) -> ModelConfig:
         UserError: the model is not causal.
     """
     if not config.is_causal:
-        raise UserError("--sliding-window needs a causal model; this one's files say is_causal: false")
+        raise UserError("--sliding-window needs a causal model; this model has is_causal: false")
     layers = tuple(replace(layer, mixer=layer.mixer.with_window(window)) for layer in config.layers)
     return replace(config, layers=layers)

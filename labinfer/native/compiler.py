@@ -69,7 +69,7 @@ def default_cache() -> Path:
     try:
         return Path.home() / ".cache" / "labinfer"
     except RuntimeError as error:
-        raise NoCompiler(f"there is no place for a library: {error}") from None
+        raise NoCompiler(f"no directory for compiled libraries: {error}") from None
 
 
 def load(
@@ -112,10 +112,10 @@ def load(
     except FileNotFoundError:
         pass
     except Damaged as error:
-        logger.warning("%s is not used (%s); it is compiled anew", path, error)
+        logger.warning("%s is ignored (%s); compiling again", path, error)
 
     def say_wait() -> None:
-        logger.warning("another process compiles %s; this one waits for it, for %d s at most", path, WAIT_LIMIT)
+        logger.warning("another process is compiling %s; waiting for it for up to %d s", path, WAIT_LIMIT)
 
     with locked(path.with_suffix(LOCK), WAIT_LIMIT, say_wait):
         os.listdir(cache)  # makes an NFS client refresh its directory listing
@@ -125,7 +125,7 @@ def load(
         try:
             write_sealed(path, content, mode=0o700)
         except OSError as error:
-            logger.warning("%s could not be kept for the next start: %s", path, error)
+            logger.warning("%s could not be cached for the next start: %s", path, error)
     return _open(path, content)
 
 
@@ -153,7 +153,7 @@ def find_compiler(target: Target | None = None) -> str:
         names = (f"{target.machine}-linux-gnu-g++",)
     compiler = next((path for name in names if (path := shutil.which(name))), None)
     if compiler is None:
-        raise NoCompiler(f"there is no C++ compiler ({', '.join(names)})")
+        raise NoCompiler(f"no C++ compiler found ({', '.join(names)})")
     return compiler
 
 
@@ -170,9 +170,9 @@ def _load_prebuilt(name: str, sources: Path, flags: Sequence[str]) -> ctypes.CDL
         except FileNotFoundError:
             continue
         except Damaged as error:
-            logger.warning("%s, which came with LABInfer, is not used (%s); install the wheel again", path, error)
+            logger.warning("%s, which is part of LABInfer, is ignored (%s); reinstall the wheel", path, error)
         except OSError as error:  # built for a newer system
-            logger.info("%s, which came with LABInfer, cannot be used here: %s", path.name, error)
+            logger.info("%s, which is part of LABInfer, does not run on this machine: %s", path.name, error)
     return None
 
 
@@ -297,11 +297,13 @@ def _prepare_folder(cache: Path) -> None:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = cache.stat()
         if status.st_uid not in (os.geteuid(), 0):
-            raise NoCompiler(f"{cache} belongs to user {status.st_uid}, so nothing in it is run; remove it")
+            raise NoCompiler(f"{cache} belongs to user {status.st_uid}, so the libraries in it are not used; delete it")
         if status.st_mode & OTHERS_WRITE:
             cache.chmod(0o700)
     except OSError as error:
-        raise NoCompiler(f"{cache}, where libraries are kept, cannot be made ({error.strerror})") from None
+        raise NoCompiler(
+            f"{cache}, the directory for compiled libraries, cannot be created ({error.strerror})"
+        ) from None
 
 
 def _fingerprint(sources: Path, flags: Sequence[str], compiler: str, target: Target | None) -> str:

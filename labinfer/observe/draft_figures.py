@@ -69,16 +69,16 @@ class DraftFigures:
 
     def describe(self) -> str:
         """The figures in one line."""
-        text = "none was drafted"
+        text = "no tokens were drafted"
         if self.drafts:
             shares = " ".join(f"{100 * share:.0f}" for share in self.acceptance())
             text = (
-                f"{self.accepted} of {self.drafted} accepted ({100 * self.accepted / self.drafted:.1f} %; by place in a draft "
-                f"{shares} %), {self.tokens_per_step:.2f} tokens a step with drafts; drafting took "
+                f"{self.accepted} of {self.drafted} accepted ({100 * self.accepted / self.drafted:.1f} %; by draft "
+                f"position {shares} %), {self.tokens_per_step:.2f} tokens per step with drafts; drafting took "
                 f"{format_seconds(self.draft_seconds)}"
             )
             if self.continued:
-                text += f"; {self.continued} of {self.drafts} drafts were sent behind others"
+                text += f"; {self.continued} of {self.drafts} drafts continued an unverified one"
             if self.saved_seconds > 0:
-                text += f", about {format_seconds(self.saved_seconds)} saved"
+                text += f"; saved about {format_seconds(self.saved_seconds)}"
         return text + ("; the drafter failed, see the log" if self.failures else "")

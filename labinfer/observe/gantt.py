@@ -69,7 +69,7 @@ def make_gantt(tracks: Iterable[Track], measured: Iterable[int]) -> Gantt:
     recorded = set.intersection(*({slice.step_id for slice in track.slices if slice.name == "run"} for track in tracks))
     steps = [step for step in measured if step in recorded]
     if not steps:
-        raise UserError("--plot: what was measured came too late to be recorded; measure or warm up less")
+        raise UserError("--plot: the measured steps exceed the size of the recorder; use fewer requests or warm-ups")
     first = max(0, (len(steps) - NUM_STEPS) // 2)
     steps = steps[first : first + NUM_STEPS]
     all_bars = [make_bars(track.slices) for track in tracks]

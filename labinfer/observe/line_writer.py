@@ -48,7 +48,7 @@ class LineWriter:
             text = self._lines.get()
             if self._num_lost and self._lines.empty():
                 num_lost, self._num_lost = self._num_lost, 0
-                text += f"labinfer: {num_lost} more lines of this log are lost, as nobody read it\n"
+                text += f"labinfer: {num_lost} log lines were dropped, because standard error was not read\n"
             with contextlib.suppress(OSError):  # a log that cannot be written is no reason to fail
                 # Not sys.stderr: this thread could hold its lock, for which the process would wait at exit.
                 view = memoryview(text.encode(errors="backslashreplace"))

@@ -43,7 +43,7 @@ class OutputFile:
         except OSError as error:
             parent = Path(path).absolute().parent
             missing = path != STANDARD and not os.path.isdir(parent)  # never raises
-            hint = f"; there is no directory {parent}" if missing else ""
+            hint = f"; directory {parent} does not exist" if missing else ""
             raise UserError(f"cannot write {self._name}: {error.strerror}{hint}") from None
         for other_flag, other in (others or {}).items():
             if (
@@ -94,7 +94,7 @@ class OutputFile:
                 if self._is_regular:
                     os.ftruncate(self._fd, before)
                 raise UserError(
-                    f"cannot write {self._name}: {error.strerror}; what was written before is complete"
+                    f"cannot write {self._name}: {error.strerror}; everything written before is complete"
                 ) from None
 
     def write_json(self, record: dict[str, Any]) -> None:

@@ -125,9 +125,7 @@ def compile_progress(stream: TextIO | None = None) -> Iterator[Callable[[int, in
     def show(done: int, total: int) -> None:
         if line.due():
             seconds = time.monotonic() - begin
-            line.update(
-                "compiling C++ functions for this machine, only once", f": {done} of {total} files, {seconds:.0f} s"
-            )
+            line.update("compiling C++ kernels for this machine (once)", f": {done} of {total} files, {seconds:.0f} s")
 
     try:
         yield show

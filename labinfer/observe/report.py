@@ -23,11 +23,11 @@ RANK_HEADER = (
     "steps",
     "busy",
     "bubble",
-    "waits for",
+    "waits",
     "threads",
     "CPUs",
     "peak memory",
-    "without files",
+    "private memory",
     "weights read",
 )
 
@@ -109,11 +109,9 @@ class RunReport:
         first, count = self.time_to_first_token, self.output_tokens
         what = f"{count} token{'s' * (count != 1)} in {format_seconds(self.wall_time)}"
         if count and self.wall_time:
-            what += f" ({count / self.wall_time:.1f}/s), the first after {format_seconds(min(first))}"
-        answers = f"{self.num_finished} answers: " if self.num_finished > 1 else ""
-        prompts = (
-            f"prompt{'s' * (self.num_finished > 1)} of {self.prompt_tokens} token{'s' * (self.prompt_tokens != 1)}"
-        )
+            what += f" ({count / self.wall_time:.1f}/s), TTFT {format_seconds(min(first))}"
+        answers = f"{self.num_finished} requests: " if self.num_finished > 1 else ""
+        prompts = f"{self.prompt_tokens} prompt token{'s' * (self.prompt_tokens != 1)}"
         return f"{answers}{what}; {prompts}"
 
     def format(self) -> str:
@@ -128,7 +126,7 @@ class RunReport:
             ("time per output token", _percentiles(self.time_per_output_token)),
         ]
         if self.counts["found"]:
-            rows.append(("found in KV cache", f"{self.counts['found']} tokens ({100 * self.hit_rate:.1f} %)"))
+            rows.append(("prefix cache hits", f"{self.counts['found']} tokens ({100 * self.hit_rate:.1f} %)"))
         if self.counts["drafts"] or self.counts["drafter_failures"]:
             rows.append(("drafted tokens", DraftFigures.read(self.counts).describe()))
         if self.counts["preemptions"]:
@@ -143,13 +141,15 @@ class RunReport:
             others = {name: share for name, share in shares.items() if name not in MODEL_SLICES}
             parts = ", ".join(f"{name} {100 * share:.1f} %" for name, share in others.items())
             work = sum(share for name, share in others.items() if not name.startswith(WAIT_PREFIX))
-            rows.append(("outside the model", f"{100 * work:.1f} % of rank 0's steps, waits not counted: {parts}"))
+            rows.append(
+                ("overhead on rank 0", f"{100 * work:.1f} % of its time outside the model, without waits: {parts}")
+            )
         if loads := self.expert_tokens():
             rows.append(("expert load", describe_loads(loads)))
         if reads := [w.expert_reads for w in self.workers if w.expert_reads is not None]:
-            rows.append(("experts in memory", describe_reads(reads)))
+            rows.append(("expert cache hits", describe_reads(reads)))
         if dropped := sum(w.slices.num_dropped for w in self.workers if w.slices):
-            rows.append(("not in the trace", f"{dropped} slices: there was no room for more"))
+            rows.append(("missing in trace", f"{dropped} slices (the recorder was full)"))
         text = "\n".join(f"{name:<22} {value}" for name, value in rows)
         if not self.workers:
             return text
@@ -187,22 +187,22 @@ def describe_loads(loads: Mapping[int, Sequence[int]]) -> str:
     """
     peaks = {layer: max(tokens) * len(tokens) / sum(tokens) for layer, tokens in loads.items() if any(tokens)}
     if not peaks:
-        return "none was used"
+        return "no expert was used"
     layer = max(peaks, key=peaks.__getitem__)
     expert, mean = loads[layer].index(max(loads[layer])), sum(peaks.values()) / len(peaks)
     idle, count = sum(tokens.count(0) for tokens in loads.values()), sum(map(len, loads.values()))
     return (
-        f"the busiest of a layer has {mean:.1f} times the mean, at most {peaks[layer]:.1f} times (layer {layer}, expert "
-        f"{expert}); {idle} of {count} had no token"
+        f"busiest expert per layer: {mean:.1f} times the mean load, up to {peaks[layer]:.1f} times (layer {layer}, "
+        f"expert {expert}); {idle} of {count} experts had no tokens"
     )
 
 
 def describe_reads(ranks: Sequence[ExpertReads]) -> str:
     """Hit rate of the experts in memory, and the cost of the misses."""
     hits, misses = sum(reads.hits for reads in ranks), sum(reads.misses for reads in ranks)
-    share = f"{100 * hits / (hits + misses):.1f} % of {hits + misses}" if hits + misses else "none was used"
+    share = f"{100 * hits / (hits + misses):.1f} % of {hits + misses}" if hits + misses else "no expert was used"
     size, stall = format_bytes(sum(reads.bytes_read for reads in ranks)), max(reads.stall_time for reads in ranks)
-    return f"{share}; {size} read from the file, for which the slowest rank waited {format_seconds(stall)}"
+    return f"{share}; {size} read from disk, the slowest rank waited {format_seconds(stall)}"
 
 
 def _percentile_dict(values: Sequence[float]) -> dict[str, float]:

@@ -146,7 +146,7 @@ def read_trace(path: str) -> tuple[list[Track], dict[str, Any]]:
     except OSError as error:
         raise UserError(f"cannot read the trace {path}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is no trace that --trace wrote: {error}") from None
+        raise UserError(f"{path} is not a trace written by --trace: {error}") from None
     places: dict[int, tuple[int, int]] = {}
     slices: defaultdict[int, list[Slice]] = defaultdict(list)
     for event in trace.traceEvents:
@@ -156,7 +156,7 @@ def read_trace(path: str) -> tuple[list[Track], dict[str, Any]]:
         elif event.ph == "X":
             slices[event.pid].append(_read_slice(path, event))
     if not places or not any(slice.step_id >= 0 for track in slices.values() for slice in track):
-        raise UserError(f"{path} is no trace that --trace wrote: it has no step of any rank")
+        raise UserError(f"{path} is not a trace written by --trace: it has no step of any rank")
     tracks = [
         Track(rank, stage, tp_rank, sorted(slices[rank], key=lambda slice: (slice.begin, -slice.end)))
         for rank, (stage, tp_rank) in sorted(places.items())
@@ -171,8 +171,8 @@ def _read_slice(path: str, event: _Event) -> Slice:
     values = [event.args.get(name, default) for name, default in (("step", -1), ("tokens", 0), ("decodes", 0))]
     if not all(type(value) is int for value in values) or not (abs(event.ts) < LATEST and 0 <= event.dur < LATEST):
         raise UserError(
-            f"{path} is no trace that --trace wrote: the slice {event.name!r} at {event.ts:g} has {event.args} and lasts {event.dur:g}; give "
-            "whole numbers, and times in microseconds"
+            f"{path} is not a trace written by --trace: the slice {event.name!r} at {event.ts:g} has {event.args} "
+            f"and lasts {event.dur:g}; give whole numbers, and times in microseconds"
         )
     begin, (step_id, num_tokens, num_decodes) = round(event.ts * 1000), values
     return Slice(

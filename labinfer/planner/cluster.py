@@ -122,7 +122,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         if a == b:
             return OWN_LINK
         if self.default_link is None:
-            raise UserError(f"there is no link between {a} and {b}; {HINT}")
+            raise UserError(f"no link between {a} and {b} is known; {HINT}")
         return self.default_link
 
     def link_table(self) -> dict[tuple[str, str], NetworkLink]:
@@ -143,7 +143,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
                 the machines were measured with different models.
         """
         if not self.machines:
-            raise UserError("the cluster has no machine; give files that launch.py probe --save has written")
+            raise UserError("the cluster has no machines; give files written by launch.py probe --save")
         names = [machine.name for machine in self.machines]
         for machine in self.machines:
             self._check_machine(machine, names)
@@ -165,12 +165,13 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def _check_machine(machine: Machine, names: Sequence[str]) -> None:
         if not machine.name:
-            raise UserError("a machine of the cluster has no name; give each one of its own")
+            raise UserError("a machine of the cluster has no name; give each machine a unique name")
         if names.count(machine.name) > 1:
-            raise UserError(f"machine {machine.name!r} is in the cluster twice; give each a name of its own")
+            raise UserError(f"machine {machine.name!r} occurs twice in the cluster; give each machine a unique name")
         if machine.num_ranks < 0:
             raise UserError(
-                f"machine {machine.name} has {machine.num_ranks} ranks; give at least 1, or 0 for as many as its largest tp_size"
+                f"machine {machine.name} has {machine.num_ranks} ranks; give at least 1, or 0 to use its largest "
+                "tp_size"
             )
         if not machine.costs:
             raise UserError(f"machine {machine.name} has no costs; probe it")
@@ -207,8 +208,8 @@ def check_link(link: NetworkLink, name: str) -> None:
     """
     if not 0 <= link.latency < math.inf or not 0 < link.bytes_per_second < math.inf:
         raise UserError(
-            f"link {name} has {link.latency:g} s and {link.bytes_per_second:g} bytes a second; give a latency of at least 0 "
-            "and a rate above 0"
+            f"link {name} has {link.latency:g} s and {link.bytes_per_second:g} bytes/s; give a latency of at least "
+            "0 and a rate above 0"
         )
 
 
@@ -226,12 +227,13 @@ def _merge(machines: Sequence[Machine]) -> list[Machine]:
         if both := _forms(first) & _forms(machine):
             dtype, quantization, tp_size = min(both)
             raise UserError(
-                f"machine {machine.name!r} is in the cluster twice, in {dtype} ({quantization}) with tp {tp_size}; give each machine "
-                "a name of its own, or leave a file out"
+                f"machine {machine.name!r} occurs twice in the cluster in {dtype} ({quantization}) with tp "
+                f"{tp_size}; give each machine a unique name, or leave a file out"
             )
         if (first.num_ranks, first.count) != (machine.num_ranks, machine.count):
             raise UserError(
-                f"machine {machine.name!r} was probed with {first.num_ranks} ranks and with {machine.num_ranks}; start as many each time"
+                f"machine {machine.name!r} was probed with {first.num_ranks} ranks and with {machine.num_ranks}; "
+                "probe it with the same number of ranks each time"
             )
         by_name[machine.name] = msgspec.structs.replace(first, costs=first.costs + machine.costs)
     return list(by_name.values())
@@ -246,6 +248,6 @@ def _read_file(path: str) -> Cluster:
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=Cluster)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; launch.py probe --save writes such a file") from None
+        raise UserError(f"cannot read {path}: {error.strerror}; create it with launch.py probe --save") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} holds no cluster: {error}; launch.py probe --save writes one") from None
+        raise UserError(f"{path} is not a cluster file: {error}; create it with launch.py probe --save") from None

@@ -53,7 +53,9 @@ class Points(msgspec.Struct, frozen=True):
         most = 0.0
         for size, seconds in zip(self.sizes, self.seconds, strict=True):
             if seconds <= LEAST_FRACTION * most or seconds <= 0:
-                raise UserError(f"{name} has {seconds:g} s at {size:g}, and {most:g} s at fewer; measure again")
+                raise UserError(
+                    f"{name} has {seconds:g} s at {size:g}, but {most:g} s at a smaller size; measure again"
+                )
             most = max(most, seconds)
 
     def check(self, name: str) -> None:
@@ -61,9 +63,7 @@ class Points(msgspec.Struct, frozen=True):
         UserError: sizes and seconds do not match, sizes do not ascend, or a number is negative or not finite.
         """
         if len(self.sizes) != len(self.seconds):
-            raise UserError(
-                f"{name} has {len(self.sizes)} sizes for {len(self.seconds)} times; give a time for each size"
-            )
+            raise UserError(f"{name} has {len(self.sizes)} sizes but {len(self.seconds)} times; give one time per size")
         if any(left >= right for left, right in zip(self.sizes, self.sizes[1:], strict=False)):
             raise UserError(f"sizes of {name} do not ascend; give each once, the smallest first")
         for number in (*self.sizes, *self.seconds):

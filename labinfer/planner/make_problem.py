@@ -84,7 +84,7 @@ def refuse_drafters(options: EngineOptions) -> None:
     if speculation is not None and (speculation.model or options.scheduler.has_mtp):
         what = f"the draft model {speculation.model}" if speculation.model else "the MTP layer"
         raise UserError(
-            f"files of --cluster do not have the memory of {what}; plan in a launch on the machines themselves, which counts it, or "
+            f"--cluster files do not contain the memory of {what}; plan in a launch on the hosts themselves, or "
             "leave out --speculative-config"
         )
 
@@ -98,16 +98,17 @@ def refuse_draft_rank(options: EngineOptions, flag: str) -> None:
     speculation = options.scheduler.speculative_config
     if speculation is not None and speculation.draft_rank:
         raise UserError(
-            f"{flag} says which ranks are spare: draft_rank {speculation.draft_rank} of --speculative-config goes with --ranks; leave "
-            "one of them out"
+            f"{flag} chooses the spare ranks itself; leave it or draft_rank {speculation.draft_rank} of "
+            "--speculative-config out"
         )
 
 
 def no_room(problem: Problem) -> UserError:
     """The error for a problem without a solution."""
     return UserError(
-        f"the model fits on no layout of {', '.join(machine.name for machine in problem.cluster.machines)} with room for a "
-        f"request of {problem.limits.max_model_len} tokens; add machines, or give a smaller --max-model-len, --dtype or --quantization"
+        f"the model fits no layout of {', '.join(machine.name for machine in problem.cluster.machines)} with a "
+        f"context length of {problem.limits.max_model_len} tokens; add machines, or give a smaller "
+        "--max-model-len, --dtype or --quantization"
     )
 
 
@@ -122,8 +123,8 @@ def allowed_dtypes(cluster: Cluster, model: ModelOptions) -> tuple[tuple[str, st
     if model.quantization == ModelOptions.quantization:
         if len({rounding(quantization) for _, quantization in probed}) > 1:
             raise UserError(
-                f"machines were probed in {_name_forms(probed)}, and fewer bits are not chosen unasked; choose with -q, such as "
-                "-q none,int8 for int8 where it has to be"
+                f"machines were probed in {_name_forms(probed)}, and the planner never quantizes on its own; "
+                "choose with -q, such as -q none,int8 to use int8 where needed"
             )
         if model.dtype == ModelOptions.dtype:
             return ()
@@ -136,8 +137,8 @@ def allowed_dtypes(cluster: Cluster, model: ModelOptions) -> tuple[tuple[str, st
     ]
     if not pairs:
         raise UserError(
-            f"--dtype {join(model.dtype)} --quantization {join(model.quantization)}: machines were probed in {_name_forms(probed)} only; probe "
-            "with these flags, too"
+            f"--dtype {join(model.dtype)} --quantization {join(model.quantization)}: machines were probed in "
+            f"{_name_forms(probed)} only; also probe with these flags"
         )
     return tuple(dict.fromkeys(pairs))
 

@@ -156,8 +156,8 @@ def kv_blocks(stages: Sequence[Stage], limits: EngineLimits) -> BlockCounts:
             left = most.num_bytes - room.num_states(limits.max_num_seqs) * room.state_bytes
             if needed > left:
                 raise UserError(
-                    f"--num-kv-blocks {limits.num_kv_blocks} needs {needed >> 20} MiB on {stage.machine}, but {max(0, left) >> 20} MiB are "
-                    "free beside the weights; give less, or leave it out"
+                    f"--num-kv-blocks {limits.num_kv_blocks} needs {needed >> 20} MiB on {stage.machine}, but "
+                    f"{max(0, left) >> 20} MiB are free after the weights; give less, or leave it out"
                 )
     return blocks
 

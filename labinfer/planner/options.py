@@ -11,21 +11,21 @@ OBJECTIVES = ("throughput", "latency", "memory")
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOptions:
-    """Output of the measured costs."""
+    """Output of the measurement."""
 
-    save: str = option("", "also write the costs to this file, for launch.py plan --cluster", metavar="FILE")
+    save: str = option("", "also write the measured costs to this file, for launch.py plan --cluster", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """Probed machines and the links between them."""
+    """Measured hosts and the links between them."""
 
     cluster: tuple[str, ...] = option(
-        (), "costs of machines: files that launch.py probe --save wrote", metavar="FILE[,FILE…]"
+        (), "cost files of hosts, written by launch.py probe --save", metavar="FILE[,FILE…]"
     )
     link: tuple[str, ...] = option(
         (),
-        "network between two machines, such as a:b=1gbit,0.3ms, or 1gbit,0.3ms between all others; may be given several times",
+        "network between two hosts, such as a:b=1gbit,0.3ms, or 1gbit,0.3ms for all other pairs; repeatable",
         metavar="[A:B=]RATE,LATENCY",
     )
 
@@ -36,20 +36,19 @@ class PlanOptions(ClusterOptions):
 
     auto: bool = option(
         False,
-        "choose machines, their order, tensor-parallel degrees and layers by measured costs: for the machines of --cluster, or for those "
-        "of this launch, which measure first",
+        "choose hosts, their order, tensor-parallel sizes and layers per stage from measured costs: of the hosts in "
+        "--cluster, or of the hosts of this launch, which are measured first",
     )
     objective: str = option(
         "throughput",
-        "tokens a second with requests always waiting, latency of one answer alone, or the most KV tokens at nine tenths of the "
-        "best throughput",
+        "throughput (tokens per second under constant load), latency (of a single request) or memory (the most KV "
+        "cache tokens at 90 % of the best throughput)",
         choices=OBJECTIVES,
     )
     workload: str = option(
         "",
-        "lengths of requests: a trace of Azure, BurstGPT or Mooncake, JSONL with prompt_tokens and output_tokens, or, without --cluster, a "
-        "job of prompts (default: "
-        "512 in, 128 out)",
+        "request lengths: an Azure, BurstGPT or Mooncake trace, JSONL with prompt_tokens and output_tokens, or, "
+        "without --cluster, a JSONL file of prompts (default: 512 prompt and 128 output tokens)",
         metavar="FILE",
     )
     save: str = option("", "write the plan to this file, for --layout", metavar="FILE")

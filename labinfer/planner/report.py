@@ -18,7 +18,7 @@ from labinfer.planner.saved_plan import SavedPlan, merge_equal, rounding
 from labinfer.planner.search import find_layout, judge
 from labinfer.planner.units import allowed_forms, choose_units, form_levels
 
-HEADER = ("machine", "memory", "layers", "tp", "dtype", "quantization", "KV tokens", "busy", "without it")
+HEADER = ("machine", "memory", "layers", "tp", "dtype", "quantization", "KV tokens", "busy", "if removed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +89,11 @@ class PlanReport:
         lines += self._describe_replicas()
         for name, solution in self.left_out.items():
             text = "the model does not fit" if solution is None else self._describe_value(solution)
-            lines.append(f"{name} is left out; with it: {text}")
+            lines.append(f"{name} is not used; with it: {text}")
         if self.num_unseen:
             lines.append(
-                f"choices of tensor-parallel degrees and precisions that were not looked at: {self.num_unseen}, of which one may do more; leave out machines, "
-                "or degrees that a cluster file has costs for"
+                f"combinations of tensor-parallel sizes and precisions not searched: {self.num_unseen} (one may be "
+                "faster); use fewer machines, or fewer tensor-parallel sizes per cluster file"
             )
         if not all(stage.costs.measured for stage in best.stages):
             lines.append("some costs are estimated, not measured")
@@ -106,7 +106,7 @@ class PlanReport:
         quantizations = merge_equal(tuple(rounding(stage.costs.quantization) for stage in best.stages))
         flags += f" -q {join(quantizations)}" * (quantizations not in (("none",), ("auto",)))
         flags = f"--layout {path}, or with {flags}" if path else flags
-        lines.append(f"start it with {flags} and rank 0 on {best.stages[0].machine}, stages in this order: {order}")
+        lines.append(f"start with {flags}; rank 0 on {best.stages[0].machine}, order of the stages: {order}")
         return "\n".join(lines)
 
     def save(self) -> bytes:
@@ -140,7 +140,7 @@ class PlanReport:
         rate = sum(self.problem.request.output / solution.value for solution in self.alone.values())
         if rate <= self.problem.request.output / self.best.value:
             return []
-        return [f"a server of its own on each of {', '.join(self.alone)}, behind a proxy: {rate:.4g} tokens/s in sum"]
+        return [f"separate servers on {', '.join(self.alone)}, behind a proxy: {rate:.4g} tokens/s in total"]
 
 
 def describe_stages(problem: Problem, solution: Solution, losses: Mapping[str, str]) -> str:
@@ -173,11 +173,11 @@ def describe_stages(problem: Problem, solution: Solution, losses: Mapping[str, s
 
 def _describe_value(problem: Problem, solution: Solution) -> str:
     if solution.criterion.adds:
-        return f"{format_seconds(solution.value)} an answer"
+        return f"{format_seconds(solution.value)} per request"
     rate, criterion = problem.request.output / solution.value, solution.criterion
     batches = f"{criterion.num_batches} micro-batch{'es' * (criterion.num_batches != 1)}"
     sequences = f"{criterion.num_seqs} sequence{'s' * (criterion.num_seqs != 1)}"
-    return f"{rate:.4g} tokens/s with {sequences} at once in {batches}"
+    return f"{rate:.4g} tokens/s with {sequences} running in {batches}"
 
 
 def _forms(solution: Solution) -> set[str]:

@@ -105,13 +105,13 @@ class SavedPlan(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UserError: the file cannot be read, or holds no plan.
         """
-        hint = "launch.py plan --auto --save writes such a file"
+        hint = "create it with launch.py plan --auto --save"
         try:
             return msgspec.json.decode(Path(path).read_bytes(), type=cls)
         except OSError as error:
             raise UserError(f"cannot read --layout {path}: {error.strerror}; {hint}") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"--layout {path} holds no plan: {error}; {hint}") from None
+            raise UserError(f"--layout {path} is not a plan: {error}; {hint}") from None
 
 
 def plan_options(plan: SavedPlan, options: EngineOptions, nodes: Sequence[str]) -> EngineOptions:
@@ -162,7 +162,7 @@ def describe_difference(plan: SavedPlan, options: Mapping[str, str]) -> str:
     """
     names = [name for name in {**plan.options, **options} if plan.options.get(name) != options.get(name)]
     return "; ".join(
-        f"{flag_name(name)} {plan.options.get(name, 'not named')} in the plan, {options.get(name, 'not named')} here"
+        f"{flag_name(name)} {plan.options.get(name, 'not given')} in the plan, {options.get(name, 'not given')} here"
         for name in names
     )
 
@@ -182,15 +182,17 @@ def place_stages(plan: SavedPlan, nodes: Sequence[str]) -> tuple[int, ...]:
     for machine, count in needed.items():
         if machine not in free:
             raise UserError(
-                f"the plan has a stage on {machine}, but ranks are on {', '.join(free)} only; start {count} there, or plan again"
+                f"the plan has a stage on {machine}, but ranks run only on {', '.join(free)}; start {count} there, "
+                "or make a new plan"
             )
         if len(free[machine]) < count:
             raise UserError(
-                f"the plan needs {count} ranks on {machine}, which has {len(free[machine])}; start {count} there, or plan again"
+                f"the plan needs {count} ranks on {machine}, which has {len(free[machine])}; start {count} there, "
+                "or make a new plan"
             )
     if nodes[0] != (first := plan.stages[0].machine):
         raise UserError(
-            f"the plan has its first stage on {first}, but rank 0 is on {nodes[0]}; start rank 0 on {first}"
+            f"the plan has the first stage on {first}, but rank 0 is on {nodes[0]}; start rank 0 on {first}"
         )
     return tuple(free[stage.machine].pop(0) for stage in plan.stages for _ in range(stage.tp_size))
 

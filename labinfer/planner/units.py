@@ -96,8 +96,9 @@ def choose_units(
             choices.append(classes)
     if sizes and not choices:
         raise UserError(
-            f"{len(cluster.machines)} machines make {min(sizes)} sets of stages, but {MAX_STATES} are looked through; leave machines out, "
-            "give equal ones the same costs and links, or probe those of many ranks with a larger -tp"
+            f"{len(cluster.machines)} machines make {min(sizes)} sets of stages, more than the search limit of "
+            f"{MAX_STATES}; leave machines out, give identical machines the same costs and links, or probe "
+            "machines of many ranks with a larger -tp"
         )
     return UnitChoices(choices, total - len(choices))
 

@@ -83,8 +83,8 @@ class Workload:
         longest = max(self.requests, key=lambda request: request.prompt + request.output)
         if longest.prompt + longest.output > max_model_len:
             raise UserError(
-                f"the workload has a request of {longest.prompt} + {longest.output} tokens, but the context has {max_model_len}; "
-                "leave such requests out, or give a larger --max-model-len"
+                f"the workload has a request of {longest.prompt} + {longest.output} tokens, more than the context "
+                f"length of {max_model_len}; leave such requests out, or give a larger --max-model-len"
             )
 
 
@@ -108,7 +108,7 @@ def read_workload(path: str, default_output: int = DEFAULT_OUTPUT, count_tokens:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; a workload is {FORMS}") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} is no workload: {error}; give {FORMS}") from None
+        raise UserError(f"{path} is not a workload: {error}; give {FORMS}") from None
     if not requests:
         raise UserError(f"{path} has no requests; give {FORMS}")
     if all(request.arrival is not None for request in requests):
@@ -132,7 +132,7 @@ def _read_csv(file: Iterator[str], path: str) -> Iterator[RequestLengths]:
             if not math.isfinite(when):
                 raise ValueError
         except (TypeError, ValueError):
-            raise UserError(f"{path}:{rows.line_num} is no row of such a trace; give {FORMS}") from None
+            raise UserError(f"{path}:{rows.line_num} is not a row of such a trace; give {FORMS}") from None
         if prompt < 1 or output < 1:  # failed requests of BurstGPT have no response
             continue
         first = when if first is None else first
@@ -178,7 +178,7 @@ def _read_jsonl(
         except UserError as error:
             raise UserError(f"{path}:{number}: {error}") from None
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-            raise UserError(f"{path}:{number} is no request of a workload; give {FORMS}") from None
+            raise UserError(f"{path}:{number} is not a request of a workload; give {FORMS}") from None
         if request.arrival is not None:
             first = request.arrival if first is None else first
             request = replace(request, arrival=request.arrival - first)

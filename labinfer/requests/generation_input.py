@@ -83,7 +83,7 @@ def read_chat(body: ChatBody, defaults: SamplingParams) -> GenerationInput:
         UserError: a field is out of bounds, or its value is not supported.
     """
     if body.echo:
-        raise UserError("echo is for completions; a chat answer has no prompt text")
+        raise UserError("echo is for completions; chat completions do not echo the prompt")
     parsed = _read(body, [body.prompt()], body.count_logprobs(), body.tool_use(), defaults)
     return replace(
         parsed, include_reasoning=body.include_reasoning is not False, return_drafted=bool(body.return_drafted)
@@ -114,7 +114,7 @@ def _read(
     warnings = tool_use.check_schemas()
     options = body.stream_options or StreamOptions()
     if body.stream_options is not None and not body.stream:
-        raise UserError("stream_options goes with stream: true; leave it out")
+        raise UserError("stream_options needs stream: true; leave it out")
     max_tokens, max_tokens_field = body.max_completion_tokens, "max_completion_tokens"
     if max_tokens is None:
         max_tokens, max_tokens_field = body.max_tokens, "max_tokens" if body.max_tokens is not None else ""
@@ -133,8 +133,8 @@ def _read(
     num_answers = max(sampling.num_choices, sampling.num_beams)
     if len(prompts) * num_answers > MAX_INPUTS:
         raise UserError(
-            f"prompt: {num_answers} answers to each of {len(prompts)} prompts are more than the {MAX_INPUTS} that one "
-            "request may want; send several"
+            f"prompt: {num_answers} outputs for each of {len(prompts)} prompts exceed the limit of {MAX_INPUTS} "
+            "per request; send several requests"
         )
     return GenerationInput(
         prompts=prompts,

@@ -154,13 +154,14 @@ class InputProcessor:
         """Constrain answers to the tool call that ``tool_choice`` demands."""
         if sampling.structured_outputs is not None:
             raise UserError(
-                "tool_choice demands a call, and structured_outputs or response_format another form; leave one out"
+                "tool_choice forces a tool call and cannot be combined with structured_outputs or "
+                "response_format; leave one out"
             )
         tokenizer = self.need_tokenizer()
         form = tokenizer.reply_format and tokenizer.reply_format.call
         if form is None:
             raise UserError(
-                f"tool_choice {tool_use.tool_choice!r:.60} cannot be forced: it is not known how this model writes calls; "
+                f"tool_choice {tool_use.tool_choice!r:.60} cannot be forced: the format of this model's tool calls is unknown; "
                 'use "auto", or give --response-template'
             )
         grammar = forced_calls(tool_use, form, tokenizer.added_tokens)
@@ -287,7 +288,7 @@ def pair_prompts(prompts: Any, params: Any) -> list[tuple[PromptLike, SamplingPa
         UserError: a value has a wrong type, or the lists differ in length.
     """
     if prompts is None:
-        raise UserError("rank 0 must be given prompts; only the other ranks may pass None")
+        raise UserError("rank 0 needs prompts; only the other ranks may pass None")
     if not isinstance(prompts, (str, dict, list, tuple)):
         raise UserError(f"prompts must be one prompt or a list of prompts, not {prompts!r:.80}")
     if isinstance(prompts, (str, dict)) or _is_one_prompt(prompts):
@@ -299,7 +300,7 @@ def pair_prompts(prompts: Any, params: Any) -> list[tuple[PromptLike, SamplingPa
             f"sampling_params must be SamplingParams, one for all prompts or a list of them, not {params!r:.80}"
         )
     if len(params) != len(prompts):
-        raise UserError(f"{len(params)} sampling parameters for {len(prompts)} prompts; give one, or one for each")
+        raise UserError(f"{len(params)} sampling parameters for {len(prompts)} prompts; give one, or one per prompt")
     return list(zip(prompts, params, strict=True))
 
 

@@ -116,7 +116,7 @@ def check_num_values(data: bytes | bytearray | msgspec.Raw) -> None:
         if not _fits(num_parts, num_items):
             raise WrongBody(
                 f"the body has more than {MAX_PARTS} objects, arrays and keys, or more than {MAX_ITEMS} items; "
-                "send less at once"
+                "send a smaller request"
             )
 
 

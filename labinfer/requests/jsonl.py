@@ -102,7 +102,7 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
     if parsed.url == COMPLETIONS_URL:
         body = read_completion(decode_json(parsed.body, CompletionBody), defaults)
         if len(body.prompts) != 1:
-            raise UserError(f"a line may have one prompt, not {len(body.prompts)}; give each a line of its own")
+            raise UserError(f"a line may have one prompt, not {len(body.prompts)}; put each prompt on its own line")
     elif parsed.url == CHAT_URL:
         body = read_chat(decode_json(parsed.body, ChatBody), defaults)
     elif parsed.url == EMBEDDINGS_URL:

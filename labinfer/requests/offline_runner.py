@@ -89,7 +89,7 @@ class OfflineRunner:
         """Yield the deltas and the outputs of each step."""
         driver = self._driver
         if driver.is_broken:
-            raise UserError("an earlier run of this LLM was broken off; make a new LLM")
+            raise UserError("an earlier run of this LLM failed; create a new LLM")
         self.report = report = RunReport()
         before = self._engine.scheduler.counts.copy()
         begin = self._clock()
@@ -150,7 +150,8 @@ def check_can_stream(request: Request) -> None:
     """
     if not request.sampling.can_stream:
         raise UserError(
-            "best_of and num_beams cannot stream: the best are known at the end; leave them or on_delta out"
+            "best_of and num_beams cannot stream, as the best outputs are known only at the end; leave them or "
+            "on_delta out"
         )
 
 

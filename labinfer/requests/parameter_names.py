@@ -25,10 +25,12 @@ def check_registration(name: str, part: Any, details: dict[str, Any]) -> None:
         {field for body in BODIES for field in body.__struct_fields__} if details else SamplingParams.__struct_fields__
     )
     if name in taken:
-        raise UserError("requests have a field of this name; choose another one")
+        raise UserError("requests already have a field with this name; choose another one")
     if not details:
         return
     if not isinstance(details["parameter"], SamplingParameter):
         raise UserError(f"parameter must be a SamplingParameter, not {details['parameter']!r:.60}")
     if not name.isidentifier() or name != name.lower():
-        raise UserError("the name of a parameter has small letters, digits and underscores, and begins with a letter")
+        raise UserError(
+            "a parameter name must consist of lower-case letters, digits and underscores, and begin with a letter"
+        )

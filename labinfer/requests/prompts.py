@@ -42,7 +42,8 @@ class TemplateUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def __post_init__(self) -> None:
         if self.continue_final_message and self.add_generation_prompt:
             raise UserError(
-                "continue_final_message goes on in the last message, and add_generation_prompt begins another; leave one out"
+                "continue_final_message continues the last message, and add_generation_prompt starts a new one; "
+                "leave one out"
             )
 
     @property
@@ -118,7 +119,7 @@ def parse_prompt(given: PromptLike) -> tuple[Prompt, dict[str, Any]]:
     extras, key = _extras(given), only_key(given)
     tool_use = ToolUse.from_fields(given)
     if tool_use.offered and key != "messages":
-        raise UserError(f"tools go with messages, not with {key}")
+        raise UserError(f"tools need messages, not {key}")
     template_use = TemplateUse.from_fields(given)
     check_template_use(template_use, key)
     return _convert(given[key], tool_use, template_use), extras
@@ -131,7 +132,7 @@ def check_template_use(template_use: TemplateUse, key: str) -> None:
         UserError: there are template options, but ``key``, the one of ``PROMPT_KEYS`` in use, is not ``messages``.
     """
     if key != "messages" and (names := list(msgspec.to_builtins(template_use))):
-        raise UserError(f"{names[0]} goes with messages, not with {key}")
+        raise UserError(f"{names[0]} needs messages, not {key}")
 
 
 def only_key(given: dict[str, Any]) -> str:
@@ -155,7 +156,7 @@ def _convert(given: Any, tool_use: ToolUse, template_use: TemplateUse) -> Prompt
         return TokensPrompt(given)
     if isinstance(given, list) and all(isinstance(message, dict) for message in given):
         return ChatPrompt(given, tool_use, template_use)
-    raise UserError(f"a prompt is text, a list of token ids or a list of messages, not {given!r:.80}")
+    raise UserError(f"a prompt must be a string, a list of token ids or a list of messages, not {given!r:.80}")
 
 
 def _extras(given: dict[str, Any]) -> dict[str, Any]:

@@ -206,7 +206,7 @@ class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forb
 
     def __post_init__(self) -> None:
         if (self.json_schema is None) == (self.schema is None):
-            raise UserError("response_format of the type json_schema needs json_schema, or schema alone")
+            raise UserError("response_format of type json_schema needs json_schema or schema")
 
 
 def json_form(schema: dict[str, Any] | None, field: str, is_strict: bool, left_out: list[str]) -> StructuredOutputs:
@@ -255,7 +255,7 @@ class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
         if form is None or isinstance(form, TextFormat):
             return self.structured_outputs
         if self.structured_outputs is not None:
-            raise UserError("response_format and structured_outputs both say what an answer must be; leave one out")
+            raise UserError("response_format and structured_outputs both constrain the output; leave one out")
         named = form.json_schema if isinstance(form, JsonSchemaFormat) else None
         schema = form.schema if named is None else named.schema
         return json_form(schema, "response_format", named is not None and bool(named.strict), left_out)
@@ -383,7 +383,8 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """
         if self.dimensions not in (None, hidden_size):
             raise UserError(
-                f"dimensions {self.dimensions} are not offered: this model's vectors have {hidden_size}; leave it out"
+                f"dimensions {self.dimensions} is not supported: this model's embeddings have {hidden_size} "
+                "dimensions; leave it out"
             )
 
 
@@ -397,7 +398,7 @@ def typed_prompts(field: str, inputs: Any) -> list[Prompt]:
         inputs = [inputs]
     kinds = {type(item) for item in inputs}
     if len(kinds) > 1 or int in kinds:
-        raise UserError(f"{field} mixes texts, token ids and lists of them; give all of one kind")
+        raise UserError(f"{field} mixes strings, token ids and lists; use one kind")
     if not 0 < len(inputs) <= MAX_INPUTS:
         raise UserError(f"{field} must have 1 to {MAX_INPUTS} texts or prompts, not {len(inputs)}")
     for index, item in enumerate(inputs):

@@ -87,7 +87,7 @@ class ChatTemplate:
                     f"chat_template_kwargs: this model's chat template does not read {name!r}; it reads {known}"
                 )
         if not self._takes_tools and (tools or any(message.get("tool_calls") for message in messages)):
-            raise UserError("this model's chat template has no place for tools; leave tools and tool_calls out")
+            raise UserError("this model's chat template does not support tools; leave tools and tool_calls out")
         try:
             text = within_limits(
                 lambda: self._template.render(
@@ -100,13 +100,14 @@ class ChatTemplate:
                 )
             )
         except Exception as error:  # noqa: BLE001 - a template is a program; whatever it raises is its refusal
-            raise UserError(f"the chat template refuses these messages: {error or type(error).__name__}") from None
+            raise UserError(f"the chat template rejects these messages: {error or type(error).__name__}") from None
         if not goes_on:
             return text
         before, mark, _ = text.rpartition(CONTINUATION_MARK)
         if not mark:
             raise UserError(
-                "continue_final_message: this model's chat template does not write the last message as it is"
+                "continue_final_message: this model's chat template modifies the last message, so it cannot be "
+                "continued; leave continue_final_message out"
             )
         return before
 

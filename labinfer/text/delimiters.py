@@ -110,7 +110,9 @@ class PatternDelimiter:
             allowed = min(MATCH_SECONDS, self._seconds_left + USUAL_SECONDS)
             self._seconds_left = allowed - (time.thread_time() - began)
             if self._seconds_left <= 0:
-                logger.warning("the response template's pattern %.200r takes too long; it is given up", self._source)
+                logger.warning(
+                    "the response template's pattern %.200r takes too long and is no longer used", self._source
+                )
 
 
 def within_time(search: Callable[[float], Result]) -> Result:
@@ -148,7 +150,7 @@ def compile_pattern(pattern: str, behind: str = "") -> regex.Pattern[str]:
     try:
         return regex.compile(f"(?:{pattern}){behind}" if behind else pattern, regex.DOTALL)
     except (regex.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"{pattern!r:.200} is no regular expression: {error}") from None
+        raise ValueError(f"{pattern!r:.200} is not a valid regular expression: {error}") from None
 
 
 def overlap(text: str, literal: str) -> int:

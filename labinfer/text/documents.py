@@ -43,7 +43,7 @@ def read_documents(path: Path, flag: str, tokenizer: Tokenizer) -> list[Document
         documents = [_read_line(line, f"{flag} {path}, line {n}", tokenizer) for n, line in lines if line.strip()]
     documents = [document for document in documents if len(document.token_ids) > 1]
     if not documents:
-        raise UserError(f"{flag} {path} has no text of two tokens or more, so there is nothing to predict")
+        raise UserError(f"{flag} {path} has no text of at least two tokens, so there is nothing to predict")
     return documents
 
 

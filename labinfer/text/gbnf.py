@@ -57,7 +57,7 @@ def _convert(text: str) -> str:
                 parts.append(_rule_end(is_empty, depth, text, position))
             name = token["rule"]
             if name in defined:
-                raise _error(f"the rule {name!r:.60} is there twice", text, position)
+                raise _error(f"the rule {name!r:.60} is defined twice", text, position)
             defined[name] = "start" if name == ROOT else f"rule_{len(defined)}"
             parts.append(f"\n<{name}>:")
             is_empty = True
@@ -74,18 +74,18 @@ def _convert(text: str) -> str:
         elif value in ("|", ")") and is_empty:
             value = f'"" {value}'
         elif (kind in ("least", "to", "most") or value in ("*", "+", "?")) and is_empty:
-            raise _error(f"{value!r:.20} has nothing to repeat", text, position)
+            raise _error(f"{value!r:.20} follows nothing that it could repeat", text, position)
         depth += (value == "(") - value.endswith(")") * (kind == "sign")
         if depth < 0:
-            raise _error("a parenthesis closes that is not open", text, position)
+            raise _error("unmatched closing parenthesis", text, position)
         is_empty = kind == "sign" and (value == "(" or value.endswith("|"))
         parts.append(value)
     parts.append(_rule_end(is_empty, depth, text, len(text)))
     if ROOT not in defined:
-        raise UserError(f"structured_outputs.grammar has no rule {ROOT!r}, with which GBNF and EBNF begin")
+        raise UserError(f"structured_outputs.grammar has no rule {ROOT!r}, the start rule of GBNF and EBNF")
     for name, position in used.items():
         if name not in defined:
-            raise _error(f"there is no rule {name!r:.60}", text, position)
+            raise _error(f"undefined rule {name!r:.60}", text, position)
     return "".join(
         f"\n{defined[part[2:-2]]}:" if part.startswith("\n<") else f" {defined[part[1:-1]] if part[0] == '<' else part}"
         for part in filter(None, parts)
@@ -98,7 +98,7 @@ def _tokens(text: str) -> Iterator[tuple[re.Match, int]]:
     while position < len(text):
         token = TOKEN.match(text, position)
         if token is None:
-            raise _error(f"{text[position : position + 20]!r} cannot be read", text, position)
+            raise _error(f"{text[position : position + 20]!r} cannot be parsed", text, position)
         if token.lastgroup != "space":
             yield token, position
         position = token.end()
@@ -107,7 +107,7 @@ def _tokens(text: str) -> Iterator[tuple[re.Match, int]]:
 def _rule_end(is_empty: bool, depth: int, text: str, position: int) -> str:
     """Text that completes a rule."""
     if depth:
-        raise _error("a parenthesis is not closed", text, position)
+        raise _error("unclosed parenthesis", text, position)
     return '""' if is_empty else ""
 
 
@@ -123,14 +123,14 @@ def _characters(written: str, text: str, position: int) -> Iterator[str]:
         if digits := match["x"] or match["u"] or match["U"]:
             code = int(digits, 16)
             if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-                raise _error(f"{match[0]} is no character", text, position)
+                raise _error(f"{match[0]} is not a character", text, position)
             yield chr(code)
         elif match["plain"] is not None:
             yield match["plain"]
         elif match["escaped"] in ESCAPES:
             yield ESCAPES[match["escaped"]]
         else:
-            raise _error(f"there is no escape {match[0]!r}", text, position)
+            raise _error(f"unknown escape {match[0]!r}", text, position)
 
 
 def _character_set(written: str, text: str, position: int) -> str:

@@ -23,7 +23,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Token types in ``tokenizer.ggml.token_type``, as in SentencePiece."""
 NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """Tokens that chat templates may name, with their names in the metadata."""
-WAY_OUT = "give --tokenizer DIR with the tokenizer of the model that the file was made of"
+WAY_OUT = "give --tokenizer DIR with the tokenizer of the original model"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +149,7 @@ def _named_id(file: GgufFile, name: str, count: int) -> int | None:
     if token_id == 0xFFFFFFFF:  # none
         return None
     if not 0 <= token_id < count:
-        raise UserError(f"{file.path}: {key} is {token_id}, but there are {count} tokens; {WAY_OUT}")
+        raise UserError(f"{file.path}: {key} is {token_id}, but the vocabulary has {count} tokens; {WAY_OUT}")
     return token_id
 
 
@@ -162,7 +162,7 @@ def _vocabulary(file: GgufFile) -> list[tuple[str, int]]:
     texts = file.texts("tokenizer.ggml.tokens")
     kinds = file.numbers("tokenizer.ggml.token_type") or [NORMAL] * len(texts)
     if not texts or len(kinds) != len(texts):
-        raise UserError(f"{file.path} has {len(texts)} tokens and kinds of {len(kinds)}; {WAY_OUT}")
+        raise UserError(f"{file.path} has {len(texts)} tokens but token types of {len(kinds)}; {WAY_OUT}")
     return list(zip(texts, kinds, strict=True))
 
 
@@ -174,7 +174,8 @@ def _byte_level(file: GgufFile) -> dict[str, Any]:
     name = file.get("tokenizer.ggml.pre", str, "none")
     if name not in SPLITS:
         raise UserError(
-            f"{file.path}: pre-tokenizer {name!r:.40} of GGUF files is not supported; supported are {', '.join(SPLITS)}; {WAY_OUT}"
+            f"{file.path}: pre-tokenizer {name!r:.40} of GGUF files is not supported; supported are "
+            f"{', '.join(SPLITS)}; {WAY_OUT}"
         )
     split, tokens = SPLITS[name], _vocabulary(file)
     added = [
@@ -254,7 +255,7 @@ def _sentencepiece_model(file: GgufFile) -> bytes:
     tokens = _vocabulary(file)
     scores = file.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
-        raise UserError(f"{file.path} has {len(tokens)} tokens and scores of {len(scores)}; {WAY_OUT}")
+        raise UserError(f"{file.path} has {len(tokens)} tokens but scores of {len(scores)}; {WAY_OUT}")
     has_bytes = any(kind == BYTE for _, kind in tokens)
     trainer = [(3, 2), (4, len(tokens)), (35, int(has_bytes))]  # model_type BPE, vocab_size, byte_fallback
     for name, number, piece in (("unk", 40, 45), ("bos", 41, 46), ("eos", 42, 47), ("pad", 43, 48)):

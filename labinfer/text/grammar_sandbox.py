@@ -131,9 +131,9 @@ class GrammarSandbox:
         try:
             return self._helper.ask(source.encode()).decode()
         except HelperTimeout:
-            return f"it takes more than {TRIAL_SECONDS:g} s to compile; make it simpler"
+            return f"compiling it takes more than {TRIAL_SECONDS:g} s; simplify it"
         except HelperEnded as error:
-            return f"it does not compile: {error}; make it simpler"
+            return f"it does not compile: {error}; simplify it"
         except HelperRefused as error:
             raise UserError(f"structured_outputs cannot be used with {self._helper.argument}: {error}") from None
 
@@ -170,7 +170,7 @@ def try_grammar(tokenizer: LLTokenizer, source: str, limits: LLParserLimits) -> 
     if matcher.is_error():
         return grammar_problem(matcher.get_error())
     if compiled - begin > COMPILE_SECONDS:
-        return f"it takes {compiled - begin:.1f} s to compile, and {COMPILE_SECONDS:g} s are allowed; make it simpler"
+        return f"compiling it takes {compiled - begin:.1f} s (limit: {COMPILE_SECONDS:g} s); simplify it"
     draw, before = random.Random(0), compiled
     for number in range(WALK_TOKENS):
         token = _any_token(mask, draw, tokenizer.eos_token)
@@ -184,7 +184,7 @@ def try_grammar(tokenizer: LLTokenizer, source: str, limits: LLParserLimits) -> 
             return f"after {number + 1} tokens: {grammar_problem(matcher.get_error())}"
         now = time.process_time()
         if now - before > STEP_SECONDS:
-            return f"it takes {now - before:.1f} s to find the next token; make it simpler"
+            return f"computing the next token mask takes {now - before:.1f} s; simplify it"
         before = now
     return ""
 

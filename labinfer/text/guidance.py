@@ -139,8 +139,8 @@ def need_json_file(tokenizer: Tokenizer) -> Path:
     """
     if tokenizer.json_file is None:
         raise UserError(
-            "structured_outputs needs a tokenizer.json, but the checkpoint has only SentencePiece's tokenizer.model; "
-            "give --tokenizer DIR of one that has it"
+            "structured_outputs needs a tokenizer.json, but the checkpoint has only SentencePiece's "
+            "tokenizer.model; give --tokenizer DIR with a tokenizer.json"
         )
     return tokenizer.json_file
 
@@ -185,7 +185,7 @@ class GuidanceVocabulary:
         may_end = matcher.is_accepting()
         if matcher.is_stopped() or not allowed:
             if not may_end:
-                raise GuidanceError("what would have to follow cannot be said in this checkpoint's tokens")
+                raise GuidanceError("the required text cannot be expressed in the tokens of this model")
             return b""
         if may_end:
             allowed |= self._ends
@@ -213,7 +213,7 @@ class Grammar:
         except GuidanceError as error:
             raise UserError(f"structured_outputs.{kind} is refused: {error}") from None
         if not self.mask:
-            raise UserError(f"structured_outputs.{kind} is refused: it leaves no answer but the empty one")
+            raise UserError(f"structured_outputs.{kind} is refused: it allows only the empty output")
         self.has_failed = False
         """Whether an answer has exceeded the limits; all answers of a grammar share some of them."""
 

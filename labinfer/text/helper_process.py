@@ -150,7 +150,7 @@ def _describe_end(status: int) -> str:
         return f"its process failed with exit status {status}"
     name = signal.Signals(-status).name
     may_lack_memory = -status in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)  # aborts of libraries, stack overflows
-    return f"its process was ended by {name}" + ", probably for want of memory or stack" * may_lack_memory
+    return f"its process was killed by {name}" + ", probably out of memory or stack" * may_lack_memory
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:

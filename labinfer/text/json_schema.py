@@ -65,7 +65,7 @@ def fit_schema(schema: dict[str, Any], field: str, strict: bool, left_out: list[
         UserError: the schema is nested too deeply or too long, or ``strict`` is true and no grammar can enforce a part.
     """
     if exceeds_max_depth(schema):
-        raise UserError(f"{field}: the schema is nested more than {MAX_DEPTH} deep; make it flatter")
+        raise UserError(f"{field}: the schema is nested more than {MAX_DEPTH} levels deep; flatten it")
     num_bytes = len(msgspec.json.encode(schema))
     if num_bytes > MAX_SCHEMA_BYTES:
         raise UserError(f"{field}: the schema has {num_bytes} bytes, more than {MAX_SCHEMA_BYTES}; make it shorter")
@@ -75,9 +75,9 @@ def fit_schema(schema: dict[str, Any], field: str, strict: bool, left_out: list[
         names = list(dict.fromkeys(fitter.unheld))
         what = ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
         if strict:
-            raise UserError(f"{field}: strict is true, and a grammar cannot hold {what}; leave them out, or strict")
+            raise UserError(f"{field}: strict is true, but a grammar cannot enforce {what}; leave them or strict out")
         if left_out is not None:
-            left_out.append(f"{field}: a grammar cannot hold {what}, which were left out")
+            left_out.append(f"{field}: a grammar cannot enforce {what}; these were ignored")
     given, options = schema.get("x-guidance"), {} if strict else {"lenient": True, "coerce_one_of": True}
     options |= given if isinstance(given, dict) else {}
     return fitted | ({"x-guidance": options} if options else {})
@@ -99,8 +99,8 @@ def check_property_counts(schema: dict[str, Any], field: str) -> None:
             continue
         if _can_repeat_names(part):
             raise UserError(
-                f"{field}: a grammar cannot hold minProperties {part['minProperties']!r:.20}, as names could be repeated; "
-                "name more of the properties under required, or lower it"
+                f"{field}: a grammar cannot enforce minProperties {part['minProperties']!r:.20}, as names could be "
+                "repeated; name more of the properties under required, or lower it"
             )
         for keyword in NAMED_SCHEMAS:
             unchecked += part[keyword].values() if isinstance(part.get(keyword), dict) else ()
@@ -180,9 +180,7 @@ class _Fitter:
         for name in names:
             if name not in JSON_TYPES:
                 where = f" (at {place[:80]})" if place else ""
-                raise UserError(
-                    f"{self._field}: there is no type {name!r:.40}{where}; use one of {', '.join(JSON_TYPES)}"
-                )
+                raise UserError(f"{self._field}: unknown type {name!r:.40}{where}; use one of {', '.join(JSON_TYPES)}")
         return names if isinstance(value, list) else names[0]
 
     def _may_be_any(self, schemas: list[Any], place: str) -> bool:

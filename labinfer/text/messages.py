@@ -33,7 +33,7 @@ class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fiel
 class _UnreadPart(msgspec.Struct, tag_field="type"):
     def __post_init__(self) -> None:
         kind = self.__struct_config__.tag
-        raise UserError(f"this model reads text only, and no part of the type {kind!r}; leave it out")
+        raise UserError(f"content parts of type {kind!r} are not supported: models read text only; leave it out")
 
 
 class ImagePart(_UnreadPart, tag="image_url"):

@@ -138,12 +138,12 @@ def describe_choice(chosen: ReplyFormat | None, given: str) -> str:
         given: argument of ``choose_format``.
     """
     if chosen is not None:
-        return f"chat replies are read by the response template {chosen.name}"
+        return f"chat replies are parsed with the response template {chosen.name}"
     if given == NONE:
-        return f"chat replies are content and nothing else, as --response-template {NONE} says"
+        return f"chat replies are returned as content only (--response-template {NONE})"
     return (
-        "chat replies are content and nothing else: the checkpoint has no response_template, and its chat template has the "
-        "marks of no built-in one; --response-template NAME|FILE gives one"
+        "chat replies are returned as content only: the checkpoint has no response_template, and no built-in one "
+        "matches its chat template; give one with --response-template NAME|FILE"
     )
 
 
@@ -173,7 +173,7 @@ def _given(given: str, chat_template: str) -> ReplyFormat:
     path = Path(given)
     if not path.is_file():
         names = ", ".join([*built_in_names(), NONE])
-        raise UserError(f"--response-template {given} is no file, and none of the built-in ones: {names}")
+        raise UserError(f"--response-template {given} is neither a file nor a built-in template: {names}")
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")

@@ -82,7 +82,7 @@ class Tokenizer:
             UserError: a file has changed, is new, or is gone.
         """
         if path := changed_path(self.identity, self._find_files()):
-            raise UserError(f"{path} has changed since it was read first; put the old files back, or start again")
+            raise UserError(f"{path} has changed since it was loaded; restore the old files, or restart")
 
     @staticmethod
     def _open(directory: Path) -> tuple[TokenizerBackend, dict[str, Any]]:

@@ -39,7 +39,7 @@ def check_patterns(component: Any) -> None:
             raise ValueError(f"its pattern {pattern!r:.60} has {len(pattern)} characters; {MAX_PATTERN} are supported")
         if _may_explode(pattern):
             raise ValueError(
-                f"its pattern {pattern!r:.100} repeats what may be matched in several ways, as (a+)+ does, which may take for ever"
+                f"its pattern {pattern!r:.100} has nested repetitions, such as (a+)+, which can take exponential time"
             )
 
 

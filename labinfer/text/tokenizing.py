@@ -116,7 +116,7 @@ def main(argument: str) -> None:
     try:
         tokenizer = Tokenizer(Path(directory), response_template, chat_template)
         if contents and tokenizer.digest != contents:
-            problem = f"the tokenizer in {directory} has changed since it was read first; put the old files back, or start again"
+            problem = f"the tokenizer in {directory} has changed since it was loaded; restore the old files, or restart"
     except UserError as error:
         problem = str(error)
     answer_messages(

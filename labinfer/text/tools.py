@@ -115,9 +115,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if not tools and self.tool_choice not in (None, "none", "auto"):
             raise UserError(f"tool_choice {_cached_text(self.tool_choice)} needs tools to choose from")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            raise UserError(
-                f"tool_choice {_cached_text(self.tool_choice)} is not among tools, which are {', '.join(names):.200}"
-            )
+            raise UserError(f"tool_choice {_cached_text(self.tool_choice)} is not in tools: {', '.join(names):.200}")
         for name, count in Counter(names).items():
             if count > 1:
                 raise UserError(f"tools has {count} functions called {name!r}; their names must differ")
@@ -127,7 +125,8 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def _read_functions(self) -> None:
         if self.tools or self.tool_choice not in (None, "none", "auto"):
             raise UserError(
-                "functions and function_call are the older form of tools and tool_choice; leave the older out"
+                "functions and function_call are deprecated forms of tools and tool_choice; use only tools and "
+                "tool_choice"
             )
         choice: ToolChoice | None = None
         if isinstance(self.function_call, NamedFunction):
@@ -142,7 +141,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         names = [tool.function.name for tool in self.tools or []]
         allowed_names = {tool.function.name for tool in allowed.tools}
         if missing := sorted(allowed_names.difference(names)):
-            raise UserError(f"tool_choice {missing[0][:64]!r} is not among tools, which are {', '.join(names):.200}")
+            raise UserError(f"tool_choice {missing[0][:64]!r} is not in tools: {', '.join(names):.200}")
         tools = [tool for tool in self.tools or [] if tool.function.name in allowed_names]
         msgspec.structs.force_setattr(self, "tools", tools)
         msgspec.structs.force_setattr(self, "tool_choice", allowed.mode)
@@ -160,7 +159,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         except msgspec.ValidationError as error:
             raise UserError(str(error)) from None
         except RecursionError:
-            raise UserError("tools is nested too deeply") from None
+            raise UserError("tools are nested too deeply") from None
 
     @property
     def offered(self) -> list[dict[str, Any]]:
@@ -200,8 +199,8 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         num_bytes = sum(len(msgspec.json.encode(function.parameters)) for function in functions)
         if num_bytes > MAX_SCHEMA_BYTES:
             raise UserError(
-                f"tools: the parameters of the functions that may be called have {num_bytes} bytes, more than the "
-                f'{MAX_SCHEMA_BYTES} of a forced call; name one in tool_choice, or use "auto"'
+                f"tools: the parameters of all callable functions have {num_bytes} bytes, more than the limit of "
+                f'{MAX_SCHEMA_BYTES} for a forced call; name one function in tool_choice, or use "auto"'
             )
         for function in functions:
             parameters_schema(function, left_out)
@@ -256,4 +255,4 @@ def _check_parameters(function: Function) -> None:
             f"required in the parameters of {function.name!r} must be a list of names, not {required!r:.60}"
         )
     if exceeds_max_depth(function.parameters):
-        raise UserError(f"parameters of {function.name!r} are nested more than {MAX_DEPTH} deep; make them flatter")
+        raise UserError(f"parameters of {function.name!r} are nested more than {MAX_DEPTH} levels deep; flatten them")

@@ -36,13 +36,14 @@ def weight_files(directory: Path) -> list[Path]:
         if not names:
             raise UserError(f"{index} has no weight_map")
         if any(not isinstance(name, str) or Path(name).name != name or "\0" in name for name in names):
-            raise UserError(f"{index}: weight_map should name files beside it")
+            raise UserError(f"{index}: weight_map should name files in the same directory")
         return [directory / name for name in sorted(set(names))]
     if single.exists():
         return [single]
     paths = sorted(directory.glob("*.safetensors"))
     if not paths:
         raise UserError(
-            f"{directory} holds no {SINGLE_FILE} and no {INDEX_FILE}; a checkpoint is safetensors files, or GGUF, of which --model names the file"
+            f"{directory} holds no {SINGLE_FILE} and no {INDEX_FILE}; --model takes a directory with safetensors "
+            "files, or a GGUF file"
         )
     return paths

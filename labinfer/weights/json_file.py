@@ -39,7 +39,7 @@ def need_plain_file(path: Path) -> None:
         UserError: the path exists and is not a regular file. A missing file is not refused here.
     """
     if path.exists() and not path.is_file():
-        raise UserError(f"{path} is no plain file; give a Hugging Face model directory")
+        raise UserError(f"{path} is not a regular file; give a Hugging Face model directory")
 
 
 def _read(path: Path, kind: type, name: str) -> Any:
@@ -53,5 +53,5 @@ def _read(path: Path, kind: type, name: str) -> Any:
     except RecursionError:
         raise UserError(f"{path} is nested too deeply") from None
     if not isinstance(values, kind):
-        raise UserError(f"{path} holds no JSON {name}")
+        raise UserError(f"{path} is not a JSON {name}")
     return values

@@ -152,18 +152,20 @@ def check_checkpoint(
         if not name.startswith(unread) and not _is_buffer(name, checkpoint.shape(name))
     )
     if unread := [name for name in others if _matches(name, ignored)]:
-        logger.info("--ignore-tensors: %d tensors are left unread: %s", len(unread), ", ".join(unread))
+        logger.info("--ignore-tensors: %d tensors are not loaded: %s", len(unread), ", ".join(unread))
         others = [name for name in others if not _matches(name, ignored)]
     ignored_parts = names.ignored_parts(num_layers, checkpoint.names)
     parts = [next(filter(name.startswith, ignored_parts), "").rstrip("._") for name in others]
     extra = [name for name, part in zip(others, parts, strict=True) if not part and not _is_zero_bias(name, checkpoint)]
     if left_out := Counter(filter(None, parts)):
-        logger.info("%d tensors of %s are left out: only the text model runs", left_out.total(), " and ".join(left_out))
+        logger.info(
+            "%d tensors of %s are not loaded: only the text model runs", left_out.total(), " and ".join(left_out)
+        )
     if extra:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
         raise UserError(
-            f"{checkpoint.directory} has tensor {extra[0]}{more}, which the model in its config has no place for; if the model is "
-            f"right without it, add --ignore-tensors '{extra[0]}'"
+            f"{checkpoint.directory} has tensor {extra[0]}{more}, which the model of its config.json does not use; "
+            f"to load the model without it, add --ignore-tensors '{extra[0]}'"
         )
 
 
@@ -186,8 +188,8 @@ def _check_finite(part: WeightSlice) -> None:
     for value in (bound for values in floats for bound in torch.aminmax(values)):
         if not math.isfinite(number := value.item()):
             raise UserError(
-                f"{part.name} of the checkpoint has {number} among its numbers (as {value.dtype}); download it again, or give "
-                "another --dtype where it is float16"
+                f"{part.name} of the checkpoint contains {number} (as {value.dtype}); download it again, or give "
+                "another --dtype if it is float16"
             )
 
 
@@ -208,7 +210,7 @@ def _check_ignored(globs: Sequence[str], checkpoint: CheckpointReader, needed: s
     """Refuse globs that match a tensor that the model needs."""
     for name in sorted(needed & checkpoint.names):
         if _matches(name, globs):
-            raise UserError(f"--ignore-tensors matches {name}, which the model needs; give a narrower pattern")
+            raise UserError(f"--ignore-tensors matches {name}, which the model needs; use a narrower pattern")
 
 
 def _is_zero_bias(name: str, checkpoint: CheckpointReader) -> bool:

@@ -88,7 +88,7 @@ class PackedFiles:
             logger.info("packed weights cannot be read from %s (%s)", path, error.strerror)
             return None
         except Damaged as error:
-            logger.warning("packed weights in %s are not used (%s); they are made anew", path, error)
+            logger.warning("packed weights in %s are ignored (%s); packing again", path, error)
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
@@ -142,11 +142,11 @@ class PackedFiles:
                     raise NoRoom(f"{self.directory} has changed since they were read")
             self.cache.remove_superseded(path, header)
         except NoRoom as error:
-            logger.info("packed weights are not kept for the next start: %s", error)
+            logger.info("packed weights are not cached for the next start: %s", error)
         except (OSError, UserError) as error:
-            logger.info("packed weights could not be kept for the next start: %s", error)
+            logger.info("packed weights could not be cached for the next start: %s", error)
         else:
-            logger.info("packed weights are kept for the next start: %.2f GiB in %s", size / 2**30, path)
+            logger.info("packed weights are cached for the next start: %.2f GiB in %s", size / 2**30, path)
 
 
 def map_states(
@@ -260,6 +260,6 @@ class _Bystander:
         if not self._has_spoken and time.monotonic() - self._end > SPOKEN_SECONDS:
             self._has_spoken = True
             write_error(
-                f"labinfer: keeping packed weights for the next start: {done / 2**30:.1f} of {total / 2**30:.1f} GiB; Ctrl-C "
-                "leaves them out\n"
+                f"labinfer: caching packed weights for the next start: {done / 2**30:.1f} of {total / 2**30:.1f} "
+                "GiB; Ctrl-C skips this\n"
             )

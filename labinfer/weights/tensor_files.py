@@ -76,7 +76,7 @@ class TensorFiles(TensorReader):
             for name, tensor in _stored_tensors(path):
                 if name in self._tensors:
                     first = self._tensors[name].path.name
-                    raise UserError(f"tensor {name} is both in {first} and in {path.name} of {directory}")
+                    raise UserError(f"tensor {name} occurs both in {first} and in {path.name} of {directory}")
                 self._tensors[name] = tensor
 
     @property
@@ -100,14 +100,15 @@ class TensorFiles(TensorReader):
         tensor = self._tensors[name]
         if tensor.shape != shape:
             raise UserError(
-                f"{tensor.path}: tensor {name} has shape {list(tensor.shape)}, but the config asks for {list(shape)}"
+                f"{tensor.path}: tensor {name} has shape {list(tensor.shape)}, but the config implies {list(shape)}"
             )
         if dtype in CODED.values():
             if CODED.get(tensor.dtype) != dtype:
                 raise UserError(f"{tensor.path}: tensor {name} holds {tensor.dtype}, not {dtype}")
         elif tensor.dtype not in PLAIN:
             raise UserError(
-                f"{tensor.path}: tensor {name} holds {tensor.dtype}, but floating-point numbers are expected: {', '.join(PLAIN)}"
+                f"{tensor.path}: tensor {name} holds {tensor.dtype}, but a floating-point dtype is expected: "
+                f"{', '.join(PLAIN)}"
             )
 
     def read_into(self, part: TensorSlice) -> None:
@@ -168,7 +169,7 @@ class TensorFiles(TensorReader):
             first = 0 if whole else cuts[0][0] * math.prod(shape[2:]) * destination.itemsize
             rows = destination.view(len(destination), -1).view(torch.uint8)
             if not self.functions.read_rows(tensor.file.fileno(), position + first, stride, rows):
-                raise UserError(f"{tensor.path} has been cut short, or fails while it is read; download it again")
+                raise UserError(f"{tensor.path} is truncated, or cannot be read; download it again")
             self.bytes_read += rows.numel()
         else:
             rows = destination.new_empty(end - begin, *shape[1:])

@@ -97,7 +97,7 @@ class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
         asked = {"checkpoint": checkpoint, "code": code, "circumstances": circumstances, "slices": slices}
         different = [name for name, value in asked.items() if getattr(self, name) != value]
         if different:
-            raise Damaged(f"it was made of other {', '.join(different)}: {self.slice} of {self.model}")
+            raise Damaged(f"it was made from other {', '.join(different)}: {self.slice} of {self.model}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,19 +191,17 @@ class WeightCache:
             NoRoom: the file must not be written.
         """
         if num_bytes > self._limit:
-            raise NoRoom(f"they take {num_bytes / GIB:.1f} GiB, and --weight-cache-size is {self._limit / GIB:g}")
+            raise NoRoom(f"they need {num_bytes / GIB:.1f} GiB, more than --weight-cache-size {self._limit / GIB:g}")
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if kind := network_file_system(self.folder):
-            raise NoRoom(f"{self.folder} is on a network ({kind}), whose files are not mapped")
+            raise NoRoom(f"{self.folder} is on a network file system ({kind}), whose files are not mapped")
         self._remove_unfinished()
         files = self.files()
         while files and sum(file.size for file in files) + num_bytes > self._limit:
             files.pop().path.unlink(missing_ok=True)
         disk = shutil.disk_usage(self.folder)
         if disk.free - num_bytes < FREE_FRACTION * disk.total:
-            raise NoRoom(
-                f"{self.folder} has {disk.free / GIB:.1f} GiB free, and a tenth of the disk is not to be filled"
-            )
+            raise NoRoom(f"{self.folder} has {disk.free / GIB:.1f} GiB free, and 10 % of the disk must stay free")
 
     def clean(self) -> int:
         """Remove all files except those being written. Returns their size in bytes.
@@ -297,7 +295,7 @@ def read_header(file: BinaryIO) -> tuple[WeightHeader, int]:
     """
     size = os.fstat(file.fileno()).st_size
     if size < TRAILER.size:
-        raise Damaged(f"it ends after {size} bytes")
+        raise Damaged(f"it is truncated at {size} bytes")
     data_bytes, header_bytes, header_digest, magic = TRAILER.unpack(
         os.pread(file.fileno(), TRAILER.size, size - TRAILER.size)
     )

@@ -132,7 +132,7 @@ class ModelRunner:
                 state.token_ids[end - len(entry.new_tokens) :] = entry.new_tokens
             state.block_table[entry.first_block :] = entry.new_blocks
             assert end <= len(state.token_ids), (
-                f"sequence {entry.seq_id} has {len(state.token_ids)} tokens, but step {plan.step_id} wants {end}"
+                f"sequence {entry.seq_id} has {len(state.token_ids)} tokens, but step {plan.step_id} needs {end}"
             )
             if state.sampling.prompt_logprobs is not None:
                 for position in range(begin, min(end, state.sampling.num_prompt_tokens - 1)):

@@ -78,7 +78,7 @@ class StepSinks:
                 sink.write(step)
             except Exception as error:  # noqa: BLE001 - it may be anybody's code
                 logger.warning(
-                    "warning: the step sink %s failed at step %d and is off from now on: %r",
+                    "warning: the step sink %s failed at step %d and is disabled: %r",
                     type(sink).__name__,
                     step.step_id,
                     error,

@@ -69,7 +69,7 @@ CASES = {
         2,
         "good",
         ["--max-model-len", "100000"],
-        "--max-model-len 100000 is more than the model's 512",
+        "--max-model-len 100000 exceeds the model's maximum of 512",
     ),
     "not a number": (2, "good", ["--max-num-seqs", "many"], "--max-num-seqs must be a whole number, not 'many'"),
     "unknown flag": (2, "good", ["--pipline-parallel-size", "2"], "did you mean --pipeline-parallel-size?"),
@@ -208,4 +208,4 @@ def test_mpirun_of_another_mpi_is_named(folder, model):
     env = {"RANK": "0", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}
     env = {f"OMPI_COMM_WORLD_{name}": value for name, value in env.items()}
     done = run("single", 1, LAUNCH, "--model", model, "--input", folder / "one.jsonl", **env)
-    check_refusal(done, "this mpirun is of Open MPI, but this Python's mpi4py uses MPICH")
+    check_refusal(done, "this mpirun is from Open MPI, but mpi4py of this Python uses MPICH")

@@ -30,7 +30,7 @@ def test_every_function_is_in_the_table_with_its_ceilings_and_drawn(launcher, ra
     assert found["ceilings"]["memory"] > 1e8 and found["ceilings"]["float32"] > 1e8
     figures = found["figures"]
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("ceilings on ") and len(lines) == 4 + len(figures)
+    assert lines[0].startswith("roofline limits (") and len(lines) == 4 + len(figures)
     functions = {one["function"] for one in figures}
     assert functions == PRODUCTS | {"add_rms_norm", "silu_and_mul", "rotate_and_write"}
     for one in figures:

@@ -15,16 +15,16 @@ TOO_LONG = "prompts and answers that are too long"
 REFUSED = {
     TOO_LONG: (
         ["latency", "--input-len", "4000", "--num-iters", "1"],
-        "--input-len 4000 and --output-len 128 are 4128 tokens",
+        "--input-len 4000 and --output-len 128 make 4128 tokens",
     ),
     "figures in no directory": (["serve", "--output-json", "{folder}/missing/figures.json"], "--output-json"),
     "chart in no directory": (
         ["throughput", "-pp", "2", "--plot", "{folder}/missing/chart.png"],
-        "cannot write --plot {folder}/missing/chart.png: No such file or directory; there is no directory {folder}/missing",
+        "cannot write --plot {folder}/missing/chart.png: No such file or directory; directory {folder}/missing does not exist",
     ),
     "chart of another kind": (
         ["throughput", "-pp", "2", "--plot", "{folder}/chart.gif"],
-        "give a file that ends in .png, .pdf, .svg",
+        "the file name must end in .png, .pdf, .svg",
     ),
     "roofline in no directory": (["functions", "--plot", "{folder}/missing/roofline.svg"], "cannot write --plot"),
     "no text": (["accuracy", "--text", "none.txt"], "cannot read --text none.txt"),
@@ -33,7 +33,7 @@ REFUSED = {
         "--reference-dtype int8: choose one of float32, bfloat16, float16",
     ),
     "another model": (["accuracy", "--model", DEMO], "needs --text FILE"),
-    "a context without room": (["accuracy", "--max-model-len", "1"], "--max-model-len 1 leaves nothing to predict"),
+    "a context without room": (["accuracy", "--max-model-len", "1"], "--max-model-len 1 leaves no token to predict"),
 }
 CHARTS = ("latency", "functions")
 
@@ -58,6 +58,6 @@ def test_chart_without_matplotlib_is_refused(tmp_path):
     cases = {kind: ["bench", kind, "--plot", str(file)] for kind in CHARTS}
     ended = run_in_turn("single", 1, cases, tmp_path, PYTHONPATH=str(tmp_path / "hidden"))
     for done in ended.values():
-        check_refusal(done, "labinfer: error: --plot needs matplotlib; pip install matplotlib")
+        check_refusal(done, "labinfer: error: --plot needs matplotlib; run pip install matplotlib")
         assert "KV cache" not in done.text and "ceilings" not in done.text
     assert not file.exists()

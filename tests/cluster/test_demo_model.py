@@ -45,10 +45,10 @@ def test_answer_that_is_cut_off_says_why(launches):
     prompts = [flag for text in ("17 + 25 = ?", "Hello", "a" * 40) for flag in ("--prompt", text)]
     done = launches.run("single", 1, *prompts, "--raw", "--ignore-eos", "--max-tokens", "40", "--max-model-len", "56")
     assert done.returncode == 0, done.text
-    told = [line for line in done.text.splitlines() if "cut off" in line]
+    told = [line for line in done.text.splitlines() if "truncated" in line]
     assert told == [
-        "labinfer: 2 answers are cut off: --max-tokens 40 is reached",
-        "labinfer: an answer is cut off: the context of 56 tokens is full",
+        "labinfer: 2 outputs truncated: --max-tokens 40 reached",
+        "labinfer: 1 output truncated: the context of 56 tokens is full",
     ]
 
 

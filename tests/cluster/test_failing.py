@@ -62,7 +62,7 @@ def test_wait_that_takes_too_long_names_rank_stage_step_and_peer(launcher, model
     assert any("rank 2 (stage 2, tp 0)" in line and "from rank 1 (stage 1, tp 0)" in line for line in waits) or any(
         "rank 0 (stage 0, tp 0)" in line and "from rank 2 (stage 2, tp 0)" in line for line in waits
     ), done.text
-    assert "rank 1 (stage 1, tp 0): step 3, waiting for nobody" in done.own_stderr, "the culprit is not named"
+    assert "rank 1 (stage 1, tp 0): step 3, waiting for no other rank" in done.own_stderr, "the culprit is not named"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,9 @@ def test_tensor_parallel_rank_that_fails_ends_the_others_where_they_wait_for_its
     if fault == "hang":
         awaited = "rank 0 (stage 0, tp 0) waited 2 s (step 4) for the part of rank 1 (stage 0, tp 1) in the sum over"
         assert any(awaited in line for line in done.our_errors), done.text
-        assert "rank 1 (stage 0, tp 1): step 3, waiting for nobody" in done.own_stderr, "the culprit is not named"
+        assert "rank 1 (stage 0, tp 1): step 3, waiting for no other rank" in done.own_stderr, (
+            "the culprit is not named"
+        )
 
 
 @pytest.mark.parametrize(("launcher", "fault"), matrix(("mpirun", "hang"), over=[("hang",), ("kill",)]))
@@ -86,8 +88,8 @@ def test_rank_that_drafts_and_fails_ends_the_others_and_is_named(launcher, fault
     done = run(launcher, 3, FAULTY, "--model", model, *job, *flags, timeout=60, **env)
     assert done.returncode != 0
     if fault == "hang":
-        assert any("waited 2 s" in line and "for the drafts of rank 2" in line for line in done.our_errors), done.text
-        assert "rank 2 (drafts): before the first step, waiting for nobody" in done.own_stderr, (
+        assert any("waited 2 s" in line and "for the drafts from rank 2" in line for line in done.our_errors), done.text
+        assert "rank 2 (drafts): before the first step, waiting for no other rank" in done.own_stderr, (
             "the culprit is not named"
         )
     else:
@@ -109,14 +111,14 @@ def test_signal_ends_the_run_with_what_was_finished_written(launcher, signum, mo
     done = finish(process, 30, begin)
     assert done.returncode != 0
     assert done.seconds < LIMIT_SECONDS
-    assert done.stderr.count("interrupted") == done.stderr.count("interrupted; what was finished is written") == 1
+    assert done.stderr.count("interrupted") == done.stderr.count("interrupted; finished results are written") == 1
     with open(out) as file:
         records = [json.loads(line) for line in file]
     assert records
     assert all(len(record["token_ids"]) == 60 + record["id"] for record in records), (
         "a line holds an unfinished request"
     )
-    assert f"{len(records)} finished" in done.stderr and f"the answers are in {out}\n" in done.stderr
+    assert f"{len(records)} finished" in done.stderr and f"results are in {out}\n" in done.stderr
     wait_for(lambda: not any(is_running(pid) for pid in tree), 5)
 
 
@@ -140,9 +142,9 @@ def test_signal_to_one_rank_ends_the_run_in_order_and_is_named(launcher, rank, s
     done = finish(process, 30, begin)
     assert done.returncode == (128 + signum if launcher == "mpirun" else 1), done.text
     assert done.seconds < LIMIT_SECONDS
-    assert done.stderr.count("interrupted") == done.stderr.count("interrupted; what was finished is written") == 1
-    assert (f"rank 1 on {socket.gethostname()} got {signum.name}; the run ends" in done.stderr) == (rank == 1)
-    assert "without a word" not in done.stderr and not done.our_errors
+    assert done.stderr.count("interrupted") == done.stderr.count("interrupted; finished results are written") == 1
+    assert (f"rank 1 on {socket.gethostname()} got {signum.name}; aborting" in done.stderr) == (rank == 1)
+    assert "without a message" not in done.stderr and not done.our_errors
     assert all("token_ids" in json.loads(line) for line in out.read_text().splitlines())
 
 
@@ -157,8 +159,8 @@ def test_signal_to_one_rank_while_another_loads_is_named(launcher, rank, model, 
     done = finish(process, 30, begin)
     assert done.returncode != 0
     assert done.seconds < LIMIT_SECONDS
-    assert (f"rank 1 on {socket.gethostname()} got SIGTERM; the run ends" in done.stderr) == (rank == 1), done.text
-    assert "without a word" not in done.stderr
+    assert (f"rank 1 on {socket.gethostname()} got SIGTERM; aborting" in done.stderr) == (rank == 1), done.text
+    assert "without a message" not in done.stderr
 
 
 def test_ranks_die_with_their_launcher(model, job):

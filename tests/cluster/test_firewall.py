@@ -27,9 +27,9 @@ def test_port_behind_a_firewall_is_named_with_what_to_do(hosts, model):
     assert all(each.returncode for each in done)
     (line,) = done[1].our_errors
     assert "rank 1 cannot reach rank 0 on port 29600 (10.99.7.1: timed out" in line
-    assert "a firewall may block the ports that ranks listen on" in line and "--port-range LOW-HIGH" in line
+    assert "a firewall may block the ports of the ranks" in line and "--port-range LOW-HIGH" in line
     assert any(
-        "labinfer: warning: --port-range 29600-29609 holds for the health channel only" in text
+        "labinfer: warning: --port-range 29600-29609 applies to the health channel only" in text
         for text in done[0].stderr.splitlines()
     )
 

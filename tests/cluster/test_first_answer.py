@@ -16,7 +16,7 @@ def test_first_answer_on_an_empty_cache_comes_without_a_long_silence(launcher, r
     (tmp_path / ".cache").mkdir()
     question = ("--model", "demo", "--prompt", "17 + 25 = ?", "--temperature", "0")
     with pseudo_terminal(command(launcher, ranks, LAUNCH, *question), tmp_path) as terminal:
-        terminal.wait_for("compiling C++ functions for this machine, only once")
+        terminal.wait_for("compiling C++ kernels for this machine")
         terminal.wait_for("42", 240)
         silences = [(seconds, text[-100:]) for seconds, text in terminal.pieces if seconds > SILENCE_SECONDS]
     assert silences == [], "each with what came after it"

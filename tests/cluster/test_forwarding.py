@@ -47,4 +47,6 @@ def test_rank_that_fails_ends_those_that_it_forwards_to(launcher, fault, model, 
     done = run(launcher, 5, FORWARDING, *flags, timeout=60, **env)
     assert done.returncode != 0
     if fault == "hang":
-        assert "rank 1 (stage 0, tp 1): step 3, waiting for nobody" in done.own_stderr, "the culprit is not named"
+        assert "rank 1 (stage 0, tp 1): step 3, waiting for no other rank" in done.own_stderr, (
+            "the culprit is not named"
+        )

@@ -21,10 +21,10 @@ def alone(model, launches) -> Finished:
 
 
 def test_launcher_and_threads_are_printed_with_what_decided_them(model, alone):
-    assert "one rank, as no launcher's variables are set, on" in alone.stderr
+    assert "single process on" in alone.stderr
     mpich = run("mpirun", 2, LAUNCH, "--model", model, *SHORT, OMP_NUM_THREADS="5").stderr
     assert "launcher mpich (by PMI_RANK=0): rank 0 of 2" in mpich
-    assert "5 CPU threads a rank (OMP_NUM_THREADS=5)" in mpich
+    assert "5 CPU threads per rank (OMP_NUM_THREADS=5)" in mpich
     # torchrun sets one thread, but a rank alone has all cores.
     torchrun = run("torchrun", 1, LAUNCH, "--model", model, *SHORT).stderr
     assert "launcher torchrun (by LOCAL_RANK=0" in torchrun
@@ -82,7 +82,7 @@ def test_spare_ranks_have_no_part_and_leave_with_the_others(launcher, model, alo
     done = launches.run(launcher, 3, "--model", model, *SHORT, *layout, "--report", report)
     assert done.returncode == 0, done.text
     assert done.stdout == alone.stdout
-    assert "spare: rank 1" in done.stderr
+    assert "spare rank: 1" in done.stderr
     rows = [line.split() for line in done.stderr.splitlines() if line.strip()[:1].isdigit()]
     assert [(row[0], row[3]) for row in rows[:2]] == [("0", "1"), ("2", "0")]  # rank and stage
     assert json.loads(report.read_text())["ranks"] == [0, 2]
@@ -128,7 +128,7 @@ def test_tp_layers_dtype_and_threads_are_given_per_stage_and_nothing_is_pickled(
     assert done.returncode == 0, done.text
     records = {record["id"]: record for record in map(json.loads, out.read_text().splitlines())}
     assert records.keys() == {"ids", "text"} and len(records["ids"]["token_ids"]) == 8
-    assert "3 CPU threads a rank (--threads)" in done.stderr
+    assert "3 CPU threads per rank (--threads)" in done.stderr
     rows = [line.split() for line in done.stderr.splitlines() if line.strip()[:1].isdigit()]
     # rank, host, device, stage, tp, layers, dtype
     assert [row[3:7] for row in rows[:3]] == [
@@ -141,13 +141,13 @@ def test_tp_layers_dtype_and_threads_are_given_per_stage_and_nothing_is_pickled(
 def test_plan_shows_the_layout_without_starting_its_ranks(model, launches):
     done = launches.run("single", 1, "plan", "--model", model, "-tp", "3,1", "--num-kv-blocks", "100")
     assert done.returncode == 0, done.text
-    assert "one rank" not in done.stderr, "what was asked for comes first"
+    assert "single process" not in done.stderr, "what was asked for comes first"
     title, gap, *lines = done.stdout.splitlines()
-    assert (title, gap) == (f"{model} in 2 stages on 4 ranks, as if all were on this machine", "")
+    assert (title, gap) == (f"{model} in 2 stages on 4 ranks, as if all ranks were on this machine", "")
     assert lines[0].split()[:8] == ["rank", "host", "device", "stage", "tp", "layers", "dtype", "weights"]
-    assert lines[0].split()[8:] == ["a", "token", "KV", "tokens", "a", "sequence", "states"]
+    assert lines[0].split()[8:] == ["KV/token", "KV", "tokens", "state/seq", "states"]
     assert len([line for line in lines if line.split()[:1] and line.split()[0].isdigit()]) == 4
-    assert any("100 blocks, 1600 tokens" in line for line in lines)
+    assert any("100 blocks (1600 tokens)" in line for line in lines)
 
 
 @pytest.mark.parametrize(("launcher",), matrix(("mpirun",)))

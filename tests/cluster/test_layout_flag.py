@@ -69,9 +69,9 @@ def test_plan_of_a_file_is_followed_or_refused_in_one_line(jobs, tmp_path):
     whole, spare = jobs.plan("whole", (A, 2, 3), (B, 1, 1)), jobs.plan("spare", (A, 1, 3), (B, 1, 1))
     refused = {
         "nowhere.json": "cannot read --layout nowhere.json: No such file or directory",
-        str(jobs.input): "holds no plan",
+        str(jobs.input): "is not a plan",
         jobs.plan("other", (A, 1, 4), model="other"): "is for another model (other) than --model",
-        jobs.plan("absent", (A, 1, 3), ("node-c", 1, 1)): "has a stage on node-c, but ranks are on node-a, node-b only",
+        jobs.plan("absent", (A, 1, 3), ("node-c", 1, 1)): "has a stage on node-c, but ranks run only on node-a, node-b",
         jobs.plan("few", (A, 1, 2), (B, 2, 2)): "needs 2 ranks on node-b, which has 1",
         jobs.plan(
             "first", (B, 1, 2), (A, 1, 2)
@@ -93,7 +93,7 @@ def test_plan_of_a_file_is_followed_or_refused_in_one_line(jobs, tmp_path):
     assert "--layout whole.json says what --layers is" in ended["contradiction"].our_errors[0].replace(
         f"{tmp_path}/", ""
     )
-    assert "--layout is for one model" in ended["two models"].our_errors[0]
+    assert "--layout supports one model" in ended["two models"].our_errors[0]
     jobs.check("whole", ended["whole"])
     assert placed(ended["whole"]) == [
         ("0", A, "0", "0", "0-2"),
@@ -126,17 +126,17 @@ def test_machines_that_measure_are_planned_for(jobs, tmp_path):
     layers = [stage.layers for stage in SavedPlan.read(str(saved)).stages]
     assert sum(layers) == 4
     jobs.check("auto", ended["auto"])
-    assert "costs of 2 machines: as measured before" in ended["auto"].stderr
+    assert "costs of 2 machines: cached" in ended["auto"].stderr
     assert re.search(r"--layout auto: layers 0-\d on node-a \(rank 0\)", ended["auto"].stderr)
     jobs.check("saved", ended["saved"])
     for planned, started in (("plan", "saved"), ("plan for less", "with less")):
         told = int(re.search(r"KV tokens: (\d+)", ended[planned].stdout)[1])
         had = 16 * int(re.search(r"KV cache: (\d+) blocks of 16", ended[started].stderr)[1])
         # Of this machine's memory others may take more in between than a plan keeps in reserve.
-        assert had == told or f"{had} tokens fit, not the {told} of the plan: stage" in ended[started].stderr
+        assert had == told or f"{had} tokens fit, fewer than the {told} of the plan: stage" in ended[started].stderr
     assert len(placed(ended["saved"])) == len(layers) and placed(ended["saved"])[0][4] == f"0-{layers[0] - 1}"
     assert "plan --auto chooses --layers itself" in ended["layers"].our_errors[0]
-    assert "--link is for machines of --cluster" in ended["link"].our_errors[0]
+    assert "--link needs --cluster" in ended["link"].our_errors[0]
 
 
 @pytest.mark.slow

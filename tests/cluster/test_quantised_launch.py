@@ -57,6 +57,6 @@ def test_plan_counts_codes(alone):
 def test_plan_of_a_layout_that_has_no_room_ends_with_1_and_the_sums(alone):
     done = alone["no room"]
     assert done.returncode == 1, done.text
-    (complaint,) = (line for line in done.stdout.splitlines() if "have no room: " in line)
-    assert complaint.startswith("ranks 0-1 have no room: ")
+    (complaint,) = (line for line in done.stdout.splitlines() if "have too little memory: " in line)
+    assert complaint.startswith("ranks 0-1 have too little memory: ")
     assert "of weights and at least" in complaint and "are free on cpu" in complaint

@@ -51,7 +51,7 @@ def copy_back(directory: Path) -> None:
 
 def kill_rank(server: Server, rank: int) -> None:
     os.kill(server.rank_pid(rank), signal.SIGKILL)
-    wait_for(lambda: "it is started again" in server.text, 20)
+    wait_for(lambda: "; restarting" in server.text, 20)
 
 
 @pytest.mark.parametrize(("launcher",), matrix(("mpirun",)))
@@ -73,7 +73,7 @@ def test_open_streams_end_with_an_error_and_new_requests_have_the_new_weights(la
         wait_for(lambda: server.get("/ready")[0] == 200, 60)
         after = server.complete(max_tokens=40, temperature=0, ignore_eos=True).body["choices"][0]["text"]
         assert after != before
-        (line,) = [line for line in server.text.splitlines() if "the new files of model m are served" in line]
+        (line,) = [line for line in server.text.splitlines() if "model m now serves the new files" in line]
         assert "that ended with an error: 1" in line
         stream = server.stream(PROMPT).wait_begun()  # which the old files do not concern any more
         os.kill(server.rank_pid(1), signal.SIGKILL)
@@ -101,7 +101,7 @@ def test_idle_server_takes_up_a_new_tokenizer_and_says_so(directory):
         kill_rank(server, 0)
         wait_for(lambda: server.get("/ready")[0] == 200, 60)
         assert token_ids() == [vocabulary[first], *before[1:]] != before
-        (line,) = [line for line in server.text.splitlines() if "the new files of model m are served" in line]
+        (line,) = [line for line in server.text.splitlines() if "model m now serves the new files" in line]
         assert f"{path} has changed" in line and "that ended with an error: 0" in line
 
 
@@ -137,13 +137,13 @@ def test_job_stops_and_goes_on_once_the_old_weights_are_back(launcher, directory
         kill_tree(process)
     assert done.returncode == 2, done.text
     (line,) = done.our_errors[-2:-1]
-    assert f"{directory}/model.safetensors has changed since; put the old files back" in line, done.text
+    assert f"{directory}/model.safetensors has changed since; restore the old files" in line, done.text
     answers = {record["id"]: record for record in map(json.loads, undisturbed.read_text().splitlines())}
     written = [json.loads(line) for line in out.read_text().splitlines()]
     assert 5 <= len(written) < 60 and all(record == answers[record["id"]] for record in written)
     os.replace(old, directory / "model.safetensors")
     done = launches.run("single", 1, *flags[:-2])
-    assert done.returncode == 0 and f"{len(written)} lines are done already" in done.stderr, done.text
+    assert done.returncode == 0 and f"{len(written)} lines are already done" in done.stderr, done.text
     written = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(written) == 60 and {record["id"]: record for record in written} == answers
 

@@ -67,17 +67,17 @@ def test_killed_job_goes_on_with_another_layout(launcher, model, work, undisturb
     flags = ["--model", model, "--input", work, "--output", out, *FLAGS]
     assert kill_within(launcher, 2, [*flags, "-pp", "2"], 5, 0.1, out)
     refused = launches.run("single", 1, *flags)
-    assert refused.returncode == 2 and "--resume goes on with them" in refused.our_errors[0]
+    assert refused.returncode == 2 and "--resume continues it" in refused.our_errors[0]
     refused = launches.run("single", 1, *flags, "--resume", "--seed", "1")
     assert refused.returncode == 2 and "other options: --seed was 0 and is 1" in refused.our_errors[0]
     done = launches.run(launcher, 2, *flags, "-tp", "2", "--resume", "--progress", "jsonl")
     assert done.returncode == 1 and "2 of 40 lines failed" in done.stderr, done.text
-    assert "lines are done already" in done.stderr
+    assert "lines are already done" in done.stderr
     last = [json.loads(line) for line in done.stderr.splitlines() if line.startswith('{"lines_done"')][-1]
     assert (last["lines_done"], last["lines"], last["running"]) == (40, 40, 0)
     assert read(out) == undisturbed
     nothing = launches.run("single", 1, *flags, "--resume")
-    assert "labinfer: nothing was left to do: all 40 lines were answered before" in nothing.stderr, nothing.text
+    assert "labinfer: nothing to do: all 40 lines are already done" in nothing.stderr, nothing.text
     assert nothing.returncode == 1 and "wall time" not in nothing.stderr
     again = launches.run("single", 1, *flags, "--retry-errors")
     assert again.returncode == 1 and "2 of 40 lines failed" in again.stderr, again.text
@@ -108,4 +108,4 @@ def test_custom_id_that_comes_twice_is_an_error_line(model, launches, tmp_path):
     found = [json.loads(line) for line in out.read_text().splitlines()]
     statuses = sorted((record["custom_id"], record["response"]["status_code"]) for record in found)
     assert statuses == [("a", 200), ("a", 400), ("b", 200)]
-    assert any("line 3: custom_id is that of line 1 already" in json.dumps(record) for record in found)
+    assert any("line 3: custom_id is a duplicate of line 1" in json.dumps(record) for record in found)

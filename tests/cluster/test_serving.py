@@ -112,7 +112,7 @@ def test_when_one_process_is_killed_all_end_and_no_client_hangs(launcher, victim
     with pair(launcher) as server:
         check_death(server, victim)
         if victim == "gateway":
-            check_account(server, "the gateway process was killed by SIGKILL; the server ends")
+            check_account(server, "the gateway process was killed by SIGKILL; shutting down")
 
 
 def check_death(server: Server, victim: str) -> None:
@@ -136,7 +136,7 @@ def test_when_the_launcher_is_killed_all_end(launcher):
         server.wait_end(tree, END_SECONDS)
         assert stream.finish(2).was_cut or stream.error
         if launcher == "torchrun":  # mpirun's daemon kills the ranks before they can say anything
-            check_account(server, f"process {server.process.pid}, which has started the ranks, is gone; the run ends")
+            check_account(server, f"process {server.process.pid}, which started the ranks, is gone; aborting")
 
 
 @pytest.mark.parametrize(("launcher", "rank"), matrix(("torchrun", 1), over=[(0,), (1,)]))
@@ -171,7 +171,7 @@ WRONG = [
     (("--port", "TAKEN"), "Address already in use"),
     (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1"),
     (("--api-key-file", "/no/such/file"), "cannot read --api-key-file /no/such/file"),
-    (("--model", "a=demo", "--model", "a=demo-draft"), "there is a model a already"),
+    (("--model", "a=demo", "--model", "a=demo-draft"), "the name a is already in use"),
     (("--port", "70000"), "--port must be at most 65535"),
 ]
 

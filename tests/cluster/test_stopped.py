@@ -39,10 +39,10 @@ def test_stopped_process_of_a_server_is_named(launcher, stopped, busy):
             assert server.get("/ready")[0] == 503
         assert server.wait_end(tree, TIMEOUT + 1 + END_SECONDS) != 0
         print(f"{launcher}: {NAMES[stopped]} stopped, all ended after {time.monotonic() - begin:.1f} s")
-        errors = [line for line in server.own_text.splitlines() if "no sign of life of" in line]
+        errors = [line for line in server.own_text.splitlines() if "no heartbeat from" in line]
         assert len(errors) == 1 and NAMES[stopped] in errors[0], server.text
         if stopped is not None:
-            assert "last heard of rank" in errors[0] and "step" in errors[0]
+            assert "last state: rank" in errors[0] and "step" in errors[0]
         if stream is not None and stopped is not None:
             assert stream.finish().was_cut or stream.error
 
@@ -62,7 +62,7 @@ def test_gateway_of_a_supervisor_that_does_not_get_on_is_replaced(signum, tmp_pa
         gateway = server.gateway_pid
         os.kill(gateway, signum)
         wait_for(lambda: not is_running(gateway), TIMEOUT + END_SECONDS)
-        assert "error: no sign of life of the gateway process" in server.text
+        assert "error: no heartbeat from the gateway process" in server.text
         wait_for(lambda: server.text.count("serving ") == 2, 60)
         wait_for(lambda: server.complete().status == 200, 10)
         assert "(restart 2)" not in server.text
@@ -92,7 +92,7 @@ def test_server_that_was_stopped_as_a_whole_goes_on():
                 os.kill(pid, signum)
             time.sleep(seconds)
         assert stream.finish(90).finish_reason == "length"
-        assert "no sign of life" not in server.text
+        assert "no heartbeat from" not in server.text
 
 
 @pytest.mark.slow

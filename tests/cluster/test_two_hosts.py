@@ -88,7 +88,7 @@ def test_group_goes_on_when_the_agent_of_a_host_runs_again(hosts, job):
     finally:
         for agent in agents:
             kill_tree(agent)
-    assert "lines are done already" in finish(agents[0], 5).stderr
+    assert "lines are already done" in finish(agents[0], 5).stderr
 
 
 @pytest.mark.slow
@@ -101,9 +101,9 @@ def test_pulled_cable_ends_both_sides(hosts, job):
     done = [finish(agent, 30, begin) for agent in agents]
     print([f"{each.seconds:.1f} s" for each in done])
     assert all(each.returncode != 0 and each.seconds < 15 for each in done)
-    assert "no sign of life of rank 2 on host-1 and rank 3 on host-1 for 4 s" in done[0].our_errors[0]
+    assert "no heartbeat from rank 2 on host-1 and rank 3 on host-1 for 4 s" in done[0].our_errors[0]
     assert done[1].our_errors, done[1].text
-    assert "no sign of life of rank 0 on host-0 for 4 s" in done[1].our_errors[0]
+    assert "no heartbeat from rank 0 on host-0 for 4 s" in done[1].our_errors[0]
     assert not any(map(is_running, trees[0] + trees[1]))
 
 
@@ -117,6 +117,6 @@ def test_mpirun_that_waits_for_a_host_behind_a_pulled_cable_is_ended(hosts, job)
     done = finish(process, 30, begin)
     print(f"{done.seconds:.1f} s")
     assert done.returncode != 0 and done.seconds < 15
-    assert "no sign of life of rank 2 on host-1 and rank 3 on host-1 for 4 s" in done.our_errors[0]
+    assert "no heartbeat from rank 2 on host-1 and rank 3 on host-1 for 4 s" in done.our_errors[0]
     assert "ending all ranks, and mpirun (process" in done.our_errors[0]
     wait_for(lambda: not any(map(is_running, tree)), 2)

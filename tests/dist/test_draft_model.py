@@ -116,11 +116,11 @@ def test_rank_that_cannot_draft_is_refused(group, golden):
     directory, _, _ = golden
     drafted = {"model": str(directory), "draft_rank": group.size}
     flat = {"model": str(directory), "tensor_parallel_size": group.size, "speculative_config": drafted}
-    with pytest.raises(CollectiveError, match=f"no rank {group.size} for the draft model among {group.size};"):
+    with pytest.raises(CollectiveError, match=f"draft_rank {group.size} does not exist among {group.size} ranks;"):
         LLM.from_options(group, EngineOptions.from_flat(flat))
     if group.size > 1:
         drafted["draft_rank"] = 1
         with pytest.raises(
-            CollectiveError, match=r"draft_rank 1 is rank 1 \(stage 0, tp 1\); give a rank that --ranks leaves out"
+            CollectiveError, match=r"draft_rank 1 is in use by rank 1 \(stage 0, tp 1\); give a spare rank"
         ):
             LLM.from_options(group, EngineOptions.from_flat(flat))

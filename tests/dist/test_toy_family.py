@@ -168,7 +168,7 @@ def test_contexts_shift_by_turning_the_rotated_part(group, checkpoints, short_pr
 
 
 def test_context_shift_is_refused_where_layers_keep_states(group, checkpoints):
-    with pytest.raises(UserError, match="--context-shift does not go with this model"):
+    with pytest.raises(UserError, match="--context-shift is not supported for this model"):
         load(
             group, checkpoints["hybrid"], layouts(group.size)[0], context_shift=True, max_model_len=64, num_kv_blocks=64
         )

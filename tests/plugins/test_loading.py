@@ -105,9 +105,9 @@ BROKEN = {
     "missing": (None, "cannot be read: No such file or directory"),
     "raises": ("x = 1\nassert x == 2, 'x is wrong'\n", "line 2: AssertionError: x is wrong"),
     "syntax": ("def f(:\n", "line 1: SyntaxError"),
-    "twice": (POLICY + POLICY, "the name is registered by twice; choose another one"),
-    "shipped": (POLICY.replace("mine", "fcfs"), "the name is registered as shipped with LABInfer"),
-    "kind": (POLICY.replace("scheduling", "schedule"), "there is no such kind; kinds are scheduling_policy"),
+    "twice": (POLICY + POLICY, "the name is already registered by twice; choose another one"),
+    "shipped": (POLICY.replace("mine", "fcfs"), "the name is already registered as shipped with LABInfer"),
+    "kind": (POLICY.replace("scheduling", "schedule"), "unknown kind; kinds: scheduling_policy"),
     "nothing": ("x = 1\n", "registers nothing"),
 }
 
@@ -156,7 +156,7 @@ def test_job_is_not_resumed_with_another_version(tmp_path):
     assert run("single", 1, LAUNCH, *job, "--plugin", plugin, "--resume").returncode == 0
     write(tmp_path, "own", POLICY + "# changed\n")
     (line,) = errors("single", *job, "--plugin", plugin, "--resume", ranks=1)
-    assert "was begun with other options: --plugin was own@" in line, line
+    assert "was started with other options: --plugin was own@" in line, line
     (line,) = errors("single", *job, "--resume", ranks=1)
     assert "--plugin was own@" in line and "and is not there" in line, line
 
@@ -216,7 +216,7 @@ def test_ranks_with_different_plugins_are_refused(rank, tmp_path):
     command = [str(BIN / "mpirun"), *words, *flags[0], ":", *words, *flags[1]]
     done = finish(start(command), 60)
     assert done.returncode != 0 and "Traceback" not in done.stderr, done.text
-    assert any("rank 1 on " in line and "give all ranks the same" in line for line in done.our_errors), done.text
+    assert any("rank 1 on " in line and "give the same to all ranks" in line for line in done.our_errors), done.text
 
 
 SINK = """import os

@@ -43,4 +43,4 @@ def test_plugged_in_proposer_drafts_on_two_ranks(launcher, layout, tmp_path):
 def test_method_of_no_plugin_is_refused_in_one_line():
     done = run("single", 1, LAUNCH, "--speculative-config", CONFIG, "--prompt", "x")
     assert done.returncode == 2 and len(done.our_errors) == 1
-    assert "method 'last_token' is none of ngram, mtp, draft_model, nor a Python file" in done.our_errors[0]
+    assert "method 'last_token' is not one of ngram, mtp, draft_model, nor a Python file" in done.our_errors[0]

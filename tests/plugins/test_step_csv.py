@@ -69,7 +69,7 @@ def test_sink_that_fails_is_turned_off(tmp_path):
     flags = ("--plugin", plugin, "--step-sink", "broken", "--prompt", "17 + 25 = ?")
     done = run("single", 1, LAUNCH, *flags)
     assert done.returncode == 0 and done.stdout.strip() == "42", done.text
-    assert done.stderr.count("the step sink Broken failed at step 0 and is off from now on: OSError('disk full')") == 1
+    assert done.stderr.count("the step sink Broken failed at step 0 and is disabled: OSError('disk full')") == 1
 
 
 def test_wrong_argument_of_a_sink_ends_the_start_in_one_line():

@@ -31,7 +31,7 @@ def test_tokens_are_those_without_it(layout, tmp_path):
     launcher, ranks, *flags = LAYOUTS[layout]
     named = ("--plugin", PLUGIN, "--functions", "paged_attention=padded", "--dtype", "float32", "--log-level", "info")
     done = run(launcher, ranks, LAUNCH, *named, *flags, "--input", given, "--output", answers)
-    assert done.returncode == 0 and done.stderr.count("functions of plugins: paged_attention padded\n") == 1, done.text
+    assert done.returncode == 0 and done.stderr.count("kernels of plugins: paged_attention padded\n") == 1, done.text
     lines = sorted(map(json.loads, answers.read_text().splitlines()), key=lambda line: line["id"])
     assert [line["token_ids"] for line in lines] == expected
 
@@ -45,8 +45,8 @@ def test_it_is_measured_beside_the_others():
     (line,) = (line for line in done.stderr.splitlines() if "functions, measured in" in line)
     chosen = line.partition("; paged_attention ")[2].partition(";")[0]
     assert chosen == "padded" or chosen.startswith("cpu"), line
-    used = "paged_attention padded" if chosen == "padded" else "none; others are faster here"
-    assert f"labinfer: functions of plugins: {used}\n" in done.stderr
+    used = "paged_attention padded" if chosen == "padded" else "none, others are faster"
+    assert f"labinfer: kernels of plugins: {used}\n" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -72,4 +72,4 @@ def test_it_is_refused_where_it_computes_something_else(tmp_path):
         "--plugin wrong: paged_attention=padded differs from the reference by 12 times its largest number, more than"
         in line
     )
-    assert line.endswith("more than 0.0001, for 1 token in float32; mend it, or leave the plugin out")
+    assert line.endswith("more than 0.0001, for 1 token in float32; fix it, or leave the plugin out")

@@ -145,8 +145,8 @@ def test_file_has_keys_with_and_without_names(key_file):
 @pytest.mark.parametrize(
     ("content", "place", "what"),
     [
-        ("", "keys", "holds no key"),
-        ("\n# only comments\n\n", "keys", "holds no key"),
+        ("", "keys", "contains no key"),
+        ("\n# only comments\n\n", "keys", "contains no key"),
         (b"\xff\xfe\x00", "keys", "UTF-8"),
         ("# keys\nsecret7\n", "line 2", "7 characters"),
         (f"{FIRST}\nname secret7\n", "line 2", "7 characters"),
@@ -180,7 +180,7 @@ def test_file_that_cannot_be_read_is_refused(tmp_path):
         (("short",), "no. 1"),
         ((FIRST, ""), "no. 2"),
         ((FIRST, "with a space"), "no. 2"),
-        ((FIRST, SECOND, FIRST), "no. 3: this is the key of --api-key no. 1"),
+        ((FIRST, SECOND, FIRST), "no. 3: duplicate of the key of --api-key no. 1"),
     ],
 )
 def test_keys_of_the_command_line_are_checked_too(keys, what):
@@ -191,7 +191,7 @@ def test_keys_of_the_command_line_are_checked_too(keys, what):
 
 
 def test_key_is_there_once_in_file_and_flags_together(key_file):
-    with pytest.raises(UserError, match="line 1: this is the key of --api-key no. 1 again"):
+    with pytest.raises(UserError, match="line 1: duplicate of the key of --api-key no. 1"):
         ApiKeys.load((FIRST,), key_file(FIRST))
 
 

@@ -27,7 +27,7 @@ ALL = {
     "no_files": api_errors.no_files(),
     "method_not_allowed": api_errors.method_not_allowed("PUT", "/v1/models", ["GET", "HEAD"]),
     "timed_out": api_errors.timed_out(600.0),
-    "conflict": api_errors.conflict("the layout is being changed already"),
+    "conflict": api_errors.conflict("a layout change is already in progress"),
     "too_large": api_errors.too_large(1 << 24),
     "unsupported_media_type": api_errors.unsupported_media_type("text/plain"),
     "unsupported_encoding": api_errors.unsupported_encoding("br"),
@@ -136,7 +136,7 @@ def test_wrong_request_does_not_come_back_at_any_length():
 
 def test_internal_error_tells_nothing_of_the_inside():
     assert "req-1" in ALL["internal"].message
-    assert api_errors.internal().message == "the server failed on this request"
+    assert api_errors.internal().message == "internal server error"
 
 
 class Answering:

@@ -180,7 +180,7 @@ class TestBatches:
         lines = [line(str(number), max_tokens=60, ignore_eos=True) for number in range(100)]
         batch = start(client, *lines)
         wait(client, batch.id, lambda batch: batch.request_counts.completed > 0)
-        with pytest.raises(openai.BadRequestError, match="cancel that first"):
+        with pytest.raises(openai.BadRequestError, match="cancel the batch first"):
             client.files.delete(batch.input_file_id)
         assert client.batches.cancel(batch.id).status == "cancelling"
         batch = wait(client, batch.id)

@@ -204,7 +204,7 @@ def test_memory_of_a_hundred_slow_readers_is_bounded():
     ).encode()
     with serving("--dtype", "float32", "--num-kv-blocks", str(num_blocks), "--max-num-seqs", "128") as server:
         server.complete(max_tokens=300, ignore_eos=True)
-        assert "2048 blocks of 16 tokens on every rank (96.0 MiB" in server.text
+        assert "2048 blocks of 16 tokens per rank (96.0 MiB" in server.text
         gateway, ranks = server.gateway_pid, server.process.pid
         begin = process_bytes(gateway), process_bytes(ranks)
         grown = []

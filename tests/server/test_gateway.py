@@ -235,7 +235,7 @@ class TestLimits:
     def test_one_call_may_not_keep_everybody_waiting(self, after_limits):
         reply = after_limits.complete(prompt=[[5]] * 2048, n=2, user="jo")
         reply.check_error(400, "invalid_request_error", None)
-        assert "2 answers to each of 2048 prompts" in reply.error["message"]
+        assert "2 outputs for each of 2048 prompts" in reply.error["message"]
 
 
 @pytest.fixture(scope="module")

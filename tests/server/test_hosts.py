@@ -149,7 +149,7 @@ def check_changed(server: Gateway, stream: Stream) -> None:
     """An open answer has ended with the file that has changed, and requests are taken again."""
     error = stream.finish().error
     assert error["code"] == "engine_failed"
-    assert "/models/m/model.safetensors has changed since the answer began" in error["message"]
+    assert "/models/m/model.safetensors has changed since the output began" in error["message"]
     wait_ready(server)
     assert server.complete(max_tokens=1).status == 200
 
@@ -176,7 +176,7 @@ def test_gateway_refuses_another_tokenizer_than_rank_0_has(tmp_path):
     directory = Path(shutil.copytree(DEMO, tmp_path / "model"))
     with open(directory / "tokenizer.json", "a") as file:
         file.write("\n")
-    with pytest.raises(UserError, match="has changed since rank 0 read it"):
+    with pytest.raises(UserError, match="has changed since rank 0 loaded it"):
         Model.load(msgspec.structs.replace(MODEL_INFO, tokenizer=str(directory)), ServerOptions())
 
 
@@ -228,7 +228,7 @@ def test_layout_cannot_be_changed_while_there_is_no_host():
         wait_for(lambda: server.get("/ready")[0] == 503, END_SECONDS)
         reply = server.ask("POST", "/v1/cluster/layout", {"layers": [2]})
         reply.check_error(503, "server_error", "overloaded")
-        assert "another one is awaited" in reply.error["message"] and int(reply.headers["retry-after"]) >= 1
+        assert "is being restarted" in reply.error["message"] and int(reply.headers["retry-after"]) >= 1
 
 
 def test_stream_fails_with_a_host_that_the_gateway_does_not_outlive():
@@ -260,8 +260,8 @@ def test_who_comes_while_there_is_a_host_waits_for_its_end():
 
 STRANGERS = [
     (RegisterHost(labinfer.__version__, "another secret", ["demo"]), "token"),
-    (RegisterHost("0.0.0", TOKEN, ["demo"]), "it is version 0.0.0"),
-    (RegisterHost(labinfer.__version__, TOKEN, ["other"]), "it has the models other"),
+    (RegisterHost("0.0.0", TOKEN, ["demo"]), "its version is 0.0.0"),
+    (RegisterHost(labinfer.__version__, TOKEN, ["other"]), "its models are other"),
 ]
 NO_GREETINGS = (b"", pack(StatsUpdate([])), b"\xff" * 64)
 

@@ -82,7 +82,7 @@ def test_layout_that_computes_no_numbers_is_left_again_and_streams_go_on(server)
     stream = Stream(server, {"max_tokens": 300}, KEY).wait_begun()
     reply = server.ask("POST", LAYOUT, {"dtype": ["float16"]}, KEY)
     reply.check_error(409, "invalid_request_error", "conflict")
-    assert "no finite numbers" in reply.error["message"] and "layout of before" in reply.error["message"]
+    assert "not finite" in reply.error["message"] and "previous layout" in reply.error["message"]
     assert (stream.finish().text, stream.error) == (undisturbed, None)
     assert server.get("/v1/cluster", KEY)[1]["ranks"][0]["dtype"] == "float32"
 

@@ -191,7 +191,7 @@ async def test_budget_is_of_prompts_and_answers_and_fills_up_again():
     limits = make(clock, tokens_per_minute=60)
     lease = await limits.admit(ANN, None, 50)
     lease.spend(10)
-    with refused(429, match="60 tokens a minute") as caught:
+    with refused(429, match="60 tokens per minute") as caught:
         await limits.admit(ANN, None, 1)
     assert caught.value.type == "tokens" and caught.value.retry_after_seconds == pytest.approx(1)
     await limits.admit(BOB, None, 1)

@@ -204,7 +204,7 @@ REFUSED = [
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
     ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, "needs a name"),
     ({"messages": []}, "messages"),
-    ({"messages": [QUESTION, {"role": "assistant", "content": [CALL]}]}, "the last one calls tools"),
+    ({"messages": [QUESTION, {"role": "assistant", "content": [CALL]}]}, "the last message calls tools"),
     ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
     ({"messages": [{"role": "user", "content": [CALL]}]}, "role"),
     ({"mcp_servers": [{}]}, "mcp_servers"),

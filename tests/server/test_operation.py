@@ -36,7 +36,7 @@ class TestEnd:
             stream.finish(1)
             assert (stream.finish_reason, stream.was_cut, stream.error) == ("length", False, None)
             assert stream.events[-1]["usage"]["completion_tokens"] == 600
-            assert "labinfer: stopping at SIGTERM: 1 request is open; it has 20 seconds to end" in server.text
+            assert "labinfer: stopping at SIGTERM: 1 open request has 20 seconds to finish" in server.text
             assert "Traceback" not in server.text and "rror" not in server.text
 
     def test_what_takes_longer_than_it_may_ends_with_an_error(self):
@@ -80,7 +80,7 @@ class TestEnd:
             os.killpg(server.process.pid, signal.SIGINT)  # as a terminal does
             assert server.wait_end(tree) == 128 + signal.SIGINT
             assert time.monotonic() - begin < 4
-            assert "labinfer: stopping at SIGINT: no request is open" in server.lines
+            assert "labinfer: stopping at SIGINT: no open requests" in server.lines
             for connection in idle:
                 assert connection.recv(1) == b""
                 connection.close()
@@ -93,7 +93,7 @@ class TestEnd:
             os.kill(server.gateway_pid, signal.SIGKILL)
             assert server.wait_end(tree) == 70
             assert time.monotonic() - begin < 3
-            assert server.lines[-1] == "labinfer: error: the gateway process was killed by SIGKILL; the server ends"
+            assert server.lines[-1] == "labinfer: error: the gateway process was killed by SIGKILL; shutting down"
 
     def test_its_gateway_ends_with_it(self):
         with serving(*SMALL) as server:
@@ -123,8 +123,8 @@ class TestStart:
                 f"--files-dir {short} cannot be used: Not a directory": ["--files-dir", short, "--port", "0"],
                 "line 1: the key has 5 characters": ["--api-key-file", short, "--host", "0.0.0.0"],
                 "no-such-model": ["--model", "no-such-model", "--port", "0"],
-                "there is a model a already": ["--model", "a=demo", "--model", "a=demo-draft"],
-                "there is a model demo already": ["--model", "demo", "--model", "demo"],
+                "the name a is already in use": ["--model", "a=demo", "--model", "a=demo-draft"],
+                "the name demo is already in use": ["--model", "demo", "--model", "demo"],
                 "generation_config.json: temperature": ["--model", unwise_copy(tmp_path / "model"), "--port", "0"],
             }
             cases = {expected: ["serve", *flags] for expected, flags in wrong.items()}
@@ -163,7 +163,10 @@ class TestSeveralModels:
 
     def test_everyone_is_let_in_with_a_warning(self, two_models):
         assert "authentication: none" in two_models.text
-        assert "labinfer: warning: anyone who can reach this machine can use it" in two_models.text
+        assert (
+            "labinfer: warning: the server has no API key and anyone who can reach this machine can use it"
+            in two_models.text
+        )
 
     def test_another_model_is_not_found(self, two_models):
         for name in ("demo", "a/", "../demo", "A", ""):

@@ -103,7 +103,7 @@ def test_unknown_fields_are_left_out_where_that_is_asked_for():
     assert ask("POST", "/detokenize", body).status_code == 400
     reply = ask("POST", "/detokenize", body, ignore_unknown_fields=True)
     assert reply.status_code == LOADING
-    assert reply.headers["x-warning"] == "unknown fields were left out: nonsense, na\\xefve "
+    assert reply.headers["x-warning"] == "unknown fields were ignored: nonsense, na\\xefve "
     assert "x-warning" not in ask("POST", "/detokenize", {"tokens": [1]}, ignore_unknown_fields=True).headers
 
 

@@ -124,16 +124,14 @@ class BatchJob:
             if self._is_done(number, digest):
                 continue
             if comes_again:
-                self._warn(
-                    number, f"its id {ids[1]!r:.40} is that of an earlier line; give each line one of its own", "id"
-                )
+                self._warn(number, f"its id {ids[1]!r:.40} is a duplicate of an earlier line; make ids unique", "id")
             if isinstance(text, LongLine):
                 message = f"the line has {text.num_bytes} bytes, more than --max-line-size; shorten it"
                 self._refuse(number, digest, ids, message)
                 continue
             try:
                 if first != number:
-                    raise UserError(f"custom_id is that of line {first} already; give each line one of its own")
+                    raise UserError(f"custom_id is a duplicate of line {first}; make custom_ids unique")
                 parsed = parse_line(text, self._defaults)
                 requests = self._make_requests(llm, number, digest, parsed)
             except UserError as error:
@@ -152,7 +150,7 @@ class BatchJob:
     def _check_model(self, number: int, asked: str | None) -> None:
         """Warn if a line requests another model than the one that runs."""
         if asked not in (None, self._model_name) and os.path.basename(asked) != self._base_name:
-            self._warn(number, f"it asks for the model {asked!r:.80}, and {self._model_name!r} answers", "model")
+            self._warn(number, f"model {asked!r:.80} requested, using {self._model_name!r}", "model")
 
     def _comes_again(self, own_id: str | int | None) -> bool:
         """Whether an earlier line has the ``id`` of this simple line; only the first ``MAX_IDS`` ids are checked."""
@@ -167,7 +165,7 @@ class BatchJob:
         if kind not in self._warnings and len(self._warnings) < MAX_WARNINGS:
             self._warnings.add(kind)
             self._progress.close()
-            logger.warning("line %d: %s; other lines of which this is true are not named", number, text)
+            logger.warning("line %d: %s (shown once)", number, text)
 
     def _refuse(self, number: int, digest: bytes, ids: tuple[str | None, str | int | None], message: str) -> None:
         """Write an error record for a line; ``ids`` come from ``read_ids``."""
@@ -195,7 +193,9 @@ class BatchJob:
         """
         before = self._output.digests.get(number)
         if before not in (None, digest):
-            raise UserError(f"--resume: line {number} is another one than was answered; --overwrite begins anew")
+            raise UserError(
+                f"--resume: line {number} differs from the line of the earlier run; use --overwrite to start over"
+            )
         return before is not None
 
     def _first_line(self, number: int, custom_id: str | None) -> int:

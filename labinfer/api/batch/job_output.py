@@ -41,9 +41,7 @@ class JobOutput:
         is_file = job.output not in ("", STANDARD) and (not os.path.exists(job.output) or os.path.isfile(job.output))
         wants_more = job.resume or job.retry_errors
         if wants_more and not (is_file and job.input):
-            raise UserError(
-                "--resume goes on with the answers of an earlier run: give --input FILE and --output FILE as then"
-            )
+            raise UserError("--resume continues an earlier run: give its --input FILE and --output FILE")
         self._file = self._open()
         self._journal = Journal(job.output, reads=not job.overwrite) if is_file and job.input else None
         with contextlib.ExitStack() as on_error:
@@ -114,10 +112,10 @@ class JobOutput:
         """
         if size := self._file.num_bytes():
             can_resume = self._journal is not None and self._journal.header is not None
-            hint = "--resume goes on with them, " if can_resume else ""
+            hint = "--resume continues it, " if can_resume else ""
             lacks = f" (its journal, {self._journal.path}, is missing)" if wants_more else ""
             raise UserError(
-                f"--output {self._path} has {size} bytes of an earlier run; {hint}--overwrite begins anew{lacks}"
+                f"--output {self._path} has {size} bytes of an earlier run; {hint}--overwrite starts over{lacks}"
             )
 
     def _check_given(self) -> None:
@@ -137,13 +135,13 @@ class JobOutput:
         changes = compare(msgspec.convert(self._journal.header["model"], Identity), model)
         if changes.changed:
             raise UserError(
-                f"--resume: {self._path} was begun with another model: {changes.describe()} since; put the old files back, or "
-                "--overwrite to begin anew"
+                f"--resume: {self._path} was started with another model: {changes.describe()} since; restore the "
+                "old files, or use --overwrite to start over"
             )
         for path in changes.rewritten:
             logger.warning(
-                "warning: %s was written to since the job began; its header and samples of all its tensors are the same, so it is taken "
-                "for the same file",
+                "warning: %s was modified since the job started, but its header and samples of all its tensors "
+                "are unchanged; treating it as the same file",
                 path,
             )
 
@@ -201,8 +199,8 @@ def _refuse_change(output: str, kind: str, before: dict[str, Any], now: dict[str
         old, new = before.get(name), now.get(name)
         if old != new:
             raise UserError(
-                f"--resume: {output} was begun with {another} {kind}: {name} was {_shown(old)} and is {_shown(new)}; "
-                "give what it was, or --overwrite to begin anew"
+                f"--resume: {output} was started with {another} {kind}: {name} was {_shown(old)} and is "
+                f"{_shown(new)}; give the old value, or use --overwrite to start over"
             )
 
 

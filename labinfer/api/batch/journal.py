@@ -24,7 +24,7 @@ from labinfer.base.errors import UserError
 FORMAT = 2
 """Version of the header and record format."""
 SUFFIX = ".journal"
-MAKE_ROOM = "what was written before is complete: make room, then --resume"
+MAKE_ROOM = "results written so far are complete: free some disk space, then use --resume"
 DIGEST_BYTES = 8
 FIELDS = struct.Struct(f"<QQ{DIGEST_BYTES}sI")
 """Number of the input line, end of its output line in bytes, digest of the input line, whether it failed."""
@@ -72,12 +72,12 @@ class Journal:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"--output {output}: another job is writing it; wait for it, or give another file"
+                f"--output {output}: another job is writing to it; wait for that job, or give another file"
             ) from None
         except OSError:
             pass  # a file system without locks
         if os.fstat(self._fd).st_nlink == 0:  # unlinked by another run between open and lock
-            raise UserError(f"--output {output}: another job has just been refused; try again")
+            raise UserError(f"--output {output}: another job was just checking it; try again")
         self.header: dict[str, Any] | None
         """Options, input and model of the run that began the journal; None if it is empty."""
         self.entries: list[JournalEntry]
@@ -149,11 +149,11 @@ class Journal:
                 header = json.loads(first)
                 version = header["journal"]
             except (ValueError, KeyError, TypeError):
-                raise UserError(f"{self.path} is not a job's journal; --overwrite begins the job anew") from None
+                raise UserError(f"{self.path} is not a job's journal; use --overwrite to start over") from None
             if version != FORMAT:
                 raise UserError(
-                    f"{self.path} was begun by another version of LABInfer, whose record of the model is another one; go on with that "
-                    "version, or --overwrite begins the job anew"
+                    f"{self.path} was started by another version of LABInfer, which identifies models differently; "
+                    "continue with that version, or use --overwrite to start over"
                 )
             self._header_bytes = len(first)
             entries = []

@@ -12,37 +12,40 @@ PROGRESS = ("auto", "jsonl", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """Prompts or a job, and the files of the results."""
+    """Prompts or a JSONL job, and its output files."""
 
     prompt: tuple[str, ...] = option(
-        (), "a prompt; may be given several times. Chat models see it as a user's message", metavar="TEXT"
+        (), "prompt, sent as a user message if the model has a chat template; repeatable", metavar="TEXT"
     )
-    raw: bool = option(False, "give --prompt to the model as it is, without its chat template")
-    input: str = option("", "JSONL file of requests, - for standard input", metavar="FILE")
+    raw: bool = option(False, "raw text completion: no chat template is applied to --prompt")
+    input: str = option("", "JSONL file of requests; - for standard input", metavar="FILE")
     max_line_size: int = option(
-        16, "MiB of a line of --input; longer ones are answered with an error", metavar="MIB", least=1
+        16,
+        "maximum length of a line of --input, in MiB; a longer line gets an error as its result",
+        metavar="MIB",
+        least=1,
     )
     output: str = option(
         "",
-        "JSONL file of results, - for standard output (default for --input); the answers to --input are journaled in "
+        "JSONL file of results; - for standard output (default for --input); with a file, progress is journaled in "
         "FILE.journal, for --resume",
         metavar="FILE",
     )
     output_format: str = option(
         "jsonl",
-        "jsonl, or text: questions and answers of --input for people, at the terminal",
+        "jsonl, or text: prompts and outputs of --input in readable form on the terminal",
         choices=OUTPUT_FORMATS,
     )
-    overwrite: bool = option(False, "empty --output of what an earlier run wrote; without this it is refused")
+    overwrite: bool = option(False, "replace an existing --output; without this flag an existing output is an error")
     resume: bool = option(
         False,
-        "go on with an earlier run of the same --input, --output, model and sampling that was broken off, on any layout; "
-        "with nothing there yet it begins",
+        "continue an interrupted run of the same job (--input, --output, model, sampling), on any layout; starts "
+        "from scratch if there is no output yet",
     )
-    retry_errors: bool = option(False, "--resume, and try the lines again that have an error for an answer")
+    retry_errors: bool = option(False, "as --resume, and retry the lines whose result is an error")
     progress: str = option(
         "auto",
-        "what is said on standard error while a job runs: a line for people, jsonl with a JSON object each second, or none",
+        "progress on standard error: auto (a status line), jsonl (a JSON object per second) or none",
         choices=PROGRESS,
     )
-    report: str = option("", "also write the figures of the run to this JSON file", metavar="FILE")
+    report: str = option("", "also write the statistics of the run to this JSON file", metavar="FILE")

@@ -39,8 +39,8 @@ class LatencyBenchmark:
         whole = spread(self._seconds)
         options = self._options
         text = (
-            f"{len(self._seconds)} batches of {self._latency.batch_size} requests, {options.input_len} tokens in, "
-            f"{options.output_len} out\n\n"
+            f"{len(self._seconds)} batches of {self._latency.batch_size} requests, {options.input_len} prompt and "
+            f"{options.output_len} output tokens each\n\n"
             + spread_table({"whole batch": self._seconds, "TTFT": first, "TPOT": between})
         )
         values = {

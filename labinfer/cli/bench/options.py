@@ -16,50 +16,52 @@ GOALS = ("ttft", "tpot", "e2el")
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Requests of a benchmark: prompts of random token ids, and answers that ignore end-of-sequence tokens."""
+    """Requests of a benchmark: prompts of random token ids, and outputs that ignore end-of-sequence tokens."""
 
-    input_len: int = option(128, "tokens of a prompt", metavar="N", least=1)
-    output_len: int = option(128, "tokens of an answer", metavar="N", least=1)
-    seed: int = option(0, "of the random prompts and arrivals", metavar="N")
-    output_json: str = option("", "also write the figures to this file", metavar="FILE")
+    input_len: int = option(128, "prompt tokens per request", metavar="N", least=1)
+    output_len: int = option(128, "output tokens per request", metavar="N", least=1)
+    seed: int = option(0, "random seed of prompts and arrival times", metavar="N")
+    output_json: str = option("", "also write the results to this JSON file", metavar="FILE")
     plot: str = option(
         "",
-        "also draw some of the steps as a Gantt chart, with a row for each rank: .png, .pdf or .svg (needs matplotlib)",
+        "also draw some of the steps as a Gantt chart with a row per rank: .png, .pdf or .svg (needs matplotlib)",
         metavar="FILE.png",
     )
 
 
 @dataclass(frozen=True)
 class LatencyOptions:
-    """A fixed batch, repeated."""
+    """A fixed batch, run repeatedly."""
 
     batch_size: int = option(8, "requests in the batch", metavar="N", least=1)
-    num_iters_warmup: int = option(2, "batches at the beginning that do not count", metavar="N")
-    num_iters: int = option(10, "batches that count", metavar="N", least=1)
+    num_iters_warmup: int = option(2, "warm-up batches, which are not measured", metavar="N")
+    num_iters: int = option(10, "measured batches", metavar="N", least=1)
 
 
 @dataclass(frozen=True)
 class LoadOptions:
     """Number and source of the requests."""
 
-    num_prompts: int = option(100, "requests that count", metavar="N", least=1)
-    num_warmups: int = option(1, "random requests at the beginning that do not count", metavar="N")
+    num_prompts: int = option(100, "measured requests", metavar="N", least=1)
+    num_warmups: int = option(1, "random warm-up requests, which are not measured", metavar="N")
     dataset: str = option(
         "",
-        "JSONL file of requests, as --input of a job takes it, instead of random ones; --output-len is for lines without "
-        "max_tokens",
+        "JSONL file of requests in the format of a job's --input, instead of random prompts; --output-len applies "
+        "to lines without max_tokens",
         metavar="FILE",
     )
     workload: str = option(
         "",
-        "file of lengths, whose prompts are made of random tokens: a trace of Azure, BurstGPT or Mooncake (with the prefixes that its "
-        "requests share), or JSONL with prompt_tokens and output_tokens; bench serve and simulate keep its arrivals",
+        "trace of request lengths, with random tokens as prompts: Azure, BurstGPT, Mooncake (shared prefixes are "
+        "kept), or JSONL with prompt_tokens and output_tokens; bench serve and simulate also use its arrival times",
         metavar="FILE",
     )
 
     def __post_init__(self) -> None:
         if self.dataset and self.workload:
-            raise UserError(f"--dataset {self.dataset} and --workload {self.workload} both say what is asked; give one")
+            raise UserError(
+                f"--dataset {self.dataset} and --workload {self.workload} both choose the requests; give one"
+            )
 
     def check_files(self) -> None:
         """Check that the file of requests exists, before the slow loading of the model. Does not open it, as a pipe can be read only
@@ -78,24 +80,27 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Arrivals of requests, and goals for their times."""
+    """Arrival times of the requests, and latency targets."""
 
     request_rate: float = option(
         float("inf"),
-        "requests a second, by a Poisson process; inf for all at once; the arrivals of a --workload are stretched to it, or kept with inf",
+        "requests per second (Poisson process); inf sends all at once; a --workload's arrival times are scaled to "
+        "this rate, and kept as they are with inf",
         metavar="R",
     )
     burstiness: float = option(
         1.0,
-        "shape of the gaps between requests (gamma distribution): 1 for a Poisson process, less for bursts, more for even gaps",
+        "shape of the gamma distribution of the gaps between requests: 1 is a Poisson process, below 1 is burstier, "
+        "above 1 more regular",
         metavar="B",
     )
     max_concurrency: int = option(
-        0, "requests open at once; later ones are sent when one is done (default: any number)", metavar="N"
+        0, "maximum number of open requests; the next is sent when one finishes (default: no limit)", metavar="N"
     )
     goodput: tuple[str, ...] = option(
         (),
-        "milliseconds that a good request keeps, of ttft, tpot and e2el, such as ttft:500,tpot:50",
+        "targets in milliseconds for ttft, tpot and e2el, such as ttft:500,tpot:50; goodput counts the requests "
+        "that meet all of them",
         metavar="NAME:MS[,…]",
     )
 
@@ -122,7 +127,7 @@ class ServeOptions:
                 goals[name] = math.nan
             if name not in GOALS or not goals[name] > 0:
                 raise UserError(
-                    f"--goodput {text!r}: write a name of {', '.join(GOALS)} and milliseconds, such as ttft:500"
+                    f"--goodput {text!r}: write NAME:MILLISECONDS with a name from {', '.join(GOALS)}, such as ttft:500"
                 )
         return goals
 
@@ -133,18 +138,18 @@ class AccuracyOptions:
 
     text: str = option(
         "",
-        "the text: JSONL lines with text or messages, or plain text (default: for the models that come with LABInfer, "
-        "conversations that they were not trained on)",
+        "evaluation text: JSONL lines with text or messages, or plain text (default: for the models that come with "
+        "LABInfer, held-out conversations)",
         metavar="FILE",
     )
     reference_dtype: str = option(
         "float32",
-        "dtype of the model that all are compared with; bfloat16 takes half the memory",
+        "dtype of the reference model; bfloat16 takes half the memory",
         choices=FLOAT_DTYPES,
         spellings=DTYPE_SPELLINGS,
     )
-    per_layer: bool = option(False, "also the error of every matrix, and of the hidden states after each layer")
-    output_json: str = option("", "also write all figures to this JSON file", metavar="FILE")
+    per_layer: bool = option(False, "also report the error of each matrix, and of the hidden states after each layer")
+    output_json: str = option("", "also write all results to this JSON file", metavar="FILE")
 
     def __post_init__(self) -> None:
         if self.reference_dtype not in FLOAT_DTYPES:
@@ -153,9 +158,9 @@ class AccuracyOptions:
 
 @dataclass(frozen=True)
 class FunctionBenchOptions:
-    """Files for the figures, beside the table on standard output."""
+    """Output files of the measurements."""
 
-    output_json: str = option("", "also write them to this JSON file", metavar="FILE")
+    output_json: str = option("", "also write the results to this JSON file", metavar="FILE")
     plot: str = option(
-        "", "also draw them under the machine's ceilings: .png, .pdf or .svg (needs matplotlib)", metavar="FILE.png"
+        "", "also draw them as a roofline plot: .png, .pdf or .svg (needs matplotlib)", metavar="FILE.png"
     )

@@ -41,8 +41,8 @@ class RequestMaker:
         length, room = self._options.input_len + self._options.output_len, self._llm.spec.max_model_len
         if length > room:
             raise UserError(
-                f"--input-len {self._options.input_len} and --output-len {self._options.output_len} are {length} tokens, but "
-                f"there is room for {room}; give smaller ones"
+                f"--input-len {self._options.input_len} and --output-len {self._options.output_len} make {length} tokens, more than "
+                f"the context length of {room}; give smaller ones"
             )
         prompt = self._draw.choices(self._vocabulary, k=self._options.input_len)
         return self._llm.make_request(key, TokensPrompt(prompt), self._sampling())
@@ -64,12 +64,12 @@ class RequestMaker:
             try:
                 parsed = parse_line(line.strip(), self._sampling())
                 if parsed.embedding is not None:
-                    raise UserError("an embedding has no tokens to time; leave it out")
+                    raise UserError("embedding requests generate no tokens to measure; remove this line")
                 requests.append(self._llm.make_request(len(requests), parsed.prompt, parsed.sampling))
             except UserError as error:
                 raise UserError(f"--dataset {path}, line {number}: {error}") from None
         if not requests:
-            raise UserError(f"--dataset {path} has no line; give a JSONL file of requests")
+            raise UserError(f"--dataset {path} is empty; give a JSONL file of requests")
         return requests
 
     def workload(self, path: str, count: int) -> tuple[list[Request], list[float] | None]:

@@ -63,7 +63,7 @@ class ServeBenchmark:
             num_good = sum(is_good(request, goals) for request in times.requests)
             values["request_goodput"] = num_good / times.duration
             text += (
-                f"\n\ngoodput: {num_good} of {len(times.requests)} requests, {num_good / times.duration:.2f} a second"
+                f"\n\ngoodput: {num_good} of {len(times.requests)} requests, {num_good / times.duration:.2f} per second"
             )
         for name, of_one in seconds.items():
             values |= spread_keys(name, of_one)

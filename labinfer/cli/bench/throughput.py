@@ -45,4 +45,4 @@ def rates_table(times: LoadTimes) -> str:
         "all tokens": times.prompt_tokens + times.output_tokens,
     }
     rows = [(name, count, round(count / seconds, 2)) for name, count in counts.items()]
-    return format_table((f"in {seconds:.2f} s", "count", "a second"), rows)
+    return format_table((f"in {seconds:.2f} s", "count", "per second"), rows)

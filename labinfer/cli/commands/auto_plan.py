@@ -83,13 +83,13 @@ def check_flags(own: PlanOptions, given: Collection[str]) -> None:
     if not own.auto:
         for name in ("cluster", "link", "objective", "workload", "save"):
             if getattr(own, name) != getattr(PlanOptions, name):
-                raise UserError(f"--{name} is for plan --auto; add --auto, or leave it out")
+                raise UserError(f"--{name} needs --auto; add --auto, or leave it out")
         return
     for name in (*PLANNED, "layout"):
         if name in given:
-            raise UserError(f"plan --auto chooses {flag_name(name)} itself; leave one of them out")
+            raise UserError(f"plan --auto chooses {flag_name(name)} itself; leave one of the two out")
     if own.link and not own.cluster:
-        raise UserError("--link is for machines of --cluster; those of a launch measure theirs: leave it out")
+        raise UserError("--link needs --cluster (a launch measures its own links); leave it out")
 
 
 def _open_save(own: PlanOptions) -> OutputFile | None:

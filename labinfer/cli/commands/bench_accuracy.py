@@ -146,9 +146,9 @@ def _read(model: ModelOptions, directory: Path, text: str, length: int) -> list[
     UserError: there is no text, or no tokenizer for it.
     """
     if not text and model.model not in BUNDLED:
-        raise UserError(f"--model {model.model} needs --text FILE: text that it was not trained on")
+        raise UserError(f"--model {model.model} needs --text FILE with an evaluation text that it was not trained on")
     if length < 2:
-        raise UserError(f"--max-model-len {length} leaves nothing to predict; give at least 2")
+        raise UserError(f"--max-model-len {length} leaves no token to predict; give at least 2")
     tokenizer = Tokenizer(Path(model.tokenizer) if model.tokenizer else directory)
     return cut(read_documents(Path(text) if text else HELD_OUT, "--text", tokenizer), length)
 
@@ -254,13 +254,13 @@ def format_report(reference_dtype: str, reports: dict[Variant, RankReport]) -> s
     """The tables of all variants."""
     tables = [_format_figures(reference_dtype, "all tokens", reports, "everything")]
     if any(report.answers for report in reports.values()):
-        tables.append(_format_figures(reference_dtype, "tokens of answers", reports, "answers"))
+        tables.append(_format_figures(reference_dtype, "output tokens", reports, "answers"))
     names = {variant.name: report.inspected for variant, report in reports.items()}
     if not any(inspected.weights for inspected in names.values()):
         return "\n\n".join(tables)
     titles = {
         "weights": "error of each matrix",
-        "products": "error of its products with the reference's inputs",
+        "products": "error of its outputs (reference inputs)",
         "layers": "error of the hidden states after each layer",
     }
     for field, title in titles.items():
@@ -293,7 +293,7 @@ def _format_figures(reference_dtype: str, title: str, reports: dict[Variant, Ran
                 f"{100 * divergence.same_likeliest:.2f} %",
             )
         )
-    header = (f"{figures[0].tokens} {title}", "weights", "perplexity", "KL", "largest KL", "same likeliest token")
+    header = (f"{figures[0].tokens} {title}", "weights", "perplexity", "KL", "max KL", "top-1 agreement")
     return format_table(header, rows)
 
 

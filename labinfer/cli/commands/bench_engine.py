@@ -72,10 +72,10 @@ def run(session: Session, kind: str, options: list) -> int:
 
 def _measure(llm: LLM, session: Session, benchmark: Benchmark, file: OutputFile | None) -> BenchResult | None:
     try:
-        with contextlib.closing(Ticker(lambda: f"measuring, requests done: {llm.report.num_finished}")):
+        with contextlib.closing(Ticker(lambda: f"measuring, finished requests: {llm.report.num_finished}")):
             figures = benchmark.run(llm, session.signals.check)
     except Interrupted:
-        logger.info("interrupted; there are no figures")
+        logger.info("interrupted; no results")
         return None
     OutputFile(STANDARD).write(figures.text + "\n")
     if file is not None:
@@ -92,7 +92,7 @@ def _describe(llm: LLM, own: list) -> str:
     options, topology = llm.options, llm.layout.topology
     tp_sizes = topology.tp_sizes if len(set(topology.tp_sizes)) > 1 else topology.tp_sizes[:1]
     model = Path(options.model.model).name or options.model.model
-    sequences = f"at most {options.scheduler.max_num_seqs} sequences at once"
+    sequences = f"at most {options.scheduler.max_num_seqs} running sequences"
     if isinstance(own[1], LatencyOptions):
         sequences = f"batches of {own[1].batch_size} request{'s' * (own[1].batch_size > 1)}"
     return (

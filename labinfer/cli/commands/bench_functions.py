@@ -115,11 +115,11 @@ def make_figures(calls: RankCalls, times: Times, ceilings: RooflineLimits, is_tu
 def describe_ceilings(ceilings: RooflineLimits) -> str:
     """The measured ceilings in one line."""
     if not ceilings.memory:
-        return "no ceilings: they are measured by compiled functions, which there are not"
+        return "no roofline limits: measuring them needs the compiled CPU kernels, which are not available"
     rates = ceilings.arithmetic_rates().items()
     arithmetic = ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in rates)
     threads = f"{ceilings.threads} thread{'s' * (ceilings.threads != 1)}"
-    return f"ceilings on {threads}: memory {ceilings.memory / 1e9:.1f} GB/s, {arithmetic}"
+    return f"roofline limits ({threads}): memory {ceilings.memory / 1e9:.1f} GB/s, {arithmetic}"
 
 
 def figures_table(figures: list[Figure]) -> str:

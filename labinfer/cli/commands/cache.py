@@ -22,12 +22,12 @@ def run(own: WeightCacheOptions) -> int:
     """
     cache = WeightCache.from_home(CacheOptions.weight_cache_size)
     if cache is None:
-        raise UserError("this user has no home directory, so nothing is kept")
+        raise UserError("the weight cache is disabled: this user has no home directory")
     if own.clean:
         try:
-            text = f"{format_bytes(cache.clean())} removed from {cache.folder}"
+            text = f"{format_bytes(cache.clean())} deleted from {cache.folder}"
         except OSError as error:
-            raise UserError(f"{error.filename} cannot be removed ({error.strerror})") from None
+            raise UserError(f"{error.filename} cannot be deleted ({error.strerror})") from None
     else:
         text = _describe(cache, time.time())
     OutputFile(STANDARD).write(text + "\n")
@@ -37,7 +37,7 @@ def run(own: WeightCacheOptions) -> int:
 def _describe(cache: WeightCache, now: float) -> str:
     files = cache.files()
     if not files:
-        return f"no packed weights are kept in {cache.folder}"
+        return f"no packed weights in {cache.folder}"
     rows = []
     for file in files:
         header = try_header(file.path)
@@ -46,7 +46,7 @@ def _describe(cache: WeightCache, now: float) -> str:
         )
         rows.append((*whose, format_bytes(file.size), _age(now - file.last_use)))
     total = format_bytes(sum(file.size for file in files))
-    return f"{format_table(HEADER, rows)}\n\n{total} in {cache.folder}; --clean removes them"
+    return f"{format_table(HEADER, rows)}\n\n{total} in {cache.folder}; --clean deletes them"
 
 
 def _age(seconds: float) -> str:

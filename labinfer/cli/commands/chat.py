@@ -32,7 +32,9 @@ def run(session: Session, own: ChatOptions, sampling: dict[str, Any]) -> int:
     llm = load(session)
     with group.raise_on_all_ranks():
         if group.rank == 0 and not (llm.tokenizer and llm.tokenizer.has_chat_template):
-            raise UserError(f"--model {session.options.model.model} has no chat template, so nobody can chat with it")
+            raise UserError(
+                f"--model {session.options.model.model} has no chat template; choose a chat model, or give --chat-template FILE"
+            )
     signals.running, signals.interrupt_ends = True, False
     with group.raise_on_all_ranks():
         if group.rank == 0:

@@ -27,11 +27,13 @@ def check_alone(environment: LaunchEnvironment, given: Collection[str]) -> None:
         UserError: there are several ranks, or an option for a local model is given.
     """
     if environment.world_size > 1:
-        raise UserError(f"--url needs one process, not {environment.world_size}; leave the launcher out")
+        raise UserError(
+            f"--url runs in one process, not {environment.world_size}; start it without mpirun, torchrun or srun"
+        )
     for name in given:
         if name != "model":
             raise UserError(
-                f"{flag_name(name)} is for a model of one's own, and the server has it; leave it or --url out"
+                f"{flag_name(name)} applies to a model that is loaded here, not to a server; leave it or --url out"
             )
 
 

@@ -86,7 +86,7 @@ class Rank0Job:
         announce({self.session.options.model.model: self.llm})
         output = self.files.output
         if output.digests:
-            logger.info("%d lines are done already; going on with the others", len(output.digests))
+            logger.info("resuming: %d lines are already done", len(output.digests))
         job, model, is_interrupted = None, self.session.options.model.model, False
         try:
             if self.files.reader is not None:
@@ -104,8 +104,8 @@ class Rank0Job:
             if interrupt.signum == signal.SIGPIPE:  # nobody reads the answers any more
                 self.session.signals.signum = signal.SIGPIPE
                 return ExitStatus.OK
-            hint = "; --resume goes on from there" if self.files.output.is_journaled else ""
-            logger.info("interrupted; what was finished is written%s", hint)
+            hint = "; continue with --resume" if self.files.output.is_journaled else ""
+            logger.info("interrupted; finished results are written%s", hint)
             is_interrupted = True
         report = self.llm.report
         has_run = report.num_finished or (job is not None and job.num_failed)
@@ -113,17 +113,17 @@ class Rank0Job:
         if report.num_finished:
             summary = report.summary()
         elif has_run:
-            summary = "no further line was answered" if output.digests else "no line was answered"
+            summary = "no more results" if output.digests else "no results"
         elif is_interrupted:
-            summary = "no answer was finished"
+            summary = "no result was finished"
         elif output.digests:
-            summary = f"nothing was left to do: all {len(output.digests)} lines were answered before"
+            summary = f"nothing to do: all {len(output.digests)} lines are already done"
         else:
-            summary = f"--input {self.job.input} has no lines; nothing was done"
+            summary = f"--input {self.job.input} is empty; nothing to do"
         end = "; interrupted" if is_interrupted and not is_informed else ""
         write_error("\n" + report.format() + "\n" if has_run and is_informed else f"labinfer: {summary}{end}\n")
         if (has_run or output.digests) and self.job.output not in ("", STANDARD):
-            logger.info("the answers are in %s", self.job.output)
+            logger.info("results are in %s", self.job.output)
         if self.files.report is not None:
             self.files.report.begin()
             self.files.report.write(json.dumps(report.as_dict(), indent=2) + "\n")
@@ -131,7 +131,7 @@ class Rank0Job:
         num_failed = output.num_failed + (job.num_failed if job is not None else 0)
         if num_failed:
             total = len(output.digests) + job.num_failed + job.num_answered
-            logger.warning("%d of %d lines failed; their output lines say why", num_failed, total)
+            logger.warning("%d of %d lines failed; see the errors in their results", num_failed, total)
             return ExitStatus.SOME_FAILED
         return ExitStatus.OK
 
@@ -160,12 +160,12 @@ class Rank0Job:
                     )
                     self.files.output.write(record, output.key + 1)
         for limit, count in sorted(cut.items()):
-            logger.warning("%s cut off: %s", "an answer is" if count == 1 else f"{count} answers are", limit)
+            logger.warning("%s truncated: %s", "1 output" if count == 1 else f"{count} outputs", limit)
 
     def _limit(self, answer: Completion) -> str:
         """Name the limit that a truncated answer has reached."""
         if len(answer.token_ids) == self.sampling.max_tokens:
-            return f"--max-tokens {self.sampling.max_tokens} is reached"
+            return f"--max-tokens {self.sampling.max_tokens} reached"
         return f"the context of {self.llm.spec.max_model_len} tokens is full"
 
 

@@ -93,8 +93,12 @@ class Hosting:
             problem = self._change(layouts)
             seconds = time.monotonic() - begin
             if self._group.rank == 0:
-                now = f"the layout of before is served again: {problem}" if problem else "the layout has changed"
-                logger.info("%s (after a pause of %.1f s)", now, seconds)
+                now = (
+                    f"the layout change failed, serving with the previous layout: {problem}"
+                    if problem
+                    else "layout changed"
+                )
+                logger.info("%s (paused for %.1f s)", now, seconds)
             self._prepare(LayoutAnswer(problem, seconds=seconds))
 
     def _prepare(self, outcome: LayoutAnswer | None) -> None:
@@ -125,7 +129,7 @@ class Hosting:
         }
         for path in (path for change in changes.values() for path in change.rewritten):
             logger.warning(
-                "warning: %s was written to; its header and samples of all its tensors are the same, so it is taken for the same file",
+                "warning: %s was modified, but its header and samples of all its tensors are unchanged; treating it as the same file",
                 path,
             )
         return {name: change.describe() for name, change in changes.items()}
@@ -161,16 +165,14 @@ class Hosting:
         try:
             if change.plan is not None and change.plan.model != (own := model_name(llm.layout.config)):
                 raise UserError(
-                    f"plan is for another model ({change.plan.model}) than {change.model} ({own}); plan again"
+                    f"plan is for another model ({change.plan.model}) than {change.model} ({own}); make a new plan"
                 )
             options = self._changed_options(change)
             layout = make_layout(options, llm.layout.config, self._group.everyone)
         except UserError as error:
             raise UserError(as_keywords(str(error))) from None
         if len(self.llms) > 1 and layout.topology.placed_ranks != llm.layout.topology.placed_ranks:
-            raise UserError(
-                "ranks: several models are served, which all have the same ranks; leave none out, and add none"
-            )
+            raise UserError("ranks: with several models, all must keep the ranks that they have; give the same ranks")
         return None if _shape(layout) == _shape(llm.layout) else self._layouts | {change.model: options}
 
     def _plan_split(self, name: str, drift: Drift) -> Layouts | None:
@@ -184,7 +186,7 @@ class Hosting:
         layouts = self._layouts | {name: self._changed_options(change)}
         if layouts in self._failed or drift.gain * WORTH_SECONDS <= self._load_seconds:
             return None
-        logger.info("--replan auto: the layers of %s are split %s from now on", name, join(drift.layers))
+        logger.info("--replan auto: changing the layers per stage of %s to %s", name, join(drift.layers))
         return layouts
 
     def _changed_options(self, change: LayoutChange) -> EngineOptions:
@@ -218,7 +220,7 @@ class Hosting:
         try:
             self._reload(self._layouts)
         except CollectiveError as error:
-            raise RuntimeError(f"{problem}; nor can the layout of before be loaded again: {error}") from None
+            raise RuntimeError(f"{problem}; the previous layout cannot be loaded either: {error}") from None
         return problem
 
     def _reload(self, layouts: Layouts) -> None:
@@ -285,13 +287,13 @@ def check_numbers(llm: LLM) -> None:
         for _, update in llm.driver.step():
             measured = [*update.logprobs, *(update.prompt_logprobs or ())]
             if not all(math.isfinite(item.logprob) for item in measured):
-                raise UserError("the log-probabilities of its self-check are no finite numbers")
+                raise UserError("its self-check gives log-probabilities that are not finite")
 
 
 def _check_length(llm: LLM, length: int) -> None:
     if llm.spec.max_model_len < length:
         raise UserError(
-            f"it has room for a context of {llm.spec.max_model_len} tokens only, and {length} are served; use more ranks, or fewer bits"
+            f"its memory allows a context length of only {llm.spec.max_model_len} tokens, and {length} are served; use more ranks or a smaller quantization"
         )
 
 
@@ -317,7 +319,7 @@ def changed_options(options: EngineOptions, change: LayoutChange, nodes: Sequenc
     parallel, model = options.parallel, options.model
     if change.plan is not None:
         if change.moves or change.dtype is not None or change.quantization is not None:
-            raise UserError("plan says what all other fields say; leave them out")
+            raise UserError("plan already determines all other fields; leave them out")
         return plan_options(change.plan, options, nodes)
     if change.moves:
         sizes, layers = tuple(change.tensor_parallel_size or (1,)), tuple(change.layers or ())

@@ -28,13 +28,13 @@ from labinfer.worker.step_graphs import CAPTURED_BYTES, captures_steps
 
 HEADER = (
     *("rank", "host", "device", "stage", "tp", "layers", "dtype", "weights"),
-    *("a token", "KV tokens", "a sequence", "states"),
+    *("KV/token", "KV tokens", "state/seq", "states"),
 )
 """Columns of the table; the last four are KV bytes per token, KV capacity in tokens, state bytes per sequence, and state slots."""
 
 REPLICATED = (
-    "every tensor-parallel rank keeps the whole latent of each token: --tensor-parallel-size makes a token no smaller, more "
-    "pipeline stages do"
+    "each tensor-parallel rank caches the full MLA latent of every token: a larger --tensor-parallel-size does not reduce KV cache "
+    "memory, more pipeline stages do"
 )
 
 
@@ -83,9 +83,9 @@ def run(session: Session, own: PlanOptions) -> int:
             title = _describe_plan(session.options.model.model, layout, is_alone=group.size == 1)
             table = format_table(HEADER, layout_rows(layout, everyone, kv_tokens, states))
             num_tokens = layout.tokens_in(blocks.num_blocks)
-            least = f"KV cache: all ranks use the least: {blocks.num_blocks} blocks, {num_tokens} tokens"
+            least = f"KV cache: {blocks.num_blocks} blocks ({num_tokens} tokens), limited by the smallest rank"
             if slots := [count for count in states if count is not None]:
-                least += f", {min(slots)} states of sequences"
+                least += f"; {min(slots)} slots for recurrent states"
             replicated = any(
                 place.tp_size > 1 and layout.meta(place).is_cache_replicated for place in layout.topology.places
             )
@@ -93,24 +93,24 @@ def run(session: Session, own: PlanOptions) -> int:
             if blocks.num_window_blocks:
                 notes.append(describe_windows(needs.window, blocks.num_window_blocks, num_tokens, blocks.gain))
             if captured := max(own.captured for own in of_rank.values()):
-                notes.append(f"beside all this up to {format_bytes(captured)} of a rank are left to captured steps")
+                notes.append(f"plus up to {format_bytes(captured)} per rank for captured decode graphs")
             if layout.config.mtp is not None:
                 meta = layout.meta(layout.topology.places[-1])
                 notes.append(
-                    f"the MTP layer is among this on the last stage: {format_bytes(meta.mtp_bytes)} of weights on a rank, and "
-                    f"{format_bytes(meta.mtp_bytes_per_token)} a token"
+                    f"the last stage includes the MTP layer: {format_bytes(meta.mtp_bytes)} of weights per rank, "
+                    f"{format_bytes(meta.mtp_bytes_per_token)} of KV cache per token"
                 )
             if draft is not None:
                 place = draft.topology.place(0)
-                holds, beside = "rank 0 holds the draft model, too", " beside the model's"
+                holds, beside = "rank 0 also holds the draft model", ", in addition to the model's"
                 for rank in layout.draft_devices:
                     holds, beside = f"rank {rank} holds the draft model", ""
                 notes.append(
-                    f"{holds}: {format_bytes(draft.weight_bytes(place))} of weights, and "
-                    f"{format_bytes(draft.meta(place).bytes_per_token)} a token{beside}"
+                    f"{holds}: {format_bytes(draft.weight_bytes(place))} of weights, "
+                    f"{format_bytes(draft.meta(place).bytes_per_token)} of KV cache per token{beside}"
                 )
                 if state := draft.meta(place).bytes_per_sequence:
-                    notes[-1] += f", {format_bytes(state)} a sequence"
+                    notes[-1] += f", {format_bytes(state)} of state per sequence"
             least_bytes = {rank: _least_bytes(session, layout, rank, own, blocks) for rank, own in of_rank.items()}
             for rank in layout.draft_devices:
                 of_rank[rank] = RankBytes.make_drafting(layout, everyone, rank, free=free[rank], draft=draft)
@@ -173,7 +173,7 @@ def layout_rows(
 def _describe_plan(model: str, layout: Layout, is_alone: bool) -> str:
     num_stages, num_ranks = layout.topology.num_stages, layout.topology.num_places
     title = f"{model} in {num_stages} stage{'s' * (num_stages > 1)} on {num_ranks} rank{'s' * (num_ranks > 1)}"
-    return title + ", as if all were on this machine" * (is_alone and num_ranks > 1)
+    return title + ", as if all ranks were on this machine" * (is_alone and num_ranks > 1)
 
 
 def _gather_free(group: RankGroup, layout: Layout) -> dict[int, int]:
@@ -302,15 +302,15 @@ def _describe_shortfall(
     shared = ""
     if num_sharing > len(ranks):
         total = format_bytes(own.free * num_sharing // len(ranks))
-        shared = f", {whose} part of {total} for {num_sharing} ranks"
-    hint = "use more ranks, a smaller --dtype or --quantization"
+        shared = f", {whose} share of {total} for {num_sharing} ranks"
+    hint = "use more ranks, or a smaller --dtype or --quantization"
     if ranks[0] in layout.draft_devices:
         hint = "choose another draft_rank, or a smaller draft model"
     if cache.num_kv_blocks:
-        hint = f"give less than --num-kv-blocks {cache.num_kv_blocks}, or leave it out"
+        hint = f"give --num-kv-blocks less than {cache.num_kv_blocks}, or leave it out"
     least += own.captured
     return (
-        f"{who} no room: {format_bytes(own.weights)} of weights and at least {format_bytes(least)} of KV cache, states and "
-        f"captured steps make {format_bytes(own.weights + least)}, but {format_bytes(own.free)} are free on {layout.all_devices[ranks[0]]}{shared}; "
+        f"{who} too little memory: {format_bytes(own.weights)} of weights and at least {format_bytes(least)} of KV cache, states and "
+        f"captured graphs need {format_bytes(own.weights + least)}, but {format_bytes(own.free)} are free on {layout.all_devices[ranks[0]]}{shared}; "
         f"{hint}"
     )

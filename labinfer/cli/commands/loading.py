@@ -59,7 +59,7 @@ def announce(models: dict[str, LLM]) -> None:
     group, placed = llm.group, llm.layout.topology.placed_ranks
     drafting = llm.layout.draft_devices
     if spare := [str(rank) for rank in group.ranks if rank not in placed and rank not in drafting]:
-        logger.info("spare: rank%s %s", "s" * (len(spare) > 1), ", ".join(spare))
+        logger.info("spare rank%s: %s", "s" * (len(spare) > 1), ", ".join(spare))
     for rank in drafting:
         logger.info("draft model on rank %d: %s", rank, llm.options.scheduler.speculative_config.model)
     for name, llm in models.items():
@@ -69,7 +69,7 @@ def announce(models: dict[str, LLM]) -> None:
 def _announce_capacity(whose: str, llm: LLM) -> None:
     capacity, sizes, layout = llm.capacity, llm.capacity.sizes, llm.layout
     logger.info(
-        "KV cache%s: %d blocks of %d tokens on every rank (%s of %s on rank 0); context %d",
+        "KV cache%s: %d blocks of %d tokens per rank (%s in %s on rank 0); context length %d",
         whose,
         sizes.num_blocks,
         layout.block_size,
@@ -79,13 +79,15 @@ def _announce_capacity(whose: str, llm: LLM) -> None:
     )
     if capacity.captured_bytes:
         logger.info(
-            "captured steps%s: at most %s on rank 0, beside the KV cache", whose, format_bytes(capacity.captured_bytes)
+            "captured decode graphs%s: up to %s on rank 0, in addition to the KV cache",
+            whose,
+            format_bytes(capacity.captured_bytes),
         )
     if windows := capacity.describe_windows(layout):
         logger.info("KV cache%s: %s", whose, windows)
     if (draft := llm.draft_model) is not None:
         logger.info(
-            "draft model%s on rank 0: %s, %s of weights, %d blocks of its own (%s), %d states (%s); context %d",
+            "draft model%s on rank 0: %s, %s of weights, %d KV blocks (%s), %d recurrent states (%s); context length %d",
             whose,
             draft.directory,
             format_bytes(draft.weight_bytes),
@@ -99,14 +101,14 @@ def _announce_capacity(whose: str, llm: LLM) -> None:
         logger.info("KV cache%s: %s", whose, limit)
     if sizes.num_states:
         logger.info(
-            "states of sequences%s: %d slots, running sequences first, the others for snapshots (%s each on rank 0)",
+            "recurrent states%s: %d slots (%s each on rank 0) for running sequences and prefix-cache snapshots",
             whose,
             sizes.num_states,
             format_bytes(layout.meta(llm.place).bytes_per_sequence),
         )
     if sizes.num_host_blocks:
         states = f", {sizes.num_host_states} states" if sizes.num_states else ""
-        windows = f", {sizes.num_host_window_blocks} of windowed layers" if sizes.window else ""
-        logger.info("host memory for swapped sequences%s: %d blocks%s%s", whose, sizes.num_host_blocks, windows, states)
+        windows = f", {sizes.num_host_window_blocks} for sliding-window layers" if sizes.window else ""
+        logger.info("swap space in host memory%s: %d blocks%s%s", whose, sizes.num_host_blocks, windows, states)
     if llm.spec.step_times is not None:
         logger.info("measured%s: %s", whose, llm.spec.step_times.describe())

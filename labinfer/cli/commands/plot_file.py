@@ -26,9 +26,9 @@ def check_plot(path: str, others: dict[str, str] | None = None) -> None:
         UserError: matplotlib is missing, the suffix is not in ``SUFFIXES``, or the file cannot be written.
     """
     if Path(path).suffix.lower() not in SUFFIXES:
-        raise UserError(f"--plot {path}: give a file that ends in {', '.join(SUFFIXES)}")
+        raise UserError(f"--plot {path}: the file name must end in {', '.join(SUFFIXES)}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("--plot needs matplotlib; pip install matplotlib")
+        raise UserError("--plot needs matplotlib; run pip install matplotlib")
     OutputFile(path, "--plot", others).close()
 
 

@@ -19,9 +19,9 @@ ROWS = (1, 8, 64, 512)
 HOST_HEADER = ("host", "ranks", "tp", "dtype", "memory", "hardware")
 """Columns of the table of hosts; ``memory`` is free memory per rank."""
 COST_HEADER = (
-    *("host", "tp", "dtype", "a layer"),
+    *("host", "tp", "dtype", "weights/layer"),
     *(f"{rows} row{'s' * (rows > 1)} ms" for rows in ROWS),
-    *("1,000 context ms", "head ms", "a step ms"),
+    *("1,000 context ms", "LM head ms", "per step ms"),
 )
 """Columns of the table of costs: weight bytes of a layer, its time by rows, extra time per 1,000 context tokens of decodes, time of the
 LM head for one row, and constant time of a step."""

@@ -33,5 +33,5 @@ class PromptLengths:
         """
         parsed = parse_line(line.strip().encode(), SamplingParams())
         if parsed.embedding is not None:
-            raise UserError("an embedding generates no tokens to plan for; leave it out")
+            raise UserError("embedding requests generate no tokens to plan for; remove this line")
         return len(self._processor.encode(parsed.prompt))

@@ -55,6 +55,6 @@ def draw_roofline(path: str, figures: list[Figure], ceilings: RooflineLimits) ->
             roof = [min(rate, ceilings.memory * at) / 1e9 for at in (low, ridge, high)]
             axes.plot((low, ridge, high), roof, color="grey", linewidth=1)
             axes.annotate(name, (high, roof[-1]), ha="right", va="bottom", color="grey")
-    axes.set(xscale="log", yscale="log", xlabel="operations for each byte", ylabel="GFLOP/s")
+    axes.set(xscale="log", yscale="log", xlabel="FLOP per byte", ylabel="GFLOP/s")
     axes.legend(fontsize="small")
     save_plot(path, canvas)

@@ -57,9 +57,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
     speculation = session.options.scheduler.speculative_config
     with group.raise_on_all_ranks():
         if len(models) > 1 and speculation and speculation.draft_rank:
-            raise UserError(
-                f"--speculative-config: draft_rank is for a single model, not for {len(models)}; leave it out"
-            )
+            raise UserError(f"--speculative-config: draft_rank needs a single model, not {len(models)}; leave it out")
     layouts = {}
     for name, model in models.items():
         share = 1 / (len(models) - len(layouts))  # the first of three models takes a third of the free memory
@@ -81,9 +79,9 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
 def _end_with_stopped(gateway: GatewayProcess | SupervisorsGateway, group: RankGroup, seconds: float) -> None:
     gateway.kill()
     message = (
-        f"no sign of life of the gateway process on {group.environment.node_name} for {seconds:g} s (--fault-timeout)"
+        f"no heartbeat from the gateway process on {group.environment.node_name} for {seconds:g} s (--fault-timeout)"
     )
-    end_process_with(BrokenConnection(f"{message}: it is stopped; the server ends"), group)
+    end_process_with(BrokenConnection(f"{message}; stopping it and shutting down"), group)
 
 
 def _model_options(options: EngineOptions, model: str, share: float) -> EngineOptions:
@@ -98,10 +96,10 @@ def _announce_address(options: ServerOptions, port: int, num_keys: int, names: l
     shown = f"[{options.host}]" if ":" in options.host else options.host
     address = f"{options.scheme}://{shown}:{port}"
     logger.info("serving %s at %s/v1", ", ".join(names), address)
-    logger.info("chat page %s/, cluster page %s/cluster, API described at %s/openapi.json", *[address] * 3)
+    logger.info("chat page %s/, cluster page %s/cluster, API reference %s/openapi.json", *[address] * 3)
     who = "none" if num_keys == 0 else "an API key" if num_keys == 1 else f"one of {num_keys} API keys"
     logger.info("authentication: %s", who)
     if not num_keys and not options.is_local:
         logger.warning(
-            "warning: anyone who can reach this machine can use it; give --api-key-file, or --host 127.0.0.1"
+            "warning: the server has no API key and anyone who can reach this machine can use it; give --api-key-file, or --host 127.0.0.1"
         )

@@ -69,7 +69,7 @@ class Session:
         """
         logger.debug("modules are imported")
         if self.starting is not None and self.environment.world_size > 1 and self.refusal is None:
-            self.starting.describe = lambda: "starting: meeting the other ranks"
+            self.starting.describe = lambda: "starting: waiting for the other ranks"
         try:
             group = self.group or join_group(self.environment, self.options)
             if self.group is not None:  # joined to load plugins, before these options were parsed

@@ -27,7 +27,7 @@ from labinfer.planner.simulator.options import SimulateOptions
 from labinfer.planner.simulator.rates import highest_rate
 from labinfer.planner.simulator.simulation import Simulation, cluster_simulation, replay_simulation
 
-TITLE = "simulated on a virtual clock: all times are what the run would take"
+TITLE = "simulated on a virtual clock; all times are predictions"
 
 
 def run(
@@ -40,11 +40,11 @@ def run(
     """
     set_up_logging(0, options.runtime.log_level)
     if bool(own.cluster) == bool(own.replay):
-        raise UserError("simulate needs times from one source: give either --cluster FILES or --replay TRACE")
+        raise UserError("simulate needs one source of step times: give either --cluster FILES or --replay TRACE")
     if own.link and not own.cluster:
-        raise UserError("--link is for machines of a --cluster; leave it out")
+        raise UserError("--link needs --cluster; leave it out")
     if own.find_rate and not serve.goodput:
-        raise UserError("--find-rate needs goals to keep; add --goodput, as in --goodput ttft:500,tpot:50")
+        raise UserError("--find-rate needs latency targets; add --goodput, as in --goodput ttft:500,tpot:50")
     if bench.plot:
         check_plot(bench.plot, {"--output-json": bench.output_json, "--trace": options.observe.trace})
     if own.replay:
@@ -53,7 +53,7 @@ def run(
         simulation = cluster_simulation(Cluster.read(own.cluster, own.link), options)
     if options.scheduler.preemption_mode == "swap" and not simulation.spec.num_host_blocks:
         raise UserError(
-            "--preemption-mode swap: the costs of machines say nothing of host memory to swap to; give recompute, or --replay of a run that swapped"
+            "--preemption-mode swap: --cluster has no swap times; use recompute, or --replay of a run that swapped"
         )
     benchmark = ServeBenchmark(bench, load, serve)
     sources = {"--replay": own.replay} | {f"--cluster {path}": path for path in own.cluster}
@@ -116,9 +116,9 @@ def _find_rate(
             for name, figure in zip(goals, tried[-1][1:], strict=False)
         )
         raise UserError(
-            f"--goodput {join(serve.goodput)}: no rate keeps it; at {tried[-1][0]:g} requests a second {figures}"
+            f"--goodput {join(serve.goodput)}: no rate meets it; at {tried[-1][0]:g} requests per second {figures}"
         )
-    header = ("requests a second", *(f"p99 {name.upper()} (ms)" for name in goals), "kept")
-    highest = f"{rate:.3g} requests a second" if math.isfinite(rate) else "any rate"
-    text = f"{format_table(header, sorted(tried))}\n\nthe highest rate that keeps {join(serve.goodput)}: {highest}"
+    header = ("requests/s", *(f"p99 {name.upper()} (ms)" for name in goals), "kept")
+    highest = f"{rate:.3g} requests per second" if math.isfinite(rate) else "any rate"
+    text = f"{format_table(header, sorted(tried))}\n\nthe highest rate that meets {join(serve.goodput)}: {highest}"
     return replace(serve, request_rate=rate), text, {"highest_rate": rate if math.isfinite(rate) else "inf"}

@@ -61,8 +61,8 @@ def run(
         launch_command = LaunchCommand(again, launch, directory)
         if insists_on_rejoin and len(launch_command.hosts) < 2:
             raise UserError(
-                f"--rejoin-timeout {own.rejoin_timeout:g} is about the hosts of an mpirun or mpiexec with -hosts, -hostfile or the "
-                f"like, and {command[0]} is given fewer than two; leave the flag out (docs/operations.md says how torchrun and Slurm go on)"
+                f"--rejoin-timeout {own.rejoin_timeout:g} needs an mpirun or mpiexec with at least two hosts (-hosts, -hostfile), which "
+                f"{command[0]} does not have; leave the flag out (docs/operations.md describes restarts of torchrun and Slurm jobs)"
             )
         gateway = None
         port = 0

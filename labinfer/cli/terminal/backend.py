@@ -52,14 +52,14 @@ class ChatReply:
             rate = self.num_tokens / self.seconds if is_short else (self.num_tokens - 1) / after_first
             parts.append(f"{rate:.1f} tokens/s")
         if self.seconds_to_first is not None:
-            parts.append(f"first after {self.seconds_to_first:.3f} s")
+            parts.append(f"TTFT {self.seconds_to_first:.3f} s")
         if self.thought:
-            parts.append(f"thought for {self.thought_seconds:.1f} s")
+            parts.append(f"{self.thought_seconds:.1f} s of reasoning")
         if self.prompt_tokens is not None:
-            cached = "" if self.cached_tokens is None else f", {self.cached_tokens} of them cached"
-            parts.append(f"prompt of {_tokens(self.prompt_tokens)}{cached}")
+            cached = "" if self.cached_tokens is None else f" ({self.cached_tokens} cached)"
+            parts.append(f"{self.prompt_tokens} prompt token{'s' * (self.prompt_tokens != 1)}{cached}")
         if self.finish_reason:
-            parts.append(f"ended by {self.finish_reason}")
+            parts.append(f"finish reason {self.finish_reason}")
         return "; ".join(parts)
 
 

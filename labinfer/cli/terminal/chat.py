@@ -15,18 +15,18 @@ from labinfer.comm.group.signals import SignalGuard
 
 COMMANDS = {
     "/system": "[TEXT|off]: show, set or remove the system prompt",
-    "/set": "[NAME [VALUE]]: show the sampling, or change it, as in /set temperature 0.7; without VALUE the default",
-    "/undo": ": take the last exchange back",
-    "/retry": ": answer the last message anew",
-    "/reset": ": begin a new conversation; system prompt and sampling stay",
-    "/thoughts": ": what the model thought before its last answer",
-    "/stats": ": figures of the last answer and of this chat",
-    "/save": "FILE: write the conversation as JSON",
-    "/help": ": this list",
-    "/exit": ": leave (also Ctrl-D)",
+    "/set": "[NAME [VALUE]]: show or change sampling parameters, as in /set temperature 0.7; without VALUE, reset to the default",
+    "/undo": ": remove the last message and its reply",
+    "/retry": ": regenerate the last reply",
+    "/reset": ": start a new conversation with the same system prompt and sampling parameters",
+    "/thoughts": ": show the reasoning of the last reply",
+    "/stats": ": statistics of the last reply and of this chat",
+    "/save": "FILE: save the conversation as JSON",
+    "/help": ": list the commands",
+    "/exit": ": quit (also Ctrl-D)",
 }
 HELP = f"""{chr(10).join(f"{name} {text}".replace(" :", ":") for name, text in COMMANDS.items())}
-Ctrl-C stops an answer. A line that ends with \\ goes on in the next; lines between two \"\"\" are one message."""
+Ctrl-C stops a reply. A line that ends with \\ continues on the next; lines between two \"\"\" are one message."""
 
 
 class Chat:
@@ -71,13 +71,13 @@ class Chat:
             except Interrupted as error:
                 self._forgive(error)
                 self._terminal.write("\n" if self._terminal.is_interactive else "")
-                self._terminal.say("Ctrl-D or /exit leaves")
+                self._terminal.say("Ctrl-D or /exit quits")
         failed = self._num_failed and not self._terminal.is_interactive
         return ExitStatus.SOME_FAILED if failed else ExitStatus.OK
 
     def _greet(self) -> None:
         try:
-            self._terminal.say(f"{self._backend.describe()}; /help lists the commands, Ctrl-D leaves")
+            self._terminal.say(f"{self._backend.describe()}; /help lists the commands, Ctrl-D quits")
         except AnswerFailed as error:
             self._fail(error)
 
@@ -94,7 +94,9 @@ class Chat:
                 name: getattr(self, "_" + name.removeprefix("/")) for name in COMMANDS
             }
             if word not in commands:
-                raise UserError(f"there is no command {word}; /help lists them. A space before it makes it a message")
+                raise UserError(
+                    f"unknown command {word}; /help lists the commands. Begin with a space to send it as a message"
+                )
             commands[word](rest.strip())
         except UserError as error:
             self._fail(error)
@@ -121,9 +123,11 @@ class Chat:
         except AnswerFailed as error:
             self._fail(error)
             if answer.text:
-                self._terminal.say("the answer is not complete, and not part of the conversation; /retry asks again")
+                self._terminal.say(
+                    "the reply is incomplete and not part of the conversation; /retry sends the message again"
+                )
             if isinstance(error, MessageRefused) and self._conversation.exchanges:
-                self._terminal.say("/undo takes the last exchange back, /reset begins a new conversation")
+                self._terminal.say("/undo removes the last exchange, /reset starts a new conversation")
             return
         except Interrupted as error:
             self._forgive(error)
@@ -135,11 +139,11 @@ class Chat:
         if answer.finish_reason == "stopped":
             self._terminal.say("[stopped]")
         elif answer.finish_reason == "length":
-            self._terminal.say("[cut off: max_tokens is reached, or the context is full]")
+            self._terminal.say("[truncated: max_tokens or the context length is reached]")
         elif answer.finish_reason not in ("stop", ""):
-            self._terminal.say(f"[ended by {answer.finish_reason}]")
+            self._terminal.say(f"[finish reason: {answer.finish_reason}]")
         elif not answer.text:
-            self._terminal.say("[an empty answer]")
+            self._terminal.say("[empty reply]")
         if answer.text or answer.finish_reason != "stopped":
             self._conversation.exchanges.append((text, answer.text))
             self._unanswered = ""
@@ -150,7 +154,7 @@ class Chat:
         if since is not None:
             seconds = self._clock() - since
             answer.thought_seconds += seconds
-            self._terminal.say(f"[thought for {seconds:.1f} s; /thoughts shows it]")
+            self._terminal.say(f"[{seconds:.1f} s of reasoning; /thoughts shows it]")
 
     def _forgive(self, error: Interrupted) -> None:
         """Ignore Ctrl-C, and re-raise any other signal."""
@@ -168,7 +172,7 @@ class Chat:
         if text:
             self._conversation.system = "" if text == "off" else text
         else:
-            self._terminal.say(self._conversation.system or "there is no system prompt")
+            self._terminal.say(self._conversation.system or "no system prompt")
 
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")
@@ -176,10 +180,10 @@ class Chat:
             self._conversation.set(name, value.strip())
         self._terminal.say(self._conversation.describe_settings())
         if not name:
-            self._terminal.say(f"can be set: {', '.join(settings())}")
+            self._terminal.say(f"parameters: {', '.join(settings())}")
 
     def _undo(self, text: str) -> None:
-        self._terminal.say(f"taken back: {self._take_back()}")
+        self._terminal.say(f"removed: {self._take_back()}")
 
     def _retry(self, text: str) -> None:
         self._ask(self._unanswered or self._take_back())
@@ -187,36 +191,36 @@ class Chat:
     def _take_back(self) -> str:
         self._unanswered = ""
         if not self._conversation.exchanges:
-            raise UserError("nothing has been said yet")
+            raise UserError("the conversation is empty")
         return self._conversation.exchanges.pop()[0]
 
     def _reset(self, text: str) -> None:
         self._conversation.exchanges.clear()
         self._unanswered = ""
-        self._terminal.say("a new conversation")
+        self._terminal.say("new conversation")
 
     def _thoughts(self, text: str) -> None:
         thought = self._answers[-1].thought.strip() if self._answers else ""
-        self._terminal.say(thought or "there are no thoughts")
+        self._terminal.say(thought or "the last reply has no reasoning")
 
     def _stats(self, text: str) -> None:
         if not self._answers:
-            raise UserError("there are no figures before the first answer")
-        self._terminal.say("last answer: " + self._answers[-1].describe())
+            raise UserError("no statistics before the first reply")
+        self._terminal.say("last reply: " + self._answers[-1].describe())
         prompts, tokens = (
             sum(getattr(answer, name) or 0 for answer in self._answers) for name in ("prompt_tokens", "num_tokens")
         )
         count, is_known = len(self._answers), all(answer.num_tokens is not None for answer in self._answers)
         self._terminal.say(
-            f"this chat: {count} answer{'s' * (count > 1)}, {prompts} tokens of prompts, {tokens} of answers"
-            + ("" if is_known else ", as far as is known")
+            f"this chat: {count} repl{'ies' if count > 1 else 'y'}, {prompts} prompt tokens, {tokens} output tokens"
+            + ("" if is_known else " (incomplete: the server did not report all counts)")
         )
 
     def _save(self, text: str) -> None:
         if not text:
-            raise UserError("/save needs the name of a file")
+            raise UserError("/save needs a file name")
         self._conversation.save(text, self._backend.model)
-        self._terminal.say(f"written to {text}")
+        self._terminal.say(f"saved to {text}")
 
     def _help(self, text: str) -> None:
         self._terminal.say(HELP)

@@ -47,7 +47,7 @@ class Conversation:
         """
         name = name.lstrip("-").replace("-", "_")
         if (kind := settings().get(name)) is None:
-            raise UserError(f"there is no setting {name!r}; settings are {', '.join(settings())}")
+            raise UserError(f"unknown parameter {name!r}; parameters: {', '.join(settings())}")
         others = {key: value for key, value in self.settings.items() if key != name}
         if text:
             try:
@@ -60,7 +60,7 @@ class Conversation:
     def describe_settings(self) -> str:
         """The settings in one line."""
         texts = [f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in self.settings.items()]
-        return ", ".join(texts) or "all as the model has it"
+        return ", ".join(texts) or "all at the model's defaults"
 
     def save(self, path: str, model: str) -> None:
         """Save as a JSON file, in the form of a chat request's body.

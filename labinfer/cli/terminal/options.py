@@ -10,17 +10,18 @@ from labinfer.base.option_fields import option
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """The model that answers: on these ranks, or behind a server."""
+    """Server and system prompt of the chat."""
 
     url: str = option(
         "",
-        "talk to the server at this address, such as http://127.0.0.1:8000, instead of loading a model; --model is then "
-        "one of its names",
+        "chat with the server at this address, such as http://127.0.0.1:8000, instead of loading a model; --model "
+        "then selects one of its models",
         metavar="URL",
     )
     api_key: str = option(
         "",
-        "key for that server. Other users of the machine can read command lines: $LABINFER_API_KEY hides it from them",
+        "API key for that server. Other users of the machine can read command lines: $LABINFER_API_KEY hides it "
+        "from them",
         metavar="KEY",
         secret=True,
     )
@@ -28,4 +29,4 @@ class ChatOptions:
 
     def __post_init__(self) -> None:
         if self.api_key and not self.url:
-            raise UserError("--api-key is for a server; add --url URL, or leave it out")
+            raise UserError("--api-key needs --url; add --url URL, or leave it out")

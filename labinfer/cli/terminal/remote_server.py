@@ -95,11 +95,11 @@ class RemoteServer:
         except ValueError as error:
             raise UserError(f"--url {url}: {error}") from None
         if parts.scheme not in ("http", "https") or not self._host or parts.query or parts.username:
-            raise UserError(f"--url {url} is no address of a server; give one such as http://127.0.0.1:8000")
+            raise UserError(f"--url {url} is not a server address; give one such as http://127.0.0.1:8000")
         self._is_encrypted = parts.scheme == "https"
         self._path = parts.path.rstrip("/").removesuffix(API) + API
         if not api_key.isascii() or not api_key.isprintable():
-            raise UserError("the API key has characters that no HTTP header may have")
+            raise UserError("the API key contains characters that are not allowed in an HTTP header")
         self._headers = {"Content-Type": "application/json", "Connection": "close"}
         self._headers["User-Agent"] = f"labinfer/{labinfer.__version__}"
         if api_key:
@@ -136,7 +136,7 @@ class RemoteServer:
         try:
             self.model = _parse(data, _Models).data[0].id
         except (ValueError, IndexError):
-            raise AnswerFailed(f"{self._url} lists no models; is it a server of OpenAI's API?") from None
+            raise AnswerFailed(f"{self._url} lists no models; is it an OpenAI-compatible server?") from None
 
     @contextmanager
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Iterator[http.client.HTTPResponse]:
@@ -158,9 +158,9 @@ class RemoteServer:
                     raise _refusal(response, "Authorization" in self._headers)
             yield response
         except (OSError, http.client.HTTPException, UnicodeError) as error:  # UnicodeError: an invalid host name
-            what = f"cannot reach {self._url}" if response is None else f"the connection to {self._url} broke"
+            what = f"cannot reach {self._url}" if response is None else f"lost the connection to {self._url}"
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            hint = "; is it a server without TLS? Then its address begins with http://" if _is_not_tls(error) else ""
+            hint = "; if the server has no TLS, use http:// instead of https://" if _is_not_tls(error) else ""
             raise AnswerFailed(f"{what}: {reason}{hint}") from None
         finally:
             if response is not None:  # the response holds the socket, too
@@ -184,11 +184,11 @@ class RemoteServer:
                 try:
                     chunk, data = _parse(data, _Chunk), b""
                 except ValueError as error:
-                    raise AnswerFailed(
-                        f"the server sends what is no piece of an answer: {data[:60]!r}: {error}"
-                    ) from None
+                    raise AnswerFailed(f"invalid event from the server: {data[:60]!r}: {error}") from None
                 if chunk.error:
-                    raise AnswerFailed(_message({"error": chunk.error}) or "the server gave up, and does not say why")
+                    raise AnswerFailed(
+                        _message({"error": chunk.error}) or "the server reported an error without a message"
+                    )
                 yield chunk
             if is_at_end and answer.finish_reason:
                 return
@@ -196,9 +196,9 @@ class RemoteServer:
                 kind = response.headers.get_content_type()
                 if not is_stream and kind != EVENTS:
                     raise AnswerFailed(
-                        f"{self._url} answers with {kind} instead of {EVENTS}; is it a server that streams?"
+                        f"{self._url} answers with {kind} instead of {EVENTS}; does the server support streaming?"
                     )
-                raise AnswerFailed(f"{self._url} has closed the connection in the middle of the answer")
+                raise AnswerFailed(f"{self._url} closed the connection in the middle of the reply")
 
 
 def _is_not_tls(error: Exception) -> bool:
@@ -229,8 +229,8 @@ def _refusal(response: http.client.HTTPResponse, has_key: bool) -> AnswerFailed:
     text = text or response.reason or "no reason given"
     if response.status == http.HTTPStatus.UNAUTHORIZED:
         if not has_key:
-            return AnswerFailed("the server wants a key; give --api-key KEY, or set LABINFER_API_KEY")
-        return AnswerFailed(f"the server refuses the key: {text}")
+            return AnswerFailed("the server needs an API key; give --api-key KEY, or set LABINFER_API_KEY")
+        return AnswerFailed(f"the server rejects the API key: {text}")
     after = response.getheader("Retry-After", "")
     hint = f"; try again in {after} seconds" if after.isdigit() else ""
     kind = MessageRefused if response.status in REFUSALS else AnswerFailed

@@ -140,7 +140,7 @@ class Terminal:
             line = self._lines.read()
             if self._launchers is not None and len(line.encode()) >= LONGEST_LINE:
                 self.say(
-                    f"labinfer: error: a line has at most {LONGEST_LINE - 1} bytes here; end it with \\ to go on in the next"
+                    f"labinfer: error: a line is limited to {LONGEST_LINE - 1} bytes; end it with \\ to continue on the next"
                 )
                 return self._read_line(is_first)
         if self._launchers is not None and CTRL_C in line:
@@ -154,4 +154,4 @@ def _write(fd: int, text: str) -> None:
         while view:
             view = view[os.write(fd, view) :]
     except OSError as error:
-        raise UserError(f"cannot write the answer: {error.strerror}") from None
+        raise UserError(f"cannot write the reply: {error.strerror}") from None

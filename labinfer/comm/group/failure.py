@@ -68,7 +68,9 @@ def _tell(error: BaseException, group: RankGroup | None, speaks: bool) -> None:
     timed_out = isinstance(error, WaitTimeout)
     if timed_out and group.rank == 0:
         write_lines("\n".join(group.health_channel.ask_states()))
-    group.fail(f"labinfer: {group.progress.label} on {group.environment.node_name} failed; ending all ranks", timed_out)
+    group.fail(
+        f"labinfer: {group.progress.label} on {group.environment.node_name} failed; aborting all ranks", timed_out
+    )
     if timed_out and group.rank != 0:
         time.sleep(NEWS_SECONDS)  # rank 0 asks all ranks for their states, including this one
 

@@ -100,7 +100,8 @@ class RankGroup:
         """
         if ranks and len(set(ranks)) < self.size:
             raise UserError(
-                f"--ranks names {len(set(ranks))} of {self.size} ranks, but this command runs on all of them"
+                f"--ranks names {len(set(ranks))} of {self.size} ranks, but this command runs on all ranks; leave "
+                "it out"
             )
 
     def gather_bytes(self, data: bytes) -> dict[int, bytes]:
@@ -203,7 +204,8 @@ def join_group(environment: LaunchEnvironment, options: EngineOptions, plugins: 
         if info.plugins != everyone[0].plugins:
             given, first = (" ".join(names) or "none" for names in (info.plugins, everyone[0].plugins))
             raise UserError(
-                f"rank {info.rank} on {info.node} was given --plugin {given}, and rank 0 {first}; give all ranks the same"
+                f"rank {info.rank} on {info.node} has --plugin {given}, but rank 0 has {first}; give the same to "
+                "all ranks"
             )
     faults = FaultOptions(
         timeout=runtime.fault_timeout,
@@ -287,7 +289,7 @@ def _join_mpi(
         from labinfer.comm import mpi
     except (ImportError, RuntimeError) as error:
         raise UserError(
-            f"started by {environment.launcher} ({environment.decided_by}), but mpi4py does not load: "
+            f"started by {environment.launcher} ({environment.decided_by}), but mpi4py cannot be imported: "
             f"{first_line(error)}; pip install mpi4py {environment.launcher}"
         ) from None
     if environment.launcher == "mpich":
@@ -364,7 +366,7 @@ def _listen_on_routes(own: Mapping[str, str], peers: list[list[str]]) -> str:
     choose_gloo_interface(own[towards[0]])
     ports = ephemeral_ports()
     listens = f"; gloo listens on ports {ports[0]}-{ports[-1]}, which a firewall may block" if ports else ""
-    return f"this machine talks to the others from {towards[0]} on {own[towards[0]]}{listens}"
+    return f"this host connects to the others from {towards[0]} on {own[towards[0]]}{listens}"
 
 
 def _warn_about_ports(runtime: RuntimeOptions) -> None:
@@ -372,7 +374,7 @@ def _warn_about_ports(runtime: RuntimeOptions) -> None:
     given, ephemeral = runtime.ports, ephemeral_ports()
     if given and ephemeral and not (given[0] <= ephemeral[0] and ephemeral[-1] <= given[-1]):
         logger.warning(
-            "warning: --port-range %s holds for the health channel only: gloo listens on ports %d-%d of the system; open these too, or "
+            "warning: --port-range %s applies to the health channel only; gloo listens on the ephemeral ports %d-%d: open these too, or "
             'set sysctl net.ipv4.ip_local_port_range="%d %d"',
             runtime.port_range,
             ephemeral[0],

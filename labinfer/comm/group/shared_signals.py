@@ -31,14 +31,14 @@ def share_signals(signals: SignalGuard, group: RankGroup) -> None:
 
     def tell_followers(signum: int) -> None:
         if os.getppid() != launcher:
-            logger.warning("process %d, which has started the ranks, is gone; the run ends", launcher)
+            logger.warning("process %d, which started the ranks, is gone; aborting", launcher)
         if not signals.running:  # else rank 0 shuts the run down
             health_channel.tell_signal(signum)
 
     def end_run(rank: str, signum: int) -> None:
         time.sleep(ALL_SECONDS)
         if not signals.signum:
-            logger.warning("%s got %s; the run ends", rank, signal.Signals(signum).name)
+            logger.warning("%s got %s; aborting", rank, signal.Signals(signum).name)
             signals.take(signum)
 
     def end_process(rank: str, signum: int) -> None:

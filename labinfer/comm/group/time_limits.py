@@ -31,7 +31,7 @@ def time_limit_for_joining(environment: LaunchEnvironment, timeout: float) -> It
     def end(problem: str) -> None:
         stopped, above = stopped_siblings(), stopped_ancestor()
         named = [_processes(stopped)] if stopped else []
-        named += [f"process {above}, which has started the ranks"] if above else []
+        named += [f"process {above}, which started the ranks"] if above else []
         what = f"; stopped: {', '.join(named)}" if named else ""
         end_process(f"labinfer: error: {problem}{what}", lambda: _kill(stopped))
 
@@ -70,8 +70,8 @@ def time_limit_for_leaving(environment: LaunchEnvironment, timeout: float) -> It
             since = {pid: since.get(pid, now) for pid in stopped_siblings()}
             if late := [pid for pid, begun in since.items() if now - begun >= timeout]:
                 write_error(
-                    f"labinfer: error: rank {environment.rank} on {environment.node_name} waited {timeout:g} s (--fault-timeout) "
-                    f"for the others to leave; stopped: {_processes(late)}; ending all ranks\n"
+                    f"labinfer: error: rank {environment.rank} on {environment.node_name} waited {timeout:g} s "
+                    f"(--fault-timeout) for the others to exit; stopped: {_processes(late)}; ending all ranks\n"
                 )
                 _kill(late)
 

@@ -41,8 +41,8 @@ def describe_limit() -> str:
     if limit == math.inf:
         return ""
     return (
-        f"ulimit -v (RLIMIT_AS) allows {limit >> 10} KiB ({limit / 2**30:.1f} GiB) of address space to a process; say ulimit -v "
-        "unlimited, or raise LimitAS (systemd)"
+        f"ulimit -v (RLIMIT_AS) allows {limit >> 10} KiB ({limit / 2**30:.1f} GiB) of address space per process; "
+        "run ulimit -v unlimited, or raise LimitAS (systemd)"
     )
 
 
@@ -53,7 +53,7 @@ def check_address_space() -> None:
         UserError: the limit is below ``LEAST_BYTES``.
     """
     if address_space_limit() < LEAST_BYTES:
-        raise UserError(f"torch needs {LEAST_BYTES >> 10} KiB of address space at least: {describe_limit()}")
+        raise UserError(f"torch needs at least {LEAST_BYTES >> 10} KiB of address space: {describe_limit()}")
 
 
 def explain_by_limit(error: BaseException | None) -> str:
@@ -62,6 +62,6 @@ def explain_by_limit(error: BaseException | None) -> str:
         return ""
     while error is not None:
         if isinstance(error, MemoryError) or any(symptom in str(error) for symptom in OUT_OF_MEMORY_MESSAGES):
-            return f"there is no address space left: {limit}"
+            return f"out of address space: {limit}"
         error = error.__cause__ or error.__context__
     return ""

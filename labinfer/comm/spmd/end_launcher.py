@@ -38,7 +38,7 @@ def end_launcher() -> str:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    return f", and mpirun (process {pid}), too, where it waits for them for more than {EXIT_TIMEOUT_SECONDS:g} s"
+    return f", and mpirun (process {pid}) if it does not exit within {EXIT_TIMEOUT_SECONDS:g} s"
 
 
 def main(pid: int) -> None:

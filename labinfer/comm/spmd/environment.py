@@ -75,7 +75,7 @@ class SupervisorAddress:
             new.write_bytes(data)
             os.replace(new, new.with_suffix(""))
         except OSError as error:
-            raise UserError(f"{new} cannot be written: {error.strerror}; make room there") from None
+            raise UserError(f"{new} cannot be written: {error.strerror}; free some space there") from None
 
     def read_identity(self) -> bytes:
         """Identity of the models that the last group of ranks stored; empty before."""
@@ -133,7 +133,7 @@ class LaunchEnvironment:
     def describe(self) -> str:
         """Launcher, ranks and node in one line."""
         if self.launcher == "single":
-            return f"one rank, as {self.decided_by} are set, on {self.node_name}"
+            return f"single process on {self.node_name} ({self.decided_by})"
         return (
             f"launcher {self.launcher} (by {self.decided_by}): rank {self.rank} of {self.world_size}, "
             f"local rank {self.local_rank} of {self.local_world_size} on {self.node_name}"
@@ -173,7 +173,7 @@ def detect(environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
     if "RANK" in env and "WORLD_SIZE" in env:
         seen = f"RANK={env['RANK']} WORLD_SIZE={env['WORLD_SIZE']}"
         missing = ", ".join(name for name in TORCHRUN_VARIABLES if name not in env)
-        common["notes"] = (f"{seen} passed over: without {missing} they may count nodes, not processes",)
+        common["notes"] = (f"{seen} ignored: without {missing} they may count nodes instead of processes",)
 
     if "OMPI_COMM_WORLD_RANK" in env:
         names = [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
@@ -199,7 +199,7 @@ def detect(environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
         return _checked(_from_slurm(env, common))
     return LaunchEnvironment(
         launcher="single",
-        decided_by="no launcher's variables",
+        decided_by="no launcher detected",
         rank=0,
         world_size=1,
         local_rank=0,
@@ -276,7 +276,7 @@ def expand_task_counts(text: str) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if not match:
-            raise UserError(f"SLURM_STEP_TASKS_PER_NODE={text!r} does not read as task counts such as 2(x3),1")
+            raise UserError(f"SLURM_STEP_TASKS_PER_NODE={text!r} is not a list of task counts such as 2(x3),1")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
@@ -304,5 +304,5 @@ def _number(env: Mapping[str, str], name: str, default: str | None = None) -> in
 
 def _checked(launch: LaunchEnvironment) -> LaunchEnvironment:
     if not 0 <= launch.rank < launch.world_size or not 0 <= launch.local_rank < launch.local_world_size:
-        raise UserError(f"the launcher's numbers make no sense: {launch.describe()}")
+        raise UserError(f"the launcher's variables are inconsistent: {launch.describe()}")
     return launch

@@ -100,7 +100,7 @@ def resolve_device(flag: str, info: RankInfo) -> torch.device:
         return torch.device("cpu")
     if kind != info.accelerator or (index and not index.isdigit()) or int(index or 0) >= info.num_accelerators:
         here = f"cpu and {info.num_accelerators} x {info.accelerator}" if info.accelerator else "only cpu"
-        raise UserError(f"--device {flag}: torch {info.torch_version} on {info.node} offers {here}")
+        raise UserError(f"--device {flag}: torch {info.torch_version} on {info.node} supports {here}")
     return torch.device(kind, int(index) if index else info.local_rank % info.num_accelerators)
 
 

@@ -27,8 +27,8 @@ class ThreadChoice:
 
     def describe(self) -> str:
         """One line for the startup log."""
-        text = f"{self.count} CPU thread{'s' * (self.count != 1)} a rank ({self.reason})"
-        return f"{text}, bound to CPU {format_ranges(self.bound_to)} on this one" if self.bound_to else text
+        text = f"{self.count} CPU thread{'s' * (self.count != 1)} per rank ({self.reason})"
+        return f"{text}, bound to CPU {format_ranges(self.bound_to)} on this rank" if self.bound_to else text
 
 
 def choose_threads(
@@ -53,7 +53,7 @@ def choose_threads(
     elif omp_num_threads:
         count, reason = omp_num_threads, f"OMP_NUM_THREADS={omp_num_threads}"
     elif omp_forced and count > 1:
-        reason += "; torchrun had set OMP_NUM_THREADS=1, which is not followed: --threads 1 is"
+        reason += "; OMP_NUM_THREADS=1 set by torchrun is ignored, use --threads 1 to get it"
     # All ranks or none: an unbound rank would displace bound ones. The smallest share decides for all.
     room = len(mine.cores) // len(sharing) if flag or omp_num_threads else len(own)
     bound = len(sharing) > 1 and count <= room and bool(own)
@@ -82,8 +82,9 @@ def advice_on_memory(nodes: Iterable[int], num_ranks: int) -> str:
     if count < 2:
         return ""
     return (
-        f"rank 0 computes on {count} NUMA nodes, and reads much of its weights from memory that is far from it; a rank for each node is "
-        f"faster: {count * num_ranks} ranks in place of {num_ranks}, with {count} times as much for -tp (-tp {count} where it was not given)"
+        f"rank 0 spans {count} NUMA nodes and reads part of its weights from remote memory; one rank per NUMA node "
+        f"is faster: start {count * num_ranks} ranks instead of {num_ranks}, with {count} times the -tp (-tp "
+        f"{count} if not given)"
     )
 
 
@@ -121,9 +122,9 @@ def _reason(mine: RankInfo, num_sharing: int) -> str:
     cores, limit = len(mine.cores), mine.cpu_limit
     text = f"{cores} core{'s' * (cores != 1)}"
     if limit < cores:  # an extra thread would be throttled in every period, and the others would wait for it
-        text = f"{limit:.3g} CPU{'s' * (limit > 1)} of {text}, by the container's quota"
+        text = f"{limit:.3g} CPU{'s' * (limit > 1)} of {text} (CPU quota of the container)"
     if num_sharing > 1:
         text += f" shared by {num_sharing} ranks"
     if len(mine.cpus) < mine.num_cpus:
-        text += f"; this rank may use {len(mine.cpus)} of the node's {mine.num_cpus} CPUs"
+        text += f"; CPU affinity: {len(mine.cpus)} of the node's {mine.num_cpus} CPUs"
     return text

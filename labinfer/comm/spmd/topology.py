@@ -132,11 +132,11 @@ class Topology:
                 node, most = Counter(nodes).most_common(1)[0]
                 if most >= tp_size and self.ranks:
                     there = ", ".join(str(rank) for rank, name in enumerate(nodes) if name == node)
-                    hint = f"let --ranks name ranks of one node for it, spare ones included: {node} has {there}"
+                    hint = f"choose ranks of one node for it with --ranks (spare ranks included): {node} has {there}"
                 elif most >= tp_size:
                     hint = "start the ranks of a node one after another (by slot, not by node)"
                 else:
-                    hint = f"no node has more than {_ranks(most)}, so use a -tp of at most {most} and more stages (-pp)"
+                    hint = f"no node has more than {_ranks(most)}; use -tp {most} or less, and more stages (-pp)"
                 raise UserError(
                     f"--tensor-parallel-size {tp_size} needs {_ranks(tp_size)} on one node for stage {stage}, but it has {where}; {hint}"
                 )
@@ -158,7 +158,7 @@ def check_ranks(ranks: Sequence[int], world_size: int) -> None:
     if len(set(ranks)) < len(ranks):
         raise UserError(f"{flag} names rank {next(r for r in ranks if ranks.count(r) > 1)} twice; name each once")
     if 0 not in ranks:
-        raise UserError(f"{flag} leaves out rank 0, which schedules; put it on any stage")
+        raise UserError(f"{flag} leaves out rank 0, which schedules; add it to any stage")
 
 
 def stage_sizes(
@@ -226,7 +226,8 @@ def make_topology(
     if layers:
         if len(layers) != pp:
             raise UserError(
-                f"--layers {','.join(map(str, layers))} names the layers of {len(layers)} stage{'s' * (len(layers) != 1)}, but there are {pp}"
+                f"--layers {','.join(map(str, layers))} has {len(layers)} stage{'s' * (len(layers) != 1)}, but "
+                f"there are {pp}"
             )
         if sum(layers) != num_layers:
             raise UserError(
@@ -235,16 +236,17 @@ def make_topology(
         ends = [sum(layers[: stage + 1]) for stage in range(pp)]
         if last_cut is not None and (begin := num_layers - layers[-1]) > last_cut:
             raise UserError(
-                f"--layers {','.join(map(str, layers))} begins the last stage with layer {begin}, but later layers read the "
-                f"cache of layer {last_cut}, which must be on it; give it at least {num_layers - last_cut} layers"
+                f"--layers {','.join(map(str, layers))} starts the last stage at layer {begin}, but it must hold "
+                f"layer {last_cut}, whose KV cache later layers share; give it at least {num_layers - last_cut} "
+                "layers"
             )
         return Topology(tp, tuple(zip([0, *ends[:-1]], ends, strict=True)), ranks)
     ranges = shard_range(num_layers, pp)
     if last_cut is not None and ranges[-1][0] > last_cut and pp > 1:
         if pp - 1 > last_cut:
             raise UserError(
-                f"--pipeline-parallel-size {pp} is too much for this model: its layers from {last_cut} on, which share a cache, "
-                f"are all on the last stage; use at most {last_cut + 1} stages"
+                f"--pipeline-parallel-size {pp} is too large for this model: its layers from {last_cut} on share a "
+                f"KV cache and must be on the last stage; use at most {last_cut + 1} stages"
             )
         ranges = [*shard_range(last_cut, pp - 1), (last_cut, num_layers)]
     return Topology(tp, tuple(ranges), ranks)

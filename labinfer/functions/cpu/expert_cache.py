@@ -90,7 +90,7 @@ class ExpertCache:
         size = _round_up(expert_bytes)
         if (count := self._num_bytes // size) < LEAST_SLOTS:
             raise UserError(
-                f"--expert-offload has room for {count} experts of {size} bytes; give {LEAST_SLOTS * size} bytes at least"
+                f"--expert-offload holds {count} experts of {size} bytes; give at least {LEAST_SLOTS * size} bytes"
             )
 
     def write(self, data_B: torch.Tensor) -> int:

@@ -96,7 +96,7 @@ class CpuCapture:
         if out is not None:  # None on some ranks of a stage
             out = recording.keep(out)
         if recording.obstacle:
-            logger.debug("a step is run in Python: %s cannot be captured", recording.obstacle)
+            logger.debug("steps run without graph capture: %s cannot be captured", recording.obstacle)
             return out, None
         return out, recording.graph(self._library)
 
@@ -177,7 +177,7 @@ class _Recording(TorchFunctionMode):
             placed = self._memory.empty_like(out)
             if placed is not None:
                 return placed
-            self._stop_at("more memory than is left to steps")
+            self._stop_at("more memory than is reserved for captured graphs")
         self._kept.append(out)
         self._kept_bytes += out.nbytes
         return out

@@ -61,7 +61,7 @@ class CpuProvider(Provider):
         try:
             self._library = library.load(library.build(on_progress=on_progress))
         except (compiler.NoCompiler, OSError) as error:  # a damaged file, or a home directory mounted noexec
-            logger.warning("%s; torch's functions are used, which are slower", error)
+            logger.warning("%s; using the slower torch kernels", error)
 
     def register(self, registry: FunctionRegistry, group_size: int) -> None:
         if self._library is None:

@@ -57,7 +57,7 @@ class CudaCapture:
             return run(), None
         out, waits = _watch(run)
         if waits:
-            logger.debug("a step is run in Python: something in it waits for the card")
+            logger.debug("steps run without graph capture: an operation synchronizes with the GPU")
             return out, None
         # Graphs share memory for intermediate results, so the result is copied.
         kept = out.clone()
@@ -66,11 +66,11 @@ class CudaCapture:
                 self._first = self._record(lambda: torch.zeros(1, device=self._device))
             graph = self._record(lambda: kept.copy_(dry_run()))
         except NotReplayable as error:
-            logger.debug("a step is run in Python: %s", error)
+            logger.debug("steps run without graph capture: %s", error)
             return out, None
         except Exception as error:  # noqa: BLE001 - whatever it is, the step itself has been run
             self._is_broken = True
-            logger.warning("steps are not captured on this card, which makes them slower: %s", first_line(error))
+            logger.warning("CUDA graphs are disabled on this GPU, so steps are slower: %s", first_line(error))
             return out, None
         return kept, CudaGraph(graph, kept)
 

@@ -41,9 +41,7 @@ class CudaProvider(Provider):
             with torch.cuda.device(device):
                 elementwise.silu_and_mul(torch.ones(1, 2, device=device)).tolist()
         except Exception as error:  # noqa: BLE001 - Triton's own, those of its compilers, and those of the card
-            logger.warning(
-                "no kernel of Triton runs here: %s; torch's functions are used, which are slower", first_line(error)
-            )
+            logger.warning("Triton kernels do not work here: %s; using the slower torch kernels", first_line(error))
             return
         self._device, self._capture = device, CudaCapture(device)
         self._fingerprint = (triton.__version__, torch.version.cuda, torch.cuda.get_device_name(device))

@@ -54,11 +54,11 @@ def make_draft_layout(
     name, size = options.model.model, layout.config.vocab_size
     if config.vocab_size != size:
         raise UserError(
-            f"the draft model {name} has a vocabulary of {config.vocab_size} ids, the model one of {size}; choose one that "
-            "shares the model's vocabulary"
+            f"the draft model {name} has a vocabulary of {config.vocab_size} tokens, the model one of {size}; "
+            "choose a draft model with the same vocabulary"
         )
     if config.no_generation:
-        raise UserError(f"the draft model {name} {config.no_generation} and drafts nothing; choose another one")
+        raise UserError(f"the draft model {name} {config.no_generation} and cannot draft; choose another one")
     length = min(layout.max_model_len, config.max_position)
     options = dataclasses.replace(options, model=dataclasses.replace(options.model, max_model_len=length))
     (rank,) = layout.draft_devices or [0]

@@ -67,23 +67,24 @@ class KVCapacity:
             {p.stage for p, count in zip(places, self.blocks_of_rank, strict=True) if count < self.planned_blocks}
         )
         return (
-            f"{layout.tokens_in(num_blocks)} tokens fit, not the {layout.tokens_in(self.planned_blocks)} of the plan: stage "
-            f"{', '.join(map(str, stages))} has less memory free than when it was measured, or larger weights; plan again"
+            f"{layout.tokens_in(num_blocks)} tokens fit, fewer than the {layout.tokens_in(self.planned_blocks)} of "
+            f"the plan: stage {', '.join(map(str, stages))} has less free memory or larger weights than when it "
+            "was measured; make a new plan"
         )
 
     def describe_limit(self, places: list[Place]) -> str:
         """Text that names the stages that limit the number of blocks; empty if all stages fit equally many."""
         num_blocks, least, most = self.sizes.num_blocks, min(self.blocks_of_rank), max(self.blocks_of_rank)
         if num_blocks == self.planned_blocks:
-            return f"as many blocks as the plan says; {least} would fit" if least > num_blocks else ""
+            return f"number of blocks from the plan; {least} would fit" if least > num_blocks else ""
         if most == num_blocks:
             return ""
         stages = sorted({p.stage for p, count in zip(places, self.blocks_of_rank, strict=True) if count == num_blocks})
         roomiest = places[self.blocks_of_rank.index(most)]
         percent = 100 * (most - num_blocks) / num_blocks
         return (
-            f"limited by stage {', '.join(map(str, stages))}; stage {roomiest.stage} has room for {most} ({percent:.0f} % "
-            "more); --layers can move layers there"
+            f"limited by stage {', '.join(map(str, stages))}; stage {roomiest.stage} could hold {most} "
+            f"({percent:.0f} % more); move layers there with --layers"
         )
 
 
@@ -94,9 +95,9 @@ def describe_windows(window: int, num_window_blocks: int, num_tokens: int, gain:
         num_tokens: tokens that fit into the cache.
         gain: ratio of ``num_tokens`` to the tokens that would fit if all layers kept all tokens.
     """
-    text = f"layers with a window of {window} tokens hold no others, in {num_window_blocks} blocks of their own"
+    text = f"sliding-window layers keep the last {window} tokens, in {num_window_blocks} separate blocks"
     if gain > 1:
-        text += f"; {num_tokens} tokens fit, {gain:.2g} times as many as if they held all"
+        text += f"; {num_tokens} tokens fit, {gain:.2g} times as many as with full caches"
     return text
 
 
@@ -190,20 +191,21 @@ def agree_on_blocks(
         if fitting.num_blocks < layout.least_blocks:
             least = fitting.of_rank.index(fitting.num_blocks)
             raise UserError(
-                f"{layout.topology.place(group.ranks[least])} has no room for KV cache ({max(0, free_of_rank[least]) >> 20} MiB free "
-                "for it and all that share its memory); raise --memory-utilization or use more ranks"
+                f"{layout.topology.place(group.ranks[least])} has too little memory for a KV cache "
+                f"({max(0, free_of_rank[least]) >> 20} MiB free, shared by all ranks on this memory); raise "
+                "--memory-utilization or use more ranks"
             )
         if largest and num_states < 1:
             least = group.ranks[[room.num_states(max_num_seqs) for room in rooms].index(num_states)]
             raise UserError(
-                f"{layout.topology.place(least)} has no room for the state of a sequence ({largest} bytes at most on a rank); "
-                "raise --memory-utilization or use more ranks"
+                f"{layout.topology.place(least)} has too little memory for the recurrent state of one sequence "
+                f"({largest} bytes at most on a rank); raise --memory-utilization or use more ranks"
             )
         if cache.num_kv_blocks and needed > left:
             sharing = [rank for rank, name in zip(group.ranks, memories, strict=True) if name == memory]
             raise UserError(
-                f"--num-kv-blocks {cache.num_kv_blocks} needs {needed >> 20} MiB on {name_ranks(sharing)}, but {max(0, left) >> 20} MiB "
-                f"are free{' for them together' * (len(sharing) > 1)}"
+                f"--num-kv-blocks {cache.num_kv_blocks} needs {needed >> 20} MiB on {name_ranks(sharing)}, but "
+                f"{max(0, left) >> 20} MiB are free{' in total' * (len(sharing) > 1)}"
             )
     sizes = CacheSizes(
         num_blocks=blocks.num_blocks,
@@ -245,12 +247,13 @@ def log_capacity(capacity: KVCapacity, layout: Layout) -> None:
         logger.warning("KV cache: %s", shortfall)
     if not layout.config.is_causal:
         logger.info(
-            "the model is not causal and runs a prompt in one step: the context is %d tokens; --max-num-batched-tokens raises it",
+            "the model is not causal and runs a prompt in one step, which limits the context length to %d tokens; "
+            "raise it with --max-num-batched-tokens",
             layout.max_model_len,
         )
     if (fits := capacity.sizes.max_model_len) < layout.max_model_len:
         logger.info(
-            "the context is cut from %d to %d tokens: that is all the KV cache holds",
+            "context length reduced from %d to %d tokens, the capacity of the KV cache",
             layout.max_model_len,
             fits,
         )
@@ -281,9 +284,11 @@ def swap_bytes(group: RankGroup, options: EngineOptions, layout: Layout, per_blo
     free = free_memory(torch.device("cpu")) // group.num_sharing_memory
     if gib:
         if gib * GIB > free:
-            raise UserError(f"--swap-space {gib:g} GiB is more than the {free / GIB:.1f} GiB that are free for a rank")
+            raise UserError(
+                f"--swap-space {gib:g} GiB exceeds the {free / GIB:.1f} GiB of free memory per rank; give less"
+            )
         if gib * GIB < per_block:
-            raise UserError(f"--swap-space {gib:g} GiB has no room for a KV block of {per_block} bytes; raise it")
+            raise UserError(f"--swap-space {gib:g} GiB is less than one KV block of {per_block} bytes; raise it")
         return int(gib * GIB)
     if mode == "swap" or (mode == "auto" and any(device.type != "cpu" for device in layout.devices.values())):
         return min(DEFAULT_SWAP_SPACE * GIB, int(free * DEFAULT_SWAP_FRACTION))

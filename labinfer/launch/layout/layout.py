@@ -269,7 +269,7 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
         for layer in config.layers[slice(*topology.layers[stage])]:
             layer.mixer.check(tp_size)
     if (gib := options.cache.expert_offload) and not any(layer.mlp.has_experts for layer in config.layers):
-        raise UserError(f"--expert-offload {gib:g}: a model of {config.architecture} has no experts; leave it out")
+        raise UserError(f"--expert-offload {gib:g}: {config.architecture} has no MoE experts; leave it out")
     topology.check_nodes([info.node for info in everyone])
     device_names = per_stage("--device", parallel.device, topology.num_stages)
     devices = {place.rank: resolve_device(device_names[place.stage], everyone[place.rank]) for place in topology.places}
@@ -313,20 +313,18 @@ def check_context_shift(options: EngineOptions, layout: Layout, place: Place) ->
     """
     if options.scheduler.context_shift and not layout.meta(place).can_shift:
         raise UserError(
-            "--context-shift does not go with this model: no token can be taken out of the states that its layers keep, or "
-            "its keys cannot be rotated further; leave it out"
+            "--context-shift is not supported for this model (recurrent states, or keys that cannot be "
+            "re-rotated); leave it out"
         )
 
 
 def _check_draft_rank(rank: int, topology: Topology, num_ranks: int) -> None:
     if rank >= num_ranks:
-        raise UserError(
-            f"{FLAG}: there is no rank {rank} for the draft model among {num_ranks}; give another draft_rank"
-        )
+        raise UserError(f"{FLAG}: draft_rank {rank} does not exist among {num_ranks} ranks; give another one")
     if rank in topology.placed_ranks:
         raise UserError(
-            f"{FLAG}: draft_rank {rank} is {topology.place(rank)}; give a rank that --ranks leaves out, or 0 for the first one "
-            "beside its stage"
+            f"{FLAG}: draft_rank {rank} is in use by {topology.place(rank)}; give a spare rank (one that --ranks "
+            "leaves out), or 0 to share rank 0"
         )
 
 
@@ -339,7 +337,7 @@ def _resolve_dtype(name: str, config: ModelConfig) -> torch.dtype:
 
 def _resolve_length(length: int, config: ModelConfig) -> int:
     if length > config.max_position:
-        raise UserError(f"--max-model-len {length} is more than the model's {config.max_position} positions")
+        raise UserError(f"--max-model-len {length} exceeds the model's maximum of {config.max_position} positions")
     if length == 1:
-        raise UserError("--max-model-len 1 leaves no room for a prompt and one new token; give at least 2")
+        raise UserError("--max-model-len 1 is too small for a prompt token and an output token; give at least 2")
     return length or config.max_position

@@ -45,7 +45,7 @@ def read_costs(
     except FileNotFoundError:
         return None
     except (Damaged, UserError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        logger.warning("%s is not used (%s); it is made anew", path, error)
+        logger.warning("%s is ignored (%s) and measured again", path, error)
         return None
     return costs
 
@@ -57,7 +57,7 @@ def write_costs(path: Path | None, costs: Any) -> None:
     try:
         write_sealed(path, msgspec.json.encode(costs))
     except OSError as error:
-        logger.info("the costs could not be kept: %s", error)
+        logger.info("the measured costs could not be saved: %s", error)
 
 
 def file_name(

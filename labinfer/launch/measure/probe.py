@@ -153,7 +153,7 @@ def probe_cluster(
     if group.rank == 0:
         how = f"measured in {time.perf_counter() - begin:.1f} s"
         if is_known:
-            how = "as measured before; --autotune again measures them anew"
+            how = "cached; --autotune again measures again"
         logger.info("costs of %d machine%s: %s", len(machines), "s" * (len(machines) > 1), how)
     return Cluster(machines=machines, links=links)
 
@@ -304,7 +304,7 @@ def _measure_until_possible(
         if not any(group.comm.all_gather_bytes(problem.encode())):
             return costs, True
     if problem:
-        logger.warning("costs are not kept for the next start, which measures again: %s", problem)
+        logger.warning("the measured costs could not be saved, the next start measures again: %s", problem)
     return costs, not problem
 
 

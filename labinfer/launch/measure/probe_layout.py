@@ -34,7 +34,8 @@ def split_nodes(everyone: Sequence[RankInfo], options: EngineOptions) -> Units:
     degrees = options.parallel.tensor_parallel_size
     if len(degrees) > 1:
         raise UserError(
-            f"--tensor-parallel-size {','.join(map(str, degrees))}: a probe measures one degree at a time; give one number"
+            f"--tensor-parallel-size {','.join(map(str, degrees))}: probe measures one tensor-parallel size at a "
+            "time; give one number"
         )
     units: Units = []
     for node, ranks in ranks_by_node(everyone).items():

@@ -40,8 +40,9 @@ def stage_figures(simulation: Simulation, report: RunReport) -> tuple[str, dict[
     ]
     estimated = "" if simulation.is_measured else " (with estimated costs)"
     lines = [
-        f"the whole run with its warm-ups: {workers[0].num_steps} steps in {format_seconds(report.wall_time)}{estimated}; "
-        f"{simulation.spec.num_blocks} KV blocks, {report.counts['preemptions']} preemptions, {report.counts['found']} tokens found in the KV cache",
+        f"whole run including warm-up: {workers[0].num_steps} steps in "
+        f"{format_seconds(report.wall_time)}{estimated}; {simulation.spec.num_blocks} KV blocks, "
+        f"{report.counts['preemptions']} preemptions, {report.counts['found']} prefix-cache hit tokens",
         format_table(("stage", "host", "layers", "tp", "busy", "bubble"), rows),
     ]
     values = {
@@ -73,7 +74,7 @@ def replay_figures(simulation: Simulation, report: RunReport) -> tuple[str, dict
         for track, before, after in zip(recorded, bubbles_were, bubbles, strict=True)
     ]
     text = format_table(("from the first step", "recorded", "replayed", "difference"), rows)
-    text += f"\n\n{len(same)} of {report.workers[0].num_steps} steps have the tokens of the recorded ones"
+    text += f"\n\n{len(same)} of {report.workers[0].num_steps} steps have the same tokens as recorded"
     values = {
         "replayed_steps": len(same),
         "working_time": seconds,

@@ -67,7 +67,7 @@ class SimulatedModel:
         if not isinstance(typed, TokensPrompt):
             raise UserError("a simulation has no tokenizer; give prompt_token_ids")
         if sampling.num_beams > 1 or sampling.structured_outputs is not None:
-            raise UserError("beam search and structured_outputs depend on the model's tokens, and cannot be simulated")
+            raise UserError("beam search and structured_outputs depend on the generated tokens and cannot be simulated")
         request = Request(key=key, prompt_token_ids=typed.token_ids, sampling=sampling, **extras)
         self.engine.check_request(request)
         return request

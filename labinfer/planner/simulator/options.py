@@ -10,15 +10,16 @@ from labinfer.planner.options import ClusterOptions
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateOptions(ClusterOptions):
-    """Source of the simulated times, and the goal of the search. On machines of --cluster, -tp, -pp, --layers and --ranks give the
-    layout; ranks are numbered machine by machine."""
+    """Source of the simulated times, and the search for the highest rate. For the hosts of --cluster, -tp, -pp, --layers and --ranks
+    set the layout; ranks are numbered host by host."""
 
     replay: str = option(
         "",
-        "take all times from this file, which --trace of a real run wrote; the other options are to be those of that run",
+        "take all step times from this trace, written with --trace by a real run; give the other options as in that "
+        "run",
         metavar="TRACE",
     )
     find_rate: bool = option(
         False,
-        "look for the highest --request-rate at which the 99th percentiles keep all goals of --goodput",
+        "find the highest --request-rate at which the 99th percentiles meet all --goodput targets",
     )

@@ -71,14 +71,14 @@ def replay_simulation(path: str) -> Simulation:
     try:
         spec = msgspec.convert(fields, EngineSpec)
     except msgspec.ValidationError as error:
-        raise UserError(f"{path} lacks the engine's spec ({error}); record it once more with --trace") from None
+        raise UserError(f"{path} lacks the engine's spec ({error}); record it again with --trace") from None
     places = sorted(tracks, key=lambda track: (track.stage, track.tp_rank))
     tp_sizes = tuple(sum(track.stage == stage for track in tracks) for stage in range(spec.num_stages))
     layers = tuple(
         (stage, stage + 1) for stage in range(spec.num_stages)
     )  # placeholders: a trace does not record the layers
     if sum(tp_sizes) != len(tracks) or not all(tp_sizes):
-        raise UserError(f"{path} has tracks of {len(tracks)} ranks that are not those of {spec.num_stages} stages")
+        raise UserError(f"{path} has tracks of {len(tracks)} ranks, which do not match {spec.num_stages} stages")
     try:
         source = RecordedTimes(tracks)
     except UserError as error:
@@ -110,7 +110,7 @@ def cluster_simulation(cluster: Cluster, options: EngineOptions) -> Simulation:
         len(nodes),
         ranks=parallel.ranks,
         last_cut=cluster.machines[0].costs[0].last_cut,
-        remedy="probe machines with {ranks} in all",
+        remedy="probe machines with {ranks} in total",
     )
     topology.check_nodes(nodes)
     machines = {machine.name: machine for machine in cluster.machines}
@@ -179,13 +179,14 @@ def _choose_costs(machine: Machine, tp_size: int, dtype: str, quantization: str)
     form = f"-tp {tp_size}" + f" --dtype {dtype}" * (dtype != "auto")
     form += f" --quantization {quantization}" * (quantization != "auto")
     known = ", ".join(f"tp {costs.tp_size} in {costs.dtype} and {costs.quantization}" for costs in machine.costs)
-    raise UserError(f"machine {machine.name} has no costs for {form}; it has those of {known}")
+    raise UserError(f"machine {machine.name} has no costs for {form}, only for {known}")
 
 
 def _describe_shortfall(topology: Topology, stages: Sequence[Stage], rooms: Sequence[int]) -> UserError:
     number = rooms.index(min(rooms))
     begin, end = topology.layers[number]
     return UserError(
-        f"stage {number} on {stages[number].machine} has no room for layers {begin} to {end - 1} and a KV cache beside them in "
-        f"{format_bytes(stages[number].costs.memory)}; use more stages, --layers with fewer there, or a smaller --dtype"
+        f"stage {number} on {stages[number].machine} has too little memory for layers {begin} to {end - 1} and a "
+        f"KV cache: {format_bytes(stages[number].costs.memory)}; use more stages, --layers with fewer there, or a "
+        "smaller --dtype"
     )

@@ -60,4 +60,4 @@ def anthropic_error(error: ApiError, request_id: str | None) -> AnthropicError:
 
 def no_threads() -> ApiError:
     """Error for the field ``thread``: the server stores no conversations."""
-    return bad_request("thread: conversations are not kept here; send all messages", "thread", THREADS_REFUSED)
+    return bad_request("thread: this server does not store conversations; send all messages", "thread", THREADS_REFUSED)

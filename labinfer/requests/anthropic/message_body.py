@@ -53,10 +53,12 @@ class ContentBlock(msgspec.Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.type not in BLOCK_FIELDS:
-            raise UserError(f"this model reads text only, and no block of the type {self.type!r:.60}; leave it out")
+            raise UserError(
+                f"content blocks of type {self.type!r:.60} are not supported: models read text only; leave it out"
+            )
         missing = [name for name in BLOCK_FIELDS[self.type] if getattr(self, name) is None]
         if missing:
-            raise UserError(f"a block of the type {self.type!r} needs {' and '.join(missing)}")
+            raise UserError(f"a block of type {self.type!r} needs {' and '.join(missing)}")
 
 
 Blocks = Annotated[list[ContentBlock], msgspec.Meta(max_length=MAX_MESSAGES)]
@@ -80,7 +82,7 @@ class Turn(msgspec.Struct):
             role = ROLES.get(block.type, self.role)
             if role != self.role:
                 raise UserError(
-                    f"messages: a block of the type {block.type!r} belongs to the role {role!r}, not {self.role!r}"
+                    f"messages: a block of type {block.type!r} belongs in a message of role {role!r}, not {self.role!r}"
                 )
         return self.content
 
@@ -97,7 +99,8 @@ class MessageTool(msgspec.Struct, kw_only=True):
     def __post_init__(self) -> None:
         if self.type not in (None, "custom"):
             raise UserError(
-                f"tools of the type {self.type!r:.60} are not offered: nothing runs here; describe your own"
+                f"tools of type {self.type!r:.60} are not supported: the server executes no tools; define your own "
+                "tool with an input_schema"
             )
 
 
@@ -117,7 +120,7 @@ class MessageToolChoice(msgspec.Struct, kw_only=True):
         if self.type != "tool":
             return {"any": "required"}.get(self.type, self.type)
         if self.name is None:
-            raise UserError("tool_choice of the type 'tool' needs a name")
+            raise UserError("tool_choice of type 'tool' needs a name")
         return NamedTool(NamedFunction(self.name))
 
 
@@ -174,7 +177,9 @@ class PromptBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for turn in self.messages:
             _add_turn(messages, turn)
         if goes_on and messages[-1].calls:
-            raise UserError("messages: the last one calls tools, so an answer cannot go on in it; add their results")
+            raise UserError(
+                "messages: the last message calls tools, so it cannot be continued; add a message with the tool results"
+            )
         tool_use, config = self._tool_use(), self.output_config
         thinks = self.thinking is not None and self.thinking.type != "disabled"
         template_use = TemplateUse(

@@ -96,34 +96,34 @@ def unauthorized(message: str) -> ApiError:
 
 def wrong_host(host: str, flag: str) -> ApiError:
     """Error 421: the request is for another host name (RFC 9110, section 15.5.20)."""
-    message = f"this server is not to be reached by the name {_shorten(host)}; add it with {flag}, or use its address"
+    message = f"host name {_shorten(host)} is not allowed; add it with {flag}, or use the IP address of the server"
     return ApiError(421, message, INVALID_REQUEST, code="host_not_allowed")
 
 
 def foreign_origin(origin: str, hosts_flag: str, origins_flag: str) -> ApiError:
     """Error 403: the request comes from a page of another origin."""
     message = (
-        f"a page of {_shorten(origin)} may not change anything here; {hosts_flag} says which names are this server's, and "
-        f"{origins_flag} which other pages may"
+        f"requests from pages of {_shorten(origin)} are not allowed to change anything; allow it with {hosts_flag} "
+        f"if it is a name of this server, else with {origins_flag}"
     )
     return ApiError(403, message, INVALID_REQUEST, code="origin_not_allowed")
 
 
 def not_found_model(model: str) -> ApiError:
     """Error 404: the model is not served here."""
-    message = f"the model {_shorten(model)} does not exist; GET /v1/models lists those that do"
+    message = f"the model {_shorten(model)} does not exist; GET /v1/models lists the models"
     return ApiError(404, message, INVALID_REQUEST, param="model", code="model_not_found")
 
 
 def not_found_route(method: str, path: str) -> ApiError:
     """Error 404: the path does not exist."""
-    message = f"there is no {method} {_shorten(path)}; GET /openapi.json lists what there is"
+    message = f"unknown route {method} {_shorten(path)}; GET /openapi.json lists all routes"
     return ApiError(404, message, INVALID_REQUEST)
 
 
 def not_found_request(request_id: str) -> ApiError:
     """Error 404: the caller has no open request with this id."""
-    message = f"no open request has the id {_shorten(request_id)}"
+    message = f"no open request with id {_shorten(request_id)}"
     return ApiError(404, message, INVALID_REQUEST, param="id", code="request_not_found")
 
 
@@ -133,13 +133,13 @@ def not_found_object(kind: str, id: str, param: str = "id") -> ApiError:
     Args:
         param: field or parameter of the request that has the id.
     """
-    message = f"no {kind} has the id {_shorten(id)}"
+    message = f"no {kind} with id {_shorten(id)}"
     return ApiError(404, message, INVALID_REQUEST, param=param, code=f"{kind}_not_found")
 
 
 def no_files() -> ApiError:
     """Error 404: the server stores no files."""
-    message = "this server keeps no files and runs no batches; start it with --files-dir DIR"
+    message = "files and batches are disabled; start the server with --files-dir DIR"
     return ApiError(404, message, INVALID_REQUEST, code="files_not_offered")
 
 
@@ -168,7 +168,7 @@ def conflict(message: str, final: bool = False) -> ApiError:
 
 def too_large(limit_bytes: int) -> ApiError:
     """Error 413: the body is too long."""
-    message = f"the request's body is larger than {limit_bytes} bytes; send less at once"
+    message = f"the request body is larger than {limit_bytes} bytes; send a smaller request"
     return ApiError(413, message, INVALID_REQUEST, code="request_too_large")
 
 
@@ -186,27 +186,27 @@ def unsupported_form(message: str) -> ApiError:
 
 def unsupported_encoding(encoding: str) -> ApiError:
     """Error 415: the content encoding is not supported; ``Accept-Encoding`` lists the supported one (RFC 9110, 15.5.16)."""
-    message = f"the body must be sent as it is or with Content-Encoding: gzip, not {_shorten(encoding)}"
+    message = f"the body must be uncompressed or have Content-Encoding: gzip, not {_shorten(encoding)}"
     headers = {"Accept-Encoding": "gzip"}
     return ApiError(415, message, INVALID_REQUEST, code="unsupported_content_encoding", headers=headers)
 
 
 def range_outside(num_bytes: int) -> ApiError:
     """Error 416: the range begins after the end of the file."""
-    message = f"the range begins after the file's {num_bytes} bytes; ask for an earlier one"
+    message = f"the range begins after the file's {num_bytes} bytes; request an earlier range"
     headers = {"Content-Range": f"bytes */{num_bytes}"}  # RFC 9110, section 15.5.17
     return ApiError(416, message, INVALID_REQUEST, code="range_not_satisfiable", headers=headers)
 
 
 def too_large_head(limit_bytes: int) -> ApiError:
     """Error 431: the request header is too long."""
-    message = f"the request's head is larger than {limit_bytes} bytes; send less at once"
+    message = f"the request headers are larger than {limit_bytes} bytes; send smaller headers"
     return ApiError(431, message, INVALID_REQUEST, code="request_too_large")
 
 
 def too_many_fields(limit: int) -> ApiError:
     """Error 431: the request has too many header fields."""
-    message = f"the request's head has more than {limit} fields; send fewer"
+    message = f"the request has more than {limit} headers; send fewer"
     return ApiError(431, message, INVALID_REQUEST, code="request_too_large")
 
 
@@ -222,8 +222,8 @@ def cancelled(message: str = "the request was cancelled") -> ApiError:
 
 def internal(request_id: str | None = None) -> ApiError:
     """Error 500: an internal failure. Details are in the log under the request id, not in the response."""
-    hint = f"; its log has more under the request id {_shorten(request_id)}" if request_id else ""
-    return ApiError(500, f"the server failed on this request{hint}", SERVER_ERROR, code="internal_error")
+    hint = f"; see the server log for request id {_shorten(request_id)}" if request_id else ""
+    return ApiError(500, f"internal server error{hint}", SERVER_ERROR, code="internal_error")
 
 
 def engine_failed(message: str) -> ApiError:
@@ -243,7 +243,7 @@ def overloaded(message: str, retry_after_seconds: float) -> ApiError:
 
 def draining(retry_after_seconds: float) -> ApiError:
     """Error 503: the server is shutting down and accepts no requests."""
-    message = "the server is shutting down; send the request to another one, or try again later"
+    message = "the server is shutting down; try again later"
     return ApiError(503, message, SERVER_ERROR, code="draining", retry_after_seconds=retry_after_seconds)
 
 

@@ -41,9 +41,11 @@ class ResponseTool(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         if self.type != "function":
-            raise UserError(f"tools of the type {self.type!r:.60} are not offered: nothing runs here; offer functions")
+            raise UserError(
+                f"tools of type {self.type!r:.60} are not supported: the server executes no tools; use functions"
+            )
         if self.name is None:
-            raise UserError("a tool of the type 'function' needs a name")
+            raise UserError("a tool of type 'function' needs a name")
 
     def as_tool(self) -> Tool:
         """The tool in the format of chat requests."""
@@ -151,7 +153,7 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if isinstance(choice, ToolChoiceAllowed):
             allowed, names = {tool.name for tool in choice.tools}, {tool.function.name for tool in tools}
             if unknown := sorted(allowed - names):
-                raise UserError(f"tool_choice allows {unknown[0]!r:.70}, which is not among tools")
+                raise UserError(f"tool_choice allows {unknown[0]!r:.70}, which is not in tools")
             tools, choice = [tool for tool in tools if tool.function.name in allowed], choice.mode
         elif isinstance(choice, NamedChoice):
             choice = NamedTool(NamedFunction(choice.name))
@@ -206,9 +208,11 @@ class ResponseBody(sampled(CountBody, *NOT_OFFERED), kw_only=True, forbid_unknow
             UserError: a field is out of bounds, or its value is not supported.
         """
         if self.background:
-            raise UserError("background=True is not offered: a response ends with its connection; leave it out")
+            raise UserError(
+                "background=True is not supported: a response ends when its connection closes; leave it out"
+            )
         if self.stream_options is not None and not self.stream:
-            raise UserError("stream_options goes with stream: true; leave it out")
+            raise UserError("stream_options needs stream: true; leave it out")
         prompt = self.prompt(items)
         warnings = prompt.tool_use.check_schemas()
         return GenerationInput(
@@ -236,7 +240,7 @@ class ResponseBody(sampled(CountBody, *NOT_OFFERED), kw_only=True, forbid_unknow
         form = self.text.format if self.text else None
         if form is not None and not isinstance(form, TextFormat):
             if self.structured_outputs is not None:
-                raise UserError("text.format and structured_outputs both say what an answer must be; leave one out")
+                raise UserError("text.format and structured_outputs both constrain the output; leave one out")
             is_strict = isinstance(form, JsonSchemaText) and bool(form.strict)
             given["structured_outputs"] = json_form(form.schema, "text.format", is_strict, left_out)
         return defaults.updated(given)

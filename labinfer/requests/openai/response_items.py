@@ -32,9 +32,11 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.type not in TEXT_PARTS:
-            raise UserError(f"this model reads text only, and no part of the type {self.type!r:.60}; leave it out")
+            raise UserError(
+                f"content parts of type {self.type!r:.60} are not supported: models read text only; leave it out"
+            )
         if self.text is None and self.refusal is None:
-            raise UserError(f"a part of the type {self.type!r} needs a text")
+            raise UserError(f"a part of type {self.type!r} needs a text")
 
 
 Parts = Annotated[list[ContentPart], msgspec.Meta(max_length=MAX_MESSAGES)]
@@ -66,10 +68,10 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
             "reasoning": (),
         }
         if self.type not in needs:
-            raise UserError(f"items of the type {self.type!r:.60} are not offered; leave it out")
+            raise UserError(f"items of type {self.type!r:.60} are not supported; leave it out")
         missing = [name for name in needs[self.type] if getattr(self, name) is None]
         if missing:
-            raise UserError(f"an item of the type {self.type!r} needs {' and '.join(missing)}")
+            raise UserError(f"an item of type {self.type!r} needs {' and '.join(missing)}")
 
     @property
     def is_reference(self) -> bool:

@@ -84,10 +84,10 @@ class ApiKeys:
         for number, (place, given_name, key) in enumerate(entries, 1):
             _check_key(place, key, 1 if may_be_short else MIN_KEY_LENGTH)
             if key in places:
-                raise UserError(f"{place}: this is the key of {places[key]} again; remove one of them")
+                raise UserError(f"{place}: duplicate of the key of {places[key]}; remove one of them")
             name = given_name or f"key-{number}"
             if name in names.values():
-                raise UserError(f"{place}: the name {name} is taken by another key; choose a different one")
+                raise UserError(f"{place}: the name {name} is already used by another key; choose a different one")
             places[key], names[key] = place, name
         return cls(names, secret)
 
@@ -129,7 +129,7 @@ class ApiKeys:
         key = key.strip()
         if scheme.lower() != "bearer" or not key:
             raise api_errors.unauthorized(
-                "this server needs an API key; send it in the header Authorization: Bearer KEY"
+                "this server needs an API key; send it as the header Authorization: Bearer KEY"
             )
         sent = self._key_digest(key)
         match = None
@@ -138,7 +138,7 @@ class ApiKeys:
                 match = caller
         if match is None:
             raise api_errors.unauthorized(
-                "Incorrect API key provided; check it, or ask whoever runs this server for one"
+                "Incorrect API key provided; check it, or ask the operator of this server for one"
             )
         return match
 
@@ -152,7 +152,7 @@ class ApiKeys:
         for caller in callers:
             if caller.owner == owner:
                 return caller
-        raise UserError("its API key is no longer one of this server's")
+        raise UserError("its API key is no longer valid on this server")
 
     def _caller(self, key: str, name: str) -> ApiCaller:
         salt, owner = (self._digest(key, purpose).hex() for purpose in (b"labinfer salt", b"labinfer owner"))
@@ -173,7 +173,7 @@ def _read_file(file: str) -> list[tuple[str, str, str]]:
     except OSError as error:
         raise UserError(f"cannot read --api-key-file {file}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UserError(f"--api-key-file {file} is not text in UTF-8; write one key a line") from None
+        raise UserError(f"--api-key-file {file} is not UTF-8 text; write one key per line") from None
     entries = []
     for number, line in enumerate(text.split("\n"), 1):
         place, words = f"--api-key-file {file}: line {number}", line.split()
@@ -184,11 +184,14 @@ def _read_file(file: str) -> list[tuple[str, str, str]]:
         name = words[0] if len(words) == 2 else ""
         if name and not NAME.fullmatch(name):
             raise UserError(
-                f"{place}: the name (the first of the two words) may have letters, digits and ._- only, and at most 64"
+                f"{place}: the name (the first of the two words) may have at most 64 characters: letters, digits "
+                "and ._-"
             )
         entries.append((place, name, words[-1]))
     if not entries:
-        raise UserError(f"--api-key-file {file} holds no key; add one, or leave the option out to let everyone in")
+        raise UserError(
+            f"--api-key-file {file} contains no key; add one, or leave the option out to allow access without a key"
+        )
     return entries
 
 
@@ -196,4 +199,4 @@ def _check_key(place: str, key: str, min_length: int) -> None:
     if len(key) < min_length:
         raise UserError(f"{place}: the key has {len(key)} characters; give it at least {min_length}")
     if not KEY.fullmatch(key):
-        raise UserError(f"{place}: the key has characters that are no visible ASCII; use letters, digits and -._~+/=")
+        raise UserError(f"{place}: the key has characters other than visible ASCII; use letters, digits and -._~+/=")

@@ -86,7 +86,8 @@ class AdmissionControl:
             raise api_errors.rate_limited(self._describe(account), RETRY_SECONDS)
         if self.is_full:
             raise api_errors.overloaded(
-                f"{self._num_open} requests are open, as many as may be; try again later", RETRY_SECONDS
+                f"the limit of {self._num_open} open requests is reached (--max-open-requests); try again later",
+                RETRY_SECONDS,
             )
         self._remember(account)
         self._num_open += 1
@@ -101,16 +102,16 @@ class AdmissionControl:
         if self._budget and self._refill(account) <= 0:
             seconds = (1 - account.level) * WINDOW_SECONDS / self._budget  # until one token is available
             raise api_errors.rate_limited(
-                f"the budget of {self._budget} tokens a minute is used up; try again in {math.ceil(seconds)} s",
+                f"the rate limit of {self._budget} tokens per minute is reached; try again in {math.ceil(seconds)} s",
                 seconds,
                 "tokens",
             )
 
     def _describe(self, account: _Account) -> str:
-        text = f"{account.num_running} requests of this caller are open, as many as may be"
+        text = f"the limit of {account.num_running} concurrent requests per caller is reached"
         if self._max_waiting:
-            text += f", and {len(account.waiting)} wait for their turn"
-        return f"{text}; send the next when one has ended"
+            text += f", and {len(account.waiting)} more are waiting"
+        return f"{text}; send the next request when one has finished"
 
     async def _await_turn(self, account: _Account, prompt_tokens: int) -> None:
         """Wait until a running request of the account hands over its slot."""

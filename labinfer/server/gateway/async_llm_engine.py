@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 TOLD_WAIT_SECONDS = 5.0
 """Minimum duration of a reported wait, in seconds; a long prompt takes this long anyway."""
-ENGINE_HAS_FAILED = "the engine has failed, and the server ends; send the request to another one, or try again later"
+ENGINE_HAS_FAILED = "the engine has failed and the server is shutting down; try again later"
 
 
 class AsyncLLMEngine:
@@ -119,7 +119,7 @@ class AsyncLLMEngine:
             self.is_rebuilding = self._awaits_outcome = False
             self._requests.end(sum(model.max_num_seqs for model in self._models))
             if self._change is not None and not self._change.done():
-                self._change.set_exception(api_errors.engine_failed("the engine has ended while it changed its layout"))
+                self._change.set_exception(api_errors.engine_failed("the engine exited during the layout change"))
             self._awaits_host = ending is None and bool(self._models)
             if ending is not None:
                 self._fail(ending)
@@ -221,7 +221,7 @@ class AsyncLLMEngine:
             raise _change_under_way()
         if self._link is None or self._awaits_host:
             raise api_errors.overloaded(
-                "the engine has ended, and another one is awaited; try again in a moment", LOADING_SECONDS
+                "the engine has exited and is being restarted; try again in a moment", LOADING_SECONDS
             )
         self._change = asyncio.get_running_loop().create_future()
         try:
@@ -281,7 +281,7 @@ class AsyncLLMEngine:
             self.on_begin()
         self._end_changed(models)
         if self._awaits_host and not all(map(_can_go_on, self._models, models)):
-            self._fail(api_errors.engine_failed("the engine has failed, and other models are served now"))
+            self._fail(api_errors.engine_failed("the engine has failed, and the restarted one serves other models"))
             self._ending = None
         self._models, self._awaits_host, self._last_progress = models, False, self._clock()
         self.on_attach(models)
@@ -294,12 +294,12 @@ class AsyncLLMEngine:
                 continue
             tasks = self.tasks(model.name)
             error = api_errors.engine_failed(
-                f"{model.changed} since the answer began, so it cannot go on; send the request again"
+                f"{model.changed} since the output began, so it cannot be continued; send the request again"
             )
             for task in tasks:
                 task.fail(error)
             logger.warning(
-                "warning: %s: the new files of model %s are served from now on; open requests that ended with an error: %d",
+                "warning: %s: model %s now serves the new files; open requests that ended with an error: %d",
                 model.changed,
                 model.name,
                 len(tasks),
@@ -318,7 +318,7 @@ def _is_done(task: EngineTask) -> bool:
 
 
 def _change_under_way() -> ApiError:
-    return api_errors.conflict("the layout is being changed already; try again when that is done")
+    return api_errors.conflict("a layout change is already in progress; try again when it is done")
 
 
 def _can_go_on(before: ModelInfo, now: ModelInfo) -> bool:

@@ -73,7 +73,7 @@ class BatchFile:
             total += 1
             failure = self._check(number, line, numbers)
             if total > MAX_LINES:
-                failure = LineFailure(number, "too_many_tasks", f"a batch may have {MAX_LINES} lines at most")
+                failure = LineFailure(number, "too_many_tasks", f"a batch may have at most {MAX_LINES} lines")
             if failure is not None:
                 failures.append(failure)
             if len(failures) == MAX_FAILURES or total > MAX_LINES:
@@ -91,16 +91,16 @@ class BatchFile:
             parsed = msgspec.json.decode(line, type=BatchLine)
             streams = msgspec.json.decode(parsed.body, type=BodyProbe).stream
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return LineFailure(number, "invalid_json_line", f"the line is no request: {str(error)[:200]}")
+            return LineFailure(number, "invalid_json_line", f"the line is not a valid request: {str(error)[:200]}")
         if parsed.method != "POST":
             return LineFailure(number, "invalid_method", f"method {parsed.method!r:.40} is not POST", "method")
         if parsed.url != self._endpoint:
             return LineFailure(number, "mismatched_url", f"url {parsed.url!r:.60} is not the batch's endpoint", "url")
         if (first := numbers.setdefault(parsed.custom_id, number)) != number:
-            problem = f"custom_id is that of line {first} already"
+            problem = f"custom_id is a duplicate of line {first}"
             return LineFailure(number, "duplicate_custom_id", problem, "custom_id")
         if streams:
-            return LineFailure(number, "invalid_request", "stream=True is not offered in a batch", "body.stream")
+            return LineFailure(number, "invalid_request", "stream=True is not supported in a batch", "body.stream")
         return None
 
 

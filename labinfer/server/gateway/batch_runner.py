@@ -97,7 +97,9 @@ class BatchRunner:
         before = self._store.batches(caller.owner)
         num_open = sum(other.is_open for other in before)
         if num_open >= MAX_OPEN_BATCHES:
-            raise api_errors.rate_limited(f"{num_open} batches of this caller are open already", MAX_WAIT_SECONDS)
+            raise api_errors.rate_limited(
+                f"the limit of {num_open} open batches per caller is reached", MAX_WAIT_SECONDS
+            )
         if len(before) >= MAX_BATCHES:
             self._store.forget_batch(next(other for other in before if not other.is_open))
         self._store.put_batch(caller.owner, batch)
@@ -140,7 +142,7 @@ class BatchRunner:
             await self._finish(owner, batch.id, failures)
         except OSError as error:
             problem = f"the results of batch {batch.id} cannot be written: {error.strerror}"
-            logger.error("%s; the next server tries again, and so does this one if it is cancelled", problem)
+            logger.error("%s; retried when the server restarts, or if the batch is cancelled", problem)
 
     # Lines.
 

@@ -34,13 +34,13 @@ class BodyMemory:
         used = self._used.get(caller, 0) + count
         if count > 0 and used > self._most_per_caller:
             raise api_errors.rate_limited(
-                f"the bodies of this caller's requests fill {self._most_per_caller} bytes already, half of {FLAG}; "
-                "send the next when one is done",
+                f"request bodies of this caller use {self._most_per_caller} bytes, the limit per caller (half of "
+                f"{FLAG}); send the next request when one is done",
                 RETRY_SECONDS,
             )
         if count > 0 and self._num_bytes + count > self._most:
             raise api_errors.overloaded(
-                f"the bodies of all requests fill {self._most} bytes already ({FLAG}); try again later", RETRY_SECONDS
+                f"request bodies use {self._most} bytes, the limit of {FLAG}; try again later", RETRY_SECONDS
             )
         self._num_bytes += count
         if used:

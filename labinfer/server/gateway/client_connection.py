@@ -114,7 +114,7 @@ class ClientConnection(HttpToolsProtocol):
             if isinstance(error.__context__, TooMuch):
                 self._refuse(api_errors.too_many_fields(MAX_FIELDS))
             else:
-                self._refuse(api_errors.bad_request("this is no HTTP request that can be understood"))
+                self._refuse(api_errors.bad_request("malformed HTTP request"))
         return b""
 
     @property

@@ -20,49 +20,49 @@ EXPERT_LABELS = ("model_name", "layer", "expert")
 LINK_LABELS = ("model_name", "source", "destination")
 
 GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
-    ("vllm:num_requests_running", "Sequences that are in the batches of the model.", lambda s: s.running),
-    ("vllm:num_requests_waiting", "Sequences that wait to be run.", lambda s: s.waiting),
-    ("vllm:kv_cache_usage_perc", "Fraction of the KV cache that is in use; 1 is all of it.", lambda s: s.kv_usage),
+    ("vllm:num_requests_running", "Running sequences.", lambda s: s.running),
+    ("vllm:num_requests_waiting", "Waiting sequences.", lambda s: s.waiting),
+    ("vllm:kv_cache_usage_perc", "KV cache usage as a fraction; 1 is full.", lambda s: s.kv_usage),
 )
 COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
-    ("vllm:prefix_cache_queries", "Tokens that were looked up in the KV cache.", lambda s: s.prefix_cache_queries),
-    ("vllm:prefix_cache_hits", "Tokens that were found in the KV cache.", lambda s: s.prefix_cache_hits),
-    ("vllm:num_preemptions", "Sequences that had to give their KV blocks up.", lambda s: s.num_preemptions),
-    ("vllm:prompt_tokens", "Tokens of prompts that were run.", lambda s: s.prompt_tokens),
-    ("vllm:generation_tokens", "Tokens that were generated.", lambda s: s.generation_tokens),
-    ("vllm:spec_decode_num_drafts", "Drafts of a sequence that were verified.", lambda s: s.num_drafts),
-    ("vllm:spec_decode_num_draft_tokens", "Tokens that were drafted.", lambda s: s.drafted_tokens),
-    ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were right.", lambda s: sum(s.accepted_by_place)),
-    ("labinfer:draft_seconds", "Time of the drafter.", lambda s: s.draft_seconds),
-    ("labinfer:drafter_failures", "Drafters that failed, and are not asked any more.", lambda s: s.drafter_failures),
+    ("vllm:prefix_cache_queries", "Prefix cache queries, in tokens.", lambda s: s.prefix_cache_queries),
+    ("vllm:prefix_cache_hits", "Prefix cache hits, in tokens.", lambda s: s.prefix_cache_hits),
+    ("vllm:num_preemptions", "Preempted sequences.", lambda s: s.num_preemptions),
+    ("vllm:prompt_tokens", "Prefilled prompt tokens.", lambda s: s.prompt_tokens),
+    ("vllm:generation_tokens", "Generated tokens.", lambda s: s.generation_tokens),
+    ("vllm:spec_decode_num_drafts", "Verified drafts.", lambda s: s.num_drafts),
+    ("vllm:spec_decode_num_draft_tokens", "Drafted tokens.", lambda s: s.drafted_tokens),
+    ("vllm:spec_decode_num_accepted_tokens", "Accepted draft tokens.", lambda s: sum(s.accepted_by_place)),
+    ("labinfer:draft_seconds", "Time spent drafting.", lambda s: s.draft_seconds),
+    ("labinfer:drafter_failures", "Drafters that failed and were switched off.", lambda s: s.drafter_failures),
     ("labinfer:num_swaps", "Preemptions that swapped KV blocks to host memory.", lambda s: s.num_swaps),
-    ("labinfer:steps", "Steps of the engine that came back.", lambda s: s.num_steps),
+    ("labinfer:steps", "Completed engine steps.", lambda s: s.num_steps),
 )
 RANK_COUNTERS: tuple[tuple[str, str, Callable[[RankStats], float]], ...] = (
-    ("labinfer:rank_steps", "Steps that a rank ran.", lambda r: r.num_steps),
-    ("labinfer:stage_busy_seconds", "Time that a rank of a stage computed.", lambda r: r.busy_seconds),
+    ("labinfer:rank_steps", "Steps run by a rank.", lambda r: r.num_steps),
+    ("labinfer:stage_busy_seconds", "Compute time of a rank.", lambda r: r.busy_seconds),
     (
         "labinfer:stage_bubble_seconds",
-        "Time that a rank of a stage did not compute though the engine had work.",
+        "Idle time of a rank while the engine had work (bubble).",
         lambda r: r.bubble_seconds,
     ),
 )
 RANK_GAUGES: tuple[tuple[str, str, Callable[[RankStats], float]], ...] = (
     (
         "labinfer:rank_private_memory_bytes",
-        "Memory of a rank's process without mapped files, all its models together.",
+        "Memory of a rank's process without mapped files, for all its models.",
         lambda r: r.private_memory,
     ),
     (
         "labinfer:rank_peak_memory_bytes",
-        "Memory of a rank's process at most, mapped files and its accelerator's included.",
+        "Peak memory of a rank's process, including mapped files and accelerator memory.",
         lambda r: r.peak_memory,
     ),
 )
 READ_COUNTERS: tuple[tuple[str, str, Callable[[ExpertReads], float]], ...] = (
-    ("labinfer:expert_hits", "Experts that a rank needed and had in memory.", lambda e: e.hits),
-    ("labinfer:expert_misses", "Experts that a rank needed and read from its file.", lambda e: e.misses),
-    ("labinfer:expert_read_bytes", "Bytes of experts that a rank read from its file.", lambda e: e.bytes_read),
+    ("labinfer:expert_hits", "Expert cache hits of a rank.", lambda e: e.hits),
+    ("labinfer:expert_misses", "Expert cache misses of a rank.", lambda e: e.misses),
+    ("labinfer:expert_read_bytes", "Bytes of experts that a rank read from disk.", lambda e: e.bytes_read),
     ("labinfer:expert_stall_seconds", "Time that a rank waited for experts to be read.", lambda e: e.stall_time),
 )
 """Counters of ranks with ``--expert-offload``."""
@@ -84,7 +84,7 @@ class EngineMetrics(Collector):
         self._last = {model: (EngineStats(model=model), now) for model in model_names}
 
     def update(self, stats: EngineStats) -> None:
-        assert stats.model in self._last, f"no engine is called {stats.model}"
+        assert stats.model in self._last, f"unknown engine {stats.model}"
         self._last[stats.model] = (stats, self._clock())
 
     def collect(self) -> Iterator[Metric]:
@@ -118,7 +118,7 @@ class EngineMetrics(Collector):
     def _accepted(self, engines: list[EngineStats]) -> Metric:
         metric = CounterMetricFamily(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Drafted tokens that were right, by their place in a draft.",
+            "Accepted draft tokens by position in the draft.",
             labels=(*MODEL_LABELS, "position"),
         )
         for stats in engines:
@@ -127,7 +127,7 @@ class EngineMetrics(Collector):
         return metric
 
     def _step_tokens(self, engines: list[EngineStats]) -> Metric:
-        metric = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a step.", labels=MODEL_LABELS)
+        metric = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens per step.", labels=MODEL_LABELS)
         bounds = [*map(str, map(float, STEP_TOKEN_BUCKETS)), "+Inf"]
         for stats in engines:
             up_to = itertools.accumulate(stats.steps_by_tokens)
@@ -138,7 +138,7 @@ class EngineMetrics(Collector):
         """Time since the last step; keeps growing while an engine with work is silent, as its host may hang in a step."""
         metric = GaugeMetricFamily(
             "labinfer:step_age_seconds",
-            "Time since the last step came back while there is work; no finer than the engine's reports.",
+            "Time since the last completed step while there is work, at the resolution of the engine's reports.",
             labels=MODEL_LABELS,
         )
         now = self._clock()
@@ -148,7 +148,7 @@ class EngineMetrics(Collector):
         return metric
 
     def _links(self, engines: list[EngineStats]) -> Metric:
-        metric = CounterMetricFamily("labinfer:link_bytes", "Bytes that one rank sent to another.", labels=LINK_LABELS)
+        metric = CounterMetricFamily("labinfer:link_bytes", "Bytes sent from one rank to another.", labels=LINK_LABELS)
         for stats in engines:
             for rank in stats.ranks:
                 for destination, num_bytes in rank.bytes_sent.items():
@@ -157,7 +157,7 @@ class EngineMetrics(Collector):
 
     def _experts(self, engines: list[EngineStats]) -> Metric:
         metric = CounterMetricFamily(
-            "labinfer:expert_tokens", "Tokens that an expert of a layer was given.", labels=EXPERT_LABELS
+            "labinfer:expert_tokens", "Tokens routed to an expert of a layer.", labels=EXPERT_LABELS
         )
         for stats in engines:
             loads = (item for rank in stats.ranks for item in rank.expert_tokens.items())

@@ -79,8 +79,8 @@ def lock_folder(folder: Path, seconds: float = 0.0) -> int:
             status = path.stat()
             if path != folder and (owners := {status.st_uid, path.lstat().st_uid} - {os.geteuid(), 0}):
                 raise UserError(
-                    f"--files-dir {folder}: {path} belongs to user {owners.pop()}, who could read and change what is kept there; "
-                    "choose another folder"
+                    f"--files-dir {folder}: {path} belongs to user {owners.pop()}, who could read and change its "
+                    "files; choose another directory"
                 )
             is_shared = status.st_mode & stat.S_ISVTX  # such as /tmp, which others need; its subfolders are private
             if status.st_uid == os.geteuid() and not is_shared:  # created by an earlier version or by hand
@@ -91,9 +91,11 @@ def lock_folder(folder: Path, seconds: float = 0.0) -> int:
             is_told = False
             while not _try_lock(lock):
                 if time.monotonic() > end:
-                    raise UserError(f"--files-dir {folder}: another server uses it; give each a folder of its own")
+                    raise UserError(f"--files-dir {folder}: another server uses it; give each server its own directory")
                 if not is_told:
-                    logger.warning("--files-dir %s: another server uses it; waiting %g s for its end", folder, seconds)
+                    logger.warning(
+                        "--files-dir %s: another server uses it; waiting up to %g s for its exit", folder, seconds
+                    )
                     is_told = True
                 time.sleep(POLL_SECONDS)
             on_failure.pop_all()
@@ -151,7 +153,7 @@ class FileStore:
             ApiError: the owner has too many files.
         """
         if len(self.files(owner)) >= MAX_FILES:
-            raise api_errors.bad_request(f"file: there are {MAX_FILES} files already; delete some")
+            raise api_errors.bad_request(f"file: the limit of {MAX_FILES} files is reached; delete some")
         return Upload(self, owner)
 
     def files(self, owner: str) -> list[FileObject]:
@@ -250,8 +252,8 @@ class FileStore:
         own, used = self._num_bytes[owner] + num_bytes, self._num_bytes.total() + num_bytes
         if own > self._max_bytes // 2 or used > self._max_bytes:
             raise api_errors.bad_request(
-                f"there is no room: this caller's files would have {own} bytes, and all callers' {used} "
-                "(--max-files-size; half of it for one caller); delete files that are done with"
+                f"file storage is full: this caller's files would have {own} bytes, and all callers' {used} "
+                "(limit: --max-files-size, half of it per caller); delete files that are no longer needed"
             )
 
     def release(self, owner: str, num_bytes: int) -> None:

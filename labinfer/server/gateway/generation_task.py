@@ -78,7 +78,7 @@ class GenerationTask:
             input = checked(parse)
             if input.stream and not input.sampling.can_stream:
                 raise api_errors.bad_request(
-                    "best_of and num_beams cannot stream: the best are known at the end", "stream"
+                    "best_of and num_beams cannot stream, as the best outputs are known only at the end", "stream"
                 )
             for text in input.warnings:
                 context.warn(text)
@@ -87,7 +87,7 @@ class GenerationTask:
         input, texts = await context.compute(read)
         if context.service.model(model.info.name).reader is not model.reader:
             raise api_errors.overloaded(
-                "the model's files were replaced while the body was read; send the request again", RETRY_SECONDS
+                "the model's files changed while the request was read; send the request again", RETRY_SECONDS
             )
         context.log_fields["model"] = model.info.name
         task, is_started = cls(context, model, input), False
@@ -169,7 +169,7 @@ class GenerationTask:
 
     def give_up(self) -> None:
         """Fail the task, as the client has disconnected."""
-        self.fail(api_errors.cancelled("the client has closed the connection"))
+        self.fail(api_errors.cancelled("the client closed the connection"))
 
     def fail(self, error: ApiError) -> None:
         """Fail the task with ``error``, wake whoever awaits it, and free its resources."""
@@ -202,8 +202,8 @@ class GenerationTask:
         if opened.answers[update.index].finish_reason is not None:  # a stop string has ended it already
             return False
         if update.finish_reason is FinishReason.ABORT:
-            reason = update.error or "the engine could not go on"
-            self.fail(refused_field(UserError(f"{reason}; the answer was broken off")))
+            reason = update.error or "the engine could not continue"
+            self.fail(refused_field(UserError(f"{reason}; the output was aborted")))
             return False
         stopped = opened.add(update)
         self._note_first_token(number, opened.answers[update.index])

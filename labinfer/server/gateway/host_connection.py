@@ -70,9 +70,9 @@ class HostConnection:
             try:
                 data = await asyncio.get_running_loop().sock_recv(self._socket, CHUNK_BYTES)
             except OSError as error:
-                raise BrokenConnection(f"the engine has ended: {error}") from None
+                raise BrokenConnection(f"the engine exited: {error}") from None
             if not data:
-                raise BrokenConnection("the engine has ended without a word")
+                raise BrokenConnection("the engine exited without a message")
             self._heartbeat.hear(self)
             frames = self._reader.feed(data)
         return frames
@@ -99,7 +99,8 @@ class HostConnection:
             await asyncio.sleep(self._heartbeat.interval)
         pid, _, _ = CREDENTIALS.unpack(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
         logger.error(
-            "error: no sign of life of rank 0 (process %d) for %g s (--fault-timeout): stopped; last heard of %s; it is ended",
+            "error: no heartbeat from rank 0 (process %d) for %g s (--fault-timeout): it is stopped; last state: "
+            "%s; killing it",
             pid,
             self._fault_timeout,
             self._state,
@@ -154,24 +155,25 @@ class HostListener:
             try:
                 registration = await asyncio.wait_for(link.receive_registration(), REGISTRATION_SECONDS)
             except (BrokenConnection, asyncio.TimeoutError) as error:
-                logger.debug("a host is not taken in: %s", str(error) or "it says nothing")
+                logger.debug("an engine is rejected: %s", str(error) or "it sends no registration")
                 link.close()
                 continue
             message = self._rejection_reason(registration)
             if not message:
                 return link
-            logger.warning("a host is not taken in: %s", message)
+            logger.warning("an engine is rejected: %s", message)
             await link.reject(message)
 
     def _rejection_reason(self, registration: RegisterHost) -> str:
         """Reason to reject a host, or ""."""
         if not hmac.compare_digest(registration.token.encode(), self._token.encode()):
-            return "it does not know this gateway's token"
+            return "its token is not this gateway's"
         if registration.version != labinfer.__version__:
-            return f"it is version {registration.version}, and the gateway is {labinfer.__version__}"
+            return f"its version is {registration.version}, but that of the gateway is {labinfer.__version__}"
         if registration.model_names != self._model_names:
-            return f"it has the models {', '.join(registration.model_names)}, and the gateway serves {', '.join(self._model_names)}"
+            return f"its models are {', '.join(registration.model_names)}, but the gateway serves "
+            f"{', '.join(self._model_names)}"
         if registration.plugins != (own := PLUGINS.identities()):
             given, known = (", ".join(names) or "none" for names in (registration.plugins, own))
-            return f"its plugins are {given}, and the gateway was started with {known}; start the server anew"
+            return f"its plugins are {given}, but the gateway was started with {known}; restart the server"
         return ""

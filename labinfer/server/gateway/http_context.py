@@ -137,7 +137,7 @@ class HttpContext:
 
         body = await self.compute(decode)
         if ignored:
-            self.warn(f"unknown fields were left out: {', '.join(ignored)}")
+            self.warn(f"unknown fields were ignored: {', '.join(ignored)}")
         return body
 
     async def compute(self, work: Callable[[], Result]) -> Result:
@@ -157,7 +157,7 @@ class HttpContext:
         for number, (name, _) in enumerate(given):
             if name not in self._parameters:
                 known = " and ".join(sorted(self._parameters))
-                raise api_errors.bad_request(f"unknown parameter {name!r:.60}; there is {known}")
+                raise api_errors.bad_request(f"unknown parameter {name!r:.60}; allowed: {known}")
             if name in dict(given[:number]):
                 raise api_errors.bad_request(f"{name} is given twice", name)
         return dict(given)

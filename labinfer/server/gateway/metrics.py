@@ -54,41 +54,39 @@ class Metrics:
         self.recent = RecentLatencies(self._model_names, clock)
         """Latencies of the last minute, which ``/v1/cluster`` shows."""
         lengths = length_buckets(max_model_len)
-        self._prompt_tokens = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", lengths)
-        self._answer_tokens = self._histogram("vllm:request_generation_tokens", "Tokens of an answer.", lengths)
+        self._prompt_tokens = self._histogram("vllm:request_prompt_tokens", "Prompt tokens per request.", lengths)
+        self._answer_tokens = self._histogram("vllm:request_generation_tokens", "Output tokens per request.", lengths)
         self._first_token = self._histogram(
-            "vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", FIRST_TOKEN_BUCKETS
+            "vllm:time_to_first_token_seconds", "Time to first token (TTFT).", FIRST_TOKEN_BUCKETS
         )
-        self._inter_token = self._histogram(
-            "vllm:inter_token_latency_seconds", "From each token of an answer to the next.", TOKEN_BUCKETS
-        )
+        self._inter_token = self._histogram("vllm:inter_token_latency_seconds", "Inter-token latency.", TOKEN_BUCKETS)
         self._per_token = self._histogram(
             "vllm:request_time_per_output_token_seconds",
-            "Mean of an answer's times from token to token.",
+            "Mean time per output token (TPOT) of a request.",
             TOKEN_BUCKETS,
         )
-        self._e2e = self._histogram(
-            "vllm:e2e_request_latency_seconds", "From a request's arrival to its end.", REQUEST_BUCKETS
-        )
+        self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "End-to-end request latency.", REQUEST_BUCKETS)
         self._queue = self._histogram(
             "vllm:request_queue_time_seconds",
-            "From a request's arrival at the engine until it is run.",
+            "Time in the queue of the engine.",
             REQUEST_BUCKETS,
         )
         self._prefill = self._histogram(
             "vllm:request_prefill_time_seconds",
-            "From arrival to the first token, without the queue; the gateway's own work is in it.",
+            "Prefill time: from arrival to the first token, without the queue; includes the gateway's work.",
             REQUEST_BUCKETS,
         )
         self._decode = self._histogram(
-            "vllm:request_decode_time_seconds", "From the first token of an answer to its end.", REQUEST_BUCKETS
+            "vllm:request_decode_time_seconds", "Decode time: from the first to the last token.", REQUEST_BUCKETS
         )
         self._inference = self._histogram(
-            "vllm:request_inference_time_seconds", "From arrival to the end, without the queue.", REQUEST_BUCKETS
+            "vllm:request_inference_time_seconds",
+            "Inference time: from arrival to the end, without the queue.",
+            REQUEST_BUCKETS,
         )
         success = Counter(
             "vllm:request_success",
-            "Answers that ended, by how they did.",
+            "Finished outputs by finish reason.",
             (*MODEL_LABELS, "finished_reason"),
             registry=self._registry,
         )
@@ -98,16 +96,16 @@ class Metrics:
             for reason in FINISH_REASONS
         }
         self._http_requests = Counter(
-            "labinfer:http_requests", "HTTP requests that ended.", ("route", "status"), registry=self._registry
+            "labinfer:http_requests", "Finished HTTP requests.", ("route", "status"), registry=self._registry
         )
         self._http_seconds = Histogram(
             "labinfer:http_request_seconds",
-            "From an HTTP request's head to the end of its answer.",
+            "HTTP request latency, from its headers to the end of the response.",
             ("route",),
             buckets=HTTP_BUCKETS,
             registry=self._registry,
         )
-        self._connections = Gauge("labinfer:open_connections", "Connections that are open.", registry=self._registry)
+        self._connections = Gauge("labinfer:open_connections", "Open connections.", registry=self._registry)
 
     def first_token(self, model: str, seconds: float, queue_seconds: float | None = None) -> None:
         """Record the time to first token of an answer.

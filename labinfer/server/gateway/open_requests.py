@@ -159,7 +159,7 @@ class OpenRequests:
             request.is_tried = False
         self.pause()
         if trial is not None and trial.deaths >= MAX_DEATHS + (doubted is not None):
-            message = f"the engine has ended {trial.deaths} times while it ran this request, which is given up"
+            message = f"the engine died {trial.deaths} times while it ran this request, so the request is aborted"
             trial.task.fail(api_errors.given_up(message))
 
     # Frames of the host.

@@ -23,115 +23,118 @@ BACKLOG = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Address, callers and limits of the server. A caller is an API key, or the user a request names."""
+    """Address, access and limits of the server. A caller is an API key, or the user that a request names."""
 
     host: str = option(
         "127.0.0.1",
-        "address to listen on; 0.0.0.0 for all of this machine's, :: for those of IPv6, too",
+        "address to listen on; 0.0.0.0 for all IPv4 addresses of this machine, :: for IPv6 as well",
         metavar="ADDRESS",
     )
-    port: int = option(8000, "TCP port to listen on; 0 for one that is free", metavar="N")
+    port: int = option(8000, "TCP port to listen on; 0 for any free port", metavar="N")
     allowed_hosts: tuple[str, ...] = option(
         (),
-        "names by which the server may be reached beside localhost, this machine's name and addresses, and whose pages may "
-        "change something; * for any name",
+        "host names by which clients may reach the server, in addition to localhost, IP addresses and this "
+        "machine's name; pages of these hosts may send POST and DELETE requests; * for any name",
         metavar="NAME",
     )
     allowed_origins: tuple[str, ...] = option(
         (),
-        "sites whose pages may use the API from a browser (CORS), such as https://chat.example; * for any site",
+        "origins whose pages may call the API from a browser (CORS), such as https://chat.example; * for any origin",
         metavar="ORIGIN",
     )
     api_key: tuple[str, ...] = option(
         (),
-        "only requests with this key are answered; may be given several times. Other users of the machine can read "
-        "command lines: --api-key-file hides the keys from them",
+        "API key that requests must carry; repeatable. Other users of the machine can read command lines: "
+        "--api-key-file hides the keys from them",
         metavar="KEY",
         secret=True,
     )
-    api_key_file: str = option("", "file of such keys: one a line, alone or after a name and a space", metavar="FILE")
-    metrics_open: bool = option(False, "answer /metrics without a key")
+    api_key_file: str = option("", "file of API keys, one per line: KEY, or NAME KEY", metavar="FILE")
+    metrics_open: bool = option(False, "serve /metrics without an API key")
     ssl_certfile: str = option(
-        "", "certificate in PEM, with those that vouch for it; the server then speaks HTTPS only", metavar="FILE"
+        "", "PEM certificate, followed by its chain; the server then speaks HTTPS only", metavar="FILE"
     )
-    ssl_keyfile: str = option("", "key of that certificate, where it is not in the same file", metavar="FILE")
-    max_concurrent_requests: int = option(0, "requests of one caller at once; 0 for any number", metavar="N")
+    ssl_keyfile: str = option("", "private key of --ssl-certfile, if it is in a file of its own", metavar="FILE")
+    max_concurrent_requests: int = option(
+        0, "maximum number of concurrent requests per caller (API key or user); 0 for no limit", metavar="N"
+    )
     max_waiting_per_caller: int = option(
-        0, "requests of one caller that wait for their turn beyond those; further ones are refused", metavar="N"
+        0, "requests per caller that wait when --max-concurrent-requests is reached; more are rejected", metavar="N"
     )
     tokens_per_minute: int = option(
-        0, "tokens of prompts and answers together for one caller; 0 for any number", metavar="N"
+        0, "rate limit per caller in tokens per minute, prompt and output tokens together; 0 for no limit", metavar="N"
     )
     max_connections: int = option(
         2048,
-        "connections that are open at once; beyond them, the one that has been without a whole request for longest is "
-        "closed. 0 for any number",
+        "maximum number of open connections; at the limit, the connection that has gone longest without a complete "
+        "request is closed; 0 for no limit",
         metavar="N",
     )
-    max_open_requests: int = option(
-        1024, "requests of all callers that are open at once; 0 for any number", metavar="N"
-    )
+    max_open_requests: int = option(1024, "maximum number of open requests of all callers; 0 for no limit", metavar="N")
     keep_alive: float = option(
         5.0,
-        "seconds for which a connection without a request stays open; proxies want more than their own",
+        "seconds until an idle connection is closed; behind a reverse proxy, set it above the proxy's idle timeout",
         metavar="S",
     )
     ignore_unknown_fields: bool = option(
-        False, "leave unknown fields of requests out, with a warning in a header, instead of refusing them"
+        False,
+        "ignore unknown fields of requests, with a warning in a response header, instead of rejecting the request",
     )
-    request_timeout: float = option(600.0, "seconds after which a request is cancelled; 0 for never", metavar="S")
-    max_body_size: int = option(16, "MiB of a request's body at most", metavar="MIB", least=1)
+    request_timeout: float = option(600.0, "seconds until a request is cancelled; 0 for no limit", metavar="S")
+    max_body_size: int = option(16, "maximum size of a request body, in MiB", metavar="MIB", least=1)
     max_body_memory: int = option(
         64,
-        "MiB that the bodies of all requests may have together until they are tokenized, and one caller's half of it; "
-        "those up to 64 KiB are not counted",
+        "memory for all request bodies that wait for tokenization, in MiB; one caller gets at most half; bodies up "
+        "to 64 KiB do not count",
         metavar="MIB",
         least=1,
     )
     max_preparing_per_caller: int = option(
         8,
-        "long prompts of one caller that wait to be tokenized, and new forms of answers that wait to be tried; further ones "
-        "are refused",
+        "long prompts per caller that wait for tokenization, and new schemas of structured outputs that wait for "
+        "compilation; more are rejected",
         metavar="N",
         least=1,
     )
     max_stored_responses: int = option(
-        1024, "responses of /v1/responses that are kept in memory for later requests; 0 for none", metavar="N"
+        1024, "responses of /v1/responses kept in memory for later requests; 0 stores none", metavar="N"
     )
-    max_stored_size: int = option(64, "MiB that they take at most", metavar="MIB", least=1)
+    max_stored_size: int = option(64, "maximum memory for the stored responses, in MiB", metavar="MIB", least=1)
     files_dir: str = option(
         "",
-        "folder in which /v1/files and /v1/batches keep what they are given and what comes of it, also for the server after "
-        "this one; without it they are refused",
+        "directory for the files of /v1/files and /v1/batches, which a restarted server continues to use; without "
+        "it, both routes reject requests",
         metavar="DIR",
     )
-    max_file_size: int = option(200, "MiB of one of these files at most", metavar="MIB", least=1)
+    max_file_size: int = option(200, "maximum size of a file of /v1/files, in MiB", metavar="MIB", least=1)
     max_files_size: int = option(
         10240,
-        "MiB of all of them, and one caller's half of it; results of batches are always kept",
+        "maximum total size of the files, in MiB; one caller gets at most half; results of batches are always kept",
         metavar="MIB",
         least=1,
     )
-    max_batch_requests: int = option(16, "requests of all batches that are open at once", metavar="N", least=1)
+    max_batch_requests: int = option(
+        16, "maximum number of open requests of all batches together", metavar="N", least=1
+    )
     drain_timeout: float = option(
         20.0,
-        "seconds that open requests have to come to their ends when the server is stopped; where it is more than 25, tell "
-        "torchrun, too, with its --shutdown-timeout",
+        "seconds that open requests may take to finish when the server stops; above 25, raise torchrun's "
+        "--shutdown-timeout as well",
         metavar="S",
     )
     replan: str = option(
         "off",
-        "auto changes the split of the layers where another one has promised to do 15 % more for half a minute, as when a machine has become "
-        "slower, and does more in ten minutes than the pause costs; off only says so",
+        "auto restarts with another layer split if it promises 15 % more throughput for 30 s (for example, a "
+        "machine became slower) and regains the cost of the restart within 10 minutes; off only logs it",
         choices=("off", "auto"),
     )
     otlp_traces_endpoint: str = option(
         "",
-        "URL of an OpenTelemetry collector, such as http://localhost:4318/v1/traces, to which a span per request is sent (OTLP over "
-        "HTTP)",
+        "URL of an OpenTelemetry collector that receives a span per request (OTLP over HTTP), such as "
+        "http://localhost:4318/v1/traces",
         metavar="URL",
     )
-    log_json: bool = option(False, "log every finished request as a JSON object, one a line, instead of text")
+    log_json: bool = option(False, "log each finished request as one JSON object per line")
 
     @property
     def is_local(self) -> bool:
@@ -174,11 +177,10 @@ class ServerOptions:
         if self.port > MAX_PORT:
             raise UserError(f"--port must be at most {MAX_PORT}, not {self.port}")
         if self.ssl_keyfile and not self.ssl_certfile:
-            raise UserError(f"--ssl-keyfile {self.ssl_keyfile} is the key of a certificate; add --ssl-certfile")
+            raise UserError(f"--ssl-keyfile {self.ssl_keyfile} needs a certificate; add --ssl-certfile")
         if self.max_waiting_per_caller and not self.max_concurrent_requests:
             raise UserError(
-                f"--max-waiting-per-caller {self.max_waiting_per_caller} says how many wait when "
-                "--max-concurrent-requests are open; add --max-concurrent-requests"
+                f"--max-waiting-per-caller {self.max_waiting_per_caller} needs --max-concurrent-requests; add it"
             )
         for origin in self.allowed_origins:
             if origin != "*" and not ORIGIN.fullmatch(origin):

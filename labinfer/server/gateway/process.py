@@ -102,8 +102,8 @@ class GatewayProcess:
             status = self._process.wait(EXIT_DELAY_SECONDS)
         except subprocess.TimeoutExpired:
             return error
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"has ended with status {status}"
-        return BrokenConnection(f"the gateway process {how}; the server ends")
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        return BrokenConnection(f"the gateway process {how}; shutting down")
 
     def kill(self) -> None:
         """Kill the process: a stopped process reacts to no other signal."""
@@ -126,7 +126,7 @@ class SupervisorsGateway:
         try:
             self.connection = local_socket.connect(Path(supervisor.directory), supervisor.token, model_names)
         except BrokenConnection as error:
-            raise UserError(f"{error}; rank 0 must run on the machine of launch.py supervise") from None
+            raise UserError(f"{error}; rank 0 must run on the host of launch.py supervise") from None
 
     def explain(self, error: BrokenConnection) -> BrokenConnection:
         """Return ``error``; the supervisor logs more."""

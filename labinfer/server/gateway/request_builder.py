@@ -38,7 +38,7 @@ class RequestBuilder:
     def __init__(self, reader: InputProcessor, options: ServerOptions, max_model_len: int):
         self._reader, self._max_model_len = reader, max_model_len
         self._prompts = WorkQueue("long prompts", options.max_preparing_per_caller, FLAG)
-        self._forms = WorkQueue("new forms of answers", options.max_preparing_per_caller, FLAG)
+        self._forms = WorkQueue("new structured-output schemas", options.max_preparing_per_caller, FLAG)
         self._idle_timer: asyncio.TimerHandle | None = None
 
     @property

@@ -58,7 +58,7 @@ class Model:
             Path(info.tokenizer), info.needs_tokenizer, info.response_template, info.max_model_len, info.chat_template
         )
         if reader.tokenizer_digest != info.tokenizer_digest:
-            raise UserError(f"the tokenizer in {info.tokenizer} has changed since rank 0 read it; start again")
+            raise UserError(f"the tokenizer in {info.tokenizer} has changed since rank 0 loaded it; restart")
         return cls(info, reader, RequestBuilder(reader, options, info.max_model_len))
 
     def reads_as(self, info: ModelInfo) -> bool:
@@ -210,11 +210,11 @@ class Service:
             ApiError: no open request, body memory, or queue slot is free.
         """
         if self.admission.is_full:
-            message = f"{self.admission.num_open} requests are open, as many as may be (--max-open-requests)"
+            message = f"{self.admission.num_open} requests are open (limit: --max-open-requests)"
         elif self.body_memory.is_full:
-            message = "bodies fill the memory that they may (--max-body-memory)"
+            message = "the memory for request bodies is full (--max-body-memory)"
         elif any(model.builder.is_full for model in self.models.values()):
-            message = "long prompts or new forms of answers wait, as many as may (--max-preparing-per-caller)"
+            message = "the queue of long prompts or new structured-output schemas is full (--max-preparing-per-caller)"
         else:
             return
         raise api_errors.overloaded(f"the server is saturated: {message}; try again in a moment", RETRY_SECONDS)

@@ -69,13 +69,13 @@ class WorkQueue:
         waiting = self._waiting.get(caller, deque())
         if len(waiting) >= self._max_waiting:
             raise api_errors.rate_limited(
-                f"{len(waiting)} {self._kind} of this caller wait already, as many as may ({self._flag}); "
-                "send the next when one is done",
+                f"{len(waiting)} {self._kind} of this caller are waiting (limit: {self._flag}); send the next when "
+                "one is done",
                 RETRY_SECONDS,
             )
         if self.is_full:
             raise api_errors.overloaded(
-                f"{self._num_waiting} {self._kind} wait, as many as may; try again later", RETRY_SECONDS
+                f"{self._num_waiting} {self._kind} are waiting, the maximum; try again later", RETRY_SECONDS
             )
         turn = asyncio.get_running_loop().create_future()
         waiting.append(turn)

@@ -145,7 +145,7 @@ class AsyncLLM:
     def _check_usable(self) -> None:
         self._llm.check_usable()
         if self._ending.is_set():
-            raise UserError("this AsyncLLM is closed; make a new AsyncLLM")
+            raise UserError("this AsyncLLM is closed; create a new one")
         if self._failure:
             raise RuntimeError(self._failure)
 
@@ -154,7 +154,7 @@ class AsyncLLM:
             return
         self._ending.set()
         atexit.unregister(self._close)
-        self._link.abort_all(UserError("this AsyncLLM was closed before the answer was complete"))
+        self._link.abort_all(UserError("this AsyncLLM was closed before the output was complete"))
         self._link.wake()
         self._thread.join()
         self._prompts.shutdown()
@@ -170,7 +170,7 @@ class AsyncLLM:
         except BaseException as error:  # noqa: BLE001 - callers receive every failure
             if self._llm.group.size > 1:
                 end_process_with(error, self._llm.group)
-            self._failure = f"the engine has failed with {type(error).__name__}: {error}; make a new AsyncLLM"
+            self._failure = f"the engine has failed with {type(error).__name__}: {error}; create a new AsyncLLM"
             logger.exception("the engine has failed")
             self._link.abort_all(RuntimeError(self._failure))
 

@@ -59,7 +59,7 @@ def refuse_changes(change: LayoutChange) -> None:
     Raises:
         UserError: always.
     """
-    raise UserError("the layout cannot be changed here")
+    raise UserError("the layout cannot be changed on this server")
 
 
 class EngineHost:
@@ -196,7 +196,7 @@ class EngineHost:
             if drift.slow is not None and (before is None or before.slow != drift.slow):
                 logger.warning("%s", _describe_drift(model.llm, drift))
             elif drift.slow is None and before is not None and before.slow is not None:
-                logger.info("stage %d is as fast as at the start again", before.slow)
+                logger.info("stage %d is back to its speed at startup", before.slow)
             is_lasting = self._clock() - watch.better_since >= STABLE_SECONDS
             if drift.layers and is_lasting and self._change is None and self._drain_until is None:
                 self._change = self._plan_split(model.name, drift)
@@ -214,7 +214,7 @@ class EngineHost:
             if self._drain_until is None:
                 self._on_ready()
         elif isinstance(frame, Rejected):
-            raise BrokenConnection(f"the gateway does not take this engine: {frame.message}")
+            raise BrokenConnection(f"the gateway rejects this engine: {frame.message}")
 
     def _change_layout(self, frame: ChangeLayout) -> None:
         if self._change is not None:
@@ -285,9 +285,9 @@ class EngineHost:
 
 def _describe_open(count: int, seconds: float) -> str:
     if not count:
-        return "no request is open"
-    what = "1 request is open; it has" if count == 1 else f"{count} requests are open; they have"
-    return f"{what} {seconds:g} seconds to end. A second signal ends all at once"
+        return "no open requests"
+    what = "1 open request has" if count == 1 else f"{count} open requests have"
+    return f"{what} {seconds:g} seconds to finish. A second signal stops immediately"
 
 
 def _slowdown_detector(llm: LLM) -> StageSlowdownDetector | None:
@@ -300,7 +300,7 @@ def _slowdown_detector(llm: LLM) -> StageSlowdownDetector | None:
 def _describe_drift(llm: LLM, drift: Drift) -> str:
     ranks = llm.layout.topology.stage_ranks(drift.slow)
     who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} on {llm.group.everyone[drift.rank].node}"
-    text = f"stage {drift.slow} ({who}) takes {drift.factors[drift.slow]:.1f} times as long as at the start"
+    text = f"stage {drift.slow} ({who}) takes {drift.factors[drift.slow]:.1f} times as long as at startup"
     if drift.layers:
-        text += f"; --layers {','.join(map(str, drift.layers))} would give {1 + drift.gain:.2f} times the work"
+        text += f"; --layers {','.join(map(str, drift.layers))} would give {1 + drift.gain:.2f} times the throughput"
     return text

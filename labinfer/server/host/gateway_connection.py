@@ -43,7 +43,7 @@ class GatewayConnection:
             with self._sending:
                 self._socket.sendall(pack(frame))
         except OSError as error:
-            raise BrokenConnection(f"no word reaches the gateway process: {error}") from None
+            raise BrokenConnection(f"cannot send to the gateway process: {error}") from None
 
     def receive(self, seconds: float) -> list[FromGateway]:
         """Return the frames that have arrived; wait up to ``seconds`` for the first.
@@ -64,7 +64,7 @@ class GatewayConnection:
             if not data and frames:
                 break
             if not data:
-                raise BrokenConnection("the gateway process has ended")
+                raise BrokenConnection("the gateway process has exited")
             self._num_read += len(data)
             frames += self._reader.feed(data)
             seconds = 0.0

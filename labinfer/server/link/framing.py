@@ -21,7 +21,7 @@ def pack(frame: FromGateway | FromHost) -> bytes:
     """Encode a frame with its length prefix."""
     data = _encode(frame)
     if len(data) > MAX_FRAME:
-        raise BrokenConnection(f"a frame of {len(data)} bytes is over the limit of {MAX_FRAME}")
+        raise BrokenConnection(f"a frame of {len(data)} bytes exceeds the limit of {MAX_FRAME}")
     return len(data).to_bytes(LENGTH_BYTES, "little") + data
 
 
@@ -47,7 +47,7 @@ class FrameReader:
         while len(self._data) - begin >= LENGTH_BYTES:
             length = int.from_bytes(self._data[begin : begin + LENGTH_BYTES], "little")
             if length > MAX_FRAME:
-                raise BrokenConnection(f"a frame of {length} bytes is announced; the limit is {MAX_FRAME}")
+                raise BrokenConnection(f"a frame of {length} bytes exceeds the limit of {MAX_FRAME}")
             end = begin + LENGTH_BYTES + length
             if len(self._data) < end:
                 break

@@ -28,7 +28,7 @@ def listen(directory: Path) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UserError(
-            f"cannot make a local socket in {directory}: {error.strerror or error}; set TMPDIR to another directory"
+            f"cannot create a local socket in {directory}: {error.strerror or error}; set TMPDIR to another directory"
         ) from None
     listener.listen(BACKLOG)
     return listener
@@ -50,5 +50,5 @@ def connect(directory: Path, token: str, model_names: list[str]) -> socket.socke
         connection.sendall(pack(RegisterHost(labinfer.__version__, token, model_names, PLUGINS.identities())))
     except OSError as error:
         connection.close()
-        raise BrokenConnection(f"no gateway listens in {directory}: {error.strerror or error}") from None
+        raise BrokenConnection(f"no gateway is listening in {directory}: {error.strerror or error}") from None
     return connection

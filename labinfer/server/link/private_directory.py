@@ -30,7 +30,7 @@ def private_directory() -> Iterator[Path]:
         lock = _lock(directory.name)
     except OSError as error:
         raise UserError(
-            f"cannot make a directory for a local socket: {error}; set TMPDIR to another directory"
+            f"cannot create a directory for a local socket: {error}; set TMPDIR to another directory"
         ) from None
     with directory as name:
         try:

@@ -69,7 +69,7 @@ class ElasticRestart:
         if self._signum():
             return self._again
         if returned := [host for host in self._given_up if host in answers]:
-            logger.warning("an answer from %s again: part of the group from now on", " and ".join(returned))
+            logger.warning("%s answers again and rejoins the group", " and ".join(returned))
         self._given_up = self._away(answers)
         return self._go_on_without(answers) if self._given_up else self._again
 
@@ -86,7 +86,7 @@ class ElasticRestart:
     def _wait_for_others(self, answers: dict[str, str], begin: float) -> dict[str, str]:
         """Probe missing hosts until all answer or ``timeout`` has passed since ``begin``; return the node of each answering host."""
         logger.warning(
-            "no answer from %s; waiting up to %g s for it (--rejoin-timeout) before going on without",
+            "no answer from %s; waiting up to %g s (--rejoin-timeout) before restarting without it",
             " and ".join(self._awaited(answers)),
             self._timeout,
         )
@@ -98,7 +98,7 @@ class ElasticRestart:
             back = self._probe(self._away(answers), min(ANSWER_SECONDS, max(left, PROBE_INTERVAL_SECONDS)))
             answers = answers | back
             if back:
-                logger.warning("an answer from %s after %.0f s", " and ".join(back), self._clock() - begin)
+                logger.warning("%s answers again after %.0f s", " and ".join(back), self._clock() - begin)
             else:
                 self._clock.sleep(max(0.0, called + PROBE_INTERVAL_SECONDS - self._clock()))
         return answers
@@ -107,15 +107,15 @@ class ElasticRestart:
         names = " and ".join(self._given_up)
         if not self._nodes:
             raise UserError(
-                f"no answer from {names}, and the ranks have never met; see that the launcher can start there"
+                f"no answer from {names}, and the ranks never connected; check that the launcher can start ranks there"
             )
         left = [rank for rank, node in enumerate(self._nodes) if node in answers.values()]
         try:
             flags = smaller_layout(self._options, self._nodes, left)
         except UserError as error:
-            raise UserError(f"the group cannot go on without {names}: {error}") from None
+            raise UserError(f"the group cannot restart without {names}: {error}") from None
         layout = " ".join(flags) or f"--layout {self._options.parallel.layout}"
-        logger.warning("going on without %s: %d of %d ranks, with %s", names, len(left), len(self._nodes), layout)
+        logger.warning("restarting without %s: %d of %d ranks, with %s", names, len(left), len(self._nodes), layout)
         return self._command.start(list(answers), len(left)) + flags
 
     def _probe(self, hosts: Sequence[str], seconds: float) -> dict[str, str]:

@@ -11,15 +11,15 @@ from labinfer.base.option_fields import option
 
 @dataclass(frozen=True, kw_only=True)
 class SuperviseOptions:
-    """Restarts of what stands behind ``--``: a launcher with ``launch.py serve …``, or with a job that has an ``--output``."""
+    """Restarts of the command after ``--``: a launcher with ``launch.py serve …``, or with a job that has an ``--output``."""
 
     max_restarts: int = option(
-        10, "times that the group is started again; forgotten when it has run for ten minutes", metavar="N"
+        10, "maximum number of restarts; the count is reset after ten minutes without a failure", metavar="N"
     )
     rejoin_timeout: float = option(
         60.0,
-        "seconds that a machine which does not answer after a death is waited for, where mpirun is given its hosts; then the "
-        "ranks of the others go on with a layout that fits them",
+        "seconds to wait, after a failure, for a host of mpirun's list that does not answer; then the remaining "
+        "ranks continue with a layout that fits them",
         metavar="S",
     )
 

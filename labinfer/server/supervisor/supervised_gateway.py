@@ -92,7 +92,8 @@ class SupervisedGateway:
 
     def _end_silent(self) -> None:
         logger.error(
-            "error: no sign of life of the gateway process for %.0f s (--fault-timeout): it is stopped, or does not get on; it is ended",
+            "error: no heartbeat from the gateway process for %.0f s (--fault-timeout): it is stopped or hangs; "
+            "killing it",
             self._heartbeat.age(self),
         )
         self._process.kill()

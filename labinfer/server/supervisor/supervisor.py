@@ -73,7 +73,7 @@ class Supervisor:
                 return 128 + self._signum()
             if (own := self._own_status()) is not None:
                 if own == ExitStatus.USAGE:
-                    logger.error("error: the ranks have refused what they were given; they are not started again")
+                    logger.error("error: the ranks rejected their options or input; not restarting")
                 return own
             if self._gateway is not None and self._gateway.is_at_its_end():
                 return status  # an orderly end was requested from the ranks
@@ -81,17 +81,17 @@ class Supervisor:
             num_refusals = 0 if lived >= REFUSED_SECONDS else num_refusals + 1 if status == before else 1
             if num_refusals == REFUSALS and not self._nodes_file.exists():
                 logger.error(
-                    "error: the group ended %d times %s, and its ranks never met; it is not started again",
+                    "error: the group exited %d times %s before its ranks connected; not restarting",
                     REFUSALS,
                     _how(status),
                 )
                 return ExitStatus.INTERNAL
             pause = self._restarts.next_pause(lived)
             if pause is None:
-                logger.error("error: the group ended %s after %.0f s; it is not started again", _how(status), lived)
+                logger.error("error: the group exited %s after %.0f s; not restarting", _how(status), lived)
                 return ExitStatus.INTERNAL
             logger.warning(
-                "the group ended %s after %.0f s; it is started again%s (restart %d)",
+                "the group exited %s after %.0f s; restarting%s (restart %d)",
                 _how(status),
                 lived,
                 f" in {pause:g} s" if pause else "",
@@ -127,7 +127,7 @@ class Supervisor:
                 is_told = True
                 process.send_signal(signum)
             elif not is_told and self._gateway is not None and self._gateway.has_failed():
-                logger.warning("the gateway has ended; the group is started again with another one")
+                logger.warning("the gateway has exited; restarting the group with a new one")
                 is_told = True
                 process.kill()
             time.sleep(POLL_SECONDS)
@@ -158,4 +158,4 @@ def _pass_on_log(pipe: IO[bytes]) -> None:
 
 
 def _how(status: int) -> str:
-    return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+    return f"on {signal.Signals(-status).name}" if status < 0 else f"with status {status}"

@@ -60,8 +60,8 @@ class CodedFormat(ABC):
             zeros, middle = self.read_zeros(tensors, whole, (0, self.num_groups(matrix.inputs))), self.own_form.middle
             if not bool((zeros == middle).all()):
                 raise UserError(
-                    f"{matrix.name}.{self.zeros} has other zero points than {middle}, though quantization_config in config.json "
-                    f"says {self.symmetric} true; set it to false"
+                    f"{matrix.name}.{self.zeros} has zero points other than {middle}, although quantization_config "
+                    f"in config.json says {self.symmetric} true; set it to false"
                 )
 
     def read(self, tensors: TensorReader, matrix: MatrixSlice) -> None:

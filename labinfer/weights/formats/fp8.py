@@ -137,8 +137,8 @@ def _check_stack(matrix: MatrixSlice, height: int, name: str) -> None:
     outputs, stack = matrix.outputs, matrix.stack
     if stack is not None and stack.shape[1] > outputs and 2 * outputs > height and outputs % height:
         raise UserError(
-            f"{name}: gate and up of {outputs} rows each do not fill blocks of {height}, and it is not known where the blocks of "
-            "up begin; experts in tensors of their own are read"
+            f"{name}: gate and up of {outputs} rows each are not a multiple of the block height {height}, so the "
+            "blocks of up cannot be located; only checkpoints with separate gate and up tensors are supported"
         )
 
 

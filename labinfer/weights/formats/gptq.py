@@ -74,8 +74,8 @@ class GptqFormat(CodedFormat):
         name = f"{matrix.name}.{ORDER}"
         if tensors.shape(name) is not None and not is_in_order(tensors, name, self.group or matrix.inputs):
             raise UserError(
-                f"tensor {name} puts inputs into an order of their own, though quantization_config in config.json says desc_act "
-                "false; set it to true"
+                f"tensor {name} permutes the inputs (act-order), although quantization_config in config.json says "
+                "desc_act false; set it to true"
             )
 
 

@@ -48,7 +48,7 @@ class Mxfp4Format:
     def check(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
         name, (count, outputs, inputs) = matrix.stack.name, matrix.stack.shape
         if inputs % GROUP:
-            raise UserError(f"{name}: {inputs} inputs are no whole number of MXFP4's groups of {GROUP}")
+            raise UserError(f"{name}: {inputs} inputs are not a multiple of the MXFP4 group size {GROUP}")
         tensors.expect(f"{name}_blocks", (count, outputs, inputs // GROUP, GROUP // 2), torch.uint8)
         tensors.expect(f"{name}_scales", (count, outputs, inputs // GROUP), torch.uint8)
 

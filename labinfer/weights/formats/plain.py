@@ -20,8 +20,8 @@ class PlainFormat:
     def check(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
         if isinstance(matrix.destination, Codes):
             raise UserError(
-                f"tensor {matrix.name}.weight is not quantised, but quantization_config in config.json does not leave it out; "
-                "name it there, or give --quantization none"
+                f"tensor {matrix.name}.weight is not quantized, but quantization_config in config.json does not "
+                "exclude it; exclude it there, or give --quantization none"
             )
         tensors.expect(f"{matrix.name}.weight", (matrix.outputs, matrix.inputs), matrix.destination.dtype)
 

@@ -42,8 +42,8 @@ def read_formats(config: Mapping[str, Any], path: Path) -> Formats:
     if not isinstance(method, str) or method not in REGISTRY.names("weight_format"):
         known = ", ".join(REGISTRY.names("weight_format"))
         raise UserError(
-            f"{path}: quantization_config has quant_method {method!r}, which is not supported ({known} can be "
-            "read); take the checkpoint that is not quantised, with --quantization int8 or int4"
+            f"{path}: quantization_config has quant_method {method!r}, which is not supported (supported: "
+            f"{known}); use the unquantized checkpoint, with --quantization int8 or int4"
         )
     settings = Settings(quantization, directory=Path(path).parent)
     try:

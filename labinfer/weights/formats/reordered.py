@@ -19,8 +19,8 @@ from labinfer.weights.formats.settings import Settings
 from labinfer.weights.slices import MatrixSlice
 
 REORDERED = (
-    "inputs are quantised in an order of their own (act-order); these matrices are rounded to int8 by groups of 128, see "
-    "docs/quantised-checkpoints.md; --quantization none keeps their values"
+    "matrices with act-order (permuted inputs) are requantized to int8 with group size 128, see "
+    "docs/quantised-checkpoints.md; --quantization none dequantizes them without loss"
 )
 """Warning to the user."""
 
@@ -56,7 +56,7 @@ class ReorderedFormat(DecodedFormat):
         order = tensors.read(name, (matrix.inputs,), (columns,), torch.int32)
         outside = order[(order < 0) | (order >= count)]
         if len(outside):
-            raise UserError(f"tensor {name} has group {int(outside[0])}, but there are only groups 0 to {count - 1}")
+            raise UserError(f"tensor {name} has group {int(outside[0])}, but has only groups 0 to {count - 1}")
         return order
 
     def pieces(self, tensors: TensorReader, matrix: MatrixSlice) -> Iterator[tuple[Range, Decode]]:

@@ -117,7 +117,8 @@ class GgufCheckpoint:
         if _without_ones(stored) != _without_ones(shape):
             tensor = self._tensors.get(name) or self._joined[name].first
             raise UserError(
-                f"{tensor.path}: tensor {tensor.name} has shape {list(tensor.shape)}, but the metadata asks for {list(shape)}"
+                f"{tensor.path}: tensor {tensor.name} has shape {list(tensor.shape)}, but the metadata implies "
+                f"{list(shape)}"
             )
 
     def load(self, part: WeightSlice) -> None:
@@ -191,7 +192,7 @@ class GgufCheckpoint:
         for begin, stop in zip(begins, [*begins[1:], len(rows)], strict=True):
             position = tensor.position + tensor.offset(int(ascending[begin])) + skipped
             if not self.functions.read_rows(tensor.file.fileno(), position, stride, memory[begin:stop]):
-                raise UserError(f"{tensor.path} has been cut short, or fails while it is read; download it again")
+                raise UserError(f"{tensor.path} is truncated, or cannot be read; download it again")
         self.bytes_read += memory.numel()
         if len(begins) > 1 or not torch.equal(ascending, rows):
             memory = memory[places.argsort()]

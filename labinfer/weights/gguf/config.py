@@ -54,7 +54,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     prefix, family = read_family(file)
     table = file.tensors.get("token_embd.weight")
     if table is None:
-        raise UserError(f"{file.path} has no tensor token_embd.weight; is it a whole model?")
+        raise UserError(f"{file.path} has no tensor token_embd.weight; is the file complete?")
     drafts, num_blocks = file.size(f"{prefix}.nextn_predict_layers", 0), file.size(f"{prefix}.block_count")
     if not 0 < num_blocks <= MAX_BLOCKS:
         raise UserError(f"{file.path}: {prefix}.block_count is {num_blocks}; models have 1 to {MAX_BLOCKS} layers")

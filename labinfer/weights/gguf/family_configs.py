@@ -68,7 +68,7 @@ def read_deepseek2(file: GgufFile, values: Mapping[str, Any]) -> dict[str, Any]:
     )
     if key_size <= rotated:
         raise UserError(
-            f"{file.path}: keys of {key_size} dimensions cannot have {rotated} with a position and others without"
+            f"{file.path}: keys of {key_size} dimensions cannot have {rotated} rotary dimensions and others without"
         )
     own: dict[str, Any] = {
         "qk_nope_head_dim": key_size - rotated,

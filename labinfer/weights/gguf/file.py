@@ -104,7 +104,8 @@ def split_paths(path: Path) -> list[Path]:
     stem, number, count = match.groups()
     if int(number) != 1 or not 1 <= int(count) <= MAX_SPLITS:
         raise UserError(
-            f"--model {path} is number {int(number)} of the {int(count)} files of a model; give the first, {stem}-00001-of-{count}.gguf"
+            f"--model {path} is part {int(number)} of a model of {int(count)} files; give the first, "
+            f"{stem}-00001-of-{count}.gguf"
         )
     return [path.with_name(f"{stem}-{index:05}-of-{count}.gguf") for index in range(1, int(count) + 1)]
 
@@ -139,7 +140,7 @@ class GgufFile:
             self._check_part(part, header.values, index, len(paths))
             for tensor in header.tensors:
                 if tensor.name in self.tensors:
-                    raise UserError(f"{part}: tensor {tensor.name!r:.80} is there twice; download the model again")
+                    raise UserError(f"{part}: tensor {tensor.name!r:.80} occurs twice; download the model again")
                 self.tensors[tensor.name] = tensor
         if (count := self.get("split.tensors.count", int, len(self.tensors))) != len(self.tensors):
             raise UserError(
@@ -172,7 +173,7 @@ class GgufFile:
         value = self._values.get(key)
         if value is None:
             if default is None:
-                raise UserError(f"{self.path} has no {key!r} in its metadata; is it a whole model?")
+                raise UserError(f"{self.path} has no {key!r} in its metadata; is the file complete?")
             return default
         if kind is float and type(value) is int:
             return kind(value)
@@ -220,7 +221,7 @@ class GgufFile:
         Raises:
             UserError: the value has another type, or is too long.
         """
-        array = self._array(key, (STRING,), "a list of texts")
+        array = self._array(key, (STRING,), "a list of strings")
         if array is None:
             return []
         data, position, texts = self._read(key, array), 0, []
@@ -255,7 +256,7 @@ class GgufFile:
         self._file.seek(array.position)
         data = self._file.read(size)
         if len(data) < size:
-            raise UserError(f"{self.path} has been cut short; download it again")
+            raise UserError(f"{self.path} is truncated; download it again")
         return data
 
 
@@ -286,7 +287,7 @@ class _Header:
         except FileNotFoundError:
             raise UserError(f"{path} is missing; is the model complete?") from None
         except _Broken as error:
-            raise UserError(f"{path} is not a GGUF file that can be read: {error}") from None
+            raise UserError(f"{path} is not a readable GGUF file: {error}") from None
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
 
@@ -296,7 +297,7 @@ class _Header:
         version = self._number("I")
         if version not in VERSIONS:
             what = "is big-endian" if version & 0xFFFF == 0 else f"has version {version}"
-            raise _Broken(f"it {what}; versions 2 and 3 are read, little-endian")
+            raise _Broken(f"it {what}; only versions 2 and 3, little-endian, are supported")
         num_tensors, num_keys = self._count(MAX_TENSORS, "tensors"), self._count(MAX_KEYS, "keys")
         for _ in range(num_keys):
             key = self._text(MAX_NAME)
@@ -353,7 +354,7 @@ class _Header:
     def _count(self, most: int, what: str) -> int:
         count = self._number("Q")
         if count > most:
-            raise _Broken(f"it says that it has {count} {what}; up to {most} are read")
+            raise _Broken(f"it claims {count} {what}; the limit is {most}")
         return count
 
     def _number(self, kind: str) -> int | float | bool:
@@ -362,7 +363,7 @@ class _Header:
     def _text(self, most: int) -> str:
         length = self._number("Q")
         if length > most:
-            raise _Broken(f"a text in its metadata says that it has {length} bytes; up to {most} are read")
+            raise _Broken(f"a string in its metadata claims {length} bytes; the limit is {most}")
         return self._take(length).decode(errors="replace")
 
     def _take(self, count: int) -> bytes:
@@ -380,7 +381,7 @@ class _Header:
         self.file.seek(self._position)
         self._start, self._buffer = self._position, self.file.read(max(count, CHUNK))
         if len(self._buffer) < count:
-            raise _Broken("it has been cut short; download it again")
+            raise _Broken("it is truncated; download it again")
 
     def _skip(self, count: int) -> None:
         if count > self._size - self._position:

@@ -70,7 +70,7 @@ def _inside(model: Path, path: Path, module: dict[str, Any]) -> Path:
     """
     name = module.get("path", "")
     if not isinstance(name, str) or "\0" in name or (name and Path(name).name != name):
-        raise UserError(f"{path}: path should name a folder beside it, not {name!r:.60}")
+        raise UserError(f"{path}: path should name a folder in the same directory, not {name!r:.60}")
     return model / name
 
 

@@ -40,16 +40,16 @@ class StackedCheckpoint(Checkpoint):
             if isinstance(chosen, Mxfp4Format):
                 return chosen, self, part
             raise UserError(
-                f"{self.directory}: the experts in tensor {stack} are neither in {', '.join(PLAIN)} nor in MXFP4 by config.json; "
-                "only these are read"
+                f"{self.directory}: the experts in tensor {stack} are neither in {', '.join(PLAIN)} nor in MXFP4 "
+                "according to config.json; only these are supported"
             )
         if weight is not None and weight.dtype in PLAIN:
             chosen = PlainFormat()
         elif isinstance(chosen, PlainFormat):
             dtype = "codes" if weight is None else weight.dtype
             raise UserError(
-                f"{self.directory}: the experts in tensor {stack} are stored in {dtype}, and quantization_config in config.json does "
-                f"not say how; without it they are read in {', '.join(PLAIN)} only"
+                f"{self.directory}: the experts in tensor {stack} are stored in {dtype}, and quantization_config "
+                f"in config.json does not describe it; without it only {', '.join(PLAIN)} are supported"
             )
         return chosen, tensors, replace(part, name=stack)
 

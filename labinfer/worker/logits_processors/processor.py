@@ -66,7 +66,7 @@ def check_logits_processors(requested: Mapping[str, Any], prompt_ids: list[int],
     for name, value in requested.items():
         names = [known for known in REGISTRY.names("logits_processor") if known not in SamplingParams.__struct_fields__]
         if name not in names:
-            raise UserError(f"there is no logits processor {name!r:.60}; there are: {', '.join(names)}")
+            raise UserError(f"unknown logits processor {name!r:.60}; available: {', '.join(names)}")
         if parameter := sampling_parameters().get(name):  # not read yet if ``requested`` predates the plugin
             parameter.read(name, value)
         logits_V = torch.zeros(vocab_size)
@@ -74,4 +74,4 @@ def check_logits_processors(requested: Mapping[str, Any], prompt_ids: list[int],
             REGISTRY.find("logits_processor", name)(logits_V, value, row)
             assert not logits_V.isnan().any(), "it makes logits NaN"
         except Exception as error:  # noqa: BLE001 - it may be anybody's code
-            raise UserError(f"the logits processor {name} refuses {value!r:.60}: {error!r:.200}") from None
+            raise UserError(f"the logits processor {name} rejects {value!r:.60}: {error!r:.200}") from None

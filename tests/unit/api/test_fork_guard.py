@@ -17,5 +17,5 @@ def test_fork_of_the_first_process_is_refused(monkeypatch):
     first = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: first + 1)
     assert not home.is_here
-    with pytest.raises(UserError, match=f"a fork of process {first}, .*get_context"):
+    with pytest.raises(UserError, match=f"forked from process {first} .*get_context"):
         home.enter()

@@ -201,7 +201,10 @@ def test_server_listens_to_this_machine_only_and_does_not_print_its_keys():
         ({"quantization": "int8", "quantization_group_size": 128}, "group-size 128 is for int4 only"),
         ({"quantization": ["none", "int3"]}, "--quantization int3: choose one of auto, none, int8, int4"),
         ({"quantization": "none,int8", "quantization_group_size": 128}, "group-size 128 is for int4 only"),
-        ({"quantization": "none,int8", "weights": "packed12"}, "--quantization none,int8 rounds it; leave one out"),
+        (
+            {"quantization": "none,int8", "weights": "packed12"},
+            "--quantization none,int8 quantizes them; leave one out",
+        ),
     ],
 )
 def test_quantizations_that_make_no_sense_are_refused(options, complaint):

@@ -113,7 +113,10 @@ def test_plugin_that_cannot_be_found_is_refused(given, text, tmp_path, monkeypat
         ("x = (\n", r"broken.py, line 1: SyntaxError: '\(' was never closed"),
         ("import no_such_module_here\n", r"broken.py, line 1: ModuleNotFoundError"),
         ("raise SystemExit(3)\n", r"broken.py, line 1: SystemExit: 3"),
-        (GOOD + GOOD, r"broken.py, line 4: register\('batch_policy', 'broken'\): the name is registered by broken"),
+        (
+            GOOD + GOOD,
+            r"broken.py, line 4: register\('batch_policy', 'broken'\): the name is already registered by broken",
+        ),
         ("x = 1\n", r"registers nothing; decorate a function or class with @register"),
     ],
 )
@@ -128,7 +131,7 @@ def test_error_of_a_plugin_names_file_and_line(code, text, tmp_path, own):
 def test_another_file_of_the_same_name_is_refused(tmp_path, own):
     own.load([find_plugin(str(write(tmp_path, "one")))])
     (tmp_path / "other").mkdir()
-    with pytest.raises(UserError, match="has the name of .*rename one, or start a new process"):
+    with pytest.raises(UserError, match="has the same name as .*rename one, or start a new process"):
         own.load([find_plugin(str(write(tmp_path / "other", "one", GOOD + "x = 1\n")))])
 
 

@@ -58,12 +58,12 @@ def test_registered_part_is_found_beside_shipped_ones(registry):
 @pytest.mark.parametrize(
     "kind, name, part, details, text",
     [
-        ("toool", "a", len, {}, "no such kind; kinds are tool"),
+        ("toool", "a", len, {}, "unknown kind; kinds: tool"),
         ("tool", "len", max, {}, "as shipped with LABInfer; choose another"),
-        ("tool", "two words", len, {}, "a name is a text without spaces"),
-        ("tool", "", len, {}, "a name is a text without spaces"),
+        ("tool", "two words", len, {}, "a name must have no spaces"),
+        ("tool", "", len, {}, "a name must have no spaces"),
         ("tool", "a", 3, {}, "decorates 3; decorate a function or a class"),
-        ("tool", "a", len, {"hint": 1}, "'hint' is no detail of this kind, which has: help"),
+        ("tool", "a", len, {"hint": 1}, "'hint' is not a detail of this kind, which has: help"),
     ],
 )
 def test_wrong_registration_is_refused(registry, kind, name, part, details, text):
@@ -83,9 +83,9 @@ def test_class_of_another_contract_is_refused():
     [
         ("scheduling_policy", "mine", {"prefill_key": 3}, "prefill_key must be a function"),
         ("command", "mine", {"options": dict}, "options must be a tuple of dataclasses"),
-        ("command", "mine", {"options": (Plain,)}, "the field number of Plain must be made by option"),
-        ("command", "mine", {"help": 3}, "help must be a text"),
-        ("command", "help", {}, "means something else on the command line"),
+        ("command", "mine", {"options": (Plain,)}, "the field number of Plain must be made with option"),
+        ("command", "mine", {"help": 3}, "help must be a string"),
+        ("command", "help", {}, "is reserved on the command line"),
     ],
 )
 def test_wrong_details_are_refused(kind, name, details, text):
@@ -95,7 +95,7 @@ def test_wrong_details_are_refused(kind, name, details, text):
 
 
 def test_unknown_name_lists_what_there_is(registry):
-    with pytest.raises(UserError, match="there is no tool 'sort'; there are: len"):
+    with pytest.raises(UserError, match="unknown tool 'sort'; available: len"):
         registry.find("tool", "sort")
 
 

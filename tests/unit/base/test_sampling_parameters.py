@@ -145,7 +145,7 @@ def test_other_commands_have_no_such_flag(command, parameters):
 
 def test_flag_that_there_is_already_is_refused(add_part):
     add_part("logits_processor", "threads", print, parameter=COUNT)
-    with pytest.raises(UserError, match="a plugin adds a flag that there is already: .*--threads"):
+    with pytest.raises(UserError, match="a plugin adds a flag that already exists: .*--threads"):
         build_parser("generate")
     assert isinstance(build_parser("serve"), argparse.ArgumentParser)
 
@@ -184,12 +184,12 @@ def test_field_in_the_document(body, parameters):
 @pytest.mark.parametrize(
     ("name", "details", "text"),
     [
-        ("temperature", {}, "requests have a field of this name"),
-        ("messages", {"parameter": WIDTH}, "requests have a field of this name"),
-        ("input", {"parameter": WIDTH}, "requests have a field of this name"),
-        ("max-width", {"parameter": WIDTH}, "the name of a parameter has small letters"),
+        ("temperature", {}, "requests already have a field with this name"),
+        ("messages", {"parameter": WIDTH}, "requests already have a field with this name"),
+        ("input", {"parameter": WIDTH}, "requests already have a field with this name"),
+        ("max-width", {"parameter": WIDTH}, "a parameter name must consist of lower-case letters"),
         ("width", {"parameter": 3}, "parameter must be a SamplingParameter, not 3"),
-        ("width", {"bounds": 3}, "'bounds' is no detail of this kind, which has: parameter"),
+        ("width", {"bounds": 3}, "'bounds' is not a detail of this kind, which has: parameter"),
     ],
 )
 def test_wrong_registration_is_refused(name, details, text):

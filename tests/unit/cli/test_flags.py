@@ -238,8 +238,8 @@ def test_command_is_the_words_before_the_flags(arguments, command, rest):
 def test_command_that_is_misspelt_is_told_what_is_near(words, near):
     with pytest.raises(UserError) as caught:
         split_command(words.split())
-    hint = f"did you mean {near}?" if near else "commands are serve, "
-    assert str(caught.value).startswith(f"there is no command {words!r}; {hint}")
+    hint = f" (did you mean {near}?)" if near else "; commands: serve, "
+    assert str(caught.value).startswith(f"unknown command {words!r}{hint}")
 
 
 @pytest.mark.parametrize("words", [["bench"], ["hello"], ["comm", "plan"]])
@@ -278,12 +278,12 @@ def test_words_that_are_no_command_are_refused(words):
             ["--enforce-eager"],
             "unknown option --enforce-eager; leave it out: captured steps do not change ",
         ),
-        ("generate", ["--prompt", "two", "words"], "unexpected 'words'; quote a text that has spaces"),
+        ("generate", ["--prompt", "two", "words"], "unexpected 'words'; put quotes around a text with spaces"),
         ("generate", ["--model", "demo", "serve"], "unexpected 'serve'; commands come first"),
         (
             "generate",
             ["--prompt", "“17", "+", "25”"],
-            "unexpected '+'; to a shell only \" and ' are quotes, not “ and ”",
+            "unexpected '+'; shells know only the quotes \" and ', not “ and ”",
         ),
     ],
 )
@@ -318,7 +318,7 @@ def test_other_names_of_the_same_option_are_taken_and_not_listed(given, same):
 @pytest.mark.parametrize("word", ["—prompt", "－－prompt", "–prompt"])
 def test_dash_that_is_no_hyphen_is_named(word):
     with pytest.raises(
-        UserError, match=f"unknown option {word}: it begins with a dash; options begin with two hyphens"
+        UserError, match=f"unknown option {word}: it begins with a typographic dash; options begin with two hyphens"
     ):
         split_command([word, "Hello"])
     with pytest.raises(UserError, match=f"unknown option {word}"):
@@ -332,12 +332,12 @@ def test_short_option_may_be_joined_to_its_value():
 
 
 def test_model_after_the_command_leads_to_its_flag():
-    with pytest.raises(UserError, match="serve: unexpected 'DIR'; a model is given as --model DIR"):
+    with pytest.raises(UserError, match="serve: unexpected 'DIR'; to choose a model, use --model DIR"):
         split_command(["serve", "DIR", "-tp", "2"])
 
 
 def test_text_without_a_flag_leads_to_it():
-    with pytest.raises(UserError, match="a text to answer is given as --prompt '17 [+] 25 = [?]'$"):
+    with pytest.raises(UserError, match="to run a prompt, use --prompt '17 [+] 25 = [?]'$"):
         split_command(["17 + 25 = ?", "--temperature", "0"])
 
 

@@ -149,14 +149,14 @@ def test_groups_own_limit_applies_where_a_wait_names_none():
 
 def test_progress_says_what_it_waits_for_and_since_when():
     progress = Progress(label="rank 3 (stage 1, tp 0)")
-    assert "before the first step" in progress.describe() and "waiting for nobody" in progress.describe()
+    assert "before the first step" in progress.describe() and "waiting for no other rank" in progress.describe()
     progress.step_id = 12
     with progress.waiting("the sum over ranks 2-3"):
         time.sleep(0.11)
         assert re.search(
             r"rank 3 \(stage 1, tp 0\): step 12, waiting 0\.[1-9] s for the sum over ranks 2-3", progress.describe()
         )
-    assert "waiting for nobody" in progress.describe()
+    assert "waiting for no other rank" in progress.describe()
 
 
 @pytest.mark.parametrize(

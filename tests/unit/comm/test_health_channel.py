@@ -112,7 +112,7 @@ def test_on_request_every_rank_says_what_it_is_doing_before_the_group_ends():
     ends.wait_for(0, 3)
     *states, last = ends.said[0][0].splitlines()
     assert states[0] == doing(0)() and states[1] == doing(1)() and states[3] == doing(3)()
-    assert states[2].startswith("rank 2: does not answer")
+    assert states[2].startswith("rank 2: no answer")
     assert last == "rank 1 waited too long" and len(states) == 4
 
 
@@ -131,7 +131,7 @@ def test_follower_that_vanishes_ends_the_others_and_is_named():
     followers[1].socket.close()
     ends.wait_for(0, 2)
     assert time.monotonic() - begin >= GRACE_SECONDS  # time for the rank's own account
-    assert len(ends.said[0]) == 1 and "rank 1 is gone without a word" in ends.said[0][0]
+    assert len(ends.said[0]) == 1 and "rank 1 exited without a message" in ends.said[0][0]
     assert ends.said[2] == [""]
 
 
@@ -150,7 +150,7 @@ def test_rank_0s_vanishing_ends_a_follower_with_words_of_its_own():
     connection, _ = server.accept()
     connection.close()
     ends.wait_for(1)
-    assert len(ends.said[1]) == 1 and "rank 0 is gone without a word" in ends.said[1][0]
+    assert len(ends.said[1]) == 1 and "rank 0 exited without a message" in ends.said[1][0]
 
 
 def test_silent_follower_is_named_with_its_last_state_and_all_end():
@@ -160,8 +160,8 @@ def test_silent_follower_is_named_with_its_last_state_and_all_end():
     begin = time.monotonic()
     ends.wait_for(0, 1)
     assert time.monotonic() - begin < SOON.timeout + 1.5
-    assert "no sign of life of rank 2 on host-c for 2 s" in ends.said[0][0]
-    assert "last heard of rank 2: step 9, waiting for rank 1; ending" in ends.said[0][0]
+    assert "no heartbeat from rank 2 on host-c for 2 s" in ends.said[0][0]
+    assert "last state: rank 2: step 9, waiting for rank 1; aborting" in ends.said[0][0]
     assert ends.said[1] == [""]
 
 
@@ -192,7 +192,7 @@ def test_silent_rank_0_is_named_by_a_follower():
     data = msgspec.msgpack.encode(RankHeartbeat("rank 0: step 3"))
     connection.sendall(len(data).to_bytes(4, "little") + data)
     ends.wait_for(1)
-    assert "no sign of life of rank 0 on host-a" in ends.said[1][0] and "rank 0: step 3" in ends.said[1][0]
+    assert "no heartbeat from rank 0 on host-a" in ends.said[1][0] and "rank 0: step 3" in ends.said[1][0]
 
 
 def test_ranks_that_only_compute_are_not_silent():

@@ -41,7 +41,7 @@ def test_first_free_port_of_the_range_is_taken():
         first = taken.getsockname()[1]
         assert free_port(range(first, first + 20)) in range(first + 1, first + 20)
         with pytest.raises(
-            UserError, match=rf"no port of --port-range {first}-{first} can be listened on: Address already in"
+            UserError, match=rf"no port in --port-range {first}-{first} is available: Address already in"
         ):
             listen(range(first, first + 1), backlog=1)
 
@@ -59,5 +59,5 @@ def test_range_of_ports_is_read():
 
 @pytest.mark.parametrize("text", ["29600", "29600-", "-29600", "2-1", "0-5", "1-65536", "a-b", "1-2-3", "²-3", " 1-2"])
 def test_what_is_no_range_of_ports_is_refused(text):
-    with pytest.raises(UserError, match="give the lowest and the highest port"):
+    with pytest.raises(UserError, match="give LOW-HIGH with ports"):
         RuntimeOptions(port_range=text).ports  # noqa: B018

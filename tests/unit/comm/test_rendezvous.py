@@ -24,5 +24,5 @@ def test_each_attempt_has_a_part_of_its_own_whoever_died_before():
 
 
 def test_ranks_that_do_not_come_are_named():
-    with pytest.raises(RuntimeError, match="no word from rank 1, rank 2 in 0.05 s"):
+    with pytest.raises(RuntimeError, match="no message from rank 1, rank 2 within 0.05 s"):
         fresh_namespace(dist.HashStore(), 0, 3, 0.05)

@@ -78,7 +78,7 @@ def test_without_a_compiler_the_transport_remains_and_one_line_says_why(monkeypa
     monkeypatch.setattr(compiler, "COMPILERS", ("no-such-compiler",))
     assert LocalCommunicator.run(3, lambda comm: share_memory(comm) is comm) == [True] * 3
     assert warnings() == [
-        "ranks 0-2 share no memory (rank 0: there is no C++ compiler (no-such-compiler)); their sums go over local, "
+        "ranks 0-2 share no memory (rank 0: no C++ compiler found (no-such-compiler)); all-reduce falls back to local, "
         "which is slower"
     ]
 

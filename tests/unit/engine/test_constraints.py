@@ -31,13 +31,13 @@ def mask_of(*tokens: int) -> bytes:
             "allowed_token_ids and bad_words together allow no token",
         ),
         ({"bad": [[token] for token in range(VOCAB)]}, (), "bad_words together allow no token"),
-        ({"allowed_token_ids": [1, 2], "min_tokens": 2}, (), "allowed_token_ids leave only tokens that end the answer"),
-        ({"allowed_token_ids": [1, 7], "min_tokens": 2, "bad": [[7]]}, (), "min_tokens 2 forbids these"),
-        ({"allowed_token_ids": [5]}, (6, 7), "forbid every token with which the form of structured_outputs can begin"),
+        ({"allowed_token_ids": [1, 2], "min_tokens": 2}, (), "allowed_token_ids allow only end-of-sequence tokens"),
+        ({"allowed_token_ids": [1, 7], "min_tokens": 2, "bad": [[7]]}, (), "which min_tokens 2 forbids"),
+        ({"allowed_token_ids": [5]}, (6, 7), "forbid every token with which structured_outputs can start"),
         (
             {"bad": [[6], [7]]},
             (6, 7),
-            "bad_words forbid every token with which the form of structured_outputs can begin",
+            "bad_words forbid every token with which structured_outputs can start",
         ),
         ({"allowed_token_ids": [5], "logits_processors": BUDGET}, (), "forbid token 30, which ends the reasoning"),
         ({"bad": [[31]], "logits_processors": BUDGET}, (), "bad_words forbid token 31"),
@@ -69,14 +69,14 @@ def test_constraints_that_leave_a_token_are_taken(fields, mask):
 def test_error_names_the_constraints_and_the_place():
     both = request(allowed_token_ids=[5], bad=[[5, 5]])
     assert no_token_left(both, 1) == (
-        "allowed_token_ids and bad_words allow no token behind the answer's 1 tokens; leave one of them out"
+        "allowed_token_ids and bad_words allow no token after 1 output token; leave one of them out"
     )
 
 
 def test_answer_names_parameters_of_plugins_by_their_fields(add_part):
     width = SamplingParameter(default=0.0, least=0.0, most=9.0, help="x")
     add_part("logits_processor", "width", lambda logits_V, value, row: None, parameter=width)
-    text = "allow no token behind the answer's 3 tokens; leave one of them out"
+    text = "allow no token after 3 output tokens; leave one of them out"
     assert no_token_left(request(width=2.0), 3) == f"width {text}"
     both = request(logits_processors={"width": 2.0, "mine": 1}, min_tokens=4)
     assert no_token_left(both, 3) == f"min_tokens and logits_processors and width {text}"

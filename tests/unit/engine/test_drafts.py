@@ -169,7 +169,7 @@ def test_proposer_that_changes_a_sequence_ends_the_run(change):
 
     bench = Bench(proposer=Changing(3))
     bench.add(5, 30)
-    with pytest.raises(AssertionError, match="Changing changed a sequence"):
+    with pytest.raises(AssertionError, match="Changing modified a sequence"):
         bench.finish_all()
 
 

@@ -91,7 +91,7 @@ def test_guide_that_fails_ends_its_answer_only_and_says_why(caplog):
     assert (broken.finish_reason, broken.num_output_tokens) == (FinishReason.ABORT, 2)
     assert (other.finish_reason, other.num_output_tokens) == (FinishReason.LENGTH, 9)
     assert [record.message for record in caplog.records] == [
-        "sequence 0 is broken off: structured_outputs became too complex to follow: the grammar is too large"
+        "sequence 0 is aborted: structured_outputs became too complex: the grammar is too large"
     ]
 
 

@@ -260,7 +260,9 @@ def test_scheduler_that_nothing_can_start_says_so(monkeypatch):
     bench = Bench(num_blocks=6)
     bench.add(4, 12)
     monkeypatch.setattr(bench.scheduler, "_compose", lambda policy: {})
-    with pytest.raises(AssertionError, match="nothing can start, and no result is awaited: 0 sequences run and 1 wait"):
+    with pytest.raises(
+        AssertionError, match="the scheduler is stuck, with no micro-batch in flight: 0 sequences run and 1 wait"
+    ):
         bench.scheduler.schedule()
 
 
@@ -273,7 +275,7 @@ def test_schedule_that_starts_nothing_is_named(add_part):
     bench = Bench(pipeline_schedule="stuck")
     bench.add(4, 2)
     with pytest.raises(
-        AssertionError, match="the pipeline schedule Stuck starts nothing although nothing is in flight"
+        AssertionError, match="the pipeline schedule Stuck starts no micro-batch although none is in flight"
     ):
         bench.launch()
 

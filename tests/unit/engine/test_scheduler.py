@@ -203,5 +203,5 @@ def test_result_of_another_step_is_refused():
     bench = Bench(num_stages=2)
     bench.add(4, 2)
     plan = bench.launch()
-    with pytest.raises(AssertionError, match="step 1 came back, but 0 was awaited"):
+    with pytest.raises(AssertionError, match="step 1 arrived, but step 0 was expected"):
         bench.scheduler.update(BatchResult(plan.step_id + 1, [EntryResult((5,))]))

@@ -95,7 +95,7 @@ WINDOW, SINKS = replace(ATTENTION, window=9), replace(ATTENTION, sinks=True)
         ),
         (WINDOW, forgets_window, "gives NaN where the reference gives numbers"),
         (SINKS, forgets_sinks, "differs from the reference by"),
-        (ATTENTION, sees_one_sequence, "differs from the reference by .*, for 3 tokens in bfloat16; mend it, or leave"),
+        (ATTENTION, sees_one_sequence, "differs from the reference by .*, for 3 tokens in bfloat16; fix it, or leave"),
         (ATTENTION, gives_float32, r"gives \(1, 4, 16\) in torch.float32, not \(1, 4, 16\) in torch.bfloat16"),
     ],
 )
@@ -154,9 +154,7 @@ def test_only_candidates_that_may_be_chosen_are_compared():
 
 
 def test_name_of_another_implementation_is_refused():
-    with pytest.raises(
-        UserError, match="there is an implementation 'reference' of add_rms_norm already; choose another"
-    ):
+    with pytest.raises(UserError, match="add_rms_norm already has an implementation 'reference'; choose another"):
         registry = reference_registry()
         registry.plugin = "ideas"
         registry.add("add_rms_norm", Implementation(name="reference", call=add_rms_norm))

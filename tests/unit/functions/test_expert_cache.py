@@ -160,7 +160,7 @@ def test_reads_go_as_far_ahead_as_there_are_slots(cache):
 
 
 def test_cache_without_room_for_two_experts_is_refused(cache):
-    with pytest.raises(UserError, match=r"--expert-offload has room for 1 experts of 8192 bytes; give 16384 bytes"):
+    with pytest.raises(UserError, match=r"--expert-offload holds 1 experts of 8192 bytes; give at least 16384 bytes"):
         cache(slots=1, experts=1)
 
 
@@ -185,7 +185,7 @@ def test_full_disk_is_refused(cache, monkeypatch):
 
 def test_experts_of_the_reference_cannot_be_offloaded(compiled_functions, tmp_path):
     made, functions = ExpertCache(compiled_functions, SIZE, tmp_path), reference_registry().select(CPU, torch.float32)
-    with pytest.raises(UserError, match="--expert-offload needs the compiled experts"):
+    with pytest.raises(UserError, match="--expert-offload needs the compiled CPU kernels"):
         OffloadedExperts(made, functions.experts.make_experts, ExpertShape(2, 8, (0, 4), torch.float32), CPU)
 
 

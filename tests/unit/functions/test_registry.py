@@ -31,10 +31,10 @@ def test_later_implementations_are_preferred_where_they_suit():
     [
         (
             "linear=fastest",
-            "--functions linear=fastest: there is none of this name for cpu in float32; choose one of reference",
+            "--functions linear=fastest: no such implementation for cpu in float32; choose one of reference",
         ),
-        ("relu=reference", "there is no such function; there are pack_weight, pack_codes"),
-        ("quick", "--functions pack_weight=quick: there is none of this name for cpu"),
+        ("relu=reference", "unknown function; available: pack_weight, pack_codes"),
+        ("quick", "--functions pack_weight=quick: no such implementation for cpu"),
     ],
 )
 def test_implementations_nobody_knows_are_refused(given, message):
@@ -51,7 +51,7 @@ def test_implementations_nobody_knows_are_refused(given, message):
     ],
 )
 def test_name_that_is_unknown_is_refused_with_the_weights_that_it_is_not_for(function, circumstances):
-    with pytest.raises(UserError, match=f"{function}=quick: there is none of this name for {circumstances}; choose"):
+    with pytest.raises(UserError, match=f"{function}=quick: no such implementation for {circumstances}; choose"):
         reference_registry().check(CPU, torch.bfloat16, {function: "quick"}, "int4")
 
 
@@ -104,7 +104,9 @@ def test_flags_overrule_the_choice(choice):
 
 
 def test_flags_that_mix_layouts_are_refused():
-    with pytest.raises(UserError, match="--functions pack_weight=reference,linear=packed: these share packed weights"):
+    with pytest.raises(
+        UserError, match="--functions pack_weight=reference,linear=packed: these functions share packed weights"
+    ):
         packing_registry().select(CPU, torch.float32, {"linear": "packed", "pack_weight": "reference"})
 
 

@@ -107,7 +107,7 @@ def test_config_that_is_replaced_before_it_is_identified_ends_the_start(director
     files.check_read({"config.json": before["config.json"], "of another rank": "1"})
     os.utime(directory / "config.json")
     (files,) = identify([directory], ["a"])
-    with pytest.raises(FilesChanged, match="config.json was written to while it was read"):
+    with pytest.raises(FilesChanged, match="config.json was modified while it was read"):
         files.check_read(before)
 
 
@@ -119,7 +119,7 @@ def test_start_whose_weights_are_replaced_while_they_are_loaded_ends(directory, 
         change(directory / "model.safetensors")
 
     monkeypatch.setattr(load_stage, "load_weights", load_and_replace)
-    with pytest.raises(FilesChanged, match="model.safetensors was written to while the model was loaded"):
+    with pytest.raises(FilesChanged, match="model.safetensors was modified while the model was loaded"):
         LLM(str(directory), weight_cache_size=0, autotune="off")
 
 
@@ -128,13 +128,13 @@ def test_files_that_are_touched_replaced_added_or_removed(directory):
     files.check_loaded()
     os.utime(directory / "model.safetensors")
     files.check_unchanged()
-    with pytest.raises(FilesChanged, match="model.safetensors was written to while the model was loaded"):
+    with pytest.raises(FilesChanged, match="model.safetensors was modified while the model was loaded"):
         files.check_loaded()
     (files,) = identify([directory], ["a"])
     content = (directory / "model.safetensors").read_bytes()
     change(directory / "model.safetensors")
     with pytest.raises(
-        UserError, match=r"model.safetensors has changed since the model was loaded; put the old files back"
+        UserError, match=r"model.safetensors has changed since the model was loaded; restore the old files"
     ):
         files.check_unchanged()
     (directory / "model.safetensors").write_bytes(content)
@@ -147,5 +147,5 @@ def test_files_that_are_touched_replaced_added_or_removed(directory):
     with pytest.raises(UserError, match="generation_config.json has changed"):
         files.check_unchanged()
     (directory / "model.safetensors").unlink()
-    with pytest.raises(FilesChanged, match="it was there when this start began"):
+    with pytest.raises(FilesChanged, match="it was deleted during this start"):
         files.check_loaded()

@@ -73,13 +73,16 @@ def test_start_by_a_plan_has_its_kv_tokens(tmp_path, monkeypatch, capfd):
     for left in (1.0, 0.99):
         free = int(left * memory)
         had, text = start()
-        assert had == told and f"room for {told} KV tokens\n" in text and "not the" not in text
+        assert had == told and f"KV cache capacity {told} tokens\n" in text and "fewer than" not in text
     free = int(0.9 * memory)
     had, text = start()
-    assert had < told and f"KV cache: {had} tokens fit, not the {told} of the plan: stage 0 has less memory" in text
+    assert (
+        had < told
+        and f"KV cache: {had} tokens fit, fewer than the {told} of the plan: stage 0 has less free memory" in text
+    )
     free = memory
     had, text = start(max_num_seqs=511)
-    assert had > told and f"the {told} KV tokens of the plan are for other options, so all that fit are taken" in text
+    assert had > told and f"the plan's {told} KV cache tokens do not apply" in text
     assert ": --max-num-seqs 512 in the plan, 511 here\n" in text
     assert start(num_kv_blocks=100)[0] == 400
 
@@ -92,5 +95,5 @@ def test_plan_of_another_model_or_machine_is_refused(tmp_path):
 
 
 def test_errors_of_the_library_name_its_keywords():
-    with pytest.raises(UserError, match="layout auto says what layers is; leave one of them out"):
+    with pytest.raises(UserError, match="layout auto already sets layers; leave one of them out"):
         LLM(layout="auto", layers=[2, 2])

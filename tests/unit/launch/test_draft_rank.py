@@ -42,7 +42,7 @@ def test_mapped_weights_are_not_free(monkeypatch):
     given = {"free": 32, "memory_utilization": 0.5}
     assert num_blocks(monkeypatch, **given) == 15
     assert num_blocks(monkeypatch, mapped=20, **given) == 5
-    with pytest.raises(UserError, match=r"no room for a KV cache \(0 MiB free for it\)"):
+    with pytest.raises(UserError, match=r"too little memory for a KV cache \(0 MiB free\)"):
         num_blocks(monkeypatch, mapped=40, **given)
 
 

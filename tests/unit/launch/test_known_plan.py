@@ -70,7 +70,7 @@ def test_plan_without_room_is_not_used_again(tmp_path):
     (path,) = tmp_path.iterdir()
     known = read_costs(path, KnownPlan)
     write_costs(path, KnownPlan(known.plan, {"a": 1 << 20, "b": 1 << 20}))
-    with pytest.raises(UserError, match="fits on no layout of a, b"):
+    with pytest.raises(UserError, match="fits no layout of a, b"):
         find_plan(with_memory(problem, 1 << 20), tmp_path)
 
 
@@ -86,7 +86,7 @@ def test_plan_of_another_problem_under_the_name_that_is_asked_for_is_searched_fo
     neighbour.replace(path)
     assert find_plan(problem, tmp_path)[0] == expected
     (line,) = caplog.messages
-    assert f"{path} is not used (it was written as {neighbour.name})" in line
+    assert f"{path} is ignored (it was written as {neighbour.name})" in line
     path.unlink()
     os.mkfifo(path)
     assert find_plan(problem, tmp_path)[0] == expected and path.is_file()

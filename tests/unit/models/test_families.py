@@ -119,7 +119,7 @@ def test_code_of_a_checkpoint_is_named_and_never_run(tmp_path, names, check):
     (tmp_path / "config.json").write_text(json.dumps(values))
     (tmp_path / "modeling_own.py").write_text("raise SystemExit('run')")
     what = "architecture 'OwnModel'" if names else "model_type 'own' without 'architectures'"
-    with pytest.raises(UserError, match=f"{what} is not supported .the code that 'auto_map' names is never run.; supp"):
+    with pytest.raises(UserError, match=f"{what} is not supported .remote code of 'auto_map' is never run.; supp"):
         check(tmp_path)
 
 

@@ -54,10 +54,10 @@ def test_library_of_the_package_needs_no_compiler_and_no_home(sources, prebuilt,
 
 def test_library_of_other_sources_or_flags_is_not_taken(sources, prebuilt, target):
     compiler.build_prebuilt("answer", sources, prebuilt, ["-pthread"], target)
-    with pytest.raises(compiler.NoCompiler, match="no place for a library"):
+    with pytest.raises(compiler.NoCompiler, match="no directory for compiled libraries"):
         compiler.load("answer", sources, None, ["-O1"])
     (sources / "answer.cpp").write_text('extern "C" int answer() { return 43; }\n')
-    with pytest.raises(compiler.NoCompiler, match="no place for a library"):
+    with pytest.raises(compiler.NoCompiler, match="no directory for compiled libraries"):
         compiler.load("answer", sources, None, ["-pthread"])
 
 
@@ -78,7 +78,7 @@ def test_library_of_the_package_that_is_damaged_is_named_and_compiled_here(
     library = compiler.load("answer", sources, tmp_path / "cache")
     assert Path(library._name).parent == tmp_path / "cache" and library.answer() == 42
     (line,) = caplog.messages
-    assert f"{path}, which came with LABInfer, is not used" in line and "install the wheel again" in line
+    assert f"{path}, which is part of LABInfer, is ignored" in line and "reinstall the wheel" in line
 
 
 def test_each_machine_takes_the_best_that_it_can_run(sources, prebuilt, target, tmp_path, monkeypatch):
@@ -90,7 +90,7 @@ def test_each_machine_takes_the_best_that_it_can_run(sources, prebuilt, target, 
         monkeypatch.setattr(targets, "CPUINFO", tmp_path / "cpuinfo")
         assert compiler.load("answer", sources)._name == str(paths[other.name])
     (tmp_path / "cpuinfo").write_text("Features : asimd fp\n")
-    with pytest.raises(compiler.NoCompiler, match="no place for a library"):
+    with pytest.raises(compiler.NoCompiler, match="no directory for compiled libraries"):
         compiler.load("answer", sources)
 
 

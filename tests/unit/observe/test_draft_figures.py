@@ -48,7 +48,7 @@ def test_figures_are_those_of_the_counts():
 def test_report_has_a_line_where_tokens_were_drafted():
     report = RunReport(counts=COUNTS)
     (line,) = [line for line in report.format().splitlines() if line.startswith("drafted tokens")]
-    assert "12 of 25 accepted (48.0 %; by place in a draft 80 40 0 %), 2.20 tokens a step" in line
+    assert "12 of 25 accepted (48.0 %; by draft position 80 40 0 %), 2.20 tokens per step" in line
     assert "about 1.5" in line and "saved" in line
     assert report.as_dict()["speculation"]["accepted"] == 12
     plain = RunReport()
@@ -57,12 +57,12 @@ def test_report_has_a_line_where_tokens_were_drafted():
 
 def test_report_tells_of_drafts_behind_others():
     report = RunReport(counts=COUNTS | Counter(continued=4))
-    assert "1.80 tokens a step" in report.format() and "4 of 10 drafts were sent behind others" in report.format()
-    assert "behind others" not in RunReport(counts=COUNTS).format()
+    assert "1.80 tokens per step" in report.format() and "4 of 10 drafts continued an unverified one" in report.format()
+    assert "continued" not in RunReport(counts=COUNTS).format()
 
 
 def test_report_says_that_a_drafter_failed():
-    assert "none was drafted; the drafter failed" in RunReport(counts=Counter(drafter_failures=1)).format()
+    assert "no tokens were drafted; the drafter failed" in RunReport(counts=Counter(drafter_failures=1)).format()
 
 
 def test_metrics_have_the_names_of_vllm():

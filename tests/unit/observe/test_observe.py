@@ -39,7 +39,7 @@ def test_lines_that_nobody_reads_hold_up_nobody_and_come_when_somebody_does(monk
         writer.write(f"{number:0100d}\n")
     writer.close()
     text = ""
-    while not (lost := re.search(r"labinfer: (\d+) more lines of this log are lost", text)):
+    while not (lost := re.search(r"labinfer: (\d+) log lines were dropped", text)):
         text += os.read(read_end, 1 << 20).decode()
     written = [int(line) for line in text.splitlines()[:-1]]
     assert written == sorted({*written}) and len(written) + int(lost[1]) == num_lines
@@ -75,9 +75,9 @@ def test_bubble_is_the_time_a_rank_did_not_compute():
 def test_expert_loads_are_told_in_a_line():
     loads = {0: [10, 0, 10, 20], 2: [1, 1, 1, 1], 5: [0, 0, 0, 0]}
     assert describe_loads(loads) == (
-        "the busiest of a layer has 1.5 times the mean, at most 2.0 times (layer 0, expert 3); 5 of 12 had no token"
+        "busiest expert per layer: 1.5 times the mean load, up to 2.0 times (layer 0, expert 3); 5 of 12 experts had no tokens"
     )
-    assert describe_loads({0: [0, 0]}) == "none was used"
+    assert describe_loads({0: [0, 0]}) == "no expert was used"
 
 
 def test_off_a_terminal_progress_is_plain_lines_and_seldom():
@@ -154,8 +154,7 @@ def test_compiling_is_said_before_it_begins_and_every_ten_seconds(monkeypatch):
             now[0] = 100.0 + seconds
             on_progress(seconds, 99)
     assert stream.getvalue().splitlines() == [
-        f"labinfer: compiling C++ functions for this machine, only once: {done} of 99 files, {done} s"
-        for done in (0, 10, 20)
+        f"labinfer: compiling C++ kernels for this machine (once): {done} of 99 files, {done} s" for done in (0, 10, 20)
     ]
     with compile_progress(stream := io.StringIO()):
         pass
@@ -193,12 +192,12 @@ def test_report_has_a_line_for_those_who_only_want_the_answer():
         time_to_first_token=[0.1],
         time_per_output_token=[],
     )
-    assert report.summary() == "8 tokens in 500.0 ms (16.0/s), the first after 100.0 ms; prompt of 9 tokens"
+    assert report.summary() == "8 tokens in 500.0 ms (16.0/s), TTFT 100.0 ms; 9 prompt tokens"
     report.num_finished, report.output_tokens = 2, 1
-    assert report.summary().startswith("2 answers: 1 token in 500.0 ms (2.0/s), ")
+    assert report.summary().startswith("2 requests: 1 token in 500.0 ms (2.0/s), ")
     report.num_finished, report.prompt_tokens = 1, 1
-    assert report.summary().endswith("; prompt of 1 token")
-    assert RunReport().summary() == "0 tokens in 0.0 ms; prompt of 0 tokens"
+    assert report.summary().endswith("; 1 prompt token")
+    assert RunReport().summary() == "0 tokens in 0.0 ms; 0 prompt tokens"
 
 
 def test_line_of_which_a_part_is_written_goes_on(monkeypatch):

@@ -162,10 +162,12 @@ def test_report_says_how_much_of_rank_0s_steps_was_outside_the_model():
     slices = recorded(("engine", 0, 100, -1, 0), ("run", 10, 70, 0, 1), ("sample", 70, 80, 0, 1), dropped=3)
     report = RunReport(workers=[stats_of(0, slices), stats_of(1, recorded(("run", 0, 9, 0, 1)))])
     assert report.time_shares() == {"run": 0.6, "engine": 0.3, "sample": 0.1}
-    assert "outside the model      30.0 % of rank 0's steps, waits not counted: engine 30.0 %" in report.format()
+    assert (
+        "overhead on rank 0     30.0 % of its time outside the model, without waits: engine 30.0 %" in report.format()
+    )
     assert "3 slices" in report.format()
     waiting = RunReport(workers=[stats_of(0, recorded(("wait for tokens", 0, 50, 0, 0), ("update", 50, 60, 0, 0)))])
-    assert f"{100 * 10 / 60:.1f} % of rank 0's steps" in waiting.format()
+    assert f"{100 * 10 / 60:.1f} % of its time outside the model" in waiting.format()
     assert report.as_dict()["time_shares"] == {"run": 0.6, "engine": 0.3, "sample": 0.1}
 
 

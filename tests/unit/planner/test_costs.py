@@ -147,7 +147,7 @@ def test_draft_model_is_held_on_the_first_stage_and_an_mtp_layer_on_the_last():
         ({"layers": ["dense", "other"]}, "have no layer_kinds for layers of kind 'other'"),
         ({"kv_bytes": {"dense": 1}}, "have no kv_bytes for layers of kind 'moe'"),
         ({"head": Points([1, 1], [1.0, 1.0])}, "do not ascend"),
-        ({"head": Points([1, 2], [1.0])}, "2 sizes for 1 times"),
+        ({"head": Points([1, 2], [1.0])}, "2 sizes but 1 times"),
         ({"tp_size": 0}, "tp_size"),
         ({"head": Points([], [])}, "head in the costs of node has no points"),
         ({"embed": Points([], [])}, "embed in the costs of node has no points"),

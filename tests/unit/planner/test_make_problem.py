@@ -42,7 +42,7 @@ def test_dtype_and_quantization_are_those_that_are_given(forms, options, dtypes)
 @pytest.mark.parametrize(
     ("forms", "options", "text"),
     [
-        (FORMS, {}, "fewer bits are not chosen unasked; choose with -q"),
+        (FORMS, {}, "the planner never quantizes on its own; choose with -q"),
         (
             FORMS[:1],
             {"dtype": "float16"},
@@ -69,7 +69,7 @@ def test_what_drafts_with_weights_is_refused_with_files_of_costs(config, text):
 
 def test_draft_rank_is_refused_where_a_plan_chooses_the_ranks():
     refuse_draft_rank(EngineOptions.from_flat({"speculative_config": {"model": "demo-draft"}}), "--layout auto")
-    with pytest.raises(UserError, match="--layout auto says which ranks are spare: draft_rank 2"):
+    with pytest.raises(UserError, match="--layout auto chooses the spare ranks itself; leave it or draft_rank 2"):
         refuse_draft_rank(
             EngineOptions.from_flat({"speculative_config": {"model": "demo-draft", "draft_rank": 2}}), "--layout auto"
         )
@@ -87,5 +87,5 @@ def test_workload_that_is_longer_than_the_model_allows_is_refused(tmp_path):
     path.write_text('{"prompt_tokens": 5000, "output_tokens": 50}\n')
     cluster = make_mixed(FORMS[0])
     assert make_problem(cluster, EngineOptions(), workload=str(path)).limits.max_model_len == 5050
-    with pytest.raises(UserError, match="the context has 1000"):
+    with pytest.raises(UserError, match="the context length of 1000"):
         make_problem(cluster, EngineOptions(), workload=str(path), max_position=1000)

@@ -103,7 +103,7 @@ def test_description_has_layers_machines_and_spare_ranks():
 @pytest.mark.parametrize(
     ("plan", "nodes", "text"),
     [
-        (make_plan(("a", 1, 3), ("c", 2, 1)), "ab", "a stage on c, but ranks are on a, b only; start 2 there"),
+        (make_plan(("a", 1, 3), ("c", 2, 1)), "ab", "a stage on c, but ranks run only on a, b; start 2 there"),
         (make_plan(("a", 1, 1), ("b", 1, 1), ("a", 1, 2)), "ab", "needs 2 ranks on a, which has 1; start 2 there"),
         (make_plan(("b", 1, 3), ("a", 1, 1)), "ab", "rank 0 is on a; start rank 0 on b"),
         (make_plan(("a", 1, 4), dtypes=("float13",)), "a", "--dtype float13: choose one of"),
@@ -118,8 +118,8 @@ def test_plan_that_cannot_be_followed_is_refused_in_one_line(plan, nodes, text):
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (b"{", "holds no plan"),
-        (b"\xff", "holds no plan"),
+        (b"{", "is not a plan"),
+        (b"\xff", "is not a plan"),
         (b'{"machines": []}', "missing required field `model`"),
         (b'{"model": "m", "stages": []}', r"length >= 1 - at `\$.stages`"),
         (msgspec.json.encode(make_plan(("a", 0, 4))), "tp_size"),
@@ -133,7 +133,7 @@ def test_file_that_is_no_plan_is_refused_by_its_name(content, text, tmp_path):
     path.write_bytes(content)
     with pytest.raises(UserError, match=text) as error:
         SavedPlan.read(str(path))
-    assert str(error.value).startswith(f"--layout {path} holds no plan: ") and "\n" not in str(error.value)
+    assert str(error.value).startswith(f"--layout {path} is not a plan: ") and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_options_are_known_to_change_the_room_or_not_to():
 @pytest.mark.parametrize("layout", ["auto", "plan.json"])
 def test_layout_and_its_parts_contradict_each_other(layout, more):
     (name,) = more
-    with pytest.raises(UserError, match=f"--layout {layout} says what --{name.replace('_', '-')} is"):
+    with pytest.raises(UserError, match=f"--layout {layout} already sets --{name.replace('_', '-')};"):
         EngineOptions.from_flat({"layout": layout} | more)
 
 

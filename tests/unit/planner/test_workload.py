@@ -89,15 +89,15 @@ def test_tokens_that_were_found_in_a_cache_are_not_computed(tmp_path):
     [
         ("", "has the columns of nothing"),
         ("a,b\n1,2\n", "has the columns a, b"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,x,1\n", ":2 is no row"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16\n", ":2 is no row"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,x,1\n", ":2 is not a row"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16\n", ":2 is not a row"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "has no requests"),
-        ('{"input_length": 5, "output_length": 1}\n{"input_length": -5}\n', ":2 is no request"),
-        ('{"prompt": "text"}\n', ":1 is no request"),
-        ('{"input_length": true}\n', ":1 is no request"),
-        ('{"prompt_tokens": 5, "cached_tokens": 5}\n', ":1 is no request"),
-        ('{"prompt_tokens": 5, "cached_tokens": -1}\n', ":1 is no request"),
-        ('{"input_length"\n', ":1 is no request"),
+        ('{"input_length": 5, "output_length": 1}\n{"input_length": -5}\n', ":2 is not a request"),
+        ('{"prompt": "text"}\n', ":1 is not a request"),
+        ('{"input_length": true}\n', ":1 is not a request"),
+        ('{"prompt_tokens": 5, "cached_tokens": 5}\n', ":1 is not a request"),
+        ('{"prompt_tokens": 5, "cached_tokens": -1}\n', ":1 is not a request"),
+        ('{"input_length"\n', ":1 is not a request"),
     ],
 )
 def test_file_that_is_no_workload_is_refused_with_the_line(tmp_path, text, problem):
@@ -121,5 +121,5 @@ def test_means_count_long_requests_by_their_tokens():
 def test_request_longer_than_the_context_is_refused():
     workload = Workload((RequestLengths(prompt=10, output=2), RequestLengths(prompt=30, output=6)))
     workload.check(36)
-    with pytest.raises(UserError, match="30 \\+ 6 tokens, but the context has 35"):
+    with pytest.raises(UserError, match="30 \\+ 6 tokens, more than the context length of 35"):
         workload.check(35)

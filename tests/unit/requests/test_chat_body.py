@@ -30,7 +30,7 @@ def test_content_part_may_have_a_cache_hint():
     ],
 )
 def test_what_is_no_text_is_refused_in_plain_words(part):
-    with pytest.raises(UserError, match=f"this model reads text only, .* '{part['type']}'.*messages"):
+    with pytest.raises(UserError, match=f"content parts of type '{part['type']}' are not supported: .*messages"):
         parse(chat([{"type": "text", "text": "look"}, part]))
 
 
@@ -137,7 +137,7 @@ def test_allowed_tools_are_those_that_are_there():
         use = parse(chat("hi", tools=tools, tool_choice=choice)).prompt.tool_use
         assert [tool["function"]["name"] for tool in use.offered] == ["a", "c"]
         assert use.is_forced == (mode == "required")
-    with pytest.raises(UserError, match="tool_choice 'a' is not among tools, which are b"):
+    with pytest.raises(UserError, match="tool_choice 'a' is not in tools: b"):
         parse(chat("hi", tools=tools[1:2], tool_choice=choice))
 
 
@@ -145,10 +145,10 @@ def test_allowed_tools_are_those_that_are_there():
     ("body", "says"),
     [
         ({"functions": [{"name": "f"}], "tools": [{"type": "function", "function": {"name": "f"}}]}, "functions and"),
-        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "not among tools"),
+        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "is not in tools"),
         ({"function_call": {"name": "g"}}, "needs tools"),
         ({"functions": [{"nam": "f"}]}, "functions"),
-        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message goes on"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message continues"),
         ({"verbosity": "loud"}, "verbosity"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "any", "tools": []}}}, "tool_choice"),
     ],
@@ -208,9 +208,9 @@ def test_variables_of_a_chat_template_are_bounded(fields):
 @pytest.mark.parametrize("fields", [{"reasoning_effort": "low"}, {"chat_template_kwargs": {"a": 1}}])
 def test_variables_of_a_chat_template_need_a_conversation(fields):
     for prompt in ({"prompt": "hi"}, {"prompt_token_ids": [5]}):
-        with pytest.raises(UserError, match=f"{next(iter(fields))} goes with messages"):
+        with pytest.raises(UserError, match=f"{next(iter(fields))} needs messages"):
             parse(prompt | fields)
-        with pytest.raises(UserError, match=f"{next(iter(fields))} goes with messages"):
+        with pytest.raises(UserError, match=f"{next(iter(fields))} needs messages"):
             parse_prompt(prompt | fields)
 
 

@@ -224,5 +224,5 @@ def test_answers_to_one_request_are_bounded(fields, num_prompts, num_answers):
 
     assert num_prompts * num_answers > MAX_INPUTS >= (num_prompts - 1) * num_answers
     assert len(read(num_prompts - 1).prompts) == num_prompts - 1
-    with pytest.raises(UserError, match=f"^prompt: {num_answers} answers to each of {num_prompts} prompts"):
+    with pytest.raises(UserError, match=f"^prompt: {num_answers} outputs for each of {num_prompts} prompts"):
         read(num_prompts)

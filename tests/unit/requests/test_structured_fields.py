@@ -100,8 +100,8 @@ def test_sampling_params_survive_the_way_to_another_process(form):
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"ignore_eos": True}, "ignore_eos does not go with structured_outputs"),
-        ({"num_beams": 2}, "structured_outputs .* does not go with num_beams"),
+        ({"ignore_eos": True}, "ignore_eos cannot be combined with structured_outputs"),
+        ({"num_beams": 2}, "structured_outputs .* cannot be combined with num_beams"),
         ({"structured_outputs": "a"}, "structured_outputs must be StructuredOutputs"),
         ({"structured_outputs": {"pattern": "a"}}, "structured_outputs has no field .pattern.; its fields are"),
     ],
@@ -223,6 +223,6 @@ def test_line_says_what_was_left_out_of_its_schema(kind):
         return parse(line_of(kind, response_format=form)).warnings
 
     assert warnings(type="array", uniqueItems=True) == (
-        "response_format: a grammar cannot hold uniqueItems, which were left out",
+        "response_format: a grammar cannot enforce uniqueItems; these were ignored",
     )
     assert warnings(type="array") == ()

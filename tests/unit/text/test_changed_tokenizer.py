@@ -47,7 +47,7 @@ def test_process_for_long_prompts_starts_with_the_same_tokenizer_only(directory)
         before = swap_tokens(directory)
         assert inputs.tokenizing.encode(text) == wanted  # which runs already
         inputs.tokenizing.close()
-        with pytest.raises(UserError, match=f"the tokenizer in {directory} has changed since it was read first"):
+        with pytest.raises(UserError, match=f"the tokenizer in {directory} has changed since it was loaded"):
             inputs.tokenizing.encode(text)
         (directory / "tokenizer.json").write_bytes(before)
         assert inputs.tokenizing.encode(text) == wanted
@@ -60,9 +60,9 @@ def test_guides_and_trials_of_grammars_are_of_the_same_tokenizer_only(directory)
     tokenizer = inputs.tokenizer
     try:
         before = swap_tokens(directory)
-        with pytest.raises(UserError, match="tokenizer.json has changed since it was read first"):
+        with pytest.raises(UserError, match="tokenizer.json has changed since it was loaded"):
             GrammarGuideMaker(lambda: tokenizer, tokenizer.vocab_size, (2,)).make(FORM)
-        with pytest.raises(UserError, match="tokenizer.json has changed since it was read first"):
+        with pytest.raises(UserError, match="tokenizer.json has changed since it was loaded"):
             inputs._sandbox.check(FORM)
         (directory / "tokenizer.json").write_bytes(before)
         assert GrammarGuideMaker(lambda: tokenizer, tokenizer.vocab_size, (2,)).make(FORM)
@@ -79,5 +79,5 @@ def test_file_that_changes_while_a_tokenizer_is_read_is_noticed(directory, monke
         return open_files(path)
 
     monkeypatch.setattr(Tokenizer, "_open", staticmethod(replace_then_open))
-    with pytest.raises(UserError, match="tokenizer.json has changed since it was read first"):
+    with pytest.raises(UserError, match="tokenizer.json has changed since it was loaded"):
         Tokenizer(directory)

@@ -107,7 +107,7 @@ def test_tools_and_calls_render_as_in_transformers(bpe_directory, tmp_path, conv
 def test_template_without_a_place_for_tools_refuses_them(source, messages, tools):
     template = ChatTemplate(source, {})
     assert template.render(CONVERSATIONS[0], []) == template.render(CONVERSATIONS[0])
-    with pytest.raises(UserError, match="no place for tools"):
+    with pytest.raises(UserError, match="does not support tools"):
         template.render(messages, tools)
 
 

@@ -223,9 +223,9 @@ def test_unknown_tokenizers_are_refused_with_the_way_out(tmp_path):
     assert "pre-tokenizer 'none'" in refusal("gpt2", None)
     assert "has no tokenizer" in refusal(None, None)
     assert "has 0 tokens" in refusal("gpt2", "qwen2")
-    assert "has 2 tokens and scores of 0" in refusal("llama", None, add_token_list=["a", "b"])
+    assert "has 2 tokens but scores of 0" in refusal("llama", None, add_token_list=["a", "b"])
     text = refusal("gpt2", "qwen2", add_token_list=["a", "b"], add_token_merges=["a b"], add_eos_token_id=7)
-    assert "eos_token_id is 7, but there are 2 tokens" in text
+    assert "eos_token_id is 7, but the vocabulary has 2 tokens" in text
 
 
 def test_merges_that_make_no_token_are_refused(tmp_path):

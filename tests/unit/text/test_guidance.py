@@ -187,7 +187,7 @@ def test_end_that_is_a_token_of_text_is_an_end_only(demo):
     maker = GrammarGuideMaker(lambda: demo, VOCAB, (EOS, end))
     assert end in allowed(maker.make(StructuredOutputs(regex="[ab]*")).mask)
     assert end not in allowed(maker.make(StructuredOutputs(regex="[ab]+")).mask)
-    with pytest.raises(UserError, match="cannot be said in this checkpoint's tokens"):
+    with pytest.raises(UserError, match="cannot be expressed in the tokens of this model"):
         maker.make(StructuredOutputs(regex="a"))
 
 
@@ -244,7 +244,7 @@ def test_nothing_is_imported_before_the_first_guide():
         ({"grammar": "begin: /a/"}, "grammar"),
         ({"grammar": "start: nothing"}, "grammar"),
         ({"grammar": '{"grammars": []}'}, "grammar"),
-        ({"grammar": 'start: ""'}, "no answer but the empty one"),
+        ({"grammar": 'start: ""'}, "only the empty output"),
         ({"json": {"type": "strong"}}, "json"),
         ({"json": {"type": "object", "properties": 5}}, "json"),
         ({"json": {"$ref": "https://example.com/schema.json"}}, "json"),

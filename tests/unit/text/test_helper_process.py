@@ -33,8 +33,8 @@ def helper(tmp_path, monkeypatch):
 def test_end_of_a_helper_is_told_as_it_was(helper):
     ends = {
         "bytearray(1 << 40)": (HelperEnded, "^it takes too much memory$"),
-        "os.kill(os.getpid(), signal.SIGKILL)": (HelperEnded, "^its process was ended by SIGKILL$"),
-        "os.abort()": (HelperEnded, "ended by SIGABRT, probably for want of memory or stack$"),
+        "os.kill(os.getpid(), signal.SIGKILL)": (HelperEnded, "^its process was killed by SIGKILL$"),
+        "os.abort()": (HelperEnded, "killed by SIGABRT, probably out of memory or stack$"),
         "os._exit(7)": (HelperEnded, "^its process failed with exit status 7$"),
         "1 / 0": (HelperEnded, "^its process failed with exit status 1$"),
         "time.sleep(9)": (HelperTimeout, "^it takes more than 1 s$"),

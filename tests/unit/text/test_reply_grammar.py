@@ -248,7 +248,7 @@ def test_call_cannot_be_forced_where_its_form_is_unknown(tmp_path):
     reader = InputProcessor(directory, required=True)
     messages = [{"role": "user", "content": "hi"}]
     prompt = parse_prompt({"messages": messages, "tools": TOOLS, "tool_choice": "required"})[0]
-    with pytest.raises(UserError, match="not known how this model writes calls"):
+    with pytest.raises(UserError, match="the format of this model's tool calls is unknown"):
         reader.process(0, prompt, SamplingParams())
     request = InputProcessor(directory, True, "glm").process(0, prompt, SamplingParams())
     assert "weather" in request.sampling.structured_outputs.grammar

@@ -87,7 +87,7 @@ def nested(depth: int) -> dict:
         ({"tool_choice": "required"}, "'required' needs tools"),
         ({"tool_choice": "required", "tools": []}, "'required' needs tools"),
         ({"tool_choice": named("weather")}, "'weather' needs tools"),
-        ({"tools": [tool()], "tool_choice": named("wether")}, "'wether' is not among tools, which are weather"),
+        ({"tools": [tool()], "tool_choice": named("wether")}, "'wether' is not in tools: weather"),
         ({"tools": [tool()], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tools": [tool()], "tool_choice": {"type": "custom", "function": {"name": "weather"}}}, "tool_choice"),
@@ -109,7 +109,7 @@ def nested(depth: int) -> dict:
             {"tools": [tool(parameters={"type": "object", "required": 5})]},
             "required in the parameters of 'weather' must be a list",
         ),
-        ({"tools": [tool(parameters=nested(MAX_DEPTH + 1))]}, "more than 64 deep"),
+        ({"tools": [tool(parameters=nested(MAX_DEPTH + 1))]}, "more than 64 levels deep"),
         ({"tools": [tool(parameters=nested(400))]}, "deep"),
         ({"functions": [{"nam": "f"}]}, "functions"),
     ],
@@ -197,10 +197,10 @@ def test_model_is_told_of_the_tools(reader):
 @pytest.mark.parametrize(
     ("prompt", "says"),
     [
-        ({"prompt": "hi", "tools": [tool()]}, "tools go with messages, not with prompt"),
+        ({"prompt": "hi", "tools": [tool()]}, "tools need messages, not prompt"),
         ({"messages": MESSAGES, "tools": [tool("a b")]}, r"tools\[0\].function.name"),
         ({"messages": MESSAGES, "tools": "weather"}, "tools"),
-        ({"messages": MESSAGES, "tools": [tool()], "tool_choice": named("now")}, "not among tools"),
+        ({"messages": MESSAGES, "tools": [tool()], "tool_choice": named("now")}, "is not in tools"),
         ({"messages": MESSAGES, "tool": [tool()]}, "no key 'tool'"),
     ],
 )
@@ -337,9 +337,9 @@ def test_strict_schema_is_kept_to_or_refused(demo):
     parameters = {"properties": {"a": {"type": "string", "format": "unheard-of"}}}
     strict = use(tools=[tool(parameters=parameters, strict=True)])
     with pytest.raises(
-        UserError, match=r"tools: parameters of 'weather': strict .* cannot hold format 'unheard-of' \(at a\)"
+        UserError, match=r"tools: parameters of 'weather': strict .* cannot enforce format 'unheard-of' \(at a\)"
     ):
         forced_calls(strict, load_built_in("hermes").call, {})
     (left_out,) = use(tools=[tool(parameters=parameters)]).check_schemas()
-    assert left_out.startswith("tools: parameters of 'weather': a grammar cannot hold format 'unheard-of' (at a)")
+    assert left_out.startswith("tools: parameters of 'weather': a grammar cannot enforce format 'unheard-of' (at a)")
     assert use(tools=[tool(parameters=parameters)], tool_choice="auto").check_schemas() == []

@@ -24,7 +24,7 @@ from labinfer.weights.slices import TensorSlice
 
 def test_directory_without_safetensors_is_refused(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(UserError, match="or GGUF, of which --model names the file"):
+    with pytest.raises(UserError, match="--model takes a directory with safetensors files, or a GGUF file"):
         open_model(tmp_path).open_weights()
 
 
@@ -43,7 +43,7 @@ def test_named_pipe_is_refused_and_not_waited_for(tmp_path, name):
     write(tmp_path)
     (tmp_path / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / name)
-    with pytest.raises(UserError, match=f"{name} is no plain file"):
+    with pytest.raises(UserError, match=f"{name} is not a regular file"):
         open_model(tmp_path).open_weights()
 
 
@@ -234,7 +234,7 @@ def test_file_that_is_cut_short_after_it_was_opened_is_named(tmp_path):
     checkpoint = open_model(tmp_path).open_weights()
     with open(tmp_path / "model.safetensors", "r+b") as file:
         file.truncate(300)
-    with pytest.raises(UserError, match=r"model.safetensors has been cut short"):
+    with pytest.raises(UserError, match=r"model.safetensors is truncated, or cannot be read"):
         checkpoint.read_into(TensorSlice(name="w", shape=(14, 6), destination=torch.empty(14, 6)))
 
 

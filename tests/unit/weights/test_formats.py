@@ -82,7 +82,7 @@ SCALES = "model.layers.1.self_attn.v_proj.row_scale"
     [
         (None, rf"no tensor {SCALES} of shape \[16\]"),
         (torch.ones(15), rf"{SCALES} has shape \[15\].*\[16\]"),
-        (torch.ones(16, dtype=torch.uint8), f"{SCALES} holds U8, but floating-point numbers are expected"),
+        (torch.ones(16, dtype=torch.uint8), f"{SCALES} holds U8, but a floating-point dtype is expected"),
     ],
 )
 def test_scales_that_do_not_fit_are_refused_by_name(toy, scales, complaint):

@@ -126,7 +126,11 @@ REFUSED = {
         LATENT | {"add_expert_gating_func": SimpleNamespace(value=4)},
         "gating_func 4 is not",
     ),
-    "keys": ("deepseek2", LATENT | {"add_key_length_mla": 64}, "keys of 64 dimensions cannot have 64 with a position"),
+    "keys": (
+        "deepseek2",
+        LATENT | {"add_key_length_mla": 64},
+        "keys of 64 dimensions cannot have 64 rotary dimensions",
+    ),
     "experts": ("gpt-oss", {}, "has no 'gpt-oss.expert_count' in its metadata"),
 }
 

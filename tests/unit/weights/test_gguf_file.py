@@ -66,7 +66,7 @@ def test_value_of_another_kind_is_refused(path, kind):
     key = {str: "a.size", bool: "a.text", float: "a.flag"}[kind]
     with pytest.raises(UserError, match=f"{key} should be {kind.__name__}, not"):
         GgufFile(path).get(key, kind)
-    with pytest.raises(UserError, match="should be a list of texts, not an array of 3"):
+    with pytest.raises(UserError, match="should be a list of strings, not an array of 3"):
         GgufFile(path).texts("a.numbers")
     with pytest.raises(UserError, match="should be numbers, not an array of 4"):
         GgufFile(path).numbers("a.texts")
@@ -87,7 +87,7 @@ def test_split_files_are_read_as_one(tmp_path):
     assert split_paths(first) == [first, second]
     file = GgufFile(first)
     assert {name: tensor.path for name, tensor in file.tensors.items()} == {"t.weight": first, "e.weight": second}
-    with pytest.raises(UserError, match=r"number 2 of the 2 files of a model; give the first, m-00001-of-00002.gguf"):
+    with pytest.raises(UserError, match=r"part 2 of a model of 2 files; give the first, m-00001-of-00002.gguf"):
         GgufFile(second)
     second.unlink()
     with pytest.raises(UserError, match="m-00002-of-00002.gguf is missing"):
@@ -181,11 +181,11 @@ def tensor(*dimensions: int, number: int = 0, offset: int = 0, name: bytes = b"t
 HUGE = 1 << 62
 BROKEN = {
     "no magic": (b"GGML" + header()[4:], "does not begin with GGUF"),
-    "version 1": (header(version=1), "has version 1; versions 2 and 3"),
+    "version 1": (header(version=1), "has version 1; only versions 2 and 3"),
     "big-endian": (header(version=0x03000000), "is big-endian"),
-    "keys without end": (header(num_keys=HUGE), "4611686018427387904 keys; up to"),
-    "tensors without end": (header(num_tensors=HUGE), "tensors; up to"),
-    "key without end": (header(num_keys=1, rest=struct.pack("<Q", HUGE)), "up to 65536 are read"),
+    "keys without end": (header(num_keys=HUGE), "4611686018427387904 keys; the limit"),
+    "tensors without end": (header(num_tensors=HUGE), "tensors; the limit"),
+    "key without end": (header(num_keys=1, rest=struct.pack("<Q", HUGE)), "the limit is 65536"),
     "kind": (header(num_keys=1, rest=text(b"k") + struct.pack("<I", 13)), "of an unknown kind, 13"),
     "array of arrays": (header(num_keys=1, rest=text(b"k") + struct.pack("<IIQ", 9, 9, 1)), "an array of kind 9"),
     "numbers without end": (header(num_keys=1, rest=text(b"k") + struct.pack("<IIQ", 9, 10, HUGE)), "too early"),
@@ -205,7 +205,7 @@ BROKEN = {
     "type": (header(num_tensors=1, rest=tensor(256, number=10)), "is of type Q2_K, which is not supported; supported are F32"),
     "unknown type": (header(num_tensors=1, rest=tensor(256, number=99)), "is of type 99, which"),
     "lines in a name": (header(num_tensors=1, rest=tensor(1 << 20, name=b"a\nb")), r"ends before tensor 'a\\nb'"),
-    "tensor twice": (header(num_tensors=2, rest=2 * tensor(1)) + bytes(99), "tensor 't' is there twice"),
+    "tensor twice": (header(num_tensors=2, rest=2 * tensor(1)) + bytes(99), "tensor 't' occurs twice"),
 }  # fmt: skip
 
 

@@ -121,7 +121,7 @@ def test_gguf_file_says_whether_it_is_causal(tmp_path, monkeypatch, is_causal):
 
 
 def test_causal_model_has_no_scores_unless_a_pooling_is_named():
-    with pytest.raises(UserError, match="pooling: by its files this model is no embedder"):
+    with pytest.raises(UserError, match="pooling: this model is not an embedding model"):
         PoolingConfig().check_scores(None)
     PoolingConfig().check_scores("mean")
     PoolingConfig(is_embedder=True).check_scores(None)

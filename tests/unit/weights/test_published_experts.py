@@ -302,7 +302,7 @@ def test_experts_that_were_left_out_without_a_word_are_values(checkpoints, tmp_p
 @pytest.mark.parametrize(
     ("name", "change", "complaint"),
     [
-        ("w8a16", {}, r"gate_up_proj.weight_packed has shape \[3, 1408, 32\], but the config asks for \[3, 2816, 16\]"),
+        ("w8a16", {}, r"gate_up_proj.weight_packed has shape \[3, 1408, 32\], but the config implies \[3, 2816, 16\]"),
         (
             "fp8",
             {"quantization_config": fp8("block")[0] | {"modules_to_not_convert": [".*experts.*"]}},

@@ -143,7 +143,7 @@ def test_too_much_is_refused(checkpoint, tmp_path, caplog):
     caplog.set_level("INFO")
     cache = WeightCache(tmp_path / "cache", PIECE)
     keep(files_of(cache, checkpoint))
-    assert not cache.files() and "--weight-cache-size is 0.00390625" in caplog.text
+    assert not cache.files() and "--weight-cache-size 0.00390625" in caplog.text
 
 
 def test_disk_is_not_filled(cache, checkpoint, monkeypatch, caplog):
@@ -151,7 +151,7 @@ def test_disk_is_not_filled(cache, checkpoint, monkeypatch, caplog):
     usage = collections.namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1000 * PIECE, 0, 100 * PIECE))
     keep(files_of(cache, checkpoint))
-    assert not cache.files() and "a tenth of the disk" in caplog.text
+    assert not cache.files() and "10 % of the disk" in caplog.text
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(30, "Read-only file system")])
@@ -170,7 +170,7 @@ def test_folder_that_is_no_folder_is_told(checkpoint, tmp_path, caplog):
     caplog.set_level("INFO")
     (tmp_path / "file").write_text("")
     keep(files_of(WeightCache(tmp_path / "file" / "cache", GIB), checkpoint))
-    assert "could not be kept" in caplog.text
+    assert "could not be cached" in caplog.text
 
 
 def test_several_at_once_write_one_file(cache, checkpoint):
@@ -273,7 +273,7 @@ def test_file_of_something_else_under_the_name_that_is_asked_for_is_not_used(cac
     if changed in ("checkpoint", "code"):
         assert not WeightCache(cache.folder, GIB).knows(files.checkpoint)
     assert files.open(asked, FUNCTIONS) is None
-    assert f"it was made of other {changed}: all of {checkpoint}" in caplog.text
+    assert f"it was made from other {changed}: all of {checkpoint}" in caplog.text
     assert not files.path(asked).exists() and files.open(asked, FUNCTIONS) is None
 
 

@@ -179,7 +179,7 @@ def test_registered_processor_is_found(add_part):
 
 @pytest.mark.parametrize("name", ["nonsense", "logit_bias", "bad_words", "temperature"])
 def test_only_processors_that_no_field_asks_for_can_be_named(name):
-    with pytest.raises(UserError, match=f"there is no logits processor '{name}'; there are: thinking_budget$"):
+    with pytest.raises(UserError, match=f"unknown logits processor '{name}'; available: thinking_budget$"):
         check_logits_processors({name: 1}, PROMPT, VOCAB)
 
 

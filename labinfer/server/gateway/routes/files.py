@@ -61,7 +61,7 @@ async def _read_form(context: HttpContext, reader: MultipartReader, incoming: Up
                 part = event
                 if part.name == "file":
                     if filename is not None:
-                        raise FormParserError("file: the form has two")
+                        raise FormParserError("file: the form has two files")
                     filename = PurePosixPath(part.filename or "file.jsonl").name[-MAX_NAME:]
             elif part.name == "file":
                 incoming.write(event)
@@ -69,16 +69,16 @@ async def _read_form(context: HttpContext, reader: MultipartReader, incoming: Up
                 field = fields.setdefault(part.name[:MAX_NAME], bytearray())
                 field += event
                 if len(field) > MAX_FIELD_BYTES or len(fields) > MAX_FIELDS:
-                    raise FormParserError(f"{part.name[:MAX_NAME]}: the form has too many fields, or too long ones")
+                    raise FormParserError(f"{part.name[:MAX_NAME]}: the form has too many or too long fields")
     if not reader.is_whole:
-        raise FormParserError("the form ends in the middle")
+        raise FormParserError("the form is truncated")
     if filename is None:
-        raise api_errors.bad_request("file: the form has none", "file")
+        raise api_errors.bad_request("file: the form has no file", "file")
     purpose = fields.pop("purpose", bytearray()).decode("utf-8", "replace")
     if purpose != PURPOSE:
         raise api_errors.bad_request(f"purpose must be {PURPOSE!r}, not {purpose!r:.60}", "purpose")
     for name in fields:
-        raise api_errors.bad_request(f"{name} is not offered; leave it out", name)
+        raise api_errors.bad_request(f"{name} is not supported; leave it out", name)
     return incoming.finish(filename, PURPOSE)
 
 
@@ -104,7 +104,7 @@ async def delete(context: HttpContext) -> Response:
     store, id, owner = file_store(context), context.http.path_params["id"], context.caller.owner
     store.file(owner, id)
     if context.http.app.state.batches.reads(owner, id):
-        raise api_errors.bad_request(f"the file {id} is read by a batch; cancel that first")
+        raise api_errors.bad_request(f"the file {id} is in use by a batch; cancel the batch first")
     store.delete_file(owner, id)
     return context.json(FileDeleted(id))
 

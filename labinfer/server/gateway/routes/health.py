@@ -100,11 +100,11 @@ async def ready(context: HttpContext) -> Response:
     """
     context.service.model(None)
     if context.service.engine.is_silent:
-        raise api_errors.overloaded("the engine gives no signs of life", LOADING_SECONDS)
+        raise api_errors.overloaded("no heartbeat from the engine", LOADING_SECONDS)
     if context.service.engine.is_recovering:
-        raise api_errors.overloaded("the engine has died, and another one takes up its work", LOADING_SECONDS)
+        raise api_errors.overloaded("the engine has died and is being restarted", LOADING_SECONDS)
     if context.service.engine.is_rebuilding:
-        raise api_errors.overloaded("the models are loaded again in another layout", LOADING_SECONDS)
+        raise api_errors.overloaded("the models are being loaded in another layout", LOADING_SECONDS)
     context.service.check_room()
     return context.json(Readiness("ready", context.service.model_names))
 

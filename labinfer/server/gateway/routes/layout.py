@@ -29,7 +29,7 @@ async def change(context: HttpContext) -> Response:
         raise refused_field(UserError(answer.problem))
     if answer.problem:
         raise api_errors.conflict(
-            f"{answer.problem}; the layout of before is served again, after a pause of {answer.seconds:.1f} s",
+            f"{answer.problem}; serving with the previous layout, after a pause of {answer.seconds:.1f} s",
             final=True,
         )
     return context.json(

@@ -57,10 +57,12 @@ class ScoreBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         given = [(self.text_1, self.text_2), (self.queries, self.documents)]
         whole = [pair for pair in given if None not in pair]
         if len(whole) != 1 or any(pair != (None, None) for pair in given if pair is not whole[0]):
-            raise UserError("text_1 and text_2, or queries and documents: give both of one kind")
+            raise UserError("give either text_1 and text_2, or queries and documents")
         first, second = ([texts] if isinstance(texts, str) else texts for texts in whole[0])
         if len(first) not in (1, len(second)):
-            raise UserError(f"text_1 has {len(first)} texts and text_2 {len(second)}; give one, or as many of both")
+            raise UserError(
+                f"text_1 has {len(first)} texts and text_2 {len(second)}; give one text_1, or equally many of both"
+            )
         if (total := len(first) + len(second)) > MAX_INPUTS:
             raise UserError(f"text_1 and text_2 have {total} texts, more than {MAX_INPUTS}; send several requests")
         return first, second

@@ -81,7 +81,7 @@ async def _response_input(context: HttpContext, body: CountBody) -> ResponseInpu
     if previous_id is not None and (not chain or chain[0].previous_id is not None):
         missing = chain[0].previous_id if chain else previous_id
         raise api_errors.bad_request(
-            f"previous_response_id: no response of the id {missing!r:.80} is stored; send the whole conversation as input",
+            f"previous_response_id: no stored response with id {missing!r:.80}; send the whole conversation as input",
             "previous_response_id",
             "previous_response_not_found",
         )
@@ -89,7 +89,7 @@ async def _response_input(context: HttpContext, body: CountBody) -> ResponseInpu
         if item.is_reference:
             place = store.get_by_item(owner, item.id)
             if place is None:
-                message = f"input: no item of the id {item.id!r:.80} is stored; send the item itself"
+                message = f"input: no stored item with id {item.id!r:.80}; send the item itself"
                 raise api_errors.bad_request(message, "input")
             places[item.id] = place
     if not chain and not places:
@@ -181,7 +181,7 @@ async def show(context: HttpContext) -> HttpResponse:
     stream = context.known_query().get("stream", "false")
     if stream != "false":
         raise api_errors.bad_request(
-            f"stream={stream:.60} is not offered for a stored response; leave it out", "stream"
+            f"stream={stream:.60} is not supported for a stored response; leave it out", "stream"
         )
     return HttpResponse(_stored(context).response, headers=context.headers, media_type=JSON)
 
@@ -198,7 +198,7 @@ async def delete(context: HttpContext) -> HttpResponse:
 async def cancel(context: HttpContext) -> HttpResponse:
     """Refused: no response runs in the background."""
     _stored(context)
-    raise api_errors.bad_request("only a response that runs in the background can be cancelled, and none does here")
+    raise api_errors.bad_request("only background responses can be cancelled, and this server has none")
 
 
 @endpoint("GET", "/v1/responses/{id}/input_items", answer=ItemList, query=page_query(MAX_PAGE), errors=STORED)

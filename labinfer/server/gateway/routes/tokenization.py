@@ -87,11 +87,11 @@ def _prompt_text(body: TokenizeBody, model: Model) -> PromptText:
         UserError: the fields do not go together, or there is no tokenizer.
     """
     if (body.prompt is None) == (body.messages is None):
-        raise UserError("prompt or messages: give one of the two")
+        raise UserError("give either prompt or messages")
     if body.tools and body.messages is None:
-        raise UserError("tools go with messages; leave them out")
+        raise UserError("tools need messages; leave them out")
     if body.chat_template_kwargs and body.messages is None:
-        raise UserError("chat_template_kwargs goes with messages; leave it out")
+        raise UserError("chat_template_kwargs needs messages; leave it out")
     tokenizer = model.reader.need_tokenizer()
     if body.prompt is not None:
         tokenizer.check_length(body.prompt, model.info.max_model_len)
@@ -115,12 +115,10 @@ async def detokenize(context: HttpContext) -> Response:
 
     def decode() -> str:
         if (longest := model.info.max_model_len) < len(body.tokens):
-            raise UserError(
-                f"tokens: {len(body.tokens)} are more than the {longest} of this model's context; send fewer"
-            )
+            raise UserError(f"tokens: {len(body.tokens)} exceed this model's context length of {longest}; send fewer")
         width = model.info.vocab_size
         if (largest := max(body.tokens, default=0)) >= width:
-            raise UserError(f"tokens: token id {largest} is outside the vocabulary of {width} ids")
+            raise UserError(f"tokens: token id {largest} is outside the vocabulary of {width} tokens")
         return model.reader.need_tokenizer().decode(body.tokens)
 
     return context.json(Text(await asyncio.to_thread(checked, decode)))

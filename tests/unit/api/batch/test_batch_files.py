@@ -170,7 +170,7 @@ def test_input_is_refused_for_output_by_whatever_name(tmp_path):
 
 
 def test_missing_directory_for_output_is_named(tmp_path):
-    with pytest.raises(UserError, match="--output .*there is no directory .*nowhere"):
+    with pytest.raises(UserError, match="--output .*directory .*nowhere does not exist"):
         OutputFile(str(tmp_path / "nowhere" / "out.jsonl"))
     with pytest.raises(UserError, match="File name too long"):
         OutputFile(f"{tmp_path}/{300 * 'x'}/out.jsonl")

@@ -22,7 +22,7 @@ def test_job_says_once_what_is_true_of_many_lines(caplog):
             for text in ("a was left out", f"{number} was left out"):
                 job._warn(number, text, text)
     assert len(caplog.messages) == MAX_WARNINGS
-    assert caplog.messages[0] == "line 1: a was left out; other lines of which this is true are not named"
+    assert caplog.messages[0] == "line 1: a was left out (shown once)"
 
 
 def test_line_for_another_model_is_warned_about_once(caplog):
@@ -34,7 +34,7 @@ def test_line_for_another_model_is_warned_about_once(caplog):
         for number, asked in enumerate(("gpt-x", "other"), 2):
             job._check_model(number, asked)
     (said,) = caplog.messages
-    assert said.startswith("line 2: it asks for the model 'gpt-x', and 'models/demo' answers; other lines")
+    assert said.startswith("line 2: model 'gpt-x' requested, using 'models/demo' (shown once)")
 
 
 def test_id_that_comes_twice_is_noticed():

@@ -101,14 +101,14 @@ def test_resume_of_nothing_begins(out, open_output):
 def test_output_of_an_earlier_run_is_not_destroyed(out, open_output):
     write(open_output(), 1)
     with pytest.raises(
-        UserError, match=r"has 25 bytes of an earlier run; --resume goes on with them, --overwrite begins"
+        UserError, match=r"has 25 bytes of an earlier run; --resume continues it, --overwrite starts over"
     ):
         open_output()
     assert ids(out) == [1]
     write(open_output(overwrite=True), 2)
     assert ids(out) == [2]
     journal_of(out).unlink()
-    with pytest.raises(UserError, match=r"has 28 bytes of an earlier run; --overwrite begins anew$"):
+    with pytest.raises(UserError, match=r"has 28 bytes of an earlier run; --overwrite starts over$"):
         open_output()
     with pytest.raises(UserError, match=r"its journal, .*out.jsonl.journal, is missing"):
         open_output(resume=True)
@@ -135,7 +135,7 @@ def test_weights_that_were_written_to_with_the_same_samples_go_on_with_a_warning
     write(open_output(), 1)
     written = msgspec.structs.replace(MODEL["model.safetensors"], stamps=["2"])
     open_output(GIVEN, MODEL | {"model.safetensors": written}, resume=True)
-    assert "/m/model.safetensors was written to since the job began" in caplog.text
+    assert "/m/model.safetensors was modified since the job started" in caplog.text
     assert ids(out) == [1]
 
 
@@ -143,7 +143,7 @@ def test_journal_of_another_version_is_refused(out, open_output):
     write(open_output(), 1)
     journal = journal_of(out)
     journal.write_bytes(journal.read_bytes().replace(b'{"journal": 2', b'{"journal": 1', 1))
-    with pytest.raises(UserError, match="begun by another version of LABInfer"):
+    with pytest.raises(UserError, match="started by another version of LABInfer"):
         open_output(resume=True)
     journal.write_bytes(b'{"some": "file"}\n')
     with pytest.raises(UserError, match="is not a job's journal"):
@@ -210,14 +210,14 @@ def test_refused_job_leaves_no_journal(out, open_output):
 
 def test_two_jobs_cannot_write_one_output(out, open_output):
     first = open_output()
-    with pytest.raises(UserError, match="another job is writing it"):
+    with pytest.raises(UserError, match="another job is writing to it"):
         JobOutput(JobOptions(input="in.jsonl", output=str(out), resume=True), {}, GIVEN)
     write(first, 1)
 
 
 def test_resume_needs_files():
     for flags in ({"output": ""}, {"output": "-"}, {"output": "/dev/null"}, {"input": "", "output": "x"}):
-        with pytest.raises(UserError, match="give --input FILE and --output FILE"):
+        with pytest.raises(UserError, match="give its --input FILE and --output FILE"):
             JobOutput(JobOptions(**{"input": "in.jsonl", "resume": True} | flags), {}, GIVEN)
 
 

@@ -198,7 +198,7 @@ def test_latency_has_a_time_for_every_batch_that_counts(llm):
     assert len(values["latencies"]) == 4
     assert values["avg_latency"] == pytest.approx(statistics.fmean(values["latencies"]))
     assert values["mean_ttft_ms"] + 5 * values["mean_tpot_ms"] <= 1000 * max(values["latencies"])
-    assert "4 batches of 3 requests, 20 tokens in, 6 out" in text
+    assert "4 batches of 3 requests, 20 prompt and 6 output tokens each" in text
     assert llm.report.num_finished == 15  # those that do not count as well
 
 
@@ -267,7 +267,7 @@ def test_random_prompts_follow_the_seed(llm):
 
 
 def test_request_that_cannot_run_is_refused_before_anything_runs(llm):
-    with pytest.raises(UserError, match="are 256 tokens, but there is room for 128"):
+    with pytest.raises(UserError, match="make 256 tokens, more than the context length of 128"):
         LatencyBenchmark(BenchOptions(input_len=128), LatencyOptions()).prepare(llm)
 
 
@@ -314,7 +314,7 @@ def test_prompts_of_a_server_s_workload_share_what_was_found_in_its_cache(llm, t
 def test_workload_that_does_not_fit_the_context_is_refused(llm, tmp_path):
     path = tmp_path / "lengths.jsonl"
     path.write_text('{"prompt_tokens": 120, "output_tokens": 9}\n', encoding="utf-8")
-    with pytest.raises(UserError, match=r"120 \+ 9 tokens, but the context has 128"):
+    with pytest.raises(UserError, match=r"120 \+ 9 tokens, more than the context length of 128"):
         RequestMaker(llm, OPTIONS).workload(str(path), 1)
 
 
@@ -325,7 +325,7 @@ def test_requests_come_from_one_file():
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"{no json", "line 1"), (b'\n{"prompt": ""}', "line 2"), (b"\n", "no line"), (None, "cannot read")],
+    [(b"{no json", "line 1"), (b'\n{"prompt": ""}', "line 2"), (b"\n", "is empty"), (None, "cannot read")],
 )
 def test_data_set_that_is_none_is_refused(llm, tmp_path, content, words):
     path = tmp_path / "requests.jsonl"

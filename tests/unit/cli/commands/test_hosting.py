@@ -65,7 +65,7 @@ def test_plan_says_all():
     options = changed({}, {"plan": plan}, 3)
     assert (options.parallel.layers, options.parallel.ranks) == ((4, 2), (0, 1))
     assert (options.model.dtype, options.model.quantization) == (("bfloat16", "float32"), ("none", "int8"))
-    with pytest.raises(UserError, match="plan says what all other fields say"):
+    with pytest.raises(UserError, match="plan already determines all other fields"):
         changed({}, {"plan": plan, "layers": [4, 2]}, 3)
 
 

@@ -19,10 +19,10 @@ def test_draft_model_that_is_too_large_for_its_rank_is_told(free, status, monkey
     monkeypatch.setattr(layout, "free_memory", lambda device: 3 * free)
     flags = ["--model", "demo-draft", "-pp", "2", "--ranks", "0,1", "--speculative-config", SPECULATION]
     assert main(["plan", *flags, "--threads", "1"]) == status
-    complaints = [line for line in capfd.readouterr().out.splitlines() if "has no room" in line]
+    complaints = [line for line in capfd.readouterr().out.splitlines() if "has too little memory" in line]
     assert len(complaints) == status
     for line in complaints:
-        assert line.startswith("rank 2 has no room: ") and line.endswith(
+        assert line.startswith("rank 2 has too little memory: ") and line.endswith(
             "choose another draft_rank, or a smaller draft model"
         )
 
@@ -33,8 +33,12 @@ def test_stages_in_one_memory_have_room_together(free, status, monkeypatch, capf
     monkeypatch.setattr(layout, "free_memory", lambda device: 2 * free)
     assert main(["plan", "--model", "demo", "--layers", "5,1", "--threads", "1"]) == status
     lines = capfd.readouterr().out.splitlines()
-    (num_blocks,) = (int(line.split()[7]) for line in lines if line.startswith("KV cache: all ranks use the least: "))
-    complaints = [line for line in lines if " no room: " in line]
+    (num_blocks,) = (int(line.split()[2]) for line in lines if line.startswith("KV cache: "))
+    complaints = [line for line in lines if " too little memory: " in line]
     assert bool(num_blocks) == (not status) and len(complaints) == status
     for line in complaints:
-        assert line.startswith("ranks 0-1 have no room: ") and "its part" not in line and "their part" not in line
+        assert (
+            line.startswith("ranks 0-1 have too little memory: ")
+            and "its share" not in line
+            and "their share" not in line
+        )

@@ -119,10 +119,10 @@ class TestConversation:
             ("temperature", "-1", "temperature must be from 0 to 100, not -1.0"),
             ("top_k", "1.5", "top_k must be a whole number, not '1.5'"),
             ("ignore_eos", "maybe", "ignore_eos must be true or false, not 'maybe'"),
-            ("n", "2", "there is no setting 'n'"),
-            ("num_beams", "2", "there is no setting"),
-            ("length_penalty", "1", "there is no setting"),
-            ("colour", "red", "there is no setting"),
+            ("n", "2", "unknown parameter 'n'"),
+            ("num_beams", "2", "unknown parameter"),
+            ("length_penalty", "1", "unknown parameter"),
+            ("colour", "red", "unknown parameter"),
             ("min_tokens", "9", "min_tokens 9 is more than max_tokens 5"),
         ],
     )
@@ -140,7 +140,7 @@ class TestConversation:
 
     def test_settings_are_shown_as_they_are_typed(self):
         conversation = Conversation()
-        assert conversation.describe_settings() == "all as the model has it"
+        assert conversation.describe_settings() == "all at the model's defaults"
         for name, text in (("temperature", "0.5"), ("ignore_eos", "true"), ("stop", "结束")):
             conversation.set(name, text)
         assert conversation.describe_settings() == 'temperature 0.5, ignore_eos true, stop ["结束"]'
@@ -281,7 +281,7 @@ class TestChat:
     def test_what_is_stopped_stays_and_what_failed_does_not(self):
         status, terminal, _, conversation = chat_over("one", "stop", "fail", "long")
         assert conversation.exchanges == [("one", "one"), ("stop", "half"), ("long", "long")]
-        assert "[stopped]" in terminal.said and any("cut off" in text for text in terminal.said)
+        assert "[stopped]" in terminal.said and any("truncated" in text for text in terminal.said)
         assert "labinfer: error: it failed" in terminal.said and any(
             "not part of the conversation" in text for text in terminal.said
         )
@@ -289,13 +289,13 @@ class TestChat:
 
     def test_answer_without_text_is_told_of(self):
         _, terminal, _, _ = chat_over("nothing", "filter")
-        assert terminal.said[-2:] == ["[an empty answer]", "[ended by content_filter]"]
+        assert terminal.said[-2:] == ["[empty reply]", "[finish reason: content_filter]"]
 
     def test_thoughts_are_folded_away_and_no_part_of_the_conversation(self):
         _, terminal, echo, conversation = chat_over("/thoughts", "think", "/thoughts", "/stats", "one", "/thoughts")
         _, nothing, thinking, folded, shown, stats, *_, last = terminal.said
-        assert nothing == last == "there are no thoughts" and thinking == "[thinking …]" and shown == "Hm, so"
-        assert folded.startswith("[thought for 0.0 s") and "thought for 0.0 s" in stats
+        assert nothing == last == "the last reply has no reasoning" and thinking == "[thinking …]" and shown == "Hm, so"
+        assert folded.startswith("[0.0 s of reasoning") and "0.0 s of reasoning" in stats
         assert terminal.answers.split() == ["thinkone"] and conversation.exchanges == [
             ("think", "think"),
             ("one", "one"),
@@ -304,13 +304,13 @@ class TestChat:
 
     def test_thought_without_an_answer_is_told_of(self):
         _, terminal, _, _ = chat_over("think nothing")
-        assert terminal.said[-2].startswith("[thought for") and terminal.said[-1] == "[an empty answer]"
+        assert terminal.said[-2].startswith("[0.0 s of reasoning") and terminal.said[-1] == "[empty reply]"
 
     def test_what_to_do_about_a_conversation_that_is_too_long(self):
         _, terminal, _, _ = chat_over("refuse")
         assert terminal.said[-1] == "labinfer: error: it is too long"  # there is nothing to take back
         _, terminal, _, _ = chat_over("one", "refuse")
-        assert terminal.said[-2] == "labinfer: error: it is too long" and "/undo takes" in terminal.said[-1]
+        assert terminal.said[-2] == "labinfer: error: it is too long" and "/undo removes" in terminal.said[-1]
 
     def test_where_nobody_sits_a_failure_is_a_status(self):
         assert chat_over("one", "fail", is_interactive=False)[0] == ExitStatus.SOME_FAILED
@@ -324,7 +324,7 @@ class TestChat:
 
     def test_ctrl_c_at_the_prompt_says_how_to_leave(self):
         _, terminal, echo, _ = chat_over(Interrupted(signal.SIGINT), "one", "/exit", "two")
-        assert "Ctrl-D or /exit leaves" in terminal.said
+        assert "Ctrl-D or /exit quits" in terminal.said
         assert len(echo.asked) == 1
 
     def test_undo_retry_and_reset(self):
@@ -339,11 +339,11 @@ class TestChat:
         assert asked == [["one"]] + [["one", "one", "fail"]] * 3
         assert conversation.exchanges == []
         _, terminal, echo, _ = chat_over("fail", "/reset", "/retry")
-        assert len(echo.asked) == 1 and "nothing has been said yet" in terminal.said[-1]
+        assert len(echo.asked) == 1 and "the conversation is empty" in terminal.said[-1]
 
     def test_system_is_set_shown_and_removed(self):
         _, terminal, echo, conversation = chat_over("/system Be  brief.", "/system", "one", "/system off", "/system")
-        assert "Be  brief." in terminal.said and terminal.said[-1] == "there is no system prompt"
+        assert "Be  brief." in terminal.said and terminal.said[-1] == "no system prompt"
         assert echo.asked[0][0] == {"role": "system", "content": "Be  brief."}
         assert conversation.system == ""
 
@@ -372,7 +372,7 @@ def test_answers_figures():
         seconds_to_first=0.5,
     )
     assert answer.describe() == (
-        "11 tokens in 1.50 s; 10.0 tokens/s; first after 0.500 s; prompt of 10 tokens, 4 of them cached; ended by stop"
+        "11 tokens in 1.50 s; 10.0 tokens/s; TTFT 0.500 s; 10 prompt tokens (4 cached); finish reason stop"
     )
     answer = ChatReply(
         text="x",
@@ -386,9 +386,9 @@ def test_answers_figures():
     assert "; 99.7 tokens/s;" in answer.describe()  # and not twenty thousand
     assert (
         ChatReply(text="x", prompt_tokens=1, num_tokens=1, seconds=0.5).describe()
-        == "1 token in 0.50 s; prompt of 1 token"
+        == "1 token in 0.50 s; 1 prompt token"
     )
-    assert ChatReply(finish_reason="stopped", seconds=1.0).describe() == "1.00 s; ended by stopped"
+    assert ChatReply(finish_reason="stopped", seconds=1.0).describe() == "1.00 s; finish reason stopped"
 
 
 def test_what_a_checkpoint_recommends(tmp_path):

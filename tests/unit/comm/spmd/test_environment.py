@@ -127,7 +127,7 @@ def test_sbatch_script_without_a_step_is_a_single_process():
 def test_no_launcher_is_a_single_process():
     found = detect({})
     assert shape(found) == ("single", 0, 1, 0, 1)
-    assert found.decided_by == "no launcher's variables"
+    assert found.decided_by == "no launcher detected"
     assert found.notes == ()
 
 
@@ -158,7 +158,7 @@ def test_rank_and_world_size_without_local_rank_are_passed_over_with_a_note():
     found = detect({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
     assert shape(found) == ("single", 0, 1, 0, 1)
     assert len(found.notes) == 1
-    assert "RANK=1 WORLD_SIZE=2 passed over" in found.notes[0] and "LOCAL_RANK" in found.notes[0]
+    assert "RANK=1 WORLD_SIZE=2 ignored" in found.notes[0] and "LOCAL_RANK" in found.notes[0]
 
 
 def test_note_survives_where_another_launcher_decides():
@@ -186,7 +186,7 @@ def test_numbers_that_make_no_sense_are_refused_by_name(variables, wrong):
     with pytest.raises(UserError) as caught:
         detect(variables | wrong)
     (name, value), text = next(iter(wrong.items())), str(caught.value)
-    assert name in text or "make no sense" in text
+    assert name in text or "are inconsistent" in text
     assert value in text
 
 

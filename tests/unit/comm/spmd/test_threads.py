@@ -73,7 +73,7 @@ def test_rank_alone_keeps_its_mask():
 
 def test_ranks_that_a_launcher_has_bound_keep_their_masks():
     everyone = [rank(0, singles(0, 1)), rank(1, singles(2, 3))]
-    assert choose(everyone, 1) == ThreadChoice(2, "2 cores; this rank may use 2 of the node's 8 CPUs")
+    assert choose(everyone, 1) == ThreadChoice(2, "2 cores; CPU affinity: 2 of the node's 8 CPUs")
 
 
 def test_mask_that_several_ranks_were_given_is_dealt_among_them():
@@ -111,9 +111,9 @@ def test_containers_limit_counts_where_it_is_less_than_the_cores():
 @pytest.mark.parametrize(
     ("limit", "threads", "reason"),
     [
-        (0.5, 1, "0.5 CPU of 8 cores, by the container's quota"),
-        (2.5, 2, "2.5 CPUs of 8 cores, by the container's quota"),
-        (7.96, 7, "7.96 CPUs of 8 cores, by the container's quota"),
+        (0.5, 1, "0.5 CPU of 8 cores (CPU quota of the container)"),
+        (2.5, 2, "2.5 CPUs of 8 cores (CPU quota of the container)"),
+        (7.96, 7, "7.96 CPUs of 8 cores (CPU quota of the container)"),
         (8, 8, "8 cores"),
     ],
 )
@@ -146,7 +146,7 @@ def test_ranks_with_unequal_shares_are_bound_all_or_none():
 
 
 def test_thread_that_torchrun_forces_is_named_where_it_is_not_followed():
-    assert "torchrun had set OMP_NUM_THREADS=1" in choose(ranks(2, EIGHT), forced=True).reason
+    assert "OMP_NUM_THREADS=1 set by torchrun is ignored" in choose(ranks(2, EIGHT), forced=True).reason
     assert "torchrun" not in choose(ranks(8, EIGHT), forced=True).reason
 
 
@@ -175,7 +175,7 @@ def test_cores_of_a_numa_node_are_neighbours(tmp_path):
 
 def test_a_rank_on_several_numa_nodes_is_advised_against():
     assert advice_on_memory([1, 1], 4) == ""
-    assert "computes on 2 NUMA nodes" in advice_on_memory([0, 1, 0], 1) and "-tp 2" in advice_on_memory([0, 1], 1)
+    assert "spans 2 NUMA nodes" in advice_on_memory([0, 1, 0], 1) and "-tp 2" in advice_on_memory([0, 1], 1)
 
 
 def test_last_level_caches_that_cpus_share_count_once(tmp_path):

@@ -161,7 +161,7 @@ def test_tp_group_larger_than_every_node_is_told_to_shrink():
 
 def test_tp_group_over_two_nodes_is_told_of_spare_ranks():
     topology = make_topology((2,), 0, (), 24, 3, ranks=(0, 1))
-    with pytest.raises(UserError, match="let --ranks name ranks of one node .* node-a has 0, 2$"):
+    with pytest.raises(UserError, match="choose ranks of one node .* node-a has 0, 2$"):
         topology.check_nodes(["node-a", "node-b", "node-a"])
 
 
@@ -203,8 +203,8 @@ def test_layers_from_the_last_cut_on_are_on_the_last_stage(pp, layers, ranges):
 @pytest.mark.parametrize(
     ("pp", "layers", "says"),
     [
-        (2, (8, 16), "--layers 8,16 begins the last stage with layer 8, .* layer 7, .* at least 17 layers"),
-        (9, (), "--pipeline-parallel-size 9 is too much .* use at most 8 stages"),
+        (2, (8, 16), "--layers 8,16 starts the last stage at layer 8, .* layer 7, .* at least 17 layers"),
+        (9, (), "--pipeline-parallel-size 9 is too large .* use at most 8 stages"),
     ],
 )
 def test_cut_between_layers_that_share_a_cache_is_refused(pp, layers, says):
@@ -221,7 +221,7 @@ def test_cut_between_layers_that_share_a_cache_is_refused(pp, layers, says):
         ((2, 1), 0, (), 4, "-tp 2,1 needs 3 ranks, .* 4\\b"),
         ((2, 1), 3, (), 3, "names 2 stages, but --pipeline-parallel-size is 3"),
         ((1,), 25, (), 25, "--pipeline-parallel-size 25 is more than the model's 24 layers"),
-        ((1,), 2, (8, 8, 8), 2, "names the layers of 3 stages, but there are 2"),
+        ((1,), 2, (8, 8, 8), 2, "has 3 stages, but there are 2"),
         ((1,), 2, (14, 11), 2, "--layers 14,11 adds up to 25, but the model has 24 layers"),
     ],
 )

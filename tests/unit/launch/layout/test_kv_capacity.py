@@ -20,11 +20,11 @@ PLACES = TOPOLOGY.places
         ((80, 80, 80, 80), ""),
         (
             (80, 80, 100, 200),
-            "limited by stage 0; stage 2 has room for 200 (150 % more); --layers can move layers there",
+            "limited by stage 0; stage 2 could hold 200 (150 % more); move layers there with --layers",
         ),
         (
             (80, 90, 80, 84),
-            "limited by stage 0, 1; stage 0 has room for 90 (12 % more); --layers can move layers there",
+            "limited by stage 0, 1; stage 0 could hold 90 (12 % more); move layers there with --layers",
         ),
     ],
 )
@@ -36,10 +36,10 @@ def test_stage_that_limits_is_named(of_rank, said):
 @pytest.mark.parametrize(
     ("planned", "limit", "shortfall"),
     [
-        (70, "as many blocks as the plan says; 80 would fit", ""),
+        (70, "number of blocks from the plan; 80 would fit", ""),
         (80, "", ""),
-        (85, "limited by stage 0", "1280 tokens fit, not the 1360 of the plan: stage 0 has less memory free"),
-        (95, "limited by stage 0", "1280 tokens fit, not the 1520 of the plan: stage 0, 1 has less memory free"),
+        (85, "limited by stage 0", "1280 tokens fit, fewer than the 1360 of the plan: stage 0 has less free memory"),
+        (95, "limited by stage 0", "1280 tokens fit, fewer than the 1520 of the plan: stage 0, 1 has less free memory"),
     ],
 )
 def test_blocks_of_a_plan_are_had_or_their_lack_is_told(planned, limit, shortfall):

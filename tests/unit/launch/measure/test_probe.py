@@ -121,7 +121,7 @@ def test_costs_that_cannot_be_are_not_read(probed, tmp_path, caplog, broken):
     bad = with_seconds(good[kind], BROKEN[broken](good[kind].linear.seconds))
     write_costs(path, msgspec.structs.replace(costs, layer_kinds=good | {kind: bad}))
     assert read_costs(path, HostCosts, HostCosts.check_measured) is None
-    assert f"{path} is not used (" in caplog.text
+    assert f"{path} is ignored (" in caplog.text
     path.write_bytes(msgspec.json.encode(costs))  # edited by hand
     assert read_costs(path, HostCosts, HostCosts.check_measured) is None and "it has no digest" in caplog.text
 
@@ -153,7 +153,7 @@ def test_impossible_costs_are_measured_again_and_never_kept(
     probe_cluster(probed.group, EngineOptions.from_flat({"model": str(probed.directory), "autotune": False}))
     assert len(measured) == min(num_impossible + 1, probe.MAX_MEASUREMENTS)
     assert bool(list(tmp_path.glob("host-*.json"))) == is_kept
-    assert ("costs are not kept for the next start" in caplog.text) != is_kept
+    assert ("the next start measures again" in caplog.text) != is_kept
 
 
 @pytest.mark.parametrize("link", [NetworkLink(-1.0, 1e9), NetworkLink(0.0, 0.0), NetworkLink(1e-3, -1.0)])

@@ -200,14 +200,14 @@ def test_stages_are_simulated_in_precisions_of_their_own():
         ),
         (
             {"quantization": "int8"},
-            "machine a has no costs for -tp 1 --quantization int8; it has those of tp 1 in float32",
+            "machine a has no costs for -tp 1 --quantization int8, only for tp 1 in float32",
         ),
         ({"layers": "1,1,1"}, "--layers 1,1,1 adds up to 3"),
         (
             {"pipeline_parallel_size": 2},
-            "needs 2 ranks, but there are 3; probe machines with 2 ranks in all or change -tp and -pp",
+            "needs 2 ranks, but there are 3; probe machines with 2 ranks in total or change -tp and -pp",
         ),
-        ({"pipeline_parallel_size": 1}, "needs 1 rank, but there are 3; probe machines with 1 rank in all or change"),
+        ({"pipeline_parallel_size": 1}, "needs 1 rank, but there are 3; probe machines with 1 rank in total or change"),
     ],
 )
 def test_layout_that_does_not_go_with_the_cluster_is_refused(uneven, engine, expected):
@@ -219,7 +219,7 @@ def test_layout_that_does_not_go_with_the_cluster_is_refused(uneven, engine, exp
 def test_stage_without_room_is_named(uneven):
     small = make_costs(memory=3 << 20)
     cluster = make_cluster(Machine(name="a", costs=[FAST]), Machine(name="b", costs=[small]))
-    with pytest.raises(UserError, match="stage 1 on b has no room for layers 4 to 7"):
+    with pytest.raises(UserError, match="stage 1 on b has too little memory for layers 4 to 7"):
         simulate(cluster)
     assert simulate(cluster, layers="7,1").spec.num_blocks == int((1 << 20) * (1 - RESERVE)) // (16 * 1024)
 
@@ -353,11 +353,11 @@ def test_chart_and_trace_are_written(tmp_path, files, capfd):
             ("--cluster", "{files}", "--link", "1gbit,1ms", "--replay", "x.json"),
             "give either --cluster FILES or --replay",
         ),
-        (("--replay", "x.json", "--link", "1gbit,1ms"), "--link is for machines of a --cluster"),
+        (("--replay", "x.json", "--link", "1gbit,1ms"), "--link needs --cluster"),
         (("--cluster", "{files}", "--link", "1gbit,1ms", "--model", "x"), "unknown option --model"),
         (
             ("--cluster", "{files}", "--link", "1gbit,1ms", "--preemption-mode", "swap"),
-            "--preemption-mode swap: the costs",
+            "--preemption-mode swap: --cluster has no swap times",
         ),
         (("--cluster", "{first}", "--output-json", "{first}"), "--output-json {first} is the --cluster {first} file"),
     ],

@@ -115,7 +115,7 @@ def test_trace_without_rank_0_is_refused():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("no JSON", "is no trace"),
+        ("no JSON", "is not a trace"),
         ('{"traceEvents": [{"ph": "X", "name": "run", "args": {"step": "x"}}]}', "the slice 'run' at 0 has"),
         (
             '{"traceEvents": [{"ph": "X", "name": "run", "args": {"step": 1, "tokens": 1.5}}]}',
@@ -123,8 +123,8 @@ def test_trace_without_rank_0_is_refused():
         ),
         ('{"traceEvents": [{"ph": "X", "name": "run", "ts": 1e308}]}', "the slice 'run' at 1e\\+308 has"),
         ('{"traceEvents": [{"ph": "X", "name": "run", "dur": -1}]}', "lasts -1"),
-        ('{"traceEvents": [{"ph": "X", "name": "run", "ts": "x"}]}', "is no trace"),
-        ("{}", "is no trace"),
+        ('{"traceEvents": [{"ph": "X", "name": "run", "ts": "x"}]}', "is not a trace"),
+        ("{}", "is not a trace"),
         ('{"traceEvents": []}', "no step of any rank"),
         ('{"traceEvents": [{"ph": "X", "name": "run", "pid": 0, "args": {"step": 1}}]}', "no step of any rank"),
     ],

@@ -51,8 +51,8 @@ def test_replay_says_how_near_it_is(recorded, capfd):
     assert values["bubbles"] == pytest.approx(values["recorded_bubbles"], abs=1e-3)
     assert values["stages"][1]["busy"] == pytest.approx(2 * values["stages"][0]["busy"], abs=1e-3)
     printed = capfd.readouterr().out
-    assert printed.startswith("simulated on a virtual clock: all times are what the run would take\n\nin ")
-    assert f"the whole run with its warm-ups: {values['num_steps']} steps in " in printed
+    assert printed.startswith("simulated on a virtual clock; all times are predictions\n\nin ")
+    assert f"whole run including warm-up: {values['num_steps']} steps in " in printed
     assert "TTFT" in printed and "bubble of rank 1" in printed
 
 
@@ -78,20 +78,20 @@ def test_highest_rate_keeps_the_goals_and_a_higher_one_does_not(recorded, capfd)
     assert values["request_rate"] == rate and values["p99_ttft_ms"] <= 200
     beyond = json.loads(simulate(recorded, "beyond.json", replace(goals, request_rate=1.1 * rate), max_num_seqs=2))
     assert beyond["p99_ttft_ms"] > 200
-    assert f"{rate:.3g} requests a second" in capfd.readouterr().out
+    assert f"{rate:.3g} requests per second" in capfd.readouterr().out
 
 
 def test_goal_that_no_rate_keeps_is_refused(recorded):
-    with pytest.raises(UserError, match=r"no rate keeps it.*TTFT is"):
+    with pytest.raises(UserError, match=r"no rate meets it.*TTFT is"):
         simulate(recorded, "out.json", replace(SERVE, goodput=("ttft:1",)), find_rate=True)
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ((), "simulate needs times"),
+        ((), "simulate needs one source of step times"),
         (("--replay", "none.json"), "cannot read the trace none.json"),
-        (("--replay", "{trace}", "--find-rate"), "--find-rate needs goals"),
+        (("--replay", "{trace}", "--find-rate"), "--find-rate needs latency targets"),
         (("--replay", "{trace}", "--request-rate", "0"), "--request-rate must be above 0"),
         (("--replay", "{trace}", "--input-len", "10000"), "--input-len 10000"),
         (("--replay", "{trace}", "--dataset", "{dataset}"), "has no tokenizer"),

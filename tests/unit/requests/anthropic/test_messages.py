@@ -136,5 +136,5 @@ def test_last_message_of_the_assistant_is_gone_on_in():
     assert (prompt.messages[-1]["content"], prompt.template_use.ending) == ("b", "in message")
     assert body(question).prompt().template_use.ending == "before answer"
     call = {"type": "tool_use", "id": "c1", "name": "f", "input": {}}
-    with pytest.raises(UserError, match="the last one calls tools"):
+    with pytest.raises(UserError, match="the last message calls tools"):
         body(question, {"role": "assistant", "content": [call]}).prompt()

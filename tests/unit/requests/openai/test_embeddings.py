@@ -156,7 +156,7 @@ def test_body_of_other_types_or_fields_is_no_body(fields):
 def test_other_dimensions_than_the_models_are_refused():
     for dimensions in (None, 64):
         body(input="hi", dimensions=dimensions).check_dimensions(64)
-    with pytest.raises(UserError, match="dimensions 32 are not offered: this model's vectors have 64"):
+    with pytest.raises(UserError, match="dimensions 32 is not supported: this model's embeddings have 64"):
         body(input="hi", dimensions=32).check_dimensions(64)
 
 

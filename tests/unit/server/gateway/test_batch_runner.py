@@ -278,7 +278,7 @@ def test_batches_need_room_for_their_results(tmp_path):
         server = Server(tmp_path, lambda body, call: {"text": "x" * (1 << 19)}, max_files_size=2)
         batch = server.start(3)
         await server.wait()
-        with pytest.raises(ApiError, match="there is no room"):
+        with pytest.raises(ApiError, match="file storage is full"):
             server.runner.create(ANONYMOUS, batch)
 
     asyncio.run(run())

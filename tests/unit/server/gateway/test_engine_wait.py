@@ -40,7 +40,7 @@ def test_wait_names_the_ranks_of_a_transfer():
         "the result of step 7 from rank 1 (stage 1, tp 0)": "1",
         f"the sum over {name_ranks([0, 1, 2])}": "0-2",
         f"data from {name_ranks([0, 3])}": "0, 3",
-        "rank 12 to take a command": "12",
+        "rank 12 to receive a command": "12",
     }.items():
         with progress.waiting(what):
             wait = host_heartbeat(progress).wait

@@ -55,7 +55,7 @@ def test_full_queue_refuses_its_caller_and_no_other():
         queue, work = WorkQueue("things", 2, "--flag"), Work()
         tasks = [asyncio.create_task(queue.run("a", work.piece(str(number)))) for number in range(3)]
         await until(lambda: work.begun)
-        with refused(429, match=r"2 things of this caller wait already, as many as may \(--flag\)"):
+        with refused(429, match=r"2 things of this caller are waiting \(limit: --flag\)"):
             await queue.run("a", work.piece("too many"))
         for caller in range(MAX_CALLERS - 1):
             tasks += [asyncio.create_task(queue.run(f"{caller}", work.piece(""))) for _ in range(2)]

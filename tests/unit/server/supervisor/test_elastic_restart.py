@@ -59,14 +59,14 @@ def test_host_that_stays_away_is_left_out_and_taken_in_again_later(tmp_path, cap
     mark = machines.mark("b", "refuses")
     assert machines.next_command() == WITHOUT_B
     assert "no answer from b; waiting up to 0.5 s" in caplog.text
-    assert "going on without b: 2 of 3 ranks, with -tp 1,1 -pp 2" in caplog.text
+    assert "restarting without b: 2 of 3 ranks, with -tp 1,1 -pp 2" in caplog.text
     machines.nodes = ["node-a", "node-c"]  # as the smaller group says
     caplog.clear()
     assert machines.next_command() == WITHOUT_B  # without waiting again
     assert "no answer" not in caplog.text
     mark.unlink()
     assert machines.next_command() == ALL
-    assert "an answer from b again: part of the group from now on" in caplog.text
+    assert "b answers again and rejoins the group" in caplog.text
 
 
 def test_host_that_comes_back_in_time_is_waited_for(tmp_path, caplog):
@@ -74,7 +74,7 @@ def test_host_that_comes_back_in_time_is_waited_for(tmp_path, caplog):
     mark = machines.mark("c", "refuses")
     threading.Timer(0.8, mark.unlink).start()
     assert machines.next_command() == ALL
-    assert "an answer from c after" in caplog.text
+    assert "c answers again after" in caplog.text
 
 
 def test_host_that_does_not_even_refuse_takes_no_longer(tmp_path, monkeypatch):
@@ -94,11 +94,11 @@ def test_signal_ends_the_wait(tmp_path):
 def test_group_without_its_first_host_says_why_it_cannot_go_on(tmp_path):
     machines = Machines(tmp_path, timeout=0)
     machines.mark("a", "refuses")
-    with pytest.raises(UserError, match="cannot go on without a: rank 0, which schedules, was on node-a"):
+    with pytest.raises(UserError, match="cannot restart without a: rank 0, which schedules, was on node-a"):
         machines.next_command()
     other = Machines(tmp_path, timeout=0)
     other.nodes = []
-    with pytest.raises(UserError, match="no answer from a, and the ranks have never met"):
+    with pytest.raises(UserError, match="no answer from a, and the ranks never connected"):
         other.next_command()
 
 
