@@ -113,9 +113,9 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         tools = self.tools or []
         names = [tool.function.name for tool in tools]
         if not tools and self.tool_choice not in (None, "none", "auto"):
-            raise UserError(f"tool_choice {_cached_text(self.tool_choice)} needs tools to choose from")
+            raise UserError(f"tool_choice {_describe_choice(self.tool_choice)} needs tools to choose from")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            raise UserError(f"tool_choice {_cached_text(self.tool_choice)} is not in tools: {', '.join(names):.200}")
+            raise UserError(f"tool_choice {_describe_choice(self.tool_choice)} is not in tools: {', '.join(names):.200}")
         for name, count in Counter(names).items():
             if count > 1:
                 raise UserError(f"tools has {count} functions called {name!r}; their names must differ")
@@ -239,7 +239,7 @@ def _read_arguments(arguments: str | dict[str, Any]) -> str | dict[str, Any]:
     return read if isinstance(read, dict) else arguments
 
 
-def _cached_text(choice: ToolChoice) -> str:
+def _describe_choice(choice: ToolChoice) -> str:
     return repr(choice.function.name if isinstance(choice, NamedTool) else choice)[:100]
 
 
