@@ -35,14 +35,14 @@ class MatrixFunctions:
     pack_weight: PackWeight
     linear: Linear
     gated_linear: GatedLinear | None
-    """None if layers call ``linear`` and the activation one after the other, with an equal result."""
+    """Fused gated product; None if layers call ``linear`` and the activation one after the other, with an equal result."""
     embedding: Embedding | None
-    """None if embedding tables are not stored in this layout."""
+    """Embedding lookup; None if embedding tables are not stored in this layout."""
     target: str
     """Key of ``linear`` in a ``Choice``, such as ``layer.linear``."""
     quantization: str
     pack_codes: Callable | None = None
-    """None if this layout holds no quantized weights of checkpoints."""
+    """Packs a checkpoint's quantized weights; None if this layout does not support them."""
     packing: str = ""
     """Name of the packing implementation, its layout and quantization."""
 

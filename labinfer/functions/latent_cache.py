@@ -14,7 +14,7 @@ class LatentCache:
     """The pool of one layer: each token's latent followed by the rotary part of its key. In int8 the two parts have separate scales."""
 
     latent: torch.Tensor
-    """(blocks, block size, L + R)."""
+    """Latents and rotary keys, (blocks, block size, L + R)."""
     latent_scale: torch.Tensor | None = None
     """(blocks, block size, 2) in ``SCALE_DTYPE``: scale of the latent and of the rotary part; None unless int8."""
     rank: int

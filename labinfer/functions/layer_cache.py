@@ -26,11 +26,11 @@ class PoolLayout(Enum):
     ROWS = "rows"
     """Row-major by token: (block size, …) for any entry."""
     KEY_TILES = "key tiles"
-    """(K, block size / TILE, P / 2, TILE, 2) for entries (K, P)."""
+    """Tiled layout of keys: (K, block size / TILE, P / 2, TILE, 2) for entries (K, P)."""
     VALUE_TILES = "value tiles"
-    """(K, block size / 2, P, 2) for entries (K, P); a tile is TILE / 2 pairs of tokens."""
+    """Tiled layout of values: (K, block size / 2, P, 2) for entries (K, P); a tile is TILE / 2 pairs of tokens."""
     HEADS_FIRST = "heads first"
-    """(K, block size) for entries (K): the scales of a tiled pool."""
+    """Layout of a tiled pool's scales: (K, block size) for entries (K)."""
 
     def block_shape(self, block_size: int, entry: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of one block."""
@@ -119,11 +119,11 @@ class LayerCache:
     """
 
     k: torch.Tensor
-    """(blocks, block size, K, P), or in ``KEY_TILES`` if it has 6 dimensions."""
+    """Keys, (blocks, block size, K, P), or in ``KEY_TILES`` if the tensor has 6 dimensions."""
     v: torch.Tensor
-    """(blocks, block size, K, P), or in ``VALUE_TILES``."""
+    """Values, (blocks, block size, K, P), or in ``VALUE_TILES``."""
     k_scale: torch.Tensor | None = None
-    """(blocks, block size, K) in ``SCALE_DTYPE``, or (blocks, K, block size) if tiled; None unless int8."""
+    """Scales of the keys, (blocks, block size, K) in ``SCALE_DTYPE``, or (blocks, K, block size) if tiled; None unless int8."""
     v_scale: torch.Tensor | None = None
     """Shape and dtype of ``k_scale``."""
 

@@ -29,9 +29,9 @@ class KnownPlan(msgspec.Struct, frozen=True):
     memory: dict[str, int]
     """Free bytes for each rank, by machine name."""
     losses: dict[str, str] = {}
-    """See ``PlanReport.describe_losses``."""
+    """Losses by machine, as texts; see ``PlanReport.describe_losses``."""
     alternatives: str = ""
-    """See ``PlanReport.describe_alternatives``; empty if not requested."""
+    """Table of alternatives to the plan; see ``PlanReport.describe_alternatives``; empty if not requested."""
 
 
 def find_plan(problem: Problem, folder: Path | None, *, explains: bool = False) -> tuple[SavedPlan, str]:

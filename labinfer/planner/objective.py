@@ -84,7 +84,7 @@ class Stage:
     begin: int
     """First layer."""
     end: int
-    """One past the last layer."""
+    """End of the stage's layers: one past the last layer."""
 
     @property
     def layers(self) -> dict[str, int]:

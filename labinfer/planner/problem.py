@@ -40,7 +40,7 @@ class Problem:
     excluded: frozenset[str] = frozenset()
     """Machines that must not have a stage."""
     dtypes: tuple[tuple[str, str], ...] = ()
-    """See ``choose_units``."""
+    """Permitted dtypes; see ``choose_units``."""
     kv_tokens: float = 0
     """Minimum KV tokens; the longest request and the concurrent sequences may require more."""
     options: tuple[tuple[str, str], ...] = ()

@@ -39,7 +39,7 @@ class Delta:
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """One answer."""
+    """One answer of a request, while it is generated or complete."""
 
     index: int
     text: str | None

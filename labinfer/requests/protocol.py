@@ -193,7 +193,7 @@ class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
     name: FunctionName
     description: str | None = None
     schema: dict[str, Any] | None = None
-    """None for any JSON object."""
+    """JSON schema; None for any JSON object."""
     strict: bool | None = None
 
 
@@ -220,7 +220,7 @@ class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
     """Fields of OpenAI's bodies. The second group is ignored; for the third see ``NEUTRAL_VALUES``."""
 
     model: str | None = None
-    """None for the default model."""
+    """Served name of the model; None for the default model."""
     max_completion_tokens: _number("max_tokens") = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -166,7 +166,7 @@ class _Fitter:
             elif keyword in PLAIN_KEYWORDS:
                 fitted[keyword] = value
             elif keyword in UNHELD_KEYWORDS:
-                if not _says_nothing(keyword, value):
+                if not _is_implied(keyword, value):
                     self._leave_out(keyword, place)
             elif keyword in ("$ref", "pattern", "format"):
                 if _can_hold(keyword, value):
@@ -219,7 +219,7 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _says_nothing(keyword: str, value: Any) -> bool:
+def _is_implied(keyword: str, value: Any) -> bool:
     """Whether every value that a grammar generates satisfies the keyword."""
     if keyword == "propertyNames":
         return value in ({}, True, {"type": "string"})

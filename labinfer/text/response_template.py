@@ -48,9 +48,9 @@ class Field:
 
     name: str
     open: Delimiter | None
-    """None for the field of the remaining text."""
+    """Opening delimiter; None for the field of the remaining text."""
     close: Delimiter | None
-    """None if the field extends to the end of the reply."""
+    """Closing delimiter; None if the field extends to the end of the reply."""
     content: str
     """See ``region_values.CONTENTS``."""
     arguments: dict[str, Any]

@@ -115,7 +115,9 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if not tools and self.tool_choice not in (None, "none", "auto"):
             raise UserError(f"tool_choice {_describe_choice(self.tool_choice)} needs tools to choose from")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            raise UserError(f"tool_choice {_describe_choice(self.tool_choice)} is not in tools: {', '.join(names):.200}")
+            raise UserError(
+                f"tool_choice {_describe_choice(self.tool_choice)} is not in tools: {', '.join(names):.200}"
+            )
         for name, count in Counter(names).items():
             if count > 1:
                 raise UserError(f"tools has {count} functions called {name!r}; their names must differ")

@@ -60,13 +60,13 @@ class Codes:
     columns: Range
     """Requested range of inputs."""
     words: torch.Tensor
-    """(outputs, words) int32."""
+    """Codes in words, (outputs, words) int32."""
     scales: torch.Tensor
-    """(outputs, groups) float32. With a table, scales may be powers of two."""
+    """Scales of the groups, (outputs, groups) float32. With a table, scales may be powers of two."""
     zeros: torch.Tensor | None
-    """(outputs, groups) uint8; None if the form has no zero points."""
+    """Zero points of the groups, (outputs, groups) uint8; None if the layout has none."""
     minima: torch.Tensor | None = None
-    """(outputs, groups) float32; None if the form has no minima."""
+    """Minima of the groups, (outputs, groups) float32; None if the layout has none."""
 
     @classmethod
     def empty(cls, form: QuantLayout, outputs: int, columns: Range, device: torch.device | str = "cpu") -> Codes:

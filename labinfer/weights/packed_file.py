@@ -64,7 +64,7 @@ class PackedFiles:
     """Human-readable description of the rank's part of the model and its form."""
     options: str
     code: str
-    """See ``WeightHeader``."""
+    """Digest of the packing code; see ``WeightHeader``."""
     num_threads: int
     """Number of threads that compute checksums."""
 

@@ -58,7 +58,7 @@ class Worker:
         self.layer_time = 0.0
         """Part of ``busy_time`` in the layers, the embedding included."""
         self.waits: Counter[str] = Counter()
-        """See ``WorkerStats.waits``."""
+        """Seconds of waits by kind; see ``WorkerStats.waits``."""
 
     def launch(self, plan: BatchPlan) -> None:
         """Post the receive of the plan's activations, and enqueue the plan."""

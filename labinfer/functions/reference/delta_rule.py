@@ -60,14 +60,14 @@ class RuleInputs(NamedTuple):
     """Inputs of the delta rule for B sequences with N tokens each."""
 
     q: torch.Tensor
-    """(B, H, N, key size), L2-normalized; ``k`` has this shape, too."""
+    """Query vectors, (B, H, N, key size), L2-normalized; ``k`` (keys) has this shape, too."""
     k: torch.Tensor
     v: torch.Tensor
     """Value vectors, (B, H, N, P)."""
     beta: torch.Tensor
-    """(B, H, N), step size of the correction."""
+    """Step size of the state's correction, (B, H, N)."""
     log_decay: torch.Tensor
-    """(B, H, N), logarithm of each token's decay of the state."""
+    """Logarithm of each token's decay of the state, (B, H, N)."""
 
 
 def recurrent(inputs: RuleInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

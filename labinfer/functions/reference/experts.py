@@ -33,7 +33,7 @@ class ReferenceExperts:
     ):
         self.num_experts, self.linear, self._shape = shape.num_experts, linear, shape
         self.pairs: list[tuple[PackedWeight, PackedWeight] | None] = [None] * shape.num_experts
-        """(gate and up, down) of each expert; None before they are packed."""
+        """Packed matrices (gate and up, down) of each expert; None before they are packed."""
         self._pack_weight, self._pack_codes = pack_weight, pack_codes
 
     def parts(self, ids_TA: torch.Tensor, first: int) -> tuple[tuple[ReferenceExperts, bool]]:

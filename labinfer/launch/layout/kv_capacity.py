@@ -49,7 +49,7 @@ class KVCapacity:
     captured_bytes: int = 0
     """Bytes of this rank reserved for captured steps."""
     planned_blocks: int = 0
-    """See ``EngineOptions``."""
+    """KV blocks of the plan; see ``EngineOptions``."""
 
     def describe_windows(self, layout: Layout) -> str:
         """Text about the block pool of sliding-window layers; empty if they have none."""

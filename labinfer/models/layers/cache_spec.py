@@ -20,7 +20,7 @@ class TokenTensor:
     shape: tuple[int, ...]
     """Shape of a token's entry, such as (K, P)."""
     dtype: torch.dtype | None = None
-    """None for the dtype of the KV cache. In int8, every row of the last dimension has a scale."""
+    """Dtype of the stored entries; None for the dtype of the KV cache. In int8, every row of the last dimension has a scale."""
     rope: RopeConfig | None = None
     """Rotary config of the entry; None if it is not rotated. A context shift re-rotates such entries."""
     rope_begin: int = 0

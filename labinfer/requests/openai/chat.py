@@ -88,7 +88,7 @@ class AnswerToken(ApiObject):
     bytes: list[Byte] | None
     """``token`` and ``bytes`` are as in logprobs."""
     drafted: bool
-    """Whether it is an accepted draft token."""
+    """Whether the token is an accepted draft token."""
 
 
 class ChatChoice(ApiObject, kw_only=True):
@@ -113,7 +113,7 @@ class ChatCompletion(ApiObject, kw_only=True):
     choices: Annotated[list[ChatChoice], msgspec.Meta(min_length=1)]
     usage: Usage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    """Not in OpenAI's API."""
+    """Log-probabilities of the prompt's tokens, if requested; an extension of OpenAI's API."""
 
 
 class ToolCallDelta(ApiObject, kw_only=True):
@@ -135,7 +135,7 @@ class ChatDelta(ApiObject):
     reasoning_content: str | UnsetType = UNSET
     function_call: FunctionCallAnswer | UnsetType = UNSET
     refusal: None | UnsetType = UNSET
-    """Null in the first delta of an answer."""
+    """Refusal text, which is never used: null in the first delta of an answer."""
 
 
 class ChatChunkChoice(ApiObject, kw_only=True):

@@ -48,7 +48,7 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
     ignored."""
 
     type: _kinds(*ITEM_PREFIXES, REFERENCE) | None = None
-    """None for a message, and for a reference, which has an id only."""
+    """Type of the item; None for a message, and for a reference, which has an id only."""
     id: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: Content | None = None
@@ -75,7 +75,7 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def is_reference(self) -> bool:
-        """Whether it refers to an item of a stored response."""
+        """Whether the item is a reference to an item of a stored response."""
         return self.type == REFERENCE
 
     @property

@@ -196,7 +196,7 @@ class AsyncLLMEngine:
         return sorted(unfinished, key=lambda task: task.begin)
 
     def running_tasks(self, model: str) -> set[EngineTask]:
-        """Those of ``tasks`` that had a sequence in the batches at the last stats."""
+        """Tasks of a model that had a running sequence at the time of the last statistics."""
         running = self._requests.owners(self._running_keys.get(model, ()))
         return {task for task in running if not _is_done(task)}
 

@@ -137,11 +137,11 @@ class StatsEvent(StatsPoint, tag_field="object", tag="cluster.stats"):
 
     links: list[RankTraffic]
     stages: list[StageSpeed]
-    """Empty until the model has run steps."""
+    """Speed of each stage; empty until the model has run steps."""
     bottleneck: BottleneckReport | None
-    """Null until the model has had work for some seconds."""
+    """Bottleneck report; null until the model has had work for some seconds."""
     drift: LayoutDrift | None
-    """Null with one stage, and until the model has had work for some twenty seconds."""
+    """Stage times relative to the start; null with one stage, and until the model has had work for some twenty seconds."""
 
 
 class StepSequence(ApiObject):
@@ -236,15 +236,15 @@ class ClusterInfo(ApiObject, kw_only=True, tag_field="object", tag="cluster"):
     """One entry per rank with ``--expert-offload``."""
     links: list[RankTraffic]
     stages: list[StageSpeed]
-    """Empty until the model has run steps."""
+    """Speed of each stage; empty until the model has run steps."""
     machine_links: list[MachineLinkInfo]
     """Measured links between machines; empty if not measured."""
     plan: str | None
     """Table of the planned layout and its alternatives; null if the layout was not planned."""
     bottleneck: BottleneckReport | None
-    """Null until the model has had work for some seconds."""
+    """Bottleneck report; null until the model has had work for some seconds."""
     drift: LayoutDrift | None
-    """Null with one stage, and until the model has had work for some twenty seconds."""
+    """Stage times relative to the start; null with one stage, and until the model has had work for some twenty seconds."""
     history: list[StatsPoint]
     """History of the statistics, oldest point first."""
 
@@ -259,7 +259,7 @@ class LayoutChanged(ApiObject, kw_only=True, tag_field="object", tag="cluster.la
     max_model_len: Count
     """Maximum context length, in tokens."""
     quantization: str
-    """One name for all stages, or one per stage, separated by commas."""
+    """Quantization: one name for all stages, or one per stage, separated by commas."""
     ranks: list[RankShardInfo]
     """Ranks that hold a part of the model."""
 

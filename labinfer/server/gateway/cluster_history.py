@@ -88,18 +88,18 @@ class ModelHistory:
     last_time: float
     """Time of the last point, in seconds since 1970."""
     info: ModelInfo | None = None
-    """None until a host has loaded the model."""
+    """Description of the model; None until a host has loaded the model."""
     points: deque[StatsPoint] = field(default_factory=lambda: deque(maxlen=math.ceil(FINE_SECONDS / POINT_SECONDS)))
     """Points of the last ``FINE_SECONDS``."""
     merged: deque[StatsPoint] = field(default_factory=lambda: deque(maxlen=math.ceil(HISTORY_SECONDS / MERGED_SECONDS)))
     """Older points, one per ``MERGED_SECONDS``."""
     recent: deque[tuple[float, EngineStats]] = field(default_factory=deque)
-    """(arrival time, stats) of the points in the last ``REPORT_SECONDS``."""
+    """Statistics as (arrival time, stats), of the points in the last ``REPORT_SECONDS``."""
     minute: deque[tuple[float, EngineStats]] = field(default_factory=deque)
-    """(arrival time, stats), sampled every ``MARK_SECONDS`` over the last ``SPEED_SECONDS``; begins with the last stats before that window."""
+    """Statistics as (arrival time, stats), sampled every ``MARK_SECONDS`` over the last ``SPEED_SECONDS``; begins with the last stats before that window."""
     bottleneck: BottleneckReport | None = None
     slices: deque[tuple[float, int, Slices]] = field(default_factory=deque)
-    """(arrival time, rank, slices)."""
+    """Recorded time slices as (arrival time, rank, slices)."""
     slice_bytes: int = 0
     watchers: set[Watcher] = field(default_factory=set)
 

@@ -17,7 +17,7 @@ class PartBegin:
 
     name: str
     filename: str | None
-    """None for a part that is not a file."""
+    """Name of the file; None for a part that is not a file."""
 
 
 class MultipartReader:

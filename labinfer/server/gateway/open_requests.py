@@ -53,13 +53,13 @@ class OpenRequest:
     number: int
     """Index of the request in its task."""
     is_accepted: bool = False
-    """Whether a host has accepted it before."""
+    """Whether a host has accepted the request before."""
     deaths: int = 0
     """Host deaths while it was running."""
     is_tried: bool = False
-    """Whether it has run alone on the current host, or does not need to."""
+    """Whether the request has run alone on the current host, or does not need to."""
     was_reached: bool = False
-    """Whether the current host has sent any frame about it."""
+    """Whether the current host has sent any frame about the request."""
     tokens_before: int = 0
     """Output tokens when it was submitted to the current host."""
     keys: list[str] = field(default_factory=list)

@@ -27,7 +27,7 @@ class HostedModel:
     clock: Callable[[], float] = time.monotonic
     """Monotonic time in seconds."""
     slowdown_detector: StageSlowdownDetector | None = None
-    """None with one stage."""
+    """Detector of stages that slow down; None with one stage."""
     told_drift: Drift | None = None
     """Last ``Drift`` of ``slowdown_detector`` that was logged."""
     plan: str = ""

@@ -192,7 +192,7 @@ class Updates(msgspec.Struct, frozen=True, array_like=True, tag="updates"):
     """New tokens and finish reasons of the requests in one step."""
 
     answers: list[tuple[str, AnswerUpdate]]
-    """(request id, update) pairs."""
+    """Updates of answers, as (request id, update) pairs."""
 
 
 class StatsUpdate(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
@@ -209,7 +209,7 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     steps: list[TracedStep]
     """Steps completed since the last ``Trace``."""
     slices: list[tuple[int, Slices]]
-    """(rank, slices) of ranks that have sent some since then; slices may belong to other steps."""
+    """Recorded time slices, as (rank, slices), of ranks that have sent some since then; slices may belong to other steps."""
 
 
 class Rebuilding(msgspec.Struct, frozen=True, array_like=True, tag="rebuilding"):
@@ -225,7 +225,7 @@ class LayoutAnswer(msgspec.Struct, frozen=True, array_like=True, tag="layout_ans
     is_refused: bool = False
     """Whether the change was refused before anything was unloaded."""
     is_busy: bool = False
-    """Whether it was refused because another change is pending."""
+    """Whether the layout change was refused because another one is pending."""
     seconds: float = 0.0
     """Pause in seconds; 0 if nothing was unloaded."""
 

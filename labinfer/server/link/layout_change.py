@@ -23,7 +23,7 @@ class LayoutChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     model: str | None = None
-    """None for the default model."""
+    """Served name of the model; None for the default model."""
     tensor_parallel_size: Counts | None = None
     layers: Counts | None = None
     ranks: (
@@ -41,7 +41,7 @@ class LayoutChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantization: (
         Quantization | Annotated[list[Quantization], msgspec.Meta(min_length=1, max_length=MAX_STAGES)] | None
     ) = None
-    """One name for all stages, or one per stage as in ``dtype``."""
+    """Quantization: one name for all stages, or one per stage as in ``dtype``."""
     plan: SavedPlan | None = None
     """A layout in the format of ``launch.py plan --auto --save``; replaces all other fields but ``model``."""
 

@@ -47,7 +47,7 @@ class RankStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     expert_tokens: dict[int, list[int]] = {}
     """Layer to tokens routed to each expert; reported by the first tensor-parallel rank of a stage."""
     expert_reads: ExpertReads | None = None
-    """None if all experts are in memory."""
+    """Expert cache hits and reads; None if all experts are in memory."""
     when: float = 0.0
     """Time of these stats by the rank's monotonic clock, in seconds."""
     memory_total: int = 0
@@ -115,7 +115,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Sum of the tokens of all steps."""
     ranks: list[RankStats] = []
     drift: Drift | None = None
-    """None with one stage, and until there has been enough work."""
+    """Stage times relative to the start; None with one stage, and until there has been enough work."""
     num_drafts: int = 0
     """Drafts verified, one per sequence and step."""
     drafted_tokens: int = 0

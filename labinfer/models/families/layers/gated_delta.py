@@ -60,7 +60,7 @@ class DeltaState:
     conv: torch.Tensor
     """Convolution state, (slots, W - 1, C): the last inputs of each channel."""
     delta: torch.Tensor
-    """(slots, H, key size, P) float32."""
+    """State matrix of each value head, (slots, H, key size, P) float32."""
 
 
 class GatedDeltaNet(nn.Module):
