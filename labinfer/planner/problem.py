@@ -40,7 +40,7 @@ class Problem:
     excluded: frozenset[str] = frozenset()
     """Machines that must not have a stage."""
     dtypes: tuple[tuple[str, str], ...] = ()
-    """Permitted dtypes; see ``choose_units``."""
+    """Allowed pairs of dtype and quantization, in order of preference; empty for any. See ``choose_units``."""
     kv_tokens: float = 0
     """Minimum KV tokens; the longest request and the concurrent sequences may require more."""
     options: tuple[tuple[str, str], ...] = ()
