@@ -9,8 +9,8 @@ export const chineseStrong = {
   level: "inline",
   start: (text) => (text.includes("**") ? text.indexOf("**") : undefined),
   tokenizer(text) {
-    const found = STRONG.exec(text);
-    if (!found) return undefined;
-    return { type: "strong", raw: found[0], text: found[1], tokens: this.lexer.inlineTokens(found[1]) };
+    const match = STRONG.exec(text);
+    if (!match) return undefined;
+    return { type: "strong", raw: match[0], text: match[1], tokens: this.lexer.inlineTokens(match[1]) };
   },
 };

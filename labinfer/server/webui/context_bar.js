@@ -37,7 +37,7 @@ export class ContextBar {
     const words = this._words, button = (label, onclick) => make("button", { type: "button", className: "quiet", onclick }, label);
     if (this._abort) return [make("span", {}, words.summarising), button(words.cancel, () => this._forget(true))];
     return [
-      button(words.leaveOut, () => this._oncut(this._conversation, cut.first, "")),
+      button(words.dropOldest, () => this._oncut(this._conversation, cut.first, "")),
       button(words.summarise, () => this._summarise(cut)),
     ];
   }

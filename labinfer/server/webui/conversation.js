@@ -61,9 +61,9 @@ export class Conversation {
 
   /** A message and its descendants on all branches. */
   under(message) {
-    const found = [message];
-    for (const one of found) found.push(...[...this.messages.values()].filter(({ parent }) => parent === one.id));
-    return found;
+    const subtree = [message];
+    for (const one of subtree) subtree.push(...[...this.messages.values()].filter(({ parent }) => parent === one.id));
+    return subtree;
   }
 
   /** Remove a message and its descendants; shows another version of it, or else its parent. @returns {object[]} removed messages */

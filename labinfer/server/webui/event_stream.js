@@ -14,8 +14,8 @@ export async function* readEvents(body) {
       const blocks = (rest + value).split(/\r?\n\r?\n/);
       rest = blocks.pop();
       for (const block of blocks) {
-        const found = parse(block);
-        if (found) yield found;
+        const event = parse(block);
+        if (event) yield event;
       }
     }
   } finally {

@@ -10,8 +10,8 @@ export const blockMath = {
   level: "block",
   start: (text) => text.match(/(?:^|\n)(?:\$\$|\\\[)/)?.index,
   tokenizer(text) {
-    const found = BLOCK.exec(text);
-    if (found) return { type: "blockMath", raw: found[0], tex: found[1] ?? found[2] };
+    const match = BLOCK.exec(text);
+    if (match) return { type: "blockMath", raw: match[0], tex: match[1] ?? match[2] };
     const open = !/\$\$[\s\S]*\$\$|\\\]/.test(text) && OPEN_BLOCK.exec(text);
     return open ? { type: "blockMath", raw: open[0], tex: null } : undefined;
   },
@@ -24,9 +24,9 @@ export const inlineMath = {
   level: "inline",
   start: (text) => text.match(/\$|\\\(|\\\[/)?.index,
   tokenizer(text) {
-    const found = INLINE.exec(text);
-    if (!found) return undefined;
-    const [raw, display, round, square, dollar] = found;
+    const match = INLINE.exec(text);
+    if (!match) return undefined;
+    const [raw, display, round, square, dollar] = match;
     const block = display !== undefined || square !== undefined;
     return { type: "inlineMath", raw, tex: display ?? round ?? square ?? dollar, block };
   },

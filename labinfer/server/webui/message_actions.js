@@ -65,7 +65,7 @@ export class MessageActions {
 
   /** Branch: copy the conversation up to a message as a new one. */
   async fork(message) {
-    const { record, messages } = forkOf(this._chat.conversation, message, this._chat.words.forked);
+    const { record, messages } = forkOf(this._chat.conversation, message, this._chat.words.branchTitle);
     await this._chat.take([{ record, messages }]);
   }
 

@@ -118,7 +118,7 @@ export class MessageView {
 
   _thoughtTitle(closed, ms) {
     if (!closed) return this.words.thinking;
-    return ms === undefined ? this.words.thought : `${this.words.thought} · ${duration(ms)}`;
+    return ms === undefined ? this.words.reasoning : `${this.words.reasoning} · ${duration(ms)}`;
   }
 
   _thought(thought, closed, ms) {
@@ -130,7 +130,7 @@ export class MessageView {
   _calls() {
     return (this.message.toolCalls ?? []).map((call) => {
       const code = make("pre", { "data-language": "json" }, make("code", {}, pretty(call.arguments)));
-      const box = make("details", { className: "call", open: true }, make("summary", {}, this.words.called(call.name)), code);
+      const box = make("details", { className: "call", open: true }, make("summary", {}, this.words.toolCall(call.name)), code);
       frameCode(code, this.words);
       return box;
     });
@@ -146,7 +146,7 @@ export class MessageView {
       return button;
     };
     return make("span", { className: "branches" }, step("left", words.previousBranch, at - 1),
-      make("span", { "aria-label": words.branch(at + 1, count), role: "img" }, `${at + 1}/${count}`),
+      make("span", { "aria-label": words.version(at + 1, count), role: "img" }, `${at + 1}/${count}`),
       step("right", words.nextBranch, at + 1));
   }
 
@@ -161,18 +161,18 @@ export class MessageView {
     });
     const buttons = make("span", { className: "buttons" });
     if (shown.trim()) buttons.append(copyButton);
-    const again = iconButton("again", words.again, () => this._actions.again(message));
+    const again = iconButton("again", words.regenerate, () => this._actions.again(message));
     if (message.role === "user") {
       again.classList.add("of-last"); // a question without an answer
       buttons.append(iconButton("edit", words.edit, () => this.edit().focus()), again);
     } else {
-      const fork = iconButton("fork", words.fork, () => this._actions.fork(message));
+      const fork = iconButton("fork", words.branch, () => this._actions.fork(message));
       buttons.append(again, iconButton("edit", words.editAnswer, () => this.edit().focus()), fork);
     }
     buttons.append(iconButton("trash", words.removeMessage, () => this._actions.remove(message)));
     if (this._canGoOn) {
       const goOn = () => this._actions.goOn(message);
-      buttons.append(make("button", { type: "button", className: "quiet of-last", onclick: goOn }, icon("play"), words.goOn));
+      buttons.append(make("button", { type: "button", className: "quiet of-last", onclick: goOn }, icon("play"), words.continueAnswer));
     }
     if (message.logprobs?.length) {
       const toggle = iconButton("bars", words.probabilities, () => {

@@ -6,7 +6,7 @@ import { make } from "./element.js";
 /** @param {import("./preferences.js").Preferences} preferences @param {boolean} forKey whether to focus the API key */
 export function openPreferences(preferences, onclosed, forKey = false) {
   const { words } = preferences;
-  const language = choice([["", words.followBrowser], ["en", "English"], ["zh", "中文"]], preferences.language);
+  const language = choice([["", words.browserDefault], ["en", "English"], ["zh", "中文"]], preferences.language);
   const theme = choice([["", words.themes.system], ["light", words.themes.light], ["dark", words.themes.dark]], preferences.theme);
   const key = make("input", { type: "password", value: preferences.key, autocomplete: "off", spellcheck: false });
   const save = () => {

@@ -14,7 +14,7 @@ export function presetRow(presets, words, onchoose, read) {
 
   function render(chosen = "") {
     const select = choice([["", words.noPreset], ...presets.names.map((name) => [name, name])], chosen);
-    const keep = make("button", { type: "button", onclick: askName }, words.keepPreset);
+    const keep = make("button", { type: "button", onclick: askName }, words.savePreset);
     const remove = make("button", { type: "button", hidden: !chosen, onclick: () => {
       presets.remove(select.value);
       render();
@@ -44,7 +44,7 @@ export function presetRow(presets, words, onchoose, read) {
       event.stopPropagation(); // it must not press the dialog's button
       end(true);
     };
-    place.replaceChildren(field(words.presetName, name), make("button", { type: "button", className: "primary", onclick: () => end(true) }, words.keep),
+    place.replaceChildren(field(words.presetName, name), make("button", { type: "button", className: "primary", onclick: () => end(true) }, words.createPreset),
       make("button", { type: "button", onclick: () => end(false) }, words.cancel));
     name.focus();
   }

@@ -4,7 +4,7 @@
 export async function search(store, text) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const has = (where) => words.every((word) => where.toLowerCase().includes(word));
-  const found = new Set((await store.conversations()).filter(({ title }) => has(title)).map(({ id }) => id));
-  await store.everyMessage(({ conversation, content }) => has(content) && found.add(conversation));
-  return found;
+  const ids = new Set((await store.conversations()).filter(({ title }) => has(title)).map(({ id }) => id));
+  await store.everyMessage(({ conversation, content }) => has(content) && ids.add(conversation));
+  return ids;
 }

@@ -16,7 +16,7 @@ export class Sidebar {
     this._records = [];
     this._busy = new Set();
     this._renaming = false;
-    this._found = null; // conversation ids found by a search; null without one
+    this._matches = null; // conversation ids found by a search; null without one
     this._search.oninput = () => {
       clearTimeout(this._timer);
       this._timer = setTimeout(() => this._seek(), SEARCH_MS);
@@ -66,7 +66,7 @@ export class Sidebar {
   /** End the search. */
   endSearch() {
     this._search.value = "";
-    this._found = null;
+    this._matches = null;
   }
 
   focusSearch() {
@@ -83,11 +83,11 @@ export class Sidebar {
     if (this._renaming) return; // rendered when renaming ends
     const focused = document.activeElement.closest("#conversations li");
     const button = focused && [...focused.querySelectorAll("button")].indexOf(document.activeElement);
-    const shown = records.filter(({ id }) => !this._found || this._found.has(id));
+    const shown = records.filter(({ id }) => !this._matches || this._matches.has(id));
     this._list.replaceChildren(...this._items(shown));
     const none = byId("none-found");
     none.hidden = shown.length > 0;
-    none.textContent = this._found ? words.noneFound : words.noConversations;
+    none.textContent = this._matches ? words.noneFound : words.noConversations;
     if (focused) this._giveFocusBack(focused.dataset.id, button);
     if (opened) this._place(current)?.scrollIntoView({ block: "nearest" });
   }
@@ -107,9 +107,9 @@ export class Sidebar {
 
   async _seek() {
     const text = this._search.value.trim();
-    const found = text ? await search(this._store, text) : null;
+    const ids = text ? await search(this._store, text) : null;
     if (text !== this._search.value.trim()) return; // superseded by a later search
-    this._found = found;
+    this._matches = ids;
     this.render(this._records, this._current, this._busy, this._words);
   }
 

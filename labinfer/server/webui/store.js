@@ -26,8 +26,8 @@ export class Store {
 
   /** All conversations, latest first. */
   async conversations() {
-    const found = await done(this._read("conversations").getAll());
-    return found.sort((a, b) => b.updated - a.updated);
+    const records = await done(this._read("conversations").getAll());
+    return records.sort((a, b) => b.updated - a.updated);
   }
 
   /** A conversation; undefined if unknown. */

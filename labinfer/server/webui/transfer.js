@@ -15,9 +15,9 @@ export async function exportRecords(store, records) {
 export async function importFile(chat, file) {
   const { words } = chat;
   try {
-    const found = fromJson(await file.text());
-    await chat.take(found);
-    return found.length;
+    const conversations = fromJson(await file.text());
+    await chat.take(conversations);
+    return conversations.length;
   } catch (error) {
     openDialog(words.import, [make("p", {}, words.importFailed), make("p", { className: "hint" }, error.message)], [{ label: words.close, run() {} }], words.close);
     return 0;

@@ -73,13 +73,13 @@ export function fittingSpan(stepTime, width, current) {
  * @returns {number} -1 for none
  */
 export function stepAt(slices, scale, x) {
-  let found = -1, nearest = NEAR_PX;
+  let closest = -1, nearest = NEAR_PX;
   for (const { begin, end, step, name } of slices) {
     if (step < 0) continue;
     const away = Math.max(scale.x(begin) - x, x - scale.x(end), 0) + (name.startsWith("wait") ? 0.5 : 0); // prefers work over waits
-    if (away < nearest) [found, nearest] = [step, away];
+    if (away < nearest) [closest, nearest] = [step, away];
   }
-  return found;
+  return closest;
 }
 
 /** Phase of a step: "prefill", "decode", "mixed", or "unknown" if not recorded. @param {import("./timeline.js").Step} [step] */

@@ -2,39 +2,39 @@
 
 /** Union of intervals. @param {[number, number][]} intervals in any order @param {number} join maximum gap to close */
 export function union(intervals, join = 0) {
-  const found = [];
+  const joined = [];
   for (const [begin, end] of [...intervals].sort((a, b) => a[0] - b[0])) {
     if (end <= begin) continue;
-    const last = found.at(-1);
+    const last = joined.at(-1);
     if (last && begin <= last[1] + join) last[1] = Math.max(last[1], end);
-    else found.push([begin, end]);
+    else joined.push([begin, end]);
   }
-  return found;
+  return joined;
 }
 
 /** Intersection. */
 export function intersection(one, other) {
-  const found = [];
+  const overlaps = [];
   for (let i = 0, j = 0; i < one.length && j < other.length;) {
     const begin = Math.max(one[i][0], other[j][0]), end = Math.min(one[i][1], other[j][1]);
-    if (begin < end) found.push([begin, end]);
+    if (begin < end) overlaps.push([begin, end]);
     if (one[i][1] < other[j][1]) i++;
     else j++;
   }
-  return found;
+  return overlaps;
 }
 
 /** Complement within [begin, end]. */
 export function complement(intervals, begin, end) {
-  const found = [];
+  const gaps = [];
   let at = begin;
   for (const [from, to] of intervals) {
-    if (from > at) found.push([at, Math.min(from, end)]);
+    if (from > at) gaps.push([at, Math.min(from, end)]);
     at = Math.max(at, to);
-    if (at >= end) return found;
+    if (at >= end) return gaps;
   }
-  if (at < end) found.push([at, end]);
-  return found;
+  if (at < end) gaps.push([at, end]);
+  return gaps;
 }
 
 /** Total length. */

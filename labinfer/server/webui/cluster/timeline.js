@@ -93,11 +93,11 @@ export class Timeline {
 
   /** Sorted numbers of the steps that ran in [begin, end]. */
   stepsIn(begin = this.begin, end = this.end) {
-    const found = new Set();
+    const numbers = new Set();
     for (const rank of this.ranks) {
-      for (const slice of this.slices(rank, begin, end)) if (slice.name === "run" && this.isClear(slice)) found.add(slice.step);
+      for (const slice of this.slices(rank, begin, end)) if (slice.name === "run" && this.isClear(slice)) numbers.add(slice.step);
     }
-    return [...found].sort((a, b) => a - b);
+    return [...numbers].sort((a, b) => a - b);
   }
 
   /** Median time between the beginnings of steps on the first rank; the median ignores idle time. */
