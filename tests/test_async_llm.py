@@ -152,7 +152,9 @@ def test_engine_that_fails_tells_all_who_wait(checkpoint, monkeypatch, caplog):
         llm = AsyncLLM(checkpoint, **SMALL)
         monkeypatch.setattr(llm._llm._executor, "wait_result", lambda: 1 / 0)
         for _ in range(2):
-            with pytest.raises(RuntimeError, match="the engine has failed with ZeroDivisionError: .* create a new one"):
+            with pytest.raises(
+                RuntimeError, match="the engine has failed with ZeroDivisionError: .* create a new AsyncLLM"
+            ):
                 await llm.generate("the", GREEDY)
         await llm.close()
 

@@ -87,7 +87,7 @@ def test_text_and_messages_are_embedded_as_their_tokens(llm):
     [
         (None, "last", "rank 0 needs prompts"),
         (["fine", ""], "last", "prompt 1: the prompt is empty"),
-        ([[5], [5, 512]], "mean", "prompt 1: token id 512 is outside the vocabulary of 512 ids"),
+        ([[5], [5, 512]], "mean", "prompt 1: token id 512 is outside the vocabulary of 512 tokens"),
         (["fine"], "max", "pooling must be one of last, mean, cls, not 'max'"),
         (["fine"], "", "pooling must be one of last, mean, cls, not ''"),
     ],
