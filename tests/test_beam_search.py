@@ -135,7 +135,7 @@ def test_one_text_per_answer(checkpoint):
         ({"num_beams": 2, "temperature": 0.7}, "temperature 0.7 cannot be combined with num_beams"),
         ({"num_beams": 2, "stop": "x"}, "stop .* cannot be combined with num_beams"),
         ({"num_beams": 2, "logprobs": 1}, "logprobs 1 cannot be combined with num_beams"),
-        ({"num_beams": 65}, "num_beams 65 is more than --max-num-seqs 64"),
+        ({"num_beams": 65}, "num_beams 65 is more than max_num_seqs 64"),
         ({"num_beams": 40, "stop_token_ids": ENDS}, "needs 1040 candidate tokens, more than the vocabulary"),
         ({"num_beams": 20, "max_tokens": 300}, r"20 beams of up to 303 tokens need 1520 KV blocks, but there are 400"),
         ({"early_stopping": "sometimes"}, "early_stopping must be true, false or"),

@@ -174,7 +174,7 @@ def test_without_a_shift_the_context_ends_an_answer(checkpoint):
 def test_context_too_short_is_refused(checkpoint):
     with LLM(str(checkpoint), num_kv_blocks=60, context_shift=True, keep=10, block_size=BLOCK) as llm:
         with pytest.raises(
-            UserError, match=r"context length of 16 tokens is too short .* --keep 10 and two blocks of 4 need 20"
+            UserError, match=r"context length of 16 tokens is too short .* keep 10 and two blocks of 4 need 20"
         ):
             llm.generate([5, 6, 7], SamplingParams(max_context_len=16))
     with LLM(str(checkpoint), num_kv_blocks=3, block_size=BLOCK) as llm:
