@@ -8,6 +8,7 @@
 #   RUNTIME_PACKAGES   further Debian packages of the image; Triton's kernels on CUDA need "gcc libc6-dev python3-dev"
 #   TARGETS            processors to compile the functions for (labinfer/native/targets.py); fewer build faster
 #   BASE               image with Debian's packages, and Python 3.10 or later as python3
+#   PIP_INDEX_URL      package index of all but torch, such as a mirror of PyPI
 #
 # Ranks of one container exchange data through /dev/shm, of which Docker gives 64 MiB: say --shm-size 1g (Kubernetes: an
 # emptyDir of medium Memory at /dev/shm). The user is labinfer (1000); ~/.cache keeps what a start measures and compiles, and
@@ -17,6 +18,7 @@ ARG BASE=debian:trixie-slim
 FROM ${BASE} AS build
 ARG TORCH=torch==2.13.0
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG PIP_INDEX_URL
 ARG TARGETS=x86-64-v4-amx,x86-64-v4-bf16,x86-64-v4-vnni,x86-64-v4,x86-64-v3-vnni,x86-64-v3,armv8.6,armv8.2
 RUN apt-get update && apt-get install --yes --no-install-recommends ca-certificates python3 python3-venv g++
 RUN python3 -m venv /opt/labinfer

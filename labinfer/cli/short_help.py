@@ -12,9 +12,9 @@ COLUMNS = 80
 COMMAND_COLUMNS, NARROW_COLUMNS = 28, 60
 """Columns of a command, before its summary; below ``NARROW_COLUMNS`` the summary has lines of its own."""
 EXAMPLES = """{alone} --prompt "17 + 25 = ?"
-{alone} serve --model DIR
-torchrun --nproc-per-node 4 {script} --model DIR -tp 2 -pp 2 --prompt "Hello"
-mpirun -n 2 {alone} --model DIR --input in.jsonl --output out.jsonl"""
+{alone} serve --model Qwen/Qwen3-0.6B
+torchrun --nproc-per-node 4 {script} --model Qwen/Qwen3-0.6B -tp 2 -pp 2 --prompt "Hello"
+mpirun -n 2 {alone} --model Qwen/Qwen3-0.6B --input in.jsonl --output out.jsonl"""
 EXIT_STATUS = "exit status: 0 all done, 1 some requests failed, 2 wrong usage, 70 a rank failed, 130 Ctrl-C, 141 output closed, 143 SIGTERM"
 JOBS = {
     "--prompt TEXT": "answer a prompt (without --model: the bundled model)",

@@ -73,11 +73,11 @@ def idle_share(stages: int, micro_batches: int) -> float:
         "巴黎",
         """模型被切成若干**阶段**，每个 rank 运行其中一段：
 
-1. rank 0 组成一个*微批*，计算最前面几层。
+1. rank 0 组成一个*微批次*，计算最前面几层。
 2. 隐藏状态在各阶段之间依次传递。
 3. 最后一个阶段采样，token 回到 rank 0。
 
-$p$ 个阶段、$m$ 个微批时，一个阶段空闲的时间占比为
+$p$ 个阶段、$m$ 个微批次时，一个阶段空闲的时间占比为
 
 $$\\frac{p-1}{m+p-1}$$
 
@@ -86,7 +86,7 @@ def idle_share(stages: int, micro_batches: int) -> float:
     return (stages - 1) / (micro_batches + stages - 1)
 ```
 
-| 阶段 | 微批 | 空闲 |
+| 阶段 | 微批次 | 空闲 |
 |---|---|---|
 | 2 | 2 | 33 % |
 | 2 | 8 | 11 % |

@@ -255,7 +255,7 @@ def test_lines_of_a_job_are_answered(place, launches, tmp_path):
 def test_every_block_is_known():
     """A block that begins with a name of a program has only commands that ``PROGRAMS`` knows; others are data or Python."""
     data = ("{", "[", "model = ", "scrape_configs:", "from openai", "labinfer/", "stage 1 (rank 1")
-    scripts = ("KEYS=keys.txt sbatch", "sbatch hostfiles/", "NODE_RANK=0 ")
+    scripts = ("KEYS=keys.txt sbatch", "MODEL=DIR sbatch", "sbatch hostfiles/", "NODE_RANK=0 ")
     for block in all_blocks():
         known = block.commands or block.language or block.text.startswith((*data, *scripts))
         assert known, f"{block.name} is run by no test, and is no data:\n{block.text}"

@@ -16,7 +16,7 @@ from labinfer.cli.flags import build_parser
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("labinfer", "tests", "benchmarks", "tools", "examples", "hostfiles", "docs", "lab")
-SOURCES = {".py", ".cpp", ".h", ".js", ".mjs", ".html", ".sh", ".sbatch", ".yaml", ".yml", ".toml", ".cfg", ".service"}
+SOURCES = {".py", ".cpp", ".h", ".js", ".mjs", ".html", ".sh", ".sbatch", ".yaml", ".yml", ".toml", ".cfg", ".service", ".def"}
 UNREAD = {"vendor", "node_modules", "__pycache__", ".venv", ".clients"}
 DOCUMENTS = [
     path
@@ -49,7 +49,7 @@ def files() -> dict[Path, str]:
             found += [Path(directory, name) for name in names]
     return {
         path.relative_to(ROOT): path.read_text(encoding="utf-8")
-        if path.suffix in SOURCES or path.name == "Makefile"
+        if path.suffix in SOURCES or path.name in ("Makefile", "Dockerfile")
         else ""
         for path in found
         if path != Path(__file__)
