@@ -1,4 +1,5 @@
-"""BranchAndBound: exact search for the layout with the least value of a criterion, over classes of equal units.
+"""BranchAndBound: exact search for the layout with the least value of a criterion, over sets of units (``tp_size``
+ranks that can run one stage), equal units in one class.
 
 Layers of one kind cost the same. Given a set of units, its first and last stage, and an upper bound on the stage time, the sum of
 stage times is least if each unit has one layer and the cheapest units have all others, up to the bound and their memory. Hops do
@@ -24,7 +25,7 @@ NEAR = 1.1
 """For models with several kinds of layers: an order of units is evaluated with its real layers if its value, estimated with layers of
 mean cost, is within this factor of the best."""
 MAX_ORDERS = 24
-"""Maximum number of orders for which real layers are cut."""
+"""Maximum number of stage orders over which the layers are split by their real costs."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def _layers_below(bound: float, fixed: float, per_layer: float, cap: int) -> int
 
 @dataclass(frozen=True, kw_only=True)
 class _UnitGroup:
-    """Units of a class with the same role in a layout."""
+    """Units of a class with the same role in a layout: first, inner or last stage."""
 
     role: tuple[int, bool, bool]
     """Index of the class, whether it is the first stage, and whether it is the last."""
@@ -105,7 +106,7 @@ class _CriterionLines:
 
 @dataclass(kw_only=True)
 class BranchAndBound:
-    """Search over the numbers of units of each class."""
+    """Search for the best layout over all sets of units, each given as the number of units per class."""
 
     problem: Problem
     classes: list[UnitClass]
@@ -114,10 +115,11 @@ class BranchAndBound:
     max_layers: MaxLayers
     best: Solution | None = None
     near: dict[tuple[Criterion, tuple[str, ...]], Solution] = field(default_factory=dict)
-    """With several kinds of layers: the best layout of mean layers, by criterion and order of machines."""
+    """With several kinds of layers: the best layout if every layer had the mean cost, by criterion and order of
+    machines."""
 
     def run(self) -> Solution | None:
-        """A better solution than ``known``; None if there is none."""
+        """A layout that is better than ``known``; None if there is none."""
         problem, classes = self.problem, self.classes
         self.num_layers = len(classes[0].costs.layers)
         self.is_alike = len(set(classes[0].costs.layers)) == 1
@@ -141,7 +143,7 @@ class BranchAndBound:
         return 1.0 if self.is_alike else NEAR
 
     def _is_allowed(self, state: State) -> bool:
-        """Whether ``state`` has enough units for the required machines and the first machine."""
+        """Whether the set of units ``state`` has enough units for the required machines and the first machine."""
         needed = {*self.problem.required, self.problem.first}
         return all(count >= len({*each.machines} & needed) for count, each in zip(state, self.classes, strict=True))
 
@@ -187,7 +189,7 @@ class BranchAndBound:
         return low
 
     def _search(self, lines: _CriterionLines) -> None:
-        """Search all states for layouts below the target."""
+        """Search all sets of units for layouts with a value below the target."""
         criterion, path = lines.criterion, lines.path
         fewest, most_stages = criterion.num_stages
         numbers = range(len(self.classes))
@@ -217,7 +219,8 @@ class BranchAndBound:
                 self._improve(lines, state, first, last)
 
     def _ends(self, state: State, used: list[int]) -> Iterator[tuple[int, int]]:
-        """Possible classes of the first and last stage of ``state``."""
+        """Yield possible classes of the first and last stage of the set of units ``state``. ``used`` are the classes
+        that it has units of."""
         for first in used:
             if self.problem.first and self.problem.first not in self.classes[first].machines:
                 continue
@@ -226,7 +229,7 @@ class BranchAndBound:
                     yield first, last
 
     def _groups(self, lines: _CriterionLines, state: State, first: int, last: int) -> list[_UnitGroup]:
-        """Units grouped by class and role, cheapest layers first."""
+        """Units of ``state`` grouped by class and role (first, inner or last stage), cheapest layers first."""
         roles: dict[tuple[int, bool, bool], int] = {(n, False, False): count for n, count in enumerate(state)}
         ends = [(first, True, True)] if sum(state) == 1 else [(first, True, False), (last, False, True)]
         for number, is_first, is_last in ends:
@@ -250,7 +253,8 @@ class BranchAndBound:
         return sorted(groups, key=lambda group: group.path_layer)
 
     def _improve(self, lines: _CriterionLines, state: State, first: int, last: int) -> None:
-        """Find the best layout of ``state`` with classes ``first`` and ``last`` at its ends, if it is below the target."""
+        """Find the best layout of the units of ``state`` with classes ``first`` and ``last`` at its ends, and record it
+        if its value is below the target."""
         criterion = lines.criterion
         groups = self._groups(lines, state, first, last)
         size = sum(state)
@@ -287,7 +291,7 @@ class BranchAndBound:
     def _keep(
         self, value: float, criterion: Criterion, order: tuple[int, ...], groups: list[_UnitGroup], layers: list[int]
     ) -> None:
-        """Record a layout below the target."""
+        """Record a layout: in ``near``, and as the best one if ``value`` is below the target."""
         stages = self._make_stages(order, groups, layers)
         solution = Solution(value, criterion, stages)
         if not self.is_alike:
@@ -298,7 +302,7 @@ class BranchAndBound:
             self.target, self.best = value, solution
 
     def _make_stages(self, order: Sequence[int], groups: list[_UnitGroup], layers: list[int]) -> tuple[Stage, ...]:
-        """Stages whose units have the classes of ``order``."""
+        """Stages of the classes in ``order``, with the layers of each group divided evenly among its units."""
         shares: dict[tuple[int, bool, bool], list[int]] = {}
         for group, total in zip(groups, layers, strict=True):
             even, rest = divmod(total, group.count)
@@ -311,7 +315,8 @@ class BranchAndBound:
         return tuple(stages)
 
     def _names(self, order: Sequence[int]) -> list[str]:
-        """A machine for each class in ``order``: rank 0's machine before required machines, these before others."""
+        """Machine of each stage, given the stages' classes in ``order``: rank 0's machine is used before required
+        machines, these before others."""
         problem = self.problem
         left = [
             sorted(each.machines, key=lambda name: (name != problem.first, name not in problem.required))
@@ -320,9 +325,9 @@ class BranchAndBound:
         return [left[unit].pop(0) for unit in order]
 
     def _cut_unlike_layers(self) -> Solution | None:
-        """The best cut of the real layers over the orders that are nearly best with mean layers.
+        """The best split of the layers by their real costs, over the stage orders that are nearly best with mean costs.
 
-        If none of them fits and ``known`` is None, tries orders in which the layers fit.
+        If the layers fit in none of these orders and ``known`` is None, tries the orders of ``FeasibleOrders``.
         """
         target = self.known.value if self.known else float("inf")
         best = None
@@ -338,7 +343,8 @@ class BranchAndBound:
         return best if best or self.known else self._cut_feasible_orders()
 
     def _cut_feasible_orders(self) -> Solution | None:
-        """The best cut of the real layers over orders in which they fit; None if there is no such order."""
+        """The best split of the layers by their real costs, over stage orders in which they fit in memory; None if
+        there is no such order."""
         problem, best = self.problem, None
         firsts = [n for n, each in enumerate(self.classes) if problem.first in ("", *each.machines)]
         orders: dict[CacheDemand, list[tuple[int, ...]]] = {}
@@ -362,7 +368,8 @@ class BranchAndBound:
 
 
 def _share_layers(groups: list[_UnitGroup], num_layers: int, bound: float) -> list[int] | None:
-    """Layers of each group with the least sum of times, every stage below ``bound``; None if the groups cannot hold ``num_layers``.
+    """Number of layers of each group that minimizes the sum of stage times, with every stage below ``bound`` seconds;
+    None if the groups cannot hold ``num_layers``.
 
     Args:
         groups: sorted by time per layer, cheapest first.

@@ -1,4 +1,4 @@
-"""FeasibleOrders: orders of units in whose memory a model fits, also with several kinds of layers."""
+"""FeasibleOrders: stage orders of units in which a model fits in memory, also with several kinds of layers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from labinfer.planner.units import UnitClass
 
 
 class FeasibleOrders:
-    """For each set of units (smallest first): how many leading layers the set can hold, over all orders.
+    """Dynamic program over sets of units, smallest first: how many leading layers of the model each set can hold, over
+    all stage orders.
 
     Args:
         demand: cache capacity that each stage must have.
-        firsts: classes that may run the first stage.
+        firsts: indices of the unit classes that may run the first stage.
     """
 
     def __init__(
@@ -36,13 +37,15 @@ class FeasibleOrders:
             for is_last in (False, True)
         }
         self._reached: dict[State, set[int]] = {}
-        """Numbers of leading layers that each set can hold, none of its units as the last stage."""
+        """For each set of units, the numbers of leading layers that it can hold if none of its units is the last
+        stage."""
 
     def orders(self, states: Collection[State]) -> Iterator[tuple[int, ...]]:
-        """Unit classes, in stage order, of layouts that fit: one layout for each set and class of its last stage.
+        """Yield stage orders (class indices) in which the model fits: one for each set of units and each class of its
+        last stage.
 
         Args:
-            states: sets allowed as layouts.
+            states: sets of units of which a layout may be made.
         """
         for state in self._graph.states:
             self._reached[state] = {
@@ -60,7 +63,8 @@ class FeasibleOrders:
                     yield (*self._trace(_without(state, number), begin), number)
 
     def _last_steps(self, state: State) -> Iterator[tuple[int, int, list[int]]]:
-        """Each class that may come last in ``state``, with the number of layers before it and, by first layer, the end that it can reach."""
+        """Yield (class, first layer, ends) of each unit that may be the latest stage in ``state``. For each first
+        layer, ``ends`` has the exclusive end of the largest stage that fits on the unit."""
         is_first = sum(state) == 1
         for number, count in enumerate(state):
             if count and (not is_first or number in self._firsts):
@@ -69,7 +73,7 @@ class FeasibleOrders:
                     yield number, begin, spans
 
     def _trace(self, state: State, end: int) -> tuple[int, ...]:
-        """An order in which ``state`` holds the first ``end`` layers."""
+        """A stage order (class indices) in which the units of ``state`` hold the first ``end`` layers."""
         if not any(state):
             return ()
         number, begin = next((n, b) for n, b, spans in self._last_steps(state) if b < end <= spans[b])
@@ -77,5 +81,5 @@ class FeasibleOrders:
 
 
 def _without(state: State, number: int) -> State:
-    """``state`` with one unit of class ``number`` less."""
+    """``state`` without one of its units of class ``number``."""
     return (*state[:number], state[number] - 1, *state[number + 1 :])

@@ -1,4 +1,5 @@
-"""MaxLayers: how many layers fit in a unit's memory, cached over all searches for a problem."""
+"""MaxLayers: how many layers fit in the memory of a unit (the ranks of one stage), cached over all searches for a
+problem."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from labinfer.planner.segments import most_layers
 
 
 class MaxLayers:
-    """Cached numbers of layers that fit in the memory of units.
+    """Cached maximum numbers of layers that fit in the memory of a unit (the ranks of one stage).
 
     Args:
-        limits: engine limits of the problem. Its costs must outlive this object, as they are cached by ``id``.
+        limits: engine limits of the problem. The costs passed to ``count`` must outlive this object: they are cached by ``id``.
     """
 
     def __init__(self, limits: EngineLimits):
@@ -19,7 +20,8 @@ class MaxLayers:
         self._counts: dict[tuple[int, CacheDemand, bool, bool], int] = {}
 
     def count(self, costs: HostCosts, demand: CacheDemand, *, is_first: bool = False, is_last: bool = False) -> int:
-        """Most layers that fit in a unit's memory, at its best position if there are several kinds of layers.
+        """Maximum number of layers that fit in a unit's memory. With several kinds of layers it depends on the unit's
+        position in the pipeline; the best position counts.
 
         Args:
             demand: KV tokens and sequences that must fit beside the layers.

@@ -177,7 +177,8 @@ def window_needs(costs: HostCosts, limits: EngineLimits) -> WindowNeeds | None:
 def kv_room(
     costs: HostCosts, layers: Mapping[str, float], limits: EngineLimits, *, is_first: bool, is_last: bool
 ) -> tuple[int, int]:
-    """KV blocks and sequence states that fit on a stage in its share of the machine's memory; both at most as many as can be used."""
+    """KV blocks and sequence states that fit on a stage in its share of the machine's memory, each limited to the
+    number that can ever be used."""
     room = cache_room(costs, layers, limits, is_first=is_first, is_last=is_last)
     if room.num_bytes < 0:
         return 0, 0
@@ -320,8 +321,8 @@ def make_criteria(objective: str, request: MeanRequest, limits: EngineLimits, nu
 def _throughput(
     request: MeanRequest, limits: EngineLimits, num_seqs: int, num_batches: int, num_stages: tuple[int, int]
 ) -> Criterion:
-    """Seconds per request with requests always waiting, from a round of all micro-batches. Some carry prefill chunks beside their
-    decodes, as often as needed for prompts to enter as fast as answers finish."""
+    """Criterion of throughput: time per request (s) at saturation, from one round of all micro-batches. Some of them
+    carry prefill chunks beside their decodes, as often as needed for prompts to enter as fast as answers finish."""
     share = num_seqs / num_batches
     # A sequence in prefill does not decode; its prefill counts as one step.
     generating = share * request.output / (request.output + 1)
@@ -347,7 +348,8 @@ def _throughput(
 def _chunk_steps(
     request: MeanRequest, limits: EngineLimits, decodes: float, num_batches: int, num_stages: int
 ) -> Iterator[tuple[float, tuple[tuple[float, float], ...], float]]:
-    """Kinds of steps: weight, prefill chunks, and how many of the chunks sample a token.
+    """Yield the kinds of steps in a round: weight (how often it runs), prefill chunks, and number of its chunks that
+    sample a token.
 
     Args:
         decodes: decode tokens of each step.
@@ -376,8 +378,8 @@ def _chunk_steps(
 
 
 def _latency(request: MeanRequest, limits: EngineLimits, num_stages: int) -> Criterion:
-    """Seconds of one answer on an idle engine: its prefill chunks are pipelined through the stages, then its tokens pass through them
-    one by one."""
+    """Criterion of latency: seconds of one answer on an idle engine. Its prefill chunks are pipelined through the
+    stages, then its tokens pass through them one by one."""
     count = len(
         prompt_chunks(
             request.prompt, limits, num_stages=num_stages, num_batches=num_stages, num_decodes=0, others_wait=False

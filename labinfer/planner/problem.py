@@ -12,13 +12,13 @@ from labinfer.planner.workload import MeanRequest
 
 @dataclass(frozen=True)
 class Solution:
-    """A layout, its value, and the criterion under which it has that value."""
+    """A layout, its value (lower is better, see ``Criterion``), and the criterion under which it has that value."""
 
     value: float
     criterion: Criterion
     stages: tuple[Stage, ...]
     level: FormLevel = FIRST_FORMS
-    """Form level at which the layout was found."""
+    """How far the layout is from the preferred dtypes and quantizations."""
 
     @property
     def machines(self) -> list[str]:

@@ -33,11 +33,12 @@ class PlanReport:
     alone: Mapping[str, Solution]
     """The best layout on each single machine on which the model fits."""
     without: Mapping[str, Solution | None]
-    """The best layout without each machine in use."""
+    """For each machine of the best layout except the required first one: the best layout without it; None if the model
+    does not fit."""
     left_out: Mapping[str, Solution | None]
-    """The best layout that includes each unused machine."""
+    """For each machine that the best layout does not use: the best layout that includes it; None if there is none."""
     num_unseen: int = 0
-    """Sum of ``UnitChoices.num_left_out`` over the searched form levels."""
+    """Number of ways to divide the cluster into units that were not searched; see ``UnitChoices.num_left_out``."""
 
     @classmethod
     def make(cls, problem: Problem) -> PlanReport:

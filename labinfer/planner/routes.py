@@ -13,24 +13,26 @@ from labinfer.planner.objective import Criterion
 from labinfer.planner.units import UnitClass
 
 State = tuple[int, ...]
-"""Number of units of each class."""
+"""A set of units, as the number of units of each ``UnitClass``."""
 FAR = float("inf")
 
 
 @dataclass(frozen=True)
 class StageRoute:
-    """An order of stages."""
+    """An order of stages, with the time of its hops (sends of activations from one stage to the next)."""
 
     seconds: float
-    """Sum of the hops from the first to the last stage, and of the return of the sampled tokens."""
+    """Seconds of all hops from the first to the last stage, and of the return of the sampled tokens to the first
+    stage."""
     transfer: float
     """Longest time for which any link is busy, in seconds."""
     order: tuple[int, ...]
-    """Class of each stage."""
+    """Index of the unit class of each stage."""
 
 
 class StateGraph:
-    """All states of ``classes``, the smallest first, and for each state those with one unit more."""
+    """Graph of the dynamic program: a state is a set of used units, as the count per class; its edges ``next`` add one
+    unit. States are sorted by number of units."""
 
     def __init__(self, classes: Sequence[UnitClass]):
         ranges = [range(each.count + 1) for each in classes]
@@ -46,7 +48,8 @@ class StateGraph:
 
 
 class Routes:
-    """Shortest paths through sets of units (Held and Karp, 1962), for one criterion."""
+    """Cheapest stage order of each set of units, for one criterion: the shortest path over the hops (Held and Karp,
+    1962)."""
 
     def __init__(
         self,
@@ -60,7 +63,8 @@ class Routes:
 
     @cached_property
     def _pairs(self) -> list[tuple[int, int]]:
-        """Pairs of classes that can have a hop between their units."""
+        """Pairs of unit classes (by index) that two consecutive stages may have: different classes, or one class with
+        several units."""
         numbers = range(len(self._classes))
         return [(a, b) for a in numbers for b in numbers if a != b or self._classes[a].count > 1]
 
@@ -79,15 +83,15 @@ class Routes:
 
     @cached_property
     def least_hops(self) -> list[float]:
-        """Seconds of the cheapest hop from each class."""
+        """For each unit class, the seconds of the cheapest hop from one of its units."""
         return [
             min((seconds for (a, _), seconds in self._hops.items() if a == number), default=0.0)
             for number in range(len(self._classes))
         ]
 
     def shortest(self, state: State, first: int, last: int, bound: float) -> StageRoute | None:
-        """The cheapest order of the units of ``state`` from class ``first`` to class ``last`` with every link busy for less than
-        ``bound``; None if there is none."""
+        """The cheapest stage order of the units of ``state`` that begins with class ``first``, ends with class ``last``
+        and keeps every link busy for less than ``bound`` seconds; None if there is none."""
         if sum(state) == 1:
             return StageRoute(0.0, 0.0, (first,))
         back = self._criterion.return_seconds(self._link(last, first))
@@ -106,15 +110,15 @@ class Routes:
         return StageRoute(seconds + back, transfer, order) if transfer < bound else None
 
     def _hop(self, a: int, b: int) -> tuple[HostCosts, HostCosts, NetworkLink]:
-        """Sender, receiver and their link."""
+        """Costs of a sender of class ``a`` and of a receiver of class ``b``, and the link between them."""
         return self._classes[a].costs, self._classes[b].costs, self._link(a, b)
 
     def _link(self, a: int, b: int) -> NetworkLink:
         return self._classes[a].link(self._classes[b], self._links)
 
     def _table(self, first: int, num_links: int) -> dict[State, list[tuple[float, int]]]:
-        """Shortest paths from class ``first`` that use only the ``num_links`` pairs with the least busy links. For each state and last
-        class: the seconds, and the class before the last."""
+        """Shortest paths from class ``first`` over the ``num_links`` least busy pairs of classes. For each state and
+        last class: the seconds, and the class before the last."""
         if (first, num_links) in self._tables:
             return self._tables[first, num_links]
         count = len(self._classes)
@@ -145,7 +149,7 @@ class Routes:
 
     @staticmethod
     def _trace(table: dict[State, list[tuple[float, int]]], state: State, last: int) -> tuple[int, ...]:
-        """The path of an entry of ``table``."""
+        """Stage order (class indices) of the path that ends with class ``last`` in ``table[state]``."""
         order = [last]
         while sum(state) > 1:
             before = table[state][last][1]

@@ -21,10 +21,11 @@ def cut_layers(
     demand: CacheDemand,
     target: float,
 ) -> tuple[Stage, ...] | None:
-    """The layout with the least value that has the machines and costs of ``order``; None if none is below ``target``.
+    """The split of the layers with the least value, over the machines and costs of ``order``; None if none is below
+    ``target``.
 
-    A dynamic program over stages and layers finds the least sum of times with every stage below a bound. Each solution lowers the
-    bound, until the sum alone is too large.
+    A dynamic program over stages and layers finds the least sum of stage times with every stage below a bound. Each
+    split found lowers the bound, until the sum alone reaches the target.
 
     Args:
         order: stages in pipeline order; their layers are ignored.
@@ -63,7 +64,7 @@ def cut_layers(
 
 
 class _Spans:
-    """Seconds of a stage for any contiguous span of layers."""
+    """Stage time, in seconds, for any contiguous span of layers."""
 
     def __init__(self, costs: HostCosts, parts: Parts, is_first: bool, is_last: bool):
         self.fixed = sum(
@@ -82,7 +83,8 @@ class _Spans:
 def last_ends(
     costs: HostCosts, limits: EngineLimits, demand: CacheDemand, *, is_first: bool, is_last: bool
 ) -> list[int]:
-    """For each first layer, the exclusive end of the largest stage that fits. Stages but the last end at ``costs.last_cut`` at most."""
+    """For each first layer, the exclusive end of the largest stage that fits. Only the last stage may end after
+    ``costs.last_cut``."""
     count, end, ends = len(costs.layers), 0, []
     most = count if is_last or costs.last_cut is None else costs.last_cut
     for begin in range(count):
@@ -106,7 +108,8 @@ def most_layers(costs: HostCosts, limits: EngineLimits, demand: CacheDemand, *, 
 def _cut_below(
     paths: list[_Spans], slowest: list[_Spans], ends: list[list[int]], count: int, bound: float
 ) -> list[int] | None:
-    """First layer of each stage, then ``count``, for the least sum with every stage below ``bound``; None if there is no such cut."""
+    """First layer of each stage, then ``count``, in the split with the least sum of stage times and every stage below
+    ``bound`` seconds; None if there is no such split."""
     least = [FAR] * (count + 1)
     least[0] = 0.0
     choices: list[list[int]] = []

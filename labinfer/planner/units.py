@@ -1,4 +1,5 @@
-"""UnitClass: equal units, each a group of ``tp_size`` ranks that can run one stage; how to divide a cluster into such classes."""
+"""Units: groups of ``tp_size`` ranks of one machine, each able to run one pipeline stage; how to divide a cluster into
+units."""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ from labinfer.planner.cluster import Cluster, Machine, NetworkLink
 from labinfer.planner.costs import HostCosts
 
 MAX_STATES = 20_000
-"""Maximum sets of units to search for each choice of tp_sizes."""
+"""Maximum number of subsets of units to search, for each combination of tp_sizes and dtypes."""
 MAX_CHOICES = 256
-"""Maximum choices of a tp_size for each kind of machine, per form level."""
+"""Maximum combinations of tp_size and dtype over the kinds of machines to search, per ``FormLevel``."""
 
 
 @dataclass(frozen=True)
 class UnitClass:
-    """Units with equal costs and equal links to all other units."""
+    """Units with equal costs and equal links to all other units. A unit is ``tp_size`` ranks of one machine that can
+    run one stage."""
 
     machines: tuple[str, ...]
     """Machine of each unit."""
@@ -39,15 +41,17 @@ class UnitClass:
 
 @dataclass(frozen=True)
 class UnitChoices:
-    """Ways to divide a cluster into units: one for each choice of a form (dtype and quantization) and a tp_size per kind of machine."""
+    """Ways to divide a cluster into units (see ``UnitClass``). Each way fixes a tp_size and a form (dtype and
+    quantization) for every kind of machine."""
 
     choices: list[list[UnitClass]]
     num_left_out: int = 0
-    """Choices dropped because of ``MAX_CHOICES`` or ``MAX_STATES``."""
+    """Number of choices that are not searched because of ``MAX_CHOICES`` or ``MAX_STATES``."""
 
 
 class FormLevel(NamedTuple):
-    """Positions of the machines' forms (dtype and quantization) in their lists of preference; 0 is the preferred form."""
+    """Distance from the preferred forms: positions of the machines' forms (dtype and quantization) in their lists of
+    preference. 0 is the preferred form."""
 
     worst: int
     """Highest position of any kind of machine."""
@@ -61,14 +65,15 @@ FIRST_FORMS = FormLevel(0, 0)
 def choose_units(
     cluster: Cluster, dtypes: Sequence[tuple[str, str]] = (), level: FormLevel = FIRST_FORMS
 ) -> UnitChoices:
-    """The choices of units at ``level``, up to the limits; the largest tp_sizes, and so the fewest units, come first.
+    """Enumerate ways to divide the cluster into units (groups of tp_size ranks, each able to run one stage), up to the
+    limits. The largest tp_sizes, and so the fewest units, come first.
 
     Args:
-        dtypes: allowed forms, pairs of dtype and quantization in order of preference; empty for any.
-        level: positions of the chosen forms in the lists of preference.
+        dtypes: allowed pairs of dtype and quantization, most preferred first; empty for any.
+        level: how far down the lists of preference the chosen pairs are.
 
     Raises:
-        UserError: every choice has more than ``MAX_STATES`` sets of units.
+        UserError: every way leaves more than ``MAX_STATES`` subsets of units to search.
     """
     groups = _group_machines(cluster)
     forms = [allowed_forms(machines[0], dtypes) or [[None]] for machines in groups]
@@ -104,7 +109,8 @@ def choose_units(
 
 
 def allowed_forms(machine: Machine, dtypes: Sequence[tuple[str, str]] = ()) -> list[list[HostCosts]]:
-    """Costs of a machine that a plan may use, one list per form in order of preference, the largest tp_size first.
+    """Costs of a machine that a plan may use: one list per form (dtype and quantization) in order of preference, each
+    with the largest tp_size first.
 
     Args:
         dtypes: see ``choose_units``.
@@ -117,7 +123,8 @@ def allowed_forms(machine: Machine, dtypes: Sequence[tuple[str, str]] = ()) -> l
 
 
 def form_levels(cluster: Cluster, dtypes: Sequence[tuple[str, str]] = ()) -> Iterator[FormLevel]:
-    """The form levels that may have choices, the closest to the preferred forms first. For arguments see ``choose_units``."""
+    """Yield the form levels for which ``choose_units`` may have choices, the closest to the preferred forms first. For
+    arguments see there."""
     most = [max(0, len(allowed_forms(machines[0], dtypes)) - 1) for machines in _group_machines(cluster)]
     for worst in range(max(most, default=0) + 1):
         for total in range(worst, sum(min(own, worst) for own in most) + 1):
@@ -125,7 +132,7 @@ def form_levels(cluster: Cluster, dtypes: Sequence[tuple[str, str]] = ()) -> Ite
 
 
 def _share_places(most: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
-    """All tuples with sum ``total`` and entries between 0 and the entries of ``most``."""
+    """Yield all tuples of integers with sum ``total`` in which entry i is between 0 and ``most[i]``."""
     if not most:
         if total == 0:
             yield ()
@@ -136,10 +143,11 @@ def _share_places(most: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
 
 
 def _count_choices(forms: Sequence[Sequence[Sequence[HostCosts | None]]], level: FormLevel) -> int:
-    """Number of choices in ``choose_units``, without limits."""
+    """Number of choices that ``choose_units`` has at ``level`` without its limits."""
 
     def count(worst: int) -> int:
-        """Choices with sum ``level.total`` and positions up to ``worst``."""
+        """Number of choices whose positions in the lists of preference sum to ``level.total`` and are at most
+        ``worst``."""
         by_total = {0: 1}
         for costs in forms:
             more: dict[int, int] = {}
@@ -170,7 +178,7 @@ def _group_machines(cluster: Cluster) -> list[list[Machine]]:
 
 
 def _digest(machine: Machine) -> bytes:
-    """Ranks and costs of a machine, without names."""
+    """Bytes that are equal for machines with equal numbers of ranks and equal costs, whatever their names."""
     costs = [msgspec.structs.replace(costs, name="", hardware="") for costs in machine.costs]
     return msgspec.json.encode((machine.ranks, costs))
 

@@ -120,7 +120,7 @@ class SimulatedExecutor:
             recorder.capacity = num_slices
 
     def _progress(self) -> None:
-        """Run the oldest launched plan on rank 0's stage, which takes rank 0's time, and on all later stages."""
+        """Simulate the oldest launched plan: rank 0's stage, which advances rank 0's clock, then all later stages."""
         micro_batch, number = self._launched.popleft(), self._rank0_stage
         self._take_plan(micro_batch, number)
         self._run_stage(micro_batch, number, self._clock())
