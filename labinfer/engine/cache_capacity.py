@@ -11,11 +11,13 @@ STATES_EACH = 2
 STATE_FRACTION = 0.5
 """Maximum fraction of the cache memory for states."""
 WINDOWS_EACH = 2
-"""Windows of blocks per running sequence: its own, and one that stays cached for other sequences."""
+"""Useful window blocks per running sequence, in windows: its own, and one that stays cached for other sequences."""
 BLOCKS_TO_WINDOW_BLOCK = 4
-"""Full-attention blocks per window block, if memory is short. Sequences of four window lengths exhaust both pools together."""
+"""Full-attention blocks per window block, if memory is short. With this ratio, sequences of four window lengths exhaust
+both pools together."""
 DRAFT_STATE_SHARE = 0.2
-"""Fraction of the cache memory considered for a draft model's states; they take at most ``STATE_FRACTION`` of it."""
+"""Fraction of the cache memory from which a draft model's states are taken; they take at most ``STATE_FRACTION`` of
+that fraction."""
 
 Summed = TypeVar("Summed")
 
@@ -50,8 +52,9 @@ class SlidingWindow:
 
         Args:
             chunk: maximum number of tokens of a sequence in a step.
-            kept: tokens that a context shift keeps; None without context shifts. If half of the context fits in the
-                window, all its blocks are kept.
+            kept: tokens at the start that a context shift keeps (``--keep``); None without context shifts. A shift
+                leaves about half of the context. If the window is longer than that half, no window block is freed, so
+                that the shift can move them.
         """
         between_steps = self.blocks_between_steps
         if kept is not None:
@@ -68,8 +71,8 @@ class SlidingWindow:
         max_model_len: int,
         kept: int | None,
     ) -> WindowNeeds | None:
-        """Window blocks needed for this window; None if it saves no blocks, as a sequence needs as many as with full
-        attention.
+        """Numbers of window blocks for this window; None if separate window blocks save no memory, as a sequence needs
+        as many as with full attention.
 
         Args:
             kept: see ``least_blocks``.
@@ -225,8 +228,8 @@ def count_blocks(rooms: Sequence[BlockRoom], useful: int, needs: WindowNeeds | N
 
 
 def states_that_fit(room: int, bytes_per_state: int, max_num_seqs: int, each: int = STATES_EACH) -> int:
-    """Number of state slots in a ``STATE_FRACTION`` of ``room`` bytes, at most ``each`` per sequence; all of these if a
-    state takes no bytes."""
+    """Number of state slots that fit in ``STATE_FRACTION`` of ``room`` bytes, at most ``each`` per sequence; ``each``
+    per sequence if a state takes no bytes."""
     useful = each * max_num_seqs
     return min(useful, int(room * STATE_FRACTION) // bytes_per_state) if bytes_per_state else useful
 

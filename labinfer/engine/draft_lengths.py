@@ -12,9 +12,10 @@ from labinfer.engine.sequence import Sequence
 PRIOR = 0.6
 """Assumed acceptance rate before any drafted token is verified."""
 PLACES_WEIGHT = 4.0
-"""Weight of a position's acceptance rate against the sequence's own rate, in drafted tokens."""
+"""Weight of a draft position's acceptance rate (over all sequences) as the prior of a sequence's own rate, in drafted
+tokens."""
 KEPT = 0.98
-"""Decay of a position's acceptance rate per verified token: about the last 50 count."""
+"""Decay of a draft position's acceptance rate per verified token: about the last 50 count."""
 KEPT_OF_SEQUENCE = 0.9
 """Decay of a sequence's acceptance rate per verified draft."""
 PROBE_STEPS = 32
@@ -31,9 +32,10 @@ LEAST_GAIN = 1.1
 """Minimum predicted speed-up of drafting (tokens per second, relative to no drafts): times and rates are inexact."""
 
 ShapeSeconds = Callable[[int, int], float]
-"""``(num_micro_batches, num_drafted)`` → seconds of a round with ``num_drafted`` drafted tokens beyond those in flight."""
+"""``(num_micro_batches, num_drafted)`` → predicted seconds of a round (one step of every micro-batch) with
+``num_drafted`` drafted tokens beyond those in flight."""
 StepSeconds = Callable[[int], float]
-"""``rows`` → seconds until the result of a step with ``rows`` rows returns."""
+"""``rows`` → predicted seconds until the result of a step with ``rows`` tokens returns."""
 
 
 @dataclass
@@ -88,7 +90,7 @@ class DraftLengths:
         """Choose the draft length of each sequence, at most that of ``limits``. Sequences without a draft are left out.
 
         Args:
-            num_others: rows of the step beside one for each sequence of ``limits``.
+            num_others: tokens of the step beside one for each sequence of ``limits``.
             num_micro_batches: number of steps that the drafter drafts for within ``seconds``.
         """
         asked = frozenset(limits), num_others, num_micro_batches
@@ -138,8 +140,8 @@ class DraftLengths:
         Args:
             limits: maximum length of a chunk for each sequence that may get one.
             others: other sequences with tokens in flight.
-            seconds: seconds of the whole round.
-            drafting_step_seconds: seconds of one of its steps on the rank that drafts.
+            seconds: predicts the seconds of the whole round.
+            drafting_step_seconds: predicts the seconds of one step of the round on the rank that drafts.
             count: number of micro-batches in flight.
         """
         # Length of each draft in flight, assumed to be that of the longest: the drafter runs once per token of it.
@@ -181,7 +183,7 @@ class DraftLengths:
             limits: maximum draft length for each sequence that may have a draft.
             expected: expected tokens of the round without drafts.
             seconds_without: seconds of the round without drafts.
-            seconds: seconds of the round with a number of drafted tokens and a longest draft.
+            seconds: (number of drafted tokens, length of the longest draft) → predicted seconds of the round.
         """
         priors = [place.estimate(PRIOR) for place in self.places]
         order = list(limits)

@@ -285,7 +285,8 @@ class Drafts(Speculation):
         return max(MIN_TIME_RATIO * seconds, seconds + self._overheads.seconds(num_decodes, num_drafted))
 
     def record_round(self, plan: BatchPlan, sequences: list[Sequence], num_in_flight: int) -> None:
-        """Learn the overhead of a round, whose time is the time since the previous result for each step in flight."""
+        """Learn the overhead of a round (one step of every micro-batch). Its time is that since the previous result,
+        times the number of steps in flight."""
         if not self._chooses_lengths or self.proposer is None:
             return
         now = self._clock()

@@ -7,7 +7,8 @@ from functools import cache
 from labinfer.base.rank_stats import StepTimes
 
 WORTH_IT = 0.95
-"""Maximum ratio of round times for which a count other than the number of stages is chosen: measurements are noisy."""
+"""Maximum ratio of the best round time to that with as many micro-batches as stages, for which the best count is
+chosen: measurements are noisy."""
 
 
 class MicroBatchCount:
@@ -39,17 +40,19 @@ class MicroBatchCount:
         return max(count, self._num_stages) if has_prompts else count
 
     def round_time(self, count: int, num_decoding: int) -> float:
-        """Predicted seconds of a round of ``count`` micro-batches."""
+        """Predicted seconds of a round (one step of each) of ``count`` micro-batches, without drafts."""
         return self.draft_time(count, num_decoding, 0)
 
     def draft_time(self, count: int, num_decoding: int, num_drafted: float) -> float:
-        """Predicted seconds of a round in which each micro-batch also runs ``num_drafted`` drafted tokens."""
+        """Predicted seconds of a round of ``count`` micro-batches, each of which also runs ``num_drafted`` drafted
+        tokens."""
         steps = [self._step_time(stage, count, num_decoding, num_drafted) for stage in range(self._num_stages)]
         through = sum(steps) + self._num_stages * self._times.hop
         return through if count == 1 else max(through, count * max(steps))
 
     def drafting_step_time(self, count: int, num_decoding: int, num_drafted: float) -> float:
-        """Predicted seconds of a step of such a round on the rank that drafts, which drafts before its step; 0 on a spare rank."""
+        """Predicted seconds of a step, on the rank that drafts, in a round of ``count`` micro-batches with
+        ``num_drafted`` drafted tokens each. That rank drafts before its step; 0 if a spare rank drafts."""
         if self._drafting_stage is None:
             return 0.0
         return self._step_time(self._drafting_stage, count, num_decoding, num_drafted)

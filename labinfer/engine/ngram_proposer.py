@@ -87,7 +87,7 @@ class IndexedText:
         return draft
 
     def _common(self, end: int, length: int) -> int:
-        """Length of the common suffix of the tokens before ``end`` and before ``length``, at most ``most``."""
+        """Length, up to ``most``, of the common suffix of tokens[:end] and tokens[:length]."""
         tokens, count = self._tokens, self._least
         while count < min(self._most, end) and tokens[end - count - 1] == tokens[length - count - 1]:
             count += 1

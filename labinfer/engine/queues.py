@@ -71,7 +71,7 @@ class RequestQueues:
 
     @property
     def next_waiting(self) -> Sequence | None:
-        """Waiting sequence to be admitted next, if the running sequences of each user do not count."""
+        """Waiting sequence to be admitted next, if the number of running sequences of each user is ignored."""
         if self._prefill_key is None or not self.waiting:
             return self.waiting[0] if self.waiting else None
         return min(self.waiting, key=lambda sequence: self._prefill_key(sequence, {}))
@@ -90,7 +90,8 @@ class RequestQueues:
             yield from heapq.merge(sorted(prefilling, key=key), self.candidates(), key=key)
 
     def candidates(self) -> Iterator[Sequence]:
-        """Waiting sequences, the next one first. The iteration ends if the caller asks for another one without admitting the last.
+        """Yield waiting sequences, the next one first. The iteration ends once the caller asks for the next one without
+        admitting the last.
 
         A preempted beam comes before all others: its slot is kept, and other beams may be idle until it has its token.
         """

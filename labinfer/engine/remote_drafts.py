@@ -32,11 +32,11 @@ class DraftChannel(Protocol):
 
 @dataclass(eq=False, kw_only=True)
 class AskedSequence:
-    """A sequence that the drafter knows."""
+    """A sequence for which drafts were requested, so that the drafting rank keeps its tokens."""
 
     sequence: Sequence
     num_certain: int = 0
-    """Number of its verified tokens at the last request."""
+    """Number of verified tokens of the sequence at the last request."""
     ahead: list[int] = field(default_factory=list)
     """Assumed continuation of the verified tokens: unverified tokens, the draft in use, and newly drafted tokens."""
 
@@ -50,12 +50,12 @@ class RemoteProposer:
     """Returns drafts that another rank made during the last step, and requests the next ones.
 
     Each request asks for the tokens after the draft just returned, beginning with the one that the model samples after
-    it. If the whole draft is accepted, the next draft is ready. If not, new tokens are requested and used a step later.
-    They are awaited at once if no sequence known to the drafter is in flight, though a step of others may be: a
-    prefill, or sequences without speculation.
+    it. If the whole draft is accepted, the next draft is ready. If part of it is rejected, new tokens are requested,
+    and used one step later. The engine waits for them immediately only if no drafted sequence has a step in flight;
+    steps of other sequences (prefills, or sequences without speculation) do not count.
 
-    The drafting rank does not know the masks of structured outputs. Tokens that a mask forbids are cut off here, as
-    with MTP layers.
+    The drafting rank does not apply the grammar masks of structured outputs. Tokens that a mask forbids are cut off
+    here, as with MTP layers.
 
     Args:
         eos_token_ids: ids that end an answer unless its request ignores them.
@@ -90,7 +90,11 @@ class RemoteProposer:
         return [known.draft()[:limit] if known else [] for known, limit in zip(asked, limits, strict=True)]
 
     def _ask(self, asking: list[tuple[Sequence, int, list[int]]]) -> None:
-        """Request up to ``limit`` drafted tokens for each sequence, after its draft."""
+        """Request up to ``limit`` more drafted tokens per sequence, continuing after its tokens and its current draft.
+
+        Args:
+            asking: (sequence, limit, current draft) of each sequence.
+        """
         starts, entries, self._asked = [], [], []
         for sequence, limit, draft in asking:
             seq_id, token_ids = sequence.seq_id, sequence.token_ids + draft
@@ -137,10 +141,11 @@ class Drafter:
         self._sequences: dict[int, Sequence] = {}
 
     def answer(self, request: DraftRequest) -> DraftAnswer:
-        """Draft for the entries of a request. Never raises, as no answer of the model depends on a draft."""
+        """Draft for the entries of a request. Never raises: an error is returned in the answer, as the model's output
+        does not depend on drafts."""
         try:
             return DraftAnswer(self._draft(request))
-        except Exception as error:  # noqa: BLE001 - rank 0 tells of it, and asks no more
+        except Exception as error:  # noqa: BLE001 - rank 0 logs the error and requests no more drafts
             logger.debug("drafting failed", exc_info=error)
             return DraftAnswer([], f"{type(error).__name__}: {first_line(error)}")
 

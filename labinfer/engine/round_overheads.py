@@ -1,23 +1,28 @@
-"""RoundOverheads: learned overhead of rounds beyond the step times measured at startup."""
+"""RoundOverheads: learned overhead of rounds (one step of every micro-batch) beyond the step times measured at
+startup."""
 
 from __future__ import annotations
 
 from collections import deque
 
 NUM_KEPT_ROUNDS = 15
-"""Recent rounds kept per size class, whose lower quartile is the estimate: step capture and other processes cause outliers."""
+"""Recent rounds kept per size class (see ``RoundOverheads``). Their lower quartile is the estimate, as step capture and
+other processes cause outliers."""
 MIN_ROUNDS = 3
-"""Minimum number of rounds of a size class before it has an estimate."""
+"""Minimum samples for an overhead estimate. Samples are grouped by batch size and number of drafted tokens
+(``RoundOverheads``)."""
 PLAIN_EVERY = 64
-"""Interval, in rounds, of baseline rounds without drafts; no round is forced if one occurred by itself."""
+"""Interval, in rounds, of baseline rounds, in which drafting is suppressed. None is forced if a round without drafts
+has occurred by itself."""
 FIRST_BASELINE_EVERY = 4
 """Interval, in rounds, of attempts to get a first baseline round without drafts."""
 FORGET_AFTER = 1024
-"""Rounds after which the estimate of an untried draft length is dropped, so that it is tried again."""
+"""Rounds after which the overhead estimate of an untried draft length is dropped, so that the length is tried again."""
 
 
 class RoundOverheads:
-    """Learns the overhead of rounds: their time beyond the workers' step times, which were measured at startup.
+    """Learns the overhead of rounds: their time beyond the workers' step times, which were measured at startup. In a
+    round every micro-batch in flight runs one step.
 
     A round also includes scheduling, messages, the handling of its tokens, and the slowdown by a draft model beside
     that model's own time. Part of this is per step and part per drafted token; with short steps it can equal the step
@@ -36,7 +41,8 @@ class RoundOverheads:
         self._last_seen: dict[tuple[int, int], int] = {}
 
     def add(self, num_decodes: int, num_drafted: int, seconds: float) -> None:
-        """Record the overhead of a round of ``num_decodes`` sequences whose micro-batch had ``num_drafted`` drafted tokens."""
+        """Record the overhead of a round of ``num_decodes`` sequences with ``num_drafted`` drafted tokens per
+        micro-batch."""
         size = num_decodes.bit_length(), num_drafted.bit_length()
         seen = self._seconds.setdefault(size, deque(maxlen=NUM_KEPT_ROUNDS))
         seen.append(seconds)
@@ -45,7 +51,8 @@ class RoundOverheads:
             self._quartiles[size] = sorted(seen)[(len(seen) - 1) // 4]
 
     def seconds(self, num_decodes: int, num_drafted: int) -> float:
-        """Estimated overhead of such a round in seconds; 0 without a baseline."""
+        """Estimated overhead, in seconds, of a round of ``num_decodes`` sequences with ``num_drafted`` drafted tokens
+        per micro-batch; 0 without a baseline."""
         decodes, drafted = num_decodes.bit_length(), num_drafted.bit_length()
         if (decodes, 0) not in self._quartiles:
             return 0.0

@@ -131,7 +131,7 @@ class Scheduler:
             return None
         chosen = self._compose(self._batch_policy)
         while not chosen and not self.in_flight:
-            # The policy waits though no result is due, or beams that wait for each other hold all blocks.
+            # The batch policy has chosen nothing although nothing is in flight, or beams that wait for each other hold all blocks.
             chosen = self._compose(balanced)
             stuck = next(self.queues.candidates(), None)
             if not chosen and not (stuck and self._preempt_for(stuck)):

@@ -23,7 +23,7 @@ class WindowedBlocks:
     Args:
         window: largest window of any layer, in tokens.
         chunk: maximum number of tokens of a sequence in a step.
-        blocks, host: the pools, with the block size of the full-attention layers.
+        blocks, host: device and host-memory pool, with the block size of the full-attention layers.
     """
 
     def __init__(self, window: int, chunk: int, blocks: BlockManager, host: BlockManager):
@@ -33,7 +33,7 @@ class WindowedBlocks:
         self._unseen: list[tuple[SequenceCache, int]] = []
 
     def fits_in(self, num_tokens: int) -> bool:
-        """Whether the next token attends to no more than the last ``num_tokens`` tokens."""
+        """Whether the window of the next token lies within the last ``num_tokens`` tokens."""
         return num_tokens >= self._window - 1
 
     def first_seen(self, cache: SequenceCache, num_tokens: int) -> int:
@@ -58,8 +58,8 @@ class WindowedBlocks:
         return longest
 
     def has_room(self, cache: SequenceCache, digests: Sequence[bytes], num_tokens: int) -> bool:
-        """Whether ``admit`` has room with these arguments, and there is room then for the first chunk and for one new
-        block of each other sequence before it frees one."""
+        """Whether ``admit`` finds enough free blocks for these arguments, and leaves enough for the sequence's first
+        chunk and for one new block of each running sequence, which allocates a block before it frees one."""
         first, shared = self._find_seen(cache, digests)
         length = self._length(cache, first, num_tokens)
         chunk = min(self.blocks.blocks_for(self._chunk), max(0, self.blocks.blocks_for(num_tokens) - length))
@@ -108,7 +108,7 @@ class WindowedBlocks:
             self.blocks.register(cache.windowed.blocks[index], cache.digests[index])
 
     def advance(self, cache: SequenceCache, num_tokens: int) -> None:
-        """Note a sequence of the step that is being composed, for ``free_unseen``.
+        """Remember a sequence of the step that is being composed, so that ``free_unseen`` frees its old blocks.
 
         Args:
             num_tokens: tokens of its context once the step has run, without drafted ones, which may be rejected.
