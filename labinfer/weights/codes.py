@@ -4,9 +4,10 @@ A weight is ``scale * (code - zero)``, or ``scale * code + minimum``, or ``scale
 stored in words of 32 bits along the inputs of each output, the first input in the lowest bits, whatever order a checkpoint has. So
 packing for a kernel is independent of formats, and formats are independent of kernels.
 
-Codes of 5 bits take five words for each 32 inputs, in the order in which products unpack them. Each of the last four words holds 8
-inputs: its bytes have a code of the first four inputs in their lowest bits, and the upper 3 bits of one of the second four above. The
-lower 2 bits of the second four are in the first word; those for the second word are in the lowest bits of its bytes.
+Codes of 5 bits take five words for each 32 inputs, in the order in which kernels unpack them. Each of the last four
+words holds 8 inputs: its bytes have a code of the first four inputs in their lowest bits, and the upper 3 bits of one
+of the second four above. The lower 2 bits of the second four are in the first word; those for the second word are in
+the lowest bits of its bytes.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class QuantLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class Codes:
-    """Memory for the codes of some outputs and a range of inputs. The range is extended to whole groups at both ends."""
+    """Memory for the codes (quantized values) of some outputs and a range of inputs. The range is extended to whole
+    groups at both ends."""
 
     form: QuantLayout
     columns: Range

@@ -9,7 +9,7 @@ from labinfer.base.errors import UserError
 from labinfer.weights.files import weight_files
 
 SETTINGS, WEIGHTS = ("*.json", "tokenizer.model", "*.jinja"), ("*.safetensors",)
-"""Patterns of the files that are downloaded from a hub."""
+"""Patterns of the files that are downloaded from a hub: configs and tokenizer, and weights."""
 CONFIG = "config.json"
 MODELSCOPE_IDS = {
     "meta-llama/Llama-2-7b-chat-hf": "modelscope/Llama-2-7b-chat-ms",
@@ -24,7 +24,7 @@ class Hub:
 
     title: str
     elsewhere: str
-    """What to do if the hub cannot be reached, for errors."""
+    """Advice for error messages if the hub cannot be reached."""
     token_variable: str
     """Environment variable from which the client reads the user's access token."""
 

@@ -64,7 +64,7 @@ class FileIdentity(msgspec.Struct, frozen=True, array_like=True):
 
 
 Identity = dict[str, FileIdentity]
-"""Files by labels that do not change when the model is moved."""
+"""Identity of a model: its files, by labels that do not change when the model is moved."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,7 @@ def identify(paths: Mapping[str, Path]) -> Identity:
     Raises:
         UserError: a file cannot be read.
     """
-    stamps = {
-        label: stamp(path) for label, path in paths.items()
-    }  # before the contents: who writes meanwhile is noticed
+    stamps = {label: stamp(path) for label, path in paths.items()}  # before the contents: a write meanwhile is noticed
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         digests = list(threads.map(file_digest, paths.values()))
     return {
@@ -141,7 +139,7 @@ def identify(paths: Mapping[str, Path]) -> Identity:
 
 
 def merge(parts: Iterable[Identity]) -> Identity:
-    """Identity that combines those of several ranks for equal contents."""
+    """Merge the identities that several ranks took of files with equal contents."""
     merged: Identity = {}
     for part in parts:
         for label, file in part.items():

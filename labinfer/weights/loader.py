@@ -36,7 +36,7 @@ OUTPUT_SCALE = ".output_scale"
 
 
 class KeptWeights(Protocol):
-    """Cache of packed weights. ``slices`` is a digest of everything that they depend on, except the checkpoint and the code."""
+    """Cache of packed weights. ``slices`` is a digest of the slices and the packing of a model's modules."""
 
     def open(self, slices: str, functions: LoadFunctions) -> Mapping[str, Any] | None:
         """Cached states of ``WeightedModule.export_packed`` by module, or None."""

@@ -1,4 +1,5 @@
-"""PackedFiles: packed weights of a rank's modules, mapped from the weight cache, or written to it in the background."""
+"""PackedFiles: packed weights (in the layouts that kernels read) of a rank's modules, mapped from the weight cache, or
+written to it in the background."""
 
 from __future__ import annotations
 
@@ -39,11 +40,11 @@ from labinfer.weights.weight_cache import (
 logger = logging.getLogger(__name__)
 
 LEAST_BYTES = 64 << 20
-"""Minimum size of cached weights in bytes: smaller ones are packed again in unnoticeable time."""
+"""Minimum size of packed weights to cache, in bytes: packing smaller ones again takes no noticeable time."""
 LARGE_FRACTION = 0.75
-"""Minimum fraction of a mapped file in huge pages."""
+"""Minimum fraction of a mapped file that is in huge pages. Below it, the file is copied."""
 SPOKEN_SECONDS = 1.0
-"""Seconds after the run until a message says that the process is still writing."""
+"""Seconds after the end of the run until a message says that the process is still writing."""
 
 State = Mapping[str, Any]
 """State of a module: result of ``WeightedModule.export_packed``."""
@@ -51,7 +52,8 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class PackedFiles:
-    """Cache of packed weights for one rank of one model."""
+    """Cache of packed weights for one rank of one model. A *slice digest* (``slices``) identifies the parts of the
+    checkpoint that the rank's modules hold."""
 
     cache: WeightCache
     directory: Path
@@ -59,9 +61,10 @@ class PackedFiles:
     checkpoint: str
     """Digest of the checkpoint's files before they were read."""
     circumstances: str
-    """Digest of everything else that packed weights depend on, except their slices and the code."""
+    """Digest of the build and settings that packed weights depend on: version, kernel providers, rounding, quantization
+    group size."""
     label: str
-    """Human-readable description of the rank's part of the model and its form."""
+    """Human-readable description of the rank's part of the model, and of the dtype and quantization of its weights."""
     options: str
     code: str
     """Digest of the packing code; see ``WeightHeader``."""
@@ -69,11 +72,12 @@ class PackedFiles:
     """Number of threads that compute checksums."""
 
     def path(self, slices: str) -> Path:
-        """Path of the file for ``slices`` (a digest)."""
+        """Path of the cache file for modules with the slice digest ``slices``."""
         return self.cache.path(self.checkpoint, digest(self.code, self.circumstances, slices))
 
     def open(self, slices: str, functions: LoadFunctions) -> dict[str, State] | None:
-        """States of the modules with ``slices``, in memory that is shared by all processes that map the file; None without a usable file.
+        """States of the modules with the slice digest ``slices``, in memory that is shared by all processes that map
+        the file; None without a usable file.
 
         Removes a file that is damaged, has other contents, or may belong to another user."""
         path = self.path(slices)
@@ -100,7 +104,8 @@ class PackedFiles:
     def keep(
         self, slices: str, states: dict[str, State], functions: LoadFunctions, least_bytes: int | None = None
     ) -> threading.Thread | None:
-        """Write the states of the modules with ``slices`` in a thread, which the process joins at exit. Returns None if nothing is written.
+        """Write the states of the modules with the slice digest ``slices`` in a thread, which the process joins at
+        exit. Returns None if nothing is written.
 
         Args:
             least_bytes: minimum size of weights to cache; default: ``LEAST_BYTES``.
@@ -196,7 +201,7 @@ def _tensors(state: State) -> Iterator[torch.Tensor]:
 
 
 def _place(states: dict[str, State]) -> tuple[dict[str, dict[str, Any]], list[tuple[int, torch.Tensor]], int]:
-    """Modules for the header, tensors with their positions in the file, and the total size in bytes."""
+    """Header entries of the modules, tensors with their positions in the file, and the total size in bytes."""
     modules: dict[str, dict[str, Any]] = {}
     tensors, end = [], 0
     for name, state in states.items():

@@ -74,15 +74,16 @@ class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str
     """Digest of the checkpoint's files."""
     slice: str
-    """Human-readable description of the part of the checkpoint and its form."""
+    """Human-readable description of the part of the checkpoint, and of the dtype and quantization of its weights."""
     slices: str
-    """Digest of the modules' slices."""
+    """Digest that identifies the parts of the checkpoint that the modules hold."""
     circumstances: str
-    """Digest of everything else that packed weights depend on, except their slices and the code: provider, quantization, group size."""
+    """Digest of the build and settings that packed weights depend on: version, kernel providers, rounding, quantization
+    group size."""
     options: str
     """Digest of the options of the start that wrote the file; such a start has one file for each slice."""
     code: str
-    """Digest of the code that wrote the file."""
+    """Digest of the packing code that wrote the file."""
     modules: dict[str, dict[str, CachedTensor | str | int | float | bool | None]]
     """State of each module."""
     checksums: list[int]
@@ -111,7 +112,7 @@ class WeightFile:
 
 
 class NoRoom(Exception):
-    """Weights must not be written; the message says why."""
+    """Packed weights must not be written to the cache; the message says why."""
 
 
 class WeightCache:
@@ -156,7 +157,7 @@ class WeightCache:
         return bool(self._headers(checkpoint))
 
     def started_so(self, checkpoint: str, options: str) -> list[Path]:
-        """Files of a checkpoint that the current code wrote in starts with ``options`` (a digest)."""
+        """Files of a checkpoint that the current code wrote, in starts with equal ``options`` (a digest)."""
         return [path for path, header in self._headers(checkpoint).items() if header.options == options]
 
     def _headers(self, checkpoint: str) -> dict[Path, WeightHeader]:

@@ -1,10 +1,11 @@
-"""Products with weights in 8, 5 or 4 bits and activations in 8 bits.
+"""Matrix products of weights in 8, 5 or 4 bits with activations in 8 bits.
 
-A weight is an integer code times a scale. In int8 each output has a scale. In int4 each group of inputs of an output has one (as in
-GPTQ: Frantar et al. 2022, arXiv:2210.17323), stored in float16 times a power of two per matrix. A checkpoint's codes may also have
-groups in 8 bits, and per group a zero point, which is subtracted first, or a minimum, which is added last; or they index a code table.
-Activations are quantized dynamically to 8 bits with a scale per row (Dettmers et al. 2022, arXiv:2208.07339), so that the products are
-integer products.
+A weight is an integer code times a scale. In int8 each output has a scale. In int4 each group of inputs of an output
+has a scale (as in GPTQ: Frantar et al. 2022, arXiv:2210.17323), stored in float16 times a power of two per matrix (see
+``scale_unit``). Weights that a checkpoint has quantized may also have groups in 8 bits, and per group a zero point,
+which is subtracted first, or a minimum, which is added last; or their codes index a lookup table. Activations are
+quantized dynamically to 8 bits with a scale per row (Dettmers et al. 2022, arXiv:2208.07339), so that kernels multiply
+integers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ LOWEST_4, HIGHEST_4 = -8, 7
 OUTPUTS = 4096
 """Rows of a matrix that are dequantized to float32 at a time."""
 STEPS_4 = tuple(-8.0 + 0.25 * step for step in range(9))
-"""Values, in units of the scale, to which a group's largest weight may be mapped; each gives a candidate scale for the group."""
+"""Multiples of the scale to which a group's largest weight may be mapped; each gives a candidate scale for the
+group."""
 
 
 def quantize_int8(weight_OI: torch.Tensor) -> QuantizedWeight:
@@ -40,7 +42,8 @@ def quantize_int8(weight_OI: torch.Tensor) -> QuantizedWeight:
 
 
 def quantize_int4(weight_OI: torch.Tensor, group: int) -> QuantizedWeight:
-    """Int4 quantization to -8 … 7: each group takes the candidate scale, in float16, with the least squared error.
+    """Int4 quantization to -8 … 7. Of the candidate scales (``STEPS_4``, in float16), each group takes the one with the
+    least squared error.
 
     A byte holds the codes of two adjacent inputs. Inputs are zero-padded to whole groups.
     """
@@ -69,8 +72,8 @@ def quantize_int4(weight_OI: torch.Tensor, group: int) -> QuantizedWeight:
 
 
 def pack_codes(codes: Codes, dtype: torch.dtype) -> QuantizedWeight:
-    """Keep the codes of a checkpoint: 4-bit codes of two adjacent inputs share a byte; 8-bit codes without groups become those of
-    ``quantize_int8``."""
+    """Pack the quantized weights of a checkpoint without changing their values: 4-bit codes of two adjacent inputs
+    share a byte; 8-bit codes without groups get the layout of ``quantize_int8``."""
     form, minima = codes.form, None
     data = codes.words.contiguous().view(torch.uint8)
     if not form.group:
@@ -103,7 +106,8 @@ def pack_codes(codes: Codes, dtype: torch.dtype) -> QuantizedWeight:
 
 
 def scale_unit(weight_OI: torch.Tensor) -> float:
-    """Power of two that divides int4 scales before they are stored in float16: the largest quotient is between 2**14 and 2**15.
+    """Power of two by which int4 scales are divided before they are stored in float16. The largest quotient is between
+    2**14 and 2**15.
 
     Scales down to 2**-28 of the largest thus keep float16's full precision, whatever the range of the matrix's dtype.
     """
@@ -116,7 +120,7 @@ def _compute(function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Ten
 
 
 def shared_unit(scales_OG: torch.Tensor, minima_OG: torch.Tensor | None = None) -> float:
-    """``scale_unit`` for given scales, and minima if any."""
+    """Power of two by which quantization scales (and minima, if any) are divided to fit float16; see ``scale_unit``."""
     if scales_OG.is_meta:
         return 1.0
     return _unit(max(_peak(scales_OG), 0.0 if minima_OG is None else _peak(minima_OG)))
@@ -178,7 +182,7 @@ def _peak(values: torch.Tensor) -> float:
 
 
 def _unit(peak: float) -> float:
-    """Power of two that divides the largest scale to between 2**14 and 2**15."""
+    """Power of two by which a largest scale of ``peak`` is divided, to a quotient between 2**14 and 2**15."""
     return math.ldexp(1.0, math.frexp(peak)[1] - 15) if 0.0 < peak < math.inf else 1.0
 
 

@@ -28,7 +28,7 @@ from labinfer.weights.slices import MatrixSlice, TensorSlice, WeightSlice
 from labinfer.weights.tensor_files import SHORTEST_GAP
 
 CONFIG_TENSORS = ("rope_freqs.weight",)
-"""Tensors that belong to the config."""
+"""Tensors that belong to the config rather than the weights: scaling factors of RoPE frequencies."""
 
 
 def gguf_formats(path: Path) -> Formats:
@@ -204,7 +204,7 @@ class GgufCheckpoint:
 
 
 CHANGES = {"less one": lambda values: values - 1, "log of negated": lambda values: values.neg().log()}
-"""Value changes by their names in ``families``."""
+"""Functions that change a tensor's values, by their names in ``families.Change``."""
 
 
 def _part_gates(tensors: dict[str, GgufTensor]) -> None:
@@ -241,7 +241,7 @@ def _join(family: GgufFamily, tensors: dict[str, GgufTensor], num_layers: int) -
 
 
 def _make_orders(config: dict[str, Any]) -> dict[str, Order]:
-    """Row orders for a model of these sizes, by their names in ``families``."""
+    """Row orders for a model with the sizes in ``config``, by their names in ``families.Order``."""
     head_size = config.get("head_dim") or config["hidden_size"] // max(1, config["num_attention_heads"])
     orders: dict[str, Order] = {"rotated pairs": RotatedPairs(head_size)}
     if "linear_num_key_heads" in config:

@@ -97,12 +97,13 @@ OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_he
 
 
 Order = Literal["rotated pairs", "tiled heads", "tiled values", "tiled values behind keys"]
-"""Row orders, see ``orders.py``: Llama's queries and keys; value heads of one row each; value heads of several rows; and value heads
-after queries and keys."""
+"""Orders of rows in GGUF files, see ``orders.py``. In this sequence: Llama's query and key heads; Gated DeltaNet's
+value heads of one row each; its value heads of several rows; its value heads after queries and keys."""
 Join = Literal["turns", "heads"]
-"""Ways to join two tensors into one, see ``joins.py``."""
+"""How two stored tensors form one: columns interleaved (gate and up of gpt-oss), or per head the key rows then the
+value rows (DeepSeek's ``kv_b_proj``). See ``joins.py``."""
 Change = Literal["less one", "log of negated"]
-"""Changes of a tensor's values on loading."""
+"""Changes of a tensor's values on loading: ``x - 1``, and ``log(-x)``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +119,14 @@ class GgufFamily:
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Additional keys of ``config.json`` with fixed values, which llama.cpp hard-codes."""
     orders: Mapping[str, Order] = field(default_factory=dict)
-    """Modules whose rows are reordered."""
+    """Modules whose rows are in another order in GGUF files."""
     column_orders: Mapping[str, Order] = field(default_factory=dict)
-    """Modules whose columns are reordered."""
+    """Modules whose columns are in another order in GGUF files."""
     changes: Mapping[str, Change] = field(default_factory=dict)
-    """Modules whose values are changed."""
+    """Modules whose values are changed on loading."""
     joins: Mapping[str, tuple[Join, str, str]] = field(default_factory=dict)
-    """Tensors of a layer that are stored in two parts: way to join them, and their names by ``parts``, with suffix."""
+    """Tensors of a layer that GGUF files store in two parts → the way to join these (see ``Join``), and the names of
+    both parts: those of ``parts``, with suffix."""
     read_config: Callable[[GgufFile, Mapping[str, Any]], dict[str, Any]] | None = None
     """Returns additional keys of ``config.json``, given the common ones."""
 

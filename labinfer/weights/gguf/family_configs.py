@@ -15,11 +15,12 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 GEMMA_27B_LAYERS = 62
 """Number of layers of Gemma 3 27B, whose query scale is not derived from the head size."""
 LOG_MULTIPLIER = 0.1
-"""Factor by which files of DeepSeek store ``mscale_all_dim``."""
+"""``yarn_log_multiplier`` in DeepSeek GGUF files is this factor times ``mscale_all_dim``."""
 SOFTMAX, SIGMOID = 1, 2
 """Values of ``expert_gating_func``."""
 DEEPSEEK_V3 = {"n_routed_experts": 256}, {"n_group": 8, "topk_group": 4}
-"""Sizes that identify DeepSeek V3 in files older than llama.cpp's expert groups, and its groups."""
+"""Config values that identify DeepSeek V3 in files older than llama.cpp's metadata of expert groups, and the expert
+groups of that model."""
 
 
 def read_gemma3(file: GgufFile, values: Mapping[str, Any]) -> dict[str, Any]:

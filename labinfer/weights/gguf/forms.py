@@ -30,7 +30,7 @@ FORMS = {
 
 
 class GgufForm:
-    """Form in memory of a matrix of a GGUF file; see ``MatrixForm``.
+    """Form in memory (quantized values or floating point) of a matrix of a GGUF file; see ``MatrixForm``.
 
     Args:
         form: layout of its quantized values; None for floating point.

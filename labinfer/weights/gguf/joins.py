@@ -33,7 +33,7 @@ class Joined(ABC):
 
 
 class InterleavedColumns(Joined):
-    """Columns of two tensors, interleaved as gate and up in gpt-oss."""
+    """Columns of two tensors, interleaved: gate and up of gpt-oss."""
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -46,7 +46,7 @@ class InterleavedColumns(Joined):
 
 
 class Heads(Joined):
-    """Rows of each head: its keys (which are stored transposed), then its values.
+    """For each head, its key rows (stored transposed), then its value rows: DeepSeek's ``kv_b_proj``.
 
     The first part is (heads, inputs, key rows), the second (heads, value rows, inputs).
 
@@ -72,7 +72,7 @@ class Heads(Joined):
 
 
 JOINS: dict[str, type[Joined]] = {"turns": InterleavedColumns, "heads": Heads}
-"""Join classes by their names in ``families``."""
+"""Ways to join two stored tensors, by their names in ``families.Join``."""
 
 
 def halves(tensor: GgufTensor) -> tuple[GgufTensor, GgufTensor] | None:
