@@ -40,7 +40,7 @@ Handler = Callable[[HttpContext], Awaitable[Response | EventStream]]
 MAX_OPEN_BATCHES, MAX_BATCHES = 64, 1000
 """Limits per caller: open batches, and remembered batches. The files of forgotten batches remain."""
 PRIORITY = 1_000_000
-"""Added to the priority of every line; the lowest value runs first."""
+"""Offset of the priority of every line. Requests with lower values run first, so batches run after online requests."""
 RETRY_STATUSES = (429, 503)
 MIN_WAIT_SECONDS, MAX_WAIT_SECONDS = 1.0, 30.0
 """Bounds of the delay before a rejected line is retried."""

@@ -12,24 +12,26 @@ from labinfer.server.link.frames import ModelInfo
 from labinfer.server.link.stats import EngineStats, RankStats
 
 LEAST_SECONDS, LEAST_STEPS = 2.0, 5
-"""Minimum time with work, and minimum steps, of every rank."""
+"""Minimum seconds with work, and minimum steps, that every rank must have for a report."""
 BUSY = 0.8
 """Busy fraction from which a stage is the bottleneck."""
 UNEVEN = 1.1
-"""Ratio of the busiest stage to the mean of the others from which a layout counts as uneven."""
+"""Ratio of the busiest stage's busy fraction to the mean of the others from which a layout counts as uneven."""
 TOO_FEW = 0.5
-"""Missing sequences (mean) for one sequence per stage, from which too few requests are the bottleneck."""
+"""Too few requests are the bottleneck if, on average, at least this many sequences are missing for one sequence per
+stage."""
 SOME_WAIT = 0.5
-"""Waiting sequences (mean) from which a queue exists; fewer are in transit."""
+"""Mean number of waiting sequences from which there is a queue; fewer are in transit."""
 FULL_CACHE, FULL_BATCH = 0.9, 0.95
-"""Thresholds of the mean use of KV blocks, and of ``--max-num-seqs``, as fractions."""
+"""Mean fraction of the KV blocks in use, and mean running sequences as a fraction of ``--max-num-seqs``, from which
+these resources are full."""
 
 
 def diagnose(window: Sequence[EngineStats], info: ModelInfo, time_us: int, others_ran: bool) -> BottleneckReport | None:
     """Diagnose the time between the first and the last stats of ``window``; None if a rank has measured too little.
 
-    A stage is the bottleneck if it computes nearly all the time, or if its idle time is at most its lead over the mean busy
-    fraction. Otherwise the idle time of the busiest stage has to be explained.
+    A stage is the bottleneck if it computes nearly all the time, or if its idle fraction is at most the difference of
+    its busy fraction and the mean over all stages. Otherwise the idle time of the busiest stage has another cause.
 
     Args:
         window: stats of one model since its engine started, oldest first.

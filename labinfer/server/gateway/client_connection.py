@@ -43,7 +43,7 @@ other requests."""
 
 
 class TooMuch(Exception):
-    """A message has more parts than allowed."""
+    """An HTTP message has more header fields than allowed."""
 
 
 class ClientConnection(HttpToolsProtocol):
@@ -123,7 +123,8 @@ class ClientConnection(HttpToolsProtocol):
 
     @property
     def _overhead(self) -> int:
-        """Framing bytes of the current message, less the allowance for chunks; limited to ``MAX_HEAD``."""
+        """Bytes of the current HTTP message outside its body (head, chunk framing), less ``CHUNK_OVERHEAD`` per body
+        byte. The connection is refused above ``MAX_HEAD``."""
         return self._num_bytes - (1 + CHUNK_OVERHEAD) * self._num_body_bytes
 
     # Parser callbacks.

@@ -39,9 +39,11 @@ HISTORY_SECONDS = 3600.0
 FINE_SECONDS = 300.0
 """Age from which points are merged, and maximum age of a slice relative to the latest."""
 MERGED_SECONDS = 10.0
-"""Interval of merged points. It is shorter than ``SPEED_SECONDS``, so that the last minute of every point is known."""
+"""Interval of merged points. It is shorter than ``SPEED_SECONDS``, so that the last minutes of consecutive points
+overlap."""
 PAUSE_SECONDS = 4.0
-"""Interval from which a point after idle time covers ``POINT_SECONDS`` only."""
+"""Seconds since the previous stats above which the first point of an engine that was idle covers only
+``POINT_SECONDS``."""
 POINT_SECONDS = 0.4
 """Minimum interval of points. An engine sends stats more often with short requests: whenever work begins and ends."""
 REPORT_SECONDS = 10.0

@@ -17,7 +17,7 @@ from labinfer.server.gateway.http_context import JSON, HttpContext
 from labinfer.server.gateway.options import ServerOptions
 
 ANYWHERE = (400, 403, 405, 421, 431, 500)
-"""Error statuses of every endpoint, but 403 of those whose method changes nothing."""
+"""Error statuses of every endpoint. Endpoints whose method changes nothing (GET, HEAD, …) have no 403."""
 READING = (*ANYWHERE, 404, 413, 415, 429, 503)
 """Error statuses of endpoints that read a body."""
 GENERATING = (*READING, 408, 499)
@@ -59,7 +59,7 @@ class Endpoint:
     errors: tuple[int, ...] = ANYWHERE
     error_form: ErrorForm = OPENAI_ERRORS
     is_anthropics_too: bool = False
-    """Whether Anthropic's API has the path too: its clients get its format, and ``answer`` is a union."""
+    """Whether Anthropic's API has this path, too: Anthropic's clients get its format, and ``answer`` is a union."""
 
     @property
     def templates(self) -> list[str]:
@@ -72,7 +72,8 @@ class Endpoint:
         return tuple(sorted({*self.errors, *[401] * self.needs_key} - {*[403] * (self.method in CHANGES_NOTHING)}))
 
     def with_options(self, options: ServerOptions, keys_required: bool) -> Endpoint:
-        """Copy for a server with these options: it needs a key only if the server has keys, and no option makes it public."""
+        """Copy for a server with these options: a key is needed only if the server has keys, and no option makes the
+        endpoint public."""
         is_open = bool(self.opened_by) and getattr(options, self.opened_by)
         return replace(self, needs_key=self.needs_key and keys_required and not is_open)
 

@@ -218,7 +218,7 @@ class FileStore:
         (self._folder / "batches" / f"{batch.id}.json").unlink(missing_ok=True)
 
     def answers(self, batch: Batch) -> Path:
-        """Path of a batch's answers. They lie there, next to their journal, until the batch is done."""
+        """Path of a batch's answers, next to their journal. They stay there until the batch is done."""
         return self._folder / "batches" / f"{batch.id}.answers"
 
     def remove_answers(self, batch: Batch) -> None:

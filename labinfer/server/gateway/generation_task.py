@@ -263,7 +263,7 @@ class GenerationTask:
     # Metrics and log.
 
     def _note(self, number: int, delta: Delta) -> None:
-        """Charge the tokens of ``delta``, and record inter-token latency."""
+        """Charge the caller for the tokens of ``delta``, and record the inter-token latency."""
         if not delta.token_ids:
             return
         self._lease.spend(len(delta.token_ids))
@@ -328,7 +328,8 @@ class GenerationTask:
             context.service.on_request_end(end)
 
     def _keep(self, request: RequestState, answer: CompletionState, reason: str) -> None:
-        """Keep the size of a complete answer. Further answers of a request found its prompt in the prefix cache."""
+        """Record the lengths of a complete answer in ``RecentRequests``. Answers after the first of a request count as
+        prefix-cache hits of its prompt."""
         prompt, service = len(request.prompt_token_ids), self._context.service
         if reason not in COMPLETE or not answer.token_ids:
             return

@@ -60,7 +60,7 @@ class HttpContext:
         self.id = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
         self.caller: ApiCaller = ANONYMOUS
         self.priority = 0
-        """Added to the priority of its engine requests."""
+        """Offset of the priority of its engine requests."""
         self.seconds = service.options.request_timeout
         """Timeout of its engine requests; 0 for none."""
         self.begin = service.clock()

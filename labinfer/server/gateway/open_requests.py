@@ -233,7 +233,8 @@ class OpenRequests:
 
 
 def remaining_parts(state: RequestState) -> Iterator[tuple[int | None, Request]]:
-    """The rest of a request: (None, the request itself), or, once it has tokens, one (index, request) per unfinished answer.
+    """Requests for the rest of a request's answers: (None, the request itself) before its first token, then one (index,
+    request) per unfinished answer.
 
     The parts generate the tokens that the whole request would have generated.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 SPAN_NAME = "llm_request"
-"""Name of vLLM's span; so are the attributes."""
+"""Name of the spans. It is vLLM's, like the names of their attributes."""
 TRACE_HEADERS = ("traceparent", "tracestate")
 """Headers of W3C Trace Context."""
 CLOSE_SECONDS = 2.0

@@ -62,7 +62,7 @@ class Model:
         return cls(info, reader, RequestBuilder(reader, options, info.max_model_len))
 
     def reads_as(self, info: ModelInfo) -> bool:
-        """Whether ``info`` of another host has the same tokenizer, templates and maximum context length."""
+        """Whether ``info`` of the next host has this model's tokenizer, templates and maximum context length."""
         names = (
             "tokenizer",
             "tokenizer_digest",
@@ -74,7 +74,7 @@ class Model:
         return all(getattr(self.info, name) == getattr(info, name) for name in names)
 
     def again(self, info: ModelInfo) -> Model:
-        """Copy with the ``info`` of another host."""
+        """Copy of the model with the ``info`` of the next host."""
         return replace(self, info=info)
 
     def chat_defaults(self) -> SamplingParams:
@@ -163,7 +163,7 @@ class Service:
         self._attached.put_nowait((self._num_hosts, models))
 
     def _end(self, is_final: bool) -> None:
-        """Unload the models, unless the next host only resumes the work of this one (``is_final`` is false)."""
+        """Unload the models if ``is_final``. Otherwise the next host only resumes the work of this one."""
         if is_final:
             self._close_models()
         self._num_hosts += 1

@@ -47,7 +47,7 @@ IDLE_SECONDS = 0.25
 SOON_SECONDS = 0.01
 """Sleep of rank 0 while a request waits for its model's guides."""
 STABLE_SECONDS = 30.0
-"""Time that a better split of the layers must persist before the layout changes."""
+"""Seconds for which another split of the layers must stay better before the layout changes."""
 
 Layouts = dict[str, EngineOptions]
 """Model name to its options."""

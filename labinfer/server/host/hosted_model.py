@@ -78,8 +78,8 @@ class HostedModel:
         return outputs
 
     def bubble(self, rank: WorkerStats, worked: float) -> float:
-        """Bubble seconds: time in which the engine had work and the rank did not compute. Monotonic, as a counter must be, although its two
-        terms are read at slightly different times."""
+        """Bubble seconds of a rank: time in which the engine had work and the rank did not compute. Never decreases, as
+        a counter must not, although its two terms are read at slightly different times."""
         self.bubbles[rank.rank] = max(self.bubbles.get(rank.rank, 0.0), worked - rank.busy_time)
         return self.bubbles[rank.rank]
 

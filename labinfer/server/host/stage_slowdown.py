@@ -15,23 +15,26 @@ from labinfer.base.rank_stats import WorkerStats
 from labinfer.server.link.stats import Drift
 
 LEAST_STEPS = 5
-"""Minimum steps of a sample; fewer are merged into the next."""
+"""Minimum steps of a sample (a rank's work between two of its stats); fewer steps are merged into the next sample."""
 LONGEST_SAMPLE = 2.0
-"""Maximum duration counted for a sample, in seconds: the engine was idle in the rest of a longer one."""
+"""Maximum duration counted for a sample, in seconds. Of a longer one, the engine was idle in the rest."""
 BASELINE_SECONDS, BASELINE_STEPS = 10.0, 100
-"""Work at the start that forms the baseline."""
+"""Minimum seconds of work, and minimum steps, from which the baseline of a rank's step times is fitted after the
+start."""
 WINDOW_SECONDS, LEAST_WINDOW = 10.0, 8.0
-"""Length of the judged window of work in seconds, and its minimum."""
+"""Sliding window of recent work compared with the baseline: its length in seconds, and the minimum filled before any
+stage is called slow."""
 DRIFTED, RECOVERED = 1.5, 1.25
-"""Hysteresis: factor from which a stage counts as slow, and below which it has recovered."""
+"""Hysteresis: step time relative to the other stages from which a stage counts as slow, and below which it has
+recovered."""
 OWN_DRIFT = 1.1
-"""Minimum slowdown relative to the stage's own start: otherwise the other stages have become faster."""
+"""Minimum step time of a slow stage relative to its own baseline: otherwise the other stages have become faster."""
 BOUND = 0.7
 """Busy fraction of the busiest stage from which its time, rather than the sum over stages, determines the throughput."""
 LEAST_GAIN = 0.15
 """Minimum throughput gain of another split to be reported."""
 MOST_STEPS = 1 << 20
-"""Maximum steps kept until all ranks have reported them."""
+"""Maximum steps whose token counts are kept until all ranks have reported the steps."""
 
 
 @dataclass(kw_only=True)
@@ -43,12 +46,12 @@ class _Sample:
     tokens: int
     busy: float
     layers: float
-    """Part of ``busy`` spent inside the layers."""
+    """Part of ``busy`` (seconds of computation) spent inside the layers."""
 
 
 @dataclass
 class _Baseline:
-    """Least-squares fit of a rank's busy time: seconds per step plus seconds per token."""
+    """Baseline of a rank: least-squares fit of its busy time as seconds per step plus seconds per token."""
 
     seconds: float = 0.0
     steps: int = 0
@@ -69,7 +72,8 @@ class _Baseline:
         return self.seconds >= BASELINE_SECONDS and self.steps >= BASELINE_STEPS
 
     def covers(self, sample: _Sample) -> bool:
-        """Whether the baseline has steps of a similar size: other sizes cannot be extrapolated, as machines differ there."""
+        """Whether the baseline has steps with about as many tokens as those of ``sample``. For other sizes it cannot be
+        extrapolated, as step times of machines grow differently."""
         return self.fewest / 2 <= sample.tokens / sample.steps <= 2 * self.most
 
     def predict(self, sample: _Sample) -> float:
@@ -113,7 +117,8 @@ class _Rank:
 
     @property
     def ratio(self) -> float:
-        """Busy time in the window relative to the baseline. Uses the median, so that a stall of some seconds is no drift."""
+        """Busy time in the window relative to the baseline: the median over the samples, so that a stall of some
+        seconds does not count as a slowdown."""
         return median(sample.busy / max(self.baseline.predict(sample), 1e-9) for sample in self.window)
 
 
@@ -131,9 +136,10 @@ class StageSlowdownDetector:
         self._tokens = [0]  # cumulative tokens, from step ``_first`` on
         self._first = 0
         self.drift: Drift | None = None
-        """Latest comparison of the stages; None until there has been enough work."""
+        """Latest comparison of the stages' step times with their baselines; None until there has been enough work."""
         self.better_since = math.inf
-        """Time since which another split has continuously been better."""
+        """Time (monotonic seconds) since which another split of the layers has continuously been better; infinite if
+        none is."""
 
     def add_step(self, num_tokens: int) -> None:
         """Record a completed step; all ranks run the same steps in the same order."""

@@ -21,7 +21,7 @@ STATS_SECONDS = 1.0
 WATCHED_SECONDS = 0.5
 """Interval of stats while a client watches, and after work has ended."""
 IDLE_STATS = 2
-"""Stats sent after the last work: the final stats of the other ranks arrive with the second."""
+"""Number of stats sent after work ends: the final stats of the other ranks arrive with the second."""
 WATCHED_SLICES = 640
 """Maximum slices of a rank between two stats: all of some 60 steps. Later slices are dropped, so that the cost of watching does not
 depend on the speed of the steps."""

@@ -70,7 +70,7 @@ class ResponseInput:
 
 
 async def _response_input(context: HttpContext, body: CountBody) -> ResponseInput:
-    """Collect the stored items before the request, and resolve item references.
+    """Collect the stored items that precede the request's own, and resolve item references.
 
     Raises:
         ApiError: a response or an item that the request refers to is not stored.
