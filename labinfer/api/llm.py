@@ -223,7 +223,7 @@ class LLM:
         return self._runner.report
 
     def record_steps(self, num_slices: int) -> None:
-        """Record the time slices of this rank's steps until the end of the run; to be called on every rank.
+        """Record a trace of this rank's steps until the end of the run. Call it on every rank.
 
         Args:
             num_slices: maximum number of slices; later ones are dropped.

@@ -91,7 +91,8 @@ class ModelOptions:
     autotune: str = option(
         "on",
         "time the kernels at startup and use the fastest (16-bit models; results are cached in ~/.cache/labinfer); "
-        "again ignores cached timings and machine costs; off uses compiled kernels wherever they exist",
+        "again ignores cached kernel timings and cached probe measurements; off uses compiled kernels wherever they "
+        "exist",
         choices=AUTOTUNE,
     )
     weights: str = option(
@@ -104,7 +105,7 @@ class ModelOptions:
         ("auto",),
         "quantize the weights on load, for all stages or one value per stage: int8 (per-channel scales, 8-bit "
         "activations) or int4 (per-group scales); auto does not quantize; already quantized checkpoints are left "
-        "unchanged, but none dequantizes them",
+        "unchanged, unless none is given, which dequantizes them",
         other_name="-q",
         metavar="|".join(QUANTIZATIONS) + "[,…]",
     )
@@ -154,8 +155,8 @@ class ParallelOptions:
     )
     ranks: tuple[int, ...] = option(
         (),
-        "ranks in the order of the stages: those of stage 0, then those of stage 1, …, such as 0,2,1; omitted ranks "
-        "are spare (default: all ranks, ascending)",
+        "ranks by stage: first those of stage 0, then those of stage 1, …, such as 0,2,1; omitted ranks are spare "
+        "(default: all ranks, ascending)",
         metavar="N[,N…]",
     )
     layout: str = option(

@@ -232,8 +232,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Number of likeliest tokens whose log-probabilities are returned beside the sampled token's, before any processor;
     None for no log-probabilities."""
     prompt_logprobs: NumLogprobs | None = None
-    """Number of likeliest tokens for the log-probabilities of the prompt's tokens except the first. Such a prompt is
-    not looked up in the prefix cache."""
+    """Return log-probabilities of the prompt tokens (except the first), with this many top tokens each. Such a prompt
+    is not looked up in the prefix cache."""
     structured_outputs: StructuredOutputs | None = None
     """Constraint on the answer. The answer ends if the constraint allows no more tokens. An end-of-sequence token is
     allowed only if the answer is complete; ``min_tokens`` forbids it as long as the constraint allows other tokens."""

@@ -87,7 +87,7 @@ def terminal_columns(stream: TextIO | None = None) -> int:
 
 
 def has_lost_reader(descriptor: int = STANDARD_OUTPUT) -> bool:
-    """Whether ``descriptor`` is a pipe whose reader has closed it, as ``head`` does after its last line."""
+    """Whether ``descriptor`` is a pipe whose read end is closed, as by ``head`` after its last line."""
     poll = select.poll()
     try:
         poll.register(descriptor, 0)

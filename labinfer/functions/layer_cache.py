@@ -119,13 +119,14 @@ class LayerCache:
     """
 
     k: torch.Tensor
-    """Keys, (blocks, block size, K, P), or in ``KEY_TILES`` if the tensor has 6 dimensions."""
+    """Keys, (blocks, block size, KV heads, head size), or in ``KEY_TILES`` if the tensor has 6 dimensions."""
     v: torch.Tensor
-    """Values, (blocks, block size, K, P), or in ``VALUE_TILES``."""
+    """Values, (blocks, block size, KV heads, head size), or in ``VALUE_TILES``."""
     k_scale: torch.Tensor | None = None
-    """Scales of the keys, (blocks, block size, K) in ``SCALE_DTYPE``, or (blocks, K, block size) if tiled; None unless int8."""
+    """Scales of the keys, (blocks, block size, KV heads) in ``SCALE_DTYPE``, or (blocks, KV heads, block size) if
+    tiled; None unless int8."""
     v_scale: torch.Tensor | None = None
-    """Shape and dtype of ``k_scale``."""
+    """Scales of the values, with the shape and dtype of ``k_scale``."""
 
     @classmethod
     def zeros(

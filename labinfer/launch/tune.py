@@ -114,7 +114,7 @@ def tune(
     providers: Sequence[Provider],
     anew: bool = False,
 ) -> Choice:
-    """Choose the fastest implementations over the ranks of this stage; collective over the group.
+    """Choose the fastest implementations for all ranks of this stage together; collective over the group.
 
     All ranks measure at the same time, as they share memory bandwidth in a run. All ranks measure if any rank has no cached times, or
     measured them on a busy machine.

@@ -146,7 +146,7 @@ def check_can_stream(request: Request) -> None:
     """Check that the answers of a request can stream.
 
     Raises:
-        UserError: the best answers are chosen at the end (``best_of``, ``num_beams``).
+        UserError: the request has ``best_of`` or ``num_beams``, whose best answers are known only at the end.
     """
     if not request.sampling.can_stream:
         raise UserError(

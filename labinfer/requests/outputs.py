@@ -25,7 +25,8 @@ class Delta:
     index: int
     """Index of the answer in the request."""
     text: str | None
-    """New text; Generated text; None without a tokenizer. Never contains a partial character or the beginning of a stop string."""
+    """New text since the last delta; None without a tokenizer. Never ends in a partial character or in the beginning of
+    a stop string."""
     token_ids: list[int]
     finish_reason: str | None
     """Set in the last delta only."""

@@ -107,8 +107,8 @@ _OUTSIDE_STRINGS = re.compile(r'("(?:[^"\\]|\\.)*"?)|([{,]\s*)(\w+)\s*:', re.DOT
 
 
 def _tags(text: str, arguments: Arguments) -> dict[str, Any]:
-    """The tags of a text, such as ``<parameter=city>Paris</parameter>``. Words between tags, or a tag that begins inside a value, are an
-    error: they come from an unclosed tag. The value of a tag with ``string="false"`` is JSON."""
+    """Parse the tags of a text, such as ``<parameter=city>Paris</parameter>``. Text between tags, or a tag that begins
+    inside a value, is an error: it comes from an unclosed tag. The value of a tag with ``string="false"`` is JSON."""
     pattern, values, last = arguments["tag_pattern"], {}, 0
     beginning, ending = tag_marks(pattern)
     end = text.rfind(ending) + len(ending) if ending in text else 0

@@ -183,8 +183,10 @@ def _given(given: str, chat_template: str) -> ReplyFormat:
 
 
 def _decode(data: bytes) -> FormatFile:
-    """Raises:
-    ValueError: ``data`` is neither a format nor a bare response template.
+    """Decode a reply format from JSON.
+
+    Raises:
+        ValueError: ``data`` is neither a format nor a bare response template.
     """
     try:
         source = msgspec.json.decode(data)

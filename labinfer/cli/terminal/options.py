@@ -20,8 +20,7 @@ class ChatOptions:
     )
     api_key: str = option(
         "",
-        "API key for that server. Other users of the machine can read command lines: $LABINFER_API_KEY hides it "
-        "from them",
+        "API key for the server at --url; set $LABINFER_API_KEY instead to keep it out of the process list",
         metavar="KEY",
         secret=True,
     )

@@ -14,7 +14,7 @@ from labinfer.functions.cpu.library import Library
 NUM_THREADS = 4
 """Number of reading threads: disks are fastest with several reads in flight."""
 PIECE_BYTES = 1 << 20
-"""Bytes of one read; several threads share a longer part."""
+"""Size of one read in bytes; longer parts are split among threads."""
 BLOCK_BYTES = 4096
 """Alignment of parts in the file and in memory, and of their length, as direct I/O requires."""
 FILE_ENDS = -1

@@ -30,7 +30,8 @@ INPUT_STEPS = 5
 SLOW_SECONDS = 0.3
 """Steps that take longer than this run only twice, and both times count (see ``MAX_FIRST_RATIO``)."""
 MAX_FIRST_RATIO = 1.05
-"""Ratio of the first run to the second one of a slow step above which the first is a warm-up: a third run replaces it."""
+"""For slow steps: if the first run takes more than this multiple of the second, it counts as a warm-up, and a third run
+replaces it."""
 
 _decode_command = msgspec.msgpack.Decoder(Command)
 

@@ -72,8 +72,8 @@ logger = logging.getLogger(__name__)
 CACHE_FRACTION = 0.25
 """Maximum fraction of the free memory for the KV cache."""
 STARTED_BYTES = 16 << 20
-"""Memory of a CPU rank that a start takes, apart from weights, before it counts its blocks: modules, buffers, page tables, and
-fragments of freed memory."""
+"""Memory that a CPU rank uses at startup besides weights, before KV blocks are counted: modules, buffers, page tables,
+and fragments of freed memory."""
 FILL_TOKENS = 128
 """Length of the prompt whose keys and values fill the cache."""
 MAX_MEASUREMENTS = 4

@@ -43,7 +43,7 @@ other requests."""
 
 
 class TooMuch(Exception):
-    """An HTTP message has more header fields than allowed."""
+    """An HTTP message has more header fields, or a connection more pipelined requests, than allowed."""
 
 
 class ClientConnection(HttpToolsProtocol):

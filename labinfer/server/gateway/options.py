@@ -84,7 +84,7 @@ class ServerOptions:
     max_body_size: int = option(16, "maximum size of a request body, in MiB", metavar="MIB", least=1)
     max_body_memory: int = option(
         64,
-        "memory for all request bodies that wait for tokenization, in MiB; one caller gets at most half; bodies up "
+        "memory for all request bodies that wait for tokenization, in MiB, at most half of it per caller; bodies up "
         "to 64 KiB do not count",
         metavar="MIB",
         least=1,
@@ -109,7 +109,7 @@ class ServerOptions:
     max_file_size: int = option(200, "maximum size of a file of /v1/files, in MiB", metavar="MIB", least=1)
     max_files_size: int = option(
         10240,
-        "maximum total size of the files, in MiB; one caller gets at most half; results of batches are always kept",
+        "maximum total size of the files, in MiB, at most half of it per caller; results of batches are always kept",
         metavar="MIB",
         least=1,
     )

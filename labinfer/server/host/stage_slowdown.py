@@ -25,8 +25,8 @@ WINDOW_SECONDS, LEAST_WINDOW = 10.0, 8.0
 """Sliding window of recent work compared with the baseline: its length in seconds, and the minimum filled before any
 stage is called slow."""
 DRIFTED, RECOVERED = 1.5, 1.25
-"""Hysteresis: step time relative to the other stages from which a stage counts as slow, and below which it has
-recovered."""
+"""Hysteresis: slowdown (busy time over baseline) relative to the other stages from which a stage counts as slow, and
+below which it has recovered."""
 OWN_DRIFT = 1.1
 """Minimum step time of a slow stage relative to its own baseline: otherwise the other stages have become faster."""
 BOUND = 0.7

@@ -17,9 +17,9 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     """A heartbeat of either side."""
 
     state: str = ""
-    """The host's step and wait, as text."""
+    """Current step of the host's rank 0, and its wait for other ranks, as text."""
     wait: Wait | None = None
-    """The host's wait as data; None while it works."""
+    """Wait of the host's rank 0 for other ranks, as a structure; None while it works."""
 
 
 def host_heartbeat(progress: Progress) -> Heartbeat:
@@ -51,7 +51,7 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
 
 
 class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
-    """Start or stop recording the steps of all models."""
+    """Start or stop recording step traces of all models."""
 
     on: bool
 

@@ -16,11 +16,12 @@ from labinfer.comm.spmd.topology import make_topology
 
 
 def smaller_layout(options: EngineOptions, nodes: Sequence[str], left: Sequence[int]) -> list[str]:
-    """Flags for the remaining ranks: keeps the stages that have lost no rank, and those that spare ranks can take over.
+    """Flags for a layout of the remaining ranks. Stages are kept if they lost no rank, or if spare ranks can replace
+    the lost ones.
 
-    A spare rank that drafts continues to do so, unless it is lost or needed for a stage: then drafts are n-grams.
-    Given layer counts grow in proportion. Flags with one value per stage keep the values of the remaining stages.
-    With ``--layout`` the list is empty: the ranks read the file, or plan, again.
+    A spare rank that drafts continues to do so, unless it is lost or needed for a stage: drafts then come from n-grams.
+    Layer counts set with ``--layers`` are scaled up in proportion. Flags with one value per stage keep the values of
+    the remaining stages. With ``--layout`` the list is empty: the ranks read the file, or plan, again.
 
     Args:
         nodes: node of each rank of the full group.
