@@ -30,7 +30,7 @@ class StatsPoint(ApiObject, kw_only=True):
     """Work of a model since the previous point. Rates are per second. Points older than five minutes cover ten seconds each."""
 
     time_us: Count
-    """When the statistics were taken, in microseconds since 1970."""
+    """Time at which the statistics were taken, in microseconds since 1970."""
     seconds: float
     """Time that the rates cover."""
     running: Count
@@ -212,7 +212,7 @@ class ClusterInfo(ApiObject, kw_only=True, tag_field="object", tag="cluster"):
     """A model, its ranks, and its stats of the last hour."""
 
     time_us: Count
-    """When the statistics were taken, in microseconds since 1970."""
+    """Time at which the statistics were taken, in microseconds since 1970."""
     model: str
     num_layers: Count
     block_size: Count
