@@ -84,7 +84,7 @@ class LayerCosts(msgspec.Struct, frozen=True, kw_only=True):
     window: int = 0
     """Sliding window in tokens, the token itself included; 0 for full attention."""
     num_sums: int = MIXER_SUMS + 1
-    """All-reduces over tensor-parallel ranks."""
+    """Number of all-reduces over the tensor-parallel ranks in a layer."""
 
     def seconds(self, shape: StepShape) -> float:
         """Seconds of this layer in a step, without all-reduces."""
@@ -164,8 +164,8 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "none"
     tp_size: int = 1
     memory: int
-    """Free bytes per rank before loading, less the rank's needs beside weights and cache: captured steps, swap space, and memory of
-    the start itself."""
+    """Free bytes per rank before loading, less what the rank needs beside weights and cache: captured steps, swap
+    space, and memory used at startup."""
     sharing: int = 1
     """Ranks of the machine that divide one memory, ``memory`` bytes each; 1 if each rank has its own."""
     layers: list[str]
@@ -174,28 +174,28 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Last layer at which a stage may begin; None for no limit."""
     layer_kinds: dict[str, LayerCosts]
     layer_bytes: dict[str, int]
-    """Weights of a layer, by kind."""
+    """Bytes of a layer's weights, by kind of layer."""
     kv_bytes: dict[str, int]
-    """KV cache of a layer per token, by kind."""
+    """Bytes of a layer's KV cache per token, by kind of layer."""
     state_bytes: dict[str, int] = {}
-    """Recurrent state of a layer per sequence, by kind; 0 for missing kinds."""
+    """Bytes of a layer's recurrent state per sequence, by kind of layer; 0 for missing kinds."""
     hidden_bytes: int
-    """Hidden state of a token, as sent between stages and all-reduced over tensor-parallel ranks."""
+    """Bytes of a token's hidden state, as sent between stages and all-reduced over tensor-parallel ranks."""
     embedded_bytes: int = 0
     """Bytes per token sent between stages beside ``hidden_bytes``."""
     embedding_bytes: int
     head_bytes: int
-    """Weights of the LM head, on the last stage."""
+    """Bytes of the LM head's weights, on the last stage."""
     shared_bytes: int = 0
     """Part of ``head_bytes`` tied to the embedding: stored once on a rank with both ends of the model."""
     head: Points
-    """Logits and sampling, by sampled rows."""
+    """Seconds of logits and sampling, by number of sampled rows."""
     embed: Points
-    """The embedding, by rows."""
+    """Seconds of the embedding, by rows (tokens)."""
     fixed: float
     """Constant seconds of every step on any stage."""
     all_reduce: Points = Points([], [])
-    """All-reduce over the tensor-parallel ranks, by bytes; no points if ``linear`` includes it."""
+    """Seconds of an all-reduce over the tensor-parallel ranks, by bytes; no points if ``linear`` includes it."""
     skipped: Points = Points([], [])
     """Seconds that the model's last layer saves in a step with prefill chunks, by rows that are not sampled: for these it computes only
     keys and values."""

@@ -1,4 +1,4 @@
-"""make_problem: the layout search problem for the options of a start or a command."""
+"""make_problem: the layout search problem for the options of a launch or a command."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ SEQUENCE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 
 """Numbers of concurrent sequences to try, beside ``max_num_seqs`` itself."""
 
 RESERVE = 0.015
-"""Fraction of the cache memory that a plan leaves unused, so that a start has at least the planned KV tokens: other programs may take
-memory meanwhile, and newly chosen implementations may pack weights larger."""
+"""Fraction of the cache memory that a plan leaves unused, so that a launch has at least the planned KV tokens: other
+programs may take memory meanwhile, and newly chosen implementations may pack weights larger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class EngineLimits:
     kept: int | None = None
     """Leading tokens that a context shift keeps; None without context shift."""
     max_context: int = 0
-    """Longest context of a start, if longer than ``max_model_len``, for which there must be room."""
+    """Longest context that a launch allows, if longer than ``max_model_len``; the cache must have room for it."""
     num_kv_blocks: int = 0
     """KV blocks that the user asks for; 0 for as many as fit."""
 
@@ -117,8 +117,8 @@ def cache_room(
 
 
 def stage_rooms(stages: Sequence[Stage], limits: EngineLimits) -> list[CacheRoom]:
-    """Cache memory of each stage of a layout, as at a start: stages on one shared memory pool it, and ranks without a stage take none
-    of it."""
+    """Cache memory of each stage of a layout, as computed at startup: stages on one shared memory pool it, and ranks
+    without a stage take none of it."""
     used, last = Counter[str](), len(stages) - 1
     for stage in stages:
         used[stage.machine] += stage.costs.tp_size
@@ -135,7 +135,7 @@ def stage_rooms(stages: Sequence[Stage], limits: EngineLimits) -> list[CacheRoom
 
 
 def kv_blocks(stages: Sequence[Stage], limits: EngineLimits) -> BlockCounts:
-    """KV blocks of a layout, and the capacity of each stage, as a start computes them.
+    """KV blocks of a layout, and the capacity of each stage, as computed at startup.
 
     Raises:
         UserError: a stage has no room for ``limits.num_kv_blocks``.
@@ -150,7 +150,7 @@ def kv_blocks(stages: Sequence[Stage], limits: EngineLimits) -> BlockCounts:
     if limits.num_kv_blocks:
         in_all_memory = stage_rooms(
             stages, replace(limits, memory_utilization=1.0)
-        )  # requested blocks may take all memory at a start
+        )  # requested blocks may take all memory at startup
         for stage, room, most in zip(stages, rooms, in_all_memory, strict=True):
             needed = room.used_bytes(blocks)
             left = most.num_bytes - room.num_states(limits.max_num_seqs) * room.state_bytes

@@ -28,8 +28,8 @@ class PlanReport:
     problem: Problem
     best: Solution
     even: Solution | None
-    """Default layout of a start without flags: one stage per rank with equal layer counts. None if it does not fit, or single-rank costs
-    are unknown."""
+    """Layout of a launch without layout flags: one stage per rank with equal layer counts. None if it does not fit, or
+    single-rank costs are unknown."""
     alone: Mapping[str, Solution]
     """The best layout on each single machine on which the model fits."""
     without: Mapping[str, Solution | None]
@@ -79,7 +79,7 @@ class PlanReport:
         return f"{describe_stages(self.problem, self.best, self.describe_losses())}\n{self.describe_alternatives(path)}"
 
     def describe_alternatives(self, path: str = "") -> str:
-        """Lines about other layouts, and the flags of a start; for the argument see ``describe``."""
+        """Lines about other layouts, and the flags that launch the best one. For the argument see ``describe``."""
         best, lines = self.best, []
         if self.even is not None and self.even.stages != best.stages:
             lines.append(f"even split: {self._describe_value(self.even)}")
@@ -187,7 +187,8 @@ def _forms(solution: Solution) -> set[str]:
 
 
 def _split_evenly(problem: Problem) -> Solution | None:
-    """Default layout of a start without flags on all ranks, which are numbered machine by machine; None if there is none."""
+    """Layout of a launch without layout flags on all ranks, which are numbered machine by machine; None if there is
+    none."""
     machines = sorted(problem.cluster.machines, key=lambda machine: machine.name != problem.first)
     ranks: list[tuple[str, HostCosts]] = []
     for machine in machines:

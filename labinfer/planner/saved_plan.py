@@ -52,13 +52,13 @@ class SavedPlan(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 0
     """Tokens of a KV block."""
     num_blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """KV blocks of a start with ``options``; 0 if the file does not say."""
+    """KV blocks of a launch with ``options``; 0 if the file does not say."""
     options: Annotated[dict[str, str], msgspec.Meta(max_length=MAX_OPTIONS)] = {}
     """See ``room_options``."""
 
     @property
     def num_tokens(self) -> int:
-        """KV tokens of a start with ``options``."""
+        """KV tokens of a launch with ``options``."""
         return self.num_blocks * self.block_size
 
     @classmethod
@@ -146,7 +146,7 @@ def room_options(options: EngineOptions, context: int) -> dict[str, str]:
     """Values of ``ROOM_OPTIONS`` and ``max_model_len``.
 
     Args:
-        context: longest context of a start, in tokens.
+        context: longest context of the launch, in tokens.
     """
     values = {"max_model_len": str(context)}
     for section in (*options.weight_options, options.cache, options.scheduler):
@@ -155,10 +155,10 @@ def room_options(options: EngineOptions, context: int) -> dict[str, str]:
 
 
 def describe_difference(plan: SavedPlan, options: Mapping[str, str]) -> str:
-    """The options of a start that differ from those for which ``plan.num_blocks`` holds; empty if there are none.
+    """The options of a launch that differ from those for which ``plan.num_blocks`` holds; empty if there are none.
 
     Args:
-        options: options of the start; see ``room_options``.
+        options: options of the launch; see ``room_options``.
     """
     names = [name for name in {**plan.options, **options} if plan.options.get(name) != options.get(name)]
     return "; ".join(

@@ -15,7 +15,7 @@ from typing import Any
 from labinfer.base.errors import UserError
 
 DEFAULT_PROMPT, DEFAULT_OUTPUT = 512, 128
-"""Default tokens of a request."""
+"""Default numbers of prompt tokens and of generated tokens of a request."""
 AZURE = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
 """Columns of the traces of Azure's inference service of 2023 and 2024."""
 BURST_GPT = {"Timestamp", "Request tokens", "Response tokens"}
@@ -30,7 +30,7 @@ class RequestLengths:
     """Size of one request, without its text."""
 
     prompt: int
-    """Tokens."""
+    """Prompt tokens, cached ones included."""
     output: int
     """Generated tokens, at least 1."""
     arrival: float | None = None
@@ -51,7 +51,7 @@ class MeanRequest:
     decode_context: float
     """Context length of a generated token, which is also a request's mean KV tokens while it decodes."""
     prompt_context: float
-    """Tokens before a computed prompt token."""
+    """Mean context length before a computed prompt token."""
 
 
 @dataclass(frozen=True)

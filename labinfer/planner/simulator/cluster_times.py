@@ -16,7 +16,7 @@ from labinfer.planner.simulator.plan_times import Forward, Hop, PlanTimes, Stage
 from labinfer.planner.step_shape import StepShape
 
 MEASURED_SIZES = (1, 8, 64)
-"""Batch sizes (decoding sequences) of the steps timed at a start; see ``launch/measure/startup_profiler.py``."""
+"""Batch sizes (decoding sequences) of the steps timed at startup; see ``launch/measure/startup_profiler.py``."""
 
 
 class ClusterTimes:
@@ -84,7 +84,7 @@ class ClusterTimes:
         )
 
     def step_times(self, max_num_seqs: int) -> StepTimes:
-        """Step times that a start of this layout would measure."""
+        """Step times that a launch of this layout would measure at startup."""
         sizes = [size for size in MEASURED_SIZES if size <= max_num_seqs]
         shapes = [StepShape(num_decodes=size, decode_context=size, num_samples=size) for size in sizes]
         by_stage = [

@@ -11,16 +11,18 @@ from labinfer.comm.spmd.topology import Topology
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSends:
-    """Sends of a plan by stage. The count for a stage includes all sends of the sender up to the last rank of that stage."""
+    """Number of sends of a plan, by stage. The count for a stage includes all sends of the sender up to the last rank
+    of that stage."""
 
     broadcast: int
-    """All sends of rank 0."""
+    """Number of all sends of rank 0."""
     direct: list[int]
-    """Sends of rank 0 up to the last rank that it serves in each stage; 0 if other ranks send to the whole stage."""
+    """Number of sends of rank 0 up to the last rank that it serves in each stage; 0 if other ranks send to the whole
+    stage."""
     forwards: list[list[tuple[int, int]]]
     """For each stage, the stages whose ranks forward the plan to it, ascending, with the sends of such a rank."""
     forwarded: list[int]
-    """Most sends of any rank of each stage but rank 0."""
+    """Maximum number of sends by a rank of each stage, rank 0 excluded."""
 
     @classmethod
     def from_topology(cls, topology: Topology) -> PlanSends:

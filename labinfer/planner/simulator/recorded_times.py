@@ -37,7 +37,7 @@ class _Step:
 
     @property
     def left(self) -> int:
-        """Time at which the output left."""
+        """Time, in nanoseconds, at which the step's output left the stage."""
         return self.parts["send"].begin if "send" in self.parts else self.step.end
 
 
