@@ -321,7 +321,7 @@ class SequenceGroup(Protocol):
     """Sequences of one request that advance together, once each has its next token; see ``beam_search.BeamGroup``."""
 
     members: list[Sequence]
-    """The first one runs the prompt."""
+    """Sequences of the group; the first one runs the prompt."""
     finished: list[FinishedBeam]
     """Finished answers, best first."""
 

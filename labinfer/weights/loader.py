@@ -42,7 +42,7 @@ class KeptWeights(Protocol):
         """Cached states of ``WeightedModule.export_packed`` by module, or None."""
 
     def keep(self, slices: str, states: dict[str, Any], functions: LoadFunctions) -> Any:
-        """Cache states for later starts, without waiting for the disk."""
+        """Cache states for later launches, without waiting for the disk."""
 
 
 def weight_slices(model: nn.Module, names: CheckpointNames | None = None) -> Iterator[WeightSlice]:

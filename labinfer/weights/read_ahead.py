@@ -38,7 +38,8 @@ def start_reading_ahead(
 
     Args:
         model, model_dir, hub: see ``resolve_model``.
-        cache: cache of packed weights, which are read instead of the checkpoint if a start with these options has written them.
+        cache: cache of packed weights, which are read instead of the checkpoint if a launch with these options has written
+            them.
         options: see ``WeightHeader``.
     """
 

@@ -81,7 +81,7 @@ class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the build and settings that packed weights depend on: version, kernel providers, rounding, quantization
     group size."""
     options: str
-    """Digest of the options of the start that wrote the file; such a start has one file for each slice."""
+    """Digest of the options of the launch that wrote the file. Launches with equal options use one file per slice."""
     code: str
     """Digest of the packing code that wrote the file."""
     modules: dict[str, dict[str, CachedTensor | str | int | float | bool | None]]
@@ -90,7 +90,7 @@ class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Checksum of each ``PIECE`` of the data."""
 
     def compare(self, checkpoint: str, code: str, circumstances: str, slices: str) -> None:
-        """Check that the weights were made for the digests that a start requests.
+        """Check that the packed weights were made for the digests that a launch requests.
 
         Raises:
             Damaged: a digest differs.
@@ -157,7 +157,7 @@ class WeightCache:
         return bool(self._headers(checkpoint))
 
     def started_so(self, checkpoint: str, options: str) -> list[Path]:
-        """Files of a checkpoint that the current code wrote, in starts with equal ``options`` (a digest)."""
+        """Files of a checkpoint that the current code wrote, in launches whose options have the digest ``options``."""
         return [path for path, header in self._headers(checkpoint).items() if header.options == options]
 
     def _headers(self, checkpoint: str) -> dict[Path, WeightHeader]:

@@ -201,7 +201,7 @@ class RankExpertReads(ApiObject):
 
     rank: Count
     hits: Count
-    """Cache hits."""
+    """Expert cache hits."""
     misses: Count
     bytes_read: Count
     stall_seconds: float

@@ -46,7 +46,7 @@ class Endpoint:
     summary: str = ""
     body: type[msgspec.Struct] | None = None
     form: type[msgspec.Struct] | None = None
-    """Body as multipart form with a file."""
+    """Schema of a body that is a multipart form with a file; None for other bodies."""
     answer: type | UnionType | None = None
     """Schema of a successful answer; None if it is always a stream."""
     statuses: tuple[int, ...] = (200,)

@@ -202,10 +202,10 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     model_names: list[str]
     """Served models; the first is the default."""
     cpus: list[int]
-    """CPU cores of its affinity mask."""
+    """CPU cores of the gateway's affinity mask."""
     log_level: str
     token: str
-    """Secret that authenticates its host."""
+    """Secret by which the gateway recognizes its host."""
     fault_timeout: float
     """Seconds without a heartbeat of the host until it is considered dead."""
     plugins: list[PluginSource] = []

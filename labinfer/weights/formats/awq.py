@@ -27,7 +27,7 @@ INPUTS = 128
 
 
 class AwqFormat(CodedFormat):
-    """4 bits with zero points."""
+    """AWQ: quantized values of 4 bits with zero points."""
 
     suffixes = ("qweight", "qzeros", "scales")
     zeros = "qzeros"

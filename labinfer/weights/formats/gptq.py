@@ -29,7 +29,7 @@ WORDS = 16
 
 
 class GptqFormat(CodedFormat):
-    """Groups of consecutive inputs.
+    """GPTQ with groups of consecutive inputs, that is, without act-order.
 
     Args:
         one_less: whether zero points are stored minus one.

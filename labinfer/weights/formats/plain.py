@@ -9,7 +9,7 @@ from labinfer.weights.slices import MatrixSlice, TensorSlice
 
 
 class PlainFormat:
-    """Unquantized; see ``Format``."""
+    """Format of unquantized matrices; see ``Format``."""
 
     def form(self, quantization: str) -> None:
         return None

@@ -22,7 +22,7 @@ REORDERED = (
     "matrices with act-order (permuted inputs) are requantized to int8 with group size 128, see "
     "docs/quantised-checkpoints.md; --quantization none dequantizes them without loss"
 )
-"""Warning to the user."""
+"""Warning that a checkpoint with act-order is requantized."""
 
 
 class ReorderedFormat(DecodedFormat):
