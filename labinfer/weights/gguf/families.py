@@ -99,7 +99,7 @@ OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_he
 Order = Literal["rotated pairs", "tiled heads", "tiled values", "tiled values behind keys"]
 """Orders of rows in GGUF files, see ``orders.py``. In this sequence: Llama's query and key heads; Gated DeltaNet's
 value heads of one row each; its value heads of several rows; its value heads after queries and keys."""
-Join = Literal["turns", "heads"]
+Join = Literal["interleaved", "heads"]
 """How two stored tensors form one: columns interleaved (gate and up of gpt-oss), or per head the key rows then the
 value rows (DeepSeek's ``kv_b_proj``). See ``joins.py``."""
 Change = Literal["less one", "log of negated"]
@@ -205,7 +205,7 @@ GPT_OSS = GgufFamily(
         "sliding_window": "attention.sliding_window",
     },
     joins={
-        "mlp.experts.gate_up_proj_bias": ("turns", "mlp.experts.gate_proj.bias", "mlp.experts.up_proj.bias"),
+        "mlp.experts.gate_up_proj_bias": ("interleaved", "mlp.experts.gate_proj.bias", "mlp.experts.up_proj.bias"),
     },
     read_config=read_gpt_oss,
 )

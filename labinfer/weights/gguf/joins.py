@@ -71,7 +71,7 @@ class Heads(Joined):
         return torch.cat(parts, dim=1).flatten(0, 1)[begin - first * size : end - first * size]
 
 
-JOINS: dict[str, type[Joined]] = {"turns": InterleavedColumns, "heads": Heads}
+JOINS: dict[str, type[Joined]] = {"interleaved": InterleavedColumns, "heads": Heads}
 """Ways to join two stored tensors, by their names in ``families.Join``."""
 
 
