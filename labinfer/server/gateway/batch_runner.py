@@ -47,7 +47,7 @@ MIN_WAIT_SECONDS, MAX_WAIT_SECONDS = 1.0, 30.0
 
 
 class LineAnswer(NamedTuple):
-    """Answer to a line."""
+    """Answer to one line (request) of a batch."""
 
     status: int
     body: bytes = b""

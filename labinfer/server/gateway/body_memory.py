@@ -50,7 +50,7 @@ class BodyMemory:
 
 
 class BodyLease:
-    """Memory of one body."""
+    """Part of a ``BodyMemory`` that one request body takes."""
 
     def __init__(self, memory: BodyMemory, caller: str):
         self._memory, self._caller = memory, caller

@@ -72,7 +72,7 @@ class _Work:
     rank: int
     stage: int
     busy: float
-    """Busy seconds."""
+    """Seconds in which the rank computed."""
     seconds: float
     """Seconds in which the engine had work."""
     steps: int

@@ -57,7 +57,7 @@ class _Baseline:
     steps: int = 0
     sums: list[float] = field(default_factory=lambda: [0.0] * 5)
     fewest: float = math.inf
-    """Smallest tokens per step of any sample."""
+    """Smallest mean number of tokens per step of any sample."""
     most: float = 0.0
 
     def add(self, sample: _Sample) -> None:

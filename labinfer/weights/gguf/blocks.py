@@ -23,7 +23,7 @@ FOUR_BITS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89
 
 @dataclass(frozen=True)
 class Numbers:
-    """Decoded blocks."""
+    """Decoded blocks: quantized integers, and the scales and minima of their groups."""
 
     whole_NS: torch.Tensor
     """Quantized integers, int16 from -128 to 127."""

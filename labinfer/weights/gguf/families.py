@@ -108,7 +108,8 @@ Change = Literal["less one", "log of negated"]
 
 @dataclass(frozen=True, kw_only=True)
 class GgufFamily:
-    """Architecture of GGUF files."""
+    """Model architecture in GGUF files: names of its modules and metadata keys, and differences from Hugging Face
+    checkpoints."""
 
     architecture: str
     """Class name in ``config.json``."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BlockType:
-    """Type of GGUF tensors."""
+    """Storage type of GGUF tensors in ggml, such as Q4_K or F16."""
 
     name: str
     size: int
