@@ -41,6 +41,6 @@ WORKDIR /home/labinfer
 VOLUME /home/labinfer/.cache
 EXPOSE 8000
 # /health says 200 as soon as the server listens, and 503 when its ranks are stalled or gone.
-HEALTHCHECK --interval=30s --timeout=5s --start-period=10m --retries=3 CMD ["python3", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+HEALTHCHECK --interval=30s --timeout=5s --start-period=10m --retries=3 CMD ["python3", "-c", "from urllib.request import ProxyHandler, build_opener; build_opener(ProxyHandler({})).open('http://127.0.0.1:8000/health', timeout=4)"]
 ENTRYPOINT ["labinfer"]
 CMD ["serve", "--host", "0.0.0.0"]

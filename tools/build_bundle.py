@@ -43,17 +43,21 @@ def download_wheels(wheel: Path, folder: Path, torch: str, torch_index: str) -> 
 
 def add_files(folder: Path, version: str) -> None:
     """Copy the documentation and the examples into the bundle's folder, and write its script."""
-    for name in INCLUDED:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, folder / name)
+    for name in tracked_files():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
     script = (ROOT / "tools" / "bundle" / "install.sh").read_text()
     facts = {"@PYTHON@": python_version(), "@MACHINE@": platform.machine(), "@VERSION@": version}
     for name, fact in facts.items():
         script = script.replace(name, fact)
     (folder / "install.sh").write_text(script)
     (folder / "install.sh").chmod(0o755)
+
+
+def tracked_files() -> list[str]:
+    """Files of ``INCLUDED`` that git tracks: a file that the user keeps beside them, such as one of API keys, is not given away."""
+    listing = subprocess.run(["git", "ls-files", "-z", *INCLUDED], cwd=ROOT, capture_output=True, text=True, check=True)
+    return listing.stdout.rstrip("\0").split("\0")
 
 
 def write_checksums(folder: Path) -> None:

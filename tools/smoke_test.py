@@ -15,13 +15,15 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from urllib.request import Request, urlopen
+from urllib.request import ProxyHandler, Request, build_opener
 
 QUESTION, ANSWER = "17 + 25 = ?", "42"
 ENDED_BY_SIGTERM = 143
 """Exit status of a server that has drained its requests after SIGTERM, as a shell gives it."""
 LIMIT_SECONDS = 900
 """Limit of each step. Without compiled functions the first start compiles them, for minutes on a slow machine."""
+DIRECT = build_opener(ProxyHandler({}))
+"""Opens URLs of this machine, whatever proxy the environment names."""
 
 
 def run(bin: Path, folder: Path, *command: str) -> str:
@@ -74,7 +76,7 @@ def try_server(bin: Path, folder: Path) -> None:
     try:
         wait_until_ready(server, f"http://127.0.0.1:{port}/ready")
         body = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 8}
-        with urlopen(chat_request(port, body), timeout=60) as reply:
+        with DIRECT.open(chat_request(port, body), timeout=60) as reply:
             expect("a server", json.load(reply)["choices"][0]["message"]["content"], ANSWER)
         server.terminate()
         if (status := server.wait(60)) != ENDED_BY_SIGTERM:
@@ -98,7 +100,7 @@ def wait_until_ready(server: subprocess.Popen, url: str) -> None:
     end = time.monotonic() + LIMIT_SECONDS
     while time.monotonic() < end and server.poll() is None:
         try:
-            with urlopen(url, timeout=5):
+            with DIRECT.open(url, timeout=5):
                 return
         except OSError:  # refused, or 503
             time.sleep(0.2)

@@ -38,7 +38,7 @@ OTHER_NAMES = {
 }
 """Names of other engines for fields of ``SamplingParams``."""
 TINY = 1e-300
-"""Minimum of `temperature`-like parameters that must be above 0."""
+"""Minimum of parameters that must be above 0, such as ``top_p``."""
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def test_every_kind_of_line_gets_exactly_one_line(launcher, model, launches, tmp
 
     messages = {key: record["error"]["message"] for key, record in records.items() if record.get("error")}
     assert messages["empty"] == "line 9: the prompt is empty; give at least one token"
-    assert "600 tokens, and at most 511 fit" in messages["long"]
+    assert "600 tokens, and at most 511 leave space for one output token" in messages["long"]
     assert "token id 512 is outside the vocabulary of 512 tokens" in messages["outside"]
     assert "temprature" in messages["unknown"]
     assert {8, 14} <= set(messages), "broken lines are named by their number"

@@ -96,7 +96,7 @@ def test_spare_rank_drafts(launcher, model, alone, launches, tmp_path):
     done = launches.run(launcher, 3, "--model", model, *SHORT, *layout, "--report", report)
     assert done.returncode == 0, done.text
     assert done.stdout == alone.stdout
-    assert f"draft model on rank 2: {model}" in done.stderr and "spare" not in done.stderr
+    assert f"draft model on rank 2: {model}" in done.stderr and "spare rank" not in done.stderr
     figures = json.loads(report.read_text())
     assert figures["ranks"] == [0, 1] and figures["speculation"]["accepted"] > 0
 
@@ -256,7 +256,7 @@ def test_run_broken_off_in_the_middle_of_a_step_is_not_gone_on_with(model):
     llm._parts.worker.runner.sampler = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[5]], SamplingParams(max_tokens=2))
-    with pytest.raises(UserError, match="make a new LLM"):
+    with pytest.raises(UserError, match="create a new LLM"):
         llm.generate([[5]], SamplingParams(max_tokens=2))
 
 

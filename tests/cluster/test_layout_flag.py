@@ -90,7 +90,7 @@ def test_plan_of_a_file_is_followed_or_refused_in_one_line(jobs, tmp_path):
         done = ended[f"refused {path}"]
         assert done.returncode == 2 and len(done.our_errors) == 1, done.text
         assert text in done.our_errors[0] and "Traceback" not in done.text
-    assert "--layout whole.json says what --layers is" in ended["contradiction"].our_errors[0].replace(
+    assert "--layout whole.json already sets --layers" in ended["contradiction"].our_errors[0].replace(
         f"{tmp_path}/", ""
     )
     assert "--layout supports one model" in ended["two models"].our_errors[0]
@@ -122,7 +122,7 @@ def test_machines_that_measure_are_planned_for(jobs, tmp_path):
     ended = run_in_turn("mpirun", 2, cases, tmp_path, nodes=(A, B))
     plan = ended["plan"]
     assert plan.returncode == 0, plan.text
-    assert "predicted:" in plan.stdout and f"start it with --layout {saved}, or with -tp" in plan.stdout
+    assert "predicted:" in plan.stdout and f"start with --layout {saved}, or with -tp" in plan.stdout
     layers = [stage.layers for stage in SavedPlan.read(str(saved)).stages]
     assert sum(layers) == 4
     jobs.check("auto", ended["auto"])

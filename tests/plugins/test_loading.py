@@ -96,7 +96,8 @@ def test_help_shows_what_a_plugin_adds(tmp_path):
     texts = {"counting": COMMAND, "silent": silent, "own": POLICY}
     flags = [word for name, text in texts.items() for word in ("--plugin", write(tmp_path, name, text))]
     shown = run("single", 1, LAUNCH, *flags, "--help").stdout
-    assert "launch.py count" in shown and "launch.py tally" in shown and "fcfs|priority|fair|mine" in shown
+    assert "launch.py count" in shown and "launch.py tally" in shown
+    assert "fcfs|priority|fair|mine" in run("single", 1, LAUNCH, *flags, "--help-all").stdout
     assert "the word to print" in run("single", 1, LAUNCH, "count", *flags, "--help").stdout
     assert run("single", 1, LAUNCH, "--help").stdout.count("mine") == 0  # nothing is loaded unasked
 

@@ -116,10 +116,10 @@ class TestChat:
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
         fields = {"model": "demo", "messages": MESSAGES, "temperature": 1.0, "seed": 1, "max_tokens": 40}
         raw = client.chat.completions.with_raw_response.create(**fields, response_format=form)
-        assert "cannot hold uniqueItems" in raw.headers["x-warning"]
+        assert "cannot enforce uniqueItems" in raw.headers["x-warning"]
         assert len(json.loads(raw.parse().choices[0].message.content)) == 2
         form["json_schema"]["strict"] = True
-        with pytest.raises(openai.BadRequestError, match="cannot hold uniqueItems"):
+        with pytest.raises(openai.BadRequestError, match="cannot enforce uniqueItems"):
             client.chat.completions.create(**fields, response_format=form)
 
     @pytest.mark.parametrize("num_tokens", [2048, 2049, 5000])

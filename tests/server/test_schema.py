@@ -328,7 +328,7 @@ def test_no_handler_reads_a_parameter_that_is_not_declared():
         Service(ServerOptions(), ["demo"], AsyncLLMEngine()), http, "", parameters=frozenset(["limit"])
     )
     assert context.known_query() == {"limit": "1"}
-    with refused(400, match="unknown parameter 'other'; there is limit"):
+    with refused(400, match="unknown parameter 'other'; allowed: limit"):
         context.query()
 
 

@@ -77,10 +77,10 @@ def _measure(llm: LLM, session: Session, benchmark: Benchmark, file: OutputFile 
     except Interrupted:
         logger.info("interrupted; no results")
         return None
-    OutputFile(STANDARD).write(figures.text + "\n")
-    if file is not None:
+    if file is not None:  # before the table, whose reader may be gone
         file.begin()
         file.write(json.dumps(_record(llm, session, figures), indent=2) + "\n")
+    OutputFile(STANDARD).write(figures.text + "\n")
     return figures
 
 

@@ -136,7 +136,7 @@ async def _serve(
         hosting.cancel()
         server.should_exit = True
         await serving
-        service.close()
+        await asyncio.to_thread(service.close)
         if beating is not None:
             beating.cancel()
 

@@ -106,7 +106,7 @@ class RequestTracer:
         wall_clock: seconds since 1970.
 
     Raises:
-        UserError: ``endpoint`` is no HTTP URL, or the library is missing.
+        UserError: ``endpoint`` is no HTTP URL, the library is missing, or its environment variables are invalid.
     """
 
     def __init__(self, endpoint: str, clock: Callable[[], float], wall_clock: Callable[[], float]):
@@ -125,7 +125,12 @@ class RequestTracer:
         library_log.handlers = [errors]
         own = Resource.create({"service.name": "labinfer", "service.version": labinfer.__version__})
         self._provider = TracerProvider(resource=own.merge(OTELResourceDetector().detect()), shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(CollectorExporter(OTLPSpanExporter(url), errors)))
+        exporter = CollectorExporter(OTLPSpanExporter(url), errors)
+        try:
+            processor = BatchSpanProcessor(exporter)
+        except ValueError as error:
+            raise UserError(f"{FLAG}: an environment variable OTEL_BSP_… is invalid: {error}") from None
+        self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("labinfer", labinfer.__version__)
         self._extract = TraceContextTextMapPropagator().extract
         self._kind, self._failed = SpanKind.SERVER, Status(StatusCode.ERROR)

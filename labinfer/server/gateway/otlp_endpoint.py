@@ -33,14 +33,14 @@ def traces_url(endpoint: str) -> str:
 
 
 def check_library() -> None:
-    """Check that the OpenTelemetry library is installed, without importing it.
+    """Check that the OpenTelemetry library is installed; imports its parent packages only.
 
     Raises:
         UserError: it is missing.
     """
     try:
         is_installed = importlib.util.find_spec(LIBRARY) is not None
-    except ModuleNotFoundError:
+    except ImportError:
         is_installed = False
     if not is_installed:
         raise UserError(f"{FLAG} needs OpenTelemetry; pip install {PACKAGES}")

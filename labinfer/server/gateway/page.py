@@ -36,7 +36,7 @@ class Page:
             UserError: a parameter is out of bounds.
         """
         limit, order = query.get("limit", str(min(most, DEFAULT_ITEMS))), query.get("order", "desc")
-        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= most):
+        if not (limit.isascii() and limit.isdigit() and len(limit) < 10 and 1 <= int(limit) <= most):
             raise UserError(f"limit must be from 1 to {most}, not {limit!r:.40}")
         if order not in ORDERS:
             raise UserError(f"order must be asc or desc, not {order!r:.40}")

@@ -116,7 +116,7 @@ def test_command_prints_the_plan_and_saves_it(tmp_path, capfd):
     flags = ["plan", "--auto", "--cluster", ",".join(map(str, files)), "--link", "a:b=1gbit,0.3ms", "--save", str(save)]
     assert main(flags) == 0
     text = capfd.readouterr().out
-    assert "predicted:" in text and f"start it with --layout {save}, or with -tp" in text.splitlines()[-1]
+    assert "predicted:" in text and f"start with --layout {save}, or with -tp" in text.splitlines()[-1]
     plan = msgspec.json.decode(save.read_bytes(), type=SavedPlan)
     assert sum(stage.layers for stage in plan.stages) == 24
     assert {stage.machine for stage in plan.stages} == {"a", "b"}

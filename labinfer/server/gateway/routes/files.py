@@ -150,4 +150,4 @@ def _is_range(value: str, num_bytes: int | None = None) -> bool:
     match = ONE_RANGE.fullmatch(value)
     if match is None or (match[2] is not None and int(match[1]) > int(match[2])):
         return False
-    return num_bytes is None or (int(match[1] or 0) < num_bytes and match[3] not in ("0", "00"))
+    return num_bytes is None or (int(match[1] or 0) < num_bytes and (match[3] is None or int(match[3]) > 0))

@@ -57,7 +57,7 @@ class ScoreBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         given = [(self.text_1, self.text_2), (self.queries, self.documents)]
         whole = [pair for pair in given if None not in pair]
         if len(whole) != 1 or any(pair != (None, None) for pair in given if pair is not whole[0]):
-            raise UserError("give either text_1 and text_2, or queries and documents")
+            raise UserError("text_1 and text_2, or queries and documents: give one pair")
         first, second = ([texts] if isinstance(texts, str) else texts for texts in whole[0])
         if len(first) not in (1, len(second)):
             raise UserError(

@@ -87,7 +87,7 @@ def _prompt_text(body: TokenizeBody, model: Model) -> PromptText:
         UserError: the fields do not go together, or there is no tokenizer.
     """
     if (body.prompt is None) == (body.messages is None):
-        raise UserError("give either prompt or messages")
+        raise UserError("prompt or messages: give exactly one")
     if body.tools and body.messages is None:
         raise UserError("tools need messages; leave them out")
     if body.chat_template_kwargs and body.messages is None:
