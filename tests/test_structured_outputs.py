@@ -138,7 +138,7 @@ def test_constraints_that_forbid_the_rest_of_the_form_break_the_answer_off(demo)
     params = SamplingParams(max_tokens=9, allowed_token_ids=[seven], structured_outputs=form)
     (output,) = demo.generate(["red"], params)
     assert (output.text, output.finish_reason) == ("7", "abort")
-    assert output.error.startswith("structured_outputs and allowed_token_ids allow no token behind")
+    assert output.error.startswith("structured_outputs and allowed_token_ids allow no token after 1 output token")
 
 
 def mixed(kinds: list[str], seed: int) -> list[SamplingParams]:

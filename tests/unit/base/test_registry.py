@@ -102,7 +102,7 @@ def test_unknown_name_lists_what_there_is(registry):
 def test_name_taken_by_a_plugin_is_said_so(registry):
     with registry.registering_for("first"):
         registry.register("tool", "own")(max)
-    with pytest.raises(UserError, match="is registered by first; choose another one"):
+    with pytest.raises(UserError, match="already registered by first; choose another one"):
         registry.register("tool", "own")(min)
 
 

@@ -208,7 +208,7 @@ def test_nonsense_on_the_line_counts_as_silence():
     _, followers = tie(1, ends, raw=(1,))
     followers[1].socket.sendall(b"\xff\xff\xff\xffgarbage")
     ends.wait_for(0)
-    assert "rank 1 is gone" in ends.said[0][0]
+    assert "rank 1 exited without a message" in ends.said[0][0]
 
 
 def test_goodbyes_are_quiet():

@@ -184,7 +184,7 @@ def test_missing_report_is_named():
         elif comm.rank == 1:
             channel.reply(Number(1))
 
-    with pytest.raises(WaitTimeout, match="for the report of rank 2"):
+    with pytest.raises(WaitTimeout, match="for the report from rank 2"):
         LocalCommunicator.run(3, work, timeout=0.1)
 
 

@@ -24,7 +24,7 @@ from labinfer.planner.saved_plan import (
 
 PLAN_OPTIONS = (*PLANNED, "layout", "dtype", "quantization")
 OTHER_OPTIONS = (
-    *("model", "ignore_tensors", "tokenizer", "chat_template", "response_template"),
+    *("model", "hub", "ignore_tensors", "tokenizer", "chat_template", "response_template"),
     *("transport", "enable_prefix_caching", "prefix_cache_eviction", "snapshot_interval", "weight_cache_size"),
     *("max_queued_requests", "scheduling_policy", "batch_policy", "pipeline_schedule", "max_inflight"),
 )
@@ -206,5 +206,5 @@ def test_dtype_goes_with_a_layout_that_is_measured_but_with_no_file():
         "float32",
     )
     for more in ({"dtype": "float32"}, {"quantization": "int8"}):
-        with pytest.raises(UserError, match=r"--layout plan.json says what --(dtype|quantization) is"):
+        with pytest.raises(UserError, match=r"--layout plan.json already sets --(dtype|quantization)"):
             EngineOptions.from_flat({"layout": "plan.json"} | more)

@@ -61,7 +61,7 @@ def test_sandbox_refuses_attribute_tricks(source):
     ],
 )
 def test_whatever_a_template_stumbles_over_is_a_user_error(source):
-    with pytest.raises(UserError, match="refuses"):
+    with pytest.raises(UserError, match="rejects"):
         ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
 
 

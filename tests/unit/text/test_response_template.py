@@ -318,7 +318,7 @@ def test_built_in_format_is_chosen_by_its_marks(name):
 
 def test_help_names_every_built_in_format():
     (flag,) = [field for field in dataclasses.fields(ModelOptions) if field.name == "response_template"]
-    assert f"({', '.join(built_in_names())})" in flag.metadata["help"]
+    assert f"one of {', '.join(built_in_names())} (default" in flag.metadata["help"]
 
 
 def test_chat_template_without_marks_has_no_format():

@@ -186,7 +186,7 @@ def test_only_processors_that_no_field_asks_for_can_be_named(name):
 def test_processor_that_makes_logits_nan_is_refused(add_part):
     add_part("logits_processor", "scaled", lambda logits_V, value, row: logits_V.div_(value))
     check_logits_processors({"scaled": 2.0}, PROMPT, VOCAB)
-    with pytest.raises(UserError, match="the logits processor scaled refuses 0.0: .*it makes logits NaN"):
+    with pytest.raises(UserError, match="the logits processor scaled rejects 0.0: .*it makes logits NaN"):
         check_logits_processors({"scaled": 0.0}, PROMPT, VOCAB)
 
 
@@ -265,5 +265,5 @@ def test_thought_is_closed_where_its_budget_is_spent(budget, opening, output, fo
     ],
 )
 def test_budget_of_thoughts_that_makes_no_sense_is_refused(value):
-    with pytest.raises(UserError, match="thinking_budget refuses"):
+    with pytest.raises(UserError, match="thinking_budget rejects"):
         check_logits_processors({"thinking_budget": value}, PROMPT, VOCAB)

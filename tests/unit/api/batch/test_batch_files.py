@@ -194,7 +194,7 @@ def test_line_that_does_not_fit_leaves_nothing_behind(tmp_path):
         "out = OutputFile(sys.argv[1])\nout.write_json({'n': 1})\nout.write_json({'text': 'x' * 200})"
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "out"], capture_output=True)
-    assert b"what was written before is complete" in done.stderr
+    assert b"everything written before is complete" in done.stderr
     assert (tmp_path / "out").read_text() == '{"n": 1}\n'
 
 

@@ -244,6 +244,6 @@ def test_identity_is_written_again_only_if_it_differs(tmp_path):
     supervisor.write_identity(b"first")
     (tmp_path / "identity.new").mkdir()  # nothing can be written there
     supervisor.write_identity(b"first")
-    with pytest.raises(UserError, match=r"identity\.new cannot be written: Is a directory; make room"):
+    with pytest.raises(UserError, match=r"identity\.new cannot be written: Is a directory; free some space"):
         supervisor.write_identity(b"second")
     assert supervisor.read_identity() == b"first"
