@@ -22,6 +22,7 @@ from serving import Stream, serving, wait_for
 from labinfer.base.errors import UserError
 from labinfer.server.gateway import otlp_endpoint
 from labinfer.server.gateway.options import ServerOptions
+from labinfer.server.gateway.otel import RequestTracer
 from labinfer.server.link.frames import Accepted, Shutdown
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -245,6 +246,14 @@ def test_missing_library_is_named_at_the_start(monkeypatch):
     with pytest.raises(UserError, match="needs OpenTelemetry; pip install opentelemetry-sdk opentelemetry-exporter"):
         ServerOptions(otlp_traces_endpoint="http://localhost:4318").absolute()
     ServerOptions().absolute()
+
+
+def test_variable_that_the_library_refuses_is_named_at_the_start(monkeypatch):
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")  # less than the default size of a batch
+    with pytest.raises(
+        UserError, match=r"--otlp-traces-endpoint: an environment variable OTEL_BSP_… is invalid: max_export"
+    ):
+        RequestTracer("http://localhost:4318", time.monotonic, time.time)
 
 
 def test_engine_adds_the_times_of_its_queue_and_prefill(monkeypatch):

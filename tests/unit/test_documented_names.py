@@ -16,7 +16,8 @@ from labinfer.cli.flags import build_parser
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("labinfer", "tests", "benchmarks", "tools", "examples", "hostfiles", "docs", "lab")
-SOURCES = {".py", ".cpp", ".h", ".js", ".mjs", ".html", ".sh", ".sbatch", ".yaml", ".yml", ".toml", ".cfg", ".service", ".def"}
+CODE = {".py", ".cpp", ".h", ".js", ".mjs", ".html", ".sh"}
+SOURCES = CODE | {".sbatch", ".yaml", ".yml", ".toml", ".cfg", ".service", ".def"}
 UNREAD = {"vendor", "node_modules", "__pycache__", ".venv", ".clients"}
 DOCUMENTS = [
     path

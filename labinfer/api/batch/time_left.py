@@ -51,7 +51,8 @@ class TimeLeft:
         tokens_left = sum(remaining) + tokens_per_line * max(0, num_lines_left - load.num_running_requests)
         seconds = tokens_left * (now - self._begin) / generated_tokens
         speed = max(  # of the fastest answer: the others ran for a part of the time only
-            (answer.num_tokens / max(now - self._started[answer.seq_id], 1e-9) for answer in load.running_answers), default=0.0
+            (answer.num_tokens / max(now - self._started[answer.seq_id], 1e-9) for answer in load.running_answers),
+            default=0.0,
         )
         return max(seconds, max(remaining) / speed) if speed else seconds
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import labinfer
+from labinfer.base.errors import UserError
 from labinfer.requests.outputs import RequestState
-from labinfer.server.gateway.otlp_endpoint import check_library, traces_url
+from labinfer.server.gateway.otlp_endpoint import FLAG, check_library, traces_url
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

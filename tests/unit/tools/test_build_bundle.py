@@ -87,3 +87,15 @@ def test_there_must_be_one_wheel_of_labinfer(bundle, tmp_path):
     wheel = tmp_path / "labinfer-1.2.3-py3-none-any.whl"
     wheel.touch()
     assert bundle.find_wheel(tmp_path) == wheel and bundle.wheel_version(wheel) == "1.2.3"
+
+
+def test_files_that_git_does_not_track_are_left_out(bundle, tmp_path, monkeypatch):
+    """A user keeps API keys beside the Compose file."""
+    root = tmp_path / "root"
+    (root / "docs").mkdir(parents=True)
+    for name in ("docs/serving.md", "docs/keys"):
+        (root / name).write_text("text")
+    for command in (["init", "-q"], ["add", "docs/serving.md"]):
+        subprocess.run(["git", *command], cwd=root, check=True)
+    monkeypatch.setattr(bundle, "ROOT", root)
+    assert bundle.tracked_files() == ["docs/serving.md"]
