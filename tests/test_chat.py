@@ -221,7 +221,7 @@ class TestLaunchers:
                 terminal.type("y" * 1000)
                 time.sleep(0.05)
             terminal.type(ENTER)
-            assert "at most 4094 bytes" in terminal.wait_for("\n> ")
+            assert "a line is limited to 4094 bytes" in terminal.wait_for("\n> ")
             assert "the conversation is empty" in terminal.say("/undo")
 
     def test_terminal_is_as_before_when_a_rank_dies(self, tmp_path):

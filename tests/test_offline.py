@@ -147,7 +147,11 @@ def test_later_calls_find_earlier_prompts_and_another_llm_begins_anew(checkpoint
         (["fine", ""], GREEDY, "prompt 1: the prompt is empty"),
         (["fine", []], GREEDY, "prompt 1: the prompt is empty"),
         (["fine", [5, 512]], GREEDY, "prompt 1: token id 512 is outside the vocabulary of 512 tokens"),
-        (["fine", [5] * 600], GREEDY, "prompt 1: This model.s .* has 600 tokens, and at most 511 fit"),
+        (
+            ["fine", [5] * 600],
+            GREEDY,
+            "prompt 1: This model.s .* has 600 tokens, and at most 511 leave space for one output token",
+        ),
         (["fine", 5], GREEDY, "prompt 1: a prompt must be a string, a list of token ids or a list of messages, not 5"),
         (["fine", {"text": "x"}], GREEDY, "prompt 1: a prompt has no key 'text'; its keys are prompt, "),
         ([{"prompt": "x", "messages": CHAT}], GREEDY, "prompt 0: a prompt needs exactly one of"),

@@ -88,7 +88,10 @@ def scheme(**changes) -> dict:
         ),
         (scheme(actorder="dynamic"), "actorder 'dynamic' is not supported; supported: none, weight, static, group"),
         (W4A16 | {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config.format 'sparse-24' is not supported"),
-        ({"quant_method": "bitsandbytes"}, r"quant_method 'bitsandbytes', which is not supported \(fp8, compressed-"),
+        (
+            {"quant_method": "bitsandbytes"},
+            r"quant_method 'bitsandbytes', which is not supported \(supported: fp8, compressed-",
+        ),
     ],
 )
 def test_scheme_that_is_not_supported_is_refused_with_its_value(tmp_path, config, complaint):

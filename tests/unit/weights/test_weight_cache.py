@@ -294,7 +294,7 @@ def test_what_is_no_file_of_this_user_is_neither_waited_for_nor_used(cache, chec
         shutil.copy(tmp_path / "moved", path)
         os.chown(path, 12345, 12345)
     assert try_header(path) is None and not cache.knows(files.checkpoint)
-    assert files.open("slices", FUNCTIONS) is None and "are not used" in caplog.text
+    assert files.open("slices", FUNCTIONS) is None and "are ignored" in caplog.text
     keep(files)
     if kind != "directory":
         assert files.open("slices", FUNCTIONS) is not None and len(list(cache.folder.iterdir())) == 1
