@@ -220,7 +220,7 @@ class TestLimits:
             wait_open(server, 6)
             reply = server.complete(user="gil")
             reply.check_error(503, "server_error", "overloaded")
-            assert "6 requests are open" in reply.error["message"]
+            assert "the limit of 6 open requests is reached" in reply.error["message"]
             reply.check_retry_after(5)
             listed = server.get("/v1/requests")[1]
             assert (listed["running"], listed["total"]) == (2, 6), "the others wait on the host or in the gateway"

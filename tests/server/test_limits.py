@@ -48,7 +48,7 @@ async def test_beyond_its_concurrent_requests_a_caller_is_refused_and_others_are
     with refused(429) as caught:
         await limits.admit(ANN, None, 1)
     assert caught.value.type == "requests" and caught.value.retry_after_seconds > 0
-    assert "2 requests" in caught.value.message == str(caught.value)
+    assert "2 concurrent requests" in caught.value.message == str(caught.value)
     assert limits.num_open == 2  # the refused one is none
     await limits.admit(BOB, None, 1)
     await limits.admit(ANN, "carol", 1)  # a user of the same key
@@ -102,7 +102,7 @@ async def test_with_a_queue_requests_await_their_turn_in_order():
     tasks = [asyncio.create_task(take(name)) for name in "ab"]
     await settle()
     assert order == [] and limits.num_open == 3
-    with refused(429, match="2 wait"):
+    with refused(429, match="2 more are waiting"):
         await limits.admit(ANN, None, 1)
     lease.close()
     await take("c")  # the place has an heir already: nobody slips in before it
