@@ -29,23 +29,15 @@ from labinfer.server.gateway.cluster_answers import (
     TraceEvent,
 )
 from labinfer.server.gateway.event_stream import event
+from labinfer.server.gateway.point_history import FINE_SECONDS, POINT_SECONDS, PointHistory
 from labinfer.server.gateway.recent_latencies import RecentLatencies
 from labinfer.server.gateway.stage_speeds import find_stage_speeds
 from labinfer.server.link.frames import ModelInfo, RankShardInfo, Trace
 from labinfer.server.link.stats import Drift, EngineStats, RankStats, TracedStep
 
-HISTORY_SECONDS = 3600.0
-"""Maximum age of a ``StatsPoint`` of the history."""
-FINE_SECONDS = 300.0
-"""Age from which points are merged, and maximum age of a slice relative to the latest."""
-MERGED_SECONDS = 10.0
-"""Interval of merged points. It is shorter than ``SPEED_SECONDS``, so that the last minutes of consecutive points
-overlap."""
 PAUSE_SECONDS = 4.0
 """Seconds since the previous stats above which the first point of an engine that was idle covers only
 ``POINT_SECONDS``."""
-POINT_SECONDS = 0.4
-"""Minimum interval of points. An engine sends stats more often with short requests: whenever work begins and ends."""
 REPORT_SECONDS = 10.0
 """Time that a bottleneck report and link rates cover."""
 SPEED_SECONDS, MARK_SECONDS = 60.0, 5.0
@@ -91,10 +83,8 @@ class ModelHistory:
     """Time of the last point, in seconds since 1970."""
     info: ModelInfo | None = None
     """Description of the model; None until a host has loaded the model."""
-    points: deque[StatsPoint] = field(default_factory=lambda: deque(maxlen=math.ceil(FINE_SECONDS / POINT_SECONDS)))
-    """Points of the last ``FINE_SECONDS``."""
-    merged: deque[StatsPoint] = field(default_factory=lambda: deque(maxlen=math.ceil(HISTORY_SECONDS / MERGED_SECONDS)))
-    """Older points, one per ``MERGED_SECONDS``."""
+    points: PointHistory
+    """Points of the last hour."""
     recent: deque[tuple[float, EngineStats]] = field(default_factory=deque)
     """Statistics as (arrival time, stats), of the points in the last ``REPORT_SECONDS``."""
     minute: deque[tuple[float, EngineStats]] = field(default_factory=deque)
@@ -125,7 +115,10 @@ class ClusterHistory:
         clock: Callable[[], float] = time.time,
     ):
         self._count_open, self._latencies = count_open, latencies
-        self._models = {name: ModelHistory(last=EngineStats(model=name), last_time=clock()) for name in model_names}
+        self._models = {
+            name: ModelHistory(last=EngineStats(model=name), last_time=clock(), points=PointHistory(clock))
+            for name in model_names
+        }
         self._watch, self._clock = watch, clock
         self._ended = False
         self.tracing = asyncio.Lock()
@@ -153,7 +146,7 @@ class ClusterHistory:
         """Add the latest stats of a model."""
         model, now = self._models[stats.model], self._clock()
         model.last_time = min(model.last_time, now)  # the clock may be set back
-        if now - model.last_time < POINT_SECONDS and model.points:
+        if now - model.last_time < POINT_SECONDS and not model.points.is_empty:
             return  # more follow once work has ended
         minute = model.minute
         if minute and minute[-1][0] > now:
@@ -167,8 +160,7 @@ class ClusterHistory:
             seconds = POINT_SECONDS  # the engine was idle before
         point = self._point(model, stats, seconds, now)
         model.last, model.last_time = stats, now
-        self._age_points(model)
-        model.points.append(point)
+        model.points.add(point)
         if model.recent and model.recent[-1][0] > now:
             model.recent.clear()
         model.recent.append((now, stats))
@@ -200,9 +192,7 @@ class ClusterHistory:
 
     def points(self, name: str) -> list[StatsPoint]:
         """``StatsPoint``s of the last hour, oldest first."""
-        model = self._models[name]
-        self._age_points(model)
-        return [*model.merged, *model.points]
+        return self._models[name].points.read()
 
     def rank_stats(self, name: str) -> dict[int, RankStats]:
         """Rank to its last stats."""
@@ -267,18 +257,6 @@ class ClusterHistory:
     def _is_watched(self) -> bool:
         return any(model.watchers for model in self._models.values())
 
-    def _age_points(self, model: ModelHistory) -> None:
-        """Merge points older than ``FINE_SECONDS``, and drop those older than ``HISTORY_SECONDS``."""
-        now, merged = self._clock(), model.merged
-        while model.points and model.points[0].time_us < (now - FINE_SECONDS) * 1e6:
-            point = model.points.popleft()
-            if merged and _interval(merged[-1]) == _interval(point):
-                merged[-1] = merge_points(merged[-1], point)
-            else:
-                merged.append(point)
-        while merged and merged[0].time_us < (now - HISTORY_SECONDS) * 1e6:
-            merged.popleft()
-
     def _point(self, model: ModelHistory, stats: EngineStats, seconds: float, now: float) -> StatsPoint:
         """The point of ``stats``, which cover ``seconds``."""
         before, name = model.last, stats.model
@@ -335,37 +313,6 @@ def _hand_out(model: ModelHistory, content: StatsEvent | TraceEvent) -> None:
     data = event(content)  # encoded once for all watchers
     for watcher in model.watchers:
         watcher.add(data)
-
-
-def _interval(point: StatsPoint) -> int:
-    return int(point.time_us // (MERGED_SECONDS * 1e6))
-
-
-def merge_points(first: StatsPoint, second: StatsPoint) -> StatsPoint:
-    """One point for two consecutive ones: rates over the time of both, all else as in the second."""
-    seconds = first.seconds + second.seconds
-    steps = [point.steps_per_second * point.seconds for point in (first, second)]
-    tokens = first.tokens_per_step * steps[0] + second.tokens_per_step * steps[1]
-
-    def mean(name: str) -> float:
-        return (getattr(first, name) * first.seconds + getattr(second, name) * second.seconds) / seconds
-
-    busy_before = {rank.rank: rank.busy for rank in first.ranks}
-    ranks = []
-    for rank in second.ranks:
-        busy = busy_before.get(rank.rank)
-        if busy is not None and rank.busy is not None:
-            busy = (busy * first.seconds + rank.busy * second.seconds) / seconds
-        ranks.append(msgspec.structs.replace(rank, busy=rank.busy if busy is None else busy))
-    return msgspec.structs.replace(
-        second,
-        seconds=seconds,
-        steps_per_second=sum(steps) / seconds,
-        tokens_per_step=tokens / sum(steps) if sum(steps) else 0.0,
-        prompt_tokens_per_second=mean("prompt_tokens_per_second"),
-        generation_tokens_per_second=mean("generation_tokens_per_second"),
-        ranks=ranks,
-    )
 
 
 def _rank_point(before: RankStats | None, rank: RankStats) -> RankPoint:

@@ -12,7 +12,8 @@ import pytest
 
 from labinfer.base.rank_stats import Slices
 from labinfer.server.gateway import cluster_history
-from labinfer.server.gateway.cluster_history import MAX_BEHIND, ClusterHistory, merge_points
+from labinfer.server.gateway.cluster_history import MAX_BEHIND, ClusterHistory
+from labinfer.server.gateway.point_history import HISTORY_SECONDS, POINT_SECONDS, merge_stats_points
 from labinfer.server.gateway.recent_latencies import RecentLatencies
 from labinfer.server.link.frames import RankShardInfo, Trace
 from labinfer.server.link.stats import Drift, EngineStats, RankStats, TracedStep
@@ -170,7 +171,7 @@ def test_merged_points_keep_the_rates_of_all_their_time(history, clock):
     clock.now += 1
     history.add_stats(stats(steps=12, tokens=32, generated=30, ranks=[rank(0, 3.0, 4.0)]))
     _, first, second = history.points("a")
-    merged = merge_points(first, second)
+    merged = merge_stats_points(first, second)
     assert (merged.time_us, merged.seconds) == (second.time_us, 4.0)
     assert (merged.steps_per_second, merged.tokens_per_step) == (3.0, pytest.approx(32 / 12))
     assert merged.generation_tokens_per_second == 7.5
@@ -182,7 +183,7 @@ def test_points_after_a_pause_do_not_cover_it(history, clock):
     history.add_stats(stats())
     clock.now += 600
     history.add_stats(stats(steps=1))
-    assert history.points("a")[-1].seconds == cluster_history.POINT_SECONDS
+    assert history.points("a")[-1].seconds == POINT_SECONDS
 
 
 def test_points_count_open_requests_cache_hits_and_preemptions_of_the_last_minute(history, clock):
@@ -350,7 +351,7 @@ def test_only_so_much_is_kept_of_what_was_seen(history, monkeypatch):
 
 def test_trace_does_not_go_back_to_when_somebody_looked_before(history, clock):
     history.add_trace(Trace("a", [], [(0, slices(("run", 1, 9, 0)))]))
-    clock.now += cluster_history.HISTORY_SECONDS + 1
+    clock.now += HISTORY_SECONDS + 1
     assert len(history.tracks("a", RANKS)[0].slices) == 1, "it is what there is"
     history.add_trace(Trace("a", [], [(0, slices(("run", 20, 30, 5)))]))
     assert [one.step_id for one in history.tracks("a", RANKS)[0].slices] == [5]
