@@ -5,11 +5,11 @@ The histograms of ``/metrics`` cannot give them: their buckets are vLLM's, and o
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from labinfer.observe.table import percentile
 from labinfer.server.gateway.cluster_answers import Percentiles
 
 WINDOW_SECONDS = 60.0
@@ -40,9 +40,8 @@ class LatencyWindow:
             self._samples.popleft()
         if not self._samples:
             return None
-        ordered = sorted(seconds for _, seconds in self._samples)
-        p50, p99 = (ordered[math.ceil(fraction * len(ordered)) - 1] for fraction in (0.5, 0.99))
-        return Percentiles(p50, p99)
+        latencies = [seconds for _, seconds in self._samples]
+        return Percentiles(percentile(latencies, 0.5), percentile(latencies, 0.99))
 
 
 class RecentLatencies:
