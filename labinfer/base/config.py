@@ -29,6 +29,8 @@ DTYPE_SPELLINGS = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fl
 """Other names of dtypes."""
 LOADED_QUANTIZATIONS = ("awq", "gptq", "fp8", "compressed-tensors", "mxfp4", "gguf", "bitsandbytes", "marlin")
 """Beginnings of values of vLLM's ``--quantization`` that name the format of a checkpoint."""
+HUB_NAMES = ("huggingface", "modelscope")
+DEFAULT_HUB = HUB_NAMES[0]
 QUANTIZATIONS = ("auto", "none", "int8", "int4")
 AUTOTUNE = ("on", "off", "again")
 WEIGHT_FORMS = ("auto", "plain", "packed12")
@@ -58,7 +60,7 @@ class ModelOptions:
         "auto",
         "hub that a model given by its id or an alias is downloaded from; $HF_ENDPOINT may name a mirror of Hugging Face; auto takes "
         "$LABINFER_HUB, or huggingface",
-        choices=("auto", "huggingface", "modelscope"),
+        choices=("auto", *HUB_NAMES),
     )
     tokenizer: str = option(
         "", "tokenizer directory, or a GGUF file that contains one (default: the model's)", metavar="DIR"

@@ -10,11 +10,12 @@ import os
 import threading
 from pathlib import Path
 
+from labinfer.base.config import DEFAULT_HUB
 from labinfer.base.errors import UserError
 from labinfer.native.cache_file import Damaged, open_own
 from labinfer.native.memory import read_mapped
 from labinfer.weights.model_files import open_model
-from labinfer.weights.resolve import DEFAULT_HUB, resolve_model
+from labinfer.weights.resolve import resolve_model
 from labinfer.weights.weight_cache import WeightCache, checkpoint_digest
 
 PIECE = 256 << 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from labinfer.base.config import DEFAULT_HUB
 from labinfer.base.errors import UserError, first_line
 from labinfer.base.standard_error import write_error
 from labinfer.weights.hubs import Hub, find_hub
@@ -26,9 +27,6 @@ ALIASES = {
     "llama3": "meta-llama/Meta-Llama-3-8B-Instruct",
     "llama3.2": "meta-llama/Llama-3.2-1B-Instruct",
 }
-DEFAULT_HUB = "huggingface"
-
-
 ALIAS_GIGABYTES = {
     "qwen2": 1.0,
     "qwen2-1.5b": 3.1,

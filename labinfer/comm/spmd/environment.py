@@ -17,6 +17,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from labinfer.base.config import DEFAULT_HUB
 from labinfer.base.errors import UserError
 
 GOMP_SPINCOUNT = "1000"
@@ -113,7 +114,7 @@ class LaunchEnvironment:
     """Whether torchrun, not the user, has set OMP_NUM_THREADS=1."""
     model_dir: str = ""
     """$LABINFER_MODEL_DIR: directory of models given by name."""
-    hub: str = "huggingface"
+    hub: str = DEFAULT_HUB
     """$LABINFER_HUB: hub of models given by id, unless ``--hub`` names one."""
     api_key: str = field(default="", repr=False)
     """$LABINFER_API_KEY: API key of ``chat --url``."""
@@ -152,7 +153,7 @@ def detect(environ: Mapping[str, str] | None = None) -> LaunchEnvironment:
     common = {
         "node_name": env.get("LABINFER_NODE_NAME") or socket.gethostname(),
         "model_dir": env.get("LABINFER_MODEL_DIR", ""),
-        "hub": env.get("LABINFER_HUB") or "huggingface",
+        "hub": env.get("LABINFER_HUB") or DEFAULT_HUB,
         "api_key": env.get("LABINFER_API_KEY", ""),
     }
     if supervisor := env.get(SUPERVISOR):
