@@ -116,11 +116,14 @@ def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
         "--help",
         action=HelpAction,
         describe=describe,
-        help="show this help" if not is_plain else "show a summary",
+        help="show a summary" if is_plain else "show this help",
     )
-    every = parser.add_argument(HELP_ALL, action=HelpAction, describe=parser.format_help, help="explain every option")
-    if not is_plain:
-        every.help = argparse.SUPPRESS  # --help explains them, too
+    parser.add_argument(
+        HELP_ALL,
+        action=HelpAction,
+        describe=parser.format_help,
+        help="explain every option" if is_plain else argparse.SUPPRESS,  # of a command --help explains them, too
+    )
     parser.add_argument(
         "--version", action="version", help="show the version", version=f"labinfer {labinfer.__version__}"
     )
