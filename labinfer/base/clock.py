@@ -7,10 +7,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Monotonic seconds. Code that only reads the time takes any ``Callable[[], float]``."""
+    """A monotonic clock, in seconds. Code that only reads the time accepts any ``Callable[[], float]``."""
 
     def __call__(self) -> float:
-        """Seconds since some moment in the past."""
+        """Seconds since an arbitrary moment in the past."""
         ...
 
     def sleep(self, seconds: float) -> None:

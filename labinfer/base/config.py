@@ -26,9 +26,10 @@ LOG_LEVELS = ("debug", "info", "warning")
 FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 DTYPES = ("auto", *FLOAT_DTYPES)
 DTYPE_SPELLINGS = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
-"""Other names of dtypes."""
+"""Short names of dtypes, each with the full name that it stands for."""
 LOADED_QUANTIZATIONS = ("awq", "gptq", "fp8", "compressed-tensors", "mxfp4", "gguf", "bitsandbytes", "marlin")
-"""Beginnings of values of vLLM's ``--quantization`` that name the format of a checkpoint."""
+"""Checkpoint formats that vLLM's ``--quantization`` takes (prefixes of its values). Here a checkpoint's files tell the
+format."""
 HUB_NAMES = ("huggingface", "modelscope")
 DEFAULT_HUB = HUB_NAMES[0]
 QUANTIZATIONS = ("auto", "none", "int8", "int4")
@@ -38,12 +39,12 @@ QUANTIZATION_GROUP_SIZES = (32, 64, 128)
 KV_CACHE_DTYPES = (*DTYPES, "int8")
 EXPERT_CUTS = ("columns", "whole")
 MAX_TIMEOUT = 1e9
-"""Maximum timeout in seconds."""
+"""Maximum of ``--timeout`` and ``--fault-timeout``, in seconds."""
 MAX_PORT = 65535
 TRANSPORTS = ("auto", "mpi", "torch")
 AUTO_LAYOUT = "auto"
 PLANNED = ("tensor_parallel_size", "pipeline_parallel_size", "layers", "ranks")
-"""Options that ``--layout`` replaces."""
+"""Options that a layout file or ``--layout auto`` sets, so that they may not be given with ``--layout``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class ModelOptions:
     )
     hub: str = option(
         "auto",
-        "hub that a model given by its id or an alias is downloaded from; $HF_ENDPOINT may name a mirror of Hugging Face; auto takes "
+        "model hub from which ids and aliases are downloaded; $HF_ENDPOINT sets a mirror of Hugging Face; auto takes "
         "$LABINFER_HUB, or huggingface",
         choices=("auto", *HUB_NAMES),
     )
@@ -128,7 +129,8 @@ class ModelOptions:
     )
 
     def hub_or(self, default: str) -> str:
-        """Name of the hub that ``hub`` chooses, or ``default`` ($LABINFER_HUB) for auto."""
+        """Name of the hub to download models from: ``default`` (the value of $LABINFER_HUB) if ``hub`` is ``auto``,
+        else ``hub``."""
         return default if self.hub == "auto" else self.hub
 
 
@@ -285,13 +287,13 @@ class SchedulerOptions:
 
     @property
     def has_mtp(self) -> bool:
-        """Whether the model's own MTP layer drafts."""
+        """Whether the checkpoint's own MTP layer (multi-token prediction) drafts tokens."""
         return self.speculative_config is not None and self.speculative_config.method == MTP
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeOptions:
-    """Threads, logs, timeouts and ports of a rank."""
+    """Threads, logs, timeouts and network ports of a rank."""
 
     threads: int = option(0, "CPU threads per rank (default: its share of the node's cores)", metavar="N")
     log_level: str = option(
@@ -336,7 +338,7 @@ class RuntimeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ObserveOptions:
-    """Traces and records of steps."""
+    """Traces, and sinks that receive the record of each step."""
 
     trace: str = option(
         "",
@@ -360,7 +362,7 @@ class WeightCacheOptions:
 
 
 GROUP_SECTIONS = (ParallelOptions, RuntimeOptions)
-"""Sections whose options the ranks need to form a group."""
+"""Sections with the options that ranks need before they can form a group."""
 SECTIONS = (ModelOptions, ParallelOptions, CacheOptions, SchedulerOptions, RuntimeOptions, ObserveOptions)
 
 
@@ -375,7 +377,7 @@ class EngineOptions:
     runtime: RuntimeOptions = RuntimeOptions()
     observe: ObserveOptions = ObserveOptions()
     planned_blocks: int = 0
-    """KV blocks in the plan of ``--layout``, which a start does not exceed; 0 without a plan, or if other options are given."""
+    """Maximum number of KV blocks, as planned in the file of ``--layout``; 0 for no maximum."""
 
     @classmethod
     def from_flat(cls, values: dict[str, Any]) -> EngineOptions:
@@ -406,7 +408,7 @@ class EngineOptions:
 
     @classmethod
     def group_options(cls, values: Mapping[str, Any]) -> EngineOptions:
-        """Make options from only those ``values`` that belong to ``GROUP_SECTIONS``, in the form of ``from_flat``.
+        """Make options from the ``values`` of ``GROUP_SECTIONS`` only; all other options have their defaults.
 
         Raises:
             UserError: as ``from_flat``.
@@ -416,8 +418,8 @@ class EngineOptions:
 
     @property
     def weight_options(self) -> tuple[ModelOptions, ParallelOptions]:
-        """Options that identify packed weights in the weight cache. They are equal with ``--autotune on`` and ``again``, and for
-        every hub."""
+        """Options that identify packed weights in the weight cache. ``--autotune again`` counts as ``on``, and
+        ``--hub`` is left out: neither changes the packed weights."""
         lasting = "off" if self.model.autotune == "off" else "on"
         return dataclasses.replace(self.model, autotune=lasting, hub="auto"), dataclasses.replace(
             self.parallel, layout=""
@@ -425,7 +427,8 @@ class EngineOptions:
 
     @property
     def working_ranks(self) -> tuple[int, ...]:
-        """Ranks of ``--ranks`` and the spare rank that drafts for them; empty if all ranks work."""
+        """Ranks that do any work: those of ``--ranks``, and the spare rank with the draft model if there is one. Empty
+        for all ranks."""
         ranks, speculation = self.parallel.ranks, self.scheduler.speculative_config
         return (*ranks, speculation.draft_rank) if ranks and speculation and speculation.draft_rank else ranks
 
@@ -485,8 +488,8 @@ class EngineOptions:
             )
 
     def check_group_size(self) -> None:
-        """Check that ``--quantization-group-size`` has an effect. The option is kept if a layout changes, as a later
-        layout may use int4.
+        """Check that ``--quantization-group-size`` has an effect, that is, that a stage is quantized to int4. Not
+        called again when the layout changes: a later layout may use int4.
 
         Raises:
             UserError: no stage is in int4.

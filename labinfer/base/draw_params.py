@@ -1,4 +1,4 @@
-"""DrawParams: numeric sampling parameters of a request, from the plan to the sampling functions."""
+"""DrawParams: numeric sampling parameters of a request, as the sampling functions receive them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ class DrawParams(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     top_k: int = 0
     """Keep the k largest logits; 0 or less keeps all, as does the vocabulary size or more."""
     top_p: float = 1.0
-    """Keep the likeliest tokens, each as long as those before it have a total probability below this; 1 keeps all."""
+    """Nucleus sampling: keep the smallest set of the likeliest tokens whose total probability is at least this; 1 keeps
+    all."""
     min_p: float = 0.0
     """Keep tokens with at least this fraction of the largest probability; 0 keeps all."""
     typical_p: float = 1.0
-    """Keep the most typical tokens, each as long as those before it have a total probability below this; 1 keeps all."""
+    """Locally typical sampling: keep the smallest set of the most typical tokens whose total probability is at least
+    this; 1 keeps all."""

@@ -1,4 +1,4 @@
-"""Errors: exceptions by who can act on them, and exit statuses, which are part of the interface."""
+"""Errors: exceptions, grouped by who can act on them, and exit statuses, which are part of the interface."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class UserError(ValueError):
 
 
 class PromptTooLong(UserError):
-    """A prompt that cannot fit in the model's context."""
+    """A prompt that is longer than the model's context."""
 
     @classmethod
     def for_context(cls, num_tokens: int, problem: str) -> PromptTooLong:
@@ -30,7 +30,7 @@ class PromptTooLong(UserError):
 
         Args:
             num_tokens: context length.
-            problem: which text or list is too long, for the error.
+            problem: clause that says which text or list is too long.
         """
         return cls(
             f"This model's maximum context length is {num_tokens} tokens. However, {problem}: the prompt is too long. "
@@ -47,7 +47,7 @@ class WaitTimeout(RuntimeError):
 
 
 class PeerLost(RuntimeError):
-    """The other end of a connection is gone. The rank that failed first has printed why."""
+    """The other end of a connection is gone. The rank that failed first has printed the cause."""
 
 
 class BrokenConnection(RuntimeError):
@@ -59,7 +59,7 @@ class FilesChanged(RuntimeError):
 
 
 class Interrupted(Exception):
-    """A request by SIGINT or SIGTERM (``signum``) to end this run."""
+    """SIGINT or SIGTERM (``signum``) has requested the end of this run."""
 
     def __init__(self, signum: int):
         super().__init__(f"interrupted by signal {signum}")

@@ -8,22 +8,22 @@ from collections.abc import Callable, Hashable, Iterable
 import msgspec
 
 DEFAULT_TIMEOUT = 30.0
-"""Timeout in seconds."""
+"""Default timeout: seconds without a heartbeat after which a peer counts as lost."""
 BEATS = 10
-"""Heartbeats per timeout."""
+"""Heartbeats that a process sends per timeout."""
 START_SECONDS = 60.0
-"""Additional seconds before the first heartbeat of a peer, which may still be starting."""
+"""Seconds added to a peer's timeout until its first heartbeat arrives, as the peer may still be starting."""
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """An unfinished wait for other ranks."""
+    """An unfinished wait of a process for other ranks."""
 
     rank: int | None
     """Rank that waits; None for the gateway."""
     peers: str
     """Ranks that it waits for: ``1``, ``1-3`` or ``0, 2``."""
     step: int
-    """Id of the step that is stuck; -1 before the first."""
+    """Id of the step in which the rank waits; -1 before the first step."""
     seconds: float
 
 
@@ -31,8 +31,8 @@ class HeartbeatMonitor:
     """Records the last heartbeat of each peer. Its owner sends a heartbeat and calls ``silent`` once every
     ``interval``.
 
-    A process that was stopped itself (Ctrl-Z and fg) has received no heartbeats meanwhile. It detects the gap between
-    its own calls of ``silent``, and restarts the timeout of every peer.
+    A process that was stopped itself (Ctrl-Z and fg) has received no heartbeats meanwhile. When it continues,
+    ``silent`` notices the time since its previous call, and restarts the timeout of every peer.
 
     Args:
         peers: peers to monitor.
@@ -53,7 +53,7 @@ class HeartbeatMonitor:
         self._heard = dict.fromkeys(peers, self._looked + START_SECONDS)
 
     def hear(self, peer: Hashable) -> None:
-        """Record a heartbeat."""
+        """Record a heartbeat of ``peer``."""
         if peer in self._heard:
             self._heard[peer] = self._clock()
 
@@ -62,11 +62,12 @@ class HeartbeatMonitor:
         self._heard.pop(peer, None)
 
     def age(self, peer: Hashable) -> float:
-        """Seconds since the last heartbeat; may be below 0 before the first one."""
+        """Seconds since the last heartbeat of ``peer``; negative until its first heartbeat, while it may still be
+        starting."""
         return self._clock() - self._heard[peer]
 
     def silent(self) -> list:
-        """Peers that have timed out, with those that fell silent at about that time; empty if none has timed out."""
+        """Peers that have timed out; empty if none has. Peers whose last heartbeat is hardly younger are included."""
         now, before = self._clock(), self._looked
         self._looked = now
         if now - before > 2 * self.interval + 1.0:

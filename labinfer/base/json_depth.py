@@ -1,4 +1,4 @@
-"""JSON depth: limit on the nesting of JSON values in requests; libraries fail on deeper ones."""
+"""JSON depth: limit on the nesting of JSON values in requests; some libraries fail on deeply nested values."""
 
 from __future__ import annotations
 

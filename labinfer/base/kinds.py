@@ -1,4 +1,4 @@
-"""Kinds: the kinds of parts that are chosen by name, with the contract and the shipped parts of each."""
+"""Kinds: exchangeable parts that a user chooses by name (policies, model families …), with the contract of each kind."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of parts that are chosen by name.
+    """A kind of exchangeable parts that a user chooses by name, such as scheduling policies or model families.
 
     Args:
         contract: ``module:attribute`` of the class or type whose docstring says what a part must do.
         shipped: the parts that come with LABInfer: ``module:attribute`` by name.
-        is_class: whether a part is a subclass of the contract; else it is any callable.
-        details: keyword arguments that ``register`` takes beside kind and name.
+        is_class: whether a part must be a subclass of the contract; otherwise it may be any callable.
+        details: keyword arguments of ``register`` in addition to kind and name.
         check: ``module:attribute`` of a function that refuses a registration: ``check(name, part, details)`` raises ``UserError``.
         computes: whether parts decide what a model's layers compute. Packed weights and measured times are then cached for each
             version of a plugin that adds such a part.
@@ -168,4 +168,4 @@ KINDS: dict[str, Kind] = {
         },
     ),
 }
-"""Kinds by name."""
+"""All kinds, by the name that ``register`` takes."""

@@ -11,7 +11,7 @@ from typing import Any
 from labinfer.base.errors import UserError
 
 Section = typing.TypeVar("Section")
-"""Options dataclass: one section of the configuration."""
+"""A dataclass whose fields are options: one section of the configuration."""
 
 
 def option(
@@ -25,7 +25,7 @@ def option(
     secret: bool = False,
     spellings: Mapping[str, str] | None = None,
 ):
-    """A dataclass field that is also a command-line flag (``max_num_seqs`` → ``--max-num-seqs``).
+    """Make a dataclass field that is also a command-line flag (``max_num_seqs`` → ``--max-num-seqs``).
 
     Args:
         help: text for ``--help``.
@@ -33,9 +33,9 @@ def option(
         choices: allowed strings. An option with ``on`` and ``off`` among them also takes True and False, and its flag can be
             given alone and with ``--no-``.
         metavar: name of the value in ``--help``.
-        least: minimum of a number.
+        least: minimum of a numeric option.
         secret: whether to omit the value where options are printed.
-        spellings: other spelling → value that it stands for.
+        spellings: maps other spellings of a value to that value, such as ``fp16`` to ``float16``.
     """
     metadata = {"help": help, "other_name": other_name, "choices": choices, "metavar": metavar, "least": least}
     metadata["spellings"] = spellings or {}
@@ -63,7 +63,7 @@ def convert_section(section: type[Section], values: dict[str, Any]) -> Section:
 
 
 def is_switch(field: dataclasses.Field) -> bool:
-    """Whether an option has ``on`` and ``off`` among its choices."""
+    """Whether an option is a switch: ``on`` and ``off`` are among its choices."""
     return {"on", "off"} <= set(field.metadata["choices"] or ())
 
 
@@ -97,11 +97,11 @@ def join(values: tuple) -> str:
 
 
 def convert(name: str, value: Any, hint: Any) -> Any:
-    """Convert ``value`` to type ``hint``: a number, a string, or a tuple of them written ``2,1``, ``[2, 1]`` or ``2``; or a class
-    with a ``parse`` method, or None.
+    """Convert the value of option ``name`` to the type ``hint``: a number, a string, a class with a ``parse`` method,
+    or None. A tuple may be given as ``2,1``, ``[2, 1]`` or ``2``.
 
     Raises:
-        UserError: the value does not read as that type.
+        UserError: the value cannot be converted.
     """
     if typing.get_origin(hint) is tuple:
         item = typing.get_args(hint)[0]

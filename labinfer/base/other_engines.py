@@ -67,13 +67,14 @@ NEEDLESS = {
     "--mmap": "files are always mapped",
     "--no-mmap": "files are always mapped",
 }
-"""Flags of other engines that nothing corresponds to, and why."""
+"""Flags of other engines that have no counterpart here because none is needed, each with the reason."""
 
 NEAR = 0.8
-"""Similarity (``difflib``) of a word to an option or a command from which on it counts as a typo. It is high, as all benchmarks share
-their first word."""
+"""Minimum similarity (``difflib``) at which an unknown word counts as a misspelled option or command. It is high
+because the names of all benchmarks share their first word."""
 SHORTEST = 3
-"""Minimum letters of an abbreviation. For words up to this length no typo is guessed, as too many options are similar."""
+"""Minimum letters of an abbreviated flag. A word of at most this length is never taken for a typo: too many options are
+similar."""
 
 
 def suggest(flag: str, known: Collection[str]) -> str:
@@ -103,10 +104,11 @@ def _nearest(flag: str, known: Collection[str]) -> str:
 
 
 def read_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of ``LLM`` under the names of their options, in the form of ``EngineOptions.from_flat``.
+    """Rename aliases among the keyword arguments of ``LLM`` to the options that they stand for, for
+    ``EngineOptions.from_flat``.
 
     Raises:
-        UserError: a keyword is no option, and there is a hint what to give in its place; or an option is given by two names.
+        UserError: a keyword is not an option but resembles one; or an option is given under two names.
     """
     names = sorted(f.name for section in SECTIONS for f in dataclasses.fields(section))
     values: dict[str, Any] = {}

@@ -1,6 +1,6 @@
-"""The plain data in which engine and worker meet. No torch here: the engine imports this file.
+"""The data types by which engine and worker communicate. No torch here: the engine imports this file.
 
-A plan is a *delta*: a sequence is sent once (``SequenceStart``), later plans only name it. Every rank
+A plan is a *delta*: a sequence is sent once (``SequenceStart``), and later plans refer to it by its id. Every rank
 keeps identical copies of the running sequences, because all ranks receive all plans in one order.
 """
 
@@ -14,14 +14,14 @@ import msgspec
 from labinfer.base.draw_params import DrawParams
 
 TOKEN_BYTES, FLOAT_BYTES, STEP_ID_BYTES = 5, 9, 9
-"""Maximum bytes of each in msgpack; token ids have 32 bits."""
+"""Maximum size in bytes of a token id (32 bits), a float and a step id in msgpack."""
 POOLINGS = ("last", "mean", "cls")
 """Poolings of a prompt's final hidden states: the last token's, the mean over all tokens, or the first token's."""
 WHOLE_PROMPT_POOLINGS = ("mean", "cls")
-"""Poolings of hidden states before the last token's: no part of the prompt may come from the prefix cache."""
+"""Poolings that need hidden states of tokens before the last one: no part of the prompt may come from the prefix cache."""
 NO_SLOT = -1
 NO_TOKEN = -1
-"""Sampled in place of a token id if a request's constraints together forbid every token."""
+"""Result of sampling in place of a token id, if a request's constraints together forbid every token."""
 MoveKind = Literal[
     "copy",
     "swap_out",
@@ -37,17 +37,18 @@ MoveKind = Literal[
 
 
 class TokenSampling(DrawParams, frozen=True, array_like=True, kw_only=True):
-    """Part of ``SamplingParams`` that the last stage needs, in token ids."""
+    """The parameters of ``SamplingParams`` that the last stage needs, with strings converted to token ids."""
 
     num_prompt_tokens: int
     logprobs: int | None = None
     after_processors: bool = False
-    """Whether ``logprobs`` are computed after the processors (beam search) instead of before them."""
+    """Whether ``logprobs`` are computed after the logits processors (for beam search) rather than before."""
     prompt_logprobs: int | None = None
     processors: list[tuple[str, Any]] = []
     """Name and argument of each logits processor, in order."""
     pooling: str = ""
-    """Pooling, one of ``POOLINGS``: the prompt gives a vector, and nothing is sampled. Empty for generation."""
+    """Pooling of an embedding request, one of ``POOLINGS``: the result is a vector, and nothing is sampled. Empty for
+    generation."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -58,7 +59,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: dict[int, float]
     """Log-probabilities of the likeliest tokens, in descending order."""
     rank: int = 0
-    """Rank of the token by log-probability, from 1 on; 0 if it is not computed, as for sampled tokens."""
+    """Rank of the token by log-probability, 1 for the likeliest; 0 if it is not computed, as for sampled tokens."""
 
     @staticmethod
     def max_bytes(top: int | None) -> int:
@@ -68,28 +69,29 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SequenceStart(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence that the workers do not know: it is new, or was preempted and forgotten."""
+    """A sequence that the workers do not have: it is new, or they dropped it when it was preempted."""
 
     seq_id: int
     token_ids: list[int]
     sampling: TokenSampling
     state_slot: int = NO_SLOT
-    """Slot of its recurrent state; ``NO_SLOT`` if no layer keeps one."""
+    """Slot of the sequence's recurrent state; ``NO_SLOT`` if no layer has such a state."""
 
 
 class CacheMove(msgspec.Struct, frozen=True, array_like=True):
-    """Move of whole KV blocks, or of states, before a step runs. The moves of a plan are carried out in order."""
+    """Copy or swap of whole KV blocks or recurrent states before a step runs. The moves of a plan are carried out in
+    order."""
 
     kind: MoveKind
     source: list[int]
     dest: list[int]
-    """Blocks or slots to write, one for each of ``source``. One side of a swap is in the host pool."""
+    """Blocks or slots to write, one for each of ``source``. For a swap, one of the two lists refers to the host pool."""
     shift: int = 0
-    """Number of positions by which copied keys move, and are re-rotated; 0 for none."""
+    """Number of positions by which copied keys are shifted (by re-rotation); 0 for none."""
 
 
 class BatchEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Part of one sequence in a step: run its next ``num_tokens`` tokens through the model."""
+    """The tokens of one sequence in a step: its next ``num_tokens`` tokens run through the model."""
 
     seq_id: int
     num_tokens: int
@@ -98,40 +100,42 @@ class BatchEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     position: int
     """Position of the first token to run: ``begin`` minus the number of tokens that have left the context."""
     first_block: int
-    """Length to which the sequence's block table is truncated before ``new_blocks`` are appended."""
+    """Length, in blocks, to which the sequence's block table is truncated before ``new_blocks`` are appended."""
     new_blocks: list[int]
-    """Blocks appended after ``first_block``."""
+    """Blocks to append to the truncated block table."""
     new_tokens: tuple[int, ...] = ()
-    """Last of the tokens to run, as far as the workers do not know them. They replace rejected drafted tokens."""
+    """Those of the tokens to run that the workers do not have yet, always the last ones. They replace rejected drafted
+    tokens."""
     num_samples: int = 0
-    """Number of the last tokens to run after each of which a token is sampled: 0 before the prompt's end, then 1, plus
-    one for each drafted token. A draft-only chunk has one for each of its tokens."""
+    """Number of tokens to sample, one after each of the last ``num_samples`` tokens to run: 0 before the prompt's end;
+    then 1, plus one for each drafted token. If all tokens to run are drafted, one for each of them."""
     masks: tuple[bytes, ...] = ()
-    """Mask of the allowed tokens for each sample, see ``engine/guide.py``; empty for no constraint."""
+    """Bit mask of the allowed tokens for each token to sample, see ``engine/guide.py``; empty for no constraint."""
     first_window_block: int = 0
-    """``first_block`` and ``new_blocks`` of the sliding-window layers, if they have separate blocks. Leading entries of
-    their table may be stale, as no token attends to them."""
+    """``first_block`` for the window blocks, if sliding-window layers have blocks of their own; ``new_window_blocks``
+    likewise. Leading entries of that block table may be stale, as no token attends to them."""
     new_window_blocks: list[int] = []
     is_decode: bool = False
-    """Whether the entry is a decode: a token is sampled after each of its tokens, and none of these is of the prompt."""
+    """Whether the entry is a decode: no token to run is a prompt token, and a token is sampled after each of them."""
     num_drafts: int = 0
-    """Number of tokens that the last stage's MTP layer drafts after the sampled ones. Blocks for its keys and values are allocated."""
+    """Number of tokens that the MTP layer on the last stage drafts after the sampled ones. Blocks for their keys and
+    values are allocated."""
 
 
 class BatchPlan(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="plan"):
-    """Micro-batch for all ranks. Entries are in the order of the rows of ``ModelInputBatch``."""
+    """A micro-batch, sent to all ranks. Entries are in the order of the rows of ``ModelInputBatch``."""
 
     step_id: int
     starts: list[SequenceStart]
     finished: list[int]
-    """Sequences to forget; applied before ``starts``."""
+    """Ids of sequences that the workers drop before they add ``starts``."""
     moves: list[CacheMove]
     """Moves to carry out before the step runs."""
     entries: list[BatchEntry]
     result_bytes: int = 0
     """Maximum encoded size of the result, for which sender and receiver allocate buffers."""
     model: int = 0
-    """Index of the model in the group that the plan is for."""
+    """Index in the group of the model that runs the plan."""
 
     @property
     def num_tokens(self) -> int:
@@ -147,7 +151,7 @@ class BatchPlan(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=
 
 
 def count_accepted(drafted: Sequence[int], sampled: Sequence[int]) -> int:
-    """Number of drafted tokens before the first one that differs from the sampled token.
+    """Number of accepted drafted tokens: those before the first one that differs from the sampled token.
 
     A draw depends on the tokens before it, its position and the seed alone, so tokens sampled after accepted ones are valid.
     """
@@ -163,15 +167,15 @@ class EntryResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Result of one entry of a plan."""
 
     token_ids: tuple[int, ...] = ()
-    """Sampled tokens, ``num_samples`` of the entry."""
+    """Sampled tokens, as many as the entry's ``num_samples``."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of the sampled tokens, if requested."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of prompt tokens, if requested: for each token of the chunk, that of the next prompt token."""
     vector: tuple[float, ...] = ()
-    """Vector of a pooled prompt, with its last token."""
+    """Pooled vector of an embedding request, in the result of the prompt's last token."""
     draft: tuple[int, ...] = ()
-    """Tokens that the MTP layer drafted after the last valid token, ``num_drafts`` of the entry."""
+    """Tokens drafted by the MTP layer after the last valid token, as many as the entry's ``num_drafts``."""
 
     @staticmethod
     def max_bytes(
@@ -183,7 +187,7 @@ class EntryResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
         num_numbers: int = 0,
         num_drafts: int = 0,
     ) -> int:
-        """Maximum encoded size in bytes.
+        """Maximum encoded size of a result in bytes.
 
         Args:
             top: see ``TokenSampling.logprobs``.
@@ -208,14 +212,14 @@ class EntryResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class BatchResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Results of a step, in the order of the plan's entries."""
+    """Results of a step, one per entry of the plan, in its order."""
 
     step_id: int
     entries: list[EntryResult]
 
     @staticmethod
     def max_bytes(num_entries: int) -> int:
-        """Maximum encoded size in bytes, without the entries."""
+        """Maximum encoded size in bytes of a result with ``num_entries`` entries, not counting the entries themselves."""
         return 1 + STEP_ID_BYTES + length_bytes(num_entries)
 
     def encode(self) -> bytes:
@@ -223,14 +227,16 @@ class BatchResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @staticmethod
     def decode(data: bytes | memoryview) -> BatchResult:
-        """Raises:
-        msgspec.DecodeError: ``data`` is no encoded result.
+        """Decode a result.
+
+        Raises:
+            msgspec.DecodeError: ``data`` is not an encoded ``BatchResult``.
         """
         return _decode_result(data)
 
 
 def length_bytes(length: int) -> int:
-    """Bytes that msgpack takes for the length of a list or mapping."""
+    """Bytes that msgpack takes to encode the length of a list or a mapping."""
     return 1 if length < 16 else 3 if length < 1 << 16 else 5
 
 
@@ -239,37 +245,37 @@ _decode_result = msgspec.msgpack.Decoder(BatchResult).decode
 
 
 class EndRun(msgspec.Struct, frozen=True, array_like=True, tag="end_run"):
-    """End of a model's run: followers forget the sequences ``finished`` and report their ``WorkerStats``."""
+    """End of a model's run: the other ranks drop the sequences ``finished``, and report their ``WorkerStats``."""
 
     finished: list[int]
     model: int = 0
 
 
 Command = BatchPlan | EndRun
-"""Messages that rank 0 sends down the control channel."""
+"""Commands of rank 0 to all other ranks, sent over the control channel."""
 
 
 class DraftStart(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence that the rank with the draft model does not know yet."""
+    """A sequence that the rank with the draft model does not have yet."""
 
     seq_id: int
     sampling: TokenSampling
     ends: list[int]
     """Stop token ids."""
     salt: str
-    """Only sequences with equal salts share cached blocks."""
+    """Prefix-cache salt: only sequences with equal salts share cached blocks."""
 
 
 class DraftEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A sequence to draft for."""
+    """A sequence for which to draft tokens."""
 
     seq_id: int
     begin: int
-    """Index of the first token in ``token_ids``."""
+    """Index in the sequence of the first of ``token_ids``."""
     token_ids: list[int]
-    """The sequence's tokens from ``begin`` on. They replace those of the last request."""
+    """The sequence's tokens from ``begin`` on. They replace all tokens from there on that earlier requests have sent."""
     num_unverified: int
-    """Drafted tokens at the end of ``token_ids``, which may be rejected."""
+    """Number of drafted tokens at the end of ``token_ids`` that are not verified yet, and may be rejected."""
     limit: int
     """Maximum draft length."""
 
@@ -279,12 +285,12 @@ class DraftRequest(msgspec.Struct, frozen=True, array_like=True, tag="draft_requ
 
     starts: list[DraftStart]
     finished: list[int]
-    """Sequences to forget."""
+    """Ids of sequences that the rank with the draft model drops."""
     entries: list[DraftEntry]
 
 
 class DraftAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Drafted tokens for each entry of a request."""
+    """Drafted tokens for each entry of a ``DraftRequest``."""
 
     drafts: list[list[int]]
     error: str = ""
@@ -292,4 +298,4 @@ class DraftAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 DraftCommand = DraftRequest | EndRun
-"""Messages that rank 0 sends to the rank with the draft model."""
+"""Commands of rank 0 to the spare rank with the draft model."""

@@ -1,7 +1,7 @@
-"""Plugins: Python files and modules that register parts, loaded on every rank before anything is decided.
+"""Plugins: Python files and modules that register parts, loaded on every rank before the command line is parsed.
 
-Rank 0 reads a plugin's file and sends its bytes to the other ranks, so that no node needs a copy. A module is installed on each
-node, and ranks compare its digest. Nothing is loaded unless ``--plugin`` names it.
+Rank 0 reads a plugin's file and sends its bytes to the other ranks, so that no node needs a copy. A module is installed
+on each node, and ranks compare its digest. No plugin is loaded unless ``--plugin`` names it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_BYTES = 1 << 24
 
 
 class PluginSource(msgspec.Struct, frozen=True, array_like=True):
-    """A plugin that was found; it may not be loaded yet."""
+    """A plugin that was found by its name; it may not be imported yet."""
 
     name: str
     """File name without ``.py``, or name of the module."""
@@ -48,7 +48,7 @@ class PluginSource(msgspec.Struct, frozen=True, array_like=True):
     code: bytes = b""
     """Contents of the file; empty for a module, which each node imports from its own disk."""
     parameters: dict[str, SamplingParameter] = {}
-    """Sampling parameters of its logits processors, by name; known once it is loaded."""
+    """Sampling parameters of the plugin's logits processors, by name; empty until the plugin is loaded."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.path}, {self.digest})"
@@ -102,7 +102,7 @@ class Plugins:
         return msgspec.structs.replace(source, parameters=parameters)
 
     def adopt(self, sources: Iterable[PluginSource]) -> None:
-        """Add the plugins that the ranks have loaded, and their sampling parameters, to the gateway process.
+        """Register, in the gateway process, the plugins that the ranks have loaded, with their sampling parameters.
 
         Nothing is imported: a plugin may need torch, which the gateway does not import.
         """
@@ -112,8 +112,8 @@ class Plugins:
             self.loaded.append(source)
 
     def blame(self, name: str) -> AbstractContextManager[None]:
-        """Context that turns an error in a plugin's code at startup into a ``UserError`` with file and line. A
-        ``UserError`` passes unchanged.
+        """Context in which an error in a plugin's code becomes a ``UserError`` with file and line. For code that runs
+        at startup. A ``UserError`` passes unchanged.
 
         Args:
             name: plugin that the code belongs to, as ``RegistryEntry.origin``. If no such plugin is loaded, all errors
@@ -127,7 +127,8 @@ class Plugins:
         return [f"{source.name}@{source.digest}" for source in self.loaded]
 
     def computing_code(self) -> list[str]:
-        """Versions of external code that decides what layers compute: plugins, and files of the calling program."""
+        """Digests of all code outside of LABInfer that decides what layers compute: plugins, and files of the calling
+        program."""
         kinds = [kind for kind, listed in KINDS.items() if listed.computes]
         entries = [entry for kind in kinds for entry in self._registry.plugged_in(kind).values()]
         plugins = {source.name: f"{source.name}@{source.digest}" for source in self.loaded}
@@ -152,10 +153,11 @@ def named_plugins(arguments: Sequence[str]) -> list[str]:
 
 
 def find_plugin(given: str) -> PluginSource:
-    """Find a plugin: ``FILE.py``, the name of a file in ``lab/`` or of an entry point, or a module.
+    """Find a plugin by the value of ``--plugin``: ``FILE.py``, the name of a file in ``lab/`` or of an entry point, or
+    a module.
 
     Raises:
-        UserError: it cannot be found or read.
+        UserError: the plugin cannot be found or read.
     """
     if given.endswith(".py") or os.sep in given:
         return read_file(f"{FLAG} {given}", Path(given))
@@ -171,11 +173,12 @@ def find_plugin(given: str) -> PluginSource:
 def share_plugins(
     names: Sequence[str], rank: int, gather: Callable[[bytes], list[bytes]], describe_rank: Callable[[int], str]
 ) -> list[PluginSource]:
-    """Agree on plugins over all ranks; collective. Files come from rank 0; modules must have the same digest everywhere.
+    """Make all ranks load the same plugins; collective. Files are sent by rank 0; modules must have the same digest on
+    every rank.
 
     Args:
         names: values of ``--plugin``.
-        gather: gathers bytes of every rank, by rank.
+        gather: all-gather of bytes: returns those of each rank, by rank.
         describe_rank: names a rank and its host, for errors.
 
     Raises:
@@ -241,7 +244,7 @@ def run_file(source: PluginSource) -> types.ModuleType:
 
 
 def locate(error: BaseException, path: str) -> str:
-    """Describe where an error occurred: ``path``, with the line of it that raised or called the code that raised."""
+    """Location of an error: ``path``, with the line in that file that raised the error or called the code that did."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return f"{path}, line {error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
@@ -255,7 +258,8 @@ def describe_error(error: BaseException) -> str:
 
 
 def _find_module(given: str, module: str) -> PluginSource:
-    """Find a module by its top package, which alone can be found without running code of the package."""
+    """Find a Python module without importing it. Only its top-level package is looked up, as finding a submodule runs
+    the package's code."""
     import importlib.util
 
     names = module.split(".")
@@ -275,7 +279,8 @@ def _find_module(given: str, module: str) -> PluginSource:
 
 
 def _import_module(name: str) -> None:
-    """Import a module. If it raises, forget the modules of its package that it imported, so that they can be imported again."""
+    """Import a module. On an error, remove its package's newly imported modules from ``sys.modules``, so that a retry
+    imports them again."""
     before = set(sys.modules)
     try:
         importlib.import_module(name)
@@ -288,7 +293,7 @@ def _import_module(name: str) -> None:
 
 
 def _digest_here(source: PluginSource) -> str:
-    """Digest of a module on this rank; empty if it is missing."""
+    """Digest of a plugin module as installed on this rank's machine; empty if it is missing."""
     try:
         return _find_module(source.name, source.name).digest
     except UserError:
@@ -296,7 +301,7 @@ def _digest_here(source: PluginSource) -> str:
 
 
 def _module_digest(spec: importlib.machinery.ModuleSpec) -> str:
-    """Digest of a module's file; of a package, of all Python files in it and its subpackages."""
+    """Digest of a module's file. For a package: of all Python files in it and its subpackages."""
     folder = Path(spec.origin).parent
     paths = sorted(folder.rglob("*.py")) if spec.submodule_search_locations else [Path(spec.origin)]
     return _digest(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() for path in paths)
@@ -327,7 +332,7 @@ def _blame(source: PluginSource, keeps_refusals: bool = False) -> Iterator[None]
 
 
 def _source_digest(part: Any) -> str:
-    """Digest of the file that defines a function or class; random if it was defined at a prompt."""
+    """Digest of the file that defines a function or class. A random digest if there is no file (interactive Python)."""
     try:
         return _digest([Path(inspect.getfile(part)).read_bytes()])
     except (OSError, TypeError):

@@ -13,7 +13,7 @@ from labinfer.base.plan import POOLINGS
 
 
 class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Default pooling of a checkpoint, for requests that name none."""
+    """Default pooling of a checkpoint, for embedding requests that name none."""
 
     pooling: str = "last"
     """One of ``plan.POOLINGS``."""
@@ -22,10 +22,10 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     is_embedder: bool = False
     """Whether the checkpoint is an embedding model. Cosines of other models' hidden states are meaningless."""
     refusal: str = ""
-    """Reason why the checkpoint's pooling cannot be computed; empty if it can."""
+    """Reason why the checkpoint's own pooling is not supported; empty if it is."""
 
     default_prompt: str = ""
-    """Name of the prompt that sentence-transformers would prepend to every text; LABInfer does not prepend it."""
+    """Name of the prompt that sentence-transformers prepends to every text by default; LABInfer does not prepend it."""
 
     @property
     def warning(self) -> str:
@@ -57,7 +57,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
         return pooling
 
     def finish(self, outputs: list[EmbeddingOutput], normalize: bool | None) -> list[EmbeddingOutput]:
-        """Scale the vectors of outputs to length 1, if that is wanted.
+        """Scale the vectors of ``outputs`` to length 1, if the request or else the model's default asks for it.
 
         Args:
             normalize: choice of the request; None for the model's default.
@@ -66,7 +66,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
         return [output.normalized() for output in outputs] if normalizes else outputs
 
     def check_scores(self, pooling: str | None) -> None:
-        """Reject cosine scores of vectors that are no embeddings.
+        """Refuse similarity scores if the vectors are not embeddings, so that their cosines have no meaning.
 
         Args:
             pooling: pooling of the request; naming any pooling permits the scores.

@@ -1,4 +1,4 @@
-"""Measurements of ranks: StepTimes before the first request, Slices and WorkerStats while requests run."""
+"""Measurements of ranks: StepTimes, made before the first request; Slices and WorkerStats, made while requests run."""
 
 from __future__ import annotations
 
@@ -6,34 +6,33 @@ import msgspec
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds that steps take on the slowest rank of each stage, measured before the first request."""
+    """Step times in seconds of the slowest rank of each stage, measured before the first request."""
 
     sizes: list[int]
-    """Numbers of decoding sequences in the timed steps, ascending."""
+    """Batch sizes of the timed steps, in decoding sequences; ascending."""
     by_stage: list[list[float]]
-    """Seconds of a step, for each stage and each of ``sizes``."""
+    """Seconds of a step, indexed by stage, then by the index in ``sizes``."""
     hop: float = 0.0
-    """Seconds from the end of a stage's step to the beginning of the next stage's; 0 with one stage."""
+    """Seconds from the end of a stage's step to the beginning of the next stage's step; 0 with a single stage."""
     swapped_block: float = 0.0
     """Seconds to swap a KV block out to the host pool and back; 0 without a host pool."""
     swapped_window_block: float = 0.0
-    """Seconds to swap a window block out and back; 0 without separate blocks of sliding-window layers."""
+    """Seconds to swap a window block out and back; 0 if sliding-window layers have no blocks of their own."""
     swapped_state: float = 0.0
     """Seconds to swap the recurrent state of a sequence out and back; 0 without states."""
     alone: list[list[float]] = []
-    """Times as in ``by_stage``, but measured while all other stages are idle; those of ``by_stage`` are measured while
-    all are busy. An idle stage leaves memory bandwidth, and possibly cores, to the others. Empty if there is no
-    difference."""
+    """Times as in ``by_stage``, but measured while all other stages are idle; ``by_stage`` is measured while all are
+    busy. An idle stage leaves memory bandwidth, and possibly cores, to the busy one. Empty if the times do not differ."""
 
     draft_rows: list[int] = []
-    """Numbers of tokens in timed verification steps of one sequence, ascending from 1."""
+    """Numbers of tokens of one sequence in the timed steps that verify a draft; ascending from 1."""
     drafts_by_stage: list[list[float]] = []
-    """Seconds of a verification step, for each stage and each of ``draft_rows``."""
+    """Seconds of a step that verifies a draft, indexed by stage, then by the index in ``draft_rows``."""
 
     def drafted(self, stage: int, size: float, count: float) -> float:
-        """Additional seconds of a stage's step of ``size`` decoding sequences for ``count`` drafted tokens.
+        """Seconds that ``count`` drafted tokens add to a stage's step of ``size`` decoding sequences.
 
-        With several sequences, at least the additional seconds for ``count`` more sequences.
+        With several sequences, at least the seconds that ``count`` more sequences would add.
         """
         of_one = of_others = 0.0
         if has_drafts := len(self.draft_rows) > 1:
@@ -44,10 +43,10 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
         return max(of_one, of_others)
 
     def at(self, stage: int, size: float, alone: bool = False) -> float:
-        """Seconds of a stage's step of ``size`` decoding sequences, by linear interpolation of the measured times.
+        """Seconds of a stage's step with ``size`` decoding sequences, interpolated linearly between the measured times.
 
         Args:
-            alone: whether the other stages are idle meanwhile.
+            alone: whether all other stages are idle during the step.
         """
         sizes, times = self.sizes, (self.alone if alone and self.alone else self.by_stage)[stage]
         return _interpolate(sizes, times, size)
@@ -65,12 +64,12 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def per_token(self) -> float:
-        """Seconds for one token of a long prompt in the busiest stage."""
+        """Seconds per token of a long prompt, in the busiest stage."""
         return max(times[-1] for times in self.by_stage) / self.sizes[-1]
 
 
 def _interpolate(sizes: list[int], times: list[float], size: float) -> float:
-    """Interpolate the time of ``size`` linearly, with slopes of at least 0."""
+    """Interpolate ``times``, measured at ``sizes``, linearly at ``size``; the slope is at least 0."""
     if len(sizes) == 1 or size <= sizes[0]:
         return times[0]
     right = next((index for index in range(1, len(sizes)) if size <= sizes[index]), len(sizes) - 1)
@@ -79,27 +78,27 @@ def _interpolate(sizes: list[int], times: list[float], size: float) -> float:
 
 
 class Slices(msgspec.Struct, frozen=True, array_like=True):
-    """Recorded slices of a rank's time, encoded; see ``observe/recorder.py``."""
+    """Recorded slices of a rank's time (named intervals of a trace), encoded; see ``observe/recorder.py``."""
 
     names: list[str]
     numbers: bytes
-    """Six 64-bit integers for each slice: index of its name, begin and end in nanoseconds, and its step's id (-1 without a
-    step), tokens, and decoding tokens."""
+    """Six 64-bit integers per slice: index into ``names``, begin and end in nanoseconds, and the step's id (-1 outside
+    a step), number of tokens, and number of decode tokens."""
     clock: int
-    """Nanoseconds to add to ``begin`` and ``end`` for Unix time."""
+    """Offset in nanoseconds from the slices' clock to Unix time."""
     num_dropped: int
-    """Slices that were dropped for lack of room."""
+    """Slices that were dropped because the recorder was full."""
 
 
 class ExpertReads(msgspec.Struct, frozen=True, kw_only=True):
-    """Expert accesses of a rank's steps with expert offload: all experts are in a file, some in memory."""
+    """Expert accesses of a rank with expert offload, where all experts are in a file and some of them also in memory."""
 
     hits: int
-    """Accesses to experts in memory."""
+    """Accesses to experts that were in memory."""
     misses: int
     bytes_read: int
     stall_time: float
-    """Seconds in which computation waited for an expert."""
+    """Seconds in which computation waited for an expert to be read."""
 
 
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,13 +109,14 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     tp_rank: int
     num_steps: int
     busy_time: float
-    """Time in the model, with sampling, without waits for other stages."""
+    """Time inside the model, including sampling, excluding waits for other stages."""
     layer_time: float = 0.0
-    """Part of ``busy_time`` in the layers. On accelerators all of it, as they are not synchronized after each part."""
+    """Part of ``busy_time`` inside the layers; all of it on accelerators, which are not synchronized between layers and
+    LM head."""
     peak_memory: int
-    """Highest resident memory, pages of mapped files and an accelerator's memory included."""
+    """Peak resident memory, including pages of mapped files and an accelerator's memory."""
     private_memory: int
-    """Resident memory at the end, without pages of mapped files."""
+    """Resident memory at the end of the run, without pages of mapped files."""
     weight_bytes_read: int
     num_threads: int
     cpus: str
@@ -126,15 +126,15 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     bytes_sent: dict[int, int] = {}
     """Bytes of activations and tokens sent, by destination rank."""
     expert_tokens: dict[int, list[int]] = {}
-    """Tokens routed to each expert, by layer; on the first tensor-parallel rank of a stage."""
+    """Tokens routed to each expert, by layer; reported by the first tensor-parallel rank of a stage."""
     expert_reads: ExpertReads | None = None
     """Expert accesses; None if all experts are in memory."""
     when: float = 0.0
-    """Time at which the counters were read, in seconds of the rank's ``time.monotonic``."""
+    """Time at which the counters were read, in seconds of the rank's monotonic clock."""
     memory_total: int = 0
-    """Total memory of its device; see ``spmd.machine.total_memory``."""
+    """Total memory of the rank's device: an accelerator's, or its machine's within the container's limit."""
     memory_used: int = 0
-    """Used memory of its device; see ``spmd.machine.used_memory``."""
+    """Used memory of the rank's device: by this rank on an accelerator, by all processes on a machine."""
     waits: dict[str, float] = {}
-    """Seconds that this rank waited, by cause: ``plans`` of rank 0, ``activations`` of the previous stage, or, on rank
-    0, ``tokens`` of the last stage."""
+    """Seconds that this rank waited, by cause: ``plans`` (from rank 0), ``activations`` (from the previous stage), or,
+    on rank 0 only, ``tokens`` (from the last stage)."""

@@ -6,8 +6,8 @@
     def one_prompt(state):
         ...
 
-Shipped parts are listed in ``kinds.py`` by module, and imported when first used. Flags, ``--help`` and errors take their
-choices from the registry. It belongs to the process, like ``sys.modules``: registered parts stay.
+Shipped parts are listed in ``kinds.py`` by module, and imported when first used. Flags, ``--help`` and errors take
+their choices from the registry. There is one registry per process, and registered parts are never removed.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from labinfer.base.kinds import KINDS
 
 Part = TypeVar("Part")
 SCRIPT = "this program"
-"""Origin of parts registered outside of a plugin."""
+"""Value of ``RegistryEntry.origin`` for parts that the calling program registers itself, outside of any plugin."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryEntry:
-    """A part that can be chosen by name.
+    """A registered part (a function or class) and where it comes from.
 
     Args:
         part: the function or class; a shipped one as ``module:attribute``, until it is used.
-        details: further keyword arguments of ``register``, as its kind defines.
+        details: further keyword arguments of ``register``; the part's kind defines their names.
         origin: the plugin that registered it; empty for a shipped part.
     """
 
@@ -42,7 +42,7 @@ class RegistryEntry:
 
 
 class Registry:
-    """Parts by kind and name.
+    """Registered parts, by kind and name.
 
     Args:
         kinds: all kinds, each with its shipped parts.
@@ -57,7 +57,7 @@ class Registry:
         self._origin = SCRIPT
 
     def register(self, kind: str, name: str, **details: Any) -> Callable[[Part], Part]:
-        """Decorate a function or class to be chosen as ``name``.
+        """Return a decorator that registers a function or class as the part ``name`` of a kind.
 
         Args:
             kind: one of ``kinds.KINDS``, which says where its contract is.
@@ -84,7 +84,7 @@ class Registry:
         return add
 
     def mirror(self, kind: str, name: str, origin: str, **details: Any) -> None:
-        """Add a part that only other processes have loaded."""
+        """Register a part that only other processes have imported, by its name and details."""
         self._entries[kind][name] = RegistryEntry(part=None, details=details, origin=origin)
 
     def find(self, kind: str, name: str) -> Any:
@@ -114,15 +114,15 @@ class Registry:
         return {name: self.find(kind, name) for name in self._entries[kind]}
 
     def names(self, kind: str) -> tuple[str, ...]:
-        """Names of a kind, shipped ones first."""
+        """Names of all parts of a kind, shipped ones first."""
         return tuple(self._entries[kind])
 
     def plugged_in(self, kind: str) -> dict[str, RegistryEntry]:
-        """Entries of a kind that do not ship with LABInfer, by name."""
+        """Entries of a kind that plugins or the calling program have registered, by name."""
         return {name: entry for name, entry in self._entries[kind].items() if entry.origin}
 
     def added_by(self, origin: str) -> list[tuple[str, str]]:
-        """Kind and name of each part that a plugin registered."""
+        """Kind and name of each part that the plugin ``origin`` has registered."""
         return [
             (kind, name)
             for kind, entries in self._entries.items()
@@ -132,7 +132,8 @@ class Registry:
 
     @contextmanager
     def registering_for(self, origin: str) -> Iterator[None]:
-        """Register parts in the name of a plugin. If the plugin raises, its parts are removed."""
+        """Attribute the parts registered within the ``with`` block to the plugin ``origin``. If the block raises, they
+        are removed."""
         before, self._origin = self._origin, origin
         try:
             yield
@@ -144,8 +145,10 @@ class Registry:
             self._origin = before
 
     def _check(self, kind: str, name: str, part: Any, details: dict[str, Any]) -> None:
-        """Raises:
-        UserError: the part breaks a rule of its kind's contract that can be checked.
+        """Check a part against the contract of its kind, as far as code can.
+
+        Raises:
+            UserError: the part breaks a rule of the contract.
         """
         listed = self._kinds[kind]
         unknown = sorted(details.keys() - set(listed.details))
@@ -168,11 +171,12 @@ class Registry:
 
 
 class Names(Sequence[str]):
-    """Allowed values of an option: the names registered for a kind at the time of access.
+    """The allowed values of an option that is chosen from the registry: all names of a kind that are registered when
+    the option is read.
 
     Args:
         kind: kind in the registry.
-        others: further values, such as ``auto``.
+        others: allowed values that are not in the registry, such as ``auto``.
     """
 
     def __init__(self, kind: str, *others: str):
@@ -189,11 +193,11 @@ class Names(Sequence[str]):
 
 
 def _load(place: str) -> Any:
-    """Import ``module:attribute``."""
+    """Import the object named by ``module:attribute``."""
     module, _, attribute = place.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 REGISTRY = Registry()
-"""Registry of this process."""
+"""The registry of this process."""
 register = REGISTRY.register

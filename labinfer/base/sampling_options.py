@@ -1,4 +1,4 @@
-"""SamplingOptions: the fields of ``SamplingParams`` that are also flags of the command line."""
+"""SamplingOptions: the fields of ``SamplingParams`` that are also command-line flags."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SAMPLING_FLAGS = {
     "stop": ("stop string, at which the output ends; it is not part of the output; repeatable", "TEXT"),
     "ignore_eos": ("continue after end-of-sequence tokens", ""),
 }
-"""Fields of ``SamplingParams`` that are flags: help and metavar. Their types, defaults and bounds are those of the field."""
+"""Help and metavar of each field of ``SamplingParams`` that is a flag. Type, default and bounds are those of the field."""
 _TYPES = typing.get_type_hints(SamplingParams)
 _DEFAULTS = SamplingParams()
 SamplingOptions = dataclasses.make_dataclass(
@@ -44,7 +44,8 @@ SamplingOptions = dataclasses.make_dataclass(
 
 
 def sampling_sections() -> tuple[type, ...]:
-    """``SamplingOptions``, and a section with the parameters of plugins' logits processors if there are any."""
+    """Sections of sampling flags: ``SamplingOptions``, and one with the parameters of plugins' logits processors if
+    there are any."""
     fields = [
         (name, parameter.kind, option(parameter.default, parameter.help, metavar="N" if parameter.kind is int else "X"))
         for name, parameter in sampling_parameters().items()
@@ -59,7 +60,8 @@ def as_flags(message: str) -> str:
     """Rewrite the fields of ``SamplingParams`` in a message as flags: ``top_p must be …`` becomes ``--top-p must be
     …``.
 
-    A field is recognized as the first word, or by its underscore, which no other word has.
+    A field name is recognized at the beginning of the message, or by its underscore: no other word of a message has
+    one.
     """
 
     names = {*SAMPLING_FLAGS, *sampling_parameters()}

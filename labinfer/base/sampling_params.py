@@ -21,7 +21,8 @@ from labinfer.base.structured_outputs import StructuredOutputs
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
 GREEDY_BELOW = 1e-5
-"""Temperature below which sampling is greedy: dividing by it would overflow, and greedy sampling gives an equal result."""
+"""Temperature below which sampling is greedy: division by it could overflow, and the sampled token would be the
+likeliest one anyway."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 MAX_BAD_WORDS = 1024
@@ -36,9 +37,9 @@ OTHER_NAMES = {
     "num_return_sequences": "n",
     "do_sample": "temperature, which is 0 for greedy decoding",
 }
-"""Names of other engines for fields of ``SamplingParams``."""
+"""Names that other engines use for fields of ``SamplingParams``, each with the field's name."""
 TINY = 1e-300
-"""Minimum of parameters that must be above 0, such as ``top_p``."""
+"""Lower bound of parameters that must be above 0, such as ``top_p``."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class Bounds:
 
 @dataclass(frozen=True)
 class TextBounds:
-    """Maximum number of strings in a list, and of characters in each of them; empty strings are rejected."""
+    """Bounds of a list of strings: maximum number of strings, and maximum characters of each. Empty strings are
+    rejected."""
 
     most: int
     longest: int
@@ -85,14 +87,14 @@ class TextBounds:
 class SamplingParameter(msgspec.Struct, frozen=True, kw_only=True):
     """A number that requests give to a plugin's logits processor, in a field with the processor's name.
 
-    The field is available like those of ``SamplingParams``: in Python, JSONL lines, HTTP bodies and ``/openapi.json``,
-    as a flag of ``generate`` and ``chat``, and in the settings of a chat. ``SamplingParams.logits_processors`` holds
-    its value.
+    The field can be set wherever those of ``SamplingParams`` can: in Python, JSONL lines, HTTP bodies and
+    ``/openapi.json``, as a flag of ``generate`` and ``chat``, and in the settings of a chat.
+    ``SamplingParams.logits_processors`` holds its value.
 
     Args:
         default: value of requests without the field; the processor is then not called. An ``int`` allows integers only,
             a ``float`` any number.
-        least, most: the bounds.
+        least, most: minimum and maximum of the value.
         help: description for ``--help`` and ``/openapi.json``.
 
     Raises:
@@ -113,7 +115,7 @@ class SamplingParameter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> type:
-        """``int`` or ``float``."""
+        """Type of the parameter, ``int`` or ``float``."""
         return type(self.default)
 
     def read(self, name: str, value: Any) -> int | float:
@@ -131,13 +133,13 @@ class SamplingParameter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sampling_parameters() -> dict[str, SamplingParameter]:
-    """Parameters of plugins' logits processors, by name."""
+    """Sampling parameters that plugins' logits processors have registered, by name."""
     entries = REGISTRY.plugged_in("logits_processor")
     return {name: entry.details["parameter"] for name, entry in entries.items() if "parameter" in entry.details}
 
 
 class _TakesParameters(type(msgspec.Struct)):
-    """Metaclass that takes ``sampling_parameters`` as keywords: ``SamplingParams(top_n_sigma=1.0)``."""
+    """Metaclass that also accepts ``sampling_parameters`` as keyword arguments: ``SamplingParams(top_n_sigma=1.0)``."""
 
     def __call__(cls, **fields: Any) -> Any:
         own = {name: fields.pop(name) for name in sampling_parameters() if name in fields}
@@ -149,7 +151,8 @@ class _TakesParameters(type(msgspec.Struct)):
 
 
 def _describe_unknown(name: str, known: tuple[str, ...]) -> str:
-    """Error text for a keyword that is no field of ``SamplingParams``."""
+    """Error text for the keyword ``name``, which is not a field of ``SamplingParams``; suggests a similar field, if
+    any."""
     near = OTHER_NAMES.get(name) or next(iter(difflib.get_close_matches(name, known, 1)), "")
     return f"SamplingParams has no field {name!r:.60}" + (f"; did you mean {near}?" if near else "")
 
@@ -176,19 +179,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_tokens: Annotated[int, Bounds(1, MAX_COUNT, f"at least 1 (and at most {MAX_COUNT})")] = 128
     """Maximum number of output tokens."""
     min_tokens: Count = 0
-    """Number of output tokens before which nothing ends the answer."""
+    """Minimum number of output tokens: before it, neither a stop string nor a stop token ends the answer."""
     temperature: Annotated[float, Bounds(0.0, 100.0)] = 0.0
     """Divisor of the logits; 0 is greedy, as is anything under ``GREEDY_BELOW``."""
     top_p: Share = 1.0
-    """Nucleus sampling (Holtzman et al. 2019, arXiv:1904.09751): the smallest set with this much probability."""
+    """Nucleus sampling (Holtzman et al. 2019, arXiv:1904.09751): keep the smallest set of the likeliest tokens whose
+    total probability is at least this."""
     top_k: Annotated[int, Bounds(-1, MAX_COUNT, f"-1 (all), 0 (all) or a count up to {MAX_COUNT}")] = 0
     """Keep the k most likely tokens; 0 or -1 keeps all."""
     min_p: Annotated[float, Bounds(0.0, 1.0)] = 0.0
     """Keep tokens with at least this fraction of the largest probability (Nguyen et al. 2024, arXiv:2407.01082)."""
     typical_p: Share = 1.0
-    """Locally typical sampling (Meister et al. 2022, arXiv:2202.00666): the most typical tokens, up to this mass."""
+    """Locally typical sampling (Meister et al. 2022, arXiv:2202.00666): keep the smallest set of the most typical
+    tokens whose total probability is at least this."""
     repetition_penalty: Annotated[float, Bounds(0.01, 100.0)] = 1.0
-    """Divisor of positive logits, and factor of negative ones, for tokens in prompt or answer (arXiv:1909.05858)."""
+    """Factor that penalizes tokens of prompt and answer: it divides their positive logits, and multiplies their
+    negative ones (arXiv:1909.05858)."""
     presence_penalty: Penalty = 0.0
     """Subtracted once from the logit of each token in the answer."""
     frequency_penalty: Penalty = 0.0
@@ -200,19 +206,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     allowed_token_ids: tuple[int, ...] = ()
     """Token ids that may be generated; empty for all."""
     logits_processors: dict[str, Any] = {}
-    """Values of plugins' logits processors by name, in the order in which they change the logits; see ``SamplingParameter``."""
+    """Values for plugins' logits processors, by name, in the order in which the processors run; see
+    ``SamplingParameter``."""
     seed: Annotated[int, Bounds(0, MAX_SEED, "from 0 to 2**63-1")] = 0
     """Random seed. A seed gives the same tokens on every layout and in every batch (fp32)."""
     stop: Annotated[tuple[str, ...], TextBounds(MAX_STOP_STRINGS, MAX_STOP_LENGTH)] = ()
     """Stop strings: generation ends before the first one that occurs."""
     stop_token_ids: tuple[int, ...] = ()
-    """Token ids that end generation, like an end-of-sequence token."""
+    """Token ids that end generation, in addition to the end-of-sequence token."""
     include_stop_str_in_output: bool = False
     """Whether the text includes the stop string that ended it."""
     skip_special_tokens: bool = True
-    """Whether special tokens are omitted from the text; those that the parser of chat replies needs are kept."""
+    """Whether special tokens are omitted from the text, except those by which chat replies are parsed."""
     speculate: bool = True
-    """Whether speculative decoding may be used, if the engine does; the answer is the same."""
+    """Whether speculative decoding may be used, if the engine is set up for it. The answer does not depend on it."""
     ignore_eos: bool = False
     """Whether to continue after an end-of-sequence token (for benchmarks)."""
     n: Choices = 1
@@ -222,18 +229,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     num_beams: Choices = 1
     """Number of beams of beam search. The best ``n`` are the answers, or fewer if constraints allow no more."""
     length_penalty: Annotated[float, Bounds(-10.0, 10.0)] = 1.0
-    """Power of the length by which a beam's log-probability is divided for its score: above 0 favours longer answers."""
+    """Exponent of the length penalty: a beam's score is its log-probability divided by its length to this power. Above
+    0 favours longer answers."""
     early_stopping: bool | Literal["never"] = False
-    """When beam search ends: once there are as many finished answers as beams (true), once the best beam is unlikely to
-    beat them (false), or once it cannot ("never")."""
+    """When beam search ends: once it has as many finished answers as beams (true), once the best unfinished beam is
+    unlikely to beat them (false), or once it cannot beat them ("never")."""
     max_context_len: Count = 0
-    """Maximum number of tokens of prompt and answer together; with a context shift, of the context at once. 0 for the model's."""
+    """Maximum number of tokens of prompt and answer together; with ``--context-shift``, of those in the context at one
+    time. 0 for the model's context length."""
     logprobs: NumLogprobs | None = None
-    """Number of likeliest tokens whose log-probabilities are returned beside the sampled token's, before any processor;
-    None for no log-probabilities."""
+    """Number of likeliest tokens whose log-probabilities are returned in addition to the sampled token's, before any
+    logits processor; None for no log-probabilities."""
     prompt_logprobs: NumLogprobs | None = None
-    """Return log-probabilities of the prompt tokens (except the first), with this many top tokens each. Such a prompt
-    is not looked up in the prefix cache."""
+    """Number of likeliest tokens whose log-probabilities are returned for each prompt position, in addition to the
+    prompt token's own (none for the first). The prompt is then not looked up in the prefix cache. None for no
+    log-probabilities."""
     structured_outputs: StructuredOutputs | None = None
     """Constraint on the answer. The answer ends if the constraint allows no more tokens. An end-of-sequence token is
     allowed only if the answer is complete; ``min_tokens`` forbids it as long as the constraint allows other tokens."""
@@ -273,7 +283,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self._read_parameters()
 
     def _read_parameters(self) -> None:
-        """Check the ``sampling_parameters`` among ``logits_processors``, and drop those that have their default."""
+        """Check the values of ``sampling_parameters`` in ``logits_processors``, and remove those that equal their
+        defaults."""
         parameters, changing = sampling_parameters(), {}
         for name, value in self.logits_processors.items():
             if name in parameters:
@@ -284,8 +295,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         msgspec.structs.force_setattr(self, "logits_processors", changing)
 
     def updated(self, given: dict[str, Any]) -> SamplingParams:
-        """Copy with the fields of a request. Its ``logits_processors`` are merged into those here; its ``seed`` is
-        taken modulo 2**63 if out of bounds.
+        """Copy in which the fields ``given`` by a request replace these. ``logits_processors`` are merged; a ``seed``
+        out of bounds is taken modulo 2**63.
 
         Raises:
             UserError: a field is out of bounds.
@@ -326,12 +337,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def num_choices(self) -> int:
-        """Number of sequences to generate separately; ``n`` of them are kept. 1 for beam search."""
+        """Number of sequences that are generated independently, of which the best ``n`` are returned; 1 for beam
+        search."""
         return 1 if self.num_beams > 1 else self.best_of or self.n
 
     @property
     def can_stream(self) -> bool:
-        """Whether the first tokens of an answer are final before its last one is known."""
+        """Whether an answer can be streamed: its first tokens are final before its last one is known."""
         return self.num_beams == 1 and self.num_choices == self.n
 
     def _make_tuple(self, name: str, item: type) -> None:
@@ -349,7 +361,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def _bounds() -> tuple[dict[str, tuple[type, Bounds]], dict[str, TextBounds], frozenset[str]]:
-    """Read the bounds of number fields (with types) and of string lists from the annotations, and the fields that may be None."""
+    """Read from the annotations of ``SamplingParams``: type and bounds of each numeric field, bounds of string lists,
+    and names of fields that may be None."""
     numbers, texts, optional = {}, {}, []
     for name, hint in get_type_hints(SamplingParams, include_extras=True).items():
         kinds = get_args(hint)

@@ -13,14 +13,15 @@ NGRAM = "ngram"
 DRAFT_MODEL = "draft_model"
 MTP = "mtp"
 OWN_METHOD = ".py"
-"""Suffix of a method that is the path of a user's own drafter."""
+"""Suffix by which a value of ``method`` is recognized as the path of the user's own drafter."""
 AUTO = "auto"
 AUTO_TOKENS = 16
-"""Maximum draft length if none is given."""
+"""Maximum draft length if the user sets none."""
 AUTO_MTP_TOKENS = 4
-"""Maximum draft length of an MTP layer if none is given: the layer runs once per token, and was trained to predict one."""
+"""Maximum draft length of an MTP layer if the user sets none. The layer runs once per drafted token, and was trained to
+predict one."""
 MAX_TOKENS = 128
-"""Largest draft length that may be requested; such a draft is hardly ever accepted to its end."""
+"""Upper limit of ``num_speculative_tokens``; a draft of this length is hardly ever accepted as a whole."""
 MAX_NGRAM = 64
 MAX_RANK = 1_000_000
 FLAG = "--speculative-config"
@@ -31,14 +32,15 @@ class SpeculativeOptions:
     """Options of speculative decoding: tokens are drafted, and the model verifies several in one step."""
 
     method: str = NGRAM
-    """Name of a registered proposer, ``draft_model``, or the path of a Python file; see docs/speculation.md."""
+    """Name of a registered proposer, ``draft_model``, or path of a Python file with the user's own drafter; see
+    docs/speculation.md."""
     model: str = ""
     """Draft model, named as in ``--model``; makes ``draft_model`` the default method."""
     draft_rank: int = 0
     """Rank that holds the draft model: rank 0, which drafts between its steps, or a spare rank (not in ``--ranks``),
     which drafts while steps run."""
     num_speculative_tokens: int = 0
-    """Draft length; 0 to choose the length with the most expected tokens per second."""
+    """Draft length; 0 to choose it at run time, for the most expected tokens per second."""
     continuous: bool | None = None
     """Whether pipeline stages that would be idle verify further drafted tokens of a sequence while earlier ones are in
     flight. None means True unless all stages compute on CPUs of one machine, where busy stages use the cores of idle
@@ -50,7 +52,7 @@ class SpeculativeOptions:
 
     @property
     def max_tokens(self) -> int:
-        """Maximum draft length."""
+        """Maximum draft length, in tokens."""
         return self.num_speculative_tokens or (AUTO_MTP_TOKENS if self.method == MTP else AUTO_TOKENS)
 
     @classmethod

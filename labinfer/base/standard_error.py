@@ -1,7 +1,7 @@
-"""StandardError: writes to standard error that never fail.
+"""StandardError: a stream to standard error whose writes never fail.
 
-Text that cannot be written (full disk, closed pipe, closed descriptor) is lost, and never ends the process. Everything
-that this program writes to standard error goes through here.
+Text that cannot be written (full disk, closed pipe, closed descriptor) is dropped without an error. Everything that
+this program writes to standard error goes through here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StandardError(io.TextIOBase):
         return len(text)
 
     def write_bytes(self, data: bytes) -> None:
-        """Write encoded text."""
+        """Write encoded text without buffering; data that cannot be written is lost."""
         view = memoryview(data)
         with contextlib.suppress(OSError):
             while view:
@@ -46,7 +46,7 @@ class StandardError(io.TextIOBase):
 
 
 class StandardErrorHandler(logging.Handler):
-    """Writes log records to ``sys.stderr``."""
+    """Log handler that writes records to the current ``sys.stderr``, and never fails."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -58,8 +58,8 @@ class StandardErrorHandler(logging.Handler):
 
 
 def write_error(text: str, stream: TextIO | None = None) -> None:
-    """Write to ``stream``, by default ``sys.stderr``, which a script or a notebook may have replaced. Text that cannot
-    be written is lost."""
+    """Write ``text`` to ``stream``, by default the current ``sys.stderr`` (a script or a notebook may have replaced
+    it). Text that cannot be written is lost."""
     stream = sys.stderr if stream is None else stream
     with contextlib.suppress(
         OSError, ValueError, AttributeError
@@ -69,7 +69,7 @@ def write_error(text: str, stream: TextIO | None = None) -> None:
 
 
 def is_terminal(stream: TextIO | None = None) -> bool:
-    """Whether a user reads ``stream``, by default ``sys.stderr``, on a terminal."""
+    """Whether ``stream``, by default ``sys.stderr``, is a terminal."""
     stream = sys.stderr if stream is None else stream
     try:
         return stream.isatty()
@@ -78,7 +78,8 @@ def is_terminal(stream: TextIO | None = None) -> bool:
 
 
 def terminal_columns(stream: TextIO | None = None) -> int:
-    """Columns of the terminal that shows ``stream``, by default ``sys.stderr``; 0 if it is no terminal, or one that has not said."""
+    """Width in columns of the terminal behind ``stream``, by default ``sys.stderr``; 0 if it is not a terminal, or its
+    width is unknown."""
     stream = sys.stderr if stream is None else stream
     try:
         return os.get_terminal_size(stream.fileno()).columns
@@ -87,7 +88,7 @@ def terminal_columns(stream: TextIO | None = None) -> int:
 
 
 def has_lost_reader(descriptor: int = STANDARD_OUTPUT) -> bool:
-    """Whether ``descriptor`` is a pipe whose read end is closed, as by ``head`` after its last line."""
+    """Whether ``descriptor`` is a pipe whose reader has closed it, as ``head`` does after its last line."""
     poll = select.poll()
     try:
         poll.register(descriptor, 0)
@@ -97,16 +98,16 @@ def has_lost_reader(descriptor: int = STANDARD_OUTPUT) -> bool:
 
 
 def write_lines(text: str) -> None:
-    """Write one or more whole lines to descriptor 2. Takes no lock of ``sys.stderr``, which a hung thread may hold."""
+    """Write one or more whole lines to descriptor 2, without the lock of ``sys.stderr``, which a hung thread may hold."""
     StandardError().write(text.rstrip("\n") + "\n")
 
 
 def protect_standard_streams() -> None:
-    """Make this process safe from logs that cannot be written. Call it before any file is opened.
+    """Ensure that log messages neither fail nor end up in another file. Call it before any file is opened.
 
-    A file that is opened while descriptor 0, 1 or 2 is closed gets that number, and the log would be written into it.
-    So closed descriptors are opened on the null device. Standard output is opened read-only, so that writing results is
-    an error, as with a closed descriptor.
+    If descriptor 0, 1 or 2 is closed, the next opened file gets its number, and log messages would be written into that
+    file. Closed descriptors are opened on the null device. Standard output is opened read-only, so that writing results
+    is an error, as with a closed descriptor.
     """
     for descriptor in (0, STANDARD_OUTPUT, STANDARD_ERROR):
         try:

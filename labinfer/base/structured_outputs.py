@@ -26,7 +26,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     json: dict[str, Any] | Text | None = None
     """A JSON schema (draft 2020-12) that the answer, a JSON value, must meet; an object, or the text of one."""
     json_object: bool | None = None
-    """True for an answer that is any JSON object."""
+    """True if the answer may be any JSON object."""
     regex: Text | None = None
     """A regular expression that must match the whole answer; without lookaround and backreferences."""
     choice: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1, max_length=MAX_OPTIONS)] | None = None
@@ -53,11 +53,11 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def kind(self) -> str:
-        """Constraint in use: ``json``, ``regex``, or another field of this struct."""
+        """Name of the field that is given: ``json``, ``regex``, ``choice`` …"""
         return next(name for name in self.__struct_fields__ if getattr(self, name) is not None)
 
     def _check_json(self) -> None:
-        """Check the schema, and parse it where it is text."""
+        """Check the JSON schema in ``json``; parse it if it is text."""
         schema = self.json
         if isinstance(schema, str):
             _check_text("json", schema)

@@ -1,4 +1,4 @@
-"""Tracer: named slices of a rank's time. The base class keeps none; ``observe.recorder.Recorder`` does."""
+"""Tracer: records named slices (intervals) of a rank's time. This base class records none; ``observe.recorder.Recorder`` does."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _NOTHING = contextlib.nullcontext()
 
 
 class Tracer:
-    """Records named time slices of a rank. This base class records nothing."""
+    """Records named slices (intervals) of a rank's time. This base class records nothing."""
 
     capacity = 0
-    """Maximum number of slices to keep. Any thread may set it at any time."""
+    """Maximum number of slices to keep. Any thread may change it at any time."""
 
     def slice(self, name: str, plan: BatchPlan | None = None) -> contextlib.AbstractContextManager:
         """Time the body of the ``with`` as a slice. Slices may be nested.
@@ -28,5 +28,5 @@ class Tracer:
         """Add a slice from ``begin`` to ``end``, in nanoseconds of ``time.perf_counter_ns``."""
 
     def take(self) -> Slices | None:
-        """Slices since the last call; None if none are kept."""
+        """Slices recorded since the last call; None if this tracer records nothing."""
         return None
