@@ -55,6 +55,7 @@ EXTENSIONS = {
     "weights on disk": tuple(
         f"weights/{name}.py" for name in ("packed_file", "weight_cache", "identity", "read_ahead", "resolve", "hubs")
     ),
+    "devices": ("functions/device.py",),
     "captured steps": ("worker/step_graphs.py", "functions/graph.py"),
     "speculation": (
         *("engine/*draft*.py", "engine/*proposer*.py", "engine/round_overheads.py"),

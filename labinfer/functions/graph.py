@@ -27,15 +27,23 @@ class Graph(Protocol):
         """Memory of the graph's program (the recorded calls) in bytes."""
         ...
 
-    def replay(self) -> None:
-        """Run the captured calls again, on the same input and output memory."""
+    def replay(self, batch: AttentionBatch | None = None) -> None:
+        """Run the captured calls again, on the same input and output memory.
+
+        Args:
+            batch: batch of this step, for graphs whose kernels take context lengths from the host. Its tensors have the addresses of the
+                captured batch's, its lists may have other values.
+        """
 
 
 class Capture(Protocol):
     """Runs a callable and captures its calls."""
 
     def __call__(
-        self, run: Callable[[], torch.Tensor], dry_run: Callable[[], torch.Tensor]
+        self,
+        run: Callable[[], torch.Tensor],
+        dry_run: Callable[[], torch.Tensor],
+        batch: AttentionBatch | None = None,
     ) -> tuple[torch.Tensor, Graph | None]:
         """Call ``run`` and return its result and the graph, or None instead of the graph if a call cannot be captured. Only replays of this
         graph overwrite the result.
@@ -45,6 +53,8 @@ class Capture(Protocol):
 
         Args:
             dry_run: ``run`` on a batch whose lists are ``HostReadGuard``; for captures that trace the calls a second time.
+            batch: batch of ``run``, with its lists. A kernel that finds guards may take the lists from here through its capture, if
+                ``Graph.replay`` updates them.
         """
         ...
 

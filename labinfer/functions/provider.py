@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -29,6 +29,10 @@ class Provider:
     Implementations of plugins that appear in layers' ``calls()`` are checked against these rules before a run uses them, see
     ``check_plugins``. Small steps that call one of them are not captured on CPUs, as it may read the batch's lists.
     """
+
+    device: ClassVar[Any] = None
+    """Description of a type of device for all ranks, a ``device.Device``; None if the provider only adds functions. If several
+    providers describe one type, the last one registered counts."""
 
     def prepare(self, device: torch.device, on_progress: OnProgress = lambda done, total: None) -> None:
         """Compile and load the libraries for ``device``. Called on one rank of each node first, then on the node's other ranks.

@@ -125,7 +125,7 @@ def build_placed(
         # Return the memory freed after tuning, decoding and packing, on all ranks before any rank counts its free memory.
         return_freed_memory()
 
-    capture = find_capture(providers, device, tp.size)
+    capture = find_capture(providers, tp.size)
     captured_bytes = 0 if capture is None else CAPTURED_BYTES * (1 if draft_model is None else 2)
     capacity = agree_on_blocks(group, options, layout, place, draft_model=draft_model, captured_bytes=captured_bytes)
     if group.rank == 0:

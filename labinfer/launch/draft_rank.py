@@ -119,7 +119,7 @@ def build_draft_rank(
     free = free_memory(device) // layout.sharing_device(group.rank, group.everyone)
     if device.type == "cpu" and weight_cache is not None:  # the system counts memory-mapped files as available memory
         free -= weight_cache.mapped_bytes()
-    capture = find_capture(providers, device, 1)
+    capture = find_capture(providers, 1)
     free -= model.state_bytes + (CAPTURED_BYTES if capture is not None else 0)
     useful, given = model.layout.useful_blocks(scheduling.max_num_seqs), options.cache.num_kv_blocks
     num_blocks = given or int(free * options.cache.memory_utilization) // model.block_bytes

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from labinfer.base.plugins import PLUGINS
 from labinfer.base.registry import REGISTRY
+from labinfer.functions.device import Device
 from labinfer.functions.provider import Provider
 from labinfer.functions.registry import FunctionRegistry, WeightChoice
 
@@ -19,6 +20,12 @@ def make_providers() -> list[Provider]:
         with PLUGINS.blame(REGISTRY.entry("function_provider", name).origin):
             providers.append(REGISTRY.find("function_provider", name)())
     return providers
+
+
+def describe_device(device_type: str) -> Device:
+    """Description of a device type by the last registered provider that has one; the defaults if none has."""
+    described = [provider.device for provider in REGISTRY.parts("function_provider").values() if provider.device]
+    return next((device for device in reversed(described) if device.type == device_type), Device(type=device_type))
 
 
 def origin(provider: Provider) -> str:

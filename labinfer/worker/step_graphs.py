@@ -21,16 +21,10 @@ CAPTURED_BYTES = SHARED_BYTES + sum(KEPT_BYTES.values())
 """Maximum memory of all captured steps of a ``ModelRunner``."""
 
 
-def captures_steps(device: torch.device, tp_size: int) -> bool:
-    """Whether steps of a rank may be captured: on CPUs, and on one GPU. An all-reduce over several GPUs cannot be captured."""
-    return device.type == "cpu" or device.type == "cuda" and tp_size == 1
-
-
-def find_capture(providers: Iterable[Provider], device: torch.device, tp_size: int) -> Capture | None:
-    """The first capture that a provider offers; None if this rank's steps cannot be captured."""
-    if not captures_steps(device, tp_size):
-        return None
-    return next(filter(None, (provider.capture() for provider in providers)), None)
+def find_capture(providers: Iterable[Provider], tp_size: int) -> Capture | None:
+    """The first capture that a provider offers for steps of a stage of ``tp_size`` ranks; None if none does."""
+    able = (provider for provider in providers if provider.device is not None and provider.device.captures(tp_size))
+    return next(filter(None, (provider.capture() for provider in able)), None)
 
 
 def capture_steps(capture: Capture | None) -> Around:
@@ -100,14 +94,16 @@ class StepGraphs:
             return self._part(batch, hidden_TD)
         if hidden_TD is not None:
             step.hidden_TD.copy_(hidden_TD)
-        step.graph.replay()
+        step.graph.replay(batch.attention)
         return step.out
 
     def _capture_step(
         self, places: tuple[int, ...], batch: ModelInputBatch, hidden_TD: torch.Tensor | None
     ) -> torch.Tensor:
         own_TD = None if hidden_TD is None else hidden_TD.clone()
-        out, graph = self._capture(lambda: self._part(batch, own_TD), lambda: self._part(_for_dry_run(batch), own_TD))
+        out, graph = self._capture(
+            lambda: self._part(batch, own_TD), lambda: self._part(_for_dry_run(batch), own_TD), batch.attention
+        )
         step = self._steps[places] = None if graph is None else CapturedStep(graph, own_TD, out)
         num_rows, num_sequences = len(batch.token_ids_T), len(batch.attention.context_lens)
         if step is None:

@@ -20,11 +20,12 @@ from labinfer.launch.layout.draft_layout import draft_options
 from labinfer.launch.layout.kv_capacity import count_fitting_blocks, describe_windows
 from labinfer.launch.layout.layout import Layout, make_layout
 from labinfer.launch.mtp_check import check_mtp
+from labinfer.launch.providers import describe_device
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.table import format_bytes, format_table
 from labinfer.planner.options import PlanOptions
 from labinfer.weights.model_files import open_model
-from labinfer.worker.step_graphs import CAPTURED_BYTES, captures_steps
+from labinfer.worker.step_graphs import CAPTURED_BYTES
 
 HEADER = (
     *("rank", "host", "device", "stage", "tp", "layers", "dtype", "weights"),
@@ -223,7 +224,7 @@ class RankBytes:
         """
         weights = layout.weight_bytes(layout.topology.place(rank))
         tp_size = layout.topology.place(rank).tp_size
-        captured, more = CAPTURED_BYTES * captures_steps(layout.devices[rank], tp_size), {}
+        captured, more = CAPTURED_BYTES * describe_device(layout.devices[rank].type).captures(tp_size), {}
         if draft is not None:
             weights += draft.weight_bytes(draft.topology.place(0))
             captured *= 2
@@ -238,7 +239,7 @@ class RankBytes:
         return cls(
             free=free // layout.sharing_device(rank, everyone),
             weights=draft.weight_bytes(draft.topology.place(0)),
-            captured=CAPTURED_BYTES * captures_steps(layout.draft_devices[rank], 1),
+            captured=CAPTURED_BYTES * describe_device(layout.draft_devices[rank].type).captures(1),
             **_draft_bytes(draft),
         )
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.cpu.library import Library
 from labinfer.functions.cpu.step_memory import StepMemory
 
@@ -67,7 +68,7 @@ class CpuGraph:
         self._steps, self._kept = tuple(steps), kept
         self.num_bytes, self.program_bytes = num_bytes, program_bytes
 
-    def replay(self) -> None:
+    def replay(self, batch: AttentionBatch | None = None) -> None:
         for step in self._steps:
             step()
 
@@ -83,7 +84,10 @@ class CpuCapture:
         self._library, self.memory = library, StepMemory()
 
     def __call__(
-        self, run: Callable[[], torch.Tensor], dry_run: Callable[[], torch.Tensor] | None = None
+        self,
+        run: Callable[[], torch.Tensor],
+        dry_run: Callable[[], torch.Tensor] | None = None,
+        batch: AttentionBatch | None = None,
     ) -> tuple[torch.Tensor, CpuGraph | None]:
         self.memory.begin_step()
         recording = _Recording(self.memory)

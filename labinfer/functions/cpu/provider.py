@@ -22,6 +22,7 @@ from labinfer.functions.cpu.packed12 import CpuPacked12
 from labinfer.functions.cpu.quantized import CpuQuantized
 from labinfer.functions.cpu.routing import CpuRouting
 from labinfer.functions.cpu.sampling import CpuSampling
+from labinfer.functions.device import Device
 from labinfer.functions.graph import Capture
 from labinfer.functions.provider import Provider
 from labinfer.functions.registry import (
@@ -49,6 +50,13 @@ class CpuProvider(Provider):
     Args:
         compiled: the library, if it is already loaded.
     """
+
+    device = Device(
+        type="cpu",
+        collectives="gloo",
+        captures=lambda tp_size: True,  # a replay runs collectives in Python
+        multiplies=lambda form: True,
+    )
 
     def __init__(self, compiled: library.Library | None = None):
         self._library = compiled

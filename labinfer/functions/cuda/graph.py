@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 
 from labinfer.base.errors import first_line
+from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.graph import NotReplayable
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class CudaGraph:
     def __init__(self, graph: torch.cuda.CUDAGraph, out: torch.Tensor):
         self._graph, self._out = graph, out
 
-    def replay(self) -> None:
+    def replay(self, batch: AttentionBatch | None = None) -> None:
         self._graph.replay()
 
 
@@ -51,7 +52,10 @@ class CudaCapture:
         self._is_broken = False
 
     def __call__(
-        self, run: Callable[[], torch.Tensor], dry_run: Callable[[], torch.Tensor]
+        self,
+        run: Callable[[], torch.Tensor],
+        dry_run: Callable[[], torch.Tensor],
+        batch: AttentionBatch | None = None,
     ) -> tuple[torch.Tensor, CudaGraph | None]:
         if self._is_broken:
             return run(), None

@@ -10,6 +10,7 @@ import torch
 
 from labinfer.base.errors import first_line
 from labinfer.functions.cuda.graph import CudaCapture
+from labinfer.functions.device import Device
 from labinfer.functions.graph import Capture
 from labinfer.functions.provider import Provider
 from labinfer.functions.reference import linear, quantized
@@ -23,6 +24,9 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 class CudaProvider(Provider):
     """Provider of the Triton kernels (Triton is installed with CUDA builds of torch) and of captured steps."""
+
+    # torch's builds for AMD and MetaX have these names, too
+    device = Device(type="cuda", collectives="nccl", captures=lambda tp_size: tp_size == 1)
 
     def __init__(self):
         self._device: torch.device | None = None

@@ -19,10 +19,11 @@ from labinfer.engine.cache_capacity import CacheRoom, SlidingWindow, WindowNeeds
 from labinfer.functions.functions import Functions
 from labinfer.functions.registry import Choice, FunctionRegistry, WeightChoice
 from labinfer.launch.layout.stage_shapes import StageShapes
-from labinfer.launch.providers import reference_registry
+from labinfer.launch.providers import describe_device, reference_registry
 from labinfer.models.config import ModelConfig
 from labinfer.models.layers.context import ExpertCut, StageContext
 from labinfer.models.registry import model_class
+from labinfer.weights.codes import QuantLayout
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 GIB = 1 << 30
@@ -187,7 +188,13 @@ class Layout:
     def stage_context(self, place: Place, tp: TensorParallelCommunicator, functions: Functions) -> StageContext:
         """Constructor arguments of the rank's layers."""
         begin, end = self.topology.layers[place.stage]
-        device, quantization = self.devices[place.rank], self.quantizations[place.stage]
+        described, quantization = describe_device(self.devices[place.rank].type), self.quantizations[place.stage]
+
+        def form(matrix: str) -> QuantLayout | None:
+            """Quantized form in which the device holds a matrix of the checkpoint; None to dequantize it."""
+            stored = self.config.formats(matrix).form(quantization)
+            return stored if stored is not None and described.multiplies(stored) else None
+
         return StageContext(
             tp=tp,
             functions=functions,
@@ -196,8 +203,7 @@ class Layout:
             last_layer=end,
             is_first=self.topology.is_first(place.stage),
             is_last=self.topology.is_last(place.stage),
-            # Only CPUs have kernels for the checkpoint's quantized weights; other devices hold dequantized weights.
-            form=lambda matrix: self.config.formats(matrix).form(quantization) if device.type == "cpu" else None,
+            form=form,
             experts=self.experts[place.stage],
             names=model_class(self.config).names,
         )

@@ -65,7 +65,7 @@ from labinfer.planner.merge_costs import merge_points, merge_ranks
 from labinfer.planner.overheads import Overheads
 from labinfer.planner.step_shape import StepShape
 from labinfer.weights.loader import weight_bytes
-from labinfer.worker.step_graphs import CAPTURED_BYTES, captures_steps
+from labinfer.worker.step_graphs import CAPTURED_BYTES, find_capture
 
 logger = logging.getLogger(__name__)
 
@@ -114,9 +114,8 @@ def probe_cluster(
     with group.raise_on_all_ranks():
         taken = STARTED_BYTES + swap_bytes(group, options, layouts[0], 0) if device.type == "cpu" else 0
     free = max(0, memory_share(group, device) - taken)
-    can_capture = any(provider.capture() is not None for provider in providers)
     for units, layout, draft in zip(rounds, layouts, drafting, strict=True):
-        captured = CAPTURED_BYTES * (can_capture and captures_steps(device, layout.topology.tp_sizes[0]))
+        captured = CAPTURED_BYTES * (find_capture(providers, layout.topology.tp_sizes[0]) is not None)
         path = folder / file_name(group, options, layout, config, providers) if folder is not None else None
         costs = None if is_anew else read_costs(path, HostCosts, HostCosts.check_measured)
         if not all(group.comm.all_gather_bytes(b"" if costs is None else b"known")):

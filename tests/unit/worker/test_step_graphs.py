@@ -33,8 +33,8 @@ class Captures:
         self.capture = CpuCapture(library)
         self.made = self.failed = 0
 
-    def __call__(self, run, rehearse):
-        out, graph = self.capture(run, rehearse)
+    def __call__(self, run, rehearse, batch):
+        out, graph = self.capture(run, rehearse, batch)
         self.made, self.failed = self.made + (graph is not None), self.failed + (graph is None)
         return out, graph
 

@@ -1,0 +1,33 @@
+"""``Device``: description of a type of device for every rank, also where torch does not know it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from labinfer.weights.codes import QuantLayout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """Properties of a type of device, equal on every rank; ``Provider.device`` of the provider that describes it.
+
+    Every rank reads them for the devices of all ranks. A rank of another device lacks the vendor's packages, so the provider's module
+    imports these only in ``Provider.prepare``.
+    """
+
+    type: str
+    """torch's name of the device type, such as ``npu``."""
+    collectives: str = ""
+    """Backend of torch.distributed between devices of this type, such as ``hccl``; empty for the one that is registered with torch."""
+    block_size: int = 16
+    """Tokens per KV block unless ``--block-size`` is given. A run takes the largest one of its devices."""
+    captures: Callable[[int], bool] = lambda tp_size: False
+    """Whether ``Provider.capture`` captures the steps of a stage of ``tp_size`` ranks, which have collectives if it is more than 1."""
+    multiplies: Callable[[QuantLayout], bool] = lambda form: False
+    """Whether functions multiply a checkpoint's quantized weights (GPTQ, AWQ, FP8, GGUF …) that are held in a form. Weights of other
+    forms are dequantized while they are loaded."""
+    memory: Callable[[torch.device], tuple[int, int] | None] = lambda device: None
+    """Free and total bytes of a device of this rank; None for the figures that torch gives."""
