@@ -11,10 +11,11 @@ from labinfer.comm.communicator import Communicator
 
 
 class TensorParallelCommunicator:
-    """Group of ranks that hold shards of the same layers. Layers receive it in their constructor."""
+    """Group of ranks that hold shards of the same layers. Layers receive it in their constructor. ``host_comm`` connects these ranks
+    through host memory, if ``comm`` sends between accelerators."""
 
-    def __init__(self, comm: Communicator):
-        self._comm = comm
+    def __init__(self, comm: Communicator, host_comm: Communicator | None = None):
+        self._comm, self._host_comm = comm, host_comm or comm
         self.rank, self.size = comm.rank, comm.size
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
@@ -32,7 +33,7 @@ class TensorParallelCommunicator:
         if self.size == 1 or not count:
             return list(numbers or ())
         mine = torch.tensor(numbers if self.rank == 0 else [0] * count, dtype=torch.int64)
-        return self._comm.all_gather(mine)[0].tolist()
+        return self._host_comm.all_gather(mine)[0].tolist()
 
     def gather_columns(self, slice_BV: torch.Tensor, widths: Sequence[int]) -> torch.Tensor | None:
         """On tp rank 0 the column slices of all ranks, concatenated (``widths[r]`` columns of rank r); None on other ranks."""

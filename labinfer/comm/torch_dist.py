@@ -28,6 +28,7 @@ PROCESS_GROUP_BACKENDS = {
     "hpu": "hccl",
 }
 """Backend for each device type. Unlisted accelerators use gloo through host memory."""
+CPU = torch.device("cpu")
 FOREVER = datetime.timedelta(days=365)
 EXCHANGE_LIMIT = 128 * 1024
 """Bytes up to which all ranks exchange whole tensors and sum locally, which is faster than gloo's all-reduce
@@ -62,12 +63,16 @@ class TorchHandle(Handle):
 
 
 class TorchCommunicator(Communicator):
-    """torch.distributed group. Its tensors are on the backend's device type, or else copied there."""
+    """torch.distributed group. Tensors that are not on a device of the backend's type are copied to this rank's.
 
-    def __init__(self, progress: Progress, group: dist.ProcessGroup, device_type: str):
+    Args:
+        device: device of this rank that the backend sends from; the CPU for gloo.
+    """
+
+    def __init__(self, progress: Progress, group: dist.ProcessGroup, device: torch.device):
         self._group = group
-        self._device_type = device_type
-        self.name = PROCESS_GROUP_BACKENDS[device_type]
+        self._device = device
+        self.name = PROCESS_GROUP_BACKENDS[device.type]
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.progress = progress
         self.members = name_ranks(dist.get_process_group_ranks(group))
@@ -114,11 +119,11 @@ class TorchCommunicator(Communicator):
                     f"rank {rank} could not connect to the other {world_size - 1} ranks at {place or address}: "
                     f"{first_line(error):.200}{tried}"
                 ) from None
-        return cls(progress, dist.group.WORLD, "cpu")
+        return cls(progress, dist.group.WORLD, CPU)
 
     def _reachable(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor if the backend can access it, otherwise a copy on the backend's device type."""
-        return tensor if tensor.device.type == self._device_type else tensor.to(self._device_type)
+        """The tensor if the backend can access it, otherwise a copy on the backend's device."""
+        return tensor if tensor.device.type == self._device.type else tensor.to(self._device)
 
     def isend(self, tensor: torch.Tensor, dest: int) -> Handle:
         buffer = self._reachable(tensor)
@@ -129,8 +134,8 @@ class TorchCommunicator(Communicator):
 
     def irecv(self, tensor: torch.Tensor, source: int) -> Handle:
         buffer = tensor
-        if tensor.device.type != self._device_type:
-            buffer = torch.empty_like(tensor, device=self._device_type)
+        if tensor.device.type != self._device.type:
+            buffer = torch.empty_like(tensor, device=self._device)
         landing = None if buffer is tensor else tensor
         try:
             return TorchHandle(dist.irecv(buffer, group=self._group, group_src=source), buffer, self.progress, landing)
@@ -182,7 +187,7 @@ class TorchCommunicator(Communicator):
             backend = PROCESS_GROUP_BACKENDS[device_type]
             made = dist.new_group([world[r] for r in ranks], backend=backend, timeout=timeout)
             if self.rank in ranks:
-                mine = TorchCommunicator(self.progress, made, device_type)
+                mine = TorchCommunicator(self.progress, made, _current_device(device_type))
         return mine
 
     def close(self) -> None:
@@ -195,6 +200,11 @@ class TorchCommunicator(Communicator):
         except RuntimeError as error:
             raise _translated(error, self.progress, what, 0) from None
         TorchHandle(work, buffer, self.progress).wait(what)
+
+
+def _current_device(device_type: str) -> torch.device:
+    """This rank's device of a type: for an accelerator the current device (see ``use_device``)."""
+    return CPU if device_type == "cpu" else torch.device(device_type, torch.accelerator.current_device_index())
 
 
 def _translated(error: RuntimeError, progress: Progress, what: str, limit: float) -> Exception:

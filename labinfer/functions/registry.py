@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
@@ -59,6 +59,12 @@ Choice = Mapping[str, Sequence[str]]
 ``layer.linear``."""
 
 
+class HasDeviceType(Protocol):
+    """``torch.device``, or another name of a device. Torch may not know its type in this process."""
+
+    type: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
     """A candidate implementation of a function."""
@@ -85,7 +91,7 @@ class Implementation:
     plugin: str = ""
     """Plugin that it comes from, set by ``FunctionRegistry.add``; empty for built-in implementations."""
 
-    def suits(self, device: torch.device, dtype: torch.dtype) -> bool:
+    def suits(self, device: HasDeviceType, dtype: torch.dtype) -> bool:
         return (not self.devices or device.type in self.devices) and (not self.dtypes or dtype in self.dtypes)
 
 
@@ -149,7 +155,7 @@ class FunctionRegistry:
     def candidates(
         self,
         function: str,
-        device: torch.device,
+        device: HasDeviceType,
         dtype: torch.dtype,
         overrides: Mapping[str, str] | None = None,
         quantization: str = "none",
@@ -186,7 +192,7 @@ class FunctionRegistry:
 
     def select(
         self,
-        device: torch.device,
+        device: HasDeviceType,
         dtype: torch.dtype,
         overrides: Mapping[str, str] | None = None,
         quantization: str = "none",
@@ -260,7 +266,9 @@ class FunctionRegistry:
             **others,
         )
 
-    def tiled_cache(self, device: torch.device, dtype: torch.dtype, overrides: Mapping[str, str] | None = None) -> bool:
+    def tiled_cache(
+        self, device: HasDeviceType, dtype: torch.dtype, overrides: Mapping[str, str] | None = None
+    ) -> bool:
         """Whether the KV cache is tiled: if every function of ``CACHE_FUNCTIONS`` has a candidate that is fastest with tiles. The other
         candidates can read tiles, too."""
         candidates = (self.candidates(name, device, dtype, overrides).values() for name in CACHE_FUNCTIONS)
@@ -271,7 +279,7 @@ class FunctionRegistry:
         """Whether any implementation comes from a plugin."""
         return any(item.plugin for items in self._candidates.values() for item in items)
 
-    def check(self, device: torch.device, dtype: torch.dtype, overrides: Mapping[str, str], quantization: str) -> None:
+    def check(self, device: HasDeviceType, dtype: torch.dtype, overrides: Mapping[str, str], quantization: str) -> None:
         """Validate the names in ``overrides``, and that the given implementations share their packed layouts.
 
         Raises:
@@ -333,7 +341,7 @@ def _show_to_capture(call: Callable) -> Callable:
     return plugin_function
 
 
-def _describe(device: torch.device, dtype: torch.dtype, quantization: str) -> str:
+def _describe(device: HasDeviceType, dtype: torch.dtype, quantization: str) -> str:
     """Device, dtype and quantization in words, for errors."""
     weights = {"none": "", VOCABULARY_INT4: ", int4 vocabulary"}.get(quantization, f", weights in {quantization}")
     return f"{device.type} in {str(dtype).removeprefix('torch.')}{weights}"

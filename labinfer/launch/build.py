@@ -11,6 +11,7 @@ from pathlib import Path
 from labinfer.base.config import EngineOptions
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.spmd.accelerator import torch_device, use_device
 from labinfer.comm.spmd.machine import return_freed_memory
 from labinfer.launch.answer_files import AnswerFiles, identify_answer_files, setting_stamps
 from labinfer.launch.communicators import Communicators, connect, make_communicators
@@ -64,6 +65,10 @@ def build_rank(
     directory, config = find_model(group, options, lambda path: config_stamps.update(setting_stamps(path)))
     with group.raise_on_all_ranks():
         layout = make_layout(options, config, group.everyone)
+        if group.rank in layout.all_devices:
+            use_device(
+                layout.all_devices[group.rank]
+            )  # before process groups and providers, which take the current device
     files = identify_answer_files(group, options, directory, layout)
     files.check_read(config_stamps)
     may_share = options.parallel.transport == "auto"
@@ -93,7 +98,8 @@ def build_placed(
         is_whole: whether the layout has all layers of the checkpoint. A probe loads only some of them.
     """
     group, scheduling = comms.placed, options.scheduler
-    topology, device, place = layout.topology, layout.devices[group.rank], layout.topology.place(group.rank)
+    topology, place = layout.topology, layout.topology.place(group.rank)
+    device = torch_device(layout.devices[group.rank])
     dtype, group.progress.label = layout.dtype(place), str(place)
     with group.raise_on_all_ranks():
         check_context_shift(options, layout, place)

@@ -28,6 +28,8 @@ class Communicators:
     """Group of the placed ranks (those with a part of the model)."""
     stage: Communicator
     """Ranks of this rank's stage (TP group); this rank alone on a spare rank."""
+    stage_host: Communicator | None
+    """Ranks of ``stage``, for tensors in host memory. None if ``stage`` itself sends from host memory."""
     activations: Communicator | None
     results: Communicator | None
     """Sampled results of a step, from the sampling rank to rank 0. ``activations`` and ``results`` are None with one stage."""
@@ -69,7 +71,11 @@ def make_communicators(
         senders = dict.fromkeys(layout.draft_devices, 0)
         drafts = ControlChannel(group.split([everyone]), DraftCommand, DraftAnswer, senders)
     placed_group = group.only(placed) if spare else group
-    stage = group.split([*stages, *spare], [*carriers, *("cpu" for _ in spare)])
+    stage, stage_host = group.split([*stages, *spare], [*carriers, *("cpu" for _ in spare)]), None
+    if any(name != "cpu" for name in carriers):
+        stage_host = group.split([*stages, *spare])
+        if group.rank not in placed or carriers[topology.place(group.rank).stage] == "cpu":
+            stage_host = None
     if may_share and group.rank in placed:  # last, so that a rank that must compile delays only its own machine
         comms = _share_messages(group, layout, machine, by_machine[group.everyone[group.rank].node], comms)
     activations, results = (comms.pop(), comms.pop()) if has_pipeline else (None, None)
@@ -78,6 +84,7 @@ def make_communicators(
     return Communicators(
         placed=placed_group,
         stage=stage,
+        stage_host=stage_host,
         activations=activations,
         results=results,
         machine=machine if has_pipeline else None,
@@ -112,7 +119,7 @@ def connect(
     if may_share and all(layout.devices[rank].type == "cpu" for rank in topology.stage_ranks(place.stage)):
         with compile_progress() as on_progress:
             stage = share_memory(stage, on_progress)
-    tp = TensorParallelCommunicator(stage)
+    tp = TensorParallelCommunicator(stage, comms.stage_host)
     if comms.activations is None:
         return tp, None
     pipeline = PipelineCommunicator(

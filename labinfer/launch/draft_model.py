@@ -13,6 +13,7 @@ from labinfer.base.plan import BatchPlan, BatchResult
 from labinfer.base.speculative_options import FLAG
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.local import LocalCommunicator
+from labinfer.comm.spmd.accelerator import torch_device
 from labinfer.comm.spmd.environment import LaunchEnvironment
 from labinfer.comm.spmd.machine import RankInfo, free_memory
 from labinfer.comm.spmd.topology import Place
@@ -59,7 +60,7 @@ class LoadedDraftModel:
     ):
         self.directory, self.layout = plan_draft_model(options, group.environment, layout, group.everyone)
         config, tp = self.layout.config, TensorParallelCommunicator(LocalCommunicator())
-        self._device, self._dtype = self.layout.devices[0], self.layout.dtypes[0]
+        self._device, self._dtype = torch_device(self.layout.devices[0]), self.layout.dtypes[0]
         registry = make_registry(providers, self.layout.quantization_group_size, self.layout.weights)
         if registry.has_plugins:  # checks plugin functions at the draft model's sizes
             make_rank_calls(self.layout, self.place, registry, {})

@@ -11,6 +11,7 @@ from labinfer.base.errors import UserError
 from labinfer.base.plan import DraftAnswer, DraftRequest, EndRun
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.spmd.accelerator import torch_device
 from labinfer.comm.spmd.machine import free_memory
 from labinfer.functions.provider import Provider
 from labinfer.launch.communicators import Communicators
@@ -81,10 +82,11 @@ def build_spare_rank(
     Raises:
         UserError: see ``build_draft_rank``.
     """
-    device = layout.draft_devices.get(group.rank)
-    group.progress.label = f"rank {group.rank} ({'spare' if device is None else 'drafts'})"
-    if device is None:
+    name = layout.draft_devices.get(group.rank)
+    group.progress.label = f"rank {group.rank} ({'spare' if name is None else 'drafts'})"
+    if name is None:
         return None
+    device = torch_device(name)
     with memory_for("the draft model", device):
         return build_draft_rank(
             group,
@@ -115,7 +117,7 @@ def build_draft_rank(
     """
     name = options.scheduler.speculative_config.model
     model = load_draft_model(group, options, layout, providers=providers, weight_cache=weight_cache)
-    device, scheduling = layout.draft_devices[group.rank], options.scheduler
+    device, scheduling = torch_device(layout.draft_devices[group.rank]), options.scheduler
     free = free_memory(device) // layout.sharing_device(group.rank, group.everyone)
     if device.type == "cpu" and weight_cache is not None:  # the system counts memory-mapped files as available memory
         free -= weight_cache.mapped_bytes()

@@ -11,6 +11,7 @@ from torch import nn
 
 from labinfer.base.config import EngineOptions
 from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.spmd.accelerator import torch_device
 from labinfer.comm.spmd.machine import keep_freed_memory
 from labinfer.comm.spmd.topology import Place
 from labinfer.functions.provider import Provider
@@ -73,7 +74,7 @@ def load_stage(
     on_progress: Callable[[int, int], None],
 ) -> nn.Module:
     """Build a rank's part of the model and load its weights, or map them from ``cache``."""
-    device = layout.devices[place.rank]
+    device = torch_device(layout.devices[place.rank])
     with torch.device("meta"):
         model = model_class(layout.config)(layout.config, context).eval()
     for functions in filter(None, (provider.loading() for provider in providers)):

@@ -14,6 +14,7 @@ import labinfer
 from labinfer.base.config import EngineOptions
 from labinfer.base.plugins import PLUGINS
 from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.spmd.accelerator import torch_device
 from labinfer.comm.spmd.topology import Place
 from labinfer.functions.autotune import (
     Times,
@@ -93,7 +94,7 @@ def make_rank_calls(
         UserError: see ``check_plugins``.
     """
     setting = CallSetting(
-        device=layout.devices[place.rank],
+        device=torch_device(layout.devices[place.rank]),
         dtype=layout.dtype(place),
         kv_dtype=layout.kv_dtype(place),
         block_size=layout.block_size,

@@ -20,8 +20,10 @@ from labinfer.comm.communicator import Communicator
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.shared_memory import share_memory
 from labinfer.comm.shared_memory_ring import LARGEST_BYTES, share_rings
+from labinfer.comm.spmd.accelerator import use_device
 from labinfer.comm.spmd.command_senders import command_senders
-from labinfer.comm.spmd.machine import resolve_device
+from labinfer.comm.spmd.devices import carrier, resolve_device
+from labinfer.comm.spmd.topology import per_stage
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.progress_line import START_SECONDS, Ticker
 from labinfer.observe.table import format_bytes, format_table
@@ -46,23 +48,22 @@ def run(session: Session) -> int:
             raise UserError(
                 "bench comm needs at least 2 ranks; start it with mpirun -n 2 or torchrun --nproc-per-node 2"
             )
-        devices = [resolve_device(session.options.parallel.device[0], info) for info in group.everyone]
-        if len({device.type for device in devices}) > 1:
-            raise UserError("the ranks have different kinds of devices; give --device cpu")
-    everyone = [range(group.size)]
-    device = devices[group.rank]
-    comm = group.comm.split(everyone, [device.type])
-    shared = share_memory(comm) if device.type == "cpu" else comm
+        names = per_stage("--device", session.options.parallel.device, group.size, "rank")
+        devices = dict(enumerate(map(resolve_device, names, group.everyone)))
+        device = use_device(devices[group.rank])
+    everyone, on_cpus = [range(group.size)], all(name.type == "cpu" for name in devices.values())
+    comm = group.comm.split(everyone, [carrier(devices, group.everyone)])
+    shared = share_memory(comm) if on_cpus else comm
     host, senders = group.comm.split(everyone), command_senders(range(group.size))
     messages = [(comm, ControlChannel(host, Note, Note, senders))]
-    if device.type == "cpu" and len({info.node for info in group.everyone}) == 1:
+    if on_cpus and len({info.node for info in group.everyone}) == 1:
         rings, commands = share_rings(host, [comm, host], group.ranks)
         if rings is not comm:
             messages.append((rings, ControlChannel(commands, Note, Note, senders)))
     with contextlib.ExitStack() as at_end:
         if group.rank == 0:
             at_end.callback(Ticker(lambda: "measuring", plain_seconds=START_SECONDS).close)
-        rows = _measure(comm, shared, messages, device)
+        rows = _measure(comm, shared, host, messages, device)
     if group.rank == 0:
         table = format_table(("call", "transport", "ranks", "size", "latency us", "GB/s"), rows)
         OutputFile(STANDARD).write(table + "\n")
@@ -73,12 +74,14 @@ def run(session: Session) -> int:
 def _measure(
     comm: Communicator,
     shared: Communicator,
+    host: Communicator,
     messages: Sequence[tuple[Communicator, ControlChannel]],
     device: torch.device,
 ) -> list[tuple]:
     """Rows of the table.
 
     Args:
+        host: communicator for tensors in host memory.
         messages: pairs of communicator and control channel; the first is the transport's, a second one is for small messages only.
     """
     rows = []
@@ -96,7 +99,7 @@ def _measure(
                 ("gather", user.name, lambda data=data, user=user: user.gather(data, [data.numel()] * user.size)),
             ]
         for name, transport, call in cases:
-            seconds = _median_time(call, comm)
+            seconds = _median_time(call, host, device)
             if name.startswith("send"):
                 seconds /= 2
             rows.append(
@@ -127,12 +130,18 @@ def _command(channel: ControlChannel, rank: int, size: int) -> None:
         channel.reply(Note(b""))
 
 
-def _median_time(call: Callable[[], None], comm: Communicator) -> float:
+def _median_time(call: Callable[[], None], comm: Communicator, device: torch.device) -> float:
     """Median seconds of a call, over a number of rounds that rank 0 chooses from the first few."""
+
+    def complete() -> None:
+        call()
+        if device.type != "cpu":  # calls only enqueue work there
+            torch.accelerator.synchronize(device)
+
     comm.barrier()
     begin = time.perf_counter()
     for _ in range(3):
-        call()
+        complete()
     estimate = torch.tensor([(time.perf_counter() - begin) / 3], dtype=torch.float64)
     slowest = max(float(value) for value in comm.all_gather(estimate))
     rounds = int(min(MAX_ROUNDS, max(MIN_ROUNDS, SECONDS_PER_CASE / slowest)))
@@ -140,6 +149,6 @@ def _median_time(call: Callable[[], None], comm: Communicator) -> float:
     times = []
     for _ in range(rounds):
         begin = time.perf_counter()
-        call()
+        complete()
         times.append(time.perf_counter() - begin)
     return sorted(times)[len(times) // 2]

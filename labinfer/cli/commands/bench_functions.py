@@ -17,6 +17,7 @@ from labinfer.cli.bench.options import FunctionBenchOptions
 from labinfer.cli.commands.plot_file import check_plot
 from labinfer.cli.commands.roofline import Figure, draw_roofline
 from labinfer.cli.commands.session import Session
+from labinfer.comm.spmd.accelerator import use_device
 from labinfer.functions.autotune import TIMED_ROWS, Times, choose, is_tuned, time_candidates
 from labinfer.functions.rank_calls import RankCalls
 from labinfer.functions.registry import parse_overrides
@@ -48,8 +49,9 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
     with group.raise_on_all_ranks():
         group.refuse_spares(options.parallel.ranks)
         layout = make_layout(options, config, group.everyone)
+        device = use_device(layout.devices[group.rank])
     place = layout.topology.place(group.rank)
-    device, dtype = layout.devices[group.rank], layout.dtype(place)
+    dtype = layout.dtype(place)
     providers, overrides = prepare_providers(group, device), parse_overrides(options.model.functions)
     with group.raise_on_all_ranks():
         registry = make_registry(providers, layout.quantization_group_size, layout.weights)

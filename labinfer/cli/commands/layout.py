@@ -12,6 +12,8 @@ from labinfer.base.errors import ExitStatus
 from labinfer.cli.commands.session import Session
 from labinfer.comm.communicator import name_ranks
 from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.spmd.accelerator import torch_device
+from labinfer.comm.spmd.devices import DeviceName
 from labinfer.comm.spmd.machine import RankInfo, free_memory
 from labinfer.engine.cache_capacity import BlockCounts, CacheRoom, pool_rooms, sum_fields
 from labinfer.launch.draft_model import plan_draft_model
@@ -64,7 +66,7 @@ def run(session: Session, own: PlanOptions) -> int:
         draft = _plan_draft_model(session, layout, everyone) if group.rank == 0 else None
         on_rank0 = None if layout.draft_devices else draft
         if group.size == 1:
-            free = {rank: free_memory(device) for rank, device in layout.all_devices.items()}
+            free = {rank: free_memory(torch_device(name)) for rank, name in layout.all_devices.items()}
         else:
             free = _gather_free(group, layout)
         if group.rank == 0:
@@ -178,7 +180,7 @@ def _describe_plan(model: str, layout: Layout, is_alone: bool) -> str:
 
 
 def _gather_free(group: RankGroup, layout: Layout) -> dict[int, int]:
-    mine = torch.tensor([free_memory(layout.all_devices.get(group.rank, torch.device("cpu")))])
+    mine = torch.tensor([free_memory(torch_device(layout.all_devices.get(group.rank, DeviceName("cpu"))))])
     return dict(zip(group.ranks, map(int, group.comm.all_gather(mine)), strict=True))
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-from labinfer.base.errors import UserError
 from labinfer.comm.spmd.address_space import address_space_left, address_space_limit
 from labinfer.comm.spmd.cgroup import Cgroup
 from labinfer.comm.spmd.processes import pid_space
@@ -82,26 +81,6 @@ def describe_rank(
         memory_group=Cgroup().memory_group(),
         plugins=list(plugins),
     )
-
-
-def resolve_device(flag: str, info: RankInfo) -> torch.device:
-    """Device of a rank. Without an index, ranks of a node take its accelerators round-robin.
-
-    Args:
-        flag: ``cpu``, ``cuda``, ``cuda:1``, …; ``auto`` is the accelerator if torch has one on the node, otherwise the CPU.
-
-    Raises:
-        UserError: torch has no such device on the node.
-    """
-    kind, _, index = flag.partition(":")
-    if kind == "auto":
-        kind = info.accelerator or "cpu"
-    if kind == "cpu":
-        return torch.device("cpu")
-    if kind != info.accelerator or (index and not index.isdigit()) or int(index or 0) >= info.num_accelerators:
-        here = f"cpu and {info.num_accelerators} x {info.accelerator}" if info.accelerator else "only cpu"
-        raise UserError(f"--device {flag}: torch {info.torch_version} on {info.node} supports {here}")
-    return torch.device(kind, int(index) if index else info.local_rank % info.num_accelerators)
 
 
 def usable_cores(cpus: Iterable[int] | None = None, system: Path = Path("/sys/devices/system/cpu")) -> list[list[int]]:

@@ -252,8 +252,8 @@ def make_topology(
     return Topology(tp, tuple(ranges), ranks)
 
 
-def per_stage(flag: str, values: Sequence[str], num_stages: int) -> tuple[str, ...]:
-    """One value per stage, from one value for all stages or one per stage.
+def per_stage(flag: str, values: Sequence[str], num_stages: int, what: str = "stage") -> tuple[str, ...]:
+    """One value per stage (or another ``what``), from one value for all stages or one per stage.
 
     Raises:
         UserError: any other number of values.
@@ -262,6 +262,6 @@ def per_stage(flag: str, values: Sequence[str], num_stages: int) -> tuple[str, .
         return tuple(values) * num_stages
     if len(values) != num_stages:
         raise UserError(
-            f"{flag} {','.join(values)} has {len(values)} values for {num_stages} stage{'s' * (num_stages != 1)}; give one, or one per stage"
+            f"{flag} {','.join(values)} has {len(values)} values for {num_stages} {what}{'s' * (num_stages != 1)}; give one, or one per {what}"
         )
     return tuple(values)

@@ -13,6 +13,7 @@ from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
 from labinfer.comm.communicator import name_ranks
 from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.spmd.accelerator import torch_device
 from labinfer.comm.spmd.machine import free_memory
 from labinfer.comm.spmd.topology import Place
 from labinfer.engine.cache_capacity import (
@@ -147,7 +148,7 @@ def agree_on_blocks(
     cache, meta = options.cache, layout.meta(place)
     useful = layout.useful_blocks(options.scheduler.max_num_seqs)
     per_block, per_state = layout.block_bytes(place), meta.bytes_per_sequence
-    device = layout.devices[group.rank]
+    device = torch_device(layout.devices[group.rank])
     free = free_memory(device) // layout.sharing_device(group.rank, group.everyone)
     weights = WeightCache.from_home(cache.weight_cache_size)
     if device.type == "cpu" and weights is not None:  # the system counts memory-mapped files as available memory

@@ -12,7 +12,8 @@ from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
 from labinfer.base.speculative_options import FLAG
 from labinfer.comm.local import LocalCommunicator
-from labinfer.comm.spmd.machine import RankInfo, resolve_device
+from labinfer.comm.spmd.devices import DeviceName, carrier, device_memory, resolve_device
+from labinfer.comm.spmd.machine import RankInfo
 from labinfer.comm.spmd.topology import Place, Topology, make_topology, per_stage
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.engine.cache_capacity import CacheRoom, SlidingWindow, WindowNeeds
@@ -36,9 +37,9 @@ class Layout:
 
     config: ModelConfig
     topology: Topology
-    devices: Mapping[int, torch.device]
+    devices: Mapping[int, DeviceName]
     """Device of each placed rank."""
-    draft_devices: Mapping[int, torch.device] = field(default_factory=dict)
+    draft_devices: Mapping[int, DeviceName] = field(default_factory=dict)
     """Rank and device of the spare rank with the draft model; empty without one."""
     dtypes: tuple[torch.dtype, ...]
     """Dtype of each stage's activations and weights."""
@@ -153,27 +154,21 @@ class Layout:
         )
 
     @property
-    def all_devices(self) -> dict[int, torch.device]:
+    def all_devices(self) -> dict[int, DeviceName]:
         """Devices of the placed ranks and of the draft rank."""
         return {**self.devices, **self.draft_devices}
 
     def memory(self, rank: int, everyone: Sequence[RankInfo]) -> Hashable:
         """Identifier of the memory of a rank's device; equal for ranks that share the memory."""
-        info, device = everyone[rank], self.all_devices[rank]
-        return info.memory if device.type == "cpu" else (info.node, device)
+        return device_memory(everyone[rank], self.all_devices[rank])
 
     def sharing_device(self, rank: int, everyone: Sequence[RankInfo]) -> int:
         """Number of ranks that share the memory of ``rank``'s device, including ``rank``."""
         return sum(self.memory(other, everyone) == self.memory(rank, everyone) for other in self.all_devices)
 
     def carrier(self, ranks: Sequence[int], everyone: Sequence[RankInfo]) -> str:
-        """Device type whose communication library can connect ``ranks``; ``cpu`` if tensors must go through host memory.
-
-        Vendors' libraries (such as NCCL) require one device type, and a separate device for each rank.
-        """
-        devices = [(everyone[rank].node, self.devices[rank]) for rank in ranks]
-        types = {device.type for _, device in devices}
-        return types.pop() if len(types) == 1 and len(set(devices)) == len(devices) else "cpu"
+        """``carrier`` of ``ranks``."""
+        return carrier({rank: self.devices[rank] for rank in ranks}, everyone)
 
     def select_functions(
         self,

@@ -23,6 +23,7 @@ from labinfer.base.rank_stats import WorkerStats
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.links import measure_links
+from labinfer.comm.spmd.accelerator import torch_device, use_device
 from labinfer.comm.spmd.machine import return_freed_memory
 from labinfer.functions.calls import PagedAttentionCall
 from labinfer.launch.build import build_placed
@@ -107,10 +108,11 @@ def probe_cluster(
         rounds = all_degrees(group.everyone, config) if for_plan else [split_nodes(group.everyone, options)]
         layouts = [make_unit_layout(options, config, group.everyone, units, group.rank) for units in rounds]
         drafting = [_draft_bytes(group, options, layout, mtp) for layout in layouts]
-    providers = prepare_providers(group, layouts[0].devices[group.rank])
+        device = use_device(layouts[0].devices[group.rank])
+    providers = prepare_providers(group, device)
     folder, begin, is_known, own = cache_folder(), time.perf_counter(), True, []
     is_anew = options.model.autotune == "again"
-    here, device = group.everyone[group.rank], layouts[0].devices[group.rank]
+    here = group.everyone[group.rank]
     with group.raise_on_all_ranks():
         taken = STARTED_BYTES + swap_bytes(group, options, layouts[0], 0) if device.type == "cpu" else 0
     free = max(0, memory_share(group, device) - taken)
@@ -234,13 +236,15 @@ def _make_timer(
     comms = Communicators(
         placed=unit,
         stage=group.split(units, [carrier] * len(units)),
+        stage_host=unit.comm if carrier != "cpu" else None,
         activations=None,
         results=None,
         machine=None,
         channel=ControlChannel(group.split(units), Command, WorkerStats),
         drafts=None,
     )
-    room = memory_share(group, layout.devices[group.rank]) * CACHE_FRACTION
+    device = torch_device(layout.devices[group.rank])
+    room = memory_share(group, device) * CACHE_FRACTION
     tokens = max(rows * min(seen, layout.max_model_len) for rows, seen in CONTEXTS)
     num_blocks = min(layout.blocks_for(tokens), int(room) // max(1, layout.block_bytes(place)))
     options = dataclasses.replace(
@@ -271,7 +275,7 @@ def _make_timer(
         comm=unit.comm,
         tp=parts.tp,
         runner=parts.worker.runner,
-        device=layout.devices[group.rank],
+        device=device,
         sizes=parts.capacity.sizes,
         vocab_size=layout.config.vocab_size,
         quota_timer=QuotaTimer(cpu_share(group)),

@@ -24,6 +24,7 @@ from labinfer.base.plan import (
 from labinfer.base.rank_stats import StepTimes
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.pipeline import PipelineCommunicator
+from labinfer.comm.spmd.accelerator import torch_device
 from labinfer.comm.spmd.topology import Place
 from labinfer.launch.layout.layout import Layout
 from labinfer.worker.kv_cache import KVCacheManager
@@ -216,4 +217,4 @@ class StartupProfiler:
         hidden_TD = torch.randn(
             size, self.layout.config.activation_size, generator=torch.Generator().manual_seed(number)
         )
-        return hidden_TD.to(self.layout.devices[self.place.rank], self.layout.dtype(self.place))
+        return hidden_TD.to(torch_device(self.layout.devices[self.place.rank]), self.layout.dtype(self.place))

@@ -163,3 +163,13 @@ def test_stage_of_one_rank_gives_back_the_very_tensor():
     tp, tensor = TensorParallelCommunicator(LocalCommunicator()), torch.ones(2, 3)
     assert tp.all_reduce(tensor) is tensor
     assert tp.gather_columns(tensor, [3]) is tensor
+
+
+def test_shared_numbers_travel_through_host_memory():
+    def work(comm):
+        between_accelerators = comm.split([range(comm.size)])
+        between_accelerators.all_gather = None  # fails if it is called
+        tp = TensorParallelCommunicator(between_accelerators, host_comm=comm)
+        return tp.share([3, 5] if comm.rank == 0 else None, 2)
+
+    assert LocalCommunicator.run(2, work) == [[3, 5], [3, 5]]

@@ -6,10 +6,10 @@ import ctypes
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.progress import Progress
+from labinfer.comm.spmd.devices import DeviceName
 from labinfer.comm.spmd.machine import RankInfo
 from labinfer.comm.spmd.threads import ThreadChoice, choose_threads
 from labinfer.comm.spmd.topology import Topology
@@ -54,7 +54,7 @@ def used_cores(
     topology = Topology(tp_sizes, ((0, 1),) * len(tp_sizes))
     layout = SimpleNamespace(
         topology=topology,
-        devices={info.rank: torch.device((devices or {}).get(info.rank, "cpu")) for info in everyone},
+        devices={info.rank: DeviceName((devices or {}).get(info.rank, "cpu")) for info in everyone},
     )
 
     def work(comm):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
+from labinfer.comm.spmd.devices import DeviceName
 from labinfer.launch import draft_rank
 from labinfer.launch.draft_rank import build_draft_rank
 
@@ -30,7 +30,7 @@ def num_blocks(monkeypatch, *, free: int, mapped: int = 0, **cache) -> int:
     build_draft_rank(
         SimpleNamespace(rank=2, everyone=[], environment=SimpleNamespace(model_dir="")),
         EngineOptions.from_flat({"speculative_config": {"model": "small", "draft_rank": 2}, **cache}),
-        SimpleNamespace(draft_devices={2: torch.device("cpu")}, sharing_device=lambda rank, everyone: 2),
+        SimpleNamespace(draft_devices={2: DeviceName("cpu")}, sharing_device=lambda rank, everyone: 2),
         None,
         providers=[],
         weight_cache=SimpleNamespace(mapped_bytes=lambda: mapped << 20),

@@ -1,0 +1,67 @@
+"""Devices of all ranks: which one a rank uses, and which ranks share one."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from labinfer.base.errors import UserError
+from labinfer.comm.spmd.machine import RankInfo
+
+
+@dataclass(frozen=True)
+class DeviceName:
+    """Type and index of the device of any rank.
+
+    A ``torch.device`` can only name the device types that torch knows in this process. A type such as ``npu`` or ``musa`` is known
+    only where its plugin of torch is loaded, so a rank cannot make a ``torch.device`` for every peer.
+    """
+
+    type: str
+    """``cpu``, ``cuda``, ``npu``, …"""
+    index: int | None = None
+    """Number of the accelerator among those that the rank sees; None for the CPU."""
+
+    def __str__(self) -> str:
+        return self.type if self.index is None else f"{self.type}:{self.index}"
+
+
+def resolve_device(flag: str, info: RankInfo) -> DeviceName:
+    """Device of a rank. Without an index, ranks of a node take its accelerators round-robin.
+
+    Args:
+        flag: ``cpu``, ``cuda``, ``cuda:1``, …; ``auto`` is the accelerator if torch has one on the node, otherwise the CPU.
+
+    Raises:
+        UserError: torch has no such device on the node.
+    """
+    kind, _, index = flag.partition(":")
+    if kind == "auto":
+        kind = info.accelerator or "cpu"
+    if kind == "cpu":
+        return DeviceName("cpu")
+    if kind != info.accelerator or (index and not index.isdigit()) or int(index or 0) >= info.num_accelerators:
+        here = f"cpu and {info.num_accelerators} x {info.accelerator}" if info.accelerator else "only cpu"
+        raise UserError(
+            f"--device {flag}: torch {info.torch_version} of rank {info.rank} on {info.node} supports {here}"
+        )
+    return DeviceName(kind, int(index) if index else info.local_rank % info.num_accelerators)
+
+
+def device_memory(info: RankInfo, device: DeviceName) -> Hashable:
+    """Identifier of the memory of a rank's device; equal for ranks that share the memory."""
+    return info.memory if device.type == "cpu" else (info.node, device)
+
+
+def carrier(devices: Mapping[int, DeviceName], everyone: Sequence[RankInfo]) -> str:
+    """Device type whose communication library can connect all ranks of ``devices``; ``cpu`` if tensors must go through host memory.
+
+    Libraries of vendors (such as NCCL) require one device type, and a separate device for each rank.
+
+    Args:
+        devices: device of each rank.
+        everyone: all started ranks.
+    """
+    types = {device.type for device in devices.values()}
+    separate = {device_memory(everyone[rank], device) for rank, device in devices.items()}
+    return types.pop() if len(types) == 1 and len(separate) == len(devices) > 1 else "cpu"
