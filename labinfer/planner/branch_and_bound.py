@@ -30,8 +30,9 @@ MAX_ORDERS = 24
 
 @dataclass(frozen=True)
 class _Line:
-    """Stage time as a linear function: fixed + layers * per_layer, plus ``first`` or ``last`` on the stages at the ends of the model.
-    ``last`` is negative if the last layer saves more time than the head takes."""
+    """Time of a stage as a linear function of its number of layers: ``fixed + layers * per_layer`` seconds, plus
+    ``first`` on the first stage and ``last`` on the last stage of the model. ``last`` is negative if the last layer
+    saves more time than the LM head takes."""
 
     fixed: float
     per_layer: float
@@ -53,11 +54,12 @@ class _Line:
 
     @property
     def least_fixed(self) -> float:
-        """Least seconds beside the layers, at any position in the pipeline."""
+        """Seconds of a stage without layers, minimum over the positions in the pipeline."""
         return self.fixed + min(0.0, self.last)
 
     def layers_below(self, bound: float, cap: int) -> int:
-        """Most layers such that the stage's time is below ``bound`` at its best position; at most ``cap``."""
+        """Largest number of layers with which a stage takes less than ``bound`` seconds at the pipeline position where
+        it is fastest; at most ``cap``."""
         return _layers_below(bound, self.least_fixed, self.per_layer, cap)
 
 
@@ -87,7 +89,7 @@ class _UnitGroup:
     """Layers that fit in the memory of each unit."""
 
     def layers_below(self, bound: float) -> int:
-        """Most layers per unit such that its stage time is below ``bound``."""
+        """Largest number of layers per unit with which its stage takes less than ``bound`` seconds."""
         return _layers_below(bound, self.most_fixed, self.most_layer, self.cap)
 
 

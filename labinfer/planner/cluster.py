@@ -203,8 +203,11 @@ def parse_link(text: str) -> tuple[tuple[str, str] | None, NetworkLink]:
 
 
 def check_link(link: NetworkLink, name: str) -> None:
-    """Raises:
-    UserError: the rate is not positive or is infinite, or the latency is negative or infinite.
+    """Check the rate and the latency of ``link``.
+
+    Raises:
+        UserError: the rate is not positive or is infinite, or the latency is negative or infinite. The message calls
+            the link ``name``.
     """
     if not 0 <= link.latency < math.inf or not 0 < link.bytes_per_second < math.inf:
         raise UserError(

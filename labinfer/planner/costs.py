@@ -13,16 +13,18 @@ from labinfer.planner.overheads import Overheads
 from labinfer.planner.step_shape import StepShape, tokens_seen
 
 LEAST_FRACTION = 0.01
-"""Smallest plausible time, as a fraction of the longest time at a smaller size. It is this low because measurements on heavily
-oversubscribed CPUs are noisy: larger steps have measured 50 times faster than smaller ones."""
+"""Smallest plausible time, as a fraction of the longest time at a smaller size. It is this low because measurements on
+heavily oversubscribed CPUs are noisy: there, steps measured up to 50 times faster than smaller steps."""
 MIXER_SUMS = 1
-"""All-reduces over the tensor-parallel ranks in a layer's token mixer; the number in the MLP varies."""
+"""All-reduces over the tensor-parallel ranks in the attention (or recurrent) part of a layer; the number in the MLP
+varies."""
 
 
 class Points(msgspec.Struct, frozen=True):
     """Measured seconds by size, with linear interpolation.
 
-    Where the implementation changes, there is a point on either side; the line between the two is the jump.
+    Where the implementation of a function changes, two neighboring points mark the jump: one before it and one after
+    it.
     """
 
     sizes: list[float]
@@ -59,8 +61,10 @@ class Points(msgspec.Struct, frozen=True):
             most = max(most, seconds)
 
     def check(self, name: str) -> None:
-        """Raises:
-        UserError: sizes and seconds do not match, sizes do not ascend, or a number is negative or not finite.
+        """Check the points, called ``name`` in errors.
+
+        Raises:
+            UserError: sizes and seconds do not match, sizes do not ascend, or a number is negative or not finite.
         """
         if len(self.sizes) != len(self.seconds):
             raise UserError(f"{name} has {len(self.sizes)} sizes but {len(self.seconds)} times; give one time per size")
@@ -76,7 +80,7 @@ class LayerCosts(msgspec.Struct, frozen=True, kw_only=True):
     linear: Points
     """Matrix products, experts included, by rows (tokens)."""
     small: Points
-    """Everything else that depends on rows alone: norms, activation, rotation."""
+    """Everything else that depends only on the number of rows: norms, activation, rope."""
     decode: tuple[float, float, float]
     """Attention of decodes: a0 + a1 * sequences + a2 * context tokens of all of them."""
     chunk: tuple[float, float, float]
@@ -107,8 +111,10 @@ class LayerCosts(msgspec.Struct, frozen=True, kw_only=True):
         return self.chunk[2] * sum(pairs)
 
     def check(self, name: str) -> None:
-        """Raises:
-        UserError: as ``Points.check``.
+        """Check the costs of the layer kind ``name``.
+
+        Raises:
+            UserError: a number is negative or not finite, points are malformed, or ``linear`` has no points.
         """
         self.linear.check(f"linear of {name}")
         self.small.check(f"small of {name}")
@@ -260,7 +266,8 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         return counts
 
     def sent_bytes(self, rows: float, receiver: HostCosts) -> float:
-        """Activation bytes of ``rows`` tokens sent to the next stage, each of whose ranks receives all of them."""
+        """Bytes of activations that a stage sends for ``rows`` tokens: one copy for each tensor-parallel rank of the
+        ``receiver`` stage."""
         return rows * (self.hidden_bytes + self.embedded_bytes) * receiver.tp_size
 
     def weight_bytes(self, layers: Mapping[str, float], *, is_first: bool, is_last: bool) -> float:

@@ -144,8 +144,9 @@ def allowed_dtypes(cluster: Cluster, model: ModelOptions) -> tuple[tuple[str, st
 
 
 def _is_asked_for(name: str, quantization: str, is_only: bool) -> bool:
-    """Whether ``quantization``, a value of --quantization, selects ``name``, a value of ``HostCosts.quantization``. ``auto`` as the only
-    value selects all; beside other values it selects weights that are not quantized on load."""
+    """Whether ``quantization``, a value of --quantization, allows costs measured with the quantization ``name``.
+    ``auto`` allows all costs if it is the only value; together with other values it allows only weights that are not
+    quantized on load."""
     if quantization == "auto":
         return is_only or rounding(name) not in ROUNDINGS
     return rounding(name) == quantization

@@ -117,8 +117,8 @@ def cache_room(
 
 
 def stage_rooms(stages: Sequence[Stage], limits: EngineLimits) -> list[CacheRoom]:
-    """Cache memory of each stage of a layout, as computed at startup: stages on one shared memory pool it, and ranks
-    without a stage take none of it."""
+    """Cache memory of each stage of a layout, as computed at startup. Stages that share a memory pool their cache
+    memory; ranks without a stage take none."""
     used, last = Counter[str](), len(stages) - 1
     for stage in stages:
         used[stage.machine] += stage.costs.tp_size
@@ -163,7 +163,7 @@ def kv_blocks(stages: Sequence[Stage], limits: EngineLimits) -> BlockCounts:
 
 
 def window_needs(costs: HostCosts, limits: EngineLimits) -> WindowNeeds | None:
-    """Blocks that sliding-window layers need; see ``SlidingWindow.needs``."""
+    """Window blocks that sliding-window layers need; None if separate window blocks save no memory."""
     window = SlidingWindow(max(kind.window for kind in costs.layer_kinds.values()), limits.block_size)
     return window.needs(
         max_num_seqs=limits.max_num_seqs,
@@ -232,9 +232,9 @@ class Criterion:
     """
 
     path: Parts
-    """Steps whose times are summed over stages, and over the hops of their activations."""
+    """Steps whose times are summed over all stages and all sends between stages."""
     bottleneck: Parts
-    """Steps whose time counts on the slowest stage or link."""
+    """Steps whose time is the maximum over all stages and links."""
     adds: bool
     """Whether the sum over stages and the slowest stage are added; otherwise the larger of the two counts."""
     scale: float = 1.0
@@ -252,15 +252,20 @@ class Criterion:
         return self.scale * (total + most if self.adds else max(total, most))
 
     def largest_bound(self, target: float, least_total: float) -> float:
-        """Upper bound on the time of every stage and link for a value below ``target``."""
+        """Upper bound on the seconds of every stage and link in a layout of a value below ``target``.
+
+        Args:
+            least_total: lower bound on the sum over the stages, in seconds.
+        """
         return target / self.scale - (least_total if self.adds else 0.0)
 
     def hop_seconds(self, sender: HostCosts, receiver: HostCosts, link: NetworkLink) -> float:
-        """Seconds of a hop between two stages, for the sum."""
+        """Weighted seconds to send the activations of the steps in ``path`` from stage ``sender`` to stage
+        ``receiver``."""
         return sum(weight * link.seconds(sender.sent_bytes(shape.rows, receiver)) for weight, shape in self.path)
 
     def transfer_seconds(self, sender: HostCosts, receiver: HostCosts, link: NetworkLink) -> float:
-        """Seconds for which the link is busy, for the maximum."""
+        """Weighted seconds for which the activations of the steps in ``bottleneck`` occupy the ``link``."""
         rows = sum(weight * shape.rows for weight, shape in self.bottleneck)
         return sender.sent_bytes(rows, receiver) / link.bytes_per_second
 

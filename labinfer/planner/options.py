@@ -11,14 +11,14 @@ OBJECTIVES = ("throughput", "latency", "memory")
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOptions:
-    """Output of the measurement."""
+    """Options of ``launch.py probe``: where the measured costs are saved."""
 
     save: str = option("", "also write the measured costs to this file, for launch.py plan --cluster", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """Measured hosts and the links between them."""
+    """Options that describe a cluster: files with the costs of its hosts, and the links between hosts."""
 
     cluster: tuple[str, ...] = option(
         (), "cost files of hosts, written by launch.py probe --save", metavar="FILE[,FILE…]"
@@ -32,7 +32,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(ClusterOptions):
-    """Choice of a layout from measured costs."""
+    """Options of ``launch.py plan``: how to choose a layout from measured costs, and where to save it."""
 
     auto: bool = option(
         False,

@@ -7,12 +7,13 @@ import msgspec
 from labinfer.base.plan import BatchPlan
 
 PLAN_BYTES, ENTRY_BYTES, TOKEN_BYTES = 32, 24, 3
-"""Typical encoded bytes of a plan, of an entry, and of a prompt token."""
+"""Typical serialized bytes of a plan without entries, of an entry, and of a prompt token."""
 
 
 class Overheads(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds on one machine. A probe measures ``broadcast``, ``decode`` and ``prepare_sequence``; the defaults were measured with
-    two to seventeen ranks on one machine of 2.1 GHz, see decision 0045."""
+    """Seconds spent outside the model, on one machine. A probe measures ``broadcast``, ``decode`` and
+    ``prepare_sequence``; the defaults were measured with two to seventeen ranks on one machine of 2.1 GHz, see decision
+    0045."""
 
     schedule: float = 300e-6
     """Scheduling a step and processing its result on rank 0: constant part."""
@@ -21,17 +22,17 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     schedule_token: float = 0.5e-6
     """Scheduling per token of a new prompt."""
     broadcast: float = 60e-6
-    """Encoding a plan on rank 0."""
+    """Serializing a plan on rank 0."""
     send_plan: float = 20e-6
     """Sending a plan to one rank."""
     delivery: float = 60e-6
     """From the end of sending a plan to its arrival, within one machine."""
     decode: float = 40e-6
-    """Decoding a plan on the receiving rank."""
+    """Deserializing a plan on the receiving rank."""
     lead: float = 60e-6
     """Gap between two steps of a stage."""
     prepare_sequence: float = 3e-6
-    """Building a step's inputs, per sequence but the first, which ``HostCosts.fixed`` includes."""
+    """Building a step's inputs, per sequence after the first; ``HostCosts.fixed`` includes the first sequence."""
     send: float = 200e-6
     """Sending activations or tokens, if there are several stages."""
 
@@ -45,7 +46,7 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arrival_seconds(self) -> float:
-        """Seconds from the end of sending a plan until it is decoded, within one machine."""
+        """Seconds from the end of sending a plan until it is deserialized, within one machine."""
         return self.delivery + self.decode
 
     def prepare_seconds(self, num_sequences: float) -> float:
@@ -59,5 +60,5 @@ def count_started(plan: BatchPlan) -> int:
 
 
 def plan_bytes(plan: BatchPlan) -> int:
-    """Approximate encoded bytes of a plan."""
+    """Approximate serialized bytes of a plan."""
     return PLAN_BYTES + ENTRY_BYTES * len(plan.entries) + TOKEN_BYTES * count_started(plan)

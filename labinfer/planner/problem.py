@@ -44,7 +44,7 @@ class Problem:
     kv_tokens: float = 0
     """Minimum KV tokens; the longest request and the concurrent sequences may require more."""
     options: tuple[tuple[str, str], ...] = ()
-    """Options that determine the KV cache capacity; see ``room_options``."""
+    """Engine options that determine the KV cache capacity; see ``room_options``."""
 
     def cache_demand(self, num_seqs: int) -> CacheDemand:
         """Cache capacity that every stage needs for ``num_seqs`` concurrent sequences, and for one request of ``max_model_len`` tokens."""

@@ -21,7 +21,8 @@ MAX_STAGES = 4096
 MAX_OPTIONS = 256
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 ROUNDINGS = ("int8", "int4")
-"""Values of --quantization that quantize weights on load. ``HostCosts.quantization`` also names formats of quantized checkpoints."""
+"""Values of --quantization that quantize weights on load. Other values of ``HostCosts.quantization`` name formats of
+checkpoints that are already quantized."""
 ROOM_OPTIONS = (
     *("functions", "autotune", "weights", "quantization_group_size", "sliding_window"),
     *("experts", "device"),
@@ -29,11 +30,11 @@ ROOM_OPTIONS = (
     *("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size", "preemption_mode", "context_shift", "keep"),
     "speculative_config",
 )
-"""Options that determine the KV cache capacity, beside the plan's own options and ``max_model_len``."""
+"""Engine options that, together with ``max_model_len`` and the layout in the plan, determine the KV cache capacity."""
 
 
 class SavedStage(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage as ``--save`` writes it."""
+    """A stage in the file that ``plan --save`` writes."""
 
     machine: str
     layers: Count
@@ -54,7 +55,7 @@ class SavedPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
     """KV blocks of a launch with ``options``; 0 if the file does not say."""
     options: Annotated[dict[str, str], msgspec.Meta(max_length=MAX_OPTIONS)] = {}
-    """See ``room_options``."""
+    """Engine options, as text, for which ``num_blocks`` holds; see ``room_options``."""
 
     @property
     def num_tokens(self) -> int:

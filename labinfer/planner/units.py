@@ -65,8 +65,9 @@ FIRST_FORMS = FormLevel(0, 0)
 def choose_units(
     cluster: Cluster, dtypes: Sequence[tuple[str, str]] = (), level: FormLevel = FIRST_FORMS
 ) -> UnitChoices:
-    """Enumerate ways to divide the cluster into units (groups of tp_size ranks, each able to run one stage), up to the
-    limits. The largest tp_sizes, and so the fewest units, come first.
+    """Enumerate ways to divide the cluster into units (groups of tp_size ranks, each able to run one stage); at most
+    ``MAX_CHOICES``, each with at most ``MAX_STATES`` subsets of units. The largest tp_sizes, and so the fewest units,
+    come first.
 
     Args:
         dtypes: allowed pairs of dtype and quantization, most preferred first; empty for any.
@@ -143,7 +144,7 @@ def _share_places(most: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
 
 
 def _count_choices(forms: Sequence[Sequence[Sequence[HostCosts | None]]], level: FormLevel) -> int:
-    """Number of choices that ``choose_units`` has at ``level`` without its limits."""
+    """Number of ways that ``choose_units`` would return at ``level`` without ``MAX_CHOICES`` and ``MAX_STATES``."""
 
     def count(worst: int) -> int:
         """Number of choices whose positions in the lists of preference sum to ``level.total`` and are at most

@@ -89,11 +89,11 @@ class Workload:
 
 
 def read_workload(path: str, default_output: int = DEFAULT_OUTPUT, count_tokens: CountTokens | None = None) -> Workload:
-    """A workload from a file in one of ``FORMS``.
+    """The requests in a file: a trace as CSV (Azure, BurstGPT), or JSONL (Mooncake, a job, or lengths).
 
     Args:
-        default_output: generated tokens of a request whose line does not say.
-        count_tokens: counts prompt tokens of a line with text.
+        default_output: generated tokens of a request whose line does not tell their number.
+        count_tokens: counts the prompt tokens of a line that has a text instead of a number.
 
     Raises:
         UserError: the file cannot be read, or has an unknown format.
@@ -190,8 +190,10 @@ def _first(values: dict[str, Any], *names: str) -> Any:
 
 
 def _count(number: Any) -> int:
-    """Raises:
-    ValueError: ``number`` is not an integer of at least 1.
+    """``number``, checked to be an integer of at least 1.
+
+    Raises:
+        ValueError: it is not.
     """
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError

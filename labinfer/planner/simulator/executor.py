@@ -28,11 +28,11 @@ class _MicroBatch:
     plan: BatchPlan
     times: PlanTimes
     sent: float
-    """Time at which the broadcast began."""
+    """Time (s) at which rank 0 began to send the plan."""
     arrival: float = 0.0
-    """Time at which its activations reach the next stage, or its tokens reach rank 0."""
+    """Time (s) at which the activations reach the next stage, or the tokens reach rank 0."""
     taken: dict[int, float] = field(default_factory=dict)
-    """Time at which each stage took the plan and began to forward it, by stage."""
+    """Time (s), by stage, at which the stage took the plan and began to forward it to other ranks."""
 
 
 class SimulatedExecutor:

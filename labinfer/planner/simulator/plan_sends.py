@@ -20,7 +20,8 @@ class PlanSends:
     """Number of sends of rank 0 up to the last rank that it serves in each stage; 0 if other ranks send to the whole
     stage."""
     forwards: list[list[tuple[int, int]]]
-    """For each stage, the stages whose ranks forward the plan to it, ascending, with the sends of such a rank."""
+    """For each receiving stage: pairs of a stage whose ranks forward the plan to it, ascending, and the number of sends
+    of such a rank."""
     forwarded: list[int]
     """Maximum number of sends by a rank of each stage, rank 0 excluded."""
 

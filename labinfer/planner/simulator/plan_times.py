@@ -37,7 +37,7 @@ class Forward(NamedTuple):
     """Forwarding of a plan by the ranks of a stage to ranks of the same or a later stage."""
 
     stage: int
-    """Number of the sending stage, without rank 0, whose own sends are deliveries."""
+    """Index of the sending stage. Sends of rank 0 are not forwards: they are in ``PlanTimes.deliveries``."""
     seconds: float
     """From when the sending stage takes the plan until the last receiving rank has it."""
 

@@ -21,7 +21,8 @@ MOST_BETWEEN = 2_000_000
 """Longest gap, in nanoseconds, between two engine slices with nothing in flight; after a longer one the engine waited for requests."""
 
 LATEST = 3
-"""Multiple of the usual transfer time. A receive wait that begins later than this after the send does not tell when the message arrived."""
+"""A receive tells when its message arrived only if it began to wait less than this multiple of the usual transfer time
+after the send."""
 
 
 @dataclass(kw_only=True)
@@ -131,7 +132,8 @@ class RecordedTimes:
 
 
 def _clip(waits: dict[int, tuple[int, int, int]]) -> dict[int, int]:
-    """Transfer time of each message, in nanoseconds.
+    """Transfer time of each message, in nanoseconds. If the receiver began to wait too late to tell (see ``LATEST``),
+    at most the usual (median) time.
 
     Args:
         waits: begin and end of the wait, and time of the send, by message.
