@@ -1,4 +1,4 @@
-"""Huge pages: fewer page faults and TLB misses than with small pages."""
+"""Huge pages: request them for memory, and count them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import BinaryIO
 
 POPULATE_READ = 22
 """``MADV_POPULATE_READ`` of Linux 5.14 and later, which Python's ``mmap`` does not define."""
-HUGE = 2 << 20
-"""Smallest size of a huge page in bytes; smaller memory has none."""
+HUGE_PAGE_BYTES = 2 << 20
+"""Size of a huge page in bytes. Huge pages are not requested for memory that is smaller than one."""
 
 
 def use_huge_pages(address: int, num_bytes: int) -> None:
     """Request huge pages for memory before its first write; no effect if the system has none (``madvise(2)``)."""
-    if num_bytes >= HUGE:
+    if num_bytes >= HUGE_PAGE_BYTES:
         _advise(address, num_bytes, getattr(mmap, "MADV_HUGEPAGE", None))
 
 
 def read_mapped(file: BinaryIO) -> bool:
-    """Read a file into the page cache (as huge pages, if supported) without the GIL. Returns False if not supported."""
+    """Read a file into the page cache without the GIL, as huge pages if the file system supports it. Returns False if
+    the system has no ``MADV_POPULATE_READ``."""
     size = os.fstat(file.fileno()).st_size
     with mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as memory:
         first = ctypes.c_char.from_buffer(memory)  # from_buffer requires a writable mapping

@@ -16,7 +16,7 @@ from labinfer.weights.tensor_files import TensorFiles
 
 
 class CheckpointReader(Protocol):
-    """Weights of a model, as the loader needs them."""
+    """Reader of a model's weights: the interface that the loader uses."""
 
     directory: Path
     """Path of the directory or of the file."""
@@ -30,10 +30,10 @@ class CheckpointReader(Protocol):
         """Names of all tensors."""
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """See ``TensorReader``."""
+        """Shape of a tensor in the checkpoint; None if it does not exist."""
 
     def read(self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], dtype: torch.dtype) -> torch.Tensor:
-        """See ``TensorReader``."""
+        """Read a slice of a tensor that is not a matrix into new host memory; see ``TensorReader.read``."""
 
     def format(self, matrix: str) -> MatrixForm:
         """Form of a matrix in memory, and the tensors in which it is stored."""
@@ -46,10 +46,11 @@ class CheckpointReader(Protocol):
         """
 
     def check(self, part: WeightSlice) -> None:
-        """Refuse a slice that ``load`` would refuse by name, shape or dtype, and quantized values that contradict the config.
+        """Check a slice without loading it: tensor names, shapes and dtypes, and quantized values that may contradict
+        the config.
 
         Raises:
-            UserError: see ``load``.
+            UserError: ``load`` would raise, or a value contradicts the config.
         """
 
     def is_plain(self, matrix: MatrixSlice) -> bool:
@@ -82,7 +83,7 @@ class Checkpoint(TensorFiles):
         return PlainFormat()
 
     def load(self, part: WeightSlice) -> None:
-        """See ``CheckpointReader``."""
+        """Read a slice, decode it and store it in its destination."""
         if isinstance(part, TensorSlice):
             self.read_into(part)
         else:
@@ -90,7 +91,7 @@ class Checkpoint(TensorFiles):
             chosen.read(tensors, matrix)
 
     def check(self, part: WeightSlice) -> None:
-        """See ``CheckpointReader``."""
+        """Check a slice without loading it, by its format if it is part of a matrix."""
         if isinstance(part, TensorSlice):
             self.expect(part.name, part.shape, part.destination.dtype)
         else:
@@ -98,7 +99,7 @@ class Checkpoint(TensorFiles):
             chosen.check(tensors, matrix)
 
     def is_plain(self, matrix: MatrixSlice) -> bool:
-        """See ``CheckpointReader``."""
+        """Whether a matrix is stored unquantized, whatever the config says."""
         chosen, _, _ = self.source(matrix)
         return isinstance(chosen, PlainFormat)
 
@@ -107,5 +108,5 @@ class Checkpoint(TensorFiles):
         return self.format(part.name), self, part
 
     def tensor_names(self, part: WeightSlice) -> tuple[str, ...]:
-        """See ``CheckpointReader``."""
+        """Names of the tensors from which a slice may be read; a matrix can have several, by its format."""
         return (part.name,) if isinstance(part, TensorSlice) else self.format(part.name).tensor_names(part.name)

@@ -94,7 +94,7 @@ class Codes:
         return self._change(torch.clone)
 
     def _change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Codes:
-        """Copy whose tensors are ``change`` of these."""
+        """Copy of these codes with each tensor replaced by ``change(tensor)``."""
         names = ("words", "scales", "zeros", "minima")
         tensors = {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
         return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
@@ -124,22 +124,24 @@ class Codes:
 
     @property
     def first_word(self) -> int:
-        """Index of the first word of these codes, in rows of words that begin with input 0."""
+        """Index of the word with the first of these codes, in a row of words that begins with input 0."""
         return self.first * self.form.bits // 32
 
     def word_memory(self) -> torch.Tensor:
-        """Memory for ``put_words``: words from ``first_word`` on, (outputs, words). It is ``words`` if the codes begin at a word boundary."""
+        """Memory to read words into, (outputs, words), from ``first_word`` on. It is ``words`` itself if the codes
+        begin at a word boundary; otherwise call ``put_words`` after reading."""
         return self.words if not self._rest else self.words.new_empty(len(self.words), self.words.shape[1] + 1)
 
     def put_words(self, words: torch.Tensor) -> None:
-        """Store codes from ``word_memory`` in ``words``."""
+        """Copy codes that were read into ``word_memory`` to this object's own ``words``."""
         if words is not self.words:
             size = 4 * self.words.shape[1]
             self.words.view(torch.uint8).copy_(words.view(torch.uint8)[:, self._rest : self._rest + size])
 
     @property
     def _rest(self) -> int:
-        """Bytes of the first word before these codes. Only codes of 8 bits without groups can begin inside a word."""
+        """Bytes in the first word that precede these codes. Only codes of 8 bits without groups can begin inside a
+        word."""
         return self.first * self.form.bits % 32 // 8
 
     def groups(self, size: int) -> Range:

@@ -152,7 +152,7 @@ HUBS: dict[str, Hub] = {"huggingface": HuggingFaceHub(), "modelscope": ModelScop
 
 
 def find_hub(name: str) -> Hub:
-    """Hub of a name.
+    """The hub called ``name``.
 
     Raises:
         UserError: there is no such hub. As ``--hub`` has been checked, the name is that of $LABINFER_HUB.

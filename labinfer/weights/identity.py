@@ -105,7 +105,8 @@ def setting_files(directory: Path) -> dict[str, Path]:
 
 
 def template_files(chat_template: str, response_template: str) -> dict[str, Path]:
-    """Files that the two options name, by label. Names of built-in formats are skipped."""
+    """Files named by --chat-template and --response-template, by flag. Values that name a built-in template are
+    skipped."""
     named = {"--chat-template": chat_template, "--response-template": response_template}
     return {flag: path for flag, name in named.items() if name and (path := Path(name)).is_file()}
 

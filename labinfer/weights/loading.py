@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from labinfer.weights.codes import row_chunks, unpack
 
 LARGEST_FLOAT8 = 448.0
-"""Largest number of e4m3; NaN has the bits of 480."""
+"""Largest finite e4m3 number. The next bit pattern, which would be 480, is NaN."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Output of each code in a word of AWQ, from the lowest bits up."""
 

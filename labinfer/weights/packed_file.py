@@ -126,11 +126,11 @@ class PackedFiles:
             with self.cache.writing(path) as file:
                 if file is None:
                     return
-                checksums, bystander = [], _Bystander()
+                checksums, monitor = [], _WriteMonitor()
                 for piece in _pieces(tensors, size):
                     checksums.append(functions.checksum(piece))
                     _write_all(file, piece)
-                    bystander.look(PIECE * len(checksums), size)
+                    monitor.look(PIECE * len(checksums), size)
                 header = WeightHeader(
                     model=str(self.directory),
                     checkpoint=self.checkpoint,
@@ -247,15 +247,20 @@ def _give_way() -> None:
         os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
 
 
-class _Bystander:
-    """Watches the main thread while weights are written: after its end, raises the writer's priority and reports progress."""
+class _WriteMonitor:
+    """Watches the main thread while the writer thread caches weights. When the main thread has ended, raises the
+    writer's priority and reports its progress."""
 
     def __init__(self) -> None:
         self._end: float | None = None
         self._has_spoken = False
 
     def look(self, done: int, total: int) -> None:
-        """Check the main thread; ``done`` of ``total`` bytes are written."""
+        """Check whether the main thread has ended.
+
+        Args:
+            done, total: bytes written, and to be written.
+        """
         if threading.main_thread().is_alive():
             return
         if self._end is None:

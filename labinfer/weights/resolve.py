@@ -63,7 +63,7 @@ def resolve_model(name: str, model_dir: str, may_download: bool, hub: str = DEFA
 
 
 def find_here(name: str, model_dir: str, hub: str = DEFAULT_HUB) -> Path | None:
-    """Path of a model without accessing the hub; None if it must be downloaded.
+    """Path of a model on this machine, the hub's cache included; None if it must be downloaded.
 
     Raises:
         UserError: the model is not found, and the hub cannot have it or must not be accessed ($HF_HUB_OFFLINE).
@@ -77,8 +77,8 @@ def find_here(name: str, model_dir: str, hub: str = DEFAULT_HUB) -> Path | None:
 
 
 def find_directory(name: str, model_dir: str) -> tuple[Path | None, list[str]]:
-    """Path of a model without a search of the hub or its cache, which is slow, and the places that were tried. The path is None if the hub or
-    its cache may have the model.
+    """Path of a model as a bundled name, a path, or in ``model_dir``; and the places that were tried. The path is None
+    if only a hub, or its cache, may have the model: searching these is slow.
 
     Raises:
         UserError: the model is not found, and the hub cannot have it.

@@ -84,15 +84,15 @@ class TensorFiles(TensorReader):
         return set(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """See ``TensorReader``."""
+        """Shape of a tensor; None if it does not exist."""
         return self._tensors[name].shape if name in self._tensors else None
 
     def dtype(self, name: str) -> torch.dtype | None:
-        """See ``TensorReader``."""
+        """Stored dtype of a tensor; None if the tensor does not exist or torch has no such dtype."""
         return (PLAIN | CODED).get(self._tensors[name].dtype) if name in self._tensors else None
 
     def expect(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """See ``TensorReader``."""
+        """Check that a tensor exists, has ``shape``, and can be read as ``dtype``; see ``TensorReader``."""
         if name not in self._tensors:
             raise UserError(
                 f"{self.directory} has no tensor {name} of shape {list(shape)}; is the checkpoint complete?"
@@ -112,7 +112,7 @@ class TensorFiles(TensorReader):
             )
 
     def read_into(self, part: TensorSlice) -> None:
-        """See ``TensorReader``."""
+        """Read a slice into its destination: directly if dtypes are equal, otherwise in pieces that are converted."""
         self.expect(part.name, part.shape, part.destination.dtype)
         destination = part.destination if part.shape else part.destination.view(1)
         if destination.dtype == self.dtype(part.name) and destination.device.type == "cpu":
@@ -125,7 +125,7 @@ class TensorFiles(TensorReader):
     def pieces(
         self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], unit: int = 1, skip: int = 0
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        """See ``TensorReader``."""
+        """Yield the stored rows of a slice, ``PIECE`` bytes or fewer at a time; see ``TensorReader``."""
         dtype = self.dtype(name)
         self.expect(name, shape, dtype)
         tensor, shape = self._tensors[name], shape or (1,)

@@ -33,7 +33,8 @@ TRAILER = struct.Struct("<QQ32s18s")
 """Size of the data in bytes, size of the header in bytes, digest of the header, ``MAGIC``."""
 ALIGNMENT = 64
 PIECE = 4 << 20
-"""Bytes of data per checksum; a multiple of the huge pages in which systems keep files written this way."""
+"""Bytes of data that share a checksum and are written at a time. It is a multiple of the huge page size, so that the
+page cache can hold the file in huge pages."""
 FREE_FRACTION = 0.1
 """Fraction of a disk that is left free."""
 PACKAGE = Path(__file__).parent.parent
@@ -153,11 +154,13 @@ class WeightCache:
         return self.folder / f"{checkpoint}-{slice}{SUFFIX}"
 
     def knows(self, checkpoint: str) -> bool:
-        """Whether packed weights of a checkpoint exist that the current code wrote. Writing them included ``check_checkpoint``."""
+        """Whether the current code has written packed weights of a checkpoint. If so, the checkpoint passed
+        ``check_checkpoint`` then."""
         return bool(self._headers(checkpoint))
 
     def started_so(self, checkpoint: str, options: str) -> list[Path]:
-        """Files of a checkpoint that the current code wrote, in launches whose options have the digest ``options``."""
+        """Cache files of a checkpoint, written by the current code in a launch whose options have the digest
+        ``options``."""
         return [path for path, header in self._headers(checkpoint).items() if header.options == options]
 
     def _headers(self, checkpoint: str) -> dict[Path, WeightHeader]:

@@ -25,7 +25,7 @@ class WeightedModule(nn.Module):
         raise NotImplementedError
 
     def unread(self, prefix: str) -> Iterator[str]:
-        """Paths of tensors that a checkpoint may have for this module, but that nothing needs.
+        """Names of tensors that checkpoints may have for this module although it has no use for them.
 
         Args:
             prefix: see ``slices``.
@@ -33,7 +33,8 @@ class WeightedModule(nn.Module):
         return iter(())
 
     def choose_forms(self, prefix: str, form: Callable[[str], QuantLayout | None]) -> None:
-        """Choose the forms in which this module holds its matrices, if it supports them.
+        """Choose the form (layout of quantized values) of each matrix of this module; does nothing if the module
+        supports only floating point.
 
         Args:
             prefix: see ``slices``.
@@ -41,13 +42,14 @@ class WeightedModule(nn.Module):
         """
 
     def hold_values(self) -> None:
-        """Hold floating-point values instead of quantized ones, as the checkpoint is unquantized, if this module supports it."""
+        """Switch this module to floating-point values, because its tensors turned out to be unquantized; does nothing
+        if it cannot hold quantized ones."""
 
     def check_room(self) -> None:
-        """Check that memory for this module is available, before the checkpoint is read.
+        """Check, before the checkpoint is read, that there is memory for this module.
 
         Raises:
-            UserError: the memory is not available.
+            UserError: there is not enough memory.
         """
 
     def allocate(self, device: torch.device) -> None:

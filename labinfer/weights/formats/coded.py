@@ -52,7 +52,7 @@ class CodedFormat(ABC):
         self.check_tensors(tensors, matrix)
 
     def check_tensors(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
-        """Do the checks of ``check`` except that of the order of the inputs."""
+        """Do all checks of ``check`` except the check of the order of the inputs (act-order)."""
         for suffix, (shape, dtype) in self.specs(matrix).items():
             tensors.expect(f"{matrix.name}.{suffix}", shape, dtype)
         if not self.own_form.has_zeros and tensors.shape(f"{matrix.name}.{self.zeros}") is not None:

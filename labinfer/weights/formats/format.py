@@ -104,13 +104,13 @@ class Formats:
     quantization_config: Mapping[str, Any] | None = None
     """Object in config.json; None without one. Checkpoints with equal objects are stored alike."""
     notes: Sequence[str] = field(default=(), repr=False, compare=False)
-    """Remarks from the choice of formats, one line each."""
+    """Remarks about formats, added while formats are looked up, one line each."""
     path: str = field(default="", repr=False, compare=False)
     """Path of the config.json."""
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings to the user about the matrices chosen so far, one line each."""
+        """Warnings to the user about the formats of the matrices looked up so far, one line each."""
         return [f"{self.path}: {note}" for note in self.notes]
 
     def __call__(self, matrix: str) -> MatrixForm:

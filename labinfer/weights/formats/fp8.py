@@ -131,8 +131,10 @@ def read_fp8(settings: Settings) -> FormatByName:
 
 
 def _check_stack(matrix: MatrixSlice, height: int, name: str) -> None:
-    """Raises:
-    UserError: a block spans rows of two fused projections, or may do so.
+    """Refuse fused projections (gate and up) whose boundary is inside a block of ``height`` rows.
+
+    Raises:
+        UserError: a block has rows of both projections, or may have.
     """
     outputs, stack = matrix.outputs, matrix.stack
     if stack is not None and stack.shape[1] > outputs and 2 * outputs > height and outputs % height:

@@ -162,5 +162,5 @@ def spellings(matrix: str) -> Iterator[str]:
 
 
 def is_table(matrix: str) -> bool:
-    """Whether a matrix is the token embedding, which these methods do not quantize."""
+    """Whether ``matrix`` is the token embedding, which quantized checkpoints leave unquantized."""
     return matrix.rpartition(".")[2].startswith("embed")

@@ -43,7 +43,7 @@ def gguf_formats(path: Path) -> Formats:
     def find(matrix: str) -> tuple[GgufTensor, int] | None:
         for name in spellings(matrix):
             if (tensor := contents.tensors.get(f"{_stack(name)}.weight")) is not None:
-                order = contents.column_orders.get(_part(name))
+                order = contents.column_orders.get(_name_in_layer(name))
                 return tensor, order.size if isinstance(order, TiledHeads) else 0
         return None
 
@@ -58,7 +58,7 @@ class _Contents:
         config = gguf_config(file)
         num_layers, stored = config["num_hidden_layers"], file.tensors.items()
         self.tensors = {family.name(name, num_layers): tensor for name, tensor in stored if name not in CONFIG_TENSORS}
-        _part_gates(self.tensors)
+        _split_gate_up(self.tensors)
         self.joined = _join(family, self.tensors, num_layers)
         orders = _make_orders(config)
         self.orders = {module: orders[name] for module, name in family.orders.items()}
@@ -106,7 +106,7 @@ class GgufCheckpoint:
         return False
 
     def check(self, part: WeightSlice) -> None:
-        """See ``CheckpointReader``."""
+        """Check that the tensor of a slice exists and has the shape that the metadata implies."""
         name = self._name(part)
         shape = part.shape if isinstance(part, TensorSlice) else (part.outputs, part.inputs)
         if isinstance(part, MatrixSlice) and _is_in_stack(part):
@@ -122,7 +122,7 @@ class GgufCheckpoint:
             )
 
     def load(self, part: WeightSlice) -> None:
-        """See ``CheckpointReader``."""
+        """Read a slice in the row order of the checkpoint, dequantize it if needed, and store it in its destination."""
         self.check(part)
         if (joined := self._joined.get(self._name(part))) is not None:
             self._load_joined(joined, part)
@@ -130,7 +130,7 @@ class GgufCheckpoint:
         if isinstance(part, TensorSlice):
             self._load_tensor(part)
             return
-        tensor, module = self._tensors[self._name(part)], _part(part.name)
+        tensor, module = self._tensors[self._name(part)], _name_in_layer(part.name)
         begin, destination = part.rows[0], part.destination
         rows_before = part.stack.index * part.outputs if _is_in_stack(part) else 0
         columns = _stored(self._column_orders.get(module), _whole_groups(part))
@@ -144,7 +144,7 @@ class GgufCheckpoint:
 
     def _load_tensor(self, part: TensorSlice) -> None:
         """Load a tensor that is small enough to be read as a whole."""
-        tensor, module = self._tensors[part.name], _part(part.name)
+        tensor, module = self._tensors[part.name], _name_in_layer(part.name)
         rows, columns = torch.arange(math.prod(tensor.shape[:-1])), torch.arange(tensor.shape[-1])
         values = self._values(tensor, rows, columns).view(part.shape)
         if module in self._changes:
@@ -207,9 +207,9 @@ CHANGES = {"less one": lambda values: values - 1, "log of negated": lambda value
 """Functions that change a tensor's values, by their names in ``families.Change``."""
 
 
-def _part_gates(tensors: dict[str, GgufTensor]) -> None:
-    """Replace fused gate-up tensors of experts by their halves. Fused tensors that have no halves, or that exist in addition to separate ones,
-    stay and are later refused as unexpected tensors.
+def _split_gate_up(tensors: dict[str, GgufTensor]) -> None:
+    """Replace tensors that fuse gate and up of the experts by two tensors. A fused tensor that cannot be halved, or
+    whose parts exist separately, too, stays and is later refused as unexpected.
 
     Source: ggml-org/llama.cpp, convert_hf_to_gguf.py: ``--fuse-gate-up-exps``.
     """
@@ -222,8 +222,9 @@ def _part_gates(tensors: dict[str, GgufTensor]) -> None:
 
 
 def _join(family: GgufFamily, tensors: dict[str, GgufTensor], num_layers: int) -> dict[str, Joined]:
-    """Tensors that are stored in two parts. Removes the parts, even if the whole tensor exists, too. Parts with incompatible shapes
-    stay and are later refused as unexpected tensors."""
+    """Tensors joined from two stored parts, which are removed from ``tensors``. Parts with incompatible shapes stay and
+    are later refused as unexpected. If the file has the whole tensor, too, the parts are removed without joining
+    them."""
     joined = {}
     for layer in range(num_layers):
         for module, (kind, *parts) in family.joins.items():
@@ -254,7 +255,7 @@ def _make_orders(config: dict[str, Any]) -> dict[str, Order]:
 
 
 def _stored(order: Order | None, numbers: Range) -> torch.Tensor:
-    """Indices in the file of a range of rows or columns."""
+    """Indices in the file of the rows (or columns) in the range ``numbers`` of the checkpoint's order."""
     return torch.arange(*numbers) if order is None else order.stored(*numbers)
 
 
@@ -275,7 +276,7 @@ def _stack(matrix: str) -> str:
     return re.sub(r"\.experts\.\d+\.", ".experts.", matrix)
 
 
-def _part(name: str) -> str:
+def _name_in_layer(name: str) -> str:
     """Name of a module within its layer, from its path or that of one of its tensors."""
     return re.sub(r"^model\.layers\.\d+\.", "", name).removesuffix(".weight").removesuffix(".bias")
 

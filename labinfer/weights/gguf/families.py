@@ -120,11 +120,11 @@ class GgufFamily:
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Additional keys of ``config.json`` with fixed values, which llama.cpp hard-codes."""
     orders: Mapping[str, Order] = field(default_factory=dict)
-    """Modules whose rows are in another order in GGUF files."""
+    """Modules whose rows are in another order in GGUF files → that order."""
     column_orders: Mapping[str, Order] = field(default_factory=dict)
-    """Modules whose columns are in another order in GGUF files."""
+    """Modules whose columns are in another order in GGUF files → that order."""
     changes: Mapping[str, Change] = field(default_factory=dict)
-    """Modules whose values are changed on loading."""
+    """Modules whose values are changed on loading → the change."""
     joins: Mapping[str, tuple[Join, str, str]] = field(default_factory=dict)
     """Tensors of a layer that GGUF files store in two parts → the way to join these (see ``Join``), and the names of
     both parts: those of ``parts``, with suffix."""

@@ -75,11 +75,11 @@ def take(numbers_RI: torch.Tensor, columns_I: torch.Tensor) -> torch.Tensor:
 
 
 def put_codes(block_type: BlockType, blocks_RNB: torch.Tensor, columns_I: torch.Tensor, codes: Codes) -> None:
-    """Fill ``codes`` from blocks of equally many rows.
+    """Fill ``codes`` from the blocks of some rows; each row has the same number of blocks.
 
     Args:
         blocks_RNB: (rows, blocks, bytes) uint8.
-        columns_I: positions of the codes among a row's values; those of a group are adjacent.
+        columns_I: position in its row of each value; values of a group are adjacent.
     """
     rows, form = len(blocks_RNB), codes.form
     numbers = decode_numbers(block_type, blocks_RNB.reshape(-1, blocks_RNB.shape[-1]))

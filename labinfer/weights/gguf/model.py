@@ -33,7 +33,8 @@ class GgufModel(ModelFiles):
         return gguf_generation_config(GgufFile(self.path))
 
     def end_ids(self, config: Mapping[str, Any]) -> tuple[int, ...]:
-        """See ``ModelFiles``. The config's list includes the tokenizer's end token: see ``config.end_ids``."""
+        """Ids of the tokens that end a generation: ``eos_token_id`` of the converted config, which includes the
+        tokenizer's end token."""
         return tuple(token_id for token_id in config["eos_token_id"] if token_id >= 0)
 
     def pooling(self, config: Mapping[str, Any]) -> PoolingConfig | None:

@@ -49,8 +49,8 @@ class HuggingFaceDirectory(ModelFiles):
         return read_optional(self.path / GENERATION)
 
     def end_ids(self, config: Mapping[str, Any]) -> tuple[int, ...]:
-        """See ``ModelFiles``. As in vLLM: ``eos_token_id`` of ``generation_config.json`` (of ``config.json`` if that has none), and the
-        tokenizer's ``eos_token``."""
+        """Ids of the tokens that end a generation, as in vLLM: ``eos_token_id`` of ``generation_config.json`` (of
+        ``config.json`` if that has none), and the tokenizer's ``eos_token``."""
         ids = configured_ends(self.generation_config()) or configured_ends(config)
         return tuple(dict.fromkeys([*ids, *tokenizer_end(self.path)]))
 

@@ -12,10 +12,10 @@ from labinfer.weights.slices import MatrixSlice, Range, TensorSlice
 
 
 def stacked_names(stack: str, suffix: str) -> tuple[str, ...]:
-    """Possible names of a stack's tensor that corresponds to a matrix's tensor with ``suffix``.
+    """Possible names of the tensor in a stack that takes the place of a single matrix's tensor with ``suffix``.
 
-    The weights of stack ``experts.down_proj`` are in ``experts.down_proj`` or ``experts.down_proj.weight``; its scales have
-    ``_scale_inv`` or ``.weight_scale_inv`` after ``experts.down_proj``.
+    The weights of stack ``experts.down_proj`` are in ``experts.down_proj`` or ``experts.down_proj.weight``; its scales
+    have ``_scale_inv`` or ``.weight_scale_inv`` after ``experts.down_proj``.
     """
     short = suffix.removeprefix("weight").removeprefix("_")
     return tuple(dict.fromkeys((f"{stack}.{suffix}", f"{stack}_{short}" if short else stack, f"{stack}_{suffix}")))
@@ -24,8 +24,8 @@ def stacked_names(stack: str, suffix: str) -> tuple[str, ...]:
 class StackReader(TensorReader):
     """``TensorReader`` that presents one matrix of a stack as if it had its own tensors, named after the stack.
 
-    Tensors of a stack have a leading dimension of experts. If the stack fuses several projections into one matrix, they are concatenated
-    along the next dimension; a size of 1 there is shared by all of them.
+    The leading dimension of a stack's tensor is the expert. If the stack fuses several projections into one matrix,
+    their rows are concatenated along the next dimension; if that has size 1, all projections share its entry.
 
     Args:
         tensors: reader of the checkpoint.
@@ -69,7 +69,8 @@ class StackReader(TensorReader):
     def _place(
         self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...]
     ) -> tuple[str, tuple[int, ...], tuple[Range, ...]]:
-        """Name and shape of the stack's tensor, and the ranges in it."""
+        """Name and shape of the stack's tensor, and the ranges in it, for ``ranges`` of this matrix's tensor ``name``
+        of ``shape``."""
         name, index = self.stored_name(name), self._stack.index
         stack_shape = self._stack_shape(name, shape)
         ranges = ranges or tuple((0, size) for size in shape[:1])
@@ -86,7 +87,8 @@ class StackReader(TensorReader):
         return tuple(own)
 
     def _stack_shape(self, stored_name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Actual or expected shape of a stack's tensor, if one projection's part has ``shape``."""
+        """Shape of the tensor ``stored_name`` if one projection's part has ``shape``: the actual shape if it agrees,
+        else the expected one."""
         count, stored = self._stack.shape[0], self._tensors.shape(stored_name)
         if stored is not None and stored[0] == count and self._own_shape(stored) == shape:
             return stored

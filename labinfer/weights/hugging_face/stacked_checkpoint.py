@@ -24,7 +24,8 @@ class StackedCheckpoint(Checkpoint):
         super().__init__(directory, formats)
 
     def source(self, part: MatrixSlice) -> tuple[Format, TensorReader, MatrixSlice]:
-        """See ``Checkpoint``.
+        """Format of a matrix, the reader of its tensors, and the slice with its name for that reader; from the stack if
+        the files have it.
 
         Raises:
             UserError: a stack is quantized, but the config does not say how.
@@ -54,7 +55,7 @@ class StackedCheckpoint(Checkpoint):
         return chosen, tensors, replace(part, name=stack)
 
     def tensor_names(self, part: WeightSlice) -> tuple[str, ...]:
-        """See ``CheckpointReader``."""
+        """Names of the tensors from which a slice may be read: its own, and those of its stack."""
         names = super().tensor_names(part)
         is_stacked = isinstance(part, MatrixSlice) and part.stack is not None
         return (*names, *self._stacked_names(part)) if is_stacked else names
