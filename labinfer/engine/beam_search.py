@@ -31,7 +31,8 @@ class Child(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class BeamGroup:
-    """Beams of one request, and its finished answers. ``advance`` is called once every active beam has its next tokens.
+    """Beams of one request, and its finished answers. The scheduler calls ``advance`` as soon as every active beam has
+    its next tokens.
 
     Args:
         members: one sequence per beam; the first one runs the prompt.
@@ -53,12 +54,13 @@ class BeamGroup:
 
     @staticmethod
     def num_candidates(sampling: SamplingParams, ends: Collection[int]) -> int:
-        """Number of candidate tokens per beam and over all beams. Enough to continue even if each beam's likeliest
-        tokens are stop tokens."""
+        """Number of likeliest tokens to fetch for each beam; equally many candidates are kept over all beams. It is
+        large enough that the search can continue even if each beam's likeliest tokens are stop tokens."""
         return max(2, 1 + len(ends)) * sampling.num_beams
 
     def take(self, member: Sequence, result: EntryResult) -> bool:
-        """Store the likeliest next tokens of a beam. Returns whether every active beam has its own."""
+        """Store the likeliest next tokens of the beam ``member``. Returns whether all active beams have stored
+        theirs."""
         self._tops[self.members.index(member)] = result.logprobs[0].top
         return len(self._tops) == len(self.scores)
 
@@ -189,8 +191,10 @@ class BeamSearch:
         )
 
     def check(self, request: Request, max_context: int) -> None:
-        """Raises:
-        UserError: the beams exceed the sequence slots, the KV cache or the vocabulary.
+        """Refuse a request whose beams can never run.
+
+        Raises:
+            UserError: the beams exceed the sequence slots, the KV cache or the vocabulary.
         """
         sampling, tables = request.sampling, self._scheduler.tables
         if sampling.num_beams > self._options.max_num_seqs:

@@ -10,7 +10,8 @@ from labinfer.engine.block_manager import BlockManager
 
 
 class BlockGroup(NamedTuple):
-    """Device and host pool of the layers that keep the same tokens (such as all sliding-window layers), and their move kinds."""
+    """Device and host pool of the layers that keep equal tokens (such as all sliding-window layers), and the kinds of
+    cache moves for these pools."""
 
     blocks: BlockManager
     """The pool that attention reads."""
@@ -119,7 +120,8 @@ class SequenceCache(BlockTable):
     windowed: BlockTable = field(default_factory=BlockTable)
     """Block table of the sliding-window layers, if they have separate blocks; see ``WindowedBlocks``."""
     keeps_windows: bool = False
-    """Whether ``windowed`` keeps all its blocks until the sequence ends."""
+    """Whether ``windowed`` keeps all its blocks until the sequence ends, because context shifts move tokens back into
+    the window."""
     digests: list[bytes] = field(default_factory=list)
     """Digests of its leading full blocks, computed on demand; see ``BlockManager.extend_chain``."""
     num_registered: int = 0
@@ -129,7 +131,8 @@ class SequenceCache(BlockTable):
     host_state_slot: int | None = None
     """Slot of its state in the host pool, while it is swapped out."""
     last_snapshot: int = 0
-    """Length in tokens of the full blocks it was admitted with, its last token not counted. A snapshot of the state is taken there."""
+    """Tokens in the sequence's full blocks at admission, its last token excluded. Once these tokens have run, a
+    snapshot of the state is taken."""
     saved_slot: int | None = None
     """Slot with a saved copy of its state, to roll back to if drafted tokens are rejected."""
     num_saved: int = 0

@@ -22,7 +22,7 @@ class BlockTables:
         blocks: the pool that attention reads.
         host: the host-memory pool for swapped-out sequences.
         states: slots for recurrent states; None if no layer keeps any.
-        windows: pools of the sliding-window layers; None if all layers keep the same tokens.
+        windows: pools of the sliding-window layers; None if these layers have no separate blocks.
     """
 
     def __init__(
@@ -184,7 +184,8 @@ class BlockTables:
             self._snapshots.append((cache.state_slot, cache.digests[self.blocks.full_blocks(cache.num_tokens) - 1]))
 
     def chunk_limit(self, cache: SequenceCache) -> int | None:
-        """Number of tokens up to the next state snapshot, where a chunk must end; None for no limit."""
+        """Number of tokens until the next snapshot of the state, at which a prefill chunk must end; None for no
+        limit."""
         if self.states is None or not self.blocks.prefix_caching:
             return None
         interval = self._interval
@@ -302,8 +303,9 @@ class BlockTables:
                 self.release(cache)
 
     def reserve_for_shift(self, cache: SequenceCache, num_behind: int) -> None:
-        """Prepare a sequence for context shifts that keep ``num_behind`` tokens after the removed ones. If a window is
-        longer than that, none of its window blocks are freed."""
+        """Prepare a sequence for context shifts that keep ``num_behind`` tokens after the removed ones. If the sliding
+        window is longer than ``num_behind``, a shift brings earlier tokens back into it, so the sequence keeps all its
+        window blocks."""
         cache.keeps_windows = self.windows is not None and not self.windows.fits_in(num_behind)
 
     def shift(self, cache: SequenceCache, begin: int, end: int) -> bool:

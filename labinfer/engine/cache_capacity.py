@@ -11,13 +11,13 @@ STATES_EACH = 2
 STATE_FRACTION = 0.5
 """Maximum fraction of the cache memory for states."""
 WINDOWS_EACH = 2
-"""Useful window blocks per running sequence, in windows: its own, and one that stays cached for other sequences."""
+"""Number of windows per running sequence for which window blocks are useful: its own, and one that stays cached for
+other sequences."""
 BLOCKS_TO_WINDOW_BLOCK = 4
 """Full-attention blocks per window block, if memory is short. With this ratio, sequences of four window lengths exhaust
 both pools together."""
 DRAFT_STATE_SHARE = 0.2
-"""Fraction of the cache memory from which a draft model's states are taken; they take at most ``STATE_FRACTION`` of
-that fraction."""
+"""Fraction of the cache memory that counts for a draft model's states: they take at most ``STATE_FRACTION`` of it."""
 
 Summed = TypeVar("Summed")
 
@@ -53,8 +53,8 @@ class SlidingWindow:
         Args:
             chunk: maximum number of tokens of a sequence in a step.
             kept: tokens at the start that a context shift keeps (``--keep``); None without context shifts. A shift
-                leaves about half of the context. If the window is longer than that half, no window block is freed, so
-                that the shift can move them.
+                leaves about half of the context. If the window is longer than that half, the shift moves earlier tokens
+                back into it, so the sequence keeps all its window blocks.
         """
         between_steps = self.blocks_between_steps
         if kept is not None:

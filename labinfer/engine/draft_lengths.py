@@ -11,9 +11,9 @@ from labinfer.engine.sequence import Sequence
 
 PRIOR = 0.6
 """Assumed acceptance rate before any drafted token is verified."""
-PLACES_WEIGHT = 4.0
-"""Weight of a draft position's acceptance rate (over all sequences) as the prior of a sequence's own rate, in drafted
-tokens."""
+POSITION_WEIGHT = 4.0
+"""Weight of the acceptance rate of a draft position (over all sequences) as the prior of a sequence's own rate, in
+drafted tokens."""
 KEPT = 0.98
 """Decay of a draft position's acceptance rate per verified token: about the last 50 count."""
 KEPT_OF_SEQUENCE = 0.9
@@ -68,9 +68,9 @@ class DraftLengths:
     is low.
     """
 
-    num_places: int
+    max_length: int
     """Maximum draft length."""
-    places: list[DecayedRate] = field(init=False)
+    positions: list[DecayedRate] = field(init=False)
     """Acceptance rate of each draft position, given that all tokens before it were accepted."""
     _sequences: dict[Sequence, DecayedRate] = field(default_factory=dict)
     _steps_without: int = 0
@@ -82,7 +82,7 @@ class DraftLengths:
     """Arguments of the last ``choose`` that found no draft worthwhile; skipped until there are new measurements."""
 
     def __post_init__(self) -> None:
-        self.places = [DecayedRate() for _ in range(self.num_places)]
+        self.positions = [DecayedRate() for _ in range(self.max_length)]
 
     def choose(
         self, limits: dict[Sequence, int], num_others: int, seconds: StepSeconds, num_micro_batches: int = 1
@@ -90,8 +90,9 @@ class DraftLengths:
         """Choose the draft length of each sequence, at most that of ``limits``. Sequences without a draft are left out.
 
         Args:
-            num_others: tokens of the step beside one for each sequence of ``limits``.
-            num_micro_batches: number of steps that the drafter drafts for within ``seconds``.
+            num_others: number of the step's tokens without the one token of each sequence in ``limits``.
+            seconds: predicts the seconds of a step from its number of tokens.
+            num_micro_batches: number of steps in a round; the drafter drafts for each of them.
         """
         asked = frozenset(limits), num_others, num_micro_batches
         chosen = {} if asked == self._declined else self._best(limits, num_others, seconds, num_micro_batches)
@@ -161,10 +162,11 @@ class DraftLengths:
         )
 
     def _expect(self, sequence: Sequence) -> tuple[float, float]:
-        """Probability that all tokens in flight of a sequence are accepted, and the expected number of tokens that they yield."""
+        """Probability that all tokens in flight of a sequence are accepted, and the expected number of tokens that they
+        yield."""
         rate, chance, expected = self._rate(sequence), 1.0, 1.0
-        for place in sequence.draft_positions:
-            chance *= rate.estimate(self.places[place].estimate(PRIOR), PLACES_WEIGHT)
+        for position in sequence.draft_positions:
+            chance *= rate.estimate(self.positions[position].estimate(PRIOR), POSITION_WEIGHT)
             expected += chance
         return chance, expected
 
@@ -185,10 +187,10 @@ class DraftLengths:
             seconds_without: seconds of the round without drafts.
             seconds: (number of drafted tokens, length of the longest draft) → predicted seconds of the round.
         """
-        priors = [place.estimate(PRIOR) for place in self.places]
+        priors = [rate.estimate(PRIOR) for rate in self.positions]
         order = list(limits)
         likeliest = [
-            (-chances[sequence] * self._rate(sequence).estimate(priors[0], PLACES_WEIGHT), index, 0)
+            (-chances[sequence] * self._rate(sequence).estimate(priors[0], POSITION_WEIGHT), index, 0)
             for index, sequence in enumerate(order)
         ]
         heapq.heapify(likeliest)
@@ -196,16 +198,16 @@ class DraftLengths:
         taken: list[int] = []  # indices into ``order``, one per added token
         num_best = longest = 0
         while likeliest and len(taken) < MAX_DRAFTED and -likeliest[0][0] >= HOPELESS:
-            chance, index, place = heapq.heappop(likeliest)
+            chance, index, position = heapq.heappop(likeliest)
             taken.append(index)
             expected -= chance
-            longest = max(longest, place + 1)
+            longest = max(longest, position + 1)
             rate = expected / seconds(len(taken), longest)
             if rate > best_rate:
                 best_rate, num_best = rate, len(taken)
-            if place + 1 < min(limits[order[index]], self.num_places):
-                further = self._rate(order[index]).estimate(priors[place + 1], PLACES_WEIGHT)
-                heapq.heappush(likeliest, (chance * further, index, place + 1))
+            if position + 1 < min(limits[order[index]], self.max_length):
+                further = self._rate(order[index]).estimate(priors[position + 1], POSITION_WEIGHT)
+                heapq.heappush(likeliest, (chance * further, index, position + 1))
         lengths: dict[Sequence, int] = {}
         for index in taken[:num_best]:
             lengths[order[index]] = lengths.get(order[index], 0) + 1
@@ -222,18 +224,23 @@ class DraftLengths:
         self._declined = None
         self._draft_seconds += (seconds / longest - self._draft_seconds) * (0.1 if self._draft_seconds else 1.0)
 
-    def add_verified(self, sequence: Sequence, places: Series[int], num_right: int) -> None:
-        """Record verified tokens at positions ``places`` of their drafts, of which the first ``num_right`` were accepted."""
+    def add_verified(self, sequence: Sequence, positions: Series[int], num_accepted: int) -> None:
+        """Record the verification of a draft: its first ``num_accepted`` tokens were accepted, and the next one, if
+        any, was rejected.
+
+        Args:
+            positions: positions of the verified tokens in their drafts.
+        """
         self._declined = None
-        if num_right:
+        if num_accepted:
             self._probe_steps = PROBE_STEPS
         elif sequence is self._probed:
             self._probe_steps = min(2 * self._probe_steps, MAX_PROBE_STEPS)
         self._probed = None if sequence is self._probed else self._probed
-        num_tried = min(len(places), num_right + 1)
-        for index, place in enumerate(places[:num_tried]):
-            self.places[place].add(int(index < num_right), 1, KEPT)
-        self._rate(sequence).add(num_right, num_tried, KEPT_OF_SEQUENCE)
+        num_tried = min(len(positions), num_accepted + 1)
+        for index, position in enumerate(positions[:num_tried]):
+            self.positions[position].add(int(index < num_accepted), 1, KEPT)
+        self._rate(sequence).add(num_accepted, num_tried, KEPT_OF_SEQUENCE)
 
     def forget(self, sequences: list[Sequence]) -> None:
         """Forget sequences that have ended."""

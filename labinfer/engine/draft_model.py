@@ -39,7 +39,8 @@ class DraftedSequence:
     """Whether the draft model's runner knows the sequence."""
 
     def num_right(self, token_ids: list[int]) -> int:
-        """Number of cached tokens that equal ``token_ids``. The last token is never counted: it is run to sample the next."""
+        """Number of leading tokens in the cache that agree with ``token_ids``. The last token never counts: it is run
+        to sample the next one."""
         num_right = min(self.cache.num_tokens - len(self.tail), len(token_ids) - 1)
         for drafted, token in zip(self.tail, token_ids[num_right:-1], strict=False):
             if drafted != token:

@@ -68,7 +68,7 @@ class Drafts(Speculation):
         # Counts: drafts (one per sequence and step), continued (drafts behind others in flight), drafted and accepted (tokens, also
         # by position in the draft, such as accepted_0), draft_seconds (time of the proposer), saved_seconds (time of the steps that
         # accepted tokens saved, minus the cost of all drafts), drafter_failures.
-        self._lengths = DraftLengths(num_places=max_tokens)
+        self._lengths = DraftLengths(max_length=max_tokens)
         self._chooses_lengths = chooses_lengths and draft_times is not None
         self._asked_before: set[Sequence] = set()  # sequences that the proposer knows
         self._token_seconds = 0.0  # predicted for the last step with drafts, had it had none
@@ -113,8 +113,8 @@ class Drafts(Speculation):
     ) -> None:
         """Add drafted tokens to the chosen decodes.
 
-        A draft uses free blocks only and preempts no sequence. It ends before the next context shift, so that shifts
-        occur between the same tokens as without drafts.
+        A draft uses free blocks only and preempts no sequence. It ends before the next context shift, so that drafts do
+        not change the tokens between which shifts occur.
 
         Args:
             chosen: number of tokens to run by sequence; is increased.

@@ -11,7 +11,7 @@ class Eviction:
 
     Each pool makes an object of its own, without arguments, on the rank that allocates its blocks: rank 0 for KV blocks, window
     blocks and state slots (whose snapshots are blocks here), and the rank of a draft model for the draft model's. The calls depend
-    only on the schedule, never on times, so a policy without random numbers evicts the same blocks in every run.
+    only on the schedule, never on times, so a policy without random numbers evicts equal blocks in every run.
 
     A block is *evictable* while it holds cached tokens and no sequence references it. ``BlockManager`` calls the methods between
     two micro-batches, so they must be fast: with a full cache ``add`` and ``evict`` run once for every block that is allocated.

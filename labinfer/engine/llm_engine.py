@@ -130,7 +130,7 @@ class LLMEngine:
 
     @property
     def wants_requests(self) -> bool:
-        """Whether fewer than ``max_num_seqs`` sequences wait."""
+        """Whether the waiting queue has fewer than ``max_num_seqs`` sequences."""
         return len(self.scheduler.waiting) < self._options.max_num_seqs
 
     def add_request(self, request: Request, admitted: bool = False) -> list[Sequence]:
@@ -214,8 +214,10 @@ class LLMEngine:
         return min(request.sampling.max_tokens, self._context_size(request) - len(request.prompt_token_ids))
 
     def check_request(self, request: Request) -> None:
-        """Raises:
-        UserError: the request can never run.
+        """Refuse a request that can never run.
+
+        Raises:
+            UserError: the text says which limit or option the request conflicts with.
         """
         prompt_ids, sampling = request.prompt_token_ids, request.sampling
         if not prompt_ids:

@@ -7,8 +7,8 @@ from functools import cache
 from labinfer.base.rank_stats import StepTimes
 
 WORTH_IT = 0.95
-"""Maximum ratio of the best round time to that with as many micro-batches as stages, for which the best count is
-chosen: measurements are noisy."""
+"""The number of micro-batches with the shortest predicted round is chosen only if that round takes at most this
+fraction of the time with one micro-batch per stage, because measurements are noisy."""
 
 
 class MicroBatchCount:

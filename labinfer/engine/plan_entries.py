@@ -53,7 +53,7 @@ def make_entry(sequence: Sequence, count: int) -> BatchEntry:
 
 
 def max_result_bytes(sequence: Sequence, entry: BatchEntry) -> int:
-    """Maximum size of the entry's encoded result, in bytes."""
+    """Maximum size of the entry's serialized result, in bytes."""
     if entry.is_decode and entry.num_tokens == 1 and not entry.num_drafts:
         return sequence.decode_bytes
     return sequence.result_bytes(entry.begin, entry.num_samples, entry.num_drafts)

@@ -71,13 +71,14 @@ class RequestQueues:
 
     @property
     def next_waiting(self) -> Sequence | None:
-        """Waiting sequence to be admitted next, if the number of running sequences of each user is ignored."""
+        """Waiting sequence that comes first if the fairness between users is ignored; None if none waits."""
         if self._prefill_key is None or not self.waiting:
             return self.waiting[0] if self.waiting else None
         return min(self.waiting, key=lambda sequence: self._prefill_key(sequence, {}))
 
     def prompts(self, prefilling: list[Sequence]) -> Iterator[Sequence]:
-        """Running prompts (``prefilling``) and ``candidates``, in the order of their next chunks."""
+        """Running prompts (``prefilling``) and waiting sequences (``candidates``), in the order in which they get
+        prompt tokens of the next micro-batch."""
         if self._prefill_key is None:
             yield from prefilling
             yield from self.candidates()

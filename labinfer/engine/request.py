@@ -33,7 +33,7 @@ class Request:
     output_token_ids: tuple[int, ...] = ()
     """Output tokens of an interrupted answer; generation resumes after them as if never interrupted."""
     cache_salt: str = ""
-    """Only requests with the same salt share KV blocks."""
+    """Only requests with equal salts share KV blocks."""
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
     """``SamplingParams.bad_words`` as token ids."""
     priority: int = 0
@@ -43,7 +43,7 @@ class Request:
     is_chat: bool = False
     """Whether its answers are chat replies, which are parsed into reasoning, content and tool calls by delimiters in the text."""
     goes_on: bool = False
-    """Whether chat replies continue a message that has begun, so that leading whitespace is kept."""
+    """Whether chat replies continue a message that the prompt has begun, so that leading whitespace is kept."""
     before_form: str = ""
     """With structured outputs: grammar rules of the text before the constrained part, such as reasoning; see ``text/reply_grammar.py``."""
     pooling: str = ""

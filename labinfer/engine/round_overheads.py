@@ -21,13 +21,13 @@ FORGET_AFTER = 1024
 
 
 class RoundOverheads:
-    """Learns the overhead of rounds: their time beyond the workers' step times, which were measured at startup. In a
-    round every micro-batch in flight runs one step.
+    """Learns the overhead of rounds: the time that they take beyond the workers' step times, which were measured at
+    startup. In a round every micro-batch in flight runs one step.
 
-    A round also includes scheduling, messages, the handling of its tokens, and the slowdown by a draft model beside
-    that model's own time. Part of this is per step and part per drafted token; with short steps it can equal the step
-    time. Rounds whose numbers of sequences and of drafted tokens agree within a factor of 2 form a size class and share
-    an estimate. A number of drafted tokens that was not seen yet has the estimate of the next smaller one.
+    Causes of overhead are scheduling, messages, the handling of tokens, and steps that are slower while a draft model
+    runs. Part of the overhead is per step and part per drafted token; with short steps it can equal the step time.
+    Rounds whose numbers of sequences and of drafted tokens agree within a factor of 2 form a size class and share an
+    estimate. A number of drafted tokens without an estimate uses that of the next smaller number.
 
     Args:
         num_plain: number of consecutive rounds without drafts in a baseline; only the last one is representative.

@@ -31,12 +31,13 @@ class Speculation:
         """Add drafted tokens to a micro-batch. Called for each one, once all other tokens are chosen.
 
         Args:
-            chosen: number of tokens to run by sequence; is increased.
-            decodes: sequences among them that may run drafted tokens, too.
-            waiting: sequences that wait for the result of another micro-batch, if the stages are idle otherwise.
+            chosen: sequence → number of tokens to run; increased by the drafted tokens.
+            decodes: sequences in ``chosen`` that may run drafted tokens, too.
+            waiting: sequences whose tokens are all in other micro-batches in flight; empty unless this micro-batch has
+                no other work.
             room: tokens left in the micro-batch's token budget.
-            num_waiting: number of the waiting sequences that may be chosen.
-            num_micro_batches: number of micro-batches like this one that are in flight at once.
+            num_waiting: maximum number of sequences of ``waiting`` to choose.
+            num_micro_batches: number of micro-batches that the running sequences are divided into.
             num_in_flight: number of micro-batches in flight now.
         """
 
@@ -49,12 +50,13 @@ class Speculation:
         """
 
     def record_verified(self, sequence: Sequence, positions: tuple[int, ...], num_accepted: int) -> None:
-        """Count accepted tokens and free the cache of rejected ones. Called once ``sequence`` has the tokens of a
-        chunk.
+        """Count accepted tokens, and free the cache of rejected ones. Called after a chunk's sampled tokens were
+        appended to ``sequence``.
 
         Args:
-            positions: draft positions of the drafted tokens in flight before: ``num_accepted`` accepted ones, then
-                rejected ones, then as many unverified ones as ``sequence.draft`` has.
+            positions: position in its draft of each drafted token that was in flight: first the ``num_accepted``
+                accepted ones, then rejected ones, then those of later chunks (``sequence.draft``), which are not
+                verified yet.
         """
 
     def on_idle(self) -> None:

@@ -48,8 +48,8 @@ class WindowedBlocks:
         return num_beams * each + self.blocks.blocks_for(self._chunk)
 
     def find(self, cache: SequenceCache, digests: Sequence[bytes], num_own: int = 0) -> int:
-        """Length of the longest prefix of ``digests`` from which a sequence can continue: the blocks that its next
-        token attends to are cached, or among its own first ``num_own`` blocks."""
+        """Length of the longest prefix of ``digests`` after which a sequence can continue, because all blocks that its
+        next token attends to are cached, or are among the sequence's own first ``num_own`` blocks."""
         num_known, longest = num_own, num_own
         for count, digest in enumerate(digests[num_own:], num_own + 1):
             num_known = num_known + 1 if self.blocks.find([digest]) else 0

@@ -166,7 +166,7 @@ def test_lengths_are_chosen_by_times_that_were_measured_on_all_stages(group, gol
             if drafts:
                 drafts.proposer = KnownAnswers(answers, share)
                 drafts._draft_time = lambda steps, rows, count, cost=row_cost: 1.0 + cost * (rows + steps * count)
-                drafts._lengths = DraftLengths(num_places=16)
+                drafts._lengths = DraftLengths(max_length=16)
             outputs = llm.generate(prompts, params)
             if drafts:
                 assert tell(outputs) == tell(plain), layout

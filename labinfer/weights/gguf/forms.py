@@ -75,7 +75,7 @@ def take(numbers_RI: torch.Tensor, columns_I: torch.Tensor) -> torch.Tensor:
 
 
 def put_codes(block_type: BlockType, blocks_RNB: torch.Tensor, columns_I: torch.Tensor, codes: Codes) -> None:
-    """Fill ``codes`` from the blocks of some rows; each row has the same number of blocks.
+    """Fill ``codes`` from the blocks of some rows.
 
     Args:
         blocks_RNB: (rows, blocks, bytes) uint8.

@@ -200,7 +200,7 @@ def no_seconds(num_micro_batches: int, num_drafted: int) -> float:
 
 def test_chunk_is_worth_the_chance_that_all_before_it_is_right():
     bench = Bench(num_stages=4)
-    sequence, lengths = bench.add(3, 30), DraftLengths(num_places=8)
+    sequence, lengths = bench.add(3, 30), DraftLengths(max_length=8)
     for _ in range(40):
         lengths.add_verified(sequence, range(8), 7)
 
@@ -223,7 +223,7 @@ def test_chunk_is_worth_the_chance_that_all_before_it_is_right():
 def test_the_steps_of_the_rank_that_drafts_wait_for_its_drafts(step, before, count, expected):
     """A round takes 4 s, and a draft 0.2 s a token: further ones are worth it where the rank that drafts has time beside its steps."""
     bench = Bench(num_stages=4)
-    sequence, lengths = bench.add(3, 30), DraftLengths(num_places=8)
+    sequence, lengths = bench.add(3, 30), DraftLengths(max_length=8)
     for _ in range(40):
         lengths.add_verified(sequence, range(8), 8)
     lengths.add_draft_time(1.6, 8)

@@ -13,7 +13,7 @@ from scheduler_bench import Bench, RandomProposer
 from labinfer.base.plan import BatchPlan, BatchResult
 from labinfer.base.rank_stats import StepTimes
 from labinfer.base.speculative_options import SpeculativeOptions
-from labinfer.engine.draft_lengths import LEAST_GAIN, PLACES_WEIGHT, PRIOR, PROBE_STEPS, PROBE_TOKENS, DraftLengths
+from labinfer.engine.draft_lengths import LEAST_GAIN, POSITION_WEIGHT, PRIOR, PROBE_STEPS, PROBE_TOKENS, DraftLengths
 from labinfer.engine.round_overheads import FORGET_AFTER, MIN_ROUNDS, PLAIN_EVERY, RoundOverheads
 
 FLAT = StepTimes(sizes=[1, 8, 64], by_stage=[[1.0, 1.1, 1.8]])
@@ -40,7 +40,7 @@ def rate(lengths, chances, seconds, num_others, draft_seconds=0.0):
 @pytest.mark.parametrize("case", range(40))
 def test_lengths_are_as_good_as_any(case):
     draw = random.Random(case)
-    lengths = DraftLengths(num_places=4)
+    lengths = DraftLengths(max_length=4)
     sequences = [Named(str(index)) for index in range(draw.randint(1, 3))]
     for _ in range(draw.randint(0, 30)):
         drafted = draw.randint(1, 4)
@@ -55,7 +55,7 @@ def test_lengths_are_as_good_as_any(case):
     chosen = lengths.choose(limits, num_others, seconds)
     assert all(0 < count <= limits[sequence] for sequence, count in chosen.items())
     chances = [
-        [lengths._rate(sequence).estimate(place.estimate(PRIOR), PLACES_WEIGHT) for place in lengths.places]
+        [lengths._rate(sequence).estimate(place.estimate(PRIOR), POSITION_WEIGHT) for place in lengths.positions]
         for sequence in sequences
     ]
     best = max(
@@ -70,7 +70,7 @@ def test_lengths_are_as_good_as_any(case):
 def test_time_of_the_drafter_shortens_drafts():
     sequence, counts = Named("one"), []
     for draft_seconds in (0.0, 0.2, 2.0):
-        lengths = DraftLengths(num_places=16)
+        lengths = DraftLengths(max_length=16)
         for _ in range(20):
             lengths.add_verified(sequence, range(16), 12)
         lengths.add_draft_time(draft_seconds * 4, 4)
@@ -80,7 +80,7 @@ def test_time_of_the_drafter_shortens_drafts():
 
 def test_sequence_with_bad_drafts_gets_none_beside_one_with_good_ones():
     good, bad = Named("good"), Named("bad")
-    lengths = DraftLengths(num_places=8)
+    lengths = DraftLengths(max_length=8)
     for _ in range(30):
         lengths.add_verified(good, range(4), 4)
         lengths.add_verified(bad, range(4), 0)
@@ -91,7 +91,7 @@ def test_sequence_with_bad_drafts_gets_none_beside_one_with_good_ones():
 
 
 def test_bad_drafts_end_and_come_back_when_they_are_good_again():
-    sequence, lengths = Named("one"), DraftLengths(num_places=8)
+    sequence, lengths = Named("one"), DraftLengths(max_length=8)
     seconds = lambda rows: 1.0 + 0.1 * rows  # noqa: E731
     for _ in range(30):
         lengths.add_verified(sequence, range(8), 0)
@@ -109,7 +109,7 @@ def test_bad_drafts_end_and_come_back_when_they_are_good_again():
 
 
 def test_sequences_without_guesses_leave_probes_to_others():
-    silent, other, lengths = Named("silent"), Named("other"), DraftLengths(num_places=8)
+    silent, other, lengths = Named("silent"), Named("other"), DraftLengths(max_length=8)
     for _ in range(30):
         lengths.add_verified(other, range(8), 0)
     probed = [lengths.choose({silent: 8, other: 8}, 0, lambda rows: float(rows)) for _ in range(4 * PROBE_STEPS)]
@@ -203,7 +203,7 @@ def test_drafts_through_stages_are_chosen_by_the_whole_round():
 
 
 def test_declined_step_is_not_searched_again_until_something_is_learnt():
-    lengths, sequence, asked = DraftLengths(num_places=4), Named("a"), []
+    lengths, sequence, asked = DraftLengths(max_length=4), Named("a"), []
 
     def seconds(rows: int) -> float:
         asked.append(rows)
