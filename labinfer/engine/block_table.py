@@ -82,11 +82,10 @@ class BlockTable:
         return sum(map(pool.is_shared, self.blocks[max(last, self.num_freed) : filled])) - freed
 
     def shift(self, pool: BlockManager, begin: int, end: int, num_tokens: int) -> tuple[list[int], list[int]]:
-        """Remove the blocks of the tokens at positions ``begin`` to ``end`` (exclusive) from a table of ``num_tokens``
-        tokens.
+        """Remove the blocks of the tokens at positions ``begin`` to ``end`` (exclusive) from a table of ``num_tokens``.
 
-        Returns the blocks after ``end``, and their destinations: each block itself, or a new block for its copy if it
-        is shared.
+        Returns the blocks after ``end``, and their destinations: each block itself, or a new block for its copy if
+        shared.
         """
         first, last, filled = pool.full_blocks(begin), pool.full_blocks(end), pool.blocks_for(num_tokens)
         behind = max(last, self.num_freed)
@@ -120,8 +119,7 @@ class SequenceCache(BlockTable):
     windowed: BlockTable = field(default_factory=BlockTable)
     """Block table of the sliding-window layers, if they have separate blocks; see ``WindowedBlocks``."""
     keeps_windows: bool = False
-    """Whether ``windowed`` keeps all its blocks until the sequence ends, because context shifts move tokens back into
-    the window."""
+    """Whether ``windowed`` keeps all its blocks until the sequence ends, as context shifts move tokens back into it."""
     digests: list[bytes] = field(default_factory=list)
     """Digests of its leading full blocks, computed on demand; see ``BlockManager.extend_chain``."""
     num_registered: int = 0

@@ -43,8 +43,7 @@ class BlockTables:
 
     def take_moves(self) -> list[CacheMove]:
         """Return the moves recorded since the last call, in order; called once a step is composed. Also records
-        snapshots of that step's states as moves of the next step, and frees window blocks that no later token attends
-        to."""
+        snapshots of that step's states as moves of the next step, and frees window blocks that no later token needs."""
         moves, self._moves = self._moves, []
         if self.windows is not None:
             self.windows.free_unseen()
@@ -140,8 +139,7 @@ class BlockTables:
         return True
 
     def reuse_newly_cached(self, cache: SequenceCache, token_ids: Sequence[int], num_tokens: int) -> int:
-        """Share blocks that other sequences have cached since this one was admitted. Returns the number of tokens that
-        need not be run.
+        """Share blocks cached by other sequences since this one was admitted. Returns how many tokens need not be run.
 
         Args:
             num_tokens: number of its tokens that have blocks; the last one is always run.
@@ -165,8 +163,7 @@ class BlockTables:
         return cache.num_tokens - num_before
 
     def advance(self, cache: SequenceCache, token_ids: Sequence[int], count: int) -> None:
-        """Count ``count`` more tokens as written by the step that is being composed, and register full blocks in the
-        prefix cache.
+        """Count ``count`` more tokens as written by the step that is being composed, and register full blocks.
 
         Tokens beyond ``token_ids`` are drafted; their blocks are registered once the tokens are verified. All other
         full blocks can be shared at once: a sequence that shares them runs in this step or a later one. Every stage
@@ -223,8 +220,7 @@ class BlockTables:
         cache.state_slot = cache.host_state_slot = None
 
     def share(self, source: SequenceCache, dest: SequenceCache, num_tokens: int) -> None:
-        """Let ``dest``, which is empty, share the blocks of the first ``num_tokens`` tokens of ``source``; no block is
-        copied yet.
+        """Let the empty ``dest`` share the blocks of the first ``num_tokens`` tokens of ``source``; copies nothing.
 
         If layers keep states, ``num_tokens`` is 0 or all tokens of ``source``, and ``can_share`` must be true.
         """
@@ -303,14 +299,12 @@ class BlockTables:
                 self.release(cache)
 
     def reserve_for_shift(self, cache: SequenceCache, num_behind: int) -> None:
-        """Prepare a sequence for context shifts that keep ``num_behind`` tokens after the removed ones. If the sliding
-        window is longer than ``num_behind``, a shift brings earlier tokens back into it, so the sequence keeps all its
-        window blocks."""
+        """Prepare a sequence for context shifts that keep ``num_behind`` tokens after the removed ones. A shift brings
+        earlier tokens back into a sliding window longer than that, so the sequence then keeps all its window blocks."""
         cache.keeps_windows = self.windows is not None and not self.windows.fits_in(num_behind)
 
     def shift(self, cache: SequenceCache, begin: int, end: int) -> bool:
-        """Remove the tokens at positions ``begin`` to ``end`` (exclusive). Later tokens move down, and their keys are
-        re-rotated.
+        """Remove the tokens at positions ``begin`` to ``end`` (exclusive). Re-rotates later tokens, which move down.
 
         Args:
             begin, end: multiples of the block size.

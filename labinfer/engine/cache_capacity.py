@@ -11,8 +11,7 @@ STATES_EACH = 2
 STATE_FRACTION = 0.5
 """Maximum fraction of the cache memory for states."""
 WINDOWS_EACH = 2
-"""Number of windows per running sequence for which window blocks are useful: its own, and one that stays cached for
-other sequences."""
+"""Windows per running sequence for which window blocks are useful: its own, and one cached for other sequences."""
 BLOCKS_TO_WINDOW_BLOCK = 4
 """Full-attention blocks per window block, if memory is short. With this ratio, sequences of four window lengths exhaust
 both pools together."""
@@ -164,8 +163,7 @@ class CacheRoom:
 def pool_rooms(rooms: Sequence[CacheRoom], memories: Sequence[Hashable]) -> list[CacheRoom]:
     """Pool the memory of ranks that share it: each of them gets the sum.
 
-    The memory is not split among them beforehand, because all ranks have an equal number of blocks but different bytes
-    per block.
+    The memory is not split beforehand, because all ranks have equally many blocks but different bytes per block.
 
     Args:
         memories: identifier of each rank's memory.

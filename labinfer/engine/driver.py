@@ -68,8 +68,7 @@ class EngineDriver:
         self._forget_if_done(owner)
 
     def step(self, launches: bool = True) -> StepOutputs:
-        """Launch all micro-batches that may start, and wait for the oldest one. Returns an empty list if none is in
-        flight.
+        """Launch all micro-batches that may start, and wait for the oldest one. Returns [] if none is in flight.
 
         Args:
             launches: whether to launch any; False only collects the oldest result.

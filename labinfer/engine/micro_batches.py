@@ -17,8 +17,7 @@ class MicroBatchCount:
     With m micro-batches of n/m sequences, a round takes as long as one micro-batch through all stages and links, and at
     least as long as the slowest stage takes for all m. More micro-batches hide link latency and the work of other
     stages. But if a step takes nearly as long for few sequences as for many, the slowest stage pays for each
-    micro-batch. A single stage always has one: it has nothing to hide, and an overestimated step time would split its
-    batches.
+    micro-batch. A single stage always has one: it has nothing to hide, and a wrong step time would split its batches.
 
     Args:
         times: measured step times; None without measurements, which makes the count the number of stages.
@@ -44,8 +43,7 @@ class MicroBatchCount:
         return self.draft_time(count, num_decoding, 0)
 
     def draft_time(self, count: int, num_decoding: int, num_drafted: float) -> float:
-        """Predicted seconds of a round of ``count`` micro-batches, each of which also runs ``num_drafted`` drafted
-        tokens."""
+        """Predicted seconds of a round of ``count`` micro-batches that each run ``num_drafted`` drafted tokens, too."""
         steps = [self._step_time(stage, count, num_decoding, num_drafted) for stage in range(self._num_stages)]
         through = sum(steps) + self._num_stages * self._times.hop
         return through if count == 1 else max(through, count * max(steps))

@@ -18,8 +18,7 @@ class RequestQueues:
         policy: sorts both queues.
         num_slots: maximum number of running sequences.
         clock: monotonic seconds.
-        prefill_key: orders prompts for the next micro-batch, see ``SchedulingPolicy``; None for the order of
-            ``policy``.
+        prefill_key: orders prompts for the next micro-batch, see ``SchedulingPolicy``; None to use ``policy``.
     """
 
     def __init__(

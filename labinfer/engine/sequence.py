@@ -58,8 +58,7 @@ class Sequence:
     num_unverified: int = 0
     """Drafted tokens at the end of ``token_ids``, within ``with_draft_applied``; 0 elsewhere."""
     num_results_to_discard: int = 0
-    """Number of micro-batches in flight, the oldest ones, whose results are discarded because they run a rejected
-    token."""
+    """Number of micro-batches in flight, the oldest ones, whose results are discarded: they run a rejected token."""
     num_mtp_drafts: int = 0
     """Number of tokens that the MTP layer drafts in the step that is being composed."""
     mtp_draft: tuple[int, ...] = ()

@@ -33,8 +33,7 @@ class Speculation:
         Args:
             chosen: sequence → number of tokens to run; increased by the drafted tokens.
             decodes: sequences in ``chosen`` that may run drafted tokens, too.
-            waiting: sequences whose tokens are all in other micro-batches in flight; empty unless this micro-batch has
-                no other work.
+            waiting: sequences whose tokens are all in flight; empty unless this micro-batch has no other work.
             room: tokens left in the micro-batch's token budget.
             num_waiting: maximum number of sequences of ``waiting`` to choose.
             num_micro_batches: number of micro-batches that the running sequences are divided into.
@@ -55,8 +54,7 @@ class Speculation:
 
         Args:
             positions: position in its draft of each drafted token that was in flight: first the ``num_accepted``
-                accepted ones, then rejected ones, then those of later chunks (``sequence.draft``), which are not
-                verified yet.
+                accepted ones, then rejected ones, then unverified ones of later chunks (``sequence.draft``).
         """
 
     def on_idle(self) -> None:

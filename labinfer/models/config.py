@@ -83,8 +83,8 @@ class ModelConfig:
 
     @property
     def last_cut(self) -> int:
-        """Largest layer index at which a stage may begin: layers that share a KV cache, and the layer that owns it, must
-        be in one stage."""
+        """Largest layer index at which a stage may begin: layers that share a KV cache must be in the stage of its
+        owner."""
         return min(
             (layer.cache_layer for layer in self.layers if layer.cache_layer is not None), default=self.num_layers
         )

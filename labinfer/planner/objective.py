@@ -252,11 +252,8 @@ class Criterion:
         return self.scale * (total + most if self.adds else max(total, most))
 
     def largest_bound(self, target: float, least_total: float) -> float:
-        """Upper bound on the seconds of every stage and link in a layout of a value below ``target``.
-
-        Args:
-            least_total: lower bound on the sum over the stages, in seconds.
-        """
+        """Upper bound on the seconds of every stage and link, in a layout of a value below ``target`` whose stages
+        together take at least ``least_total`` seconds."""
         return target / self.scale - (least_total if self.adds else 0.0)
 
     def hop_seconds(self, sender: HostCosts, receiver: HostCosts, link: NetworkLink) -> float:

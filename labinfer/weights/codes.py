@@ -140,8 +140,7 @@ class Codes:
 
     @property
     def _rest(self) -> int:
-        """Bytes in the first word that precede these codes. Only codes of 8 bits without groups can begin inside a
-        word."""
+        """Bytes of the first word that precede these codes. Only 8-bit codes without groups can begin inside a word."""
         return self.first * self.form.bits % 32 // 8
 
     def groups(self, size: int) -> Range:

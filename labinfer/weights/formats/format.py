@@ -59,8 +59,8 @@ class TensorReader(Protocol):
 
 
 class MatrixForm(Protocol):
-    """Form of a matrix in memory (layout of quantized values, or floating point), and the tensors in which it is
-    stored."""
+    """Form of a matrix in memory (a layout of quantized values, or floating point), and its tensors in the
+    checkpoint."""
 
     def form(self, quantization: str) -> QuantLayout | None:
         """Layout of the quantized values that a rank should hold; None for floating-point values, which its functions may quantize.
