@@ -1,1 +1,1 @@
-"""The HTTP process: OpenAI's API and the web pages, in front of an engine host. It imports no torch."""
+"""The HTTP process: OpenAI's API and the web pages, served on behalf of an engine host (rank 0). It imports no torch."""

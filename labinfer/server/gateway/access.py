@@ -14,7 +14,7 @@ from labinfer.requests.openai import api_errors
 
 MIN_KEY_LENGTH = 8
 KEY = re.compile(r"[!-~]+")
-"""Characters that a header carries unchanged: visible ASCII without spaces."""
+"""A valid API key: visible ASCII characters without spaces, which an HTTP header carries unchanged."""
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 COMMENT = "#"
 
@@ -26,16 +26,18 @@ class ApiCaller:
     name: str
     """Name in logs and limits; contains no part of the key."""
     cache_salt: str = field(default="", repr=False)
-    """Cache salt; differs between keys, so that callers never share KV blocks."""
+    """Prefix-cache salt. Each key has its own, so that callers never share KV blocks."""
     owner: str = field(default="", repr=False)
     """Owner id of stored files. Depends on the key and on the secret of ``ApiKeys``, not on ``name``."""
 
     def user_for(self, named: str) -> str:
-        """User id for the scheduler (``--scheduling-policy fair``), prefixed with the key's name: keys never share a user."""
+        """User id for the scheduler (``--scheduling-policy fair``). It begins with the key's name, so that two keys
+        never share a user."""
         return f"{self.name}/{named}" if self != ANONYMOUS else named
 
     def salt_for(self, requested: str | None) -> str:
-        """Cache salt of a request: the caller's, extended by its own ``cache_salt``. Separates the requests of one caller; never matches another's."""
+        """Prefix-cache salt of a request: the caller's salt, extended by the request's ``cache_salt``. A request never
+        shares KV blocks with another caller's."""
         return self.cache_salt + (requested or "")
 
 
@@ -46,12 +48,12 @@ ANONYMOUS = ApiCaller("anonymous")
 class ApiKeys:
     """API keys of the server; without keys, every caller is ``ANONYMOUS``.
 
-    The keys themselves are not stored, only their lengths and keyed digests with a secret of this process. Cache salts are such
-    digests too: a leaked salt reveals no key and cannot be used to test guesses.
+    Only their lengths and their digests are stored, keyed with a secret of this process. Cache salts are such digests,
+    too: a leaked salt neither reveals a key nor allows guesses to be tested.
 
     Args:
         keys: key and name of each caller.
-        secret: a stored secret, to keep owner ids stable across restarts; empty for a random one.
+        secret: key of the digests. A stored one keeps owner ids stable across restarts; empty for a random one.
     """
 
     def __init__(self, keys: dict[str, str], secret: bytes = b""):
@@ -70,11 +72,12 @@ class ApiKeys:
         A key without a name is called ``key-N``, where N counts all keys.
 
         Args:
-            may_be_short: allow keys of fewer than ``MIN_KEY_LENGTH`` characters, as the server is reachable from this machine only.
+            may_be_short: whether keys may have fewer than ``MIN_KEY_LENGTH`` characters; only for a server that no
+                other machine can reach.
 
         Raises:
-            UserError: the file cannot be read or holds no key; a key is too short, not visible ASCII, or a duplicate; a name is a
-                duplicate. The message gives the place, and never contains a key.
+            UserError: the file cannot be read or holds no key; a key is too short, not visible ASCII, or a duplicate; a
+                name is a duplicate. The message names the file and line, and never contains a key.
         """
         entries = [(f"--api-key no. {number}", "", key) for number, key in enumerate(keys, 1)]
         if file:
@@ -99,12 +102,13 @@ class ApiKeys:
 
     @property
     def required(self) -> bool:
-        """Whether a request needs a key."""
+        """Whether every request must send an API key."""
         return bool(self._callers)
 
     def mask(self, text: str, size: int) -> str:
-        """First ``size`` characters of ``text``, with ``***`` in place of each key that begins in them (a user may have pasted a key
-        into the wrong field). A key may contain any visible character, so a match is tried at every position."""
+        """First ``size`` characters of ``text``, with ``***`` in place of each API key that begins among them. (A user
+        may have pasted a key into the wrong field.) A key may contain any visible character, so every position is
+        checked."""
         shown, place = [], 0
         while place < min(size, len(text)):
             fitting = (length for length in self._lengths if place + length <= len(text))
@@ -114,9 +118,10 @@ class ApiKeys:
         return "".join(shown)
 
     def authenticate(self, authorization_header: str | None, key_header: str | None = None) -> ApiCaller:
-        """Return the caller whose key is in ``Authorization: Bearer KEY`` (RFC 6750), or else in ``x-api-key``.
+        """Return the caller whose API key is in the header ``Authorization: Bearer KEY`` (RFC 6750), or else in
+        ``x-api-key``.
 
-        Constant-time comparison: the duration depends on the length of the header only.
+        Constant-time comparison: its duration depends only on the length of the header.
 
         Raises:
             ApiError: a key is required, and the request has none or an invalid one.
@@ -167,7 +172,7 @@ class ApiKeys:
 
 
 def _read_file(file: str) -> list[tuple[str, str, str]]:
-    """(place, name or "", key) of each line that holds a key."""
+    """Parse a key file. Returns (location for errors, name or "", key) of each line with a key."""
     try:
         text = Path(file).read_bytes().decode("utf-8-sig")
     except OSError as error:

@@ -1,13 +1,13 @@
 """AdmissionControl: admission and rate limits, per caller and for the whole server.
 
-A caller is an API key, or a user within a key (OpenAI's ``user``). The holder of a key is trusted to separate its users;
-the limit on all open requests holds whatever users a caller claims.
+A caller is an API key, or a user within a key (OpenAI's ``user``). The holder of a key is trusted to name its users
+correctly; the limit on all open requests does not depend on them.
 
-The token limit is a token bucket that holds one minute's budget and refills steadily. A sliding window would store every
-charge of the last minute; a bucket is two numbers and gives the exact ``Retry-After``. The output length of a request is
-unknown at admission. A request is therefore admitted while any budget is left: its prompt is charged at once, its output
-as it is generated, and the excess becomes a debt that refills first. On average no caller exceeds its tokens per minute,
-and a prompt of any length can be admitted eventually.
+The token limit is a token bucket that holds one minute's budget and refills steadily. A sliding window would have to
+store every charge of the last minute; a bucket consists of two numbers, and gives the exact ``Retry-After``. The output
+length of a request is unknown at admission. A request is therefore admitted while any budget is left: its prompt is
+charged at once, its output as it is generated, and the excess becomes a debt that refills first. On average no caller
+exceeds its tokens per minute, and a prompt of any length can be admitted eventually.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from labinfer.server.gateway.options import ServerOptions
 
 WINDOW_SECONDS = 60.0
 RETRY_SECONDS = 1.0
-"""Default ``Retry-After``, in seconds."""
+"""Default value of the header ``Retry-After``, in seconds."""
 LOADING_SECONDS = 5.0
 """``Retry-After`` while models are loaded, in seconds."""
 MAX_USER_LENGTH = 256
 MAX_REMEMBERED = 4096
-"""Maximum number of idle clients whose rate-limit debt is kept. Above it, the clients with the least debt are dropped."""
+"""Maximum number of idle callers (API keys or their users) whose rate-limit debt is kept. Above it, those with the
+least debt are dropped."""
 FIRST_SWEEP = 64
 
 
 class AdmissionControl:
-    """Admits requests. Belongs to one event loop; not thread-safe.
+    """Admission and rate limits of requests. Used by one event loop; not thread-safe.
 
     Args:
         options: the limits; 0 means unlimited.
@@ -58,18 +59,18 @@ class AdmissionControl:
 
     @property
     def is_full(self) -> bool:
-        """Whether the server is full, so that every new request is rejected."""
+        """Whether the limit on all open requests is reached, so that every new request is rejected."""
         return 0 < self._max_open <= self._num_open
 
     @property
     def num_callers(self) -> int:
-        """Number of callers with an account."""
+        """Number of callers whose open requests and rate-limit debt are kept."""
         return len(self._accounts)
 
     async def admit(self, caller: ApiCaller, user: str | None, prompt_tokens: int) -> Lease:
         """Admit a request: at once, or in FIFO order once its caller has a free slot.
 
-        A cancellation during the wait undoes the charge and the count.
+        If the wait is cancelled, the charge and the count are undone.
 
         Args:
             user: end user of the request; each user of a key has limits of its own.
@@ -114,7 +115,7 @@ class AdmissionControl:
         return f"{text}; send the next request when one has finished"
 
     async def _await_turn(self, account: _Account, prompt_tokens: int) -> None:
-        """Wait until a running request of the account hands over its slot."""
+        """Wait until an ending request of the same account passes its slot on to this one."""
         turn = asyncio.get_running_loop().create_future()
         account.waiting[turn] = None
         try:
@@ -129,7 +130,7 @@ class AdmissionControl:
             raise
 
     def _hand_on(self, account: _Account) -> None:
-        """Give the slot of an ended request to the account's longest-waiting request, if any."""
+        """Pass the slot of an ended request on to the account's longest-waiting request; free it if none waits."""
         for turn in account.waiting:
             if not turn.done():  # a cancelled request removes itself
                 del account.waiting[turn]
@@ -147,7 +148,7 @@ class AdmissionControl:
             del self._accounts[account.key]
 
     def _refill(self, account: _Account) -> float:
-        """Refill the bucket and return its tokens; negative means debt."""
+        """Refill the account's token bucket for the time since the last call, and return its tokens; below 0 is debt."""
         now = self._clock()
         gained = (now - account.updated) * self._budget / WINDOW_SECONDS
         account.level = min(account.level + gained, self._budget)
@@ -164,7 +165,8 @@ class AdmissionControl:
         self._accounts[account.key] = account
 
     def _sweep(self) -> None:
-        """Drop idle accounts with negligible rate-limit debt. Amortized: runs when the table has doubled."""
+        """Drop idle accounts with negligible rate-limit debt. Called only when the table has doubled, so that the
+        amortized cost is constant."""
         accounts = [item for item in self._accounts.values() if not item.is_idle or self._refill(item) < self._budget]
         in_debt = sorted((account for account in accounts if account.is_idle), key=lambda account: account.level)
         forgiven = {account.key for account in in_debt[MAX_REMEMBERED:]}
@@ -173,7 +175,7 @@ class AdmissionControl:
 
 
 class Lease:
-    """Slot of an admitted request. ``close`` it when the request ends, or use it in a ``with``."""
+    """The slot of an admitted request. Call ``close`` when the request ends, or use the lease in a ``with``."""
 
     __slots__ = ("_limits", "_account", "_is_open")
 
@@ -181,7 +183,7 @@ class Lease:
         self._limits, self._account, self._is_open = limits, account, True
 
     def charge_prompt(self, tokens: int) -> None:
-        """Charge a prompt that was tokenized after admission.
+        """Charge the caller for a prompt that was tokenized after admission.
 
         Raises:
             ApiError: the budget has been used up since admission; nothing is charged.
@@ -190,12 +192,12 @@ class Lease:
         self.spend(tokens)
 
     def spend(self, tokens: int) -> None:
-        """Charge tokens that were generated."""
+        """Charge the caller for generated tokens."""
         assert self._is_open, "spend after close"
         self._limits._charge(self._account, tokens)
 
     def close(self) -> None:
-        """Release the admitted request's slot. Idempotent."""
+        """Release the request's slot. Idempotent."""
         if self._is_open:
             self._is_open = False
             self._limits._close(self._account)
@@ -216,7 +218,7 @@ class _Account:
     updated: float
     num_running: int = 0
     waiting: dict[asyncio.Future, None] = field(default_factory=dict)
-    """FIFO of waiting requests; a future is done once its request has a slot."""
+    """Requests that wait for a slot, first come first served. A future is done once its request has a slot."""
 
     @property
     def is_idle(self) -> bool:

@@ -1,4 +1,4 @@
-"""ASGI application: routes, and the conversion of every failure to an error object of the API."""
+"""ASGI application: routes requests to handlers, and turns every failure into an error object of the requested API."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_app(service: Service) -> Starlette:
-    """Return the application for ``service``. ``state.batches`` is its ``BatchRunner`` if files are stored."""
+    """Return the application for ``service``. Its ``state.batches`` is the ``BatchRunner`` if the server stores files."""
     routes, endpoints = [], {}
     for endpoint in (*API, *PAGES):
         for path in (endpoint.path, *endpoint.aliases):
@@ -95,7 +95,7 @@ def _guard(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaitabl
 
 
 def _error_form(http: Request, endpoint: Endpoint | None) -> ErrorForm:
-    """Error format of a path; ``endpoint`` is None if no endpoint serves the path."""
+    """Error format (OpenAI's or Anthropic's) for a request; ``endpoint`` is None if no endpoint serves its path."""
     if (endpoint is None or endpoint.is_anthropics_too) and VERSION_HEADER in http.headers:
         return ANTHROPIC_ERRORS
     return endpoint.error_form if endpoint else OPENAI_ERRORS

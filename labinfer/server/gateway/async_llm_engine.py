@@ -1,4 +1,4 @@
-"""AsyncLLMEngine: the gateway's client of the engines on the host, over a local socket."""
+"""AsyncLLMEngine: the gateway's client of the engines on the engine host, over a local socket."""
 
 from __future__ import annotations
 
@@ -46,17 +46,18 @@ from labinfer.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 TOLD_WAIT_SECONDS = 5.0
-"""Minimum duration of a reported wait, in seconds; a long prompt takes this long anyway."""
+"""Seconds from which on a wait for a rank is reported; a long prompt alone may take this long."""
 ENGINE_HAS_FAILED = "the engine has failed and the server is shutting down; try again later"
 
 
 class AsyncLLMEngine:
-    """Client of the engines on the attached host; serves any number of concurrent requests.
+    """Client of the engines on the attached engine host (rank 0's process); serves any number of concurrent requests.
 
     Args:
         clock: monotonic time in seconds.
-        outlives_host: keep open requests for the next host when a host dies; otherwise they fail.
-        stall_seconds: time without a finished step, with requests open, after which the engine counts as stalled.
+        outlives_host: whether open requests are kept for the next host when a host dies; otherwise they fail.
+        stall_seconds: seconds without a completed step, while requests are open, after which the engine counts as
+            stalled.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class AsyncLLMEngine:
         """Callback when the host sends no more data; the argument says whether its models are gone too."""
 
     async def run(self, link: HostConnection) -> None:
-        """Exchange frames with the host until it sends ``Shutdown``.
+        """Exchange frames with an engine host until it sends ``Shutdown``.
 
         Raises:
             BrokenConnection: the host has ended without ``Shutdown``.
@@ -127,7 +128,7 @@ class AsyncLLMEngine:
 
     @property
     def is_recovering(self) -> bool:
-        """Whether a host has died, and its open requests have not all resumed on the next host."""
+        """Whether an engine host has died, and not all of its open requests have resumed on the next one."""
         return self._awaits_host or self._requests.is_trying
 
     @property
@@ -137,19 +138,20 @@ class AsyncLLMEngine:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the host is silent, or sends heartbeats but finishes no step with requests open."""
+        """Whether the engine host sends no heartbeats, or completes no steps although requests are open."""
         takes_steps = self._link is not None and self._models and not (self._awaits_host or self.is_rebuilding)
         waits = takes_steps and self.has_work and self._clock() - self._last_progress > self._stall_seconds
         return self.is_silent or bool(waits)
 
     @property
     def is_silent(self) -> bool:
-        """Whether a host is attached, and its heartbeats are late."""
+        """Whether the heartbeats of the attached engine host are overdue."""
         return self._link is not None and self._link.is_silent
 
     @property
     def wait(self) -> Wait | None:
-        """Wait that blocks the open requests: rank 0 waits for other ranks, or the gateway for rank 0. None if there is none."""
+        """The wait that blocks the open requests: of rank 0 for other ranks, or of the gateway for rank 0. None if
+        nothing blocks them."""
         if self._link is not None and (silence := self._link.silence):
             return Wait(rank=None, peers="0", step=-1, seconds=silence)
         if self._wait is None:
@@ -159,32 +161,33 @@ class AsyncLLMEngine:
         return msgspec.structs.replace(wait, seconds=seconds) if seconds >= TOLD_WAIT_SECONDS else None
 
     def register(self, task: EngineTask) -> None:
-        """Register a task before it has requests, so that it can be cancelled. The caller must ``forget`` it."""
+        """Register a task before it has requests, so that it can be cancelled. The caller must later call ``forget``."""
         self._tasks.add(task)
         if self._ending is not None:
             task.fail(self._ending)
 
     def open(self, request: Request, tokenizer: Tokenizer | None, streams: bool, id: str) -> RequestState:
-        """Return the state of a request with a unique key.
+        """Make the ``RequestState`` of a request under a unique key.
 
         Args:
-            streams: whether the request needs deltas.
+            streams: whether deltas are needed, for a streamed response.
         """
         return RequestState(replace(request, key=f"{next(self._keys)}:{id}"), tokenizer, streams, self._clock)
 
     def start(self, task: EngineTask) -> None:
-        """Submit the requests of ``task`` to the host."""
+        """Submit the requests of ``task`` to the engine host."""
         if not self.has_work:
             self._last_progress = self._clock()
         self._requests.add(task)
 
     def forget(self, task: EngineTask) -> None:
-        """Drop ``task``, and abort its unfinished requests on the host."""
+        """Drop ``task``, and abort its unfinished requests on the engine host."""
         self._tasks.discard(task)
         self._requests.remove(task)
 
     def cancel(self, name: str, owner: str) -> bool:
-        """Cancel the open tasks of ``owner`` that have this name; return whether any was found."""
+        """Cancel the open tasks of ``owner`` with this ``name`` (an id of their HTTP request). Returns whether there
+        were any."""
         matches = [task for task in self._tasks if task.owner == owner and name in task.names]
         for task in matches:
             task.fail(api_errors.cancelled())
@@ -196,26 +199,27 @@ class AsyncLLMEngine:
         return sorted(unfinished, key=lambda task: task.begin)
 
     def running_tasks(self, model: str) -> set[EngineTask]:
-        """Tasks of a model that had a running sequence at the time of the last statistics."""
+        """Tasks of a model that had a running sequence when the engine last sent statistics."""
         running = self._requests.owners(self._running_keys.get(model, ()))
         return {task for task in running if not _is_done(task)}
 
     def watch(self, on: bool) -> None:
-        """Start or stop step traces of the ranks."""
+        """Make the ranks start or stop recording step traces."""
         self._tell(Watch(on))
 
     def tell_ready(self) -> None:
-        """Notify the host that the gateway accepts requests."""
+        """Notify the engine host that the gateway accepts requests."""
         self._tell(Ready())
 
     async def change_layout(self, change: LayoutChange) -> tuple[LayoutAnswer, ModelInfo]:
-        """Serve a model in another layout. Returns the outcome, and the model as it is served afterwards.
+        """Reload a model in another layout. Returns the outcome, and the model as it is served afterwards.
 
         Args:
             change: the new layout, and the model's name.
 
         Raises:
-            ApiError: another change is pending; or the host died before or during the change, and the next one is not attached yet.
+            ApiError: another change is pending; or the engine host died before or during the change, and its successor
+                is not attached yet.
         """
         if self._change is not None or self._awaits_outcome:
             raise _change_under_way()
@@ -288,7 +292,7 @@ class AsyncLLMEngine:
         self._requests.begin()
 
     def _end_changed(self, models: list[ModelInfo]) -> None:
-        """Fail open requests of models whose files have changed: a different model would generate the rest of the answer."""
+        """Fail the open requests of models whose files have changed, as a different model would continue their answers."""
         for model in models:
             if not model.changed:
                 continue
@@ -306,7 +310,7 @@ class AsyncLLMEngine:
             )
 
     def _fail(self, ending: ApiError) -> None:
-        """Fail all open tasks with ``ending``, and those registered before the next host attaches."""
+        """Fail all open tasks with ``ending``, and also tasks that are registered before the next engine host attaches."""
         self._ending = ending
         for task in list(self._tasks):
             task.fail(ending)
@@ -322,8 +326,8 @@ def _change_under_way() -> ApiError:
 
 
 def _can_go_on(before: ModelInfo, now: ModelInfo) -> bool:
-    """Whether answers of ``before`` can continue on ``now``. Layout, precision and maximum context length may differ: the host refuses
-    requests that no longer fit."""
+    """Whether the restarted model ``now`` can continue answers of ``before``. Layout, precision and maximum context
+    length may differ: the engine host refuses requests that no longer fit."""
     return all(
         getattr(before, name) == getattr(now, name)
         for name in ("name", "tokenizer", "vocab_size", "hidden_size", "num_layers")

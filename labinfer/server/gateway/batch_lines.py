@@ -13,15 +13,15 @@ from labinfer.requests.jsonl import BatchLine
 from labinfer.server.gateway.options import MIB
 
 MAX_LINES = 50_000
-"""Maximum lines of a batch, as in OpenAI's API."""
+"""Maximum number of lines of a batch, as in OpenAI's API."""
 MAX_FAILURES = 20
-"""Maximum reported failures of an invalid batch."""
+"""Number of reported failures after which the validation of a batch ends."""
 ENVELOPE_BYTES = 1 << 16
-"""Allowance for the bytes of a line outside its body."""
+"""Bytes that a line may have in addition to the request body that it contains."""
 
 
 class LineFailure(msgspec.Struct, frozen=True):
-    """A line that is invalid in a batch; ``number`` is 0 if the failure concerns the whole file."""
+    """Reason why a line of a batch's input file is invalid; ``number`` is 0 if the failure concerns the whole file."""
 
     number: int
     code: str
@@ -36,22 +36,22 @@ class AnswerStatus(msgspec.Struct):
 
 
 class AnswerLine(msgspec.Struct):
-    """Partial schema of an answer: enough to choose the output or the error file."""
+    """Partial schema of a line with an answer: enough to tell whether it belongs in the output or the error file."""
 
     response: AnswerStatus
 
 
 class BodyProbe(msgspec.Struct):
-    """Partial schema of a body: enough to reject streaming."""
+    """Partial schema of a line's request body: enough to reject ``stream``."""
 
     stream: bool | None = None
 
 
 class BatchFile:
-    """Input file of a batch.
+    """The input file of a batch.
 
     Args:
-        endpoint: route that every line must address.
+        endpoint: path of the API to which every line must address its request.
         max_body_size: maximum size of a line's body, in MiB.
     """
 
@@ -65,7 +65,7 @@ class BatchFile:
             yield from lines
 
     def validate(self) -> tuple[int, list[LineFailure]]:
-        """Count the lines, and return the count and the invalid lines. Slow for long files."""
+        """Check all lines. Returns their number and the failures. Takes long for large files."""
         failures: list[LineFailure] = []
         numbers: dict[str, int] = {}
         total = 0
@@ -105,7 +105,8 @@ class BatchFile:
 
 
 def split_answers(answers: Path, output: Path, errors: Path) -> None:
-    """Split ``answers`` by status into ``output`` and ``errors``. An incomplete last line (disk full) is dropped."""
+    """Split the answers into the ``output`` file (successes) and the ``errors`` file. An incomplete last line (disk
+    full) is dropped."""
     with open(answers, "rb") as lines, open(output, "wb") as good, open(errors, "wb") as bad:
         for line in lines:
             if not line.endswith(b"\n"):

@@ -1,8 +1,8 @@
 """BatchRunner: runs batches of ``/v1/batches``, one request per line, with a journal as in offline jobs.
 
-A line takes the path of an online request (handlers, limits, errors), with a lower priority and bounded concurrency.
-Answers go to a file with a journal (``labinfer/api/batch``), so that a restarted server resumes with the unanswered lines.
-At the end that file is split into the output and the error file.
+A line is handled like an online request (same handlers, limits and errors), with a lower priority and bounded
+concurrency. Answers go to a file with a journal (``labinfer/api/batch``), so that a restarted server resumes with the
+unanswered lines. At the end that file is split into the output and the error file.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ logger = logging.getLogger(__name__)
 
 Handler = Callable[[HttpContext], Awaitable[Response | EventStream]]
 MAX_OPEN_BATCHES, MAX_BATCHES = 64, 1000
-"""Limits per caller: open batches, and remembered batches. The files of forgotten batches remain."""
+"""Limits per caller: number of open batches, and of stored batches. The files of a batch remain when it is dropped."""
 PRIORITY = 1_000_000
-"""Offset of the priority of every line. Requests with lower values run first, so batches run after online requests."""
+"""Added to the priority value of every line. Requests with lower values run first, so batches run after online
+requests."""
 RETRY_STATUSES = (429, 503)
 MIN_WAIT_SECONDS, MAX_WAIT_SECONDS = 1.0, 30.0
-"""Bounds of the delay before a rejected line is retried."""
+"""Bounds of the delay in seconds before a rejected line is retried."""
 
 
 class LineAnswer(NamedTuple):
@@ -52,16 +53,16 @@ class LineAnswer(NamedTuple):
     status: int
     body: bytes = b""
     retry_seconds: float = 0.0
-    """Delay before a retry if the line was rejected for lack of capacity; 0 if it is answered."""
+    """Seconds until a retry if the line was rejected for lack of capacity; 0 if it is answered."""
     warning: str = ""
-    """Text for the header ``x-warning``."""
+    """Text of the response header ``x-warning``."""
 
 
 class BatchRunner:
     """Runs batches.
 
     Args:
-        handlers: handler of each route.
+        handlers: maps each path to its handler.
     """
 
     def __init__(self, service: Service, store: FileStore, handlers: dict[str, Handler]):
@@ -71,7 +72,7 @@ class BatchRunner:
         self._tasks: dict[str, asyncio.Task] = {}
 
     def resume(self) -> None:
-        """Resume open batches of an earlier server whose key is known."""
+        """Resume the batches that were open when the last server ended, if their owners' API keys are still valid."""
         for stored in self._store.all_batches():
             if not stored.batch.is_open:
                 continue
@@ -83,7 +84,7 @@ class BatchRunner:
             self._start(stored.owner, stored.batch)
 
     def create(self, caller: ApiCaller, batch: Batch) -> None:
-        """Create a batch of a caller's file, and start it.
+        """Create and start a batch over a file of the caller.
 
         Raises:
             ApiError: the file does not exist, there is no space for results, or too many batches are open.
@@ -121,7 +122,7 @@ class BatchRunner:
         return batch
 
     def reads(self, owner: str, file_id: str) -> bool:
-        """Whether an open batch has ``file_id`` as its input."""
+        """Whether ``file_id`` is the input file of an open batch."""
         return any(b.input_file_id == file_id and b.is_open for b in self._store.batches(owner))
 
     def _start(self, owner: str, batch: Batch) -> None:
@@ -147,7 +148,7 @@ class BatchRunner:
     # Lines.
 
     async def _answer(self, owner: str, batch: Batch) -> list[LineFailure]:
-        """Answer all lines. Returns the invalid lines if validation fails; no line is answered then."""
+        """Answer all lines of a batch. If the input file is invalid, answers none, and returns the failures."""
         input = self._store.content(self._store.file(owner, batch.input_file_id))
         file = BatchFile(input, batch.endpoint, self._service.options.max_body_size)
         if batch.status == "validating":
@@ -175,7 +176,7 @@ class BatchRunner:
         tasks: set[asyncio.Task] = set()
 
         async def wait_until(most: int) -> None:
-            """Wait until at most ``most`` lines are running."""
+            """Wait until at most ``most`` lines are being answered."""
             while len(tasks) > most:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 tasks.difference_update(done)
@@ -197,7 +198,7 @@ class BatchRunner:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _answer_line(self, owner: str, batch: Batch, number: int, line: bytes, *, output: JobOutput) -> None:
-        """Answer a line, with retries; gives up if the batch is cancelled during a back-off."""
+        """Answer a line, and retry it if it is rejected. Gives up if the batch is cancelled while a retry waits."""
         parsed = msgspec.json.decode(line, type=BatchLine)
         id = f"{batch.id}-{number}"
         while True:
@@ -222,7 +223,7 @@ class BatchRunner:
         )
 
     async def _ask(self, owner: str, route: str, id: str, body: bytes) -> LineAnswer:
-        """Run one request through its handler, and return its answer."""
+        """Run one request through the handler of ``route``, and return its answer."""
         context = HttpContext(self._service, _request(route, id, body), route)
         context.caller, context.priority, context.seconds = self._service.keys.caller(owner), PRIORITY, 0.0
         status = 500
@@ -246,7 +247,7 @@ class BatchRunner:
     # States.
 
     async def _finish(self, owner: str, id: str, failures: list[LineFailure]) -> None:
-        """Make result files of the answers, including the answers of a failed batch.
+        """Make the result files of a batch from its answers; also for a failed batch, from the answers that it has.
 
         Raises:
             OSError: the files cannot be written.
@@ -272,7 +273,7 @@ class BatchRunner:
         self._store.remove_answers(batch)
 
     async def _adopt_answers(self, owner: str, batch: Batch, answers: Path) -> dict[str, str]:
-        """Split the answers into result files; return the ids of the non-empty ones."""
+        """Store the answers as result files of the owner; returns the ids of those that are not empty."""
         paths = {name: self._store.new_upload_path() for name in ("output", "error")}
         results = {}
         try:
@@ -291,7 +292,7 @@ class BatchRunner:
         return self._store.batch(owner, id).status == "cancelling"
 
     def _count(self, owner: str, id: str, counts: RequestCounts) -> None:
-        """Update the progress counts in memory; after a restart they are recomputed from the journal."""
+        """Update the progress counts of a batch in memory. After a restart they are recomputed from the journal."""
         batch = self._store.batch(owner, id)
         self._store.put_batch(owner, msgspec.structs.replace(batch, request_counts=counts), is_lasting=False)
 
@@ -305,7 +306,7 @@ class BatchRunner:
 
 
 def _request(route: str, id: str, body: bytes) -> Request:
-    """An HTTP request with ``body``, whose client never disconnects."""
+    """Make an HTTP request with ``body``, as if from a client that never disconnects."""
     pieces = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> dict:

@@ -1,4 +1,4 @@
-"""BodyMemory: limit on the request bodies that are in memory at once."""
+"""BodyMemory: limit on the memory of all request bodies together."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from labinfer.server.gateway.admission_control import RETRY_SECONDS
 from labinfer.server.gateway.options import MIB, ServerOptions
 
 FREE_BYTES = 1 << 16
-"""Maximum length of a body that is always accepted: the connection's own buffers are as large."""
+"""Maximum length in bytes of a body that is always accepted: the connection's own buffers have this size anyway."""
 FLAG = "--max-body-memory"
 
 
 class BodyMemory:
-    """Memory of long request bodies that are being read, parsed or tokenized, in bytes per caller and in total."""
+    """Memory in bytes of the long request bodies that are being read, parsed or tokenized; limited per caller and in
+    total."""
 
     def __init__(self, options: ServerOptions):
         largest = options.max_body_size * MIB
@@ -50,7 +51,7 @@ class BodyMemory:
 
 
 class BodyLease:
-    """Part of a ``BodyMemory`` that one request body takes."""
+    """The part of a ``BodyMemory`` that one request body occupies."""
 
     def __init__(self, memory: BodyMemory, caller: str):
         self._memory, self._caller = memory, caller
@@ -59,7 +60,7 @@ class BodyLease:
         self._num_counted = 0
 
     def grow(self, num_bytes: int) -> None:
-        """Reserve ``num_bytes`` more, before they are stored.
+        """Reserve ``num_bytes`` more, before that many bytes are stored.
 
         Raises:
             ApiError: 429 if the caller's share of the memory is used up, 503 if the total is.

@@ -1,4 +1,4 @@
-"""Bottleneck report: what limits a model's throughput, diagnosed from the stats of its ranks."""
+"""Bottleneck report: what limits a model's throughput, derived from the stats of its ranks."""
 
 from __future__ import annotations
 
@@ -12,31 +12,34 @@ from labinfer.server.link.frames import ModelInfo
 from labinfer.server.link.stats import EngineStats, RankStats
 
 LEAST_SECONDS, LEAST_STEPS = 2.0, 5
-"""Minimum seconds with work, and minimum steps, that every rank must have for a report."""
+"""Minimum seconds with work, and minimum number of steps, of every rank; with less there is no report."""
 BUSY = 0.8
-"""Busy fraction from which a stage is the bottleneck."""
+"""Busy fraction of a stage from which on it counts as the bottleneck."""
 UNEVEN = 1.1
-"""Ratio of the busiest stage's busy fraction to the mean of the others from which a layout counts as uneven."""
+"""Ratio of the busiest stage's busy fraction to the mean of the other stages', from which on the layout counts as
+unbalanced."""
 TOO_FEW = 0.5
-"""Too few requests are the bottleneck if, on average, at least this many sequences are missing for one sequence per
-stage."""
+"""Number of missing sequences, on average, from which on too few requests are the bottleneck. One sequence per stage
+would keep all stages busy."""
 SOME_WAIT = 0.5
-"""Mean number of waiting sequences from which there is a queue; fewer are in transit."""
+"""Mean number of waiting sequences from which on there is a queue; fewer are merely about to start."""
 FULL_CACHE, FULL_BATCH = 0.9, 0.95
-"""Mean fraction of the KV blocks in use, and mean running sequences as a fraction of ``--max-num-seqs``, from which
-these resources are full."""
+"""Thresholds from which on a resource counts as full: mean fraction of KV blocks in use, and mean number of running
+sequences as a fraction of ``--max-num-seqs``."""
 
 
 def diagnose(window: Sequence[EngineStats], info: ModelInfo, time_us: int, others_ran: bool) -> BottleneckReport | None:
-    """Diagnose the time between the first and the last stats of ``window``; None if a rank has measured too little.
+    """Find the bottleneck in the time between the first and the last stats of ``window``. Returns None if a rank has
+    worked too little then.
 
-    A stage is the bottleneck if it computes nearly all the time, or if its idle fraction is at most the difference of
-    its busy fraction and the mean over all stages. Otherwise the idle time of the busiest stage has another cause.
+    The busiest stage is the bottleneck if it computes nearly all the time, or if its idle fraction is at most the
+    excess of its busy fraction over the mean of all stages. Otherwise the idle time of the busiest stage has another
+    cause.
 
     Args:
         window: stats of one model since its engine started, oldest first.
-        time_us: time of the last stats, in microseconds since 1970.
-        others_ran: whether other models ran steps on the ranks meanwhile.
+        time_us: time of the last stats of ``window``, in microseconds since 1970.
+        others_ran: whether the ranks ran steps of other models, too.
     """
     window = [stats for stats in window if len(stats.ranks) == len(info.ranks)]  # at first, not every rank has reported
     works = _works(window[0], window[-1]) if window else []
@@ -120,7 +123,7 @@ def _bound(
 
 
 def _full(at_work: list[EngineStats], preempted: bool, max_num_seqs: int) -> Literal["kv_cache", "max_num_seqs"] | None:
-    """Resource that keeps sequences waiting; None if there is no queue, or no resource is full."""
+    """The resource for lack of which sequences wait; None if no sequences wait, or no resource is full."""
     if not at_work or fmean(stats.waiting for stats in at_work) < SOME_WAIT:
         return None
     if preempted or fmean(stats.kv_usage for stats in at_work) >= FULL_CACHE:

@@ -2,7 +2,7 @@
 
 Without limits a client can hold a connection and its memory forever: by sending its request a byte at a time or never
 (CWE-400, Slowloris), by an endless header, trailer or chunk extension, by excessive pipelining, or by not reading the
-response. With them, a connection whose request is not admitted yet uses less than 0.2 MiB.
+response. With these limits, a connection uses less than 0.2 MiB until its request is admitted.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.api_errors import ApiError
 
 REQUEST_SECONDS = 60.0
-"""Timeout for a complete request, from its first byte; for the first request, from the connection."""
+"""Timeout in seconds for a complete request, from its first byte; for the first request of a connection, from the
+connection's start."""
 STALL_SECONDS = 60.0
-"""Timeout for a client that does not read while the send buffers are full."""
+"""Timeout in seconds for a client that reads nothing while the send buffers are full."""
 LINGER_SECONDS = 2.0
-"""Time for a client to read the error before the connection closes: an immediate close with unread client data would discard the
-response."""
+"""Seconds that a client has to read an error response before the connection closes. An immediate close, with data of
+the client still unread, would discard the response."""
 UPGRADE_FIELDS = (b"connection", b"upgrade", b"http2-settings")
 MAX_HEAD = 1 << 16
 """Maximum bytes of a request outside its body: request line, header fields and chunk framing."""
 MAX_FIELDS = 128
-"""Maximum header fields; each costs several objects."""
+"""Maximum number of header fields of a request; each costs several Python objects."""
 CHUNK_OVERHEAD = 8
-"""Allowed chunk framing per body byte, beyond ``MAX_HEAD``; one-byte chunks have five bytes each."""
+"""Allowed bytes of chunk framing per body byte, in addition to ``MAX_HEAD``; one-byte chunks have five bytes each."""
 MAX_UNREAD = 1 << 26
-"""Maximum bytes of a body that are discarded after the response is complete, so that the client gets to read it."""
+"""Maximum bytes of a request body that are read and discarded after the response is complete, so that the client gets
+to read it."""
 MAX_AHEAD = 16
-"""Maximum pipelined requests."""
+"""Maximum number of pipelined requests of a connection."""
 READ_BYTES = 1 << 14
 """Maximum bytes per read. asyncio's 256 KiB reads from a thousand unauthenticated connections would block the event loop, and delay
 other requests."""
@@ -47,10 +49,12 @@ class TooMuch(Exception):
 
 
 class ClientConnection(HttpToolsProtocol):
-    """An HTTP connection that aborts when a limit is exceeded; its handler sees a client disconnect.
+    """An HTTP connection that is aborted when a limit is exceeded; to the request's handler, this is a client
+    disconnect.
 
     Args:
-        max_connections: limit of the server; 0 means unlimited. Above it, the connection that has waited longest for a request is closed.
+        max_connections: maximum number of open connections; 0 means unlimited. Above it, the connection that has waited
+            longest for a complete request is closed.
         keywords: arguments of uvicorn's protocol.
     """
 
@@ -59,7 +63,7 @@ class ClientConnection(HttpToolsProtocol):
     _num_bytes = _num_body_bytes = 0  # of the current message
     _in_head = True
     _awaited_since = math.inf
-    """Time since which the connection waits for a complete request."""
+    """Time from which on the connection has waited for a complete request, in seconds of the event loop's clock."""
     _is_refused = False
 
     def __init__(self, *, max_connections: int = 0, **keywords: Any):
@@ -98,8 +102,9 @@ class ClientConnection(HttpToolsProtocol):
             super().shutdown()
 
     def _feed(self, data: bytes) -> bytes:
-        """Parse ``data`` and return the unparsed rest. An upgrade request is handled as a plain HTTP/1.1 request (RFC 9110,
-        section 7.8): Java's clients send one first, and uvicorn alone would lose its body."""
+        """Parse ``data``. Returns the part that must be parsed again: a request for a protocol upgrade is handled as a
+        plain HTTP/1.1 request (RFC 9110, section 7.8). Java's clients send such a request first, and uvicorn would lose
+        its body."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
@@ -123,8 +128,8 @@ class ClientConnection(HttpToolsProtocol):
 
     @property
     def _overhead(self) -> int:
-        """Bytes of the current HTTP message outside its body (head, chunk framing), less ``CHUNK_OVERHEAD`` per body
-        byte. The connection is refused above ``MAX_HEAD``."""
+        """Bytes of the current HTTP message outside its body (head, chunk framing), minus ``CHUNK_OVERHEAD`` per body
+        byte. If it exceeds ``MAX_HEAD``, the request is refused."""
         return self._num_bytes - (1 + CHUNK_OVERHEAD) * self._num_body_bytes
 
     # Parser callbacks.
@@ -198,7 +203,7 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.abort()
 
     def _refuse(self, error: ApiError) -> None:
-        """Send an error response without a complete request, and close the connection."""
+        """Answer an incomplete request with an error response, and close the connection."""
         if self.cycle is not None and not self.cycle.response_complete:
             if self.cycle.response_started or self.pipeline:
                 self.transport.abort()

@@ -9,8 +9,8 @@ from labinfer.server.link.frames import MachineLinkInfo, RankShardInfo
 
 
 class RankPoint(ApiObject):
-    """State of a rank at one time: busy fraction since the previous point (null for the first point), private memory of its process, and
-    used and total memory of its device, in bytes."""
+    """State of a rank at one time: busy fraction since the previous point (null for the first point), private memory of
+    its process, and used and total memory of its device. Memory in bytes."""
 
     rank: Count
     busy: float | None
@@ -32,7 +32,7 @@ class StatsPoint(ApiObject, kw_only=True):
     time_us: Count
     """Time at which the statistics were taken, in microseconds since 1970."""
     seconds: float
-    """Time that the rates cover."""
+    """Seconds that the rates cover."""
     running: Count
     """Open requests with a sequence in the batches. ``running`` and ``waiting`` together are all open requests."""
     waiting: Count
@@ -42,7 +42,7 @@ class StatsPoint(ApiObject, kw_only=True):
     kv_usage: float
     """Fraction of the KV blocks in use."""
     ttft: Percentiles | None
-    """Time to first token over the last minute; null without a first token."""
+    """Time to first token of the answers in the last minute; null if no answer had its first token then."""
     time_per_output_token: Percentiles | None
     """Mean inter-token latency of the answers that ended in the last minute; null without an answer of two tokens."""
     queue_time: Percentiles | None
@@ -98,19 +98,20 @@ class BottleneckReport(ApiObject, kw_only=True):
     """
 
     time_us: Count
-    """Time of the last stats, in microseconds since 1970."""
+    """Time of the last stats that the report covers, in microseconds since 1970."""
     seconds: float
-    """Measured time with work."""
+    """Seconds with work that the report covers."""
     bound: Literal["stage", "stages", "requests", "communication", "models", "outside"]
     stages: list[StageLoad]
     busiest: Count
     """Index of the busiest stage."""
     lead: float
-    """Busy time of the busiest stage as a multiple of the other stages' mean; 1 with a single stage."""
+    """Busy time of the busiest stage as a multiple of the mean of the other stages; 1 with a single stage."""
     move_to: Count | None
-    """With ``stage``: the least busy stage, if the busiest one has a layer to move."""
+    """If ``bound`` is ``stage``: the least busy stage, to which a layer could move from the busiest one. Otherwise
+    null."""
     stage_latency_seconds: float | None
-    """Latency between two stages, measured at the start; null if not measured."""
+    """Latency in seconds of a message between two stages, measured at the start; null if not measured."""
     running: float | None
     """Mean number of running sequences; null if unknown."""
     full: Literal["kv_cache", "max_num_seqs"] | None
@@ -121,7 +122,8 @@ class LayoutDrift(ApiObject, kw_only=True):
     """Stage times relative to the start, over the last ten seconds of work."""
 
     factors: list[float]
-    """Time of each stage as a multiple of its time at the start, divided by the median of the other stages' multiples."""
+    """Relative slowdown of each stage: its time as a multiple of its time at the start, divided by the median multiple
+    of the other stages."""
     slow_stage: Count | None
     """Stage that has slowed down relative to the others, or null."""
     slow_rank: Count | None
@@ -133,7 +135,7 @@ class LayoutDrift(ApiObject, kw_only=True):
 
 
 class StatsEvent(StatsPoint, tag_field="object", tag="cluster.stats"):
-    """A ``StatsPoint`` as an event, with the current links, stages, bottleneck and drift."""
+    """A ``StatsPoint`` as a stream event, with the current traffic between ranks, stage speeds, bottleneck and drift."""
 
     links: list[RankTraffic]
     stages: list[StageSpeed]
@@ -141,7 +143,8 @@ class StatsEvent(StatsPoint, tag_field="object", tag="cluster.stats"):
     bottleneck: BottleneckReport | None
     """Bottleneck report; null until the model has had work for some seconds."""
     drift: LayoutDrift | None
-    """Stage times relative to the start; null with one stage, and until the model has had work for some twenty seconds."""
+    """Stage times relative to the start; null with a single stage, and until the model has had about twenty seconds of
+    work."""
 
 
 class StepSequence(ApiObject):
@@ -154,7 +157,7 @@ class StepSequence(ApiObject):
 
 
 class Step(ApiObject):
-    """A completed step. Of many sequences, only the first are listed."""
+    """A completed step, with its first sequences."""
 
     step: Count
     prefill_tokens: Count
@@ -171,7 +174,8 @@ class RankTrace(ApiObject):
 
 
 class TraceEvent(ApiObject, kw_only=True, tag_field="object", tag="cluster.steps"):
-    """Steps and trace slices between ``begin_us`` and ``end_us``, in microseconds since 1970; both null without slices."""
+    """Steps and trace slices between ``begin_us`` and ``end_us`` (microseconds since 1970); both are null if there are
+    no slices."""
 
     begin_us: Count | None
     end_us: Count | None
@@ -182,7 +186,7 @@ class TraceEvent(ApiObject, kw_only=True, tag_field="object", tag="cluster.steps
 
 
 class ClusterRank(RankShardInfo, kw_only=True):
-    """Placement, device and shard of one rank of a model. Null fields are not reported yet."""
+    """Placement, device and shard of one rank of a model. Null fields have not been reported yet."""
 
     threads: Count | None
     cpus: str | None
@@ -228,7 +232,7 @@ class ClusterInfo(ApiObject, kw_only=True, tag_field="object", tag="cluster"):
     plugins: list[str]
     """Name and digest of each plugin loaded by the ranks."""
     stage_latency_seconds: float | None
-    """Latency between two stages, measured at the start; null if not measured."""
+    """Latency in seconds of a message between two stages, measured at the start; null if not measured."""
     ranks: list[ClusterRank]
     experts: list[LayerExperts]
     """One entry per MoE layer."""
@@ -244,13 +248,15 @@ class ClusterInfo(ApiObject, kw_only=True, tag_field="object", tag="cluster"):
     bottleneck: BottleneckReport | None
     """Bottleneck report; null until the model has had work for some seconds."""
     drift: LayoutDrift | None
-    """Stage times relative to the start; null with one stage, and until the model has had work for some twenty seconds."""
+    """Stage times relative to the start; null with a single stage, and until the model has had about twenty seconds of
+    work."""
     history: list[StatsPoint]
     """History of the statistics, oldest point first."""
 
 
 class LayoutChanged(ApiObject, kw_only=True, tag_field="object", tag="cluster.layout"):
-    """Layout of a model after a layout change, and the pause in seconds: 0 if the layout was in use already."""
+    """The layout of a model after a layout change, and the pause in seconds; the pause is 0 if that layout was in use
+    already."""
 
     model: str
     changed: bool
@@ -261,7 +267,7 @@ class LayoutChanged(ApiObject, kw_only=True, tag_field="object", tag="cluster.la
     quantization: str
     """Quantization: one name for all stages, or one per stage, separated by commas."""
     ranks: list[RankShardInfo]
-    """Ranks that hold a part of the model."""
+    """Ranks that hold a shard of the model."""
 
 
 class TraceFile(ApiObject):

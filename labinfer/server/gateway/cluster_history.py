@@ -1,4 +1,4 @@
-"""ClusterHistory: stats of the last hour, and step traces while a client watches."""
+"""ClusterHistory: stats of the last hour, and step traces as long as a client watches."""
 
 from __future__ import annotations
 
@@ -36,22 +36,23 @@ from labinfer.server.link.frames import ModelInfo, RankShardInfo, Trace
 from labinfer.server.link.stats import Drift, EngineStats, RankStats, TracedStep
 
 PAUSE_SECONDS = 4.0
-"""Seconds since the previous stats above which the first point of an engine that was idle covers only
+"""If the engine was idle and has sent no stats for more than this many seconds, the next point covers only
 ``POINT_SECONDS``."""
 REPORT_SECONDS = 10.0
-"""Time that a bottleneck report and link rates cover."""
+"""Seconds that a bottleneck report, and the rates of traffic between ranks, cover."""
 SPEED_SECONDS, MARK_SECONDS = 60.0, 5.0
-"""Time that stage speeds and cache hits cover, and the interval of the stats kept for them."""
+"""Seconds that stage speeds and cache hit rates cover, and seconds between two of the stats kept for them."""
 KEPT_BYTES = 4 << 20
-"""Maximum bytes of a model's slices: about half a minute of short steps on two ranks."""
+"""Maximum bytes of recorded slices that are kept per model: about half a minute of short steps on two ranks."""
 IDLE_SECONDS = 10.0
-"""Longer waits are left out of a trace, which might otherwise begin an hour before its first step."""
+"""Waits of more than this many seconds are left out of a trace, which might otherwise begin an hour before its first
+step."""
 MAX_BEHIND = 8
-"""Maximum queued events of a slow watcher; the oldest are dropped."""
+"""Maximum number of queued events per watching client; for a slower client the oldest are dropped."""
 
 
 class Watcher:
-    """A client that watches one model."""
+    """A client that receives the events (stats and traces) of one model."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -63,11 +64,11 @@ class Watcher:
         self._events.put_nowait(data)
 
     def end(self) -> None:
-        """Make ``next`` return None after the queued events."""
+        """Make ``next`` return None once all queued events are taken."""
         self._events.put_nowait(None)
 
     async def next(self, seconds: float | None = None) -> bytes | None:
-        """The next event, encoded; None after the last one, or after a timeout of ``seconds``."""
+        """Return the next event, encoded. None after the last one, or after a timeout of ``seconds``."""
         try:
             return await asyncio.wait_for(self._events.get(), seconds)
         except asyncio.TimeoutError:  # an alias of TimeoutError from Python 3.11 on
@@ -76,22 +77,23 @@ class Watcher:
 
 @dataclass(kw_only=True)
 class ModelHistory:
-    """Points, slices and watchers of one model."""
+    """Stats, recorded slices and watching clients of one model."""
 
     last: EngineStats
     last_time: float
-    """Time of the last point, in seconds since 1970."""
+    """Time of the last point of ``points``, in seconds since 1970."""
     info: ModelInfo | None = None
-    """Description of the model; None until a host has loaded the model."""
+    """Description of the model; None until an engine host has loaded the model."""
     points: PointHistory
     """Points of the last hour."""
     recent: deque[tuple[float, EngineStats]] = field(default_factory=deque)
-    """Statistics as (arrival time, stats), of the points in the last ``REPORT_SECONDS``."""
+    """Stats of the last ``REPORT_SECONDS``, as (arrival time, stats)."""
     minute: deque[tuple[float, EngineStats]] = field(default_factory=deque)
-    """Statistics as (arrival time, stats), sampled every ``MARK_SECONDS`` over the last ``SPEED_SECONDS``; begins with the last stats before that window."""
+    """Stats of the last ``SPEED_SECONDS``, one every ``MARK_SECONDS``, as (arrival time, stats). The first entry lies
+    before that window."""
     bottleneck: BottleneckReport | None = None
     slices: deque[tuple[float, int, Slices]] = field(default_factory=deque)
-    """Recorded time slices as (arrival time, rank, slices)."""
+    """Recorded slices, as (arrival time, rank, slices)."""
     slice_bytes: int = 0
     watchers: set[Watcher] = field(default_factory=set)
 
@@ -100,7 +102,7 @@ class ClusterHistory:
     """History of all models of a gateway.
 
     Args:
-        watch: called with whether any client watches, whenever that changes.
+        watch: called with True when the first client starts to watch, and with False when the last one ends.
         count_open: returns the numbers of running and of waiting requests of a model.
         latencies: latencies of the last minute.
         clock: seconds since 1970.
@@ -127,7 +129,7 @@ class ClusterHistory:
     # For the engine.
 
     def begin(self) -> None:
-        """Reset for a new host, whose counters begin at 0."""
+        """Reset the counters for a new engine host, which counts from 0."""
         self._ended = False
         for name, model in self._models.items():
             model.last, model.last_time = EngineStats(model=name), self._clock()
@@ -138,7 +140,7 @@ class ClusterHistory:
             self._watch(True)
 
     def attach(self, models: Iterable[ModelInfo]) -> None:
-        """Store the info of the models that a host has loaded."""
+        """Store the descriptions of the models that an engine host has loaded."""
         for info in models:
             self._models[info.name].info = info
 
@@ -182,7 +184,7 @@ class ClusterHistory:
             _hand_out(model, _trace_event(trace))
 
     def end(self) -> None:
-        """End all watchers: the host sends no more data."""
+        """End all watching clients, as the engine host sends no more data."""
         self._ended = True
         for model in self._models.values():
             for watcher in model.watchers:
@@ -191,15 +193,16 @@ class ClusterHistory:
     # For routes.
 
     def points(self, name: str) -> list[StatsPoint]:
-        """``StatsPoint``s of the last hour, oldest first."""
+        """Points of the last hour of a model, oldest first."""
         return self._models[name].points.read()
 
     def rank_stats(self, name: str) -> dict[int, RankStats]:
-        """Rank to its last stats."""
+        """Map each rank of a model to its last stats."""
         return {stats.rank: stats for stats in self._models[name].last.ranks}
 
     def present(self, name: str) -> dict[str, Any]:
-        """Fields of ``StatsEvent`` beyond ``StatsPoint``: links, stage speeds, bottleneck and drift."""
+        """The current values that a ``StatsEvent`` has in addition to a ``StatsPoint``: traffic, stage speeds,
+        bottleneck and drift."""
         model = self._models[name]
         before = {rank.rank: rank for rank in model.recent[0][1].ranks} if model.recent else {}
         ranks = model.last.ranks
@@ -214,7 +217,7 @@ class ClusterHistory:
 
     @contextlib.contextmanager
     def watching(self, name: str) -> Iterator[Watcher]:
-        """Watch a model's events within a ``with`` block; the ranks trace their steps meanwhile."""
+        """Receive a model's events within a ``with`` block, during which the ranks trace their steps."""
         model, watcher = self._models[name], Watcher()
         if not self._is_watched:
             self._watch(True)
@@ -231,7 +234,7 @@ class ClusterHistory:
     def tracks(
         self, name: str, ranks: Iterable[RankShardInfo], since: float = 0.0, seconds: float = math.inf
     ) -> list[Track]:
-        """Kept slices of each rank. Slow for many slices: call it outside the event loop.
+        """The recorded slices of each rank. Slow if there are many: call it outside the event loop.
 
         Args:
             since: seconds since 1970; slices that arrived earlier are left out.
@@ -258,7 +261,7 @@ class ClusterHistory:
         return any(model.watchers for model in self._models.values())
 
     def _point(self, model: ModelHistory, stats: EngineStats, seconds: float, now: float) -> StatsPoint:
-        """The point of ``stats``, which cover ``seconds``."""
+        """Make the point of the latest ``stats``, whose rates cover ``seconds``."""
         before, name = model.last, stats.model
         num_steps = stats.num_steps - before.num_steps
         ranks_before = {rank.rank: rank for rank in before.ranks}
@@ -304,7 +307,8 @@ def _is_idle(item: Slice) -> bool:
 
 
 def _in_order(slices: list[Slice], seconds: float) -> list[Slice]:
-    """Slices by begin time, outer ones first, up to ``seconds`` after the end of the first slice, which may be a long wait."""
+    """Sort slices by begin time, outer before inner ones. Leaves out slices that begin more than ``seconds`` after the
+    end of the first one, which may be a long wait."""
     until = min((item.end for item in slices), default=0) + seconds * 1e9
     return sorted((item for item in slices if item.begin < until), key=lambda item: (item.begin, -item.end))
 
@@ -331,7 +335,7 @@ def _rank_traffic(before: RankStats | None, now: RankStats, destination: int) ->
 
 
 def _busy(before: RankStats | None, now: RankStats) -> float | None:
-    """Busy fraction of a rank between two stats; None without earlier stats."""
+    """Busy fraction of a rank between two of its stats; None without earlier stats."""
     if before is None or now.when <= before.when:
         return None
     return min(1.0, max(0.0, now.busy_seconds - before.busy_seconds) / (now.when - before.when))

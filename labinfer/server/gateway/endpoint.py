@@ -1,4 +1,4 @@
-"""Endpoint: a path of the API and its handler, declared where the handler is defined."""
+"""Endpoint: a path of the API with its handler; declared next to the handler."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from labinfer.server.gateway.http_context import JSON, HttpContext
 from labinfer.server.gateway.options import ServerOptions
 
 ANYWHERE = (400, 403, 405, 421, 431, 500)
-"""Error statuses of every endpoint. Endpoints whose method changes nothing (GET, HEAD, …) have no 403."""
+"""Error statuses of every endpoint. Endpoints whose HTTP method changes nothing (GET, HEAD, …) have no 403."""
 READING = (*ANYWHERE, 404, 413, 415, 429, 503)
 """Error statuses of endpoints that read a body."""
 GENERATING = (*READING, 408, 499)
 STORED = (*ANYWHERE, 404)
 LOOKING = (*ANYWHERE, 404, 503)
-"""Error statuses of endpoints that inspect a loaded model."""
+"""Error statuses of endpoints that describe a loaded model."""
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 
 Handler = Callable[[HttpContext], Awaitable[Response | EventStream]]
@@ -36,7 +36,7 @@ class Endpoint:
     method: str
     path: str
     aliases: tuple[str, ...] = ()
-    """Further paths of the handler."""
+    """Further paths that the handler serves."""
     handler: Handler
     needs_key: bool = True
     opened_by: str = ""
@@ -46,11 +46,11 @@ class Endpoint:
     summary: str = ""
     body: type[msgspec.Struct] | None = None
     form: type[msgspec.Struct] | None = None
-    """Schema of a body that is a multipart form with a file; None for other bodies."""
+    """Schema of the request body if it is a multipart form with a file; None for other bodies."""
     answer: type | UnionType | None = None
-    """Schema of a successful answer; None if it is always a stream."""
+    """Schema of a successful response; None if the response is always a stream."""
     statuses: tuple[int, ...] = (200,)
-    """Statuses of responses with ``answer``; none if every request is refused."""
+    """HTTP statuses of responses with ``answer``; empty if every request is refused."""
     events: tuple[type[msgspec.Struct], ...] = ()
     """Event schemas of a stream, if the endpoint can stream."""
     content_type: str = JSON
@@ -59,11 +59,12 @@ class Endpoint:
     errors: tuple[int, ...] = ANYWHERE
     error_form: ErrorForm = OPENAI_ERRORS
     is_anthropics_too: bool = False
-    """Whether Anthropic's API has this path, too: Anthropic's clients get its format, and ``answer`` is a union."""
+    """Whether Anthropic's API has this path as well. Anthropic's clients then get that API's format, and ``answer`` is
+    a union of both."""
 
     @property
     def templates(self) -> list[str]:
-        """Paths as OpenAPI writes them."""
+        """The endpoint's paths in OpenAPI's notation for parameters."""
         return [path.replace(":path}", "}") for path in (self.path, *self.aliases)]
 
     @property
@@ -72,7 +73,7 @@ class Endpoint:
         return tuple(sorted({*self.errors, *[401] * self.needs_key} - {*[403] * (self.method in CHANGES_NOTHING)}))
 
     def with_options(self, options: ServerOptions, keys_required: bool) -> Endpoint:
-        """Copy for a server with these options: a key is needed only if the server has keys, and no option makes the
+        """Copy for a server with these options. A key is needed only if the server has keys, and no option makes the
         endpoint public."""
         is_open = bool(self.opened_by) and getattr(options, self.opened_by)
         return replace(self, needs_key=self.needs_key and keys_required and not is_open)
@@ -95,6 +96,6 @@ def endpoint(method: str, path: str, **details: Any) -> Callable[[Handler], Hand
 
 
 def module_endpoints(*modules: ModuleType) -> tuple[Endpoint, ...]:
-    """Endpoints of the handlers in ``modules``, in definition order."""
+    """Endpoints of the handlers in ``modules``, in the order of definition."""
     parts = (part for module in modules for part in vars(module).values())
     return tuple(each for part in parts for each in getattr(part, "endpoints", ()))

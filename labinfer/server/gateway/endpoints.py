@@ -1,4 +1,4 @@
-"""Endpoints of the API and of the web pages, and ``/openapi.json``."""
+"""All endpoints: those of the API, those of the web pages, and ``/openapi.json``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _document(model_names: tuple[str, ...], vocab_size: int, options: ServerOpti
 
 
 ASKING = (chat, completions, embeddings, pooling, tokenization, responses, messages, files, batches)
-"""Modules whose endpoints run a model, in OpenAI's, vLLM's and Anthropic's formats, or store its inputs and results."""
+"""Modules of the endpoints of OpenAI's, vLLM's and Anthropic's APIs: they run a model, or store its inputs and results."""
 API = module_endpoints(*ASKING, requests, models, cluster, layout, health) + openapi.endpoints
 """Endpoints for programs, described in /openapi.json."""
 PAGES = module_endpoints(pages)

@@ -1,4 +1,4 @@
-"""EngineMetrics: engine stats as Prometheus metrics."""
+"""EngineMetrics: the stats of engines as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ READ_COUNTERS: tuple[tuple[str, str, Callable[[ExpertReads], float]], ...] = (
     ("labinfer:expert_read_bytes", "Bytes of experts that a rank read from disk.", lambda e: e.bytes_read),
     ("labinfer:expert_stall_seconds", "Time that a rank waited for experts to be read.", lambda e: e.stall_time),
 )
-"""Counters of ranks with ``--expert-offload``."""
+"""Name, description and value of each counter that exists on ranks with ``--expert-offload``."""
 
 
 class EngineMetrics(Collector):
-    """Keeps the last stats of each engine, and converts them on a scrape only.
+    """Keeps the last stats of each engine, and converts them to metrics only when they are scraped.
 
     Counters of a restarted engine begin at 0, as Prometheus expects.
 
@@ -135,7 +135,7 @@ class EngineMetrics(Collector):
         return metric
 
     def _step_age(self) -> Metric:
-        """Time since the last step; keeps growing while an engine with work is silent, as its host may hang in a step."""
+        """Seconds since the last completed step. Keeps growing if the engine host hangs in a step and sends no stats."""
         metric = GaugeMetricFamily(
             "labinfer:step_age_seconds",
             "Time since the last completed step while there is work, at the resolution of the engine's reports.",

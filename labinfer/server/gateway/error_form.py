@@ -1,4 +1,4 @@
-"""ErrorForm: the error format of an API."""
+"""ErrorForm: the error format of an API (OpenAI's or Anthropic's)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labinfer.requests.openai.api_object import ApiObject
 
 @dataclass(frozen=True)
 class ErrorForm:
-    """An error schema and its constructor."""
+    """The error format of an API: its schema, and the function that makes an error body."""
 
     name: str
     """Name of the API in ``/openapi.json``; empty for OpenAI's."""

@@ -20,7 +20,7 @@ from labinfer.requests.openai.api_object import ApiObject
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 15.0
-"""Idle time after which a comment is sent, so that proxies and clients keep the connection open."""
+"""Idle seconds after which a comment is sent, so that proxies and clients keep the connection open."""
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
@@ -33,18 +33,18 @@ def event(data: ApiObject) -> bytes:
 
 
 def named_event(data: ApiObject) -> bytes:
-    """Encode ``data`` as an event named by its struct tag."""
+    """Encode ``data`` as an event whose name is the tag of the struct."""
     return f"event: {data.__struct_config__.tag}\n".encode() + event(data)
 
 
 def error_event(error: ApiError) -> bytes:
-    """Event for a failure in mid-stream."""
+    """Encode the event that reports an error in mid-stream."""
     return b"event: error\n" + event(error.body())
 
 
 @dataclass(frozen=True)
 class StreamForm:
-    """Stream events of an API besides the answer itself: end marker, keep-alive, and error."""
+    """How an API ends a stream, keeps it alive, and reports an error in mid-stream."""
 
     end: bytes = DONE
     keep_alive: bytes = KEEP_ALIVE
@@ -55,12 +55,12 @@ OPENAI_FORM = StreamForm()
 
 
 class EventStream:
-    """An ASGI response that sends events as they arrive, then the end marker.
+    """An ASGI response that sends server-sent events as they arrive, then the end marker.
 
     Args:
         events: encoded events; an ``ApiError`` raised by the iterator becomes the last event.
         on_disconnect: called if the client disconnects early; must make ``events`` end or raise.
-        on_end: called at the end in every case.
+        on_end: called when the response ends, for whatever reason.
         clock: monotonic time in seconds.
     """
 

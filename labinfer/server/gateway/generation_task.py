@@ -1,4 +1,4 @@
-"""GenerationTask: the engine requests of one HTTP request, from admission to the release of their resources."""
+"""GenerationTask: the engine requests that one HTTP request makes, from admission until their resources are released."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Result = TypeVar("Result")
 
 
 class GenerationTask:
-    """The engine requests of one HTTP request, from admission to the ends of their answers.
+    """The engine requests of one HTTP request, from admission to the end of their answers.
 
-    It fails on a timeout, an engine failure, a cancellation or a client disconnect: its resources are freed, and whoever awaits it
-    gets an ``ApiError``.
+    A task fails on a timeout, an engine failure, a cancellation or a client disconnect. Its resources are then freed,
+    and its coroutines raise an ``ApiError``.
 
     Args:
-        input: the parsed body.
+        input: the parsed request body.
     """
 
     def __init__(self, context: HttpContext, model: Model, input: GenerationInput):
@@ -67,8 +67,8 @@ class GenerationTask:
 
     @classmethod
     async def start(cls, context: HttpContext, model: Model, parse: Callable[[], GenerationInput]) -> GenerationTask:
-        """Create and start the task of a body. Returns when it is admitted and the engine has accepted its requests. Nothing costly is
-        done before admission, and all of it counts towards the request's timeout.
+        """Create and start a task. Returns once the task is admitted and the engine has accepted its requests. All
+        costly work is done after admission, and counts towards the request's timeout.
 
         Raises:
             ApiError: ``parse`` raises a ``UserError``, a prompt is invalid, the engine refuses one of the requests, or a limit is reached.
@@ -124,7 +124,7 @@ class GenerationTask:
             self.close()
 
     def stream(self, events: AsyncIterator[bytes], form: StreamForm = OPENAI_FORM) -> EventStream:
-        """Return the response that sends ``events``, which are made from ``deltas``."""
+        """Return the response that sends ``events``. They must be made from ``deltas``."""
 
         def end() -> None:
             self.close()
@@ -133,7 +133,7 @@ class GenerationTask:
         return EventStream(events, self._context.headers, self.give_up, end, self._context.service.clock, form=form)
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        """(request number, delta) as they arrive; call ``close`` afterwards.
+        """Iterate over (request number, delta) as deltas arrive. Call ``close`` afterwards.
 
         Raises:
             ApiError: the task has failed.
@@ -153,7 +153,8 @@ class GenerationTask:
                 yield number, delta
 
     def usage(self, readers: list[ReplyReader] | None = None) -> Usage:
-        """Token counts of all requests so far; with one reader per answer of a single request, reasoning tokens too."""
+        """Token counts of all requests so far. If ``readers`` has the reader of each answer (of a single request),
+        reasoning tokens are counted too."""
         if readers is None:
             return total_usage(self.opened)
         (state,) = self.opened
@@ -172,14 +173,14 @@ class GenerationTask:
         self.fail(api_errors.cancelled("the client closed the connection"))
 
     def fail(self, error: ApiError) -> None:
-        """Fail the task with ``error``, wake whoever awaits it, and free its resources."""
+        """Fail the task with ``error``: free its resources, and raise the error in coroutines that await the task."""
         if not self.is_done:
             self._error = self._error or error
             self._news.set()
         self._engine.forget(self)
 
     def close(self) -> None:
-        """Free all resources, abort unfinished requests, and record metrics and log fields. Idempotent."""
+        """Abort unfinished requests, free all resources, and record metrics and log fields. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
         self._engine.forget(self)
@@ -192,12 +193,13 @@ class GenerationTask:
     # Callbacks of the engine client.
 
     def accept(self) -> None:
-        """Count a request that the engine has accepted."""
+        """Count one more of the task's requests as accepted by the engine."""
         self._num_accepted += 1
         self._news.set()
 
     def update(self, number: int, update: AnswerUpdate) -> bool:
-        """Apply an update of an answer. Returns whether the engine must abort the answer (a stop string was found here)."""
+        """Apply an engine update to an answer of request ``number``. Returns whether the engine must abort the answer,
+        because a stop string was found here."""
         opened = self.opened[number]
         if opened.answers[update.index].finish_reason is not None:  # a stop string has ended it already
             return False
@@ -214,7 +216,7 @@ class GenerationTask:
     # Steps of ``start``.
 
     async def _after(self, work: Awaitable[Result]) -> Result:
-        """Await ``work``; cancel it if the task fails meanwhile."""
+        """Await ``work``, or cancel it if the task fails before."""
         task, failing = asyncio.ensure_future(work), asyncio.ensure_future(self._wait())
         try:
             await asyncio.wait((task, failing), return_when=asyncio.FIRST_COMPLETED)
@@ -227,7 +229,7 @@ class GenerationTask:
             await asyncio.gather(failing, return_exceptions=True)
 
     async def _prepare(self, texts: list[PromptText] | None) -> list[Request]:
-        """Wait for admission, then build the requests with the caller's user, cache salt and priority."""
+        """Wait for admission, then build the engine requests."""
         context, builder, input = self._context, self.model.builder, self.input
         self._lease = await context.service.admission.admit(context.caller, input.user, 0)
         own = replace(
@@ -263,7 +265,7 @@ class GenerationTask:
     # Metrics and log.
 
     def _note(self, number: int, delta: Delta) -> None:
-        """Charge the caller for the tokens of ``delta``, and record the inter-token latency."""
+        """Charge the caller for the tokens of ``delta``, and record its inter-token latency."""
         if not delta.token_ids:
             return
         self._lease.spend(len(delta.token_ids))
@@ -275,7 +277,7 @@ class GenerationTask:
         self._token_times[key] = now
 
     def _note_first_token(self, number: int, answer: CompletionState) -> None:
-        """Record the TTFT of an answer with a first token, once."""
+        """Record the TTFT of an answer, once it has its first token."""
         if answer.first_token_time and (number, answer.index) not in self._with_first_token:
             self._with_first_token.add((number, answer.index))
             seconds = answer.first_token_time - self._context.begin
@@ -312,7 +314,8 @@ class GenerationTask:
         context.log_fields["finish_reason"] = ",".join(dict.fromkeys(reasons))
 
     def _observe(self, now: float) -> None:
-        """Pass each request to the observer of the service. ``now`` is the end of an incomplete one."""
+        """Pass each engine request to the service's observer of ended requests. ``now`` is the end time of an
+        incomplete one."""
         context = self._context
         for number, state in enumerate(self.opened):
             error = (self._error.code or self._error.type) if self._error else None
@@ -328,8 +331,8 @@ class GenerationTask:
             context.service.on_request_end(end)
 
     def _keep(self, request: RequestState, answer: CompletionState, reason: str) -> None:
-        """Record the lengths of a complete answer in ``RecentRequests``. Answers after the first of a request count as
-        prefix-cache hits of its prompt."""
+        """Record the lengths of a complete answer in ``RecentRequests``. For a request with several answers, those
+        after the first count the prompt as a prefix-cache hit."""
         prompt, service = len(request.prompt_token_ids), self._context.service
         if reason not in COMPLETE or not answer.token_ids:
             return
@@ -346,7 +349,8 @@ async def count_prompt_tokens(context: HttpContext, model: Model, parse: Callabl
     """Number of prompt tokens of a chat body, including those that the chat template adds.
 
     Raises:
-        ApiError: ``parse`` raises a ``UserError``, the conversation cannot be tokenized, or too many long ones wait.
+        ApiError: ``parse`` raises a ``UserError``, the conversation cannot be tokenized, or too many long ones are
+            queued.
     """
     text = await context.compute(lambda: checked(lambda: model.reader.prompt_text(parse())))
     (token_ids,) = await model.builder.encode(context.queue_name, [text], context.num_body_bytes)

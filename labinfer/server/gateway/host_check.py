@@ -1,8 +1,8 @@
 """HostCheck: protection against DNS rebinding and cross-site requests.
 
-Any web page can point its domain at this machine (DNS rebinding), and then has the same origin as the server. The ``Host``
-header, which browsers do not let a page choose, reveals it. Any page can also make a browser send requests to any address,
-without seeing the answers; the ``Origin`` header (RFC 6454) reveals these.
+Any web page can point its domain at this machine (DNS rebinding), and then has the same origin as the server. The
+``Host`` header reveals this, as browsers do not let a page choose it. Any page can also make a browser send requests to
+any address, without seeing the answers; the ``Origin`` header (RFC 6454) reveals such requests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AllowedHosts:
     IP addresses are always accepted: DNS rebinding needs a name.
 
     Args:
-        names: accepted names besides this machine's own; ``*`` for any.
+        names: accepted host names, in addition to this machine's own; ``*`` for any.
         listens_on: name or address of ``--host``.
         origins: origins of other sites whose pages may use the server; ``*`` for any.
     """
@@ -65,7 +65,7 @@ class AllowedHosts:
 
 
 class HostCheck:
-    """ASGI middleware that rejects requests by ``AllowedHosts``.
+    """ASGI middleware that rejects requests to or from hosts that are not in ``AllowedHosts``.
 
     Args:
         refuse: makes the error response.
@@ -86,7 +86,8 @@ class HostCheck:
 
 
 def _name(host: str) -> str:
-    """Name or address of ``name``, ``name:port`` or ``[address]:port``, in lower case; empty if invalid."""
+    """Host name or address in ``name``, ``name:port`` or ``[address]:port``, in lower case; empty if ``host`` is
+    invalid."""
     try:
         return (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:

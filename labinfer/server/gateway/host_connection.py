@@ -1,4 +1,4 @@
-"""HostConnection and HostListener: the gateway's end of the socket to an engine host, and the acceptor of hosts."""
+"""HostConnection: the gateway's end of the socket to an engine host. HostListener: accepts the connections of engine hosts."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 18
 REGISTRATION_SECONDS = 10.0
-"""Timeout for the registration of a new connection: other hosts may be waiting."""
+"""Seconds within which a new connection must register as an engine host, as other hosts may be waiting."""
 PRECEDENCE_SECONDS = 1.0
-"""Extra time before the gateway ends a silent host: the other ranks, which know more, get to do it first."""
+"""Seconds beyond the fault timeout before the gateway kills a silent engine host: the other ranks notice it earlier,
+and log more details."""
 CREDENTIALS = struct.Struct("3i")
-"""Process, user and group id of a local socket's peer (``unix(7)``, SO_PEERCRED)."""
+"""Layout of SO_PEERCRED: process, user and group id of a local socket's peer (``unix(7)``)."""
 
 
 class HostConnection:
-    """A connection to a host.
+    """A connection to an engine host.
 
     Args:
         fault_timeout: seconds without a heartbeat after which the host is killed.
@@ -63,7 +64,7 @@ class HostConnection:
         """Wait for the next frames; returns at least one.
 
         Raises:
-            BrokenConnection: the host has ended, or its frames are invalid.
+            BrokenConnection: the engine host has ended, or its frames are invalid.
         """
         frames, self._pending = self._pending, []
         while not frames:
@@ -79,21 +80,21 @@ class HostConnection:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the last frame is older than half of the fault timeout."""
+        """Whether the engine host's last frame is older than half of the fault timeout."""
         return self._heartbeat.age(self) > self._fault_timeout / 2
 
     @property
     def silence(self) -> float:
-        """Seconds since the last frame; 0 as long as at most one heartbeat is late."""
+        """Seconds since the engine host's last frame; 0 as long as at most one heartbeat is late."""
         age = self._heartbeat.age(self)
         return age if age > 2.5 * self._heartbeat.interval else 0.0
 
     def note(self, beat: Heartbeat) -> None:
-        """Keep the state that a heartbeat reports."""
+        """Store the state of the engine host, as a heartbeat reports it."""
         self._state = beat.state
 
     async def watch(self) -> None:
-        """Send heartbeats, and kill a host that sends none."""
+        """Send heartbeats, and kill the engine host if it sends none."""
         while not self._heartbeat.silent():
             self.send(Heartbeat())
             await asyncio.sleep(self._heartbeat.interval)
@@ -111,7 +112,7 @@ class HostConnection:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the reader
 
     async def receive_registration(self) -> RegisterHost:
-        """Wait for the first frame.
+        """Wait for the engine host's first frame.
 
         Raises:
             BrokenConnection: the host has ended, or the first frame is not ``RegisterHost``.
@@ -122,7 +123,7 @@ class HostConnection:
         return first
 
     async def reject(self, message: str) -> None:
-        """Send the reason for a rejection, and close the connection."""
+        """Send the reason ``message`` for a rejection, and close the connection."""
         with contextlib.suppress(OSError):
             await asyncio.get_running_loop().sock_sendall(self._socket, pack(Rejected(message)))
         self.close()
@@ -133,12 +134,12 @@ class HostConnection:
 
 
 class HostListener:
-    """Accepts hosts one after another: a new host waits until the current one is gone.
+    """Accepts engine hosts one after another: a new host waits until the current one has ended.
 
     Args:
         listener: a listening local socket; see ``server/link/local_socket.py``.
-        token: the secret that a host must know.
-        model_names: the models that a host must serve.
+        token: the secret that an engine host must send.
+        model_names: the models that it must serve.
         fault_timeout: seconds without a heartbeat after which a host is killed.
     """
 
@@ -148,7 +149,7 @@ class HostListener:
         self._listener, self._token, self._model_names = listener, token, model_names
 
     async def accept(self) -> HostConnection:
-        """Wait for the next host with a valid registration."""
+        """Wait for the next engine host with a valid registration."""
         while True:
             connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
             link = HostConnection(connection, self._fault_timeout)
@@ -165,7 +166,7 @@ class HostListener:
             await link.reject(message)
 
     def _rejection_reason(self, registration: RegisterHost) -> str:
-        """Reason to reject a host, or ""."""
+        """Reason to reject an engine host; empty to accept it."""
         if not hmac.compare_digest(registration.token.encode(), self._token.encode()):
             return "its token is not this gateway's"
         if registration.version != labinfer.__version__:

@@ -1,4 +1,4 @@
-"""HttpContext: one HTTP request, from its header to the end of its response."""
+"""HttpContext: one HTTP request, from the arrival of its header to the end of its response."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from labinfer.server.gateway.service import Service
 ID_HEADER = "x-request-id"
 WARNING_HEADER = "x-warning"
 NO_ROUTE = "none"
-"""Metrics label for all paths without an endpoint."""
+"""Metrics label of requests whose path has no endpoint."""
 MAX_WARNING = 1000
-"""Maximum length of the ``x-warning`` header."""
+"""Maximum characters of the ``x-warning`` header."""
 JSON = "application/json"
 GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -38,7 +38,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class HttpContext:
-    """An HTTP request, as handlers use it.
+    """An HTTP request and what its response needs, as handlers use it.
 
     Args:
         route: path pattern of its endpoint; empty without one.
@@ -72,7 +72,8 @@ class HttpContext:
 
     @property
     def queue_name(self) -> str:
-        """Queue of this request for costly work: the caller's name; without keys, together with the client's address."""
+        """Name of the fair queue for this request's costly work: the caller's name; on a server without keys, with the
+        client's address."""
         if self.caller != ANONYMOUS or self.http.client is None:
             return self.caller.name
         return f"{self.caller.name}@{self.http.client.host}"
@@ -104,8 +105,9 @@ class HttpContext:
             del data[: len(codecs.BOM_UTF8)]
         return data
 
-    def count_bytes(self, num_bytes: int) -> None:
-        """Count ``num_bytes`` loaded for this request from elsewhere as part of its body, after ``body``.
+    def charge_body_memory(self, num_bytes: int) -> None:
+        """Count ``num_bytes``, which the server has loaded for this request (stored responses), as part of its body in
+        the body memory.
 
         Raises:
             ApiError: the body memory is used up.
@@ -113,7 +115,7 @@ class HttpContext:
         self._body_lease.grow(num_bytes)
 
     def free_body(self) -> None:
-        """Release the body memory: the body is no longer in memory."""
+        """Release this request's share of the body memory, once the body is no longer in memory."""
         if self._body_lease is not None:
             self._body_lease.close()
 
@@ -141,14 +143,14 @@ class HttpContext:
         return body
 
     async def compute(self, work: Callable[[], Result]) -> Result:
-        """Run ``work`` on the body. A long body is handled in a thread, so that other requests do not wait; one at a time, as the
-        GIL would serialize more threads."""
+        """Run ``work``, which processes the body. If the body is long, it runs in a thread, so that other requests do
+        not wait. There is only one such thread, as the GIL would serialize more."""
         if self.num_body_bytes <= SMALL_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self.service.body_thread, work)
 
     def query(self) -> dict[str, str]:
-        """Query parameters, which are all declared by the endpoint.
+        """The query parameters. The endpoint must have declared all of them.
 
         Raises:
             ApiError: a parameter is unknown or a duplicate.
@@ -163,11 +165,12 @@ class HttpContext:
         return dict(given)
 
     def known_query(self) -> dict[str, str]:
-        """Query parameters that the endpoint declares; clients may send others, which are ignored. The last duplicate counts."""
+        """The query parameters that the endpoint has declared; all others are ignored. Of duplicates, the last one
+        counts."""
         return {name: value for name, value in self.http.query_params.items() if name in self._parameters}
 
     def answer_fields(self, prefix: str, model: str) -> dict[str, Any]:
-        """Id, creation time and model of an answer."""
+        """Fields of every response object: id (with ``prefix``), creation time and model."""
         return {"id": prefix + self.id, "created": int(self.service.wall_clock()), "model": model}
 
     def json(
@@ -190,7 +193,8 @@ class HttpContext:
         return headers
 
     async def until_disconnect(self, work: Awaitable[Result], on_disconnect: Callable[[], None]) -> Result:
-        """Await ``work``; if the client disconnects meanwhile, ``on_disconnect`` must make it end. The body must have been read."""
+        """Await ``work``. If the client disconnects before, ``on_disconnect`` is called, and must make ``work`` end.
+        The body must have been read."""
 
         async def watch() -> None:
             try:
@@ -207,7 +211,7 @@ class HttpContext:
             watching.cancel()
 
     def end(self, status: int, log: bool = True) -> None:
-        """Record metrics, and log the request. Idempotent."""
+        """Record the request's metrics, and write its log line if ``log``. Idempotent."""
         if self._ended:
             return
         self._ended = True

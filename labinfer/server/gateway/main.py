@@ -1,7 +1,7 @@
 """The gateway process: HTTP on one side, an engine host on the other. It imports no torch, so that it starts within a second.
 
-It inherits two bound sockets, one for hosts and one for clients, and reads its ``Setup`` from standard input. A gateway of
-a supervisor also inherits a pipe for heartbeats.
+It inherits two bound sockets, one for engine hosts and one for clients, and reads its ``Setup`` from standard input. If
+a supervisor starts it, it also inherits a pipe for heartbeats.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from labinfer.server.gateway.service import Service
 
 M_MMAP_THRESHOLD = -3
 PRIVATE = 0o077
-"""File mode mask: files of ``--files-dir`` hold prompts and answers, and are private to this user."""
+"""Mask of file permissions (umask): files of ``--files-dir`` hold prompts and answers, so only this user may read them."""
 logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 3
-"""Grace period for open responses after the engine has ended."""
+"""Seconds that open responses get to finish after the engine has ended."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, ended by its host; signals are for the host."""
+    """uvicorn's server without signal handlers: the engine host handles signals, and ends this server."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -53,11 +53,11 @@ class Server(uvicorn.Server):
 
 
 def main(hosts: int, listener: int, beats: int | None = None) -> None:
-    """Serve until the host sends ``Shutdown``, or dies and no other one is awaited.
+    """Serve until the engine host sends ``Shutdown``, or dies without a successor.
 
     Args:
-        hosts, listener: descriptors of the sockets for hosts and for clients.
-        beats: descriptor of a pipe for heartbeats.
+        hosts, listener: file descriptors of the listening sockets for engine hosts and for clients.
+        beats: file descriptor of the pipe to which heartbeats are written; None without a supervisor.
     """
     protect_standard_streams()
     os.umask(PRIVATE)
@@ -83,8 +83,9 @@ def main(hosts: int, listener: int, beats: int | None = None) -> None:
 
 
 def _return_large_blocks() -> None:
-    """Make malloc return blocks of 1 MiB and more to the system when freed, so that one long body does not enlarge this process for good:
-    glibc's dynamic threshold would keep ever larger ones (``mallopt(3)``, M_MMAP_THRESHOLD)."""
+    """Make malloc return blocks of 1 MiB and more to the system when they are freed, so that one long body does not
+    enlarge this process permanently. By default glibc raises this threshold whenever a larger block is freed
+    (``mallopt(3)``, M_MMAP_THRESHOLD)."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_THRESHOLD, MIB)
@@ -142,7 +143,7 @@ async def _serve(
 
 
 async def _run_hosts(hosts: HostListener, engine: AsyncLLMEngine, goes_on: bool) -> None:
-    """Run one host after another, until one sends ``Shutdown``.
+    """Serve with one engine host after another, until one sends ``Shutdown``.
 
     Raises:
         BrokenConnection: a host has ended without ``Shutdown``, and ``goes_on`` is false.
@@ -159,8 +160,8 @@ async def _run_hosts(hosts: HostListener, engine: AsyncLLMEngine, goes_on: bool)
 
 
 async def _beat(pipe: int, seconds: float) -> None:
-    """Write heartbeats from the event loop, so that a blocked loop sends none. Ends the process if the reader is gone: the supervisor may
-    have died before this process set its parent-death signal."""
+    """Write heartbeats to ``pipe`` from the event loop, so that a blocked loop sends none. If nobody reads the pipe,
+    end the process: the supervisor may have died before this process set its parent-death signal."""
     os.set_blocking(pipe, False)
     while True:
         try:

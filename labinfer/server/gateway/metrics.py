@@ -1,7 +1,8 @@
 """Metrics of the gateway, and the text of ``/metrics``.
 
 ``vllm:`` metrics have the names, labels and buckets of vLLM's V1 engine (its ``vllm/v1/metrics/loggers.py``, and
-"Production Metrics" in its documentation), so that dashboards made for vLLM work. ``labinfer:`` metrics are our own.
+"Production Metrics" in its documentation), so that dashboards made for vLLM work. ``labinfer:`` metrics exist only
+here.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from labinfer.server.gateway.recent_latencies import RecentLatencies
 from labinfer.server.link.stats import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Prometheus' text format. Newer versions differ for names that are not used here, and old scrapers do not know them."""
+"""Content type of Prometheus' text format. Newer versions differ only for names that are not used here, and old
+scrapers reject them."""
 FINISH_REASONS = ("stop", "length", "abort", "error")
 COMPLETE = ("stop", "length")
-"""Finish reasons of complete answers. Times of the others show when a client gave up, not how fast the engine is."""
+"""Finish reasons of complete answers. Others are left out of time histograms: they show when a client gave up, not the
+engine's speed."""
 FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
     1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
@@ -119,7 +122,7 @@ class Metrics:
             self.recent.queue_time[model].add(queue_seconds)
 
     def inter_token(self, model: str, seconds: float) -> None:
-        """Record an inter-token latency; called for every token."""
+        """Record an inter-token latency of ``seconds``. Called for every token."""
         self._inter_token[model].observe(seconds)
 
     def finished(
@@ -175,7 +178,7 @@ class Metrics:
         self._http_seconds.labels(route).observe(seconds)
 
     def watch_connections(self, count: Callable[[], int]) -> None:
-        """Set the callback that counts open connections on a scrape."""
+        """Set the function that counts the open connections; it is called on each scrape."""
         self._connections.set_function(count)
 
     def render(self) -> tuple[bytes, str]:
@@ -183,12 +186,13 @@ class Metrics:
         return generate_latest(self._registry), CONTENT_TYPE
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> dict[str, Any]:
-        """Create a histogram, and resolve its labels per model: a lookup would cost more than the observation."""
+        """Create the histogram ``name`` of each model. Its labels are resolved here, as looking them up would cost more
+        than an observation."""
         metric = Histogram(name, text, MODEL_LABELS, buckets=tuple(buckets), registry=self._registry)
         return {model: metric.labels(model, ENGINE) for model in self._model_names}
 
 
 def length_buckets(longest: int) -> list[int]:
-    """Bucket bounds 1, 2, 5, 10, 20, 50, … up to ``longest``, as in vLLM."""
+    """Upper bounds of histogram buckets: 1, 2, 5, 10, 20, 50, … up to ``longest``, as in vLLM."""
     steps = (digit * 10**exponent for exponent in range(len(str(longest))) for digit in (1, 2, 5))
     return [step for step in steps if step <= longest]

@@ -1,4 +1,4 @@
-"""MultipartReader: streaming parser of a form with a file (RFC 7578), in constant memory."""
+"""MultipartReader: streaming parser of a multipart form with a file (RFC 7578), in constant memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_PARTS = 16
 
 @dataclass(frozen=True)
 class PartBegin:
-    """Begin of a part."""
+    """Start of a part of the form."""
 
     name: str
     filename: str | None
@@ -55,7 +55,8 @@ class MultipartReader:
         return self._parser.state == MultipartState.END
 
     def feed(self, data: bytes) -> list[PartBegin | bytes]:
-        """Parse a piece of the body. Returns the parts that begin in it, each followed by pieces of its content.
+        """Parse the next piece of the body. Returns the parts that begin in it, each followed by the pieces of its
+        content.
 
         Raises:
             FormParserError: the form is invalid.

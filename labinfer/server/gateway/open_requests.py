@@ -1,4 +1,4 @@
-"""OpenRequests: the requests open on the host, and their transfer to the next host when one dies."""
+"""OpenRequests: the requests that are open on the engine host, and their transfer to its successor when it dies."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from labinfer.server.gateway.refusals import refused_field
 from labinfer.server.link.frames import Abort, Add, FromGateway, Refused
 
 MAX_DEATHS = 2
-"""Host deaths after which a request that ran alone is given up."""
+"""Number of engine host deaths after which a request that was running alone each time is given up."""
 TRIAL_TOKENS = (1, 16, 64)
-"""Tokens that a suspect must generate alone on a new host before others run too: after one death, two, and more."""
+"""Tokens that a suspect must generate alone on a new engine host before other requests run: after one death, two
+deaths, and more."""
 FORGIVEN_TOKENS = 256
-"""Tokens after which a request is cleared of the host's earlier deaths."""
+"""Generated tokens after which a request no longer counts as a suspect for earlier deaths of an engine host."""
 
 
 class EngineTask(Protocol):
-    """A group of requests submitted together, as the engine client sees it; see ``GenerationTask``."""
+    """Requests that are submitted to the engine together, as the engine's client sees them; see ``GenerationTask``."""
 
     id: str
     owner: str
@@ -53,17 +54,17 @@ class OpenRequest:
     number: int
     """Index of the request in its task."""
     is_accepted: bool = False
-    """Whether a host has accepted the request before."""
+    """Whether an engine host has accepted the request at any time."""
     deaths: int = 0
-    """Host deaths while it was running."""
+    """Number of engine hosts that died while the request was running."""
     is_tried: bool = False
-    """Whether the request has run alone on the current host, or does not need to."""
+    """Whether the request has passed its trial alone on the current engine host, or needs none."""
     was_reached: bool = False
-    """Whether the current host has sent any frame about the request."""
+    """Whether the current engine host has sent any frame about the request."""
     tokens_before: int = 0
-    """Output tokens when it was submitted to the current host."""
+    """Number of output tokens that the request had when it was submitted to the current engine host."""
     keys: list[str] = field(default_factory=list)
-    """Keys of the request on the current host: one, or one per unfinished answer."""
+    """Keys of the request on the current engine host: one key, or one per unfinished answer."""
 
     @property
     def state(self) -> RequestState:
@@ -71,18 +72,19 @@ class OpenRequest:
 
     @property
     def new_tokens(self) -> int:
-        """Output tokens from the current host."""
+        """Number of output tokens from the current engine host."""
         return self.state.num_output_tokens - self.tokens_before
 
 
 class OpenRequests:
     """Open requests of all tasks, in submission order.
 
-    When a host dies, its requests stay open, and continue on the next host with the tokens that they have. One of the requests
-    that were running may have killed the host, so these suspects first run one at a time, alone, for a few tokens; then all others follow.
+    When an engine host dies, its requests stay open, and continue on the next host with the tokens that they have. One
+    of the requests that were running may have killed the host, so these suspects first run one at a time, alone, for a
+    few tokens; then all others follow.
 
     Args:
-        send: sends a frame to the host.
+        send: sends a frame to the engine host.
     """
 
     def __init__(self, send: Callable[[FromGateway], None]):
@@ -103,22 +105,22 @@ class OpenRequests:
 
     @property
     def is_trying(self) -> bool:
-        """Whether a suspect runs alone, and all other requests wait."""
+        """Whether a suspect is running alone on trial, while all other requests wait."""
         return self._trial is not None
 
     def owners(self, keys: Iterable[str]) -> set[EngineTask]:
-        """Tasks of the requests that the host knows by ``keys``."""
+        """Tasks of the requests that have these ``keys`` on the engine host."""
         return {part[0].task for key in keys if (part := self._parts.get(key)) is not None}
 
     def add(self, task: EngineTask) -> None:
-        """Add the requests of a task; they are submitted once the host takes all."""
+        """Add the requests of a task. They are submitted at once, or after the trials of suspects."""
         for number, state in enumerate(task.opened):
             request = self._requests[state.request.key] = OpenRequest(task=task, number=number)
             if self._takes_all:
                 self._hand_over(request)
 
     def remove(self, task: EngineTask) -> None:
-        """Remove a task's requests, and abort the unfinished ones on the host."""
+        """Remove a task's requests, and abort the unfinished ones on the engine host."""
         keys = [state.request.key for state in task.opened if state.request.key in self._requests]
         requests = [self._requests.pop(key) for key in keys]
         for request in requests:
@@ -127,11 +129,11 @@ class OpenRequests:
             self._try_next()
 
     def begin(self) -> None:
-        """Submit all open requests to a ready host."""
+        """Submit all open requests to an engine host that has just become ready."""
         self._try_next()
 
     def pause(self) -> None:
-        """Keep all requests open until ``begin``; the host has dropped them."""
+        """Keep all requests open until the next ``begin``: the engine host has dropped them for a reload."""
         if self._trial is not None:
             self._trial.is_tried = False
         for request in self._requests.values():
@@ -141,7 +143,7 @@ class OpenRequests:
         self._takes_all, self._trial, self._last_trial = False, None, None
 
     def end(self, max_running: int) -> None:
-        """Keep all requests open after the host's death, and mark suspects.
+        """Keep all requests open after the death of the engine host, and mark those that were running as suspects.
 
         Args:
             max_running: maximum batch size of the host: the oldest requests without a token, up to this number, may have been running too.
@@ -165,7 +167,7 @@ class OpenRequests:
     # Frames of the host.
 
     def accept(self, key: str) -> None:
-        """Handle ``Accepted``."""
+        """Handle the frame ``Accepted``."""
         request, _ = self._parts.get(key, (None, None))
         if request is None:
             return
@@ -175,7 +177,7 @@ class OpenRequests:
             request.task.accept()
 
     def refuse(self, frame: Refused) -> None:
-        """Handle ``Refused``."""
+        """Handle the frame ``Refused``."""
         request, _ = self._parts.pop(frame.request_id, (None, None))
         if request is not None:
             request.keys.remove(frame.request_id)
@@ -204,7 +206,7 @@ class OpenRequests:
         return request.state.is_done or request.new_tokens >= least
 
     def _try_next(self) -> None:
-        """Submit the next suspect alone, or all other requests if none is left."""
+        """Submit the next suspect alone for its trial. If none is left, submit all other requests."""
         self._last_trial, self._trial = self._trial, None
         for request in list(self._requests.values()):
             if request.deaths and not request.is_tried and not request.state.is_done:
@@ -233,10 +235,10 @@ class OpenRequests:
 
 
 def remaining_parts(state: RequestState) -> Iterator[tuple[int | None, Request]]:
-    """Requests for the rest of a request's answers: (None, the request itself) before its first token, then one (index,
-    request) per unfinished answer.
+    """Engine requests for the rest of a request's answers. Before the first token: (None, the request itself). After
+    it: (index, request) for each unfinished answer.
 
-    The parts generate the tokens that the whole request would have generated.
+    Together they generate the tokens that the whole request would have generated.
     """
     request, sampling = state.request, state.request.sampling
     if not any(answer.token_ids for answer in state.answers):

@@ -1,8 +1,8 @@
 """``/openapi.json`` (OpenAPI 3.1), generated from the structs that decode requests and encode answers.
 
-It therefore states what is checked and what is sent. Stream events, which only OpenAPI 3.2 can describe, are under
-``x-itemSchema`` as they would be under ``itemSchema`` there. JSON schema cannot express rules between fields and token
-counts; every other invalid request is invalid by the document too.
+The document therefore matches what the server checks and sends. Stream events, which only OpenAPI 3.2 can describe, are
+under ``x-itemSchema`` as they would be under ``itemSchema`` there. JSON schema cannot express rules between fields and
+token counts; apart from these, the document rejects every request that the server rejects.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ PART_FIELDS: dict[str, dict[str, Any]] = {
     "StructuredOutputs": {"json_object": {"enum": [True, None]}},
     "Function": {"parameters": {"properties": {"type": {"const": "object"}}}},
 }
-"""Bounds on fields of structs nested in bodies. Each keyword applies to values of its own type, and not to null."""
+"""Bounds on fields of structs inside bodies, by struct and field. Each JSON schema keyword applies only to values of
+its type, and never to null."""
 LOGPROBS: dict[type, dict[str, Any]] = {
     ChatBody: {"type": ["boolean", "null"]},
     CompletionBody: {"anyOf": [INTEGER | {"minimum": 0, "maximum": MAX_LOGPROBS}, {"enum": [False, None]}]},
@@ -101,7 +102,7 @@ def describe_api(endpoints: Iterable[Endpoint], model_names: Iterable[str], voca
 
 
 def _answer_kinds(endpoint: Endpoint) -> list[type[msgspec.Struct]]:
-    """All structs that an endpoint may answer with."""
+    """All structs that a response of the endpoint may consist of."""
     whole = [kind for kind in get_args(endpoint.answer) or [endpoint.answer] if isinstance(kind, type(msgspec.Struct))]
     return [*whole, *endpoint.events, endpoint.error_form.answer]
 
@@ -112,7 +113,7 @@ def _plain_schemas(kinds: Iterable[type[msgspec.Struct]]) -> dict[str, dict[str,
 
 
 def _answer_schemas(kinds: Iterable[type[msgspec.Struct]]) -> dict[str, dict[str, Any]]:
-    """Schemas of encoded structs: every field that is not ``UNSET`` is required, also one with a default."""
+    """JSON schemas of response structs: every field that is not ``UNSET`` is required, even if it has a default."""
     schemas = _plain_schemas(kinds)
     for schema in schemas.values():
         properties = schema.get("properties", {})
@@ -126,7 +127,7 @@ def _answer_schemas(kinds: Iterable[type[msgspec.Struct]]) -> dict[str, dict[str
 def _body_schemas(
     bodies: list[type[msgspec.Struct]], model_names: list[str], vocab_size: int
 ) -> dict[str, dict[str, Any]]:
-    """Schemas of decoded structs, with the bounds that the structs do not express."""
+    """JSON schemas of request structs, with the bounds that the structs themselves do not express."""
     schemas = _plain_schemas(bodies)
     for body in bodies:
         _bound(body, schemas[body.__name__]["properties"], model_names)
@@ -141,7 +142,7 @@ def _body_schemas(
 
 
 def _bound(body: type[msgspec.Struct], properties: dict[str, Any], model_names: list[str]) -> None:
-    """Add the bounds of a body's fields that its struct does not express."""
+    """Add to the fields of a body the bounds that its struct does not express."""
     neutral = NEUTRAL_VALUES.keys() - body.supported if issubclass(body, OpenAIBody) else ()
     for name in properties:
         if "oneOf" in properties[name]:
@@ -160,7 +161,7 @@ def _bound(body: type[msgspec.Struct], properties: dict[str, Any], model_names: 
 
 
 def _bound_token_ids(schema: Any, largest: int) -> None:
-    """Set the maximum of every token id in ``schema``."""
+    """Set the maximum of every token id in ``schema`` to ``largest``."""
     if isinstance(schema, dict):
         if schema.get("title") == TOKEN_ID:
             schema["maximum"] = largest
@@ -211,7 +212,7 @@ def _describe(endpoint: Endpoint, template: str, model_names: list[str]) -> dict
 
 
 def _error_forms(endpoint: Endpoint, status: int) -> tuple[ErrorForm, ...]:
-    """Formats of an error of ``endpoint``. A header that is too long is refused before its path is known."""
+    """Formats in which ``endpoint`` may report an error. A header that is too long is refused before its path is known."""
     if status == 431:
         return (OPENAI_ERRORS,)
     return (OPENAI_ERRORS, ANTHROPIC_ERRORS) if endpoint.is_anthropics_too else (endpoint.error_form,)
@@ -229,7 +230,7 @@ def _describe_error(status: int, forms: tuple[ErrorForm, ...]) -> dict[str, Any]
 
 
 def _headers(status: int, has_warnings: bool) -> dict[str, Any]:
-    """Headers of a response that have a meaning here; none is always sent."""
+    """Response headers that clients of this API can use; none of them is always sent."""
     retry_after = ("Retry-After", "Seconds after which a retry may succeed.", INTEGER | {"minimum": 0})
     should_retry = ("x-should-retry", "`false` if a retry fails as well.", {"const": "false"})
     named = {
@@ -250,7 +251,7 @@ def _headers(status: int, has_warnings: bool) -> dict[str, Any]:
 
 
 def _schema(kind: type | UnionType) -> dict[str, Any]:
-    """Schema of a struct as a reference, of any other type inline."""
+    """JSON schema of a type: a reference for a struct, inline for any other type."""
     if isinstance(kind, type(msgspec.Struct)):
         return _reference("schemas", kind.__name__)
     if isinstance(kind, UnionType):
@@ -259,7 +260,7 @@ def _schema(kind: type | UnionType) -> dict[str, Any]:
 
 
 def _event_schema(kinds: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
-    """Schema of a stream event: one of ``kinds``, or the end marker."""
+    """JSON schema of a stream event: one of ``kinds``, or the end marker."""
     contents = {"anyOf": [_schema(kind) for kind in kinds]}
     data = STRING | {"contentMediaType": JSON, "contentSchema": contents}
     return {"type": "object", "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}}, "required": ["data"]}

@@ -18,7 +18,7 @@ from labinfer.server.gateway.otlp_endpoint import check_library, traces_url
 MIB = 1 << 20
 ORIGIN = re.compile(r"https?://[^\s/?#]+", re.IGNORECASE)
 BACKLOG = 2048
-"""Listen backlog: connections waiting to be accepted."""
+"""Listen backlog of the socket for clients: connections that wait to be accepted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,11 +146,11 @@ class ServerOptions:
 
     @property
     def scheme(self) -> str:
-        """``http`` or ``https``."""
+        """URL scheme: ``http`` or ``https``."""
         return "https" if self.ssl_certfile else "http"
 
     def absolute(self) -> ServerOptions:
-        """Copy with absolute paths, as the gateway has another working directory.
+        """Copy in which all paths are absolute, as the gateway process has another working directory.
 
         Raises:
             UserError: the certificate cannot be used, or the OpenTelemetry library is missing.
@@ -196,7 +196,7 @@ class ServerOptions:
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Setup of a gateway process, sent on its standard input."""
+    """Parameters of a gateway process, which it reads from standard input."""
 
     options: ServerOptions
     model_names: list[str]
@@ -205,10 +205,10 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """CPU cores of the gateway's affinity mask."""
     log_level: str
     token: str
-    """Secret by which the gateway recognizes its host."""
+    """Secret by which the gateway recognizes its engine host."""
     fault_timeout: float
-    """Seconds without a heartbeat of the host until it is considered dead."""
+    """Seconds without a heartbeat after which the engine host counts as dead."""
     plugins: list[PluginSource] = []
     """Plugins of the ranks. The gateway does not import them; it accepts the request parameters that they add."""
     outlives_host: bool = False
-    """Whether to wait for another host if one dies without ``Shutdown``; otherwise the gateway ends."""
+    """Whether to wait for another engine host if one dies without ``Shutdown``; otherwise the gateway ends with it."""

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 SPAN_NAME = "llm_request"
-"""Name of the spans. It is vLLM's, like the names of their attributes."""
+"""Name of every span: vLLM's, as are the names of the attributes."""
 TRACE_HEADERS = ("traceparent", "tracestate")
-"""Headers of W3C Trace Context."""
+"""Request headers of W3C Trace Context."""
 CLOSE_SECONDS = 2.0
 """Maximum time for the export of queued spans when the gateway ends."""
 NANOSECONDS = 1e9
@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RequestEnd:
-    """The end of an engine request, for observers."""
+    """An engine request that has ended, as observers receive it."""
 
     id: str
-    """Id of the HTTP request; with several prompts also the number of the prompt."""
+    """Id of the HTTP request, with the number of the prompt if there are several."""
     model: str
     headers: Mapping[str, str]
     """Headers of the HTTP request."""
@@ -46,14 +46,15 @@ class RequestEnd:
     """Start of the HTTP request, in seconds of the gateway's monotonic clock."""
     end: float
     error: str | None
-    """Code or type of the error that ended the request; None if it is complete."""
+    """Code or type of the error that ended the request; None if the request is complete."""
 
 
 class FirstErrorHandler(logging.Handler):
-    """Handler for the log of the library: it logs the first error since the last successful export as a warning, and drops the others.
+    """Log handler for the OpenTelemetry library. It logs the first error since the last successful export as a warning,
+    and drops all others.
 
     Args:
-        url: collector, for the message.
+        url: URL of the collector, for the message.
     """
 
     def __init__(self, url: str):
@@ -71,7 +72,7 @@ class FirstErrorHandler(logging.Handler):
             )
 
     def reset(self) -> None:
-        """Log the next error again."""
+        """Make the next error be logged again."""
         self._has_logged = False
 
 
@@ -79,7 +80,7 @@ class CollectorExporter:
     """A ``SpanExporter`` that resets ``errors`` after each successful export.
 
     Args:
-        exporter: the library's exporter.
+        exporter: the library's exporter, which sends the spans.
     """
 
     def __init__(self, exporter: SpanExporter, errors: FirstErrorHandler):
@@ -97,9 +98,10 @@ class CollectorExporter:
 class RequestTracer:
     """Makes one span per engine request.
 
-    A thread of the library sends the spans in batches, so a slow or unreachable collector delays no request: when the queue is
-    full, the oldest spans are dropped. A request with the header ``traceparent`` continues the client's trace and is sampled as the
-    client decided; other requests are sampled by ``OTEL_TRACES_SAMPLER``, by default all of them.
+    A thread of the library sends the spans in batches, so a slow or unreachable collector delays no request: when the
+    queue is full, the oldest spans are dropped. A request with the header ``traceparent`` continues the client's trace
+    and is sampled as the client decided; other requests are sampled by ``OTEL_TRACES_SAMPLER``, by default every one of
+    them.
 
     Args:
         endpoint: URL of the collector, see ``traces_url``.
@@ -138,7 +140,7 @@ class RequestTracer:
         self._clock, self._wall_clock = clock, wall_clock
 
     def record(self, request: RequestEnd) -> None:
-        """Enqueue the span of ``request``; a failure is logged only."""
+        """Enqueue the span of ``request``. If that fails, the error is only logged."""
         try:
             self._record(request)
         except Exception as error:  # noqa: BLE001 - the request is answered, and must not fail for its trace
@@ -157,14 +159,15 @@ class RequestTracer:
         span.end(round((zero + request.end) * NANOSECONDS))
 
     def close(self) -> None:
-        """Export the queued spans for up to ``CLOSE_SECONDS``; blocks meanwhile."""
+        """Export the queued spans. Blocks for up to ``CLOSE_SECONDS``."""
         closing = threading.Thread(target=self._provider.shutdown, name="trace export", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
 
 
 def span_attributes(request: RequestEnd) -> dict[str, Any]:
-    """Attributes of the span of ``request``, with vLLM's names; latencies are in seconds. They contain no text of the request."""
+    """Attributes of the span of ``request``, with vLLM's names. Latencies are in seconds. Attributes never contain text
+    of prompts or answers."""
     state, sampling = request.state, request.state.request.sampling
     attributes: dict[str, Any] = {
         "gen_ai.request.id": request.id,

@@ -1,4 +1,4 @@
-"""Checks of ``--otlp-traces-endpoint``, at the start and without an import of the OpenTelemetry library."""
+"""Checks of ``--otlp-traces-endpoint`` that need no import of the OpenTelemetry library; made at the start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FLAG = "--otlp-traces-endpoint"
 LIBRARY = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 PACKAGES = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
 TRACES_PATH = "/v1/traces"
-"""Path of a collector for traces (OTLP specification, "OTLP/HTTP Request")."""
+"""URL path at which a collector receives traces (OTLP specification, "OTLP/HTTP Request")."""
 
 
 def traces_url(endpoint: str) -> str:
@@ -33,7 +33,7 @@ def traces_url(endpoint: str) -> str:
 
 
 def check_library() -> None:
-    """Check that the OpenTelemetry library is installed; imports its parent packages only.
+    """Check that the OpenTelemetry library is installed, without importing it (only its parent packages).
 
     Raises:
         UserError: it is missing.

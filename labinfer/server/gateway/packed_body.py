@@ -8,13 +8,13 @@ from collections.abc import Callable
 from labinfer.requests.openai import api_errors
 
 GZIP = 31
-"""zlib's window bits for the gzip format."""
+"""Window bits that select the gzip format in zlib."""
 GZIP_NAMES = ("gzip", "x-gzip")
 
 
 def body_decoder(encoding: str) -> Callable[[bytes, int], bytes]:
-    """Return a function from the next piece of a body, and the maximum output length, to the decoded piece. An empty piece marks the
-    end of the body.
+    """Return a decoder of request bodies. It takes the next piece of a body and the maximum output length in bytes, and
+    returns the decoded piece. An empty piece marks the end of the body.
 
     Args:
         encoding: value of the ``Content-Encoding`` header.

@@ -1,4 +1,4 @@
-"""Page: one page of a list, by the parameters ``limit``, ``order`` and ``after``."""
+"""Page: one page of a list, as chosen by the query parameters ``limit``, ``order`` and ``after``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ ORDERS = ("asc", "desc")
 
 
 def page_query(most: int) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Query parameters of a paginated list, for its ``Endpoint``."""
+    """Query parameters of a paginated list with at most ``most`` items per page, in the form of ``Endpoint.query``."""
     limit = INTEGER | {"minimum": 1, "maximum": most}
     return ("limit", limit), ("order", STRING | {"enum": list(ORDERS)}), ("after", STRING)
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page: up to ``limit`` items after the item with the id ``after``, newest first unless the order is ``asc``."""
+    """A page of a list: up to ``limit`` items that follow the item with the id ``after``. Newest items come first,
+    unless ``order`` is ``asc``."""
 
     limit: int
     order: str
@@ -43,7 +44,8 @@ class Page:
         return cls(int(limit), order, query.get("after"))
 
     def cut(self, items: list[Item], id: Callable[[Item], str]) -> dict[str, Any]:
-        """List fields with this page of ``items``, which are sorted oldest first; ``id`` returns the id of an item."""
+        """Fields of a list object with this page of ``items``, which are sorted oldest first. ``id`` returns the id of
+        an item."""
         items = items if self.order == "asc" else items[::-1]
         begin = next((index + 1 for index, item in enumerate(items) if id(item) == self.after), 0)
         data = items[begin : begin + self.limit]

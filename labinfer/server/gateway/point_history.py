@@ -1,4 +1,4 @@
-"""PointHistory: the points of a model's last hour, older ones merged, so that their memory is bounded."""
+"""PointHistory: a model's ``StatsPoint``s of the last hour. Older points are merged, so that memory is bounded."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import msgspec
 from labinfer.server.gateway.cluster_answers import StatsPoint
 
 HISTORY_SECONDS = 3600.0
-"""Maximum age of a ``StatsPoint`` of the history."""
+"""Age in seconds from which on a ``StatsPoint`` is dropped."""
 FINE_SECONDS = 300.0
-"""Age from which points are merged, and maximum age of a slice relative to the latest."""
+"""Age in seconds from which on points are merged; also the maximum age of a trace slice, relative to the latest one."""
 MERGED_SECONDS = 10.0
-"""Interval of merged points. It is shorter than the minute that some of their figures cover, so that the minutes of consecutive points
+"""Seconds that a merged point covers. Some figures of a point cover a minute; those of consecutive merged points must
 overlap."""
 POINT_SECONDS = 0.4
-"""Minimum interval of points. An engine sends stats more often with short requests: whenever work begins and ends."""
+"""Minimum seconds between two points. With short requests an engine sends stats more often: whenever work begins and
+ends."""
 
 
 class PointHistory:
@@ -35,11 +36,11 @@ class PointHistory:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no point is younger than ``FINE_SECONDS``, as of the last call of ``add`` or ``read``."""
+        """Whether there was no point younger than ``FINE_SECONDS`` at the last call of ``add`` or ``read``."""
         return not self._fine
 
     def add(self, point: StatsPoint) -> None:
-        """Add ``point``, which is later than all others."""
+        """Add ``point``, which must be later than all others."""
         self._age()
         self._fine.append(point)
 
@@ -66,7 +67,8 @@ def _interval(point: StatsPoint) -> int:
 
 
 def merge_stats_points(first: StatsPoint, second: StatsPoint) -> StatsPoint:
-    """One point for two consecutive ones: rates over the time of both, all else as in the second."""
+    """Merge two consecutive points into one. Its rates cover the time of both; all other values are those of
+    ``second``."""
     seconds = first.seconds + second.seconds
     steps = [point.steps_per_second * point.seconds for point in (first, second)]
     tokens = first.tokens_per_step * steps[0] + second.tokens_per_step * steps[1]

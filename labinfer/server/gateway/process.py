@@ -1,4 +1,4 @@
-"""GatewayProcess: rank 0's handle of the gateway process."""
+"""GatewayProcess: a gateway process that rank 0 starts and ends."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from labinfer.server.link.private_directory import private_directory
 
 GATEWAY = "labinfer.server.gateway.main"
 END_SECONDS = 6.0
-"""Grace period for the process to finish its responses."""
+"""Seconds that the gateway process gets to finish its responses before it is killed."""
 EXIT_DELAY_SECONDS = 0.5
-"""Maximum delay between a broken connection and the exit of its process."""
+"""Maximum seconds from a broken connection until the exit status of the gateway process is known."""
 
 
 def listen(options: ServerOptions) -> socket.socket:
-    """Open the socket for clients. Also tests the folder of ``--files-dir``, so that an error shows before the models are loaded.
+    """Open the listening socket for clients. Also checks the folder of ``--files-dir``, so that an error shows before
+    models are loaded.
 
     Raises:
-        UserError: the address is in use or not this machine's; or the folder cannot be used.
+        UserError: the address is in use, or is not an address of this machine; or the folder cannot be used.
     """
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     is_for_both = options.host == "::" and socket.has_dualstack_ipv6()  # dual-stack, as in other servers
@@ -57,14 +58,14 @@ def listen(options: ServerOptions) -> socket.socket:
 
 
 class GatewayProcess:
-    """A gateway process that this process starts, hosts, and ends.
+    """A gateway process, and this process' connection to it as its engine host.
 
-    The host connects before the process has started, so that its death is noticed from the first moment on. The socket's name
-    is removed then, so that nobody else can connect.
+    This process connects to the gateway's socket before the gateway has started, so that its death is noticed from the
+    first moment on. Then the socket's name is removed, so that nobody else can connect.
 
     Args:
         listener: bound and listening socket for clients.
-        cpus: CPU cores for the gateway; this process may be bound to fewer.
+        cpus: CPU cores that the gateway may use; this process may be bound to fewer.
         fault_timeout: seconds without a heartbeat until a peer is considered dead.
 
     Raises:
@@ -97,7 +98,8 @@ class GatewayProcess:
                 self._process = start_gateway(setup, hosts, listener)
 
     def explain(self, error: BrokenConnection) -> BrokenConnection:
-        """Explain a broken link by the exit status; ``error`` itself if the process still runs."""
+        """Return an error that explains a broken connection by the gateway's exit status; ``error`` itself if the
+        gateway still runs."""
         try:
             status = self._process.wait(EXIT_DELAY_SECONDS)
         except subprocess.TimeoutExpired:
@@ -106,11 +108,11 @@ class GatewayProcess:
         return BrokenConnection(f"the gateway process {how}; shutting down")
 
     def kill(self) -> None:
-        """Kill the process: a stopped process reacts to no other signal."""
+        """Kill the gateway process: if it is stopped (SIGSTOP), it reacts to no other signal."""
         self._process.kill()
 
     def end(self) -> None:
-        """Close the connection, and wait for the process to exit."""
+        """Close the connection, and wait for the gateway process to exit."""
         self.connection.close()
         await_end(self._process)
 
@@ -129,7 +131,7 @@ class SupervisorsGateway:
             raise UserError(f"{error}; rank 0 must run on the host of launch.py supervise") from None
 
     def explain(self, error: BrokenConnection) -> BrokenConnection:
-        """Return ``error``; the supervisor logs more."""
+        """Return ``error`` unchanged, as the supervisor logs the cause."""
         return error
 
     def kill(self) -> None:
@@ -141,7 +143,7 @@ class SupervisorsGateway:
 
 
 def await_end(process: subprocess.Popen) -> None:
-    """Wait for a gateway process without hosts to exit; kill it after ``END_SECONDS``."""
+    """Wait for a gateway process without an engine host to exit; kill it after ``END_SECONDS``."""
     try:
         process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
@@ -154,9 +156,9 @@ def start_gateway(
     """Start a gateway process.
 
     Args:
-        hosts: local socket that accepts hosts.
-        listener: socket that accepts clients.
-        beats: descriptor of a pipe to which it writes heartbeats.
+        hosts: listening local socket for engine hosts.
+        listener: listening socket for clients.
+        beats: file descriptor of the pipe to which the gateway writes heartbeats; None for no heartbeats.
     """
     descriptors = (hosts.fileno(), listener.fileno(), *([] if beats is None else [beats]))
     # Inherited signal mask: Ctrl-C must not reach the gateway, from its first moment on.

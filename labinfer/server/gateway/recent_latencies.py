@@ -1,6 +1,7 @@
 """RecentLatencies: percentiles of TTFT, TPOT and queue time over the last minute, for ``/v1/cluster``.
 
-The histograms of ``/metrics`` cannot give them: their buckets are vLLM's, and one bucket holds every TPOT below 10 ms.
+They cannot be computed from the histograms of ``/metrics``, whose buckets are vLLM's: one bucket holds every TPOT below
+10 ms.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from labinfer.observe.table import percentile
 from labinfer.server.gateway.cluster_answers import Percentiles
 
 WINDOW_SECONDS = 60.0
-"""Maximum age of a sample."""
+"""Maximum age of a latency in seconds."""
 MAX_SAMPLES = 1024
-"""Maximum samples per window; the oldest are dropped."""
+"""Maximum number of latencies in a window; the oldest are dropped."""
 
 
 class LatencyWindow:
@@ -34,7 +35,7 @@ class LatencyWindow:
         self._samples.append((self._clock(), seconds))
 
     def percentiles(self) -> Percentiles | None:
-        """Percentiles of the window, by nearest rank; None without samples."""
+        """Percentiles of the latencies in the window, by nearest rank; None without any."""
         begin = self._clock() - WINDOW_SECONDS
         while self._samples and self._samples[0][0] < begin:
             self._samples.popleft()
@@ -45,7 +46,7 @@ class LatencyWindow:
 
 
 class RecentLatencies:
-    """Latency windows of each model.
+    """Latency windows of each model: for TTFT, TPOT and queue time.
 
     Args:
         clock: monotonic time in seconds.

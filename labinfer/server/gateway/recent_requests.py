@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 NUM_KEPT = 4096
-"""Kept requests per model."""
+"""Number of requests that are kept per model."""
 
 
 class RequestSize(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -18,7 +18,7 @@ class RequestSize(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Arrival time of the request, in milliseconds since 1970."""
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens with a prefix-cache hit."""
+    """Prompt tokens that were prefix-cache hits."""
     output_tokens: int
 
 
@@ -29,7 +29,7 @@ class RecentRequests:
         self._requests: dict[str, deque[RequestSize]] = {name: deque(maxlen=NUM_KEPT) for name in model_names}
 
     def add(self, model: str, request: RequestSize) -> None:
-        """Add a complete request; drops the oldest if the buffer is full."""
+        """Add a complete request to a model's ring buffer, in place of the oldest one if it is full."""
         self._requests[model].append(request)
 
     def lines(self, model: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Refusals: API errors of invalid requests, with the name of the invalid field."""
+"""Refusals: conversion of a ``UserError`` to the ``ApiError`` of an invalid request, with the name of the invalid field."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from labinfer.server.link.layout_change import LayoutChange
 
 BODIES = (ChatBody, CompletionBody, EmbeddingBody, ResponseBody, MessageBody, BatchBody, LayoutChange)
 FIELD_NAMES = {name for body in BODIES for name in body.__struct_fields__} | {"tokens", "text_1", "limit", "order"}
-"""Names of fields that an error text may begin with: fields of all bodies, of ``/detokenize`` and ``/score``, and list parameters."""
+"""Names of request fields that an error text may begin with: fields of all bodies, of ``/detokenize`` and ``/score``,
+and parameters of lists."""
 
 Result = TypeVar("Result")
 
 
 def checked(make: Callable[[], Result]) -> Result:
-    """Call ``make``, and convert a ``UserError`` to the ``ApiError`` of an invalid request."""
+    """Return the result of ``make``; convert a ``UserError`` to the ``ApiError`` of an invalid request."""
     try:
         return make()
     except UserError as error:

@@ -1,8 +1,8 @@
 """RequestBuilder: builds engine requests from the prompts of one model; costly prompts are queued per caller.
 
 A short prompt is tokenized in a thread. A long one goes to a worker process, which is killed on a timeout or a client
-disconnect, and exits when idle to free its memory. A structured-output grammar with a known verdict is checked at once;
-a new one is compiled in a process too. Both processes have fair queues.
+disconnect, and exits when idle to free its memory. A structured-output grammar that was checked before is accepted or
+refused at once; a new one is compiled in another process. Each process has a queue that is fair to all callers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from labinfer.server.gateway.work_queue import WorkQueue
 from labinfer.text.tokenizing import PromptText
 
 IN_PLACE_BYTES = 1 << 16
-"""Maximum body length whose prompts are tokenized in a thread, within some 20 ms."""
+"""Maximum length in bytes of a body whose prompts are tokenized in a thread, which takes about 20 ms."""
 IDLE_SECONDS = 10.0
-"""Idle time after which the tokenizer process is ended."""
+"""Idle seconds after which the tokenizer process is ended."""
 FLAG = "--max-preparing-per-caller"
 
 
@@ -43,11 +43,11 @@ class RequestBuilder:
 
     @property
     def is_full(self) -> bool:
-        """Whether long prompts or new grammars are rejected now."""
+        """Whether a new long prompt or a new structured-output grammar would be rejected, because a queue is full."""
         return self._prompts.is_full or self._forms.is_full
 
     def read_texts(self, input: GenerationInput, num_bytes: int) -> list[PromptText] | None:
-        """Texts to tokenize of a long body; None for a short one. Rejects prompts that cannot fit.
+        """Texts of the prompts of a long body, to be tokenized in a process; None for a short body.
 
         Raises:
             ApiError: a prompt has more characters or tokens than fit the context.
@@ -61,14 +61,14 @@ class RequestBuilder:
     async def build(
         self, input: GenerationInput, texts: list[PromptText] | None, caller: str, num_bytes: int
     ) -> tuple[list[Request], list[Request]]:
-        """Build one request per prompt, in a thread or a process. Also returns the requests whose structured-output grammar ``try_form`` must
-        still check.
+        """Build one engine request per prompt, in a thread or a process. Also returns those requests whose
+        structured-output grammar is still to be checked by ``try_form``.
 
         Args:
-            texts: from ``read_texts``.
+            texts: result of ``read_texts``.
 
         Raises:
-            ApiError: a prompt is invalid, or too many long ones wait.
+            ApiError: a prompt is invalid, or too many long ones are queued.
         """
         token_ids = [None] * len(input.prompts) if texts is None else await self.encode(caller, texts, num_bytes)
 
@@ -90,10 +90,10 @@ class RequestBuilder:
         return requests, untried
 
     async def encode(self, caller: str, prompts: list[PromptText], num_bytes: int) -> list[list[int]]:
-        """Tokenize prompts of a body of ``num_bytes``.
+        """Tokenize the prompts of a body of ``num_bytes``.
 
         Raises:
-            ApiError: a prompt cannot be tokenized, or too many wait.
+            ApiError: a prompt cannot be tokenized, or too many are queued.
         """
         if num_bytes <= IN_PLACE_BYTES:
             return await asyncio.to_thread(checked, lambda: [self._reader.encode_text(prompt) for prompt in prompts])
@@ -104,10 +104,10 @@ class RequestBuilder:
             self._end_when_idle()
 
     async def try_form(self, caller: str, request: Request) -> None:
-        """Check the structured-output grammar of ``request`` in a process.
+        """Check the structured-output grammar of ``request`` in a process that can be killed.
 
         Raises:
-            ApiError: the grammar is invalid or too costly, or too many wait.
+            ApiError: the grammar is invalid or too costly, or too many are queued.
         """
         await self._forms.run(caller, lambda: checked(lambda: self._reader.check_form(request)))
 

@@ -16,25 +16,25 @@ from labinfer.observe.line_writer import LineWriter
 MAX_TEXT = 256
 """Maximum logged length of an id, a path or a name."""
 PLAIN = re.compile(r"[!#-<>-~]+")
-"""Plain values, which a log line holds without quotes: visible ASCII but for " and =."""
+"""Values that a log line contains without quotes: visible ASCII characters other than " and =."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRequest:
-    """Logged fields of a request: never a key, a prompt or an answer. None means not applicable."""
+    """Fields of a request's log line; never a key, a prompt or an answer. None means not applicable."""
 
     id: str
     caller: str
-    """``ApiCaller.name``."""
+    """Name of the caller; see ``ApiCaller.name``."""
     route: str
-    """Path pattern of the endpoint; the requested path if there is none."""
+    """Path pattern of the endpoint; if there is none, the path of the request."""
     status: int
     total_seconds: float
-    """From the request's header to the end of the response."""
+    """Seconds from the request's header to the end of the response."""
     model: str | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    """Prompt tokens with a prefix-cache hit."""
+    """Prompt tokens that were prefix-cache hits."""
     generated_tokens: int | None = None
     ttft_seconds: float | None = None
     """Time to first token."""

@@ -1,4 +1,4 @@
-"""Service: state shared by all routes: models, keys, limits, stores and metrics."""
+"""Service: the state that all routes share: models, API keys, limits, stores and metrics."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from labinfer.server.link.frames import ModelInfo
 from labinfer.server.link.stats import EngineStats
 
 COMPLETION_TOKENS = 16
-"""Default ``max_tokens`` of completions, as in OpenAI's API; a chat answer may fill the context."""
+"""Default ``max_tokens`` of completions, as in OpenAI's API. Chat answers may fill the context by default."""
 LONGEST = 1 << 17
-"""Upper end of the length histograms, in tokens."""
+"""Upper end of the histograms of prompt and output lengths, in tokens."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A served model."""
+    """A served model: its description, and the parts that turn bodies into engine requests."""
 
     info: ModelInfo
     reader: InputProcessor
@@ -49,7 +49,7 @@ class Model:
 
     @classmethod
     def load(cls, info: ModelInfo, options: ServerOptions) -> Model:
-        """Load the model's tokenizer, which rank 0 has loaded before.
+        """Load the tokenizer of a model. Rank 0 has loaded it before.
 
         Raises:
             UserError: the tokenizer cannot be read, or differs from rank 0's.
@@ -61,8 +61,9 @@ class Model:
             raise UserError(f"the tokenizer in {info.tokenizer} has changed since rank 0 loaded it; restart")
         return cls(info, reader, RequestBuilder(reader, options, info.max_model_len))
 
-    def reads_as(self, info: ModelInfo) -> bool:
-        """Whether ``info`` of the next host has this model's tokenizer, templates and maximum context length."""
+    def shares_tokenizer(self, info: ModelInfo) -> bool:
+        """Whether ``info``, sent by a new engine host, has this model's tokenizer, templates and maximum context
+        length. If so, this model need not load its tokenizer again."""
         names = (
             "tokenizer",
             "tokenizer_digest",
@@ -73,16 +74,16 @@ class Model:
         )
         return all(getattr(self.info, name) == getattr(info, name) for name in names)
 
-    def again(self, info: ModelInfo) -> Model:
-        """Copy of the model with the ``info`` of the next host."""
+    def with_info(self, info: ModelInfo) -> Model:
+        """Copy of this model with the ``info`` of a new engine host."""
         return replace(self, info=info)
 
     def chat_defaults(self) -> SamplingParams:
-        """Default sampling of a chat request; the answer may fill the context."""
+        """Default sampling parameters of a chat request; the answer may fill the context."""
         return self._defaults(self.info.max_model_len)
 
     def completion_defaults(self) -> SamplingParams:
-        """Default sampling of a completion request."""
+        """Default sampling parameters of a completion request."""
         return self._defaults(COMPLETION_TOKENS)
 
     def _defaults(self, max_tokens: int) -> SamplingParams:
@@ -93,7 +94,7 @@ class Model:
 
 
 class Service:
-    """State of a gateway, passed to every route.
+    """State of a gateway, which every route receives.
 
     Args:
         model_names: names of the models to serve; the first is the default.
@@ -143,7 +144,7 @@ class Service:
         self.started = int(wall_clock())
 
     def close(self) -> None:
-        """Export the queued traces. Blocks for a moment; for the end of the gateway."""
+        """Export the queued OpenTelemetry spans, for the end of the gateway. Blocks for a moment."""
         if self._tracer is not None:
             self._tracer.close()
 
@@ -152,7 +153,7 @@ class Service:
         self.history.add_stats(stats)
 
     def _count_open(self, model: str) -> tuple[int, int]:
-        """Number of running and of waiting requests of ``model``."""
+        """Numbers of running and of waiting requests of ``model``."""
         running = len(self.engine.running_tasks(model))
         return running, len(self.engine.tasks(model)) - running
 
@@ -163,7 +164,8 @@ class Service:
         self._attached.put_nowait((self._num_hosts, models))
 
     def _end(self, is_final: bool) -> None:
-        """Unload the models if ``is_final``. Otherwise the next host only resumes the work of this one."""
+        """Handle the end of an engine host. Unload the models if ``is_final``; otherwise they are kept for the next
+        host, which resumes the open requests."""
         if is_final:
             self._close_models()
         self._num_hosts += 1
@@ -175,7 +177,7 @@ class Service:
         self.models = {}
 
     async def prepare_models(self) -> None:
-        """Load the tokenizers whenever a host has loaded its models.
+        """Whenever an engine host has loaded its models, load their tokenizers here. Never returns.
 
         Raises:
             UserError: a tokenizer cannot be read.
@@ -183,8 +185,8 @@ class Service:
         while True:
             number, models = await self._attached.get()
             loaded = [
-                before.again(info)
-                if (before := self.models.get(info.name)) is not None and before.reads_as(info)
+                before.with_info(info)
+                if (before := self.models.get(info.name)) is not None and before.shares_tokenizer(info)
                 else await asyncio.to_thread(Model.load, info, self.options)
                 for info in models
             ]
@@ -204,7 +206,7 @@ class Service:
         return model
 
     def check_room(self) -> None:
-        """Check that the server accepts requests of every kind.
+        """Check that the server has capacity for a new request of any kind, such as a long prompt.
 
         Raises:
             ApiError: no open request, body memory, or queue slot is free.

@@ -1,4 +1,4 @@
-"""StoredResponses: bounded in-memory store of responses, for lookup and continuation."""
+"""StoredResponses: responses of ``/v1/responses``, kept in bounded memory, to be shown or continued."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from labinfer.requests.openai.responses import Response
 from labinfer.server.gateway.options import MIB, ServerOptions
 
 OVERHEAD_BYTES = 1024
-"""Estimated memory of a stored response besides its JSON."""
+"""Estimated memory of a stored response in bytes, in addition to its JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredResponse:
-    """A response and its input, as JSON."""
+    """A response and the input of its request, as JSON."""
 
     id: str
     previous_id: str | None
@@ -55,23 +55,24 @@ class StoredResponse:
 
 @dataclass(eq=False)
 class _LruStore:
-    """Responses of one owner, least recently used first."""
+    """Responses of one owner, the least recently used first."""
 
     responses: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
     places: dict[str, str] = field(default_factory=dict)
-    """Item id to the id of the response that contains the item."""
+    """Maps the id of an item to the id of the response that contains it."""
     num_bytes: int = 0
 
 
 class StoredResponses:
-    """Responses by owner and id. Above a limit, the owner with the most bytes loses its least recently used response."""
+    """Stored responses, by owner and id. If they exceed the memory limit, the owner with the most bytes loses its least
+    recently used response."""
 
     def __init__(self, options: ServerOptions):
         self._most, self._most_bytes = options.max_stored_responses, options.max_stored_size * MIB
         self._stores: dict[str, _LruStore] = {}
 
     def put(self, owner: str, stored: StoredResponse) -> None:
-        """Store a response, unless it exceeds the limits by itself."""
+        """Store a response, unless it alone exceeds the memory limit."""
         self.delete(owner, stored.id)
         if stored.num_bytes > self._most_bytes or not self._most:
             return
@@ -92,13 +93,13 @@ class StoredResponses:
         return store.responses[id]
 
     def get_by_item(self, owner: str, item_id: str) -> StoredResponse | None:
-        """Return the owner's latest response that contains this item."""
+        """Return the owner's latest response that contains the item ``item_id``; None if there is none."""
         store = self._stores.get(owner)
         return None if store is None else self.get(owner, store.places.get(item_id, ""))
 
     def chain(self, owner: str, id: str | None) -> list[StoredResponse]:
-        """A response and its stored predecessors, oldest first. The oldest one may have a predecessor that is no longer stored. Stops
-        at an id that repeats (a client may reuse ids)."""
+        """A response and the responses that it continues, oldest first, as far as they are still stored. Stops at an id
+        that repeats (a client may reuse ids)."""
         chain: dict[str, StoredResponse] = {}
         while id is not None and id not in chain and (stored := self.get(owner, id)) is not None:
             chain[id] = stored

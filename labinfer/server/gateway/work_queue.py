@@ -1,4 +1,4 @@
-"""WorkQueue: costly work in threads beside the event loop, with round-robin over callers."""
+"""WorkQueue: runs costly work in threads, one caller after the other (round-robin), so that the event loop is not blocked."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from labinfer.requests.openai import api_errors
 from labinfer.server.gateway.admission_control import RETRY_SECONDS
 
 MAX_CALLERS = 16
-"""Number of callers whose queues may be full at once."""
+"""Number of callers whose queues may be full at the same time; it bounds the total queue length."""
 
 Result = TypeVar("Result")
 
 
 class WorkQueue:
-    """Runs work in its own thread pool. A cancelled caller leaves the queue. For one event loop.
+    """Runs functions in its own thread pool, with one queue per caller. Used by one event loop. If a waiting ``run`` is
+    cancelled, its work leaves the queue.
 
     Args:
         kind: name of the work for error messages, such as "long prompts".
-        max_waiting: maximum queue length of one caller; the total limit is ``MAX_CALLERS`` times as much.
+        max_waiting: maximum queue length of one caller; the limit of all queues together is ``MAX_CALLERS`` times this.
         flag: the option that sets ``max_waiting``.
         num_threads: size of the thread pool.
     """
@@ -36,7 +37,7 @@ class WorkQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether new work of every caller is rejected."""
+        """Whether the total limit is reached, so that new work of every caller is rejected."""
         return self._num_waiting >= MAX_CALLERS * self._max_waiting
 
     @property
@@ -96,7 +97,7 @@ class WorkQueue:
         self._hand_on()
 
     def _hand_on(self) -> None:
-        """Give the free slot to the next caller's oldest work; the caller then goes to the end of the round-robin."""
+        """Start the oldest work of the caller whose turn it is; that caller then goes to the end of the round-robin."""
         if not self._waiting:
             self._num_free += 1
             return

@@ -37,17 +37,17 @@ from labinfer.server.host.in_process_connection import DirectCall, InProcessConn
 logger = logging.getLogger(__name__)
 
 MODEL = "model"
-"""Name of the only model."""
+"""Name under which the only model is served."""
 
 
 class AsyncLLM:
     """A loaded model on this group of ranks, for any number of concurrent tasks and event loops.
 
-    Under a launcher all ranks run one script. On ranks other than 0 the constructor works for rank 0 until rank 0 closes it,
-    and then raises ``SystemExit``.
+    Under a launcher all ranks run one script. On ranks other than 0 the constructor takes part in rank 0's steps until
+    rank 0 calls ``close``, and then raises ``SystemExit``.
 
     Args:
-        model, options: as for ``LLM``, including ``plugins``; loading blocks the caller.
+        model, options: as for ``LLM``, including ``plugins``; loading blocks the calling thread.
 
     Raises:
         UserError: an option, the model or the layout is invalid; raised on every rank.
@@ -75,7 +75,7 @@ class AsyncLLM:
             prompt: text, token ids, messages of a conversation, or a dictionary; see ``PromptLike``.
 
         Raises:
-            UserError: the prompt or a parameter is invalid; or the AsyncLLM is closed, before or meanwhile.
+            UserError: the prompt or a parameter is invalid; or the AsyncLLM was closed, before the call or during it.
         """
         async with aclosing(self._items(prompt, sampling_params, streams=True)) as items:
             async for item in items:
@@ -90,20 +90,22 @@ class AsyncLLM:
     async def chat(
         self, messages: list[dict[str, Any]], sampling_params: SamplingParams | None = None, **fields: Any
     ) -> RequestOutput:
-        """Answer a conversation; ``fields`` are further fields of the prompt, see ``LLM.chat``. ``stream`` accepts messages too."""
+        """Answer a conversation. ``fields`` are further fields of the prompt, see ``LLM.chat``. To stream an answer,
+        pass the messages to ``stream``."""
         return await self.generate({**fields, "messages": messages}, sampling_params)
 
     async def embed(
         self, prompt: PromptLike, pooling: str | None = None, normalize: bool | None = None
     ) -> EmbeddingOutput:
-        """Embed a prompt; see ``LLM.embed``."""
+        """Compute the embedding of a prompt; see ``LLM.embed``."""
         own = self._llm.spec.pooling
         async with aclosing(self._items(prompt, None, pooling=own.resolve(pooling))) as items:
             (output,) = own.finish([await anext(items)], normalize)
         return output
 
     async def close(self) -> None:
-        """Abort open requests, end the engine's thread and leave the group; the AsyncLLM is unusable afterwards."""
+        """Abort open requests, end the engine's thread, and leave the group of ranks. The AsyncLLM is unusable
+        afterwards."""
         await asyncio.to_thread(self._close)
 
     async def __aenter__(self) -> AsyncLLM:
@@ -115,7 +117,7 @@ class AsyncLLM:
     async def _items(
         self, prompt: PromptLike, sampling_params: SamplingParams | None, *, streams: bool = False, pooling: str = ""
     ) -> AsyncIterator[Delta | RequestOutput | EmbeddingOutput]:
-        """Yield the deltas of a request, if it streams, and then its output."""
+        """Yield the result of a request; if ``streams``, its deltas before."""
         self._check_usable()
         loop = asyncio.get_running_loop()
         items: asyncio.Queue = asyncio.Queue()
@@ -175,7 +177,7 @@ class AsyncLLM:
             self._link.abort_all(RuntimeError(self._failure))
 
     def _check(self) -> None:
-        """Check whether the host must end.
+        """End the engine host if this AsyncLLM is closing.
 
         Raises:
             Interrupted: the AsyncLLM is closing and all requests are aborted.

@@ -43,18 +43,19 @@ from labinfer.server.link.stats import Drift
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.25
-"""Sleep of an idle rank 0; a frame wakes it at once, a signal at the latest after this time."""
+"""Seconds that an idle rank 0 sleeps. A frame wakes it at once, a signal at the latest after this time."""
 SOON_SECONDS = 0.01
-"""Sleep of rank 0 while a request waits for its model's guides."""
+"""Seconds that rank 0 sleeps while a request waits until grammars can be compiled (the tokenizer is being read for
+them)."""
 STABLE_SECONDS = 30.0
-"""Seconds for which another split of the layers must stay better before the layout changes."""
+"""Seconds for which a better split of the layers must be found again and again before the layout changes."""
 
 Layouts = dict[str, EngineOptions]
-"""Model name to its options."""
+"""Maps each model name to the model's engine options."""
 
 
 def refuse_changes(change: LayoutChange) -> None:
-    """Refuse every layout change; used where the models cannot be reloaded.
+    """Refuse a layout change, for servers that cannot reload their models.
 
     Raises:
         UserError: always.
@@ -63,19 +64,20 @@ def refuse_changes(change: LayoutChange) -> None:
 
 
 class EngineHost:
-    """Steps the engines while there is work, and sleeps otherwise.
+    """Steps the engines of all models on rank 0 while there is work, and sleeps otherwise.
 
     Args:
         models: models of one group by their served names.
-        link: connection to a gateway that knows this host, or to callers in this process.
+        link: connection to a gateway with which this engine host is registered, or to callers in this process.
         check: raises ``Interrupted`` when a signal has requested the end.
-        drain_seconds: timeout for open requests at the end.
-        is_last: whether the gateway ends with this host. False under a supervisor, which ends the gateway itself: launchers also send
-            SIGTERM to the remaining ranks when one has died.
+        drain_seconds: timeout for open requests after a signal.
+        is_last: whether the gateway ends with this engine host. False under a supervisor, which ends the gateway
+            itself: launchers also send SIGTERM to the remaining ranks when one has died.
         plan_change: returns the layouts of all models after a change, or None if nothing changes. Raises a ``UserError`` if the
             change is impossible.
-        plan_split: returns the layouts of all models after the better split of one model's layers, or None if it is not worth it.
-        outcome: outcome of the layout change that led to this host, for the gateway.
+        plan_split: returns the layouts of all models after a better split of one model's layers, or None if its gain
+            does not justify the pause.
+        outcome: outcome of the layout change that preceded this engine host, to be sent to the gateway.
         on_ready: called when the gateway accepts requests.
         plan: table of the layout and its alternatives; empty if the layout was not planned.
         machine_links: links measured for the plan.
@@ -128,10 +130,10 @@ class EngineHost:
         self._change: Layouts | None = None
 
     def run(self) -> Layouts | None:
-        """Serve until a signal arrives and the open requests have finished or timed out, or until the layout changes.
+        """Serve until a signal arrives (and the open requests have finished or timed out), or until the layout changes.
 
         Returns:
-            The layouts for the next host, which resumes the open requests; None at the end.
+            The layouts for the next engine host, which resumes the open requests; None after a signal.
 
         Raises:
             BrokenConnection: the gateway is gone.
@@ -160,7 +162,7 @@ class EngineHost:
         return self._change
 
     def _hand_back(self) -> None:
-        """Complete the steps in flight, and make the gateway keep the open requests for the next host."""
+        """Complete the steps in flight, and make the gateway keep the open requests for the next engine host."""
         for model in self._models.values():
             while model.llm.engine.scheduler.in_flight:
                 self._step(model, launches=False)

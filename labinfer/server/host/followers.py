@@ -8,8 +8,8 @@ from labinfer.api.llm import LLM, follow_all
 
 
 def follow_host(llms: list[LLM]) -> None:
-    """Run a rank other than 0 until the host ends, and send stats when rank 0 asks for them. Spare ranks return at once, unless
-    they draft.
+    """Take part in rank 0's steps until the engine host ends, and send stats when rank 0 asks for them. Spare ranks
+    without a draft model return at once.
 
     Args:
         llms: all models of the group.

@@ -1,4 +1,4 @@
-"""GatewayConnection: the host's end of the socket to the gateway."""
+"""GatewayConnection: the engine host's end of the socket to the gateway."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from labinfer.server.link.framing import FrameReader, pack
 
 CHUNK_BYTES = 1 << 18
 MAX_CHUNKS = 16
-"""Maximum chunks read between two steps."""
+"""Maximum number of socket reads between two steps."""
 FULL_BYTES = 1 << 10
-"""Unread bytes from which the gateway may be blocked by a full socket while models are loaded, so that its silence means nothing."""
+"""Number of unread bytes from which on the silence of the gateway means nothing: it may be blocked by a full socket, as
+this process does not read while it loads models."""
 
 
 class GatewayConnection:
@@ -46,7 +47,7 @@ class GatewayConnection:
             raise BrokenConnection(f"cannot send to the gateway process: {error}") from None
 
     def receive(self, seconds: float) -> list[FromGateway]:
-        """Return the frames that have arrived; wait up to ``seconds`` for the first.
+        """Return the frames that have arrived; wait up to ``seconds`` for the first one.
 
         Raises:
             BrokenConnection: the gateway is gone.
@@ -71,10 +72,10 @@ class GatewayConnection:
         return frames
 
     def watch(self, timeout: float, make_heartbeat: Callable[[], Heartbeat], on_silence: Callable[[], None]) -> None:
-        """Send and monitor heartbeats in a thread: the main thread may be in a long step, or loading.
+        """Exchange heartbeats in a thread, as the main thread may be busy with a long step, or with loading.
 
         Args:
-            timeout: seconds of silence after which ``on_silence`` is called.
+            timeout: seconds without a frame of the gateway after which ``on_silence`` is called.
             make_heartbeat: returns a heartbeat with this rank's step and wait.
         """
         threading.Thread(
@@ -100,7 +101,7 @@ class GatewayConnection:
                 return
 
     def _beat(self, beat: Heartbeat) -> None:
-        """Send a heartbeat, unless a frame is being sent, which serves as one."""
+        """Send a heartbeat, unless another frame is being sent: that is a sign of life, too."""
         if self._sending.acquire(blocking=False):
             try:
                 self._socket.send(pack(beat), socket.MSG_DONTWAIT)

@@ -1,4 +1,4 @@
-"""HostedModel: a model on rank 0, its open requests and its counters."""
+"""HostedModel: a model that the engine host serves, with its open requests and counters."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from labinfer.server.link.stats import NUM_STEP_BUCKETS, Drift, step_bucket
 
 @dataclass(kw_only=True)
 class HostedModel:
-    """A model, its open requests and its counters."""
+    """A model that the engine host serves, with its open requests and counters."""
 
     name: str
     llm: LLM
     recommended: dict[str, int | float]
     """Sampling parameters recommended by the checkpoint."""
     clock: Callable[[], float] = time.monotonic
-    """Monotonic time in seconds."""
+    """Clock with monotonic seconds."""
     slowdown_detector: StageSlowdownDetector | None = None
     """Detector of stages that slow down; None with one stage."""
     told_drift: Drift | None = None
@@ -37,26 +37,26 @@ class HostedModel:
     changed: str = ""
     """Changed model files; see ``ModelInfo``."""
     unread_prompts: dict[str, int] = field(default_factory=dict)
-    """Request id to prompt length, of open requests without output yet."""
+    """Prompt length in tokens of each open request without output yet, by request id."""
     prompt_tokens: int = 0
     generation_tokens: int = 0
     num_steps: int = 0
     step_tokens: int = 0
     steps_by_tokens: list[int] = field(default_factory=lambda: [0] * NUM_STEP_BUCKETS)
     last_step: float = 0.0
-    """Time of the last completed step, or when work came to the idle engine."""
+    """Time of the last completed step, or of the arrival of work at the idle engine if that is later."""
     working_seconds: float = 0.0
     bubbles: dict[int, float] = field(default_factory=dict)
-    """Rank to its bubble seconds, as reported last."""
+    """Pipeline bubble of each rank in seconds, as last reported."""
     watched: list[InFlight] = field(default_factory=list)
-    """Completed steps for the trace, at most ``watched_most``."""
+    """Completed steps for the next trace, at most ``watched_most``."""
     watched_most: int = 0
 
     def step(self, launches: bool = True) -> StepOutputs:
         """Step the engine and update the counters; return the outputs by request id.
 
         Args:
-            launches: see ``EngineDriver.step``.
+            launches: whether new steps may start; see ``EngineDriver.step``.
         """
         outputs, engine = self.llm.driver.step(launches), self.llm.engine
         batch = engine.last_batch
@@ -78,8 +78,9 @@ class HostedModel:
         return outputs
 
     def bubble(self, rank: WorkerStats, worked: float) -> float:
-        """Bubble seconds of a rank: time in which the engine had work and the rank did not compute. Never decreases, as
-        a counter must not, although its two terms are read at slightly different times."""
+        """Pipeline bubble of a rank in seconds: time in which the engine had work, and the rank did not compute. It
+        never decreases, as befits a counter, although ``worked`` and the rank's stats are read at slightly different
+        times."""
         self.bubbles[rank.rank] = max(self.bubbles.get(rank.rank, 0.0), worked - rank.busy_time)
         return self.bubbles[rank.rank]
 
@@ -137,6 +138,7 @@ class HostedModel:
 
 
 def _absolute(template: str) -> str:
-    """Absolute path of a template file, as the gateway has another working directory; a template name unchanged."""
+    """Absolute path of a template file, as the gateway has another working directory. The name of a built-in template
+    is returned unchanged."""
     path = Path(template)
     return str(path.resolve()) if template and path.is_file() else template

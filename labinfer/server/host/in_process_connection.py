@@ -1,4 +1,4 @@
-"""InProcessConnection: connects threads of this process to an EngineHost, in place of a gateway and a socket."""
+"""InProcessConnection: connects threads of this process to an EngineHost. It replaces a gateway and its socket."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from labinfer.requests.outputs import Delta, RequestOutput, RequestState
 from labinfer.server.link.frames import Abort, Add, FromGateway, FromHost, Heartbeat, Refused, Updates
 
 Item = Delta | RequestOutput | EmbeddingOutput | Exception
-"""A result of a request; every item but a ``Delta`` is the last."""
+"""One item of a request's result. Every item other than a ``Delta`` is the last one."""
 
 
 @dataclass(frozen=True)
 class DirectCall:
-    """A request and the callback of its waiter."""
+    """A request, and the callback that receives its result."""
 
     state: RequestState
     streams: bool
-    """Whether deltas precede the output."""
+    """Whether deltas are passed to the callback before the output."""
     take: Callable[[Item], None]
-    """Called from the engine's thread; a RuntimeError means that the waiter is gone (closed event loop)."""
+    """The callback. It is called from the engine's thread; it raises RuntimeError if its event loop is closed, so that
+    nobody waits any more."""
 
 
 class InProcessConnection:
-    """Replaces a ``GatewayConnection``. ``send`` and ``receive`` belong to the host's thread; the other methods are thread-safe."""
+    """Connection between an engine host and callers in the same process; replaces a ``GatewayConnection``. ``send`` and
+    ``receive`` are for the engine host's thread; the other methods are thread-safe."""
 
     def __init__(self) -> None:
         self._frames: queue.SimpleQueue[FromGateway] = queue.SimpleQueue()
@@ -40,7 +42,7 @@ class InProcessConnection:
         self._frames.put(Add(model, call.state.request))
 
     def abort(self, key: str) -> None:
-        """Drop a request, and abort it if it has not ended."""
+        """Drop the request ``key``; abort it if it has not ended."""
         if self._calls.pop(key, None) is not None:
             self._frames.put(Abort(key))
 
@@ -51,16 +53,16 @@ class InProcessConnection:
             self._give(call, error)
 
     def wake(self) -> None:
-        """Wake the host."""
+        """Wake the engine host if it sleeps."""
         self._frames.put(Heartbeat())
 
     @property
     def is_empty(self) -> bool:
-        """Whether the host has received all frames."""
+        """Whether the engine host has received all frames."""
         return self._frames.empty()
 
     def receive(self, seconds: float) -> list[FromGateway]:
-        """Return the frames that have arrived; wait up to ``seconds`` for the first."""
+        """Return the frames that have arrived; wait up to ``seconds`` for the first one."""
         frames: list[FromGateway] = []
         try:
             if seconds:
@@ -71,7 +73,7 @@ class InProcessConnection:
             return frames
 
     def send(self, frame: FromHost) -> None:
-        """Pass the updates of a step to the callers; other frames, such as stats, are dropped."""
+        """Pass the updates of a step to the callbacks. Other frames, such as stats, are dropped."""
         if isinstance(frame, Updates):
             for key, update in frame.answers:
                 if (call := self._calls.get(key)) is not None:

@@ -1,6 +1,7 @@
 """StageSlowdownDetector: finds stages that have slowed down since the start, and a better split of the layers.
 
-All stages run the same steps: a slowdown of all stages comes from the requests, a slowdown of one stage from its machine.
+All stages run the same steps. If all become slower, the cause is the requests; if only one does, the cause is its
+machine.
 """
 
 from __future__ import annotations
@@ -15,31 +16,33 @@ from labinfer.base.rank_stats import WorkerStats
 from labinfer.server.link.stats import Drift
 
 LEAST_STEPS = 5
-"""Minimum steps of a sample (a rank's work between two of its stats); fewer steps are merged into the next sample."""
+"""Minimum steps of a sample (the work of a rank between two of its stats); if there are fewer, the next stats extend
+the sample."""
 LONGEST_SAMPLE = 2.0
-"""Maximum duration counted for a sample, in seconds. Of a longer one, the engine was idle in the rest."""
+"""Maximum duration in seconds for which a sample counts. In the rest of a longer sample, the engine was idle."""
 BASELINE_SECONDS, BASELINE_STEPS = 10.0, 100
-"""Minimum seconds of work, and minimum steps, from which the baseline of a rank's step times is fitted after the
-start."""
+"""Seconds of work, and number of steps, after the start from which the baseline of a rank's step times is fitted;
+minimums of both."""
 WINDOW_SECONDS, LEAST_WINDOW = 10.0, 8.0
-"""Sliding window of recent work compared with the baseline: its length in seconds, and the minimum filled before any
-stage is called slow."""
+"""Sliding window of recent work that is compared with the baseline: its length in seconds, and the minimum seconds of
+work in it before any stage counts as slow."""
 DRIFTED, RECOVERED = 1.5, 1.25
-"""Hysteresis: slowdown (busy time over baseline) relative to the other stages from which a stage counts as slow, and
-below which it has recovered."""
+"""Hysteresis of a stage's slowdown (busy time over baseline, relative to the other stages): above the first value the
+stage counts as slow, below the second one it has recovered."""
 OWN_DRIFT = 1.1
-"""Minimum step time of a slow stage relative to its own baseline: otherwise the other stages have become faster."""
+"""Minimum ratio of a slow stage's step time to its own baseline. With less, the other stages have become faster."""
 BOUND = 0.7
-"""Busy fraction of the busiest stage from which its time, rather than the sum over stages, determines the throughput."""
+"""Busy fraction of the busiest stage above which its time determines the throughput; below it, the sum over all stages
+does."""
 LEAST_GAIN = 0.15
-"""Minimum throughput gain of another split to be reported."""
+"""Minimum throughput gain, as a fraction, at which another split of the layers is reported."""
 MOST_STEPS = 1 << 20
-"""Maximum steps whose token counts are kept until all ranks have reported the steps."""
+"""Maximum number of steps whose token counts are kept until all ranks have reported these steps."""
 
 
 @dataclass(kw_only=True)
 class _Sample:
-    """Work of a rank between two of its stats."""
+    """The work of a rank between two of its stats."""
 
     seconds: float
     steps: int
@@ -51,13 +54,14 @@ class _Sample:
 
 @dataclass
 class _Baseline:
-    """Baseline of a rank: least-squares fit of its busy time as seconds per step plus seconds per token."""
+    """Baseline of a rank's busy time: a least-squares fit with a constant per step and a constant per token, in
+    seconds."""
 
     seconds: float = 0.0
     steps: int = 0
     sums: list[float] = field(default_factory=lambda: [0.0] * 5)
     fewest: float = math.inf
-    """Smallest mean number of tokens per step of any sample."""
+    """Smallest mean number of tokens per step among the fitted samples."""
     most: float = 0.0
 
     def add(self, sample: _Sample) -> None:
@@ -72,8 +76,8 @@ class _Baseline:
         return self.seconds >= BASELINE_SECONDS and self.steps >= BASELINE_STEPS
 
     def covers(self, sample: _Sample) -> bool:
-        """Whether the baseline has steps with about as many tokens as those of ``sample``. For other sizes it cannot be
-        extrapolated, as step times of machines grow differently."""
+        """Whether the fitted samples include steps with about as many tokens as those of ``sample``. The baseline is
+        not extrapolated to other sizes, as step times do not grow linearly on every machine."""
         return self.fewest / 2 <= sample.tokens / sample.steps <= 2 * self.most
 
     def predict(self, sample: _Sample) -> float:
@@ -112,12 +116,12 @@ class _Rank:
         return sum(getattr(sample, name) for sample in self.window)
 
     def per_step(self, name: str) -> float:
-        """Median over the samples of the seconds per step."""
+        """Seconds per step of the quantity ``name``: median over the samples."""
         return median(getattr(sample, name) / sample.steps for sample in self.window)
 
     @property
     def ratio(self) -> float:
-        """Busy time in the window relative to the baseline: the median over the samples, so that a stall of some
+        """Busy time in the window relative to the baseline. It is the median over the samples, so that a stall of some
         seconds does not count as a slowdown."""
         return median(sample.busy / max(self.baseline.predict(sample), 1e-9) for sample in self.window)
 
@@ -164,7 +168,7 @@ class StageSlowdownDetector:
             self.better_since = min(self.better_since, now) if self.drift.layers else math.inf
 
     def _add_rank(self, stats: WorkerStats) -> bool:
-        """Add the sample of a rank; return whether it had enough new steps."""
+        """Add the sample of a rank. Returns whether there were enough new steps for one."""
         rank = self._ranks.setdefault(stats.rank, _Rank(stats))
         before, steps = rank.last, stats.num_steps - rank.last.num_steps
         latest = self._first + len(self._tokens) - 1
@@ -218,14 +222,15 @@ class StageSlowdownDetector:
 def better_split(
     layers: Sequence[int], per_layer: Sequence[float], fixed: Sequence[float], *, bound_by_slowest: bool
 ) -> tuple[list[int], float]:
-    """Return the split that minimizes the time of the slowest stage, and its throughput gain over ``layers``.
+    """Return the split of the layers that minimizes the time of the slowest stage, and its throughput gain over
+    ``layers`` as a fraction.
 
     Args:
-        layers: the current split.
+        layers: number of layers of each stage now.
         per_layer: seconds per layer on each stage.
         fixed: seconds of all other work on each stage.
-        bound_by_slowest: whether the gain compares the times of the slowest stages; otherwise the sums over stages, as for a single
-            request.
+        bound_by_slowest: whether throughput is determined by the slowest stage; otherwise by the sum over all stages,
+            as with a single request.
     """
 
     def seconds(split: Sequence[int]) -> float:

@@ -1,4 +1,4 @@
-"""Telemetry: periodic stats of the engines and all ranks for the gateway, and traces while a client watches."""
+"""Telemetry: sends stats of the engines and ranks to the gateway at intervals, and traces as long as a client watches."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from labinfer.server.link.frames import FromHost, StatsUpdate, Trace
 from labinfer.server.link.stats import EngineStats, RankStats, TracedStep
 
 STATS_SECONDS = 1.0
-"""Interval of stats while there is work."""
+"""Seconds between two stats while there is work."""
 WATCHED_SECONDS = 0.5
-"""Interval of stats while a client watches, and after work has ended."""
+"""Seconds between two stats while a client watches, and after work has ended."""
 IDLE_STATS = 2
-"""Number of stats sent after work ends: the final stats of the other ranks arrive with the second."""
+"""Number of stats that are sent after work has ended: the final stats of the other ranks arrive with the second."""
 WATCHED_SLICES = 640
-"""Maximum slices of a rank between two stats: all of some 60 steps. Later slices are dropped, so that the cost of watching does not
-depend on the speed of the steps."""
+"""Maximum slices that a rank records between two stats: all slices of some 60 steps. Later ones are dropped, so that
+the cost of watching does not depend on the speed of the steps."""
 ALL_SLICES = 16 * WATCHED_SLICES
-"""Maximum slices of all ranks and models together. The gateway decodes them between two pieces of its responses, and those of one rank
-must fit into one frame of the health channel, for any number of models."""
+"""Maximum slices of all ranks and models together. The gateway decodes them between two pieces of its responses; and
+those of one rank, for all models, must fit into one frame of the health channel."""
 WATCHED_STEPS = 64
 """Maximum traced steps of a model between two stats."""
 SHOWN_SEQUENCES = 32
-"""Maximum sequences listed per step."""
+"""Maximum number of sequences that a traced step lists."""
 
 
 class Telemetry:
-    """Sends ``StatsUpdate``, and ``Trace`` while a client watches. Stats of other ranks come over the health channel, and are requested one
-    interval ahead, so that rank 0 never waits for them.
+    """Sends ``StatsUpdate`` frames, and ``Trace`` frames while a client watches. Stats of other ranks come over the
+    health channel. They are requested one interval ahead, so that rank 0 never waits for them.
 
     Args:
-        models: models in the order of the group.
+        models: all models of the group, in its order.
         send: sends a frame to the gateway.
-        health_channel: None with a single rank.
+        health_channel: channel to the other ranks; None with a single rank.
         clock: monotonic time in seconds.
     """
 
@@ -111,14 +111,15 @@ class Telemetry:
         self._send(StatsUpdate(stats))
 
     def _send_trace(self, fresh: list[int]) -> None:
-        """Send traces with the slices of the ranks in ``fresh``."""
+        """Send one trace per model, with the slices of the ranks in ``fresh``, which have just reported."""
         for number, model in enumerate(self._models):
             trace = _trace(model, [(rank, self._stats[rank][number].slices) for rank in fresh])
             if trace.steps or trace.slices:
                 self._send(trace)
 
     def _gather(self) -> list[int]:
-        """Collect the stats that the ranks have sent, and request the next. Returns the ranks with new stats."""
+        """Collect the stats that the other ranks have sent, and request the next ones. Returns the ranks that have sent
+        any."""
         num_slices = self._num_slices if self._is_watched else 0
         self._stats[0], self._own = self._own, self._own_stats(num_slices)  # one interval old, like the other ranks'
         self._worked_before, self._worked = self._worked, self._working_seconds()
@@ -132,7 +133,7 @@ class Telemetry:
         return fresh
 
     def _own_stats(self, num_slices: int) -> list[WorkerStats]:
-        """Stats of this rank, one entry per model."""
+        """Stats of this rank, one entry per model, with at most ``num_slices`` slices."""
         return [model.llm.stats.report(num_slices) for model in self._models]
 
     def _working_seconds(self) -> list[float]:
@@ -160,7 +161,7 @@ def _describe(model: HostedModel, ranks: list[WorkerStats], worked: float, now: 
     """Build the stats of a model's engine.
 
     Args:
-        worked: the engine's working seconds at the time of the ranks' stats.
+        worked: seconds in which the engine had work, when the ranks' stats were taken.
     """
     engine = model.llm.engine
     counts = engine.scheduler.counts

@@ -14,16 +14,16 @@ from labinfer.server.link.stats import EngineStats, TracedStep
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
-    """A heartbeat of either side."""
+    """Heartbeat of the gateway or of the engine host."""
 
     state: str = ""
-    """Current step of the host's rank 0, and its wait for other ranks, as text."""
+    """Current step of rank 0, and its wait for other ranks, as text; empty in heartbeats of the gateway."""
     wait: Wait | None = None
-    """Wait of the host's rank 0 for other ranks, as a structure; None while it works."""
+    """Wait of rank 0 for other ranks; None while it works."""
 
 
 def host_heartbeat(progress: Progress) -> Heartbeat:
-    """Heartbeat of the host, with step and wait of its rank 0."""
+    """Make a heartbeat of the engine host, with the step and the wait of rank 0."""
     waiting = progress.wait()
     if waiting is None:
         return Heartbeat(progress.describe())
@@ -35,12 +35,12 @@ def host_heartbeat(progress: Progress) -> Heartbeat:
 
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
-    """Enqueue a request, whose key is its id; answered by ``Accepted`` or ``Refused``."""
+    """Enqueue a request. Its key is its id. The reply is ``Accepted`` or ``Refused``."""
 
     model: str
     request: Request
     admitted: bool = False
-    """Whether an earlier host accepted the request: then a full queue does not refuse it."""
+    """Whether an earlier engine host has accepted the request; if so, a full queue does not refuse it."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -57,21 +57,21 @@ class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
 
 
 class ChangeLayout(msgspec.Struct, frozen=True, array_like=True, tag="change_layout"):
-    """Serve a model in another layout; answered by ``LayoutAnswer``."""
+    """Serve a model in another layout. The reply is ``LayoutAnswer``."""
 
     change: LayoutChange
 
 
 class Paused(msgspec.Struct, frozen=True, array_like=True, tag="paused"):
-    """Reply to ``Rebuilding``: no more requests until the next ``Attach``."""
+    """Reply to ``Rebuilding``: the gateway sends no more requests until the next ``Attach``."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """The gateway accepts clients' requests: the tokenizers of the models in ``Attach`` are loaded."""
+    """The gateway accepts requests of clients: it has loaded the tokenizers of the models in ``Attach``."""
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
-    """The host is not accepted; the connection closes."""
+    """The gateway rejects the engine host, and closes the connection."""
 
     message: str
 
@@ -83,7 +83,8 @@ FromGateway = Heartbeat | Add | Abort | Watch | ChangeLayout | Paused | Ready | 
 
 
 class RegisterHost(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """First frame of a host. The gateway accepts a host with its own version, token, models and plugins."""
+    """First frame of an engine host. The gateway accepts a host only if version, token, models and plugins equal its
+    own."""
 
     version: str
     token: str
@@ -115,7 +116,7 @@ class MachineLinkInfo(msgspec.Struct, frozen=True):
     a: str
     b: str
     latency: float
-    """Latency of a small message, in seconds."""
+    """Latency of a small message over the link, in seconds."""
     bytes_per_second: float
 
 
@@ -124,25 +125,25 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     tokenizer: str
-    """Path of the tokenizer."""
+    """Path of the model's tokenizer."""
     tokenizer_digest: str = ""
     """``Tokenizer.digest`` on rank 0; empty without a tokenizer."""
     needs_tokenizer: bool
-    """Whether the user named that path, so that it must contain a tokenizer."""
+    """Whether the user has given the path of the tokenizer, so that a missing tokenizer is an error."""
     response_template: str
-    """Format of chat replies; see ``choose_format``."""
+    """Format of chat replies, by name or file; see ``choose_format``."""
     chat_template: str
-    """File of a chat template that replaces the checkpoint's; empty for none."""
+    """Path of a chat template that replaces the checkpoint's; empty for none."""
     recommended: dict[str, int | float]
     """Sampling parameters recommended by the checkpoint."""
     vocab_size: int
-    """Width of the logits."""
+    """Width of the logits, at least the number of token ids."""
     hidden_size: int
     pooling: PoolingConfig = PoolingConfig()
     """Default pooling."""
     max_model_len: int
     context_shift: bool
-    """Whether answers may exceed the context length."""
+    """Whether answers may exceed the context length (``--context-shift``)."""
     num_layers: int
     num_parameters: int
     block_size: int
@@ -150,18 +151,20 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     """KV blocks per rank."""
     num_window_blocks: int = 0
-    """KV blocks of sliding-window layers; 0 if all layers keep all tokens."""
+    """KV blocks per rank of the sliding-window layers; 0 if these layers use the ordinary blocks."""
     max_num_seqs: int
     """Maximum sequences per batch."""
     pipeline_schedule: str
     stage_latency_seconds: float = 0.0
-    """Latency between two stages, measured at the start; 0 with one stage or without a measurement."""
+    """Latency in seconds of a message between two stages, measured at the start; 0 with a single stage or if not
+    measured."""
     machine_links: list[MachineLinkInfo] = []
-    """Links measured at the start."""
+    """Links between machines, measured at the start."""
     plan: str = ""
     """Table of the planned layout and its alternatives; empty if the layout was not planned."""
     changed: str = ""
-    """Model files that differ from those of the previous group of ranks, as text: its open requests cannot continue. Empty if none differ."""
+    """Description of model files that have changed since the previous group of ranks loaded them; open requests of that
+    group cannot be continued. Empty if no file has changed."""
     ranks: list[RankShardInfo]
 
 
@@ -172,13 +175,13 @@ class Attach(msgspec.Struct, frozen=True, array_like=True, tag="attach"):
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
-    """The request is enqueued."""
+    """The engine host has enqueued a request."""
 
     request_id: str
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """The host refuses a request, which cannot run."""
+    """The engine host refuses a request that cannot run."""
 
     request_id: str
     message: str
@@ -189,53 +192,54 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
 
 
 class Updates(msgspec.Struct, frozen=True, array_like=True, tag="updates"):
-    """New tokens and finish reasons of the requests in one step."""
+    """New tokens and finish reasons of a step's requests."""
 
     answers: list[tuple[str, AnswerUpdate]]
     """Updates of answers, as (request id, update) pairs."""
 
 
 class StatsUpdate(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
-    """Counters of every engine."""
+    """Current stats of all engines."""
 
     engines: list[EngineStats]
-    """Stats in the order of the models."""
+    """Stats of each engine, in the order of the models."""
 
 
 class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
-    """Steps of a model and trace slices of its ranks, while a client watches."""
+    """Steps of a model, and recorded slices of its ranks, while a client watches."""
 
     model: str
     steps: list[TracedStep]
-    """Steps completed since the last ``Trace``."""
+    """Steps that were completed since the last ``Trace``."""
     slices: list[tuple[int, Slices]]
-    """Recorded time slices, as (rank, slices), of ranks that have sent some since then; slices may belong to other steps."""
+    """Recorded slices, as (rank, slices), of the ranks that have sent some since the last ``Trace``; they may belong to
+    other steps than ``steps``."""
 
 
 class Rebuilding(msgspec.Struct, frozen=True, array_like=True, tag="rebuilding"):
-    """The models are reloaded in another layout. All updates have been sent; the gateway resends open requests after the next
-    ``Attach``."""
+    """The models are being reloaded in another layout. All updates have been sent. The gateway submits open requests
+    again after the next ``Attach``."""
 
 
 class LayoutAnswer(msgspec.Struct, frozen=True, array_like=True, tag="layout_answer"):
-    """Outcome of a layout change, sent after the ``Attach`` of the layout that is served now."""
+    """Outcome of a layout change. It follows the ``Attach`` of the layout that is now served."""
 
     problem: str = ""
     """Reason why the old layout is kept; empty if the layout has changed."""
     is_refused: bool = False
     """Whether the change was refused before anything was unloaded."""
     is_busy: bool = False
-    """Whether the layout change was refused because another one is pending."""
+    """Whether the change was refused because another one is in progress."""
     seconds: float = 0.0
-    """Pause in seconds; 0 if nothing was unloaded."""
+    """Seconds in which no request ran; 0 if nothing was unloaded."""
 
 
 class Draining(msgspec.Struct, frozen=True, array_like=True, tag="draining"):
-    """No more requests are accepted; running requests may finish within the drain timeout."""
+    """The engine host accepts no more requests; running ones may finish within the drain timeout."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
-    """The host gives up all running requests and ends; the gateway must report this to its clients, and end."""
+    """The engine host gives up all running requests and ends. The gateway must report this to its clients, and end."""
 
 
 FromHost = (

@@ -1,4 +1,4 @@
-"""LayoutChange: a request for another layout of a model in service."""
+"""LayoutChange: a request to serve a model in another layout."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Quantization = Literal["auto", "none", "int8", "int4"]
 class LayoutChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Body of ``POST /v1/cluster/layout``; each field has the meaning of the flag with its name.
 
-    ``tensor_parallel_size``, ``layers`` and ``ranks`` together describe the stages, as the flags do at a start: if one of them is
-    given, the others default. Every other omitted field keeps its value.
+    ``tensor_parallel_size``, ``layers`` and ``ranks`` together describe the stages, as the flags do at a start: if one
+    of them is given, the others that are not given have their defaults. Every other omitted field keeps its value.
     """
 
     model: str | None = None
@@ -43,9 +43,9 @@ class LayoutChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ) = None
     """Quantization: one name for all stages, or one per stage as in ``dtype``."""
     plan: SavedPlan | None = None
-    """A layout in the format of ``launch.py plan --auto --save``; replaces all other fields but ``model``."""
+    """A layout as written by ``launch.py plan --auto --save``; replaces all other fields except ``model``."""
 
     @property
     def moves(self) -> bool:
-        """Whether the stages change, not only dtype or quantization."""
+        """Whether the change assigns layers to other ranks, rather than only changing dtype or quantization."""
         return any(field is not None for field in (self.tensor_parallel_size, self.layers, self.ranks))

@@ -13,7 +13,7 @@ from labinfer.server.link.framing import pack
 
 NAME = "engine.socket"
 BACKLOG = 8
-"""Listen backlog: hosts that wait until the current host is gone."""
+"""Listen backlog: engine hosts that wait until the current host is gone."""
 
 
 def listen(directory: Path) -> socket.socket:
@@ -39,7 +39,7 @@ def connect(directory: Path, token: str, model_names: list[str]) -> socket.socke
 
     Args:
         token: secret of the gateway.
-        model_names: names of the models that the host will attach.
+        model_names: names of the models that the engine host will attach.
 
     Raises:
         BrokenConnection: no gateway listens there.

@@ -14,7 +14,8 @@ from labinfer.base.errors import UserError
 
 PREFIX = "labinfer-run-"
 YOUNG_SECONDS = 600.0
-"""Minimum age of a directory to remove: a younger one without a lock may have just been created."""
+"""Minimum age in seconds of a leftover directory that is removed: a younger one without a lock may just have been
+created."""
 
 
 @contextmanager
@@ -40,7 +41,7 @@ def private_directory() -> Iterator[Path]:
 
 
 def _remove_leftovers() -> None:
-    """Remove directories of this user's killed runs, recognized by their free locks."""
+    """Remove the directories that killed runs of this user left behind. Their locks are free."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # locked, or being removed by another process
             status = path.lstat()

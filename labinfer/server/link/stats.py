@@ -1,8 +1,8 @@
 """Engine stats for the gateway: counters since the start, and current values.
 
-The engine host sends an ``EngineStats`` when work comes to an idle engine, about once a second while there is work, when the
-work ends, and twice more after that. The last stats therefore stay valid while the engine is idle, and a hanging host is
-noticed by its silence.
+The engine host sends an ``EngineStats`` when work comes to an idle engine, about once a second while there is work,
+when the work ends, and twice more after that. So the last stats stay valid while the engine is idle, and if none come
+while it has work, the host hangs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from labinfer.base.rank_stats import ExpertReads
 STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the histogram of tokens per step, as in vLLM."""
 NUM_STEP_BUCKETS = len(STEP_TOKEN_BUCKETS) + 1
-"""Buckets, including the last one without an upper bound."""
+"""Number of buckets, including the last one, which has no upper bound."""
 
 
 def step_bucket(num_tokens: int) -> int:
-    """Index into ``EngineStats.steps_by_tokens`` of a step with ``num_tokens``."""
+    """Index into ``EngineStats.steps_by_tokens`` for a step with ``num_tokens``."""
     return bisect_left(STEP_TOKEN_BUCKETS, num_tokens)
 
 
@@ -39,13 +39,13 @@ class RankStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     bubble_seconds: float = 0.0
     """Pipeline bubble: seconds in which the rank idled while the engine had work."""
     bytes_sent: dict[int, int] = {}
-    """Destination rank to bytes."""
+    """Bytes of activations and tokens sent to each rank."""
     private_memory: int = 0
-    """Current memory of the rank's process without mapped files, all its models together."""
+    """Current private memory of the rank's process (without mapped files), for all its models together."""
     peak_memory: int = 0
     """Peak resident memory, including mapped files and an accelerator's memory."""
     expert_tokens: dict[int, list[int]] = {}
-    """Layer to tokens routed to each expert; reported by the first tensor-parallel rank of a stage."""
+    """Tokens routed to each expert, by layer; reported by the first tensor-parallel rank of a stage."""
     expert_reads: ExpertReads | None = None
     """Expert cache hits and reads; None if all experts are in memory."""
     when: float = 0.0
@@ -57,28 +57,28 @@ class RankStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class TracedStep(msgspec.Struct, frozen=True, array_like=True):
-    """A step of a trace."""
+    """A completed step, for a trace."""
 
     step_id: int
     num_tokens: int
     num_decodes: int
     num_sequences: int
     sequences: list[tuple[str, int, int, bool]]
-    """(request key, tokens run, context length before them, is decoding) of the first sequences."""
+    """The first sequences of the step, as (request key, tokens run, context length before them, whether it decodes)."""
 
 
 class Drift(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Stage times relative to the start, over some seconds of work."""
 
     factors: list[float]
-    """Time of each stage as a multiple of its time at the start, divided by the median of the other stages' multiples. The division
-    removes slowdowns of all stages, which come from the requests."""
+    """Relative slowdown of each stage: its time as a multiple of its time at the start, divided by the median multiple
+    of the other stages. The division removes slowdowns of all stages, which come from the requests."""
     slow: int | None
     """Stage that has slowed down relative to the others, or None."""
     rank: int | None
     """Slowest rank of ``slow``."""
     layers: list[int]
-    """Layers per stage of a better split; empty if none has a sufficient gain."""
+    """Layers per stage of a better split; empty if no split gains enough."""
     gain: float
     """Throughput gain of ``layers``, as a fraction."""
 
@@ -93,36 +93,36 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     waiting: int = 0
     """Sequences that wait for KV blocks or a place in a batch."""
     running_keys: list[str] = []
-    """Keys of the requests with running sequences."""
+    """Keys of the requests that have running sequences."""
     kv_usage: float = 0.0
     """Fraction of the KV blocks in use."""
     prefix_cache_queries: int = 0
-    """Tokens looked up in the prefix cache on admission; counted again after a preemption."""
+    """Tokens that were looked up in the prefix cache when sequences were admitted. A preempted sequence counts again."""
     prefix_cache_hits: int = 0
     """Tokens of ``prefix_cache_queries`` found in the KV cache."""
     num_preemptions: int = 0
-    """Preempted sequences, by recomputation and by swapping."""
+    """Number of preemptions, by recomputation or swapping."""
     prompt_tokens: int = 0
     """Prompt tokens processed, including prefix-cache hits."""
     generation_tokens: int = 0
     num_steps: int = 0
     """Completed steps."""
     step_age: float = 0.0
-    """Seconds since the last completed step, or since work came to the idle engine."""
+    """Seconds since the last completed step, or since work arrived at the idle engine if that is later."""
     steps_by_tokens: list[int] = msgspec.field(default_factory=lambda: [0] * NUM_STEP_BUCKETS)
     """Histogram of tokens per step; see ``step_bucket``."""
     step_tokens: int = 0
     """Sum of the tokens of all steps."""
     ranks: list[RankStats] = []
     drift: Drift | None = None
-    """Stage times relative to the start; None with one stage, and until there has been enough work."""
+    """Stage times relative to the start; None with a single stage, and until there has been enough work."""
     num_drafts: int = 0
-    """Drafts verified, one per sequence and step."""
+    """Number of verified drafts: one per sequence and step."""
     drafted_tokens: int = 0
     accepted_by_place: list[int] = []
-    """Accepted drafted tokens by position in the draft."""
+    """Accepted drafted tokens, by their position in the draft."""
     draft_seconds: float = 0.0
-    """Time spent in the drafter."""
+    """Seconds spent in the drafter."""
     drafter_failures: int = 0
     num_swaps: int = 0
     """Preemptions that swapped KV blocks to host memory."""

@@ -1,6 +1,7 @@
-"""child: execs a program that receives SIGTERM when its parent dies in any way (Linux, ``prctl(2)``).
+"""child: runs a program that gets SIGTERM as soon as its parent process dies, however that dies (Linux, ``prctl(2)``).
 
-It does not import the package, so that it takes only milliseconds. Usage: ``python -E -S child.py PARENT PROGRAM …`` with the parent's process id.
+It does not import the package, so that it takes only milliseconds. Usage: ``python -E -S child.py PARENT PROGRAM …``
+where PARENT is the parent's process id.
 """
 
 import contextlib

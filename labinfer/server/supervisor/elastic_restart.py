@@ -1,4 +1,4 @@
-"""ElasticRestart: the command that restarts a group after a death, on the hosts that still answer."""
+"""ElasticRestart: makes the command that restarts a group of ranks after a failure, on the machines that still answer."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from labinfer.server.supervisor.smaller_layout import smaller_layout
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
-"""Timeout for a host to answer a probe."""
+"""Seconds within which a machine must answer a probe."""
 PROBE_INTERVAL_SECONDS = 1.0
-"""Minimum interval of probes to hosts that refuse at once."""
+"""Minimum seconds between two probes, as some machines refuse the connection at once."""
 
 
 class ElasticRestart:
-    """Waits for hosts that do not answer, and continues without them after a timeout. A launcher with unknown hosts, or with a single
-    one, is restarted unchanged.
+    """Chooses the machines on which a group of ranks restarts. Waits for machines that do not answer, and continues
+    without them after ``timeout``. If the launcher's command names no machines, or only one, it is restarted unchanged.
 
     Args:
-        command: the command after a death, with all hosts.
+        command: the command that restarts the group on all machines.
         again: ``command`` as words.
         options: options of the ranks.
-        read_nodes: returns the node of each rank of the last group that has formed; empty before the first.
-        timeout: seconds to wait for a missing host.
+        read_nodes: returns the node name of each rank, as the last group has written them; empty before the first group
+            has formed.
+        timeout: seconds to wait for a missing machine.
         signum: returns the signal that has requested the end, or 0.
     """
 
@@ -51,14 +52,14 @@ class ElasticRestart:
 
     @property
     def is_smaller(self) -> bool:
-        """Whether the group runs without some of its hosts."""
+        """Whether the group runs without some of its machines."""
         return bool(self._given_up)
 
     def next_command(self) -> list[str]:
-        """Probe the hosts, and return the command that restarts the group. May wait for ``timeout``.
+        """Probe the machines, and return the command that restarts the group. May wait for ``timeout``.
 
         Raises:
-            UserError: the group cannot run on the remaining hosts.
+            UserError: the group cannot run on the remaining machines.
         """
         if len(self._command.hosts) < 2:
             return self._again
@@ -74,17 +75,18 @@ class ElasticRestart:
         return self._go_on_without(answers) if self._given_up else self._again
 
     def _away(self, answers: dict[str, str]) -> list[str]:
-        """Hosts that do not answer; none if every node of the group answers."""
+        """Names of the machines that do not answer; empty if every node of the group answers."""
         if self._nodes and set(self._nodes) <= set(answers.values()):
             return []
         return [host for host in self._command.hosts if host not in answers]
 
     def _awaited(self, answers: dict[str, str]) -> list[str]:
-        """Hosts that do not answer and have not been given up."""
+        """Names of the machines that do not answer, and without which the group has not been restarted yet."""
         return [host for host in self._away(answers) if host not in self._given_up]
 
     def _wait_for_others(self, answers: dict[str, str], begin: float) -> dict[str, str]:
-        """Probe missing hosts until all answer or ``timeout`` has passed since ``begin``; return the node of each answering host."""
+        """Probe the missing machines until all answer, or ``timeout`` has passed since ``begin``. Returns the node name
+        of each machine that has answered."""
         logger.warning(
             "no answer from %s; waiting up to %g s (--rejoin-timeout) before restarting without it",
             " and ".join(self._awaited(answers)),

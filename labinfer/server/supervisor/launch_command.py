@@ -1,4 +1,4 @@
-"""LaunchCommand: an mpirun command line and its hosts, for a start on some of them or a probe of one."""
+"""LaunchCommand: an mpirun command line whose hosts can be replaced, to start ranks on some of them or to probe one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from labinfer.comm.spmd.end_launcher import LAUNCHERS
 
 HOST_LISTS, HOST_FILES = ("hosts", "host", "H"), ("hostfile", "machinefile", "default-hostfile", "f")
 COUNTS = ("n", "np")
-ANSWER = re.compile(r"labinfer-node=(\S+)")
-QUESTION = 'echo "labinfer-node=${LABINFER_NODE_NAME:-$(uname -n)}"'
-"""Shell command that prints the node name as its ranks would see it."""
+NODE_NAME = re.compile(r"labinfer-node=(\S+)")
+PRINT_NODE_NAME = 'echo "labinfer-node=${LABINFER_NODE_NAME:-$(uname -n)}"'
+"""Shell command that prints the node name of a machine, as its ranks would determine it."""
 
 
 @dataclass(frozen=True)
 class LauncherOption:
-    """An option for hosts or for the number of ranks, and its position in the command."""
+    """An option of mpirun for hosts or for the number of ranks, and its position in the command line."""
 
     index: int
     """Index of the word that holds the value."""
@@ -28,16 +28,17 @@ class LauncherOption:
     """Part of the word at ``index`` before the value, as in ``--host=a,b``."""
     name: str
     entries: tuple[str, ...] = ()
-    """Host entries, with slot counts if given: ``node-a:2``, ``node-a slots=2``."""
+    """Hosts of the option, with slot counts if given: ``node-a:2``, ``node-a slots=2``."""
 
 
 class LaunchCommand:
-    """A command that starts ranks. ``hosts`` is empty if the launcher is not mpirun, has no host option, or starts several programs.
+    """A command line that starts ranks. ``hosts`` is empty if the launcher is not mpirun, has no option for hosts, or
+    starts several programs.
 
     Args:
-        words: the whole command.
+        words: all words of the command line.
         launch: index of ``launch.py`` in ``words``.
-        directory: private directory for host files.
+        directory: private directory in which to write host files.
     """
 
     def __init__(self, words: Sequence[str], launch: int, directory: Path):
@@ -49,12 +50,13 @@ class LaunchCommand:
         self.hosts = tuple(dict.fromkeys(_host(entry) for option in self._options for entry in option.entries))
 
     def start(self, hosts: Sequence[str], num_ranks: int) -> list[str]:
-        """Return the command for ``num_ranks`` ranks on ``hosts`` only."""
+        """Return the command line that starts ``num_ranks`` ranks on ``hosts`` only."""
         return self._launcher(hosts, num_ranks) + self._words[self._program :]
 
-    def ask(self, host: str) -> list[str]:
-        """Return a command that prints the node name of ``host``, matched by ``ANSWER``."""
-        return [*self._launcher([host], 1), "sh", "-c", QUESTION]
+    def probe(self, host: str) -> list[str]:
+        """Return a command line that starts ``PRINT_NODE_NAME`` on ``host`` through the launcher. ``NODE_NAME`` finds
+        the name in the output."""
+        return [*self._launcher([host], 1), "sh", "-c", PRINT_NODE_NAME]
 
     def _launcher(self, hosts: Sequence[str], num_ranks: int) -> list[str]:
         words = self._words[: self._program]

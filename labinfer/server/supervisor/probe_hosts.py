@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from labinfer.comm.spmd.processes import descendants
-from labinfer.server.supervisor.launch_command import ANSWER, LaunchCommand
+from labinfer.server.supervisor.launch_command import NODE_NAME, LaunchCommand
 
 POLL_SECONDS = 0.05
 
@@ -18,16 +18,17 @@ POLL_SECONDS = 0.05
 def probe_hosts(
     command: LaunchCommand, hosts: Sequence[str], seconds: float, is_over: Callable[[], bool]
 ) -> dict[str, str]:
-    """Host to node name, of the hosts that answer within ``seconds``.
+    """Start a short command on each host through the launcher. Returns the node name of each host that answers within
+    ``seconds``.
 
     Args:
         is_over: returns whether a signal has arrived; the probe then ends early.
     """
-    probes = {host: _start(command.ask(host)) for host in hosts}
+    probes = {host: _start(command.probe(host)) for host in hosts}
     until = time.monotonic() + seconds
     while any(probe.poll() is None for probe in probes.values()) and time.monotonic() < until and not is_over():
         time.sleep(POLL_SECONDS)
-    matches = {host: ANSWER.search(_end(probe)) for host, probe in probes.items()}
+    matches = {host: NODE_NAME.search(_end(probe)) for host, probe in probes.items()}
     return {host: match[1] for host, match in matches.items() if match}
 
 
@@ -44,7 +45,7 @@ def _start(command: list[str]) -> subprocess.Popen:
 
 
 def _end(process: subprocess.Popen) -> str:
-    """Output of ``process`` so far; if it still runs, it is killed with its descendants."""
+    """Return the output of ``process`` so far. If it still runs, kill it and its descendants."""
     with process.stdout as stdout:
         said = (stdout.read() or b"").decode(errors="replace")
     if process.poll() is None:

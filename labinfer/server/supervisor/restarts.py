@@ -1,9 +1,9 @@
-"""Restarts: limit and back-off of the restarts of a group."""
+"""Restarts: maximum number of restarts of a group of ranks, and the back-off between them."""
 
 from __future__ import annotations
 
 RESET_SECONDS = 600.0
-"""Uptime in seconds after which the restart count is reset."""
+"""Seconds that a group must run for the restart count to be reset."""
 MAX_BACKOFF_SECONDS = 30.0
 """Maximum back-off in seconds."""
 
@@ -21,7 +21,7 @@ class Restarts:
         """Restarts since the last reset."""
 
     def next_pause(self, lived_seconds: float) -> float | None:
-        """Back-off in seconds before the next restart of a group that ran for ``lived_seconds``; None if the limit is reached."""
+        """Back-off in seconds before a group that ran for ``lived_seconds`` is restarted; None if the limit is reached."""
         if lived_seconds >= RESET_SECONDS:
             self.count = 0
         if self.count >= self._limit:

@@ -1,4 +1,4 @@
-"""smaller_layout: the layout of the remaining ranks after machines have been lost."""
+"""smaller_layout: a layout for the remaining ranks after machines have been lost."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from labinfer.comm.spmd.topology import make_topology
 
 
 def smaller_layout(options: EngineOptions, nodes: Sequence[str], left: Sequence[int]) -> list[str]:
-    """Flags for a layout of the remaining ranks. Stages are kept if they lost no rank, or if spare ranks can replace
+    """Flags that give the remaining ranks a layout. A stage is kept if it lost no rank, or if spare ranks can replace
     the lost ones.
 
-    A spare rank that drafts continues to do so, unless it is lost or needed for a stage: drafts then come from n-grams.
-    Layer counts set with ``--layers`` are scaled up in proportion. Flags with one value per stage keep the values of
-    the remaining stages. With ``--layout`` the list is empty: the ranks read the file, or plan, again.
+    A spare rank with the draft model keeps it. If that rank is lost or needed for a stage, drafts come from n-grams
+    instead. Layer counts set with ``--layers`` are scaled up in proportion. Of flags with one value per stage, those of
+    the remaining stages are kept. With ``--layout`` the list is empty: the ranks read the file or make a plan again.
 
     Args:
         nodes: node of each rank of the full group.
@@ -82,7 +82,7 @@ def smaller_layout(options: EngineOptions, nodes: Sequence[str], left: Sequence[
 
 
 def _stand_ins(spare: Sequence[int], nodes: Sequence[str], count: int) -> list[int]:
-    """``count`` spare ranks of one node; empty if no node has that many."""
+    """Choose ``count`` spare ranks of a single node; empty if no node has that many."""
     for node in dict.fromkeys(nodes[rank] for rank in spare):
         ranks = [rank for rank in spare if nodes[rank] == node]
         if len(ranks) >= count:
@@ -91,6 +91,6 @@ def _stand_ins(spare: Sequence[int], nodes: Sequence[str], count: int) -> list[i
 
 
 def _grown(counts: Sequence[int], total: int) -> list[int]:
-    """Scale integer counts to a larger ``total``, in about the same proportions."""
+    """Increase integer counts in about the same proportions, so that their sum is ``total``."""
     ends = [round(total * end / sum(counts)) for end in itertools.accumulate(counts, initial=0)]
     return [end - begin for begin, end in itertools.pairwise(ends)]

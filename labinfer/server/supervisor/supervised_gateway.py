@@ -1,4 +1,4 @@
-"""SupervisedGateway: a gateway process that outlives the groups of ranks behind it."""
+"""SupervisedGateway: a gateway process that outlives the groups of ranks that it serves."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from labinfer.server.link.frames import Shutdown
 logger = logging.getLogger(__name__)
 
 MANY_BEATS = 1 << 16
-"""Capacity of a pipe in bytes (``pipe(7)``)."""
+"""Maximum bytes of heartbeats to read at a time: the capacity of a pipe (``pipe(7)``)."""
 
 
 class SupervisedGateway:
-    """The gateway of a supervisor. The supervisor keeps the sockets, so that a new process can replace one that dies or sends no
-    heartbeats.
+    """The gateway process of a supervisor. The supervisor keeps its listening sockets, so that a new process can
+    replace one that has died or sends no heartbeats.
 
     Args:
-        directory: private directory of the local socket for hosts.
+        directory: private directory of the local socket for engine hosts.
         listener: socket for clients.
     """
 
@@ -40,7 +40,8 @@ class SupervisedGateway:
         self._beats, self._heartbeat, self._next_look = -1, HeartbeatMonitor([self], setup.fault_timeout), 0.0
 
     def keep(self) -> None:
-        """Start the process unless it runs. A process with overdue heartbeats is killed first: it may be what ended a group."""
+        """Start the gateway process unless it runs. If its heartbeats are overdue, it is killed and replaced: it may be
+        the reason why a group ended."""
         if self.is_alive():
             self._hear()
             if self._heartbeat.age(self) > self._setup.fault_timeout / 2:
@@ -49,15 +50,16 @@ class SupervisedGateway:
             self._start()
 
     def is_alive(self) -> bool:
-        """Whether the process runs."""
+        """Whether the gateway process runs."""
         return self._process is not None and self._process.poll() is None
 
     def is_at_its_end(self) -> bool:
-        """Whether the process has exited after a host's ``Shutdown``."""
+        """Whether the gateway process has exited because an engine host has sent ``Shutdown``."""
         return self._process is not None and self._process.poll() == 0
 
     def has_failed(self) -> bool:
-        """Whether the process has exited otherwise. Kills a process without heartbeats; must be polled."""
+        """Whether the gateway process has exited for another reason. Kills a process without heartbeats; call it
+        regularly."""
         if self.is_alive() and time.monotonic() > self._next_look:
             self._next_look = time.monotonic() + self._heartbeat.interval
             self._hear()
@@ -66,7 +68,7 @@ class SupervisedGateway:
         return not self.is_alive() and not self.is_at_its_end()
 
     def end(self) -> None:
-        """Send ``Shutdown``, and wait for the process to exit."""
+        """Send ``Shutdown`` to the gateway, and wait for the process to exit."""
         try:
             connection = local_socket.connect(self._directory, self._setup.token, self._setup.model_names)
             with connection:

@@ -24,17 +24,19 @@ from labinfer.server.supervisor.supervised_gateway import SupervisedGateway
 logger = logging.getLogger(__name__)
 
 REFUSED_SECONDS, REFUSALS = 20.0, 3
-"""A launcher that ends this early this often, with one status and before its ranks have met, has refused its arguments: it is not restarted."""
+"""Seconds and number of runs: if the launcher ends within this time for this many runs in a row, with one exit status
+and before its ranks have met, it has refused its arguments, and is not restarted."""
 POLL_SECONDS = 0.05
 """Polling interval for the group, the gateway and signals."""
 DRAIN_SECONDS = 1.0
-"""Timeout for the rest of the log of a group that has ended."""
+"""Seconds to wait for the rest of the log of a group that has ended."""
 LOG_BYTES = 1 << 16
-"""Maximum bytes of log per read: the capacity of a pipe (``pipe(7)``)."""
+"""Maximum bytes of the group's log per read: the capacity of a pipe (``pipe(7)``)."""
 
 
 class Supervisor:
-    """Runs one group at a time, until it ends in order, a signal arrives, or the restart limit is reached.
+    """Starts a group of ranks, and restarts it until it ends normally, a signal arrives, or the restart limit is
+    reached.
 
     Args:
         command: starts the group.
@@ -44,7 +46,7 @@ class Supervisor:
         environment: environment of the group.
         restarts: restart limit and back-off.
         signum: returns the signal that has requested the end, or 0.
-        gateway: ends by itself only with the group.
+        gateway: the group's gateway process; None for a job.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class Supervisor:
         return process.returncode
 
     def _own_status(self) -> int | None:
-        """Exit status that rank 0 has written at an orderly end, or None."""
+        """Exit status that rank 0 has written at a normal end; None otherwise."""
         try:
             return int(self._status_file.read_text())
         except (OSError, ValueError):
@@ -149,8 +151,8 @@ class Supervisor:
 
 
 def _pass_on_log(pipe: IO[bytes]) -> None:
-    """Copy the group's log to standard error. MPICH's mpirun ends its ranks if it cannot write their log; a pipe that is read can always be
-    written."""
+    """Copy the group's log to standard error, so that its pipe never fills up or breaks: MPICH's mpirun ends its ranks
+    if it cannot write their log."""
     log = StandardError()
     with pipe:
         while data := os.read(pipe.fileno(), LOG_BYTES):

@@ -21,7 +21,7 @@ HANDLERS = {
     EMBEDDINGS_URL: embeddings.answer,
     "/v1/responses": responses.create,
 }
-"""Handlers by route; the endpoints that a batch supports."""
+"""Handler of each endpoint that a batch supports, by path."""
 MAX_PAGE = 100
 
 
@@ -43,7 +43,7 @@ async def create(context: HttpContext) -> Response:
 
 @endpoint("GET", "/v1/batches", answer=BatchList, query=page_query(MAX_PAGE), errors=STORED)
 async def list_batches(context: HttpContext) -> Response:
-    """List the batches of the same caller."""
+    """List the caller's batches."""
     page = checked(lambda: Page.read(context.known_query(), MAX_PAGE))
     batches = file_store(context).batches(context.caller.owner)
     return context.json(BatchList(**page.cut(batches, lambda batch: batch.id)))
@@ -51,7 +51,7 @@ async def list_batches(context: HttpContext) -> Response:
 
 @endpoint("GET", "/v1/batches/{id}", answer=Batch, errors=STORED)
 async def show(context: HttpContext) -> Response:
-    """Show a batch of the same caller."""
+    """Show one of the caller's batches."""
     return context.json(file_store(context).batch(context.caller.owner, context.http.path_params["id"]))
 
 

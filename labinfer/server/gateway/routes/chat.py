@@ -71,7 +71,7 @@ async def answer(context: HttpContext) -> Response | EventStream:
 
 
 class ChatStream:
-    """Chunks of a streamed answer.
+    """Makes the chunks of a streamed answer.
 
     Args:
         fields: id, creation time and model of every chunk.
@@ -88,8 +88,8 @@ class ChatStream:
         self._has_told_prompt = False  # whether the prompt logprobs have been sent
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Every chunk, encoded. The first chunk of an answer carries the role, and is sent with the first token, not before: clients measure
-        TTFT by it."""
+        """Yield every chunk, encoded. The first chunk of an answer carries the role. It is sent with the first token,
+        not before, as clients measure TTFT by it."""
         async for _, delta in self._task.deltas():
             token_fields = self._token_fields(delta)
             for part in self._parts(delta):

@@ -30,7 +30,8 @@ from labinfer.server.link.stats import RankStats
 MAX_TRACE_SECONDS = 60.0
 MAX_EVENTS_SECONDS = 86_400.0
 LATE_SECONDS = 1.25
-"""Delay of recorded slices: rank 0 sends them with the stats after next, see ``Telemetry``."""
+"""Seconds after which the slices of a step have arrived: rank 0 sends them with the second stats after the step, see
+``Telemetry``."""
 TRACE_NAME = "labinfer-trace.json"
 JSONL = "application/jsonl"
 
@@ -151,7 +152,7 @@ def _describe_reads(ranks: Iterable[RankStats]) -> list[RankExpertReads]:
 
 
 async def _until(watcher: Watcher, seconds: float | None, clock: Callable[[], float]) -> AsyncIterator[bytes]:
-    """Events within ``seconds``, or until the watcher ends."""
+    """Yield events until the watcher ends, or for ``seconds``."""
     end = None if seconds is None else clock() + seconds
     while (data := await watcher.next(None if end is None else max(0.0, end - clock()))) is not None:
         yield data
@@ -163,7 +164,7 @@ async def _wait(events: AsyncIterator[bytes]) -> None:
 
 
 def _read_query(context: HttpContext, most: float) -> tuple[ModelInfo, float | None]:
-    """Model and ``seconds`` of the query, see ``_seconds``. A HEAD request watches for 0 seconds."""
+    """Model and ``seconds`` of the query; see ``_seconds``. For a HEAD request, ``seconds`` is 0."""
     query = context.query()
     info, seconds = context.service.loaded_model(query.get("model")).info, _seconds(query, most)
     return info, 0.0 if context.http.method == "HEAD" else seconds

@@ -68,7 +68,7 @@ async def answer(context: HttpContext) -> Response | EventStream:
 
 
 class CompletionStream:
-    """Chunks of streamed answers.
+    """Makes the chunks of a streamed response.
 
     Args:
         fields: id, creation time and model of every chunk.
@@ -80,7 +80,7 @@ class CompletionStream:
         self._offsets: dict[int, TokenOffsets] = {}  # by choice index
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Every chunk, encoded."""
+        """Yield every chunk, encoded."""
         async for number, delta in self._task.deltas():
             choice = self._choice(number, delta)
             if choice is not None:
@@ -89,7 +89,7 @@ class CompletionStream:
             yield self._send([], is_last=True)
 
     def _choice(self, number: int, delta: Delta) -> TextChunkChoice | None:
-        """The choice of a delta of prompt ``number``; None if it has nothing to send."""
+        """Make the choice of a chunk from a delta of prompt ``number``; None if there is nothing to send."""
         if self._input.prompt_alone:
             delta = emptied(delta)
         index = number * self._input.sampling.n + delta.index

@@ -44,7 +44,7 @@ async def embed(
     *,
     normalize: bool | None = None,
 ) -> list[EmbeddingOutput]:
-    """Embeddings of a body's prompts, in order.
+    """Compute the embeddings of a body's prompts, in order.
 
     Args:
         pooling, normalize: None for the model's default.

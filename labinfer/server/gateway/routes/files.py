@@ -20,7 +20,7 @@ from labinfer.server.gateway.refusals import checked
 
 MAX_PAGE = 10_000
 MAX_FIELDS, MAX_FIELD_BYTES = 4, 1 << 10
-"""Maximum number of form fields besides the file, and maximum bytes of each."""
+"""Maximum number of form fields in addition to the file, and maximum bytes of each field."""
 MAX_NAME = 255
 """Maximum length of a file name."""
 PURPOSE = "batch"
@@ -47,7 +47,7 @@ async def upload(context: HttpContext) -> Response:
 
 
 async def _read_form(context: HttpContext, reader: MultipartReader, incoming: Upload) -> FileObject:
-    """Read the form into ``incoming``, and store the file.
+    """Read the form, write its file to ``incoming``, and store that.
 
     Raises:
         ApiError: a part is missing, or the file is too long.
@@ -84,7 +84,7 @@ async def _read_form(context: HttpContext, reader: MultipartReader, incoming: Up
 
 @endpoint("GET", "/v1/files", answer=FileList, query=(*page_query(MAX_PAGE), ("purpose", STRING)), errors=STORED)
 async def list_files(context: HttpContext) -> Response:
-    """The files of the same caller."""
+    """List the caller's files."""
     query = context.known_query()
     page, purpose = checked(lambda: Page.read(query, MAX_PAGE)), query.get("purpose")
     files = file_store(context).files(context.caller.owner)
@@ -94,7 +94,7 @@ async def list_files(context: HttpContext) -> Response:
 
 @endpoint("GET", "/v1/files/{id}", answer=FileObject, errors=STORED)
 async def show(context: HttpContext) -> Response:
-    """A file of the same caller, without its content."""
+    """Show one of the caller's files, without its content."""
     return context.json(file_store(context).file(context.caller.owner, context.http.path_params["id"]))
 
 
@@ -135,7 +135,7 @@ async def content(context: HttpContext) -> Response:
 
 
 def file_store(context: HttpContext) -> FileStore:
-    """Return the file store.
+    """Return the server's file store.
 
     Raises:
         ApiError: the server stores no files.
@@ -146,7 +146,7 @@ def file_store(context: HttpContext) -> FileStore:
 
 
 def _is_range(value: str, num_bytes: int | None = None) -> bool:
-    """Whether ``value`` of the header ``Range`` is one range, which has bytes of a file of ``num_bytes`` if given."""
+    """Whether the value of a ``Range`` header is a single range; with ``num_bytes``, also whether a file of that size has bytes in it."""
     match = ONE_RANGE.fullmatch(value)
     if match is None or (match[2] is not None and int(match[1]) > int(match[2])):
         return False

@@ -20,13 +20,13 @@ State = Literal["ok", "idle", "loading", "stalled", "recovering", "rebuilding", 
 
 
 class RankWait(ApiObject):
-    """A wait in seconds: of a rank, or of the gateway (null), for ``peers``, such as ``1``, ``1-3`` or ``0, 2``."""
+    """A wait of a rank, or of the gateway (``rank`` null), in seconds. ``peers`` are the ranks that it waits for: ``1``, ``1-3`` or ``0, 2``."""
 
     seconds: float
     rank: Count | None
     peers: str
     step: Count | None
-    """Step that is blocked; null before the first step."""
+    """Id of the step that is blocked; null before the first step."""
 
 
 class Health(ApiObject):
@@ -36,11 +36,11 @@ class Health(ApiObject):
 
     status: State
     wait: RankWait | UnsetType = UNSET
-    """Wait that blocks the open requests, from 5 s on."""
+    """The wait that blocks the open requests, if it has lasted 5 s."""
 
 
 class Readiness(ApiObject):
-    """A server that accepts requests, and its models."""
+    """Response of a server that accepts requests, with its models."""
 
     status: Literal["ready"]
     models: list[str]

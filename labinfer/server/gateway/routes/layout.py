@@ -19,8 +19,8 @@ from labinfer.server.link.layout_change import LayoutChange
 async def change(context: HttpContext) -> Response:
     """Serve a model in another layout or precision; open requests pause, and then resume.
 
-    Responds once the new layout runs, or the old one again after a failure. Open requests resume with the same tokens as far as
-    the numerical precision allows.
+    Responds once the new layout runs, or the old one again after a failure. Resumed requests continue with the tokens
+    that they would have got in the old layout, as far as numerical precision allows.
     """
     body = await context.read(LayoutChange)
     name = context.service.model(body.model).info.name
@@ -46,7 +46,7 @@ async def change(context: HttpContext) -> Response:
 
 
 def _name_quantizations(info: ModelInfo) -> str:
-    """Value of ``LayoutChanged.quantization``."""
+    """Quantization of a model as one text; see ``LayoutChanged.quantization``."""
     by_stage = {rank.stage: rank.quantization for rank in info.ranks}
     names = set(by_stage.values())
     return names.pop() if len(names) == 1 else ",".join(by_stage[stage] for stage in sorted(by_stage))

@@ -56,7 +56,7 @@ async def create(context: HttpContext) -> Response | EventStream:
 
 
 class MessageAnswer:
-    """Answer to a request, whole or as a stream."""
+    """Makes the response to a request, as a whole or as a stream."""
 
     def __init__(self, context: HttpContext, body: MessageBody, task: GenerationTask):
         self._context, self._task = context, task
@@ -67,7 +67,7 @@ class MessageAnswer:
         )
 
     def whole(self, completion: Completion) -> Response:
-        """Build the message of a complete answer."""
+        """Make the response from a complete answer."""
         writer = self._writer
         deque(writer.add(self._reader.read(completion.text or "", completion.finish_reason)), maxlen=0)
         reason = self._reader.finish_reason(completion.finish_reason)
@@ -75,7 +75,7 @@ class MessageAnswer:
         return self._context.json(writer.message)
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Every event, encoded."""
+        """Yield every event of a stream, encoded."""
         writer = self._writer
         for event in writer.begin():
             yield named_event(event)

@@ -19,9 +19,9 @@ from labinfer.server.link.frames import ModelInfo
 MAX_PAGE = 1000
 """Maximum models per page, as in Anthropic's API."""
 MAX_DIGITS = 9
-"""Maximum digits of ``limit``: Python refuses to parse thousands."""
+"""Maximum digits of the query parameter ``limit``: Python refuses to parse numbers with thousands of digits."""
 SHOWN_DEFAULTS = (*FIELDS, "presence_penalty", "frequency_penalty")
-"""Sampling fields whose defaults a model's entry shows."""
+"""Sampling parameters whose defaults are shown with each model."""
 
 
 @endpoint(

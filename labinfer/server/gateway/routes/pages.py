@@ -2,9 +2,9 @@
 
 The pages use the API as any other client does; if a key is required, the API asks for it, not the pages.
 
-A page refers to its files by version, ``/webui/v-VERSION/…``, and modules import each other by relative paths. So a browser
-caches the files forever and reloads a known page with one request. It never mixes files of two versions, even when it reads
-from its cache alone, as when it goes back or restores a tab.
+A page refers to its files by version, ``/webui/v-VERSION/…``, and modules import each other by relative paths. So a
+browser may cache the files forever, and reloads a known page with one request. It never mixes files of two versions,
+even if it reads only its cache, as it does to go back or to restore a tab.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ PREVIEW_POLICY = {
     "frame-ancestors": "'self'",
     "sandbox": "allow-scripts",
 }
-"""Policy of the sandboxed frame that shows HTML of an answer: an opaque origin, inline styles, and no script but ``frame.js``."""
+"""Content Security Policy of the sandboxed frame that shows HTML of an answer: opaque origin, inline styles, and no
+script but ``frame.js``."""
 HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 NEVER_KEPT = {"cache-control": "no-store"}
 ASKED_AGAIN = {"cache-control": "no-cache"}  # cached, but revalidated by ETag
@@ -113,7 +114,7 @@ def _file(context: HttpContext, name: str) -> Response:
 
 
 class PackedFile(NamedTuple):
-    """A file, plain and gzip-compressed."""
+    """A file of the web pages, both plain and gzip-compressed."""
 
     content: bytes
     compressed: bytes
@@ -138,7 +139,7 @@ def _answer(
 
 
 FileState = tuple[int, int]
-"""Modification time and length; a file is read and compressed again when either changes."""
+"""Modification time (in ns) and length (in bytes) of a file; if either changes, the file is read and compressed again."""
 
 
 def _state(path: Path) -> FileState:
@@ -163,7 +164,7 @@ def _pack(content: bytes) -> PackedFile:
 
 
 def _version() -> tuple[str, Path]:
-    """Version of the pages (digest of all their files), and their folder. A changed file is visible at the next reload."""
+    """Version of the web pages (digest of all their files), and their folder. If a file changes, so does the version."""
     paths = [path for path in sorted(FOLDER.rglob("*")) if path.suffix in CONTENT_TYPES]
     return _digest(FOLDER, tuple((path, _state(path)) for path in paths)), FOLDER
 

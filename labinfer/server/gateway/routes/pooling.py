@@ -44,12 +44,12 @@ class ScoreBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     text_2: Texts | None = None
     queries: Texts | None = None
     documents: Texts | None = None
-    """Newer names of ``text_1`` and ``text_2``."""
+    """vLLM's newer names of ``text_1`` and ``text_2``."""
     user: str | None = None
     pooling: Pooling | None = None
 
     def pairs(self) -> tuple[list[str], list[str]]:
-        """First and second texts.
+        """First texts and second texts of all pairs.
 
         Raises:
             UserError: texts are missing, given twice, or cannot be paired.

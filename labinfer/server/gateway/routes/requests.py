@@ -22,7 +22,7 @@ from labinfer.server.link.frames import ModelInfo
 
 PREFIXES = (CHAT_PREFIX, COMPLETION_PREFIX, RESPONSE_PREFIX, MESSAGE_PREFIX)
 MAX_LISTED = 200
-"""Maximum listed requests; the oldest come first."""
+"""Maximum number of listed requests; the oldest are listed first."""
 
 
 class ListedRequest(ApiObject, kw_only=True):
@@ -38,13 +38,13 @@ class ListedRequest(ApiObject, kw_only=True):
     user: str | None
     """``user`` of the request's body; null without one, and for requests of other keys."""
     state: Literal["running", "waiting"]
-    """Whether the request has a sequence in the batches, as of the last stats; otherwise it waits for admission, tokenization, or a place in a
-    batch."""
+    """Whether the request had a sequence in the batches when the engine last sent stats. Otherwise it waits: for
+    admission, for tokenization, or for a place in a batch."""
     age: float
     prompt_tokens: Count
     """Prompt tokens; 0 until the prompt is tokenized."""
     cached_tokens: Count
-    """Prompt tokens with a prefix-cache hit."""
+    """Prompt tokens that were prefix-cache hits."""
     generated_tokens: Count
     max_tokens: Count
     """Maximum tokens of all its answers together."""
@@ -58,7 +58,7 @@ class RequestList(ApiObject, kw_only=True):
     total: Count
     """Number of open requests, including those not listed."""
     running: Count
-    """Number of ``total`` with a sequence in the batches; the others wait."""
+    """Number of those of ``total`` that have a sequence in the batches; the others wait."""
 
 
 class Cancelled(ApiObject, kw_only=True):
@@ -113,7 +113,7 @@ def _describe(task: EngineTask, caller: str, is_running: bool, now: float, model
 
 
 def _max_tokens(request: Request, model: ModelInfo) -> int:
-    """Maximum tokens of all answers of a request, within the context length."""
+    """Maximum output tokens of all answers of a request together, within the context length."""
     if request.pooling:
         return 0
     most = request.sampling.max_tokens

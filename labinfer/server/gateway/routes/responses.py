@@ -56,7 +56,7 @@ async def create(context: HttpContext) -> HttpResponse | EventStream:
 
 @dataclass(frozen=True)
 class ResponseInput:
-    """The whole conversation of a request."""
+    """The whole conversation of a request: stored items of earlier responses, and its own."""
 
     before: list[Item]
     """Items of the previous responses."""
@@ -70,7 +70,7 @@ class ResponseInput:
 
 
 async def _response_input(context: HttpContext, body: CountBody) -> ResponseInput:
-    """Collect the stored items that precede the request's own, and resolve item references.
+    """Collect the stored items that precede the request's own ones, and resolve item references.
 
     Raises:
         ApiError: a response or an item that the request refers to is not stored.
@@ -95,7 +95,7 @@ async def _response_input(context: HttpContext, body: CountBody) -> ResponseInpu
     if not chain and not places:
         return ResponseInput([], items)
     referred_to = {stored.id: stored for stored in places.values()}
-    context.count_bytes(sum(stored.num_bytes for stored in (*chain, *referred_to.values())))
+    context.charge_body_memory(sum(stored.num_bytes for stored in (*chain, *referred_to.values())))
 
     def read() -> ResponseInput:
         before = msgspec.convert([item for stored in chain for item in stored.items()], list[Item])
@@ -114,7 +114,7 @@ async def _response_input(context: HttpContext, body: CountBody) -> ResponseInpu
 
 
 class ResponseAnswer:
-    """Answer to a request, whole or as a stream; stored at its end."""
+    """Makes the response to a request, as a whole or as a stream; stores it at its end."""
 
     def __init__(self, context: HttpContext, body: ResponseBody, conversation: ResponseInput, task: GenerationTask):
         self._context, self._body, self._response_input, self._task = context, body, conversation, task
@@ -128,14 +128,14 @@ class ResponseAnswer:
         self._writer = ResponseWriter(response, tokenizer)
 
     def whole(self, completion: Completion) -> StoredResponse:
-        """Build the response of a complete answer."""
+        """Make the response from a complete answer."""
         writer, events = self._writer, self._reader.read(completion.text or "", completion.finish_reason)
         deque(writer.add(events, completion.logprobs), maxlen=0)
         deque(writer.end(completion.finish_reason, self._task.usage([self._reader]), self._now()), maxlen=0)
         return self._stored()
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Every event, encoded."""
+        """Yield every event of a stream, encoded."""
         writer = self._writer
         for event in writer.begin():
             yield named_event(event)
@@ -150,7 +150,7 @@ class ResponseAnswer:
                     yield named_event(event)
 
     def failure(self, error: ApiError) -> bytes:
-        """The last event of a stream that fails."""
+        """Make the last event of a stream that fails with ``error``."""
         return named_event(self._writer.fail(error.message))
 
     def store(self, stored: StoredResponse) -> None:
@@ -216,7 +216,7 @@ async def input_items(context: HttpContext) -> HttpResponse:
 
 
 def _stored(context: HttpContext) -> StoredResponse:
-    """Return the stored response with the id of the path.
+    """Return the stored response whose id is in the path.
 
     Raises:
         ApiError: the caller has no such response.

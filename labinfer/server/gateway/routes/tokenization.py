@@ -28,16 +28,17 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt: str | None = None
     messages: Messages | None = None
     tools: ToolList | None = None
-    """Tools of ``messages``, as in a chat request."""
+    """Tools that the chat template adds to ``messages``, as in a chat request."""
     add_special_tokens: bool | None = True
-    """Whether to add the checkpoint's BOS and similar tokens to ``prompt``; a conversation gets those of its template."""
+    """Whether to add BOS and similar tokens to ``prompt``, as the checkpoint does. The tokens of a conversation depend
+    on its chat template alone."""
     return_token_strs: bool | None = None
-    """Whether to return each token as text."""
+    """Whether to return the text of each token as well."""
 
     chat_template_kwargs: TemplateKwargs | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    """Template options of ``messages``, as in a chat request."""
+    """Where the text of ``messages`` ends, for the chat template; as in a chat request."""
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

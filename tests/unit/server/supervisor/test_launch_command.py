@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from labinfer.cli.main import main
-from labinfer.server.supervisor.launch_command import QUESTION, LaunchCommand
+from labinfer.server.supervisor.launch_command import PRINT_NODE_NAME, LaunchCommand
 
 PROGRAM = ["numactl", "-l", "/opt/bin/python3", "-u", "launch.py", "serve", "-n", "7"]
 
@@ -30,7 +30,7 @@ def test_hosts_that_are_left_are_the_launchers_only_ones(before, after, asked, t
     command = read(before, tmp_path)
     assert command.hosts == ("a", "b", "c")
     assert command.start(["c", "a"], 2) == after.split() + PROGRAM
-    assert command.ask("c") == [*asked.split(" "), "numactl", "-l", "sh", "-c", QUESTION]
+    assert command.probe("c") == [*asked.split(" "), "numactl", "-l", "sh", "-c", PRINT_NODE_NAME]
 
 
 def test_host_file_is_written_anew(tmp_path):
