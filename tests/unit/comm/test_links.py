@@ -34,6 +34,7 @@ class SlowCable:
         return getattr(self._comm, name)
 
 
+@pytest.mark.timing
 def test_slow_pair_is_told_from_the_others_on_every_rank():
     """Five ranks on three hosts, of which the first ranks measure."""
 
@@ -48,6 +49,7 @@ def test_slow_pair_is_told_from_the_others_on_every_rank():
     assert all(link.latency < 0.005 for link in results[0].values())
 
 
+@pytest.mark.timing
 def test_neighbours_send_at_once_in_the_order_of_the_stages():
     def work(comm):
         return measure_neighbours(SlowCable(comm, (1, 2), bytes_per_second=1e8), [1, 2, 0])
